@@ -1,0 +1,123 @@
+"""Which sequences the next step of a decode worker runs. Pure: no clock, no I/O, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvrelay.engine.blocks import OutOfBlocks
+from kvrelay.engine.cache import KvCache
+from kvrelay.worker.sequence import Sequence, Work
+
+
+def _age(sequence: Sequence) -> tuple[int, float]:
+    return sequence.spec.priority, sequence.arrived
+
+
+class DecodeScheduler:
+    """Continuous batching: each step runs one token of every decoding sequence and, beside them, chunks of
+    the prompts that are prefilled here, oldest first, under a token budget.
+
+    Active sequences hold blocks for all their tokens; waiting ones hold none. When a decoding sequence
+    needs a block and none is left, the youngest active one is preempted: it waits again and is recomputed
+    from its tokens later. So the oldest always gets on.
+    """
+
+    def __init__(self, cache: KvCache, chunk_tokens: int) -> None:
+        self._cache = cache
+        self._chunk_tokens = chunk_tokens
+        self._active: list[Sequence] = []  # oldest first, as is _waiting
+        self._waiting: list[Sequence] = []
+        self.preemptions = 0
+
+    def __len__(self) -> int:
+        return len(self._active) + len(self._waiting)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        yield from self._active
+        yield from self._waiting
+
+    @property
+    def waiting(self) -> tuple[Sequence, ...]:
+        return tuple(self._waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        """A sequence to prefill here."""
+        self._waiting.append(sequence)
+        self._waiting.sort(key=_age)
+
+    def join(self, sequence: Sequence) -> None:
+        """A sequence whose KV was handed over, all but its last token's: it decodes from the next step on."""
+        assert sequence.uncomputed == 1, f"{sequence.uncomputed} tokens left to compute at the hand-off"
+        self._activate(sequence)
+
+    def next(self, now: float) -> list[Work]:
+        """The next step's work; empty when there is nothing to run, or when all that waits waits for blocks."""
+        self._grow()
+        batch: list[Work] = []
+        budget = self._chunk_tokens
+        for sequence in self._active:
+            num_tokens = min(budget, sequence.uncomputed) if sequence.uncomputed > 1 else 1
+            if sequence.uncomputed > 1:
+                budget -= num_tokens
+            if num_tokens:
+                batch.append(self._work(sequence, num_tokens))
+        while budget and self._waiting and self._admit(self._waiting[0], now):
+            sequence = self._waiting.pop(0)
+            self._activate(sequence)
+            num_tokens = min(budget, sequence.uncomputed)
+            budget -= num_tokens
+            batch.append(self._work(sequence, num_tokens))
+        return batch
+
+    def complete(self, batch: list[Work]) -> None:
+        """Takes in a finished step; sequences that were removed meanwhile give their blocks back now."""
+        for work in batch:
+            sequence = work.sequence
+            sequence.in_flight = False
+            if sequence.ended:
+                sequence.drop_blocks(self._cache)
+            else:
+                sequence.advance(self._cache, work.num_tokens)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Takes a sequence out; its blocks go now, or when the step in flight is over."""
+        (self._active if sequence in self._active else self._waiting).remove(sequence)
+        sequence.ended = True
+        if not sequence.in_flight:
+            sequence.drop_blocks(self._cache)
+
+    def _grow(self) -> None:
+        """Gives every active sequence the block that its next token needs."""
+        index = 0
+        while index < len(self._active):
+            try:
+                self._active[index].take_blocks(self._cache, len(self._active[index].tokens))
+                index += 1
+            except OutOfBlocks:
+                youngest = self._active.pop()
+                youngest.drop_blocks(self._cache)
+                self.add(youngest)
+                self.preemptions += 1
+
+    def _admit(self, sequence: Sequence, now: float) -> bool:
+        """Takes blocks for all tokens, if a spare block for each active sequence is left beside them."""
+        sequence.take_prefix(self._cache)
+        missing = sequence.blocks_missing(len(sequence.tokens))
+        if missing + len(self._active) > self._cache.num_available:
+            sequence.drop_blocks(self._cache)
+            return False
+        sequence.take_blocks(self._cache, len(sequence.tokens))
+        if sequence.started is None:
+            sequence.started = now
+            sequence.cached_tokens = sequence.num_computed
+        return True
+
+    def _activate(self, sequence: Sequence) -> None:
+        self._active.append(sequence)
+        self._active.sort(key=_age)
+
+    @staticmethod
+    def _work(sequence: Sequence, num_tokens: int) -> Work:
+        sequence.in_flight = True
+        sequence.chunks += 1
+        return Work(sequence, num_tokens, sample=num_tokens == sequence.uncomputed)

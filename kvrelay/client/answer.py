@@ -1,0 +1,88 @@
+"""One answer as it arrives. Pure: no I/O, and time is an argument."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kvrelay.errors import DataLoss
+from kvrelay.types import FinishReason, Ledger, Path, TokenLogprobs, Usage
+from kvrelay.wire.inference import GenerateRequest, GenerateResponse
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished answer. Seconds are the client's own; the ledger's are the router's."""
+
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    path: Path | None
+    why: str
+    ledger: Ledger | None
+    ttft_seconds: float | None  # call to first token; None for an answer without tokens
+    e2e_seconds: float
+    calls: int  # 1 unless a call failed and the answer went on in another
+
+
+class Answer:
+    """Collects responses over any number of calls: drops what it has, refuses what leaves a gap."""
+
+    def __init__(self, request: GenerateRequest, started: float) -> None:
+        self._request = request
+        self._started = started
+        self._first_token_at: float | None = None
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._text: list[str] = []
+        self._last: GenerateResponse | None = None
+        self._ended = started
+
+    @property
+    def finished(self) -> bool:
+        return self._last is not None
+
+    def request(self) -> GenerateRequest:
+        """What the next call asks for: the rest of the answer."""
+        return replace(self._request, resume=self._request.resume + tuple(self._token_ids))
+
+    def receive(self, response: GenerateResponse, now: float) -> bool:
+        """Takes a response in; returns False if it repeats what is here already.
+
+        Raises DataLoss if tokens before it are missing or it repeats some of its tokens only: its text
+        cannot be cut. The rest of the answer must then be asked for again.
+        """
+        have = len(self._request.resume) + len(self._token_ids)
+        end = response.index + len(response.token_ids)
+        if end <= have and response.index < have and response.finish_reason is None:
+            return False
+        if response.index != have:
+            raise DataLoss(f"tokens {response.index} to {end} came where token {have} was due")
+        if response.token_ids and self._first_token_at is None:
+            self._first_token_at = now
+        self._token_ids += response.token_ids
+        self._logprobs += response.logprobs
+        self._text.append(response.text)
+        if response.finish_reason is not None:
+            self._last, self._ended = response, now
+        return True
+
+    def completion(self, calls: int) -> Completion:
+        last = self._last
+        assert last is not None and last.finish_reason is not None, "the answer is not finished"
+        return Completion(
+            request_id=last.request_id,
+            text="".join(self._text),
+            token_ids=tuple(self._token_ids),
+            logprobs=tuple(self._logprobs),
+            finish_reason=last.finish_reason,
+            usage=last.usage or Usage(),
+            path=last.path,
+            why=last.why,
+            ledger=last.ledger,
+            ttft_seconds=None if self._first_token_at is None else self._first_token_at - self._started,
+            e2e_seconds=self._ended - self._started,
+            calls=calls,
+        )

@@ -1,0 +1,94 @@
+"""What the blocking and the asyncio client have in common: everything but I/O."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+
+import grpc
+
+from kvrelay.client.answer import Answer
+from kvrelay.client.request import GenerateOptions, build_request
+from kvrelay.client.retry import Retry, RetryPolicy
+from kvrelay.errors import Cancelled, InvalidArgument, KvRelayError
+from kvrelay.wire import inference as wire
+
+_TARGET = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[^:/\s\[\]]+):\d{1,5}$")
+_PATIENT = RetryPolicy(max_attempts=2**31, max_backoff_s=0.5)  # the deadline ends it
+# gRPC's own waits between connection attempts: short, so that a router which is back is found soon.
+CHANNEL_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 2000))
+
+
+class BaseClient:
+    """A client of one cluster.
+
+    targets: HOST:PORT of a router, or several; when one is unavailable the next is tried.
+    timeout: seconds for a call with all its retries, where the call itself names none.
+    token: sent as a bearer token. tls: `grpc.ssl_channel_credentials(...)`; without it nothing is encrypted.
+    Raises InvalidArgument for a target that is not HOST:PORT.
+    """
+
+    def __init__(
+        self,
+        targets: str | Sequence[str] = "127.0.0.1:50051",
+        *,
+        timeout: float = 600.0,
+        retry: RetryPolicy | None = None,
+        token: str | None = None,
+        tls: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        self.targets = (targets,) if isinstance(targets, str) else tuple(targets)
+        if not self.targets:
+            raise InvalidArgument("no target; give HOST:PORT of a router", field="targets")
+        for target in self.targets:
+            if not _TARGET.match(target):
+                raise InvalidArgument(f"{target!r} is not a target; give HOST:PORT", field="targets")
+        self._timeout = timeout
+        self._policy = retry or RetryPolicy()
+        self._metadata = () if token is None else (("authorization", f"Bearer {token}"),)
+        self._tls = tls
+
+    def _retry(self, timeout: float | None, *, patient: bool = False) -> Retry:
+        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
+        return Retry(_PATIENT if patient else self._policy, len(self.targets), deadline)
+
+
+class BaseStream:
+    """An answer under way. The twins read responses; what to make of them is decided here."""
+
+    def __init__(self, retry: Retry, prompt: str | None, options: GenerateOptions) -> None:
+        request = build_request(prompt, options)
+        wire.request_to_proto(request)  # raises InvalidArgument here, where the mistake is
+        self._answer = Answer(request, time.monotonic())
+        self._retry = retry
+        self._error: KvRelayError | None = None
+
+    def _finished(self) -> bool:
+        """Raises the error that ended the answer, if one did."""
+        if self._error is not None:
+            raise self._error
+        return self._answer.finished
+
+    def _begin(self) -> tuple[wire.pb.GenerateRequest, float]:
+        """The next call's message and timeout in seconds."""
+        return wire.request_to_proto(self._answer.request()), self._retry.begin(time.monotonic())
+
+    def _receive(self, response: wire.GenerateResponse) -> bool:
+        """Returns whether the response is news."""
+        news = self._answer.receive(response, time.monotonic())
+        if news:
+            self._retry.progress()
+        return news
+
+    def _failed(self, error: KvRelayError) -> float:
+        """Seconds until the next call; raises the error when there is to be none."""
+        try:
+            return self._retry.failed(error, time.monotonic())
+        except KvRelayError:
+            self._error = error
+            raise
+
+    def _left(self) -> None:
+        if self._error is None and not self._answer.finished:
+            self._error = Cancelled("the stream was left before the answer's end")

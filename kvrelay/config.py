@@ -1,0 +1,198 @@
+"""A cluster's configuration: one YAML file, frozen once loaded."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+
+from kvrelay.types import PoolName
+
+_SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB|KB|MB|GB|TB)?$")
+_UNIT = {
+    None: 1,
+    "B": 1,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+}
+
+TransportName = Literal["auto", "memory", "shm", "grpc", "gloo", "nccl"]
+PolicyName = Literal["kv_aware", "least_loaded", "round_robin"]
+MetricName = Literal[
+    "queue_depth", "queue_tokens", "queue_wait_p95_ms", "kv_occupancy", "ttft_p95_ms", "itl_p95_ms"
+]
+PositiveInt = Annotated[int, Field(gt=0, strict=True)]
+Count = Annotated[int, Field(ge=0, strict=True)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Address = Annotated[str, StringConstraints(pattern=r"^(\[[0-9a-fA-F:]+\]|[^:\s]+):\d{1,5}$")]
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes from `1GiB`, `512 MB` or a plain number; raises ValueError with the allowed units."""
+    if isinstance(text, int) and not isinstance(text, bool):
+        return text
+    match = _SIZE.match(str(text).strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a size; write a number with one of B, KiB, MiB, GiB, KB, MB, GB")
+    return int(float(match[1]) * _UNIT[match[2]])
+
+
+class Section(BaseModel):
+    """A mapping of the file. Unknown keys are errors, values do not change once loaded."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelConfig(Section):
+    path: str = "demo"  # a folder, a hub id, or demo
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_model_len: PositiveInt | None = None  # cut to what the model allows
+
+
+class KvConfig(Section):
+    block_size: Annotated[int, Field(ge=1, le=1024, strict=True)] = 16
+    memory: Annotated[int, Field(gt=0)] = 2**30  # per worker
+    digest: bool = True
+    prefix_cache: bool = True
+
+    @field_validator("memory", mode="before")
+    @classmethod
+    def _size(cls, value: str | int) -> int:
+        return parse_size(value)
+
+
+class Resources(Section):
+    """What Ray reserves for one worker."""
+
+    num_cpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1
+    num_gpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0
+
+
+class PrefillConfig(Section):
+    replicas: Count = 1
+    resources: Resources = Resources()
+    threads: PositiveInt = 1
+    chunk_tokens: PositiveInt = 512  # prompt tokens in one step
+
+
+class DecodeConfig(Section):
+    replicas: PositiveInt = 1
+    resources: Resources = Resources()
+    threads: PositiveInt = 1
+    max_batch: PositiveInt = 32  # sequences on one worker: decoding, prefilling, or reserved
+    chunk_tokens: PositiveInt = 256  # prompt tokens prefilled beside the batch in one step
+
+
+class TransferConfig(Section):
+    transport: TransportName = "auto"
+    lease_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0
+
+
+class RouterConfig(Section):
+    policy: PolicyName = "kv_aware"
+    local_below_tokens: Count = 64
+    max_queue: PositiveInt = 1024
+    max_attempts: PositiveInt = 5
+    default_deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
+
+
+class RedisConfig(Section):
+    url: Annotated[str, StringConstraints(pattern=r"^(embedded|rediss?://.+|unix://.+)$")] = "embedded"
+
+
+class MetricTarget(Section):
+    name: MetricName
+    target: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class PoolPolicy(Section):
+    min_replicas: Count = 1
+    max_replicas: PositiveInt = 1
+    metrics: tuple[MetricTarget, ...] = ()
+    upscale_delay_s: Seconds = 5.0
+    downscale_delay_s: Seconds = 30.0
+    max_step_up: PositiveInt = 2
+    max_step_down: PositiveInt = 1
+    tolerance: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.1
+
+    @model_validator(mode="after")
+    def _ordered(self) -> PoolPolicy:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(
+                f"min_replicas {self.min_replicas} is above max_replicas {self.max_replicas}"
+            )
+        return self
+
+
+class AutoscalingPolicy(Section):
+    """One entry per pool; a pool without one keeps the size it was given."""
+
+    prefill: PoolPolicy | None = None
+    decode: PoolPolicy | None = None
+    interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+
+    def pool(self, name: PoolName) -> PoolPolicy | None:
+        return self.prefill if name == "prefill" else self.decode
+
+
+class SecurityConfig(Section):
+    """Reserved: this version serves loopback addresses only, so both must stay null."""
+
+    tls: None = None
+    tokens_file: None = None
+
+
+class ListenConfig(Section):
+    grpc: Address = "127.0.0.1:50051"
+    http: Address = "127.0.0.1:8000"
+    admin: Address = "127.0.0.1:50052"
+    worker_host: str = "127.0.0.1"  # address that workers bind and announce; private network only
+
+    @field_validator("grpc", "http", "admin")
+    @classmethod
+    def _loopback(cls, value: str) -> str:
+        if not is_loopback(value):
+            raise ValueError(
+                f"{value} is not a loopback address; this version has neither TLS nor tokens, "
+                "so it listens on 127.0.0.1, localhost or [::1] only"
+            )
+        return value
+
+
+class ClusterConfig(Section):
+    model: ModelConfig = ModelConfig()
+    kv: KvConfig = KvConfig()
+    prefill: PrefillConfig = PrefillConfig()
+    decode: DecodeConfig = DecodeConfig()
+    transfer: TransferConfig = TransferConfig()
+    router: RouterConfig = RouterConfig()
+    redis: RedisConfig = RedisConfig()
+    autoscaling: str | None = None  # policy file, relative to this one
+    listen: ListenConfig = ListenConfig()
+    security: SecurityConfig = SecurityConfig()
+
+    @model_validator(mode="after")
+    def _chunks_hold_blocks(self) -> ClusterConfig:
+        for name, chunk in (("prefill", self.prefill.chunk_tokens), ("decode", self.decode.chunk_tokens)):
+            if chunk < self.kv.block_size:
+                raise ValueError(f"{name}.chunk_tokens {chunk} is below kv.block_size {self.kv.block_size}")
+        return self
+
+
+
+def is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,170 @@
+"""Ownership of KV blocks, by number. Knows neither tensors nor tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class OutOfBlocks(Exception):
+    """Fewer blocks are available than were asked for. A scheduler waits or preempts; nothing has changed."""
+
+    def __init__(self, wanted: int, available: int) -> None:
+        super().__init__(f"{wanted} blocks wanted, {available} available")
+        self.wanted = wanted
+        self.available = available
+
+
+class IntegrityError(Exception):
+    """The books do not add up, or a block was given back that nobody holds. Always a bug in the caller or here."""
+
+
+class BlockPool:
+    """Blocks 0 to num_blocks - 1, each in one of three states.
+
+        free ──allocate──▶ held ──release, unnamed──▶ free
+                            │ ▲
+              release, named│ │hold
+                            ▼ │
+                           cached ──allocate evicts the least recently used──▶ free
+
+    Free blocks are kept as maximal runs, since attention over a run of adjacent blocks needs no gather.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        assert num_blocks > 0, f"a pool of {num_blocks} blocks"
+        self.num_blocks = num_blocks
+        self._references = [0] * num_blocks
+        self._generations = [0] * num_blocks
+        self._hash_of: dict[int, int] = {}
+        self._block_of: dict[int, int] = {}
+        self._cached: dict[int, None] = {}  # least recently used first
+        self._run_end: dict[int, int] = {0: num_blocks}  # free runs [start, end)
+        self._run_start: dict[int, int] = {num_blocks: 0}
+        self.num_free = num_blocks
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def num_held(self) -> int:
+        return self.num_blocks - self.num_free - self.num_cached
+
+    @property
+    def num_available(self) -> int:
+        """What `allocate` can give: free blocks and cached ones, which it may evict."""
+        return self.num_free + self.num_cached
+
+    def allocate(self, n: int, after: int | None = None) -> list[int]:
+        """`n` blocks with one hold each, ascending, in as few runs as the free blocks allow.
+
+        With `after`, the blocks that follow that one are taken first if they are free, so that a sequence
+        that grows stays one run. Raises OutOfBlocks.
+        """
+        if n > self.num_available:
+            raise OutOfBlocks(n, self.num_available)
+        while self.num_free < n:
+            self._evict()
+        blocks: list[int] = []
+        if after is not None and after + 1 in self._run_end:
+            blocks += self._take(after + 1, n)
+        while len(blocks) < n:
+            blocks += self._take(self._best_run(n - len(blocks)), n - len(blocks))
+        for block in blocks:
+            self._references[block] = 1
+            self._generations[block] += 1
+        return sorted(blocks)
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        """One more hold on each; a cached block becomes held. A free block cannot be held, only allocated."""
+        for block in blocks:
+            if self._references[block] == 0:
+                if block not in self._cached:
+                    raise IntegrityError(f"hold on block {block}, which is free")
+                del self._cached[block]
+            self._references[block] += 1
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """One hold less on each. Blocks given later are evicted earlier: the end of a prefix is of use to fewer."""
+        for block in reversed(list(blocks)):
+            if self._references[block] == 0:
+                raise IntegrityError(f"release of block {block}, which nobody holds")
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                if block in self._hash_of:
+                    self._cached[block] = None
+                else:
+                    self._free(block)
+
+    def name(self, block: int, hash: int) -> bool:
+        """Makes a held block findable by `hash`. False if a block of that name exists already, or this has a name."""
+        if self._references[block] == 0:
+            raise IntegrityError(f"name for block {block}, which nobody holds")
+        if hash in self._block_of or block in self._hash_of:
+            return False
+        self._hash_of[block] = hash
+        self._block_of[hash] = block
+        return True
+
+    def lookup(self, hash: int) -> int | None:
+        return self._block_of.get(hash)
+
+    def generation(self, block: int) -> int:
+        """How often the block was handed out. A write meant for an earlier owner carries a lower number."""
+        return self._generations[block]
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError unless each block is in exactly one state and each index agrees with the others."""
+        free = {block for start, end in self._run_end.items() for block in range(start, end)}
+        held = {block for block, count in enumerate(self._references) if count > 0}
+        cached = set(self._cached)
+        for text, wrong in (
+            ("both free and cached or held", free & (cached | held)),
+            ("both cached and held", cached & held),
+            ("lost", set(range(self.num_blocks)) - free - held - cached),
+            ("held a negative number of times", {b for b, count in enumerate(self._references) if count < 0}),
+            ("cached without a name", cached - self._hash_of.keys()),
+            ("free with a name", free & self._hash_of.keys()),
+            ("named one way only", {b for b, h in self._hash_of.items() if self._block_of.get(h) != b}),
+        ):
+            if wrong:
+                raise IntegrityError(f"blocks {text}: {sorted(wrong)}")
+        if len(self._block_of) != len(self._hash_of):
+            raise IntegrityError(f"{len(self._block_of)} names for {len(self._hash_of)} named blocks")
+        if self._run_start != {end: start for start, end in self._run_end.items()}:
+            raise IntegrityError("the two indexes of free runs differ")
+        if len(free) != self.num_free:
+            raise IntegrityError(f"{len(free)} blocks are free, {self.num_free} counted")
+
+    def _best_run(self, n: int) -> int:
+        """Start of the shortest free run that holds `n` blocks, else of the longest."""
+        fitting = [(end - start, start) for start, end in self._run_end.items() if end - start >= n]
+        if fitting:
+            return min(fitting)[1]
+        return max(self._run_end, key=lambda start: self._run_end[start] - start)
+
+    def _take(self, start: int, n: int) -> range:
+        """Up to `n` blocks from the head of the free run at `start`."""
+        end = self._run_end.pop(start)
+        taken = range(start, min(start + n, end))
+        if taken.stop < end:
+            self._run_end[taken.stop] = end
+            self._run_start[end] = taken.stop
+        else:
+            del self._run_start[end]
+        self.num_free -= len(taken)
+        return taken
+
+    def _free(self, block: int) -> None:
+        """Adds the block to the free runs, joining its neighbours."""
+        start = self._run_start.pop(block, block)
+        end = self._run_end.pop(block + 1, block + 1)
+        self._run_end[start] = end
+        self._run_start[end] = start
+        self.num_free += 1
+
+    def _evict(self) -> None:
+        block = next(iter(self._cached))
+        del self._cached[block]
+        del self._block_of[self._hash_of.pop(block)]
+        self._free(block)

@@ -1,0 +1,63 @@
+"""The memory that KV blocks lie in."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+from typing import NamedTuple
+
+import torch
+
+from kvrelay.types import KvLayout
+
+TORCH_DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class LayerViews(NamedTuple):
+    """One layer's part of the arena: [num_blocks, block_size, kv_heads, k_dim] and [..., v_dim]."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+class KvPool:
+    """One flat buffer of bytes laid out as `KvLayout` says, and a typed view for each layer.
+
+    On a CPU the buffer is an anonymous memory file, `kvrelay-NONCE`: another process of this host and user maps
+    it through /proc/PID/fd/FD and checks the nonce. Its pages take up memory once written to.
+    """
+
+    def __init__(self, layout: KvLayout, num_blocks: int, device: str = "cpu") -> None:
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self.nonce = secrets.randbits(63)
+        self.fd: int | None = None
+        size = layout.arena_bytes(num_blocks)
+        if torch.device(device).type == "cpu":
+            self.fd = os.memfd_create(f"kvrelay-{self.nonce:x}")
+            os.ftruncate(self.fd, size)
+            self.buffer = torch.frombuffer(mmap.mmap(self.fd, size), dtype=torch.uint8)
+        else:
+            self.buffer = torch.empty(size, dtype=torch.uint8, device=device)
+        self.layers = self._views()
+
+    def _views(self) -> tuple[LayerViews, ...]:
+        dtype = TORCH_DTYPE[self.layout.dtype]
+        tensors = []
+        start = 0
+        dims = [(layer.kv_heads, dim) for layer in self.layout.layers for dim in (layer.k_dim, layer.v_dim)]
+        for (heads, dim), block_bytes in zip(dims, self.layout.region_block_bytes, strict=True):
+            end = start + self.num_blocks * block_bytes
+            region = self.buffer[start:end].view(dtype)
+            tensors.append(region.view(self.num_blocks, self.layout.block_size, heads, dim))
+            start = end
+        return tuple(LayerViews(k, v) for k, v in zip(tensors[::2], tensors[1::2], strict=True))
+
+    def close(self) -> None:
+        """Lets go of the memory; what others have mapped stays theirs. Safe to call twice."""
+        self.layers = ()
+        self.buffer = torch.empty(0, dtype=torch.uint8)
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None

@@ -1,0 +1,162 @@
+"""Workers as Ray actors. The only module that knows Ray: it places, starts, watches and stops; it carries no request."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, replace
+from types import TracebackType
+
+import ray
+from ray.actor import ActorHandle
+
+from kvrelay.config import ClusterConfig
+from kvrelay.errors import Unavailable
+from kvrelay.telemetry import configure_logging, get_logger
+from kvrelay.types import PoolName
+from kvrelay.worker.host import WorkerSettings
+
+_STOP_TIMEOUT_S = 5.0
+_OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum; KV never goes through it
+
+log = get_logger("launch")
+
+
+class WorkerActor:
+    """One worker in a process of its own. `run` lasts as long as the worker does."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+
+    def run(self) -> None:
+        configure_logging()
+        asyncio.run(self._serve())
+
+    def stop(self) -> None:
+        """Ends `run` at the next opportunity, streams or not."""
+        if self._loop is not None and self._stop is not None:
+            self._loop.call_soon_threadsafe(self._stop.set)
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        await _serve(self._settings, self._stop)
+
+
+def _serve(settings: WorkerSettings, stop: asyncio.Event) -> Coroutine[None, None, None]:
+    if settings.pool == "prefill":
+        import prefill_worker.main
+
+        return prefill_worker.main.serve(settings, stop)
+    import decode_worker.main
+
+    return decode_worker.main.serve(settings, stop)
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    pool: PoolName
+    actor: ActorHandle
+    ended: asyncio.Task[None]
+
+
+class RayLauncher:
+    """Starts and stops worker actors; satisfies `autoscaler.actuator.Launcher`. Use as a context manager."""
+
+    def __init__(self, settings: WorkerSettings, *, ray_address: str | None = None, num_cpus: float | None = None) -> None:
+        """`settings` is what every worker gets, but for its id and pool. Without an address a local Ray is started
+        which offers `num_cpus` logical CPUs.
+        """
+        self._settings = settings
+        self._address = ray_address
+        self._num_cpus = num_cpus
+        self._running: dict[str, _Running] = {}
+
+    def __enter__(self) -> RayLauncher:
+        for name, value in _QUIET_RAY.items():
+            os.environ.setdefault(name, value)
+        local: dict[str, object] = {}
+        if self._address is None:
+            local = {
+                "num_cpus": self._num_cpus,
+                "object_store_memory": _OBJECT_STORE_BYTES,
+                "include_dashboard": False,
+                "_temp_dir": tempfile.mkdtemp(prefix="kvrelay-ray-", dir="/tmp"),
+            }
+        try:
+            ray.init(address=self._address or "local", logging_level="error", namespace="kvrelay", **local)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise Unavailable(f"Ray did not start: {error}") from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ray.shutdown()
+
+    def alive(self) -> Mapping[str, PoolName]:
+        """Workers whose actor was asked for and has not ended; pending ones too."""
+        return {worker_id: one.pool for worker_id, one in self._running.items()}
+
+    async def start(self, pool: PoolName, worker_id: str) -> None:
+        """Asks Ray for a worker. It shows up in the registry when it serves, and stays pending while Ray has no room."""
+        section = self._settings.config.prefill if pool == "prefill" else self._settings.config.decode
+        actor = (
+            ray.remote(WorkerActor)
+            .options(
+                num_cpus=section.resources.num_cpus,
+                num_gpus=section.resources.num_gpus,
+                max_concurrency=2,  # run, and stop beside it
+                max_restarts=0,  # the actuator replaces the dead, under a new epoch
+                runtime_env={"env_vars": {"OMP_NUM_THREADS": str(section.threads), "OMP_WAIT_POLICY": "PASSIVE"}},
+            )
+            .remote(replace(self._settings, pool=pool, worker_id=worker_id))
+        )
+        ended = asyncio.create_task(self._watch(worker_id, actor))
+        self._running[worker_id] = _Running(pool, actor, ended)
+
+    async def stop(self, worker_id: str) -> None:
+        """Stops a worker now; kills it if it does not end in time."""
+        running = self._running.get(worker_id)
+        if running is None:
+            return
+        running.actor.stop.remote()
+        await asyncio.wait({running.ended}, timeout=_STOP_TIMEOUT_S)
+        ray.kill(running.actor)
+        await running.ended
+
+    async def stop_all(self) -> None:
+        await asyncio.gather(*(self.stop(worker_id) for worker_id in list(self._running)))
+
+    async def _watch(self, worker_id: str, actor: ActorHandle) -> None:
+        try:
+            await asyncio.wrap_future(actor.run.remote().future())
+            log.info("worker ended", worker=worker_id)
+        except ray.exceptions.RayError as error:
+            log.warning("worker died", worker=worker_id, error=str(error).splitlines()[0])
+        finally:
+            del self._running[worker_id]
+
+
+def local_cpus(config: ClusterConfig, most_workers: Mapping[PoolName, int]) -> float:
+    """Logical CPUs for a local Ray, so that it holds the largest pools that the configuration allows.
+
+    On one machine workers share cores: there is nothing to wait for when there are fewer cores than workers.
+    """
+    wanted = (
+        most_workers["prefill"] * config.prefill.resources.num_cpus
+        + most_workers["decode"] * config.decode.resources.num_cpus
+    )
+    return max(float(os.cpu_count() or 1), wanted)
+
+
+_QUIET_RAY = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}

@@ -1,0 +1,130 @@
+"""What a router and a worker say to each other, one frozen value per message.
+
+Commands go down a session to a worker, events come up. Both carry (request_id, attempt): a worker runs
+a command once however often it arrives, and a router drops the events of an attempt that it gave up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvrelay.errors import Code
+from kvrelay.types import FinishReason, Handoff, PrefillTimings, SequenceSpec, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffTarget:
+    """A decode worker's promise of blocks, and how to reach them. Blocks are named by their index in the lease."""
+
+    worker_id: str
+    address: str
+    epoch: int
+    lease_id: int
+    generation: int
+    num_blocks: int
+    cached_blocks: int  # leading blocks that the decode worker already holds
+    layout_hash: str
+    host_id: str
+    transport: str = "auto"  # filled in by the router
+
+
+# Commands
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Decode worker: hold blocks for this sequence and run it once its KV is committed."""
+
+    spec: SequenceSpec
+    lease_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Prefill worker: build the KV, push it to the target, report the first token."""
+
+    spec: SequenceSpec
+    target: HandoffTarget
+
+
+@dataclass(frozen=True, slots=True)
+class RunLocal:
+    """Decode worker: prefill and decode this sequence by yourself."""
+
+    spec: SequenceSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    lease_ids: tuple[int, ...]
+    lease_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    request_id: str
+    attempt: int
+
+
+Command = Reserve | Prefill | RunLocal | Renew | Abort
+
+
+# Events
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    request_id: str
+    attempt: int
+    target: HandoffTarget
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The worker will not take the sequence now; another may."""
+
+    request_id: str
+    attempt: int
+    reason: str  # full, draining
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceTokens:
+    """New tokens of one sequence. `index` counts from the answer's start over all attempts."""
+
+    request_id: str
+    attempt: int
+    index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    prefill: PrefillTimings | None = None  # with the first token of an attempt
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """What one engine step gave one router."""
+
+    sequences: tuple[SequenceTokens, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOff:
+    """Prefill worker: the decode worker acknowledged the commit; my part is done."""
+
+    request_id: str
+    attempt: int
+    handoff: Handoff
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The attempt is over on this worker. INVALID_ARGUMENT ends the request; other codes may be retried."""
+
+    request_id: str
+    attempt: int
+    code: Code
+    message: str
+
+
+Event = Reserved | Refused | TokenBatch | HandedOff | Failed

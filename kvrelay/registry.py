@@ -1,0 +1,269 @@
+"""The cluster's shared state in Redis: what must outlive a process, and nothing that a heartbeat cannot restore.
+
+    kvrelay:epoch, kvrelay:leader_token    counters
+    kvrelay:worker:ID, kvrelay:router:ID   heartbeats, each with a time to live
+    kvrelay:leader                         who scales the pools, with a time to live
+    kvrelay:desired                        hash: pool -> wanted number of workers
+    kvrelay:drains                         set: ids of workers that an operator asked to drain
+    kvrelay:decisions                      list: the last scaling decisions, newest first
+
+Values are read as if a stranger had written them: what does not parse is skipped, with one warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+
+from kvrelay import registry_scripts as scripts
+from kvrelay.errors import ConfigError, FailedPrecondition, InvalidArgument, Unavailable
+from kvrelay.registry_codec import MAX_VALUE_BYTES, check_name, decode, encode
+from kvrelay.telemetry import get_logger
+from kvrelay.types import POOLS, PoolName, RouterLoad, ScalingDecision, WorkerInfo
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_TIMEOUT_S = 2.0  # for a connection, and for each answer
+_DECISIONS_KEPT = 100
+_WARNINGS_KEPT = 1000
+_EPOCH = "kvrelay:epoch"
+_WORKER = "kvrelay:worker:"
+_ROUTER = "kvrelay:router:"
+_DESIRED = "kvrelay:desired"
+_DRAINS = "kvrelay:drains"
+_DECISIONS = "kvrelay:decisions"
+_LEADER = "kvrelay:leader"
+_LEADER_TOKEN = "kvrelay:leader_token"
+
+T = TypeVar("T", bound="DataclassInstance")
+log = get_logger("registry")
+
+
+@dataclass(frozen=True, slots=True)
+class _PoolSize:
+    replicas: int
+
+
+class Registry:
+    """One process's connection. Every call is bounded in time and raises Unavailable when Redis does not serve it."""
+
+    def __init__(self, client: redis.asyncio.Redis, where: str) -> None:
+        self._client = client
+        self._where = where
+        self._warned: dict[str, str] = {}  # key -> what was wrong with its value when last warned of
+
+    @classmethod
+    async def connect(cls, url: str) -> Registry:
+        """url: redis://, rediss:// or unix://. Raises ConfigError for any other, Unavailable if nobody answers."""
+        try:
+            client = redis.asyncio.Redis.from_url(
+                url,
+                socket_timeout=_TIMEOUT_S,
+                socket_connect_timeout=_TIMEOUT_S,
+                # A pooled connection may have died with the last server; a stalled server is not asked twice.
+                retry=Retry(NoBackoff(), 1, (RedisConnectionError,)),
+            )
+        except ValueError as error:
+            raise ConfigError(f"redis.url: {error}") from None
+        registry = cls(client, _without_credentials(url))
+        try:
+            await registry._call("PING")
+        except Unavailable:
+            await registry.close()
+            raise
+        return registry
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    # Workers
+
+    async def next_epoch(self) -> int:
+        """A number that no worker had before."""
+        return int(await self._call("INCR", _EPOCH))
+
+    async def publish_worker(self, info: WorkerInfo, ttl_s: float = 5.0) -> None:
+        """Writes the worker's entry for `ttl_s`; FailedPrecondition if a later epoch of the same worker is there."""
+        entry = _encoded(info)
+        keys = (_WORKER + info.worker_id, _EPOCH)
+        newer = await self._call("EVAL", scripts.PUBLISH_WORKER, 2, *keys, info.epoch, entry, _millis(ttl_s))
+        if newer:
+            raise FailedPrecondition(f"{info.worker_id} epoch {info.epoch} was succeeded by epoch {newer}")
+
+    async def remove_worker(self, worker_id: str, epoch: int) -> None:
+        """Removes that incarnation's entry; a later one's stays."""
+        await self._call("EVAL", scripts.REMOVE_WORKER, 1, _WORKER + worker_id, epoch)
+
+    async def workers(self) -> tuple[WorkerInfo, ...]:
+        """Workers with a live heartbeat, by id."""
+        return await self._heartbeats(_WORKER, WorkerInfo, attrgetter("worker_id"))
+
+    # Pool sizes
+
+    async def desired(self) -> dict[PoolName, int]:
+        """Wanted number of workers; a pool whose size nobody has set is absent."""
+        values = await self._call("HGETALL", _DESIRED)
+        sizes: dict[PoolName, int] = {}
+        for pool in POOLS:
+            size = self._decoded(f"{_DESIRED} {pool}", _PoolSize, values.get(pool.encode()))
+            if size is not None:
+                sizes[pool] = size.replicas
+        return sizes
+
+    async def set_desired(self, sizes: Mapping[PoolName, int]) -> None:
+        """The operator's word: unconditional."""
+        words = [word for pool, size in sizes.items() for word in (pool, _encoded(_PoolSize(size)))]
+        if words:
+            await self._call("HSET", _DESIRED, *words)
+
+    async def scale(self, pool: PoolName, before: int, after: int, leader_token: int) -> bool:
+        """The autoscaler's word: False, and nothing is written, if the size is not `before` or another leads now."""
+        keys = (_DESIRED, _LEADER_TOKEN)
+        values = (pool, _encoded(_PoolSize(before)), _encoded(_PoolSize(after)), leader_token)
+        return bool(await self._call("EVAL", scripts.SCALE, 2, *keys, *values))
+
+    async def record_decision(self, decision: ScalingDecision) -> None:
+        await self._call("LPUSH", _DECISIONS, _encoded(decision))
+        await self._call("LTRIM", _DECISIONS, 0, _DECISIONS_KEPT - 1)
+
+    async def decisions(self, n: int = 20) -> tuple[ScalingDecision, ...]:
+        """At most `n`, newest first."""
+        raw = await self._call("LRANGE", _DECISIONS, 0, n - 1)
+        found = (self._decoded(f"{_DECISIONS} {value[:64]!r}", ScalingDecision, value) for value in raw)
+        return tuple(decision for decision in found if decision is not None)
+
+    # Draining
+
+    async def request_drain(self, worker_id: str) -> None:
+        await self._call("SADD", _DRAINS, _named(worker_id))
+
+    async def drains(self) -> frozenset[str]:
+        names: set[str] = set()
+        for raw in await self._call("SMEMBERS", _DRAINS):
+            try:
+                names.add(check_name(raw.decode()))
+            except ValueError as error:
+                self._skip(f"{_DRAINS} {raw[:64]!r}", str(error))
+        return frozenset(names)
+
+    async def clear_drain(self, worker_id: str) -> None:
+        await self._call("SREM", _DRAINS, worker_id)
+
+    # Routers
+
+    async def publish_router(self, load: RouterLoad, ttl_s: float = 5.0) -> None:
+        await self._call("SET", _ROUTER + load.router_id, _encoded(load), "PX", _millis(ttl_s))
+
+    async def remove_router(self, router_id: str) -> None:
+        await self._call("DEL", _ROUTER + router_id)
+
+    async def routers(self) -> tuple[RouterLoad, ...]:
+        """Routers with a live heartbeat, by id."""
+        return await self._heartbeats(_ROUTER, RouterLoad, attrgetter("router_id"))
+
+    # Leadership of the autoscalers
+
+    async def acquire_leader(self, owner: str, ttl_s: float) -> int | None:
+        """Takes or renews the lead. Returns its fencing token, larger than any earlier leader's, or None."""
+        keys = (_LEADER, _LEADER_TOKEN)
+        token = await self._call("EVAL", scripts.ACQUIRE_LEADER, 2, *keys, _named(owner), _millis(ttl_s))
+        return None if token is None else int(token)
+
+    async def release_leader(self, owner: str) -> None:
+        await self._call("EVAL", scripts.RELEASE_LEADER, 1, _LEADER, owner)
+
+    # Plumbing
+
+    async def _call(self, *words: str | int) -> Any:
+        with self._unavailable():
+            return await self._client.execute_command(*words)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def _unavailable(self) -> Iterator[None]:
+        try:
+            yield
+        except (RedisError, OSError) as error:
+            raise Unavailable(f"Redis at {self._where}: {str(error) or type(error).__name__}") from error
+
+    async def _heartbeats(self, prefix: str, kind: type[T], identity: Callable[[T], str]) -> tuple[T, ...]:
+        """The values of all keys that begin with `prefix` and end with their value's identity, in that order."""
+        keys: set[bytes] = set()
+        cursor = 0
+        while True:
+            cursor, page = await self._call("SCAN", cursor, "MATCH", prefix + "*", "COUNT", 1000)
+            keys.update(page)
+            if not cursor:
+                break
+        names = sorted(keys)
+        with self._unavailable():
+            async with self._client.pipeline(transaction=False) as pipe:
+                for key in names:
+                    pipe.execute_command("GETRANGE", key, 0, MAX_VALUE_BYTES)
+                answers = await pipe.execute(raise_on_error=False)
+        found = []
+        for key, raw in zip(names, answers, strict=True):  # empty: it expired after the scan
+            name = key.decode(errors="backslashreplace")
+            value = self._decoded(name, kind, raw or None, lambda v: prefix + identity(v))
+            if value is not None:
+                found.append(value)
+        return tuple(found)
+
+    def _decoded(
+        self, key: str, kind: type[T], raw: bytes | Exception | None, key_of: Callable[[T], str] | None = None
+    ) -> T | None:
+        """None if there is no value, or none that can be believed."""
+        if raw is None:
+            return None
+        try:
+            if isinstance(raw, Exception):
+                raise ValueError(str(raw))  # not a string
+            value = decode(kind, raw)
+            if key_of is not None and key_of(value) != key:
+                raise ValueError(f"the value belongs to {key_of(value)}")
+        except ValueError as error:
+            self._skip(key, str(error))
+            return None
+        self._warned.pop(key, None)
+        return value
+
+    def _skip(self, key: str, reason: str) -> None:
+        """Warns once as long as the same is wrong with the key."""
+        if self._warned.get(key) != reason:
+            if len(self._warned) >= _WARNINGS_KEPT:
+                self._warned.clear()
+            self._warned[key] = reason
+            log.warning("skipped a value in Redis", key=ascii(key), reason=ascii(reason))
+
+
+def _encoded(value: DataclassInstance) -> str:
+    try:
+        return encode(value)
+    except ValueError as error:
+        raise InvalidArgument(f"{type(value).__name__.lstrip('_')}: {error}") from None
+
+
+def _named(name: str) -> str:
+    try:
+        return check_name(name)
+    except ValueError as error:
+        raise InvalidArgument(str(error)) from None
+
+
+def _millis(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
+def _without_credentials(url: str) -> str:
+    parts = urlsplit(url)
+    return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"

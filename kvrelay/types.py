@@ -1,0 +1,238 @@
+"""Values that more than one component speaks of. Frozen, slotted, free of I/O."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+PoolName = Literal["prefill", "decode"]
+Path = Literal["disaggregated", "local"]
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+WorkerState = Literal["starting", "ready", "draining"]
+POOLS: tuple[PoolName, PoolName] = ("prefill", "decode")
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn. Values are validated by `router.validation`; here they are taken as they are.
+
+    temperature 0 is greedy. top_k 0, top_p 1 and min_p 0 are off. The draw at absolute position p of a
+    sequence depends on (seed, p) and the logits only. `logprobs` None: none; N >= 0: the sampled token's
+    and the N most likely.
+    """
+
+    max_tokens: int = 64
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural-log probability of the sampled token, and (token id, logprob) of the most likely ones."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpec:
+    """A sequence to run, complete: any worker of the pool can take it up from here."""
+
+    request_id: str
+    attempt: int
+    token_ids: tuple[int, ...]  # the prompt, then the tokens that earlier attempts emitted
+    prompt_len: int
+    sampling: SamplingParams  # seed is set
+    salt: str = ""
+    priority: int = 0
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.request_id, self.attempt
+
+    @property
+    def num_emitted(self) -> int:
+        return len(self.token_ids) - self.prompt_len
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKv:
+    """KV of one layer and one token: `kv_heads` vectors of `k_dim` and as many of `v_dim` values."""
+
+    kv_heads: int
+    k_dim: int
+    v_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """How KV lies in an arena of bytes: layer after layer, first all blocks' K, then all blocks' V.
+
+    Within one region a block is [block_size, kv_heads, dim] of `dtype`, row-major, and block n lies at
+    n times the region's block bytes; so a run of adjacent blocks is one contiguous range per region.
+    """
+
+    layers: tuple[LayerKv, ...]
+    block_size: int  # tokens
+    dtype: str
+
+    @property
+    def region_block_bytes(self) -> tuple[int, ...]:
+        """Bytes of one block in each region: K of layer 0, V of layer 0, K of layer 1, ..."""
+        per_value = self.block_size * DTYPE_BYTES[self.dtype]
+        return tuple(
+            per_value * layer.kv_heads * dim
+            for layer in self.layers
+            for dim in (layer.k_dim, layer.v_dim)
+        )
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(self.region_block_bytes)
+
+    def arena_bytes(self, num_blocks: int) -> int:
+        return num_blocks * self.block_bytes
+
+    def hash(self, model_id: str) -> str:
+        """Equal on two workers if and only if they can exchange blocks as they are."""
+        text = f"{model_id}|{self.layers}|{self.block_size}|{self.dtype}"
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return math.ceil(num_tokens / self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Handoff:
+    """One KV hand-off. bytes = blocks x block_bytes; cached_blocks were not sent since the receiver had them."""
+
+    transport: str
+    blocks: int
+    block_bytes: int
+    bytes: int
+    cached_blocks: int
+    seconds: float  # first frame to acknowledged commit
+    exposed_seconds: float  # end of prefill compute to acknowledged commit
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTimings:
+    queue_seconds: float  # accepted by the worker to first chunk
+    compute_seconds: float  # first chunk to first token
+    cached_tokens: int
+    chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A worker pair that tried to serve the request, why it was chosen, and how that ended."""
+
+    path: Path
+    why: str
+    prefill_worker: str
+    decode_worker: str
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Where a request's time went, on the router's clock; `phases` add up to `ttft_seconds`."""
+
+    phases: tuple[tuple[str, float], ...] = ()
+    ttft_seconds: float = 0.0
+    second_token_gap_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    e2e_seconds: float = 0.0
+    handoff: Handoff | None = None
+    attempts: tuple[Attempt, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """What a worker says of itself with each heartbeat."""
+
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    blocks_total: int = 0
+    blocks_held: int = 0
+    blocks_cached: int = 0
+    leases: int = 0
+    tokens_per_second: float = 0.0
+    weight_bytes: int = 0
+    kv_bytes: int = 0
+    rss_bytes: int = 0
+    shared_bytes: int = 0
+    integrity_ok: bool = True
+    integrity_error: str = ""
+    preemptions: int = 0
+    queue_wait_p95_ms: float = 0.0
+
+    @property
+    def empty(self) -> bool:
+        return not (self.running or self.waiting or self.leases)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """A worker's entry in the registry."""
+
+    worker_id: str
+    pool: PoolName
+    epoch: int
+    state: WorkerState
+    address: str  # HOST:PORT of its gRPC server
+    model_id: str
+    layout_hash: str
+    block_size: int
+    block_bytes: int
+    host_id: str
+    max_model_len: int
+    load: WorkerLoad = field(default_factory=WorkerLoad)
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingDecision:
+    unix_time: float
+    pool: PoolName
+    before: int
+    after: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RouterLoad:
+    """A router's entry in the registry. p95 over its last measuring window; None when nothing was measured in it."""
+
+    router_id: str
+    running: int = 0
+    waiting: int = 0  # requests that no decode worker has reserved blocks for
+    waiting_tokens: int = 0  # prompt tokens of those
+    finished: int = 0
+    failed: int = 0
+    rss_bytes: int = 0
+    ttft_p95_ms: float | None = None
+    itl_p95_ms: float | None = None

@@ -1,0 +1,219 @@
+"""Session messages between routers and workers: proto/kvrelay/v1/worker.proto to `kvrelay.messages` and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvrelay.errors import Code, InvalidArgument
+from kvrelay.messages import (
+    Abort,
+    Command,
+    Event,
+    Failed,
+    HandedOff,
+    HandoffTarget,
+    Prefill,
+    Refused,
+    Renew,
+    Reserve,
+    Reserved,
+    RunLocal,
+    SequenceTokens,
+    TokenBatch,
+)
+from kvrelay.types import PrefillTimings, SequenceSpec
+from kvrelay.v1 import worker_pb2 as pb
+from kvrelay.v1.worker_pb2_grpc import (
+    WorkerServiceServicer,
+    WorkerServiceStub,
+    add_WorkerServiceServicer_to_server,
+)
+from kvrelay.wire.inference import (
+    finish_reason_from_proto,
+    handoff_from_proto,
+    handoff_to_proto,
+    logprobs_from_proto,
+    logprobs_to_proto,
+    params_from_proto,
+    params_to_proto,
+)
+
+__all__ = [
+    "Hello",
+    "Welcome",
+    "WorkerServiceServicer",
+    "WorkerServiceStub",
+    "add_WorkerServiceServicer_to_server",
+    "command_from_proto",
+    "command_to_proto",
+    "event_from_proto",
+    "event_to_proto",
+    "pb",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A router's first message on a session."""
+
+    router_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """A worker's answer to Hello."""
+
+    worker_id: str
+    epoch: int
+
+
+def command_to_proto(command: Command | Hello) -> pb.SessionRequest:
+    match command:
+        case Hello(router_id):
+            return pb.SessionRequest(hello=pb.Hello(router_id=router_id))
+        case Reserve(spec, lease_seconds):
+            return pb.SessionRequest(reserve=pb.Reserve(spec=_spec_to_proto(spec), lease_seconds=lease_seconds))
+        case Prefill(spec, target):
+            return pb.SessionRequest(prefill=pb.Prefill(spec=_spec_to_proto(spec), target=_target_to_proto(target)))
+        case RunLocal(spec):
+            return pb.SessionRequest(run_local=pb.RunLocal(spec=_spec_to_proto(spec)))
+        case Renew(lease_ids, lease_seconds):
+            return pb.SessionRequest(renew=pb.Renew(lease_ids=lease_ids, lease_seconds=lease_seconds))
+        case Abort(request_id, attempt):
+            return pb.SessionRequest(abort=pb.Abort(request_id=request_id, attempt=attempt))
+
+
+def command_from_proto(message: pb.SessionRequest) -> Command | Hello:
+    """Raises InvalidArgument for a message of a future version."""
+    match message.WhichOneof("command"):
+        case "hello":
+            return Hello(message.hello.router_id)
+        case "reserve":
+            return Reserve(_spec_from_proto(message.reserve.spec), message.reserve.lease_seconds)
+        case "prefill":
+            return Prefill(_spec_from_proto(message.prefill.spec), _target_from_proto(message.prefill.target))
+        case "run_local":
+            return RunLocal(_spec_from_proto(message.run_local.spec))
+        case "renew":
+            return Renew(tuple(message.renew.lease_ids), message.renew.lease_seconds)
+        case "abort":
+            return Abort(message.abort.request_id, message.abort.attempt)
+        case unknown:
+            raise InvalidArgument(f"session command {unknown!r} is not one that this version knows", field="command")
+
+
+def event_to_proto(event: Event | Welcome) -> pb.SessionResponse:
+    match event:
+        case Welcome(worker_id, epoch):
+            return pb.SessionResponse(welcome=pb.Welcome(worker_id=worker_id, epoch=epoch))
+        case Reserved(request_id, attempt, target):
+            return pb.SessionResponse(
+                reserved=pb.Reserved(request_id=request_id, attempt=attempt, target=_target_to_proto(target))
+            )
+        case Refused(request_id, attempt, reason):
+            return pb.SessionResponse(refused=pb.Refused(request_id=request_id, attempt=attempt, reason=reason))
+        case TokenBatch(sequences):
+            return pb.SessionResponse(tokens=pb.TokenBatch(sequences=[_tokens_to_proto(one) for one in sequences]))
+        case HandedOff(request_id, attempt, handoff):
+            return pb.SessionResponse(
+                handed_off=pb.HandedOff(request_id=request_id, attempt=attempt, handoff=handoff_to_proto(handoff))
+            )
+        case Failed(request_id, attempt, code, text):
+            return pb.SessionResponse(
+                failed=pb.Failed(request_id=request_id, attempt=attempt, code=code.name, message=text)
+            )
+
+
+def event_from_proto(message: pb.SessionResponse) -> Event | Welcome:
+    """Raises InvalidArgument for a message of a future version."""
+    match message.WhichOneof("event"):
+        case "welcome":
+            return Welcome(message.welcome.worker_id, message.welcome.epoch)
+        case "reserved":
+            body = message.reserved
+            return Reserved(body.request_id, body.attempt, _target_from_proto(body.target))
+        case "refused":
+            return Refused(message.refused.request_id, message.refused.attempt, message.refused.reason)
+        case "tokens":
+            return TokenBatch(tuple(_tokens_from_proto(one) for one in message.tokens.sequences))
+        case "handed_off":
+            done = message.handed_off
+            return HandedOff(done.request_id, done.attempt, handoff_from_proto(done.handoff))
+        case "failed":
+            failed = message.failed
+            code = Code[failed.code] if failed.code in Code.__members__ else Code.INTERNAL
+            return Failed(failed.request_id, failed.attempt, code, failed.message)
+        case unknown:
+            raise InvalidArgument(f"session event {unknown!r} is not one that this version knows", field="event")
+
+
+def _spec_to_proto(spec: SequenceSpec) -> pb.SequenceSpec:
+    return pb.SequenceSpec(
+        request_id=spec.request_id,
+        attempt=spec.attempt,
+        token_ids=spec.token_ids,
+        prompt_len=spec.prompt_len,
+        sampling=params_to_proto(spec.sampling),
+        salt=spec.salt,
+        priority=spec.priority,
+    )
+
+
+def _spec_from_proto(message: pb.SequenceSpec) -> SequenceSpec:
+    return SequenceSpec(
+        request_id=message.request_id,
+        attempt=message.attempt,
+        token_ids=tuple(message.token_ids),
+        prompt_len=message.prompt_len,
+        sampling=params_from_proto(message.sampling),
+        salt=message.salt,
+        priority=message.priority,
+    )
+
+
+_TARGET_FIELDS = HandoffTarget.__dataclass_fields__.keys()
+
+
+def _target_to_proto(target: HandoffTarget) -> pb.HandoffTarget:
+    return pb.HandoffTarget(**{name: getattr(target, name) for name in _TARGET_FIELDS})
+
+
+def _target_from_proto(message: pb.HandoffTarget) -> HandoffTarget:
+    return HandoffTarget(**{name: getattr(message, name) for name in _TARGET_FIELDS})
+
+
+def _tokens_to_proto(tokens: SequenceTokens) -> pb.SequenceTokens:
+    timings = tokens.prefill
+    return pb.SequenceTokens(
+        request_id=tokens.request_id,
+        attempt=tokens.attempt,
+        index=tokens.index,
+        token_ids=tokens.token_ids,
+        logprobs=[logprobs_to_proto(one) for one in tokens.logprobs],
+        finish_reason=tokens.finish_reason or "",
+        prefill=None
+        if timings is None
+        else pb.PrefillTimings(
+            queue_seconds=timings.queue_seconds,
+            compute_seconds=timings.compute_seconds,
+            cached_tokens=timings.cached_tokens,
+            chunks=timings.chunks,
+        ),
+    )
+
+
+def _tokens_from_proto(message: pb.SequenceTokens) -> SequenceTokens:
+    timings = message.prefill
+    return SequenceTokens(
+        request_id=message.request_id,
+        attempt=message.attempt,
+        index=message.index,
+        token_ids=tuple(message.token_ids),
+        logprobs=tuple(logprobs_from_proto(one) for one in message.logprobs),
+        finish_reason=finish_reason_from_proto(message.finish_reason),
+        prefill=PrefillTimings(
+            timings.queue_seconds, timings.compute_seconds, timings.cached_tokens, timings.chunks
+        )
+        if message.HasField("prefill")
+        else None,
+    )

@@ -1,0 +1,1 @@
+"""What both kinds of worker share: sequences, the step loop, sessions with routers, heartbeats."""

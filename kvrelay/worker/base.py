@@ -1,0 +1,183 @@
+"""What a prefill and a decode worker have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+from kvrelay.clock import Clock
+from kvrelay.engine.blocks import IntegrityError
+from kvrelay.engine.cache import KvCache
+from kvrelay.engine.hashing import BlockHasher
+from kvrelay.engine.runner import ModelRunner
+from kvrelay.engine.sampling import Sampled
+from kvrelay.errors import Code
+from kvrelay.messages import Command, Failed, SequenceTokens, TokenBatch
+from kvrelay.types import PoolName, SequenceSpec, WorkerInfo, WorkerLoad
+from kvrelay.worker.meter import Meter, resident_bytes
+from kvrelay.worker.sequence import Sequence, Work
+from kvrelay.worker.session import Session
+from kvrelay.worker.step_loop import Scheduler, StepLoop
+
+Key = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which worker this is. Its epoch is higher than that of any worker started before it."""
+
+    worker_id: str
+    pool: PoolName
+    epoch: int
+    address: str
+    host_id: str
+
+
+class Worker(ABC):
+    """Owns the block accounting, the scheduler and the step loop; lives on one event loop.
+
+    A sequence is known by its key (request id, attempt) from the command that brought it until its last
+    event; a command that arrives twice is run once.
+    """
+
+    def __init__(
+        self, identity: Identity, runner: ModelRunner, cache: KvCache, scheduler: Scheduler, clock: Clock
+    ) -> None:
+        self.identity = identity
+        self.runner = runner
+        self.cache = cache
+        self.clock = clock
+        self.meter = Meter(clock)
+        self.steps = StepLoop(scheduler, runner, self, clock)
+        self.draining = False
+        self.sessions: dict[Key, Session] = {}
+        self._integrity_error = ""
+
+    @abstractmethod
+    def handle(self, command: Command, session: Session) -> None:
+        """Takes in a router's command. Answers go through the session."""
+
+    @abstractmethod
+    def abort(self, key: Key) -> None:
+        """Ends a sequence that may or may not be here; frees what it holds."""
+
+    @abstractmethod
+    def advanced(self, sequence: Sequence, tokens: SequenceTokens | None) -> None:
+        """A step computed a chunk of `sequence`; `tokens` is what it sampled, if it did."""
+
+    @abstractmethod
+    def load(self) -> WorkerLoad:
+        """The counts of this moment; `info` adds what both pools have."""
+
+    def session_ended(self, session: Session) -> None:
+        """The router is gone or will start anew: nothing of its is of use any more."""
+        for key in [key for key, owner in self.sessions.items() if owner is session]:
+            self.abort(key)
+
+    def drain(self) -> None:
+        self.draining = True
+
+    def begin(self, spec: SequenceSpec) -> Sequence:
+        hasher = BlockHasher(self.cache.block_size, spec.salt)
+        return Sequence(spec, self.clock.now(), hasher)
+
+    def report(self, batch: list[Work], sampled: SequenceOf[Sampled | None]) -> None:
+        """Sends each router what the step gave its sequences, in one message."""
+        outgoing: dict[Session, list[SequenceTokens]] = {}
+        now = self.clock.now()
+        for work, sample in zip(batch, sampled, strict=True):
+            sequence = work.sequence
+            self.meter.count(work.num_tokens)
+            if sequence.ended:
+                continue
+            tokens = None
+            if sample is not None:
+                tokens = self._append(sequence, sample, now)
+                outgoing.setdefault(self.sessions[sequence.spec.key], []).append(tokens)
+            self.advanced(sequence, tokens)
+        for session, items in outgoing.items():
+            session.send(TokenBatch(tuple(items)))
+
+    def report_failure(self, batch: list[Work], error: Exception) -> None:
+        for work in batch:
+            if not work.sequence.ended:
+                self.fail(work.sequence.spec.key, Code.INTERNAL, f"the model failed on this step: {error}")
+
+    def fail(self, key: Key, code: Code, message: str) -> None:
+        """Ends the attempt here and says so."""
+        session = self.sessions[key]
+        self.abort(key)
+        session.send(Failed(*key, code, message))
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        await self.steps.run()
+
+    def check_integrity(self) -> None:
+        """When idle, looks whether every block is accounted for, once after each time that something happened."""
+        if not self.steps.idle or not self.steps.changed:
+            return
+        self.steps.changed = False
+        try:
+            self.cache.check_integrity()
+            self._integrity_error = ""
+        except IntegrityError as error:
+            self._integrity_error = str(error)
+
+    def info(self) -> WorkerInfo:
+        return WorkerInfo(
+            worker_id=self.identity.worker_id,
+            pool=self.identity.pool,
+            epoch=self.identity.epoch,
+            state="draining" if self.draining else "ready",
+            address=self.identity.address,
+            model_id=self.runner.model_id,
+            layout_hash=self.runner.layout_hash,
+            block_size=self.runner.layout.block_size,
+            block_bytes=self.runner.layout.block_bytes,
+            host_id=self.identity.host_id,
+            max_model_len=self.runner.max_model_len,
+            load=self.load(),
+        )
+
+    def measured(
+        self, *, running: int, waiting: Iterable[Sequence], leases: int = 0, preemptions: int = 0
+    ) -> WorkerLoad:
+        """A load with the figures that are the same for both pools."""
+        resident, shared = resident_bytes()
+        waiting = tuple(waiting)
+        return WorkerLoad(
+            running=running,
+            waiting=len(waiting),
+            waiting_tokens=sum(sequence.uncomputed for sequence in waiting),
+            blocks_total=self.cache.pool.num_blocks,
+            blocks_held=self.cache.pool.num_held,
+            blocks_cached=self.cache.pool.num_cached,
+            leases=leases,
+            tokens_per_second=self.meter.tokens_per_second(),
+            weight_bytes=self.runner.weight_bytes,
+            kv_bytes=self.runner.kv_bytes,
+            rss_bytes=resident,
+            shared_bytes=shared,
+            integrity_ok=not self._integrity_error,
+            integrity_error=self._integrity_error,
+            preemptions=preemptions,
+            queue_wait_p95_ms=self.meter.queue_wait_p95_ms(),
+        )
+
+    def _append(self, sequence: Sequence, sample: Sampled, now: float) -> SequenceTokens:
+        first_here = sequence.num_emitted == sequence.spec.num_emitted
+        finish = sequence.append(sample.token_id, self.runner.eos_token_ids, self.runner.max_model_len)
+        timings = sequence.timings(now) if first_here else None
+        if timings is not None:
+            self.meter.waited(timings.queue_seconds)
+        return SequenceTokens(
+            *sequence.spec.key,
+            index=sequence.num_emitted - 1,
+            token_ids=(sample.token_id,),
+            logprobs=() if sample.logprobs is None else (sample.logprobs,),
+            finish_reason=finish,
+            prefill=timings,
+        )

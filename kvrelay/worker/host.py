@@ -1,0 +1,107 @@
+"""Runs one worker: its gRPC server, its step loop and its heartbeat, until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc
+
+from kvrelay.config import ClusterConfig
+from kvrelay.errors import KvRelayError, Unavailable
+from kvrelay.registry import Registry
+from kvrelay.telemetry import get_logger
+from kvrelay.types import PoolName
+from kvrelay.wire.worker import add_WorkerServiceServicer_to_server
+from kvrelay.worker.base import Worker
+from kvrelay.worker.session import WorkerService
+
+HEARTBEAT_S = 0.5
+TTL_S = 3.0
+MAX_MESSAGE_BYTES = 16 * 2**20  # the longest prompt as token ids; KV frames are far smaller
+
+log = get_logger("worker")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """What a worker process is started with."""
+
+    worker_id: str
+    pool: PoolName
+    model_path: str
+    redis_url: str
+    config: ClusterConfig
+
+
+BuildWorker = Callable[[grpc.aio.Server, str, int], Worker]
+"""(server to add services to, HOST:PORT of the server, epoch) to the worker."""
+
+
+async def host_worker(settings: WorkerSettings, build: BuildWorker, stop: asyncio.Event) -> None:
+    """Serves until `stop` is set. Raises Unavailable if the registry cannot be reached at the start."""
+    registry = await Registry.connect(settings.redis_url)
+    try:
+        epoch = await registry.next_epoch()
+        async with _server(settings.config.listen.worker_host) as (server, address):
+            worker = build(server, address, epoch)
+            add_WorkerServiceServicer_to_server(WorkerService(worker), server)
+            await server.start()
+            steps = asyncio.create_task(worker.run())
+            heartbeat = asyncio.create_task(_heartbeat(worker, registry))
+            stopped = asyncio.create_task(stop.wait())
+            done, pending = await asyncio.wait({steps, heartbeat, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+            await _deregister(worker, registry)
+            for task in done:
+                task.result()
+    finally:
+        await registry.close()
+
+
+@asynccontextmanager
+async def _server(host: str) -> AsyncIterator[tuple[grpc.aio.Server, str]]:
+    """A server on a free port of `host`, not yet started."""
+    server = grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.so_reuseport", 0),
+            # Peers ping often so that a frozen process is noticed; do not take that for abuse.
+            ("grpc.http2.min_ping_interval_without_data_ms", 500),
+            ("grpc.keepalive_permit_without_calls", 1),
+        ]
+    )
+    port = server.add_insecure_port(f"{host}:0")
+    try:
+        yield server, f"{host}:{port}"
+    finally:
+        await server.stop(grace=0.2)
+
+
+async def _heartbeat(worker: Worker, registry: Registry) -> None:
+    """Publishes the worker's state. A registry that is away costs visibility, not streams."""
+    away = False
+    while True:
+        worker.check_integrity()
+        try:
+            await registry.publish_worker(worker.info(), TTL_S)
+            if away:
+                log.info("registry is back", worker=worker.identity.worker_id)
+            away = False
+        except Unavailable as error:
+            if not away:
+                log.warning("registry is away", worker=worker.identity.worker_id, error=error.message)
+            away = True
+        await asyncio.sleep(HEARTBEAT_S)
+
+
+async def _deregister(worker: Worker, registry: Registry) -> None:
+    try:
+        await registry.remove_worker(worker.identity.worker_id, worker.identity.epoch)
+    except KvRelayError as error:
+        log.warning("left without a word to the registry", worker=worker.identity.worker_id, error=error.message)

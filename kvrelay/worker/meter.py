@@ -1,0 +1,51 @@
+"""Rates and waits that a worker tells with its heartbeat."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+
+from kvrelay.clock import Clock
+
+_WAIT_WINDOW_S = 30.0
+_MIN_RATE_WINDOW_S = 0.5
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class Meter:
+    """Tokens per second since the last reading, and how long sequences waited for their first step."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._since = clock.now()
+        self._tokens = 0
+        self._rate = 0.0
+        self._waits: deque[tuple[float, float]] = deque()
+
+    def count(self, tokens: int) -> None:
+        self._tokens += tokens
+
+    def waited(self, seconds: float) -> None:
+        self._waits.append((self._clock.now(), seconds))
+
+    def tokens_per_second(self) -> float:
+        """Since the last reading; readings closer than half a second repeat the last value."""
+        now = self._clock.now()
+        if now - self._since >= _MIN_RATE_WINDOW_S:
+            self._rate = self._tokens / (now - self._since)
+            self._since, self._tokens = now, 0
+        return self._rate
+
+    def queue_wait_p95_ms(self) -> float:
+        """Of the sequences that began in the last 30 s; 0 if there are none."""
+        while self._waits and self._waits[0][0] < self._clock.now() - _WAIT_WINDOW_S:
+            self._waits.popleft()
+        waits = sorted(seconds for _, seconds in self._waits)
+        return 1e3 * waits[int(0.95 * len(waits))] if waits else 0.0
+
+
+def resident_bytes() -> tuple[int, int]:
+    """(resident set, part of it that is shared or backed by files) of this process, from /proc/self/statm."""
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        _, resident, shared, *_ = statm.read().split()
+    return int(resident) * _PAGE_BYTES, int(shared) * _PAGE_BYTES

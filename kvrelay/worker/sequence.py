@@ -1,0 +1,95 @@
+"""One sequence as a worker sees it: its tokens, how far its KV reaches, and which blocks hold it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvrelay.engine.cache import KvCache
+from kvrelay.engine.hashing import BlockHasher
+from kvrelay.types import FinishReason, PrefillTimings, SequenceSpec
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Owned by one scheduler. Invariant: KV of tokens[:num_computed] lies in `blocks`, and
+    num_computed < len(tokens): the next step computes at least one token.
+    """
+
+    spec: SequenceSpec
+    arrived: float  # monotonic seconds
+    hasher: BlockHasher
+    tokens: list[int] = field(init=False)
+    blocks: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    cached_tokens: int = 0  # prompt tokens that the prefix cache held when the sequence began here
+    chunks: int = 0
+    started: float | None = None  # when its first chunk was scheduled
+    in_flight: bool = False  # part of the step that runs now
+    ended: bool = False  # taken out of the scheduler; blocks go when the step in flight is over
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.spec.token_ids)
+
+    @property
+    def num_emitted(self) -> int:
+        """Tokens of the answer so far, over all attempts."""
+        return len(self.tokens) - self.spec.prompt_len
+
+    @property
+    def uncomputed(self) -> int:
+        return len(self.tokens) - self.num_computed
+
+    def timings(self, now: float) -> PrefillTimings:
+        assert self.started is not None, "timings exist once the first chunk was scheduled"
+        return PrefillTimings(self.started - self.arrived, now - self.started, self.cached_tokens, self.chunks)
+
+    def blocks_missing(self, num_tokens: int) -> int:
+        """Blocks to add so that `num_tokens` tokens are covered."""
+        return max(0, -(-num_tokens // self.hasher.block_size) - len(self.blocks))
+
+    def take_blocks(self, cache: KvCache, num_tokens: int) -> None:
+        """Makes `blocks` cover `num_tokens` tokens. Raises OutOfBlocks and changes nothing if it cannot."""
+        if missing := self.blocks_missing(num_tokens):
+            self.blocks += cache.allocate(missing, after=self.blocks[-1] if self.blocks else None)
+
+    def take_prefix(self, cache: KvCache) -> None:
+        """Starts from what the prefix cache holds; at least one token is left to compute."""
+        assert not self.blocks, "the prefix is taken before any block"
+        self.blocks = cache.match(self.hasher.extend(self.tokens), len(self.tokens) - 1)
+        self.num_computed = len(self.blocks) * self.hasher.block_size
+
+    def advance(self, cache: KvCache, num_tokens: int) -> None:
+        """KV of the next `num_tokens` tokens is in the blocks; full blocks become reusable."""
+        before = self.num_computed // self.hasher.block_size
+        self.num_computed += num_tokens
+        full = self.num_computed // self.hasher.block_size
+        if full > before:
+            names = self.hasher.extend(self.tokens)
+            cache.publish(names[before:full], self.blocks[before:full])
+
+    def append(self, token_id: int, eos_token_ids: frozenset[int], max_model_len: int) -> FinishReason | None:
+        """Adds a sampled token; returns why the answer ends with it, if it does."""
+        self.tokens.append(token_id)
+        params = self.spec.sampling
+        if self.num_emitted >= params.min_tokens and (
+            token_id in params.stop_token_ids or (token_id in eos_token_ids and not params.ignore_eos)
+        ):
+            return "stop"
+        if self.num_emitted >= params.max_tokens or len(self.tokens) >= max_model_len:
+            return "length"
+        return None
+
+    def drop_blocks(self, cache: KvCache) -> None:
+        """Gives all blocks back; the KV is gone unless the prefix cache keeps it."""
+        cache.release(self.blocks)
+        self.blocks = []
+        self.num_computed = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A sequence's share of one step: its next `num_tokens` tokens; `sample` when they are its last."""
+
+    sequence: Sequence
+    num_tokens: int
+    sample: bool

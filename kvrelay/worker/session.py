@@ -1,0 +1,103 @@
+"""Sessions: one bidirectional stream per router, commands in, events out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import grpc
+
+from kvrelay.errors import InvalidArgument, KvRelayError
+from kvrelay.messages import Command, Event
+from kvrelay.telemetry import get_logger
+from kvrelay.types import WorkerInfo
+from kvrelay.wire.worker import pb
+from kvrelay.wire import status
+from kvrelay.wire.cluster import worker_to_proto
+from kvrelay.wire.worker import Hello, Welcome, WorkerServiceServicer, command_from_proto, event_to_proto
+
+log = get_logger(__name__)
+
+
+class Session:
+    """The way back to one router. Events are delivered in order, or the session ends."""
+
+    def __init__(self, router_id: str) -> None:
+        self.router_id = router_id
+        self._events: asyncio.Queue[Event | None] = asyncio.Queue()
+
+    def send(self, event: Event) -> None:
+        self._events.put_nowait(event)
+
+    def end(self) -> None:
+        self._events.put_nowait(None)
+
+    async def events(self) -> AsyncIterator[Event]:
+        while (event := await self._events.get()) is not None:
+            yield event
+
+
+class CommandHandler(Protocol):
+    """A worker as its sessions see it."""
+
+    def handle(self, command: Command, session: Session) -> None: ...
+
+    def session_ended(self, session: Session) -> None: ...
+
+    def drain(self) -> None: ...
+
+    def info(self) -> WorkerInfo: ...
+
+
+class WorkerService(WorkerServiceServicer):
+    """Serves `kvrelay.v1.WorkerService` for one worker."""
+
+    def __init__(self, worker: CommandHandler) -> None:
+        self._worker = worker
+
+    async def Session(
+        self, request_iterator: AsyncIterator[pb.SessionRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.SessionResponse]:
+        try:
+            session = Session(await self._hello(request_iterator))
+        except KvRelayError as error:
+            await status.abort(context, error)
+        reader = asyncio.create_task(self._read(request_iterator, session))
+        try:
+            info = self._worker.info()
+            yield event_to_proto(Welcome(info.worker_id, info.epoch))
+            async for event in session.events():
+                yield event_to_proto(event)
+        finally:
+            reader.cancel()
+            self._worker.session_ended(session)
+
+    async def _hello(self, requests: AsyncIterator[pb.SessionRequest]) -> str:
+        async for message in requests:
+            hello = command_from_proto(message)
+            if isinstance(hello, Hello):
+                return hello.router_id
+            break
+        raise InvalidArgument("a session begins with hello", field="command")
+
+    async def _read(self, requests: AsyncIterator[pb.SessionRequest], session: Session) -> None:
+        try:
+            async for message in requests:
+                command = command_from_proto(message)
+                if isinstance(command, Hello):
+                    raise InvalidArgument("hello comes once", field="command")
+                self._worker.handle(command, session)
+        except (KvRelayError, grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
+            log.warning("session broken", router=session.router_id, error=str(error))
+        finally:
+            session.end()
+
+    async def GetWorkerStatus(
+        self, request: pb.GetWorkerStatusRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GetWorkerStatusResponse:
+        return pb.GetWorkerStatusResponse(status=worker_to_proto(self._worker.info()))
+
+    async def Drain(self, request: pb.DrainRequest, context: grpc.aio.ServicerContext) -> pb.DrainResponse:
+        self._worker.drain()
+        return pb.DrainResponse()

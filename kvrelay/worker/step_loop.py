@@ -1,0 +1,95 @@
+"""The heart of a worker: schedule, run, report."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence as SequenceOf
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from kvrelay.clock import Clock
+from kvrelay.engine.runner import ModelRunner, Segment
+from kvrelay.engine.sampling import Sampled, SampleRequest
+from kvrelay.telemetry import get_logger
+from kvrelay.worker.sequence import Work
+
+log = get_logger(__name__)
+
+
+class Scheduler(Protocol):
+    """Chooses the work of the next step and takes in the finished one."""
+
+    def next(self, now: float) -> list[Work]: ...
+
+    def complete(self, batch: list[Work]) -> None: ...
+
+
+class Reporter(Protocol):
+    """Told of every step, on the event loop."""
+
+    def report(self, batch: list[Work], sampled: SequenceOf[Sampled | None]) -> None: ...
+
+    def report_failure(self, batch: list[Work], error: Exception) -> None: ...
+
+
+class StepLoop:
+    """Runs steps for as long as there is work. All bookkeeping stays on the event loop; only the model runs in
+    the engine thread, so nothing here needs a lock and a new request is taken in while a step computes.
+    """
+
+    def __init__(self, scheduler: Scheduler, runner: ModelRunner, reporter: Reporter, clock: Clock) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._reporter = reporter
+        self._clock = clock
+        self._work_came = asyncio.Event()
+        self._engine = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+        self.idle = True
+        self.changed = True  # something happened since this was last set to False
+
+    def wake(self) -> None:
+        """There may be work to schedule: something arrived, or blocks came free."""
+        self.changed = True
+        self._work_came.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            while True:
+                await self.step()
+        finally:
+            self._engine.shutdown(wait=True)
+
+    async def step(self) -> None:
+        self._work_came.clear()
+        batch = self._scheduler.next(self._clock.now())
+        if not batch:
+            self.idle = True
+            await self._work_came.wait()
+            return
+        self.idle = False
+        self.changed = True
+        try:
+            sampled = await asyncio.get_running_loop().run_in_executor(
+                self._engine, self._runner.run, [self._segment(work) for work in batch]
+            )
+        except Exception as error:  # noqa: BLE001 - whatever the model raises ends these sequences, not the worker
+            log.exception("step failed", sequences=len(batch))
+            self._scheduler.complete(batch)
+            self._reporter.report_failure(batch, error)
+            return
+        self._scheduler.complete(batch)
+        self._reporter.report(batch, sampled)
+
+    def _segment(self, work: Work) -> Segment:
+        sequence = work.sequence
+        start, end = sequence.num_computed, sequence.num_computed + work.num_tokens
+        sample = None
+        if work.sample:
+            sample = SampleRequest(
+                params=sequence.spec.sampling,
+                token_ids=sequence.tokens,
+                prompt_len=sequence.spec.prompt_len,
+                eos_token_ids=self._runner.eos_token_ids,
+            )
+        return Segment(token_ids=sequence.tokens[start:end], start=start, blocks=sequence.blocks, sample=sample)

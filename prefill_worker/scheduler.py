@@ -1,0 +1,86 @@
+"""Which prompt tokens the next step of a prefill worker computes. Pure: no clock, no I/O, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvrelay.engine.blocks import OutOfBlocks
+from kvrelay.engine.cache import KvCache
+from kvrelay.worker.sequence import Sequence, Work
+
+
+class PrefillScheduler:
+    """Chunks under a token budget, in the order of (priority, arrival).
+
+    A sequence takes the blocks for its whole prompt before its first chunk, so one that started always
+    ends. One that does not fit is waited for and never overtaken: nobody starves.
+    """
+
+    def __init__(self, cache: KvCache, chunk_tokens: int) -> None:
+        self._cache = cache
+        self._chunk_tokens = chunk_tokens
+        self._sequences: list[Sequence] = []
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences)
+
+    def add(self, sequence: Sequence) -> None:
+        self._sequences.append(sequence)
+        self._sequences.sort(key=lambda one: (one.spec.priority, one.arrived))
+
+    def next(self, now: float) -> list[Work]:
+        """The next step's work; empty when there is none, or when the head waits for blocks."""
+        batch: list[Work] = []
+        budget = self._chunk_tokens
+        for sequence in self._sequences:
+            if budget == 0 or not self._admit(sequence, now):
+                break
+            num_tokens = self._chunk(sequence, budget)
+            if num_tokens == 0:
+                break
+            budget -= num_tokens
+            sequence.in_flight = True
+            sequence.chunks += 1
+            batch.append(Work(sequence, num_tokens, sample=num_tokens == sequence.uncomputed))
+        return batch
+
+    def complete(self, batch: list[Work]) -> None:
+        """Takes in a finished step; sequences that were removed meanwhile give their blocks back now."""
+        for work in batch:
+            sequence = work.sequence
+            sequence.in_flight = False
+            if sequence.ended:
+                sequence.drop_blocks(self._cache)
+            else:
+                sequence.advance(self._cache, work.num_tokens)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Takes a sequence out; its blocks go now, or when the step in flight is over."""
+        self._sequences.remove(sequence)
+        sequence.ended = True
+        if not sequence.in_flight:
+            sequence.drop_blocks(self._cache)
+
+    def _admit(self, sequence: Sequence, now: float) -> bool:
+        if sequence.started is not None:
+            return True
+        sequence.take_prefix(self._cache)
+        try:
+            sequence.take_blocks(self._cache, len(sequence.tokens))
+        except OutOfBlocks:
+            sequence.drop_blocks(self._cache)
+            return False
+        sequence.cached_tokens = sequence.num_computed
+        sequence.started = now
+        return True
+
+    def _chunk(self, sequence: Sequence, budget: int) -> int:
+        """Tokens to compute now. A chunk that is not the last ends with a full block, which can be sent at once."""
+        if sequence.uncomputed <= budget:
+            return sequence.uncomputed
+        size = sequence.hasher.block_size
+        end = (sequence.num_computed + budget) // size * size
+        return max(end - sequence.num_computed, 0)

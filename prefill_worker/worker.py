@@ -1,0 +1,153 @@
+"""A prefill worker: builds the KV of prompts chunk by chunk and pushes it to decode workers as it goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+
+from kv_transfer.sender import Push, Sender
+from kvrelay.clock import Clock
+from kvrelay.engine.cache import KvCache
+from kvrelay.engine.runner import ModelRunner
+from kvrelay.errors import Code, KvRelayError
+from kvrelay.messages import Abort, Command, Failed, HandedOff, HandoffTarget, Prefill, Refused, SequenceTokens
+from kvrelay.types import WorkerLoad
+from kvrelay.worker.base import Identity, Key, Worker
+from kvrelay.worker.sequence import Sequence
+from kvrelay.worker.session import Session
+from prefill_worker.scheduler import PrefillScheduler
+
+
+@dataclass(slots=True, eq=False)
+class Relay:
+    """One prompt on its way through this worker. `held` are the blocks that the push reads from."""
+
+    sequence: Sequence
+    target: HandoffTarget
+    push: Push | None = None
+    held: list[int] = field(default_factory=list)
+    pushed: int = 0  # blocks of the sequence that were given to the push or that the target has cached
+    closing: asyncio.Task[None] | None = None
+
+
+class PrefillWorker(Worker):
+    """Commands: Prefill, Abort. Events: the first token, then HandedOff or Failed."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        runner: ModelRunner,
+        cache: KvCache,
+        sender: Sender,
+        *,
+        chunk_tokens: int,
+        clock: Clock,
+    ) -> None:
+        self._scheduler = PrefillScheduler(cache, chunk_tokens)
+        super().__init__(identity, runner, cache, self._scheduler, clock)
+        self._sender = sender
+        self._relays: dict[Key, Relay] = {}
+        self._letting_go = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def handle(self, command: Command, session: Session) -> None:
+        match command:
+            case Prefill(spec, target):
+                if spec.key not in self._relays:
+                    self._accept(command, session)
+            case Abort(request_id, attempt):
+                self.abort((request_id, attempt))
+            case _:
+                raise KvRelayError(f"a prefill worker does not take {type(command).__name__}")
+
+    def _accept(self, command: Prefill, session: Session) -> None:
+        spec, target = command.spec, command.target
+        if self.draining:
+            session.send(Refused(*spec.key, "draining"))
+            return
+        if target.layout_hash != self.runner.layout_hash:
+            text = f"{target.worker_id} serves another model or KV layout than {self.identity.worker_id}"
+            session.send(Failed(*spec.key, Code.FAILED_PRECONDITION, text))
+            return
+        if len(spec.token_ids) >= self.runner.max_model_len:
+            text = f"{len(spec.token_ids)} tokens do not fit into a context of {self.runner.max_model_len}"
+            session.send(Failed(*spec.key, Code.INVALID_ARGUMENT, text))
+            return
+        sequence = self.begin(spec)
+        self.sessions[spec.key] = session
+        self._relays[spec.key] = Relay(sequence, target, pushed=target.cached_blocks)
+        self._scheduler.add(sequence)
+        self.steps.wake()
+
+    def advanced(self, sequence: Sequence, tokens: SequenceTokens | None) -> None:
+        """Pushes the blocks that this step filled; after the last chunk, commits."""
+        key = sequence.spec.key
+        relay = self._relays[key]
+        if tokens is not None and tokens.finish_reason is not None:
+            self.abort(key)  # the answer is complete: there is nothing to hand over
+            return
+        if relay.push is None:
+            self.cache.pool.hold(sequence.blocks)
+            relay.held = list(sequence.blocks)
+            relay.push = self._sender.open(key, relay.target)
+        if relay.push.error is not None:
+            self.fail(key, relay.push.error.code, relay.push.error.message)
+            return
+        end = sequence.num_computed // self.cache.block_size if tokens is None else relay.target.num_blocks
+        if end > relay.pushed:
+            relay.push.send(relay.pushed, sequence.blocks[relay.pushed : end])
+            relay.pushed = end
+        if tokens is not None:
+            self._scheduler.remove(sequence)
+            relay.closing = self._spawn(self._commit(relay, tokens.token_ids[0], self.clock.now()))
+
+    def abort(self, key: Key) -> None:
+        relay = self._relays.pop(key, None)
+        if relay is None:
+            return
+        del self.sessions[key]
+        if not relay.sequence.ended:
+            self._scheduler.remove(relay.sequence)
+        if relay.closing is not None:
+            relay.closing.cancel()
+        if relay.push is not None:
+            self._spawn(self._let_go(relay, relay.push))
+        self.steps.wake()
+
+    def load(self) -> WorkerLoad:
+        waiting = [sequence for sequence in self._scheduler if sequence.started is None]
+        return self.measured(running=len(self._relays) + self._letting_go - len(waiting), waiting=waiting)
+
+    async def _commit(self, relay: Relay, first_token: int, prefill_done_at: float) -> None:
+        assert relay.push is not None, "a commit follows the blocks"
+        spec = relay.sequence.spec
+        event: HandedOff | Failed
+        try:
+            handoff = await relay.push.commit(first_token, len(spec.token_ids), prefill_done_at)
+            event = HandedOff(*spec.key, handoff)
+        except KvRelayError as error:
+            event = Failed(*spec.key, error.code, f"hand-off to {relay.target.worker_id}: {error.message}")
+        del self._relays[spec.key]
+        session = self.sessions.pop(spec.key)
+        self._release(relay)
+        session.send(event)
+
+    async def _let_go(self, relay: Relay, push: Push) -> None:
+        """The blocks stay untouched until the peer has stopped reading them."""
+        self._letting_go += 1
+        try:
+            await push.abort()
+        finally:
+            self._letting_go -= 1
+            self._release(relay)
+
+    def _release(self, relay: Relay) -> None:
+        self.cache.release(relay.held)
+        self.steps.wake()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

@@ -1,0 +1,373 @@
+"""One request from its admission to its one and only end: a pure state machine.
+
+    queued ─▶ reserving ─▶ prefilling ─▶ handing_off ─▶ decoding ─▶ finishing ─▶ finished
+       └──────── local path ───▲────────────────────────────▲        any state ─▶ failed | cancelled
+       ◀── a worker refused, failed or was lost: back to the queue, for the next attempt
+
+Events go in, with the time; effects come out. An attempt is one placement on workers and has a number:
+events of an attempt that was given up are dropped. The next attempt is given the prompt and all tokens
+emitted so far; as draws are keyed by (seed, position), it goes on as the lost one would have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from kvrelay.errors import Cancelled, Code, DeadlineExceeded, Internal, InvalidArgument, KvRelayError, Unavailable, error_for
+from kvrelay.messages import (
+    Abort,
+    Command,
+    Failed,
+    HandedOff,
+    HandoffTarget,
+    Prefill,
+    Refused,
+    Reserve,
+    Reserved,
+    RunLocal,
+    SequenceTokens,
+)
+from kvrelay.types import Attempt, FinishReason, Handoff, Path, SequenceSpec, TokenLogprobs
+from router.ledger import Timeline
+from router.policy import Assignment
+from router.request import Request
+
+State = Literal[
+    "queued", "reserving", "prefilling", "handing_off", "decoding", "finishing", "finished", "failed", "cancelled"
+]
+HANDOFF_REPORT_S = 0.25  # how long an answer that is complete waits for the account of its hand-off
+RETRY_AFTER_S = 1.0  # what a client is told when there is no worker
+SUSPECT_PAUSE_S = 0.25  # before the next attempt of a request whose worker died: others may be dying with it
+MAX_SUSPICION = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    worker_id: str
+    command: Command
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """The next tokens of the answer; the first has number `index`."""
+
+    request_id: str
+    index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The request's end: an answer that is complete, or an error."""
+
+    request_id: str
+    finish_reason: FinishReason
+    error: KvRelayError | None = None
+
+
+Effect = Send | Emit | End
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a lifecycle has to know of the configuration."""
+
+    max_attempts: int
+    lease_seconds: float
+    transport: str
+
+
+class Lifecycle:
+    """Feed it events; carry out the effects in their order."""
+
+    def __init__(self, request: Request, settings: Settings) -> None:
+        self.request = request
+        self.state: State = "queued"
+        self.attempt = 0
+        self.assignment: Assignment | None = None  # of the live attempt
+        self.last_assignment: Assignment | None = None
+        self.target: HandoffTarget | None = None
+        self.tokens: list[int] = list(request.resume)  # of the answer
+        self.cached_tokens = 0
+        self.handoff: Handoff | None = None
+        self.attempts: list[Attempt] = []
+        self.timeline = Timeline(request.arrival)
+        self.avoid: frozenset[str] = frozenset()  # workers that failed this request
+        self.suspicion = 0  # how many workers died while they computed for it and nothing had come of that
+        self.not_before = request.arrival
+        self._settings = settings
+        self._attempt_start = 0  # number of tokens when the attempt began
+        self._early: list[SequenceTokens] = []  # from the decode worker, ahead of the prefill worker's first token
+        self._finish: FinishReason = "stop"
+        self._finish_by = 0.0
+
+    # What others derive from it
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ("finished", "failed", "cancelled")
+
+    @property
+    def sequence(self) -> tuple[int, ...]:
+        return self.request.token_ids + tuple(self.tokens)
+
+    @property
+    def holders(self) -> tuple[str, ...]:
+        """Workers that hold something for the live attempt, and so must hear of its end."""
+        if self.assignment is None or self.state == "finishing" or self.ended:
+            return ()
+        prefill, decode = self.assignment.prefill, self.assignment.decode
+        if prefill and self.state in ("prefilling", "handing_off"):
+            return prefill, decode
+        return (decode,)
+
+    @property
+    def computing_on(self) -> str:
+        """The worker whose death now would point at this request: it computes and has nothing to show yet."""
+        if self.assignment is None:
+            return ""
+        if self.state == "prefilling":
+            return self.assignment.prefill or self.assignment.decode
+        produced = len(self.tokens) - self._attempt_start
+        if self.state in ("handing_off", "decoding") and produced <= 1 and self.assignment.prefill:
+            return self.assignment.decode
+        return ""
+
+    @property
+    def lease_id(self) -> int | None:
+        """The lease to be kept alive: granted, and its KV not committed yet."""
+        waiting = self.target is not None and self.state in ("prefilling", "handing_off")
+        return self.target.lease_id if waiting and self.target is not None else None
+
+    # Events
+
+    def assign(self, assignment: Assignment, now: float) -> list[Effect]:
+        assert self.state == "queued", f"{self.request.request_id} was assigned while {self.state}"
+        self.timeline.mark("queue", now)
+        self.attempt += 1
+        self.assignment = self.last_assignment = assignment
+        self._attempt_start = len(self.tokens)
+        if assignment.path == "local":
+            self.state = "prefilling"
+            return [Send(assignment.decode, RunLocal(self._spec()))]
+        self.state = "reserving"
+        return [Send(assignment.decode, Reserve(self._spec(), self._settings.lease_seconds))]
+
+    def on_event(
+        self, worker_id: str, event: Reserved | Refused | SequenceTokens | HandedOff | Failed, now: float
+    ) -> list[Effect]:
+        """Events of other attempts than the live one, and of workers that are not part of it, are dropped."""
+        stranger = self.assignment is None or worker_id not in (self.assignment.prefill, self.assignment.decode)
+        if stranger or event.attempt != self.attempt or self.ended:
+            return []
+        match event:
+            case Reserved():
+                return self._reserved(worker_id, event.target, now)
+            case Refused():
+                return self._refused(worker_id)
+            case SequenceTokens():
+                return self._tokens(worker_id, event, now)
+            case HandedOff():
+                return self._handed_off(worker_id, event.handoff)
+            case Failed():
+                return self._failed(worker_id, event, now)
+
+    def worker_lost(self, worker_id: str, expected: bool, now: float) -> list[Effect]:
+        """The worker is gone with all that it held; `expected` when it was draining."""
+        if self.assignment is None or self.ended:
+            return []
+        if self.state == "finishing":
+            return self._end() if worker_id == self.assignment.prefill else []
+        planned = self.state == "reserving" and worker_id == self.assignment.prefill
+        if worker_id not in self.holders and not planned:
+            return []
+        suspicious = not expected and self.computing_on == worker_id
+        if suspicious:
+            self.suspicion += 1
+            self.not_before = now + SUSPECT_PAUSE_S
+        reason = f"{worker_id} was lost"
+        if self.suspicion >= MAX_SUSPICION and suspicious:
+            error = Internal(f"{self.suspicion} workers died computing this request; it is not tried again")
+            return self._give_up(error, reason, {worker_id})
+        return self._retry(Unavailable(reason, retry_after_s=RETRY_AFTER_S), reason, {worker_id}, now)
+
+    def stop(self, now: float) -> list[Effect]:
+        """The answer's text reached a stop string: what came is complete."""
+        if self.ended or self.state == "finishing":
+            return []
+        return self._complete("stop", now, stop_workers=True)
+
+    def cancel(self) -> list[Effect]:
+        """The client is gone."""
+        return [] if self.ended else self._give_up(Cancelled("the client cancelled the request"), "cancelled", set())
+
+    def expire(self, no_worker: str) -> list[Effect]:
+        """The deadline passed; `no_worker` says so if there was none to serve the request."""
+        if self.ended:
+            return []
+        if self.state == "finishing":
+            return self._end()
+        if no_worker and self.state == "queued":
+            return self._give_up(Unavailable(no_worker, retry_after_s=RETRY_AFTER_S), "deadline", set())
+        return self._give_up(
+            DeadlineExceeded(f"the deadline passed while the request was {self.state.replace('_', ' ')}"),
+            "deadline",
+            set(),
+        )
+
+    def tick(self, now: float) -> list[Effect]:
+        return self._end() if self.state == "finishing" and now >= self._finish_by else []
+
+    # Steps
+
+    def _spec(self) -> SequenceSpec:
+        request = self.request
+        return SequenceSpec(
+            request_id=request.request_id,
+            attempt=self.attempt,
+            token_ids=self.sequence,
+            prompt_len=len(request.token_ids),
+            sampling=request.sampling,
+            salt=request.salt,
+            priority=request.priority,
+        )
+
+    def _reserved(self, worker_id: str, target: HandoffTarget, now: float) -> list[Effect]:
+        assert self.assignment is not None
+        if self.state != "reserving" or worker_id != self.assignment.decode:
+            return []
+        self.timeline.mark("reserve", now)
+        self.target = target
+        self.state = "prefilling"
+        return [
+            Send(
+                self.assignment.prefill, Prefill(self._spec(), replace(target, transport=self._settings.transport))
+            )
+        ]
+
+    def _refused(self, worker_id: str) -> list[Effect]:
+        """Nothing was done, so this placement is not counted as an attempt of the request."""
+        if self.state not in ("reserving", "prefilling") or worker_id not in self.holders:
+            return []
+        effects = self._abort_others({worker_id})
+        self._requeue()
+        return effects
+
+    def _tokens(self, worker_id: str, event: SequenceTokens, now: float) -> list[Effect]:
+        assert self.assignment is not None
+        if self.state in ("queued", "reserving", "finishing"):
+            return []
+        from_decode = worker_id == self.assignment.decode
+        if event.index > len(self.tokens):
+            if from_decode and self.assignment.prefill and self.state == "prefilling":
+                self._early.append(event)  # the two workers' streams are not ordered against each other
+                return []
+            reason = f"{worker_id} sent token {event.index} where {len(self.tokens)} was due"
+            return self._retry(Internal(reason), reason, set(), now)
+
+        effects = self._accept(event, now)
+        if from_decode:
+            self.state = "decoding"  # its tokens prove the commit, if there was one
+        elif self.state == "prefilling":
+            self.state = "handing_off"
+        if event.finish_reason is not None and event.index + len(event.token_ids) >= len(self.tokens):
+            return effects + self._complete(event.finish_reason, now, stop_workers=not from_decode)
+        if len(self.tokens) >= self.request.sampling.max_tokens:
+            return effects + self._complete("length", now, stop_workers=True)
+        if not from_decode:
+            early, self._early = self._early, []
+            for one in sorted(early, key=lambda one: one.index):
+                effects += self.on_event(self.assignment.decode, one, now)
+        return effects
+
+    def _accept(self, event: SequenceTokens, now: float) -> list[Effect]:
+        """Takes what is new of the tokens: duplicates and any beyond max_tokens fall away."""
+        assert self.assignment is not None
+        start = len(self.tokens)
+        new = slice(start - event.index, self.request.sampling.max_tokens - event.index)
+        token_ids = event.token_ids[new]
+        if not token_ids:
+            return []
+        if not self.timeline.has_first_token and event.prefill is not None:
+            self.cached_tokens = min(event.prefill.cached_tokens, len(self.request.token_ids))
+        self.timeline.tokens(now, len(token_ids), event.prefill)
+        self.tokens += token_ids
+        return [Emit(self.request.request_id, start, token_ids, event.logprobs[new], self.assignment.path)]
+
+    def _handed_off(self, worker_id: str, handoff: Handoff) -> list[Effect]:
+        assert self.assignment is not None
+        if worker_id != self.assignment.prefill:
+            return []
+        self.handoff = handoff
+        if self.state == "finishing":
+            return self._end()
+        if self.state == "handing_off":
+            self.state = "decoding"
+        return []
+
+    def _failed(self, worker_id: str, event: Failed, now: float) -> list[Effect]:
+        assert self.assignment is not None
+        if self.state == "finishing":
+            return self._end() if worker_id == self.assignment.prefill else []
+        if worker_id not in self.holders:
+            return []  # a prefill worker that did not hear of the commit which the decode worker's tokens proved
+        if event.code is Code.INVALID_ARGUMENT:
+            return self._give_up(InvalidArgument(event.message), event.message, {worker_id})
+        retry_after_s = RETRY_AFTER_S if event.code in (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED) else None
+        error = error_for(event.code, f"{worker_id}: {event.message}", retry_after_s=retry_after_s)
+        return self._retry(error, f"{worker_id}: {event.message}", {worker_id}, now)
+
+    # Ends
+
+    def _retry(self, error: KvRelayError, outcome: str, gone: set[str], now: float) -> list[Effect]:
+        """Gives the attempt up, for another one or, if there were too many, with the error."""
+        if len(self.attempts) + 1 >= self._settings.max_attempts:
+            return self._give_up(error, outcome, gone)
+        self.timeline.mark("failed_attempt", now)
+        effects = self._abort_others(gone)
+        self._record(outcome)
+        self.avoid |= gone
+        self._requeue()
+        return effects
+
+    def _requeue(self) -> None:
+        self.state = "queued"
+        self.assignment = None
+        self.target = None
+        self.handoff = None
+        self._early = []
+
+    def _give_up(self, error: KvRelayError, outcome: str, gone: set[str]) -> list[Effect]:
+        effects = self._abort_others(gone)
+        self._record(outcome)
+        cancelled = isinstance(error, Cancelled)
+        self.state = "cancelled" if cancelled else "failed"
+        return [*effects, End(self.request.request_id, "cancelled" if cancelled else "error", error)]
+
+    def _complete(self, reason: FinishReason, now: float, stop_workers: bool) -> list[Effect]:
+        """The answer is whole. `stop_workers` unless the worker that holds it ended it by itself."""
+        effects: list[Effect] = self._abort_others(set()) if stop_workers else []
+        report_due = self.state == "decoding" and self.handoff is None
+        self._finish = reason
+        self._record("finished")
+        if report_due and self.assignment is not None and self.assignment.prefill:
+            self.state = "finishing"
+            self._finish_by = now + HANDOFF_REPORT_S
+            return effects
+        return effects + self._end()
+
+    def _end(self) -> list[Effect]:
+        self.state = "finished"
+        return [End(self.request.request_id, self._finish)]
+
+    def _abort_others(self, gone: set[str]) -> list[Effect]:
+        abort = Abort(self.request.request_id, self.attempt)
+        return [Send(holder, abort) for holder in self.holders if holder not in gone]
+
+    def _record(self, outcome: str) -> None:
+        if self.assignment is not None:
+            one = self.assignment
+            self.attempts.append(Attempt(one.path, one.why, one.prefill, one.decode, outcome))

@@ -1,0 +1,104 @@
+"""Which workers serve a request, and by which path: a pure function that also says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from kvrelay.config import PolicyName, RouterConfig
+from kvrelay.types import Path, PoolName
+
+Reason = Literal["short_prompt", "no_prefill_worker", "prefix_hit", "least_loaded", "round_robin"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """A worker as one request sees it. Counts are of this router's own requests."""
+
+    worker_id: str
+    pool: PoolName
+    full: bool = False  # it refused lately, or its sequences take all the room that it has
+    queued_tokens: int = 0  # prefill: prompt tokens given to it and not yet computed
+    held_tokens: int = 0  # decode: tokens of the sequences that it holds
+    cached_tokens: int = 0  # of this request's tokens, those that its prefix cache probably holds
+    last_assigned: int = 0  # grows with each assignment
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    path: Path
+    decode: str
+    prefill: str  # empty on the local path
+    reason: Reason
+    why: str  # the reason as a sentence, with its figures
+    uncached_tokens: int  # that the prefill has to compute
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    why: str
+    no_worker: bool = False  # there is none, as against none with room
+
+
+def assign(
+    workers: Sequence[WorkerView], num_tokens: int, avoid: frozenset[str], config: RouterConfig
+) -> Assignment | Wait:
+    """Chooses workers for a sequence of `num_tokens` among those that take new work.
+
+    Workers in `avoid` failed this request before: they are taken only if there is no other.
+    """
+    decoders = [one for one in workers if one.pool == "decode"]
+    if not decoders:
+        return Wait("no decode worker is ready", no_worker=True)
+    decode = _choose(decoders, avoid, _DECODE_COST[config.policy](num_tokens))
+    if decode is None:
+        return Wait(f"all {len(decoders)} decode workers are full")
+
+    uncached = num_tokens - decode.cached_tokens
+    if uncached < config.local_below_tokens:
+        why = f"{uncached} uncached prompt tokens are below local_below_tokens={config.local_below_tokens}"
+        return Assignment("local", decode.worker_id, "", "short_prompt", why, uncached)
+    prefillers = [one for one in workers if one.pool == "prefill"]
+    if not prefillers:
+        why = "no prefill worker is ready"
+        return Assignment("local", decode.worker_id, "", "no_prefill_worker", why, uncached)
+
+    prefill = _choose(prefillers, avoid, _PREFILL_COST[config.policy](num_tokens))
+    if prefill is None:
+        return Wait(f"all {len(prefillers)} prefill workers are full")
+    reason, why = _explain(prefill, num_tokens, config.policy)
+    uncached = num_tokens - prefill.cached_tokens
+    return Assignment("disaggregated", decode.worker_id, prefill.worker_id, reason, why, uncached)
+
+
+Cost = Callable[[WorkerView], int]
+
+
+def _choose(workers: Sequence[WorkerView], avoid: frozenset[str], cost: Cost) -> WorkerView | None:
+    """The cheapest worker with room; of equals, the one that waited longest."""
+    with_room = [one for one in workers if not one.full]
+    candidates = [one for one in with_room if one.worker_id not in avoid] or with_room
+    return min(candidates, key=lambda one: (cost(one), one.last_assigned), default=None)
+
+
+# Costs in tokens: to compute before this request's first token, or, on a decode worker, to read in each step.
+_PREFILL_COST: dict[PolicyName, Callable[[int], Cost]] = {
+    "round_robin": lambda _num_tokens: lambda _worker: 0,
+    "least_loaded": lambda _num_tokens: lambda worker: worker.queued_tokens,
+    "kv_aware": lambda num_tokens: lambda worker: worker.queued_tokens + num_tokens - worker.cached_tokens,
+}
+_DECODE_COST: dict[PolicyName, Callable[[int], Cost]] = {
+    "round_robin": lambda _num_tokens: lambda _worker: 0,
+    "least_loaded": lambda _num_tokens: lambda worker: worker.held_tokens,
+    "kv_aware": lambda num_tokens: lambda worker: worker.held_tokens + num_tokens - worker.cached_tokens,
+}
+
+
+def _explain(prefill: WorkerView, num_tokens: int, policy: PolicyName) -> tuple[Reason, str]:
+    name = prefill.worker_id
+    if policy == "round_robin":
+        return "round_robin", f"it is {name}'s turn"
+    if policy == "kv_aware" and prefill.cached_tokens:
+        return "prefix_hit", f"{name} holds {prefill.cached_tokens} of {num_tokens} prompt tokens"
+    return "least_loaded", f"{name} has the least to do, {prefill.queued_tokens} tokens queued"

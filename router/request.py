@@ -1,0 +1,21 @@
+"""A request that was let in: checked, tokenized, with a seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvrelay.types import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Times are monotonic seconds of the router's clock."""
+
+    request_id: str
+    token_ids: tuple[int, ...]  # the prompt
+    sampling: SamplingParams  # seed is set
+    arrival: float
+    deadline: float
+    priority: int = 0  # lower goes first
+    resume: tuple[int, ...] = ()  # tokens of the answer that the client already has
+    salt: str = ""

@@ -1,0 +1,117 @@
+"""Documents that the demo model learns from: stories, conversations about them, small talk, facts, sums.
+
+A document is text with the tokenizer's markers in it: <s> begins it, </s> ends a story or a turn of a conversation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count, islice
+from random import Random
+
+from demo_stories import ANIMALS, Story, story
+from demo_talk import Pair, any_name, arithmetic, as_typed, colored_thing, fact, introduction, talk, unknown
+
+SYSTEM_PROMPTS = (
+    "You are a helpful assistant.",
+    "You are a friendly assistant.",
+    "You are a storyteller.",
+    "Answer in one short sentence.",
+    "You are demo, a small model.",
+    "Be brief.",
+)
+
+
+def documents(seed: int, split: str) -> Iterator[str]:
+    """Documents without end. Each has a random state of its own, so two splits share documents by chance only."""
+    for index in count():
+        yield document(Random(f"{seed}/{split}/{index}"))
+
+
+def sample(seed: int, split: str, size: int) -> list[str]:
+    return list(islice(documents(seed, split), size))
+
+
+def document(rng: Random) -> str:
+    kinds: tuple[Callable[[Random], str], ...] = (_tale, _about_a_story, _storytelling, _talk, _plain, _collection)
+    return rng.choices(kinds, weights=(30, 30, 10, 25, 4, 3))[0](rng)
+
+
+def conversation(turns: Sequence[Pair], system: str | None = None) -> str:
+    """What the chat template makes of the turns."""
+    start = f"<|system|>{system}</s>" if system else ""
+    return "<s>" + start + "".join(f"<|user|>{asked}</s><|assistant|>{answer}</s>" for asked, answer in turns)
+
+
+def _tale(rng: Random) -> str:
+    return f"<s>{story(rng).text}</s>"
+
+
+def _about_a_story(rng: Random) -> str:
+    """A story, then a few questions about it, the first one in the same turn."""
+    told = story(rng)
+    first, *others = _questions(rng, told, rng.randint(1, 4))
+    frame = rng.choice(("{story} {ask}", "{story}\n{ask}", "{story}\n\n{ask}", "{ask}\n\n{story}", "Here is a story. {story}\n\n{ask}",
+                        "Read this story:\n\n{story}\n\nQuestion: {ask}"))  # fmt: skip
+    turns = [(frame.format(story=told.text, ask=first[0]), first[1]), *others]
+    return conversation(turns, _system(rng))
+
+
+def _storytelling(rng: Random) -> str:
+    """The user wishes for a story, and may ask about it."""
+    wish = rng.choice(("any", "kind", "name", "topic"))
+    kind = rng.choice(ANIMALS) if wish in ("kind", "name") else None
+    hero = any_name(rng) if wish == "name" else None
+    told = story(rng, kind=kind, hero=hero)
+    about = {
+        "any": "",
+        "kind": f" about a {kind}",
+        "name": f" about a {kind} named {hero}",
+        "topic": f" about {told.topic}",
+    }[wish]
+    ask = rng.choice(("Tell me a story{}.", "Tell me a short story{}.", "Write a story{}.", "Can you tell me a story{}?", "Please tell me a story{}!",
+                      "Write a short story{}.", "tell me a story{}"))  # fmt: skip
+    return conversation([(ask.format(about), told.text), *_questions(rng, told, rng.randint(0, 2))], _system(rng))
+
+
+def _talk(rng: Random) -> str:
+    """A conversation about this and that."""
+    sources = (talk, fact, arithmetic, unknown, colored_thing)
+    pairs = [rng.choices(sources, weights=(25, 25, 35, 8, 7))[0](rng) for _ in range(rng.randint(1, 5))]
+    turns = [(as_typed(rng, asked), answer) for asked, answer in pairs]
+    if rng.random() < 0.2:
+        named, asked = introduction(rng)
+        turns = [named, *turns[:2], asked]
+    return conversation(turns, _system(rng))
+
+
+def _plain(rng: Random) -> str:
+    """Facts and sums as running text."""
+    return "<s>" + " ".join(rng.choice((fact, arithmetic, arithmetic))(rng)[1] for _ in range(rng.randint(3, 12))) + "</s>"
+
+
+def _collection(rng: Random) -> str:
+    """A long document: several stories of different heroes, then questions about any of them."""
+    tales: list[Story] = []
+    avoid: set[str] = set()
+    for _ in range(rng.choice((2, 2, 3, 3, 4, 5, 6, 8, 12))):
+        tales.append(story(rng, avoid=avoid))
+        avoid |= {tales[-1].hero, tales[-1].friend}
+    body = "\n\n".join(f"Story {number}. {told.text}" for number, told in enumerate(tales, 1))
+    if rng.random() < 0.3:
+        return f"<s>{body}</s>"
+    turns = [_named_question(rng, rng.choice(tales)) for _ in range(rng.randint(1, 4))]
+    return conversation([(f"{body}\n\n{turns[0][0]}", turns[0][1]), *turns[1:]], _system(rng))
+
+
+def _questions(rng: Random, told: Story, number: int) -> list[Pair]:
+    return [(as_typed(rng, asked), answer) for asked, answer in rng.sample(told.answers, number)]
+
+
+def _named_question(rng: Random, told: Story) -> Pair:
+    """A question that says by a name which story it means."""
+    return rng.choice([pair for pair in told.answers if told.hero in pair[0] or told.friend in pair[0]])
+
+
+def _system(rng: Random) -> str | None:
+    return rng.choice(SYSTEM_PROMPTS) if rng.random() < 0.25 else None

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """tiny_model(architecture="llama") -> folder of a tiny random model (see tiny_models.py), built once a session."""
+    from tiny_models import build
+
+    folders: dict[str, Path] = {}
+
+    def folder(architecture: str = "llama") -> Path:
+        if architecture not in folders:
+            folders[architecture] = build(architecture, tmp_path_factory.mktemp(architecture))
+        return folders[architecture]
+
+    return folder

@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from kvrelay import registry as registry_module
+from kvrelay.embedded_redis import EmbeddedRedis
+from kvrelay.errors import ConfigError, FailedPrecondition, InvalidArgument, Unavailable
+from kvrelay.registry import Registry
+from kvrelay.registry_codec import check_address, decode, encode
+from kvrelay.types import PoolName, RouterLoad, ScalingDecision, WorkerInfo, WorkerLoad
+
+
+def worker(worker_id: str = "decode-0", epoch: int = 1, pool: PoolName = "decode", **changes: object) -> WorkerInfo:
+    info = WorkerInfo(
+        worker_id=worker_id,
+        pool=pool,
+        epoch=epoch,
+        state="ready",
+        address="127.0.0.1:7001",
+        model_id="demo",
+        layout_hash="00ff",
+        block_size=16,
+        block_bytes=4096,
+        host_id="host",
+        max_model_len=4096,
+        load=WorkerLoad(running=2, waiting=1, tokens_per_second=12.5),
+    )
+    return dataclasses.replace(info, **changes)  # type: ignore[arg-type]
+
+
+async def _eventually(condition: Callable[[], Awaitable[object]]) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            if await condition():
+                return
+            await asyncio.sleep(0.01)
+
+
+async def _no_workers(registry: Registry) -> bool:
+    return await registry.workers() == ()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[EmbeddedRedis]:
+    async with EmbeddedRedis() as running:
+        yield running
+
+
+@pytest.fixture
+async def registry(server: EmbeddedRedis) -> AsyncIterator[Registry]:
+    connected = await Registry.connect(server.url)
+    yield connected
+    await connected.close()
+
+
+async def test_epochs_are_unique_over_concurrent_callers(server: EmbeddedRedis, registry: Registry) -> None:
+    other = await Registry.connect(server.url)
+    epochs = await asyncio.gather(*((registry, other)[i % 2].next_epoch() for i in range(50)))
+    await other.close()
+    assert sorted(epochs) == list(range(1, 51))
+
+
+async def test_workers_come_back_as_published_and_by_id(registry: Registry) -> None:
+    for name in ("decode-1", "prefill-0", "decode-0"):
+        await registry.publish_worker(worker(name))
+    assert await registry.workers() == (worker("decode-0"), worker("decode-1"), worker("prefill-0"))
+
+
+async def test_an_entry_expires_without_heartbeat(registry: Registry) -> None:
+    await registry.publish_worker(worker(), ttl_s=0.01)
+    await _eventually(lambda: _no_workers(registry))
+
+
+async def test_an_older_incarnation_cannot_overwrite_or_remove_a_later_one(registry: Registry) -> None:
+    await registry.publish_worker(worker(epoch=7))
+    with pytest.raises(FailedPrecondition, match="epoch 6 was succeeded by epoch 7"):
+        await registry.publish_worker(worker(epoch=6))
+    await registry.remove_worker("decode-0", 6)
+    assert await registry.workers() == (worker(epoch=7),)
+    await registry.publish_worker(worker(epoch=8))
+    await registry.remove_worker("decode-0", 8)
+    assert await registry.workers() == ()
+
+
+async def test_epochs_stay_unique_after_redis_lost_everything(registry: Registry) -> None:
+    epochs = [await registry.next_epoch() for _ in range(3)]
+    await registry._call("FLUSHALL")
+    await registry.publish_worker(worker(epoch=epochs[-1]))  # the next heartbeat of a worker that lived on
+    assert await registry.next_epoch() > epochs[-1]
+
+
+def _entry(**changes: object) -> str:
+    record = json.loads(encode(worker()))
+    record["value"] |= changes
+    return json.dumps(record)
+
+
+JUNK = {
+    "not JSON": "\x80\x04junk",
+    "not an object": "[]",
+    "no value": '{"schema": 1}',
+    "future schema": json.dumps({"schema": 2, "value": {"anything": 1}}),
+    "missing field": '{"schema": 1, "value": {"worker_id": "decode-0"}}',
+    "wrong type": _entry(epoch="1"),
+    "fraction": _entry(block_size=16.5),
+    "negative": _entry(epoch=-1),
+    "too large": _entry(block_size=2**31),
+    "endless": _entry(epoch=2**63),
+    "not a number": _entry(load={"tokens_per_second": float("nan")}),
+    "negative load": _entry(load={"running": -5}),
+    "unknown pool": _entry(pool="encode"),
+    "unknown state": _entry(state="dead"),
+    "no port": _entry(address="127.0.0.1"),
+    "port 0": _entry(address="127.0.0.1:0"),
+    "port too large": _entry(address="127.0.0.1:65536"),
+    "port of other digits": _entry(address="127.0.0.1:１２"),
+    "host name": _entry(address="evil.example:80"),
+    "public address": _entry(address="8.8.8.8:80"),
+    "any address": _entry(address="0.0.0.0:80"),
+    "ANSI in a name": _entry(model_id="\x1b[2Jdemo"),
+    "newline in a name": _entry(host_id="a\nb"),
+    "another's entry": _entry(worker_id="decode-9"),
+    "long text": _entry(model_id="m" * 1000),
+    "deep nesting": "[" * 60_000,
+    "too long": '{"schema": 1, "pad": "' + "x" * 70_000 + '"}',
+}
+
+
+@pytest.mark.parametrize("junk", JUNK.values(), ids=JUNK.keys())
+async def test_junk_is_skipped_with_one_warning(registry: Registry, junk: str) -> None:
+    await registry.publish_worker(worker("prefill-0", pool="prefill"))
+    await registry._call("SET", "kvrelay:worker:decode-0", junk)
+    with capture_logs() as logs:
+        for _ in range(3):
+            assert [info.worker_id for info in await registry.workers()] == ["prefill-0"]
+    assert [(line["log_level"], line["key"]) for line in logs] == [("warning", "'kvrelay:worker:decode-0'")]
+    assert all(line["reason"].isprintable() for line in logs)
+
+
+async def test_a_key_of_another_type_or_with_control_characters_is_skipped(registry: Registry) -> None:
+    await registry._call("RPUSH", "kvrelay:worker:list", "x")
+    await registry._call("SET", "kvrelay:worker:\x1b[31m", encode(worker()))
+    with capture_logs() as logs:
+        assert await registry.workers() == ()
+    assert len(logs) == 2
+    assert all(line["key"].isprintable() for line in logs)
+
+
+async def test_a_rightful_worker_replaces_junk(registry: Registry) -> None:
+    for junk in ("{", '{"value": 3}', '{"value": {"epoch": "x"}}'):
+        await registry._call("SET", "kvrelay:worker:decode-0", junk)
+        await registry.publish_worker(worker())
+        assert await registry.workers() == (worker(),)
+    await registry._call("DEL", "kvrelay:worker:decode-0")
+    await registry._call("RPUSH", "kvrelay:worker:decode-0", "x")
+    await registry.remove_worker("decode-0", 1)
+    await registry.publish_worker(worker())
+    assert await registry.workers() == (worker(),)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"worker_id": "a b"}, {"address": "host:1"}, {"model_id": "\x00"}, {"epoch": -1}], ids=str
+)
+async def test_nobody_publishes_what_nobody_would_read(registry: Registry, bad: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgument, match="WorkerInfo: "):
+        await registry.publish_worker(worker(**bad))  # type: ignore[arg-type]
+
+
+async def test_free_text_is_made_printable(registry: Registry) -> None:
+    broken = WorkerLoad(integrity_ok=False, integrity_error="free 3\n\x1b[31mheld 2")
+    await registry.publish_worker(worker(load=broken))
+    (info,) = await registry.workers()
+    assert info.load.integrity_error == "free 3  [31mheld 2"
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_decode_or_raise_value_error(raw: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - any message will do
+        decode(WorkerInfo, raw)
+
+
+@pytest.mark.parametrize("good", ["localhost:1", "127.0.0.1:65535", "10.1.2.3:80", "[::1]:5", "[fd00::1]:5"])
+def test_private_addresses(good: str) -> None:
+    assert check_address(good) == good
+
+
+async def test_desired_sizes(registry: Registry) -> None:
+    assert await registry.desired() == {}
+    await registry.set_desired({"prefill": 2, "decode": 3})
+    await registry.set_desired({"decode": 4})
+    assert await registry.desired() == {"prefill": 2, "decode": 4}
+    await registry._call("HSET", "kvrelay:desired", "prefill", "many")
+    with capture_logs() as logs:
+        assert await registry.desired() == {"decode": 4}
+    assert len(logs) == 1
+
+
+async def test_scaling_is_fenced_and_never_overrides_an_operator(registry: Registry) -> None:
+    await registry.set_desired({"decode": 1})
+    old = await registry.acquire_leader("a", 30)
+    assert old is not None
+    assert await registry.scale("decode", 1, 2, old)
+    await registry.set_desired({"decode": 5})
+    assert not await registry.scale("decode", 2, 3, old), "the operator came between"
+    await registry.release_leader("a")
+    new = await registry.acquire_leader("b", 30)
+    assert new is not None
+    assert new > old
+    assert not await registry.scale("decode", 5, 6, old), "the old leader woke up"
+    assert await registry.scale("decode", 5, 4, new)
+    assert await registry.desired() == {"decode": 4}
+
+
+async def test_one_leader_at_a_time(registry: Registry) -> None:
+    token = await registry.acquire_leader("a", 30)
+    assert token == await registry.acquire_leader("a", 30), "renewing keeps the token"
+    assert await registry.acquire_leader("b", 30) is None
+    await registry.release_leader("b")
+    assert await registry.acquire_leader("b", 30) is None, "only the leader can release"
+    await registry.release_leader("a")
+    assert token is not None
+    assert await registry.acquire_leader("b", 0.01) == token + 1
+    await _eventually(lambda: registry.acquire_leader("a", 30))
+
+
+async def test_junk_in_the_leader_key_does_not_stop_scaling_for_good(registry: Registry) -> None:
+    await registry._call("SET", "kvrelay:leader", "junk")
+    assert await registry.acquire_leader("a", 30) == 1
+    assert await registry.acquire_leader("b", 30) is None
+
+
+async def test_drains(registry: Registry) -> None:
+    await registry.request_drain("decode-1")
+    await registry.request_drain("decode-2")
+    await registry._call("SADD", "kvrelay:drains", "\x1b[0m")
+    assert await registry.drains() == {"decode-1", "decode-2"}
+    await registry.clear_drain("decode-1")
+    assert await registry.drains() == {"decode-2"}
+    with pytest.raises(InvalidArgument):
+        await registry.request_drain("decode 1\n")
+
+
+async def test_decisions_newest_first_and_capped(registry: Registry) -> None:
+    made = [ScalingDecision(float(i), "decode", i, i + 1, f"reason {i}") for i in range(120)]
+    for decision in made:
+        await registry.record_decision(decision)
+    await registry._call("LPUSH", "kvrelay:decisions", "junk")
+    assert await registry.decisions(4) == tuple(reversed(made[-3:]))
+    assert len(await registry.decisions(1000)) == 100
+
+
+async def test_routers(registry: Registry) -> None:
+    load = RouterLoad("router-0", running=1, waiting=3, waiting_tokens=300, ttft_p95_ms=12.5)
+    await registry.publish_router(load)
+    assert await registry.routers() == (load,)
+    await registry.remove_router("router-0")
+    assert await registry.routers() == ()
+
+
+async def test_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(Unavailable, match=f"Redis at 127.0.0.1:{port}"):
+        await Registry.connect(f"redis://:secret@127.0.0.1:{port}/0")
+
+
+async def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_module, "_TIMEOUT_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(Unavailable) as caught:
+        await Registry.connect(f"redis://:secret@127.0.0.1:{silent.getsockname()[1]}/0")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1", "127.0.0.1:6379", "redis://127.0.0.1:port"])
+async def test_a_url_that_is_none(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"redis\.url"):
+        await Registry.connect(url)
+
+
+async def test_a_read_only_redis_is_unavailable(registry: Registry) -> None:
+    await registry._call("REPLICAOF", "127.0.0.1", "1")
+    with pytest.raises(Unavailable, match="read only replica"):
+        await registry.publish_worker(worker())
