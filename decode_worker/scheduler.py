@@ -103,7 +103,7 @@ class DecodeScheduler:
         """Takes blocks for all tokens, if a spare block for each active sequence is left beside them."""
         sequence.take_prefix(self._cache)
         missing = sequence.blocks_missing(len(sequence.tokens))
-        if missing + len(self._active) > self._cache.num_available:
+        if missing + len(self._active) > self._cache.pool.num_available:
             sequence.drop_blocks(self._cache)
             return False
         sequence.take_blocks(self._cache, len(sequence.tokens))

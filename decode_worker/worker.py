@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
+from decode_worker.scheduler import DecodeScheduler
 from kv_transfer.lease import Lease, LeaseTable
+from kv_transfer.receiver import Receiver
 from kvrelay.clock import Clock
 from kvrelay.engine.blocks import OutOfBlocks
 from kvrelay.engine.cache import KvCache
@@ -23,8 +27,9 @@ from kvrelay.messages import (
 from kvrelay.types import SequenceSpec, WorkerLoad
 from kvrelay.worker.base import Identity, Key, Worker
 from kvrelay.worker.sequence import Sequence
-from kvrelay.worker.session import Session
-from decode_worker.scheduler import DecodeScheduler
+from kvrelay.worker.session import RouterSession
+
+_EXPIRY_PERIOD_S = 0.1
 
 
 class DecodeWorker(Worker):
@@ -35,20 +40,29 @@ class DecodeWorker(Worker):
         identity: Identity,
         runner: ModelRunner,
         cache: KvCache,
-        leases: LeaseTable,
         *,
         max_batch: int,
         chunk_tokens: int,
+        digests: bool,
         clock: Clock,
     ) -> None:
         self._scheduler = DecodeScheduler(cache, chunk_tokens)
         super().__init__(identity, runner, cache, self._scheduler, clock)
-        self._leases = leases
+        self._leases = LeaseTable(identity.epoch)
+        self.receiver = Receiver(
+            runner.kv,
+            self._leases,
+            worker_id=identity.worker_id,
+            layout_hash=runner.layout_hash,
+            on_commit=self._join,
+            clock=clock,
+            digests=digests,
+        )
         self._max_batch = max_batch
         self._reserved: dict[Key, tuple[Sequence, Reserved]] = {}  # waiting for their KV
         self._decoding: dict[Key, Sequence] = {}
 
-    def handle(self, command: Command, session: Session) -> None:
+    def handle(self, command: Command, session: RouterSession) -> None:
         match command:
             case Reserve(spec, lease_seconds):
                 if spec.key in self._reserved:
@@ -64,3 +78,107 @@ class DecodeWorker(Worker):
                 self.abort((request_id, attempt))
             case _:
                 raise KvRelayError(f"a decode worker does not take {type(command).__name__}")
+
+    def _join(self, lease: Lease, first_token: int, num_tokens: int) -> None:
+        """The KV of a reserved sequence has arrived: it joins the batch with the token that prefill sampled."""
+        sequence, _ = self._reserved.pop(lease.key)
+        assert num_tokens == len(sequence.tokens), f"{num_tokens} tokens came, {len(sequence.tokens)} were reserved"
+        sequence.advance(self.cache, num_tokens - sequence.num_computed)
+        sequence.append(first_token, self.runner.eos_token_ids, self.runner.max_model_len)
+        self._decoding[lease.key] = sequence
+        self._scheduler.join(sequence)
+        self.steps.wake()
+
+    def advanced(self, sequence: Sequence, tokens: SequenceTokens | None) -> None:
+        """A sequence leaves the batch with its last token."""
+        if tokens is not None and tokens.finish_reason is not None:
+            self.abort(sequence.spec.key)
+
+    def abort(self, key: Key) -> None:
+        self.sessions.pop(key, None)
+        if key in self._decoding:
+            self._scheduler.remove(self._decoding.pop(key))
+        elif key in self._reserved:
+            lease_id = self._reserved[key][1].target.lease_id
+            self._leases.close(lease_id)
+            self.receiver.revoke(lease_id)
+            self._release_leases()
+        self.steps.wake()
+
+    def _release_leases(self) -> None:
+        """Frees the blocks of ended leases that nothing is copied into any more."""
+        for lease in self._leases.release():
+            sequence, _ = self._reserved.pop(lease.key)
+            sequence.drop_blocks(self.cache)
+            self.steps.wake()
+
+    def load(self) -> WorkerLoad:
+        waiting = self._scheduler.waiting
+        return self.measured(
+            running=len(self._scheduler) - len(waiting),
+            waiting=waiting,
+            leases=len(self._leases),
+            preemptions=self._scheduler.preemptions,
+        )
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._expire_leases())
+            tasks.create_task(super().run())
+
+    async def _expire_leases(self) -> None:
+        while True:
+            for lease in self._leases.expire(self.clock.now()):
+                self.receiver.revoke(lease.lease_id)
+                session = self.sessions.pop(lease.key, None)
+                if session is not None:
+                    session.send(Failed(*lease.key, Code.FAILED_PRECONDITION, "the lease ended before its KV arrived"))
+            self._release_leases()
+            await asyncio.sleep(_EXPIRY_PERIOD_S)
+
+    def _takes(self, spec: SequenceSpec, session: RouterSession) -> bool:
+        """Whether there is a seat for another sequence; refuses it otherwise."""
+        if self.draining:
+            session.send(Refused(*spec.key, "draining"))
+        elif len(spec.token_ids) >= self.runner.max_model_len:
+            text = f"{len(spec.token_ids)} tokens do not fit into a context of {self.runner.max_model_len}"
+            session.send(Failed(*spec.key, Code.INVALID_ARGUMENT, text))
+        elif len(self._scheduler) + len(self._leases) >= self._max_batch:
+            session.send(Refused(*spec.key, "full"))
+        else:
+            return True
+        return False
+
+    def _reserve(self, spec: SequenceSpec, lease_seconds: float, session: RouterSession) -> None:
+        sequence = self.begin(spec)
+        sequence.take_prefix(self.cache)
+        cached_blocks = len(sequence.blocks)
+        try:
+            sequence.take_blocks(self.cache, len(sequence.tokens))
+        except OutOfBlocks:
+            sequence.drop_blocks(self.cache)
+            session.send(Refused(*spec.key, "full"))
+            return
+        lease = self._leases.grant(spec.key, sequence.blocks, cached_blocks, lease_seconds, self.clock.now())
+        target = HandoffTarget(
+            worker_id=self.identity.worker_id,
+            address=self.identity.address,
+            epoch=self.identity.epoch,
+            lease_id=lease.lease_id,
+            generation=lease.generation,
+            num_blocks=len(lease.blocks),
+            cached_blocks=cached_blocks,
+            layout_hash=self.runner.layout_hash,
+            host_id=self.identity.host_id,
+        )
+        answer = Reserved(*spec.key, target)
+        self.sessions[spec.key] = session
+        self._reserved[spec.key] = sequence, answer
+        session.send(answer)
+
+    def _run_local(self, spec: SequenceSpec, session: RouterSession) -> None:
+        sequence = self.begin(spec)
+        self.sessions[spec.key] = session
+        self._decoding[spec.key] = sequence
+        self._scheduler.add(sequence)
+        self.steps.wake()

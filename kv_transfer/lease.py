@@ -96,7 +96,9 @@ class LeaseTable:
         else:
             raise NotFound(f"lease {lease_id} is unknown in epoch {epoch}, or ended and released")
         if generation != lease.generation:
-            raise FailedPrecondition(f"generation {generation} of lease {lease_id} is not the current {lease.generation}")
+            raise FailedPrecondition(
+                f"generation {generation} of lease {lease_id} is not the current {lease.generation}"
+            )
         return lease
 
     def pin(self, lease_id: int) -> None:
@@ -120,7 +122,8 @@ class LeaseTable:
                 raise FailedPrecondition(f"lease {lease_id} was committed before with other content")
             return False
         entry = self._entries[lease_id]
-        assert not entry.closed and entry.pins == 0, f"lease {lease_id} is closed or pinned"
+        assert not entry.closed, f"lease {lease_id} is closed"
+        assert entry.pins == 0, f"a copy into lease {lease_id} is under way"
         del self._entries[lease_id]
         self._committed[lease_id] = entry.lease, content
         if len(self._committed) > _REMEMBERED_COMMITS:

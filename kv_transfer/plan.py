@@ -56,9 +56,7 @@ def _runs(sources: Sequence[int], targets: Sequence[int]) -> Iterator[tuple[int,
     """(source, target, count): the fewest stretches over which both sides are adjacent."""
     first = 0
     for end in range(1, len(sources) + 1):
-        adjacent = (
-            end < len(sources) and sources[end] == sources[end - 1] + 1 and targets[end] == targets[end - 1] + 1
-        )
+        adjacent = end < len(sources) and sources[end] == sources[end - 1] + 1 and targets[end] == targets[end - 1] + 1
         if not adjacent:
             yield sources[first], targets[first], end - first
             first = end

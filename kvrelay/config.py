@@ -6,11 +6,13 @@ import ipaddress
 import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kvrelay.types import PoolName
 
-_SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB|KB|MB|GB|TB)?$")
+_SIZE = re.compile(r"^([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*(B|KiB|MiB|GiB|TiB|KB|MB|GB|TB)?$")
+_ADDRESS = re.compile(r"^(\[[0-9a-fA-F:]+\]|[^:\s]+):([0-9]{1,5})$")
+_REDIS_URL = re.compile(r"^(embedded|rediss?://.+|unix:///.+)$")
 _UNIT = {
     None: 1,
     "B": 1,
@@ -26,13 +28,20 @@ _UNIT = {
 
 TransportName = Literal["auto", "memory", "shm", "grpc", "gloo", "nccl"]
 PolicyName = Literal["kv_aware", "least_loaded", "round_robin"]
-MetricName = Literal[
-    "queue_depth", "queue_tokens", "queue_wait_p95_ms", "kv_occupancy", "ttft_p95_ms", "itl_p95_ms"
-]
+MetricName = Literal["queue_depth", "queue_tokens", "queue_wait_p95_ms", "kv_occupancy", "ttft_p95_ms", "itl_p95_ms"]
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 Count = Annotated[int, Field(ge=0, strict=True)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Address = Annotated[str, StringConstraints(pattern=r"^(\[[0-9a-fA-F:]+\]|[^:\s]+):\d{1,5}$")]
+
+
+def _address(value: str) -> str:
+    match = _ADDRESS.match(value)
+    if match is None or int(match[2]) > 65535:
+        raise ValueError(f"{value!r} is not HOST:PORT with a port from 0 to 65535")
+    return value
+
+
+Address = Annotated[str, AfterValidator(_address)]
 
 
 def parse_size(text: str | int) -> int:
@@ -105,7 +114,14 @@ class RouterConfig(Section):
 
 
 class RedisConfig(Section):
-    url: Annotated[str, StringConstraints(pattern=r"^(embedded|rediss?://.+|unix://.+)$")] = "embedded"
+    url: str = "embedded"
+
+    @field_validator("url")
+    @classmethod
+    def _known_scheme(cls, value: str) -> str:
+        if not _REDIS_URL.match(value):
+            raise ValueError("allowed are embedded, redis://HOST:PORT/DB, rediss://HOST:PORT/DB and unix:///PATH")
+        return value
 
 
 class MetricTarget(Section):
@@ -126,9 +142,7 @@ class PoolPolicy(Section):
     @model_validator(mode="after")
     def _ordered(self) -> PoolPolicy:
         if self.min_replicas > self.max_replicas:
-            raise ValueError(
-                f"min_replicas {self.min_replicas} is above max_replicas {self.max_replicas}"
-            )
+            raise ValueError(f"min_replicas {self.min_replicas} is above max_replicas {self.max_replicas}")
         return self
 
 
@@ -185,7 +199,6 @@ class ClusterConfig(Section):
             if chunk < self.kv.block_size:
                 raise ValueError(f"{name}.chunk_tokens {chunk} is below kv.block_size {self.kv.block_size}")
         return self
-
 
 
 def is_loopback(address: str) -> bool:

@@ -6,7 +6,6 @@ import asyncio
 import importlib.util
 import os
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from types import TracebackType
@@ -16,21 +15,13 @@ import redis.exceptions
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from kvrelay.child import bound_to_parent
 from kvrelay.errors import Unavailable
 from kvrelay.telemetry import get_logger
 
 _START_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 5.0
 _SOCKET_PATH_MAX = 107  # bytes, Linux sockaddr_un
-
-# Runs in place of redis-server until it is one: asks the kernel for SIGKILL when the parent dies (PR_SET_PDEATHSIG
-# is 1), in a process of its own because a preexec_fn is unsafe once the parent has threads.
-_EXEC_BOUND_TO_PARENT = """
-import ctypes, os, sys
-ctypes.CDLL(None).prctl(1, 9)
-os.getppid() == int(sys.argv[1]) or sys.exit("the parent is gone")
-os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 log = get_logger("redis")
 
@@ -99,8 +90,9 @@ class EmbeddedRedis:
             "loglevel": "warning",
         }
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", "-c", _EXEC_BOUND_TO_PARENT, str(os.getpid()), str(find_redis_server())),
-            *(word for name, value in options.items() for word in (f"--{name}", value)),
+            *bound_to_parent(
+                str(find_redis_server()), *(word for name, value in options.items() for word in (f"--{name}", value))
+            ),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,

@@ -1,4 +1,6 @@
-"""Workers as Ray actors. The only module that knows Ray: it places, starts, watches and stops; it carries no request."""
+"""Workers as Ray actors. The only module that knows Ray, which places, starts, watches and stops workers
+and carries no request.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ class _Running:
 class RayLauncher:
     """Starts and stops worker actors; satisfies `autoscaler.actuator.Launcher`. Use as a context manager."""
 
-    def __init__(self, settings: WorkerSettings, *, ray_address: str | None = None, num_cpus: float | None = None) -> None:
+    def __init__(
+        self, settings: WorkerSettings, *, ray_address: str | None = None, num_cpus: float | None = None
+    ) -> None:
         """`settings` is what every worker gets, but for its id and pool. Without an address a local Ray is started
         which offers `num_cpus` logical CPUs.
         """
@@ -102,7 +106,7 @@ class RayLauncher:
         return {worker_id: one.pool for worker_id, one in self._running.items()}
 
     async def start(self, pool: PoolName, worker_id: str) -> None:
-        """Asks Ray for a worker. It shows up in the registry when it serves, and stays pending while Ray has no room."""
+        """Asks Ray for a worker, which is pending while Ray has no room. Once it serves, it is in the registry."""
         section = self._settings.config.prefill if pool == "prefill" else self._settings.config.decode
         actor = (
             ray.remote(WorkerActor)

@@ -96,11 +96,7 @@ class KvLayout:
     def region_block_bytes(self) -> tuple[int, ...]:
         """Bytes of one block in each region: K of layer 0, V of layer 0, K of layer 1, ..."""
         per_value = self.block_size * DTYPE_BYTES[self.dtype]
-        return tuple(
-            per_value * layer.kv_heads * dim
-            for layer in self.layers
-            for dim in (layer.k_dim, layer.v_dim)
-        )
+        return tuple(per_value * layer.kv_heads * dim for layer in self.layers for dim in (layer.k_dim, layer.v_dim))
 
     @property
     def block_bytes(self) -> int:
@@ -136,6 +132,7 @@ class Handoff:
     cached_blocks: int
     seconds: float  # first frame to acknowledged commit
     exposed_seconds: float  # end of prefill compute to acknowledged commit
+    why: str = ""  # why that transport
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from kvrelay.messages import Abort, Command, Failed, HandedOff, HandoffTarget, P
 from kvrelay.types import WorkerLoad
 from kvrelay.worker.base import Identity, Key, Worker
 from kvrelay.worker.sequence import Sequence
-from kvrelay.worker.session import Session
+from kvrelay.worker.session import RouterSession
 from prefill_worker.scheduler import PrefillScheduler
 
 
@@ -51,9 +51,9 @@ class PrefillWorker(Worker):
         self._letting_go = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def handle(self, command: Command, session: Session) -> None:
+    def handle(self, command: Command, session: RouterSession) -> None:
         match command:
-            case Prefill(spec, target):
+            case Prefill(spec):
                 if spec.key not in self._relays:
                     self._accept(command, session)
             case Abort(request_id, attempt):
@@ -61,7 +61,7 @@ class PrefillWorker(Worker):
             case _:
                 raise KvRelayError(f"a prefill worker does not take {type(command).__name__}")
 
-    def _accept(self, command: Prefill, session: Session) -> None:
+    def _accept(self, command: Prefill, session: RouterSession) -> None:
         spec, target = command.spec, command.target
         if self.draining:
             session.send(Refused(*spec.key, "draining"))

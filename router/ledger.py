@@ -30,7 +30,7 @@ class Timeline:
             self._marked = now
 
     def tokens(self, now: float, count: int, prefill: PrefillTimings | None) -> None:
-        """`count` tokens came. The worker's own timings split the time since the last mark, and `return` is the rest."""
+        """`count` tokens came. The worker's timings split the time since the last mark; the rest is `return`."""
         if self._first is None:
             if prefill is not None:
                 computing = min(self._marked + prefill.queue_seconds, now)

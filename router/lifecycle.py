@@ -14,7 +14,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from kvrelay.errors import Cancelled, Code, DeadlineExceeded, Internal, InvalidArgument, KvRelayError, Unavailable, error_for
+from kvrelay.errors import (
+    Cancelled,
+    Code,
+    DeadlineExceeded,
+    Internal,
+    InvalidArgument,
+    KvRelayError,
+    Unavailable,
+    error_for,
+)
 from kvrelay.messages import (
     Abort,
     Command,
@@ -111,8 +120,17 @@ class Lifecycle:
         return self.state in ("finished", "failed", "cancelled")
 
     @property
+    def path(self) -> Path | None:
+        """Of the last attempt."""
+        return None if self.last_assignment is None else self.last_assignment.path
+
+    @property
     def sequence(self) -> tuple[int, ...]:
         return self.request.token_ids + tuple(self.tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.request.token_ids) + len(self.tokens)
 
     @property
     def holders(self) -> tuple[str, ...]:
@@ -191,18 +209,16 @@ class Lifecycle:
         reason = f"{worker_id} was lost"
         if self.suspicion >= MAX_SUSPICION and suspicious:
             error = Internal(f"{self.suspicion} workers died computing this request; it is not tried again")
-            return self._give_up(error, reason, {worker_id})
-        return self._retry(Unavailable(reason, retry_after_s=RETRY_AFTER_S), reason, {worker_id}, now)
+            return self._give_up(error, reason, gone=worker_id)
+        return self._retry(Unavailable(reason, retry_after_s=RETRY_AFTER_S), reason, worker_id, now)
 
-    def stop(self, now: float) -> list[Effect]:
-        """The answer's text reached a stop string: what came is complete."""
-        if self.ended or self.state == "finishing":
-            return []
-        return self._complete("stop", now, stop_workers=True)
+    def complete(self, reason: FinishReason, now: float) -> list[Effect]:
+        """What came so far is the whole answer, as no worker can know: its text reached a stop string."""
+        return [] if self.ended or self.state == "finishing" else self._complete(reason, now)
 
-    def cancel(self) -> list[Effect]:
-        """The client is gone."""
-        return [] if self.ended else self._give_up(Cancelled("the client cancelled the request"), "cancelled", set())
+    def cancel(self, error: KvRelayError) -> list[Effect]:
+        """From outside: the client is gone, or the router goes."""
+        return [] if self.ended else self._give_up(error, error.message)
 
     def expire(self, no_worker: str) -> list[Effect]:
         """The deadline passed; `no_worker` says so if there was none to serve the request."""
@@ -211,12 +227,9 @@ class Lifecycle:
         if self.state == "finishing":
             return self._end()
         if no_worker and self.state == "queued":
-            return self._give_up(Unavailable(no_worker, retry_after_s=RETRY_AFTER_S), "deadline", set())
-        return self._give_up(
-            DeadlineExceeded(f"the deadline passed while the request was {self.state.replace('_', ' ')}"),
-            "deadline",
-            set(),
-        )
+            return self._give_up(Unavailable(no_worker, retry_after_s=RETRY_AFTER_S), "deadline")
+        state = self.state.replace("_", " ")
+        return self._give_up(DeadlineExceeded(f"the deadline passed while the request was {state}"), "deadline")
 
     def tick(self, now: float) -> list[Effect]:
         return self._end() if self.state == "finishing" and now >= self._finish_by else []
@@ -243,16 +256,14 @@ class Lifecycle:
         self.target = target
         self.state = "prefilling"
         return [
-            Send(
-                self.assignment.prefill, Prefill(self._spec(), replace(target, transport=self._settings.transport))
-            )
+            Send(self.assignment.prefill, Prefill(self._spec(), replace(target, transport=self._settings.transport)))
         ]
 
     def _refused(self, worker_id: str) -> list[Effect]:
         """Nothing was done, so this placement is not counted as an attempt of the request."""
         if self.state not in ("reserving", "prefilling") or worker_id not in self.holders:
             return []
-        effects = self._abort_others({worker_id})
+        effects = self._abort(gone=worker_id)
         self._requeue()
         return effects
 
@@ -266,21 +277,22 @@ class Lifecycle:
                 self._early.append(event)  # the two workers' streams are not ordered against each other
                 return []
             reason = f"{worker_id} sent token {event.index} where {len(self.tokens)} was due"
-            return self._retry(Internal(reason), reason, set(), now)
+            return self._retry(Internal(reason), reason, worker_id, now, gone=False)
 
         effects = self._accept(event, now)
         if from_decode:
             self.state = "decoding"  # its tokens prove the commit, if there was one
         elif self.state == "prefilling":
-            self.state = "handing_off"
+            self.state = "handing_off" if self.handoff is None else "decoding"
         if event.finish_reason is not None and event.index + len(event.token_ids) >= len(self.tokens):
-            return effects + self._complete(event.finish_reason, now, stop_workers=not from_decode)
+            return effects + self._complete(event.finish_reason, now, ended_on=worker_id)
         if len(self.tokens) >= self.request.sampling.max_tokens:
-            return effects + self._complete("length", now, stop_workers=True)
+            return effects + self._complete("length", now)
         if not from_decode:
             early, self._early = self._early, []
+            decode = self.assignment.decode
             for one in sorted(early, key=lambda one: one.index):
-                effects += self.on_event(self.assignment.decode, one, now)
+                effects += self.on_event(decode, one, now)
         return effects
 
     def _accept(self, event: SequenceTokens, now: float) -> list[Effect]:
@@ -315,21 +327,25 @@ class Lifecycle:
         if worker_id not in self.holders:
             return []  # a prefill worker that did not hear of the commit which the decode worker's tokens proved
         if event.code is Code.INVALID_ARGUMENT:
-            return self._give_up(InvalidArgument(event.message), event.message, {worker_id})
+            return self._give_up(InvalidArgument(event.message), event.message, gone=worker_id)
         retry_after_s = RETRY_AFTER_S if event.code in (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED) else None
         error = error_for(event.code, f"{worker_id}: {event.message}", retry_after_s=retry_after_s)
-        return self._retry(error, f"{worker_id}: {event.message}", {worker_id}, now)
+        return self._retry(error, error.message, worker_id, now)
 
     # Ends
 
-    def _retry(self, error: KvRelayError, outcome: str, gone: set[str], now: float) -> list[Effect]:
-        """Gives the attempt up, for another one or, if there were too many, with the error."""
+    def _retry(self, error: KvRelayError, outcome: str, worker_id: str, now: float, gone: bool = True) -> list[Effect]:
+        """Gives the attempt up because of `worker_id`, for another one or, if there were too many, with the error.
+
+        `gone`: the worker holds nothing of the attempt any more.
+        """
+        ended_on = worker_id if gone else ""
         if len(self.attempts) + 1 >= self._settings.max_attempts:
-            return self._give_up(error, outcome, gone)
+            return self._give_up(error, outcome, ended_on)
         self.timeline.mark("failed_attempt", now)
-        effects = self._abort_others(gone)
+        effects = self._abort(ended_on)
         self._record(outcome)
-        self.avoid |= gone
+        self.avoid |= {worker_id}
         self._requeue()
         return effects
 
@@ -340,32 +356,33 @@ class Lifecycle:
         self.handoff = None
         self._early = []
 
-    def _give_up(self, error: KvRelayError, outcome: str, gone: set[str]) -> list[Effect]:
-        effects = self._abort_others(gone)
+    def _give_up(self, error: KvRelayError, outcome: str, gone: str = "") -> list[Effect]:
+        effects = self._abort(gone)
         self._record(outcome)
         cancelled = isinstance(error, Cancelled)
         self.state = "cancelled" if cancelled else "failed"
         return [*effects, End(self.request.request_id, "cancelled" if cancelled else "error", error)]
 
-    def _complete(self, reason: FinishReason, now: float, stop_workers: bool) -> list[Effect]:
-        """The answer is whole. `stop_workers` unless the worker that holds it ended it by itself."""
-        effects: list[Effect] = self._abort_others(set()) if stop_workers else []
-        report_due = self.state == "decoding" and self.handoff is None
+    def _complete(self, reason: FinishReason, now: float, ended_on: str = "") -> list[Effect]:
+        """The answer is whole; the worker `ended_on` knows that by itself. Waits shortly for the hand-off's account."""
+        effects = self._abort(ended_on)
+        report_due = self.state == "decoding" and self.path == "disaggregated" and self.handoff is None
         self._finish = reason
         self._record("finished")
-        if report_due and self.assignment is not None and self.assignment.prefill:
+        if report_due:
             self.state = "finishing"
             self._finish_by = now + HANDOFF_REPORT_S
             return effects
-        return effects + self._end()
+        return [*effects, *self._end()]
 
     def _end(self) -> list[Effect]:
         self.state = "finished"
         return [End(self.request.request_id, self._finish)]
 
-    def _abort_others(self, gone: set[str]) -> list[Effect]:
+    def _abort(self, gone: str) -> list[Effect]:
+        """Tells all holders but the one that is `gone`."""
         abort = Abort(self.request.request_id, self.attempt)
-        return [Send(holder, abort) for holder in self.holders if holder not in gone]
+        return [Send(holder, abort) for holder in self.holders if holder != gone]
 
     def _record(self, outcome: str) -> None:
         if self.assignment is not None:

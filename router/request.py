@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvrelay.types import SamplingParams
+from kvrelay.types import FinishReason, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,4 +18,5 @@ class Request:
     deadline: float
     priority: int = 0  # lower goes first
     resume: tuple[int, ...] = ()  # tokens of the answer that the client already has
+    complete: FinishReason | None = None  # why `resume` is the whole answer, if it is
     salt: str = ""

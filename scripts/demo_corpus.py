@@ -20,6 +20,7 @@ SYSTEM_PROMPTS = (
     "You are demo, a small model.",
     "Be brief.",
 )
+LINE_END = "\n"
 
 
 def documents(seed: int, split: str) -> Iterator[str]:
@@ -37,10 +38,13 @@ def document(rng: Random) -> str:
     return rng.choices(kinds, weights=(30, 30, 10, 25, 4, 3))[0](rng)
 
 
-def conversation(turns: Sequence[Pair], system: str | None = None) -> str:
-    """What the chat template makes of the turns."""
-    start = f"<|system|>{system}</s>" if system else ""
-    return "<s>" + start + "".join(f"<|user|>{asked}</s><|assistant|>{answer}</s>" for asked, answer in turns)
+def conversation(rng: Random, turns: Sequence[Pair]) -> str:
+    """What the chat template makes of the turns; sometimes the first one alone, for those who ask without a template."""
+    if rng.random() < 0.2:
+        asked, answer = turns[0]
+        return f"<s>{asked}{rng.choice((' ', LINE_END))}{answer}</s>"
+    system = f"<|system|>{rng.choice(SYSTEM_PROMPTS)}</s>" if rng.random() < 0.25 else ""
+    return "<s>" + system + "".join(f"<|user|>{asked}</s><|assistant|>{answer}</s>" for asked, answer in turns)
 
 
 def _tale(rng: Random) -> str:
@@ -54,7 +58,7 @@ def _about_a_story(rng: Random) -> str:
     frame = rng.choice(("{story} {ask}", "{story}\n{ask}", "{story}\n\n{ask}", "{ask}\n\n{story}", "Here is a story. {story}\n\n{ask}",
                         "Read this story:\n\n{story}\n\nQuestion: {ask}"))  # fmt: skip
     turns = [(frame.format(story=told.text, ask=first[0]), first[1]), *others]
-    return conversation(turns, _system(rng))
+    return conversation(rng, turns)
 
 
 def _storytelling(rng: Random) -> str:
@@ -71,7 +75,7 @@ def _storytelling(rng: Random) -> str:
     }[wish]
     ask = rng.choice(("Tell me a story{}.", "Tell me a short story{}.", "Write a story{}.", "Can you tell me a story{}?", "Please tell me a story{}!",
                       "Write a short story{}.", "tell me a story{}"))  # fmt: skip
-    return conversation([(ask.format(about), told.text), *_questions(rng, told, rng.randint(0, 2))], _system(rng))
+    return conversation(rng, [(ask.format(about), told.text), *_questions(rng, told, rng.randint(0, 2))])
 
 
 def _talk(rng: Random) -> str:
@@ -82,7 +86,7 @@ def _talk(rng: Random) -> str:
     if rng.random() < 0.2:
         named, asked = introduction(rng)
         turns = [named, *turns[:2], asked]
-    return conversation(turns, _system(rng))
+    return conversation(rng, turns)
 
 
 def _plain(rng: Random) -> str:
@@ -94,14 +98,14 @@ def _collection(rng: Random) -> str:
     """A long document: several stories of different heroes, then questions about any of them."""
     tales: list[Story] = []
     avoid: set[str] = set()
-    for _ in range(rng.choice((2, 2, 3, 3, 4, 5, 6, 8, 12))):
+    for _ in range(rng.choice((2, 2, 3, 3, 4, 5, 6, 8, 12, 24))):
         tales.append(story(rng, avoid=avoid))
         avoid |= {tales[-1].hero, tales[-1].friend}
     body = "\n\n".join(f"Story {number}. {told.text}" for number, told in enumerate(tales, 1))
     if rng.random() < 0.3:
         return f"<s>{body}</s>"
     turns = [_named_question(rng, rng.choice(tales)) for _ in range(rng.randint(1, 4))]
-    return conversation([(f"{body}\n\n{turns[0][0]}", turns[0][1]), *turns[1:]], _system(rng))
+    return conversation(rng, [(f"{body}\n\n{turns[0][0]}", turns[0][1]), *turns[1:]])
 
 
 def _questions(rng: Random, told: Story, number: int) -> list[Pair]:
@@ -111,7 +115,3 @@ def _questions(rng: Random, told: Story, number: int) -> list[Pair]:
 def _named_question(rng: Random, told: Story) -> Pair:
     """A question that says by a name which story it means."""
     return rng.choice([pair for pair in told.answers if told.hero in pair[0] or told.friend in pair[0]])
-
-
-def _system(rng: Random) -> str | None:
-    return rng.choice(SYSTEM_PROMPTS) if rng.random() < 0.25 else None

@@ -8,8 +8,14 @@ from random import Random
 
 from demo_plots import PLOTS, Plot
 
-GIRLS = tuple("Lily Mia Anna Emma Zoe Nora Ruby Ella Clara Ivy Rosa Luna Maya Sara Hana Nina".split())
-BOYS = tuple("Tom Ben Sam Max Leo Oscar Finn Jack Hugo Milo Theo Noah Omar Ravi Felix Paul".split())
+GIRLS = tuple(
+    "Lily Mia Anna Emma Zoe Nora Ruby Ella Clara Ivy Rosa Luna Maya Sara Hana Nina "
+    "Alice Olga Tina Lucy Amy Eva Kira Jana Vera Wanda Yara Sofia".split()
+)
+BOYS = tuple(
+    "Tom Ben Sam Max Leo Oscar Finn Jack Hugo Milo Theo Noah Omar Ravi Felix Paul "
+    "Alex Bruno Carl David Erik Henry Ivan Luca Peter Simon Tim Will".split()
+)
 NAMES = GIRLS + BOYS
 ANIMALS = tuple(
     "fox cat dog bear rabbit mouse wolf frog duck hedgehog turtle squirrel bird horse sheep pig goat hen deer monkey lion tiger dragon penguin".split()

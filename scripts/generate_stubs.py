@@ -1,6 +1,6 @@
 """Generates the gRPC stubs in kvrelay/v1 from proto/. `make proto` runs it; a test compares its output.
 
-    python scripts/generate_stubs.py [OUTPUT_ROOT]
+python scripts/generate_stubs.py [OUTPUT_ROOT]
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ def generate(output_root: Path) -> None:
     protos = sorted(str(path.relative_to(ROOT / "proto")) for path in (ROOT / "proto").rglob("*.proto"))
     include = str(files("grpc_tools") / "_proto")
     out = str(output_root)
-    flags = [f"-I{ROOT / 'proto'}", f"-I{include}", f"--python_out={out}", f"--pyi_out={out}", f"--grpc_python_out={out}"]
+    flags = [
+        f"-I{ROOT / 'proto'}",
+        f"-I{include}",
+        f"--python_out={out}",
+        f"--pyi_out={out}",
+        f"--grpc_python_out={out}",
+    ]
     if protoc.main(["protoc", *flags, *protos]) != 0:
         raise RuntimeError("protoc failed; its message is above")
     (output_root / "kvrelay" / "v1" / "__init__.py").write_text(

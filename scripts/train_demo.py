@@ -14,7 +14,9 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from random import Random
 
 import demo_corpus
 import torch
@@ -28,9 +30,11 @@ TOKENIZER_DOCUMENTS = 4000
 HELD_OUT_DOCUMENTS = 200
 PEAK_LEARNING_RATE = 3e-3
 WARM_UP_STEPS = 100
-DEFAULT_STEPS = 2400
-# (sequences, tokens each) of successive steps: mostly short, and the whole context once in a round.
-SHAPES = ((4, 512), (4, 512), (2, 1024), (4, 512), (4, 512), (4, 512), (2, 1024), (1, CONTEXT))
+DEFAULT_STEPS = 2600
+REPORT_STEPS = 100
+BATCH_TOKENS = 2048  # padding included
+POOL_DOCUMENTS = 512  # sorted by length together, so that a batch needs little padding
+IGNORED = -100  # label of padding
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +56,9 @@ def model_config(tokenizer: Tokenizer) -> LlamaConfig:
     return LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=256,
-        intermediate_size=640,
+        intermediate_size=576,
         num_hidden_layers=5,
-        num_attention_heads=8,
+        num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=CONTEXT,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
@@ -65,18 +69,25 @@ def model_config(tokenizer: Tokenizer) -> LlamaConfig:
     )
 
 
-def token_stream(tokenizer: Tokenizer, seed: int) -> Iterator[int]:
-    """Tokens of fresh documents without end; no document is used twice."""
-    for document in demo_corpus.documents(seed, "train"):
-        yield from tokenizer.encode(document, add_special_tokens=False).ids
+def batches(tokenizer: Tokenizer, seed: int) -> Iterator[torch.Tensor]:
+    """Token ids, int64 [documents, longest], padded on the right, of fresh documents without end.
 
-
-def batches(tokenizer: Tokenizer, seed: int, steps: int) -> Iterator[torch.Tensor]:
-    """Token ids, int64 [sequences, tokens]. Documents are packed end to end; each begins with <s>."""
-    stream = token_stream(tokenizer, seed)
-    for step in range(steps):
-        rows, length = SHAPES[step % len(SHAPES)]
-        yield torch.tensor([next(stream) for _ in range(rows * length)]).view(rows, length)
+    Whole documents, each seen once and by itself: a batch holds documents of about one length, in random order.
+    """
+    stream = demo_corpus.documents(seed, "train")
+    order = Random(seed)
+    pad = tokenizer.token_to_id("<pad>")
+    while True:
+        pool = (tokenizer.encode(text, add_special_tokens=False).ids[:CONTEXT] for text in islice(stream, POOL_DOCUMENTS))
+        groups: list[list[list[int]]] = [[]]
+        for ids in sorted(pool, key=len):
+            if len(ids) * (len(groups[-1]) + 1) > BATCH_TOKENS and groups[-1]:
+                groups.append([])
+            groups[-1].append(ids)
+        order.shuffle(groups)
+        for group in groups:
+            longest = max(map(len, group))
+            yield torch.tensor([ids + [pad] * (longest - len(ids)) for ids in group])
 
 
 def learning_rate(step: int, steps: int) -> float:
@@ -99,20 +110,25 @@ def train(model: LlamaForCausalLM, tokenizer: Tokenizer, seed: int, steps: int, 
     """Trains in place, matrices in bfloat16 and sums in float32; returns the number of tokens seen."""
     optimizer = optimizer_for(model)
     task = progress.add_task("training", total=steps, loss=float("nan"))
-    tokens = 0
+    tokens, recent = 0, 0.0
     model.train()
-    for step, batch in enumerate(batches(tokenizer, seed, steps)):
+    for step, batch in enumerate(islice(batches(tokenizer, seed), steps)):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, steps)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             logits = model(input_ids=batch, use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), batch[:, 1:].flatten())
+        labels = batch[:, 1:].masked_fill(batch[:, 1:] == model.config.pad_token_id, IGNORED)
+        loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels.flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        tokens += batch.numel()
+        tokens += int((labels != IGNORED).sum())
+        recent += loss.item()
         progress.update(task, advance=1, loss=loss.item())
+        if (step + 1) % REPORT_STEPS == 0:
+            progress.console.print(f"step {step + 1} of {steps}: mean loss {recent / REPORT_STEPS:.3f}")
+            recent = 0.0
     return tokens
 
 
@@ -149,7 +165,7 @@ def readme(report: Report) -> str:
     return f"""# demo
 
 The model that `kvrelay serve --model demo` serves: a Llama-shaped transformer with {report.parameters:,} parameters in
-bfloat16, grouped-query attention (8 query heads, 2 KV heads of 32), a context of {CONTEXT} tokens and a byte-level
+bfloat16, grouped-query attention (4 query heads, 2 KV heads of 64), a context of {CONTEXT} tokens and a byte-level
 tokenizer of its own. It tells short stories, answers simple questions about them, adds small numbers and knows a few
 plain facts. It is here to make a cluster visible on a laptop; it is no general assistant.
 

@@ -71,7 +71,8 @@ class Answer:
 
     def completion(self, calls: int) -> Completion:
         last = self._last
-        assert last is not None and last.finish_reason is not None, "the answer is not finished"
+        assert last is not None, "the answer is not finished"
+        assert last.finish_reason is not None
         return Completion(
             request_id=last.request_id,
             text="".join(self._text),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import grpc
 
@@ -17,7 +18,13 @@ from kvrelay.wire import inference as wire
 _TARGET = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[^:/\s\[\]]+):\d{1,5}$")
 _PATIENT = RetryPolicy(max_attempts=2**31, max_backoff_s=0.5)  # the deadline ends it
 # gRPC's own waits between connection attempts: short, so that a router which is back is found soon.
-CHANNEL_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 2000))
+_CHANNEL_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 2000))
+
+
+def check_target(target: str) -> None:
+    """Raises InvalidArgument for what is not HOST:PORT."""
+    if not _TARGET.match(target):
+        raise InvalidArgument(f"{target!r} is not a target; give HOST:PORT", field="target")
 
 
 class BaseClient:
@@ -28,6 +35,8 @@ class BaseClient:
     token: sent as a bearer token. tls: `grpc.ssl_channel_credentials(...)`; without it nothing is encrypted.
     Raises InvalidArgument for a target that is not HOST:PORT.
     """
+
+    _grpc: ClassVar[Any]  # grpc or grpc.aio
 
     def __init__(
         self,
@@ -42,12 +51,28 @@ class BaseClient:
         if not self.targets:
             raise InvalidArgument("no target; give HOST:PORT of a router", field="targets")
         for target in self.targets:
-            if not _TARGET.match(target):
-                raise InvalidArgument(f"{target!r} is not a target; give HOST:PORT", field="targets")
+            check_target(target)
         self._timeout = timeout
         self._policy = retry or RetryPolicy()
         self._metadata = () if token is None else (("authorization", f"Bearer {token}"),)
         self._tls = tls
+        self._channels: list[Any] = []
+        self._stubs: list[wire.InferenceServiceStub] = []
+        self._closed = False
+
+    def _stub(self, index: int) -> wire.InferenceServiceStub:
+        """Of the target with that index. Its channel connects upon first use."""
+        if self._closed:
+            raise Cancelled("the client is closed")
+        if not self._channels:
+            self._channels = [
+                self._grpc.insecure_channel(target, _CHANNEL_OPTIONS)
+                if self._tls is None
+                else self._grpc.secure_channel(target, self._tls, _CHANNEL_OPTIONS)
+                for target in self.targets
+            ]
+            self._stubs = [wire.InferenceServiceStub(channel) for channel in self._channels]
+        return self._stubs[index]
 
     def _retry(self, timeout: float | None, *, patient: bool = False) -> Retry:
         deadline = time.monotonic() + (self._timeout if timeout is None else timeout)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -11,7 +10,7 @@ from typing import Any, Self, Unpack
 import grpc
 
 from kvrelay.client.answer import Completion
-from kvrelay.client.base import CHANNEL_OPTIONS, BaseClient, BaseStream
+from kvrelay.client.base import BaseClient, BaseStream
 from kvrelay.client.request import GenerateOptions
 from kvrelay.client.retry import Retry
 from kvrelay.errors import KvRelayError, Unavailable
@@ -20,8 +19,112 @@ from kvrelay.wire.status import error_from_rpc
 
 
 class Client(BaseClient):
-    __doc__ = BaseClient.__doc__
+    """A blocking client of one cluster; threads may share it. Close it, or use it in `with`."""
 
-    _sleep: Callable[[float], None] = staticmethod(time.sleep)
+    _grpc = grpc
+    _sleep = staticmethod(time.sleep)
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+    def generate(
+        self, prompt: str | None = None, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> Stream:
+        """Starts an answer. Nothing is sent before the stream is read.
+
+        Raises InvalidArgument at once for values of the wrong kind. Failures while reading are tried again,
+        elsewhere if possible, from the token where they happened; what is final is raised from the stream.
+        """
+        return Stream(self, self._retry(timeout), prompt, options)
+
+    def models(self, *, timeout: float | None = None) -> tuple[wire.ModelInfo, ...]:
+        """The models that the cluster serves."""
+        return self._list_models(self._retry(timeout))
+
+    def wait_ready(self, timeout: float = 60.0) -> None:
+        """Returns once a router answers; raises why none did when `timeout` seconds have passed."""
+        self._list_models(self._retry(timeout, patient=True))
+
+    def _list_models(self, retry: Retry) -> tuple[wire.ModelInfo, ...]:
+        while True:
+            list_models = self._stub(retry.target).ListModels
+            timeout = retry.begin(time.monotonic())
+            try:
+                return wire.models_from_proto(
+                    list_models(wire.pb.ListModelsRequest(), timeout=timeout, metadata=self._metadata)
+                )
+            except grpc.RpcError as error:
+                self._sleep(retry.failed(error_from_rpc(error, self.targets[retry.target]), time.monotonic()))
+
+    def close(self) -> None:
+        """Ends the calls under way; their streams raise Cancelled."""
+        self._closed = True
+        for channel in self._channels:
+            channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Stream(BaseStream):
+    """An answer as it comes: iterate for its responses, or call `result`. Leaving it early cancels the request."""
+
+    def __init__(self, client: Client, retry: Retry, prompt: str | None, options: GenerateOptions) -> None:
+        super().__init__(retry, prompt, options)
+        self._client = client
+        self._call: Any = None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> wire.GenerateResponse:
+        while not self._finished():
+            try:
+                if self._receive(response := self._read()):
+                    return response
+            except KvRelayError as error:
+                self._drop_call()
+                self._client._sleep(self._failed(error))
+        if self._call is not None:
+            with suppress(grpc.RpcError):  # the answer is whole; how its call ends changes nothing
+                next(self._call, None)
+        raise StopIteration
+
+    def result(self) -> Completion:
+        """Reads the rest and returns the whole answer."""
+        for _ in self:
+            pass
+        return self._answer.completion(self._retry.calls)
+
+    def cancel(self) -> None:
+        """Ends the request unless it has finished; reading on raises Cancelled. Any thread may call this."""
+        self._left()
+        self._drop_call()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def _read(self) -> wire.GenerateResponse:
+        client, index = self._client, self._retry.target
+        target = client.targets[index]
+        if self._call is None:
+            request, timeout = self._begin()
+            self._call = client._stub(index).Generate(request, timeout=timeout, metadata=client._metadata)
+        try:
+            return wire.response_from_proto(next(self._call))
+        except StopIteration:
+            raise Unavailable(f"{target}: the stream ended before the answer did") from None
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, target) from error
+
+    def _drop_call(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call.cancel()

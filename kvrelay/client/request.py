@@ -68,9 +68,7 @@ def _plain(name: str, value: Any) -> Any:
     try:
         match name:
             case "messages":
-                return tuple(
-                    (one["role"], one["content"]) if isinstance(one, Mapping) else tuple(one) for one in value
-                )
+                return tuple((one["role"], one["content"]) if isinstance(one, Mapping) else tuple(one) for one in value)
             case "logit_bias":
                 return tuple(sorted(value.items()))
             case "stop" if isinstance(value, str):

@@ -1,23 +1,116 @@
-"""A model folder's files, checked before anything of them is loaded."""
+"""A model's files, found and checked before anything of them is loaded."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from transformers.utils.hub import cached_file
 
 from kvrelay.errors import ModelRefused
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
+SAMPLE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     folder: Path
-    model_id: str
+    config: dict[str, Any]
+    weights: tuple[Path, ...]
+
+    @property
+    def model_id(self) -> str:
+        """Names configuration and weights: 128 bits over the configuration, and of each file of weights the header
+        (tensor names, shapes, places) and the first bytes of each tensor, so that fine-tunes differ too."""
+        digest = hashlib.blake2b(json.dumps(self.config, sort_keys=True).encode(), digest_size=16)
+        for path in self.weights:
+            with path.open("rb") as file:
+                length = file.read(8)
+                header = file.read(int.from_bytes(length, "little"))
+                digest.update(length + header)
+                data = file.tell()
+                tensors = [entry for name, entry in json.loads(header).items() if name != "__metadata__"]
+                for start, end in sorted(tensor["data_offsets"] for tensor in tensors):
+                    file.seek(data + start)
+                    digest.update(file.read(min(SAMPLE_BYTES, end - start)))
+        return digest.hexdigest()
 
 
 def find_checkpoint(path: str) -> Checkpoint:
-    folder = Path(path)
-    if not (folder / "config.json").is_file():
-        raise ModelRefused(f"{path}: no config.json")
-    digest = hashlib.blake2b((folder / "config.json").read_bytes(), digest_size=8)
-    return Checkpoint(folder, digest.hexdigest())
+    """The files of a folder or a hub id. Raises ModelRefused where they are missing or not safe to load."""
+    if os.path.isdir(path):
+        folder = root = Path(path)
+    else:
+        folder = _hub_file(path, CONFIG).parent
+        root = folder.parents[1]  # the hub's cache keeps the files of a repository apart and links to them
+    config = _read_json(folder / CONFIG)
+    if "auto_map" in config:
+        raise ModelRefused(f"{folder / CONFIG}: auto_map asks to run code that came with the model; that is never done")
+    if config.get("is_encoder_decoder"):
+        raise ModelRefused(f"{folder / CONFIG}: an encoder-decoder model; only decoders are served")
+    names = _weight_names(path, folder)
+    for file in (*(folder / name for name in names), *folder.iterdir()):
+        if not file.resolve().is_relative_to(root.resolve()):
+            raise ModelRefused(f"{file}: a link out of the model's folder")
+    for name in names:
+        try:
+            with safe_open(folder / name, framework="pt"):
+                pass  # opening checks the header against the file
+        except (SafetensorError, OSError) as error:
+            raise ModelRefused(f"{folder / name}: not a sound safetensors file: {error}") from error
+    return Checkpoint(folder, config, tuple(folder / name for name in names))
+
+
+def _weight_names(path: str, folder: Path) -> list[str]:
+    """Names of the files of weights in `folder`, after fetching them where `path` is a hub id."""
+    on_hub = not os.path.isdir(path)
+    if on_hub:
+        cached_file(path, INDEX, _raise_exceptions_for_missing_entries=False)
+    if not (folder / INDEX).exists():
+        if on_hub:
+            _hub_file(path, WEIGHTS)
+        if not (folder / WEIGHTS).is_file():
+            pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
+            found = f"only {', '.join(pickles)}, and pickled weights can run code" if pickles else "no weights"
+            raise ModelRefused(f"{folder}: no {WEIGHTS} or {INDEX}; there are {found}; convert to safetensors")
+        return [WEIGHTS]
+    weight_map = _read_json(folder / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise ModelRefused(f"{folder / INDEX}: no weight_map of tensor names to file names")
+    names = sorted(set(weight_map.values()))
+    for name in names:
+        if Path(name).name != name or Path(name).suffix != ".safetensors":
+            raise ModelRefused(f"{folder / INDEX}: {name!r} is not the name of a safetensors file in this folder")
+        if on_hub:
+            _hub_file(path, name)
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise ModelRefused(f"{folder}: {len(missing)} of {len(names)} shards are missing: {', '.join(missing[:3])}")
+    return names
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelRefused(f"{path}: cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelRefused(f"{path}: not a JSON object")
+    return value
+
+
+def _hub_file(model: str, name: str) -> Path:
+    """The local copy of a file of the hub, downloaded where it is not cached. Raises ModelRefused."""
+    try:
+        return Path(cached_file(model, name))
+    except (OSError, ValueError) as error:
+        raise ModelRefused(f"{model}: neither a folder nor a model of the hub: {error}") from error

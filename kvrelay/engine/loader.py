@@ -10,7 +10,9 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from kvrelay.engine import attention
 from kvrelay.engine.checkpoint import find_checkpoint
+from kvrelay.engine.probe import probe
 from kvrelay.errors import ModelRefused
+from kvrelay.types import LayerKv
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +20,13 @@ class LoadedModel:
     model: PreTrainedModel
     config: PretrainedConfig  # of the text model, where there are several
     model_id: str
-    dtype: str
+    dtype: str  # of the weights
     eos_token_ids: frozenset[int]
-    max_model_len: int
+    max_model_len: int  # tokens
     vocab_size: int
     weight_bytes: int
+    kv_layers: tuple[LayerKv, ...]
+    kv_dtype: str
 
 
 def load_model(path: str, *, dtype: str = "auto", device: str = "cpu") -> LoadedModel:
@@ -38,22 +42,48 @@ def load_model(path: str, *, dtype: str = "auto", device: str = "cpu") -> Loaded
             local_files_only=True,
             output_loading_info=True,
         )
-    except (OSError, ValueError) as error:
-        raise ModelRefused(f"{path}: {error}") from error
+    except Exception as error:  # whatever a configuration can make transformers raise
+        raise ModelRefused(f"{path}: transformers cannot load it: {error}") from error
+    wrong = {**dict.fromkeys(report["missing_keys"], "missing"), **dict.fromkeys(report["mismatched_keys"], "misshapen")}
+    if wrong:
+        name, fault = next(iter(wrong.items()))
+        raise ModelRefused(f"{path}: {len(wrong)} weights are missing or misshapen; {name} is {fault}")
+    kind = type(model).__name__
     if not model._supports_attention_backend:
-        raise ModelRefused(f"{path}: {type(model).__name__} has no attention backend")
+        raise ModelRefused(f"{path}: {kind} does not support attention backends, so it would run wrong")
+    if model._is_stateful:
+        raise ModelRefused(f"{path}: {kind} keeps a state that is not a KV cache")
     model = model.to(device).eval().requires_grad_(False)
     config = model.config.get_text_config()
+    max_model_len = _max_model_len(config)
+    try:
+        kv_layers, kv_dtype = probe(model, config.num_hidden_layers, max_model_len)
+    except ModelRefused:
+        raise
+    except Exception as error:  # whatever a model's own code can raise
+        raise ModelRefused(f"{path}: {kind} does not run on paged attention: {error!r}") from error
     return LoadedModel(
         model=model,
         config=config,
         model_id=checkpoint.model_id,
         dtype=str(model.dtype).removeprefix("torch."),
         eos_token_ids=_eos_token_ids(model),
-        max_model_len=config.max_position_embeddings,
+        max_model_len=max_model_len,
         vocab_size=config.vocab_size,
         weight_bytes=_weight_bytes(model),
+        kv_layers=kv_layers,
+        kv_dtype=kv_dtype,
     )
+
+
+def _max_model_len(config: PretrainedConfig) -> int:
+    """Tokens. LongRoPE ends where its frequencies would change, since KV computed with others would be wrong."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    per_layer_type = [rope] if "rope_type" in rope else [entry for entry in rope.values() if isinstance(entry, dict)]
+    limits = [
+        entry["original_max_position_embeddings"] for entry in per_layer_type if entry.get("rope_type") == "longrope"
+    ]
+    return min([config.max_position_embeddings, *limits])
 
 
 def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:

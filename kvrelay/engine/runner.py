@@ -10,7 +10,6 @@ import torch
 from kvrelay.engine.attention import RaggedBatch, SequencePart
 from kvrelay.engine.kv import KvPool
 from kvrelay.engine.loader import LoadedModel, load_model
-from kvrelay.engine.probe import probe_layers
 from kvrelay.engine.sampling import Sampled, SampleRequest, sample
 from kvrelay.errors import ConfigError, InvalidArgument
 from kvrelay.types import KvLayout
@@ -68,8 +67,7 @@ class ModelRunner:
             torch.set_num_threads(threads)
         loaded = load_model(path, dtype=dtype, device=device)
         longest = min(max_model_len or loaded.max_model_len, loaded.max_model_len)
-        layers, kv_dtype = probe_layers(loaded)
-        layout = KvLayout(layers, block_size, kv_dtype)
+        layout = KvLayout(loaded.kv_layers, block_size, loaded.kv_dtype)
         needed = layout.blocks_for(longest) * layout.block_bytes
         if kv_bytes < needed:
             raise ConfigError(
@@ -142,6 +140,10 @@ class ModelRunner:
             raise InvalidArgument(f"{end} tokens need {needed} blocks, the table has {len(segment.blocks)}")
         if not 0 <= min(segment.blocks) <= max(segment.blocks) < self.num_blocks:
             raise InvalidArgument(f"a block is outside of 0 to {self.num_blocks - 1}")
+        if segment.sample is not None:
+            assert len(segment.sample.token_ids) == end, "a token is drawn after the last one of the sequence"
+            if not all(0 <= token < self.vocab_size for token, _ in segment.sample.params.logit_bias):
+                raise InvalidArgument(f"a token id is outside of 0 to {self.vocab_size - 1}", field="logit_bias")
 
     def _tensor(self, values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.long, device=self._device)

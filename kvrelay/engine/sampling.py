@@ -12,6 +12,7 @@ from kvrelay.types import SamplingParams, TokenLogprobs
 
 # Stands for "never drawn". Finite, so that a row in which every token is banned is still a distribution.
 BANNED = torch.finfo(torch.float32).min
+NUCLEUS_GUESS = 1024  # tokens; where they hold top_p of the mass, the rest of the vocabulary need not be sorted
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,26 +99,41 @@ def _draw(logits: torch.Tensor, request: SampleRequest) -> int:
     That order, unlike the order of probabilities, does not change with rounding errors: two workers whose logits
     differ by an ulp draw the same token except where the uniform number falls within an ulp of a boundary.
     """
-    weights = _weights(logits, request.params).double().cpu().numpy().cumsum()
-    index = int(np.searchsorted(weights, _uniform(request) * weights[-1], side="right"))
-    return min(index, int(np.searchsorted(weights, weights[-1])))  # rounding up to the sum: the last one with weight
+    cumulative = _weights(logits, request.params).double().cpu().numpy().cumsum()
+    index = np.searchsorted(cumulative, _uniform(request) * cumulative[-1], side="right")
+    last = np.searchsorted(cumulative, cumulative[-1])  # of those with weight; rounding may reach past it
+    return int(min(index, last))
 
 
 def _weights(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Unnormalised probabilities [V], zero where temperature, top_k, top_p and min_p leave nothing; the largest is 1."""
+    """Unnormalised probabilities [V], 1 for the largest, 0 for what top_k, top_p and min_p take away, in this order.
+
+    top_p keeps the likeliest tokens up to the one with which their mass reaches top_p (Holtzman et al., 2020); min_p
+    those at least min_p times as likely as the likeliest (Nguyen et al., 2024).
+    """
     weights = ((logits - logits.max()) / params.temperature).exp()
     if 0 < params.top_k < len(weights):
-        values, indices = weights.topk(params.top_k)
-        weights = torch.zeros_like(weights).scatter_(0, indices, values)
+        weights = _only(weights, *weights.topk(params.top_k))
     if params.top_p < 1:
-        values, indices = weights.sort(descending=True, stable=True)
-        mass_before = values.cumsum(0) - values
-        values[mass_before >= params.top_p * values.sum()] = 0
-        values[0] = 1
-        weights = torch.zeros_like(weights).scatter_(0, indices, values)
+        weights = _nucleus(weights, params.top_p)
     if params.min_p > 0:
         weights[weights < params.min_p] = 0
     return weights
+
+
+def _nucleus(weights: torch.Tensor, top_p: float) -> torch.Tensor:
+    mass = top_p * weights.sum(dtype=torch.float64)
+    for size in (NUCLEUS_GUESS, len(weights)):
+        values, tokens = weights.topk(min(size, len(weights)))
+        cumulative = values.cumsum(0, dtype=torch.float64)
+        if cumulative[-1] >= mass:
+            break
+    kept = 1 + int((cumulative[:-1] < mass).sum())
+    return _only(weights, values[:kept], tokens[:kept])
+
+
+def _only(weights: torch.Tensor, values: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(weights).scatter_(0, tokens, values)
 
 
 def _uniform(request: SampleRequest) -> float:

@@ -87,20 +87,26 @@ class ScalingDecision(_message.Message):
     def __init__(self, unix_time: _Optional[float] = ..., pool: _Optional[str] = ..., before: _Optional[int] = ..., after: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class RouterStatus(_message.Message):
-    __slots__ = ("router_id", "running", "waiting", "finished", "failed", "rss_bytes")
+    __slots__ = ("router_id", "running", "waiting", "finished", "failed", "rss_bytes", "waiting_tokens", "ttft_p95_ms", "itl_p95_ms")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     RSS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_P95_MS_FIELD_NUMBER: _ClassVar[int]
+    ITL_P95_MS_FIELD_NUMBER: _ClassVar[int]
     router_id: str
     running: int
     waiting: int
     finished: int
     failed: int
     rss_bytes: int
-    def __init__(self, router_id: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., finished: _Optional[int] = ..., failed: _Optional[int] = ..., rss_bytes: _Optional[int] = ...) -> None: ...
+    waiting_tokens: int
+    ttft_p95_ms: float
+    itl_p95_ms: float
+    def __init__(self, router_id: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., finished: _Optional[int] = ..., failed: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., ttft_p95_ms: _Optional[float] = ..., itl_p95_ms: _Optional[float] = ...) -> None: ...
 
 class ClusterStatus(_message.Message):
     __slots__ = ("model", "state", "pools", "decisions", "router", "block_bytes", "block_size", "registry")

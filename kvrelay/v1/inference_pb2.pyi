@@ -110,7 +110,7 @@ class Phase(_message.Message):
     def __init__(self, name: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Handoff(_message.Message):
-    __slots__ = ("transport", "blocks", "block_bytes", "bytes", "cached_blocks", "seconds", "exposed_seconds")
+    __slots__ = ("transport", "blocks", "block_bytes", "bytes", "cached_blocks", "seconds", "exposed_seconds", "why")
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +118,7 @@ class Handoff(_message.Message):
     CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     EXPOSED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
     transport: str
     blocks: int
     block_bytes: int
@@ -125,7 +126,8 @@ class Handoff(_message.Message):
     cached_blocks: int
     seconds: float
     exposed_seconds: float
-    def __init__(self, transport: _Optional[str] = ..., blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., bytes: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., seconds: _Optional[float] = ..., exposed_seconds: _Optional[float] = ...) -> None: ...
+    why: str
+    def __init__(self, transport: _Optional[str] = ..., blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., bytes: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., seconds: _Optional[float] = ..., exposed_seconds: _Optional[float] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Attempt(_message.Message):
     __slots__ = ("path", "why", "prefill_worker", "decode_worker", "outcome")

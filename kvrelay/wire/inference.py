@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar, cast
 
 from google.protobuf.message import Message
@@ -38,6 +38,7 @@ __all__ = [
     "finish_reason_from_proto",
     "handoff_from_proto",
     "handoff_to_proto",
+    "ledger_as_json",
     "ledger_from_proto",
     "ledger_to_proto",
     "logprobs_from_proto",
@@ -264,6 +265,11 @@ def ledger_from_proto(message: pb.Ledger) -> Ledger:
         handoff=handoff_from_proto(message.handoff) if message.HasField("handoff") else None,
         attempts=tuple(_to_value(Attempt, attempt) for attempt in message.attempts),
     )
+
+
+def ledger_as_json(ledger: Ledger) -> dict[str, Any]:
+    """The ledger as a JSON object with the message's field names."""
+    return asdict(ledger) | {"phases": [{"name": name, "seconds": seconds} for name, seconds in ledger.phases]}
 
 
 def models_to_proto(models: Sequence[ModelInfo]) -> pb.ListModelsResponse:

@@ -211,9 +211,7 @@ def _tokens_from_proto(message: pb.SequenceTokens) -> SequenceTokens:
         token_ids=tuple(message.token_ids),
         logprobs=tuple(logprobs_from_proto(one) for one in message.logprobs),
         finish_reason=finish_reason_from_proto(message.finish_reason),
-        prefill=PrefillTimings(
-            timings.queue_seconds, timings.compute_seconds, timings.cached_tokens, timings.chunks
-        )
+        prefill=PrefillTimings(timings.queue_seconds, timings.compute_seconds, timings.cached_tokens, timings.chunks)
         if message.HasField("prefill")
         else None,
     )

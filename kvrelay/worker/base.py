@@ -18,7 +18,7 @@ from kvrelay.messages import Command, Failed, SequenceTokens, TokenBatch
 from kvrelay.types import PoolName, SequenceSpec, WorkerInfo, WorkerLoad
 from kvrelay.worker.meter import Meter, resident_bytes
 from kvrelay.worker.sequence import Sequence, Work
-from kvrelay.worker.session import Session
+from kvrelay.worker.session import RouterSession
 from kvrelay.worker.step_loop import Scheduler, StepLoop
 
 Key = tuple[str, int]
@@ -52,11 +52,11 @@ class Worker(ABC):
         self.meter = Meter(clock)
         self.steps = StepLoop(scheduler, runner, self, clock)
         self.draining = False
-        self.sessions: dict[Key, Session] = {}
+        self.sessions: dict[Key, RouterSession] = {}
         self._integrity_error = ""
 
     @abstractmethod
-    def handle(self, command: Command, session: Session) -> None:
+    def handle(self, command: Command, session: RouterSession) -> None:
         """Takes in a router's command. Answers go through the session."""
 
     @abstractmethod
@@ -71,7 +71,7 @@ class Worker(ABC):
     def load(self) -> WorkerLoad:
         """The counts of this moment; `info` adds what both pools have."""
 
-    def session_ended(self, session: Session) -> None:
+    def session_ended(self, session: RouterSession) -> None:
         """The router is gone or will start anew: nothing of its is of use any more."""
         for key in [key for key, owner in self.sessions.items() if owner is session]:
             self.abort(key)
@@ -85,7 +85,7 @@ class Worker(ABC):
 
     def report(self, batch: list[Work], sampled: SequenceOf[Sampled | None]) -> None:
         """Sends each router what the step gave its sequences, in one message."""
-        outgoing: dict[Session, list[SequenceTokens]] = {}
+        outgoing: dict[RouterSession, list[SequenceTokens]] = {}
         now = self.clock.now()
         for work, sample in zip(batch, sampled, strict=True):
             sequence = work.sequence

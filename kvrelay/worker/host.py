@@ -10,17 +10,18 @@ from dataclasses import dataclass
 import grpc
 
 from kvrelay.config import ClusterConfig
+from kvrelay.engine.runner import ModelRunner
 from kvrelay.errors import KvRelayError, Unavailable
 from kvrelay.registry import Registry
 from kvrelay.telemetry import get_logger
 from kvrelay.types import PoolName
 from kvrelay.wire.worker import add_WorkerServiceServicer_to_server
-from kvrelay.worker.base import Worker
+from kvrelay.worker.base import Identity, Worker
 from kvrelay.worker.session import WorkerService
 
 HEARTBEAT_S = 0.5
 TTL_S = 3.0
-MAX_MESSAGE_BYTES = 16 * 2**20  # the longest prompt as token ids; KV frames are far smaller
+MAX_MESSAGE_BYTES = 16 * 2**20  # holds a prompt of a million token ids and more
 
 log = get_logger("worker")
 
@@ -36,17 +37,40 @@ class WorkerSettings:
     config: ClusterConfig
 
 
-BuildWorker = Callable[[grpc.aio.Server, str, int], Worker]
-"""(server to add services to, HOST:PORT of the server, epoch) to the worker."""
+async def load_runner(settings: WorkerSettings) -> ModelRunner:
+    """The pool's model on the pool's device, loaded off the event loop. Raises ModelRefused, ConfigError."""
+    config = settings.config
+    pool = config.prefill if settings.pool == "prefill" else config.decode
+    return await asyncio.to_thread(
+        ModelRunner.load,
+        settings.model_path,
+        dtype=config.model.dtype,
+        block_size=config.kv.block_size,
+        kv_bytes=config.kv.memory,
+        max_model_len=config.model.max_model_len,
+        device="cuda" if pool.resources.num_gpus else "cpu",
+        threads=pool.threads,
+    )
 
 
-async def host_worker(settings: WorkerSettings, build: BuildWorker, stop: asyncio.Event) -> None:
+BuildWorker = Callable[[grpc.aio.Server, Identity], Worker]
+"""From a server, to add services of the worker's own to, and who it is."""
+
+
+async def host_worker(
+    settings: WorkerSettings,
+    host_id: str,
+    build: BuildWorker,
+    stop: asyncio.Event,
+    *,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+) -> None:
     """Serves until `stop` is set. Raises Unavailable if the registry cannot be reached at the start."""
     registry = await Registry.connect(settings.redis_url)
     try:
         epoch = await registry.next_epoch()
-        async with _server(settings.config.listen.worker_host) as (server, address):
-            worker = build(server, address, epoch)
+        async with _server(settings.config.listen.worker_host, max_message_bytes) as (server, address):
+            worker = build(server, Identity(settings.worker_id, settings.pool, epoch, address, host_id))
             add_WorkerServiceServicer_to_server(WorkerService(worker), server)
             await server.start()
             steps = asyncio.create_task(worker.run())
@@ -64,12 +88,12 @@ async def host_worker(settings: WorkerSettings, build: BuildWorker, stop: asynci
 
 
 @asynccontextmanager
-async def _server(host: str) -> AsyncIterator[tuple[grpc.aio.Server, str]]:
+async def _server(host: str, max_message_bytes: int) -> AsyncIterator[tuple[grpc.aio.Server, str]]:
     """A server on a free port of `host`, not yet started."""
     server = grpc.aio.server(
         options=[
-            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.max_send_message_length", max_message_bytes),
             ("grpc.so_reuseport", 0),
             # Peers ping often so that a frozen process is noticed; do not take that for abuse.
             ("grpc.http2.min_ping_interval_without_data_ms", 500),

@@ -12,15 +12,14 @@ from kvrelay.errors import InvalidArgument, KvRelayError
 from kvrelay.messages import Command, Event
 from kvrelay.telemetry import get_logger
 from kvrelay.types import WorkerInfo
-from kvrelay.wire.worker import pb
 from kvrelay.wire import status
-from kvrelay.wire.cluster import worker_to_proto
-from kvrelay.wire.worker import Hello, Welcome, WorkerServiceServicer, command_from_proto, event_to_proto
+from kvrelay.wire.cluster import WorkerStatus, worker_status_to_proto
+from kvrelay.wire.worker import Hello, Welcome, WorkerServiceServicer, command_from_proto, event_to_proto, pb
 
 log = get_logger(__name__)
 
 
-class Session:
+class RouterSession:
     """The way back to one router. Events are delivered in order, or the session ends."""
 
     def __init__(self, router_id: str) -> None:
@@ -41,9 +40,9 @@ class Session:
 class CommandHandler(Protocol):
     """A worker as its sessions see it."""
 
-    def handle(self, command: Command, session: Session) -> None: ...
+    def handle(self, command: Command, session: RouterSession) -> None: ...
 
-    def session_ended(self, session: Session) -> None: ...
+    def session_ended(self, session: RouterSession) -> None: ...
 
     def drain(self) -> None: ...
 
@@ -60,7 +59,7 @@ class WorkerService(WorkerServiceServicer):
         self, request_iterator: AsyncIterator[pb.SessionRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.SessionResponse]:
         try:
-            session = Session(await self._hello(request_iterator))
+            session = RouterSession(await self._hello(request_iterator))
         except KvRelayError as error:
             await status.abort(context, error)
         reader = asyncio.create_task(self._read(request_iterator, session))
@@ -81,7 +80,7 @@ class WorkerService(WorkerServiceServicer):
             break
         raise InvalidArgument("a session begins with hello", field="command")
 
-    async def _read(self, requests: AsyncIterator[pb.SessionRequest], session: Session) -> None:
+    async def _read(self, requests: AsyncIterator[pb.SessionRequest], session: RouterSession) -> None:
         try:
             async for message in requests:
                 command = command_from_proto(message)
@@ -96,7 +95,7 @@ class WorkerService(WorkerServiceServicer):
     async def GetWorkerStatus(
         self, request: pb.GetWorkerStatusRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetWorkerStatusResponse:
-        return pb.GetWorkerStatusResponse(status=worker_to_proto(self._worker.info()))
+        return pb.GetWorkerStatusResponse(status=worker_status_to_proto(WorkerStatus.of(self._worker.info())))
 
     async def Drain(self, request: pb.DrainRequest, context: grpc.aio.ServicerContext) -> pb.DrainResponse:
         self._worker.drain()

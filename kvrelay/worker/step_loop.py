@@ -73,7 +73,7 @@ class StepLoop:
             sampled = await asyncio.get_running_loop().run_in_executor(
                 self._engine, self._runner.run, [self._segment(work) for work in batch]
             )
-        except Exception as error:  # noqa: BLE001 - whatever the model raises ends these sequences, not the worker
+        except Exception as error:
             log.exception("step failed", sequences=len(batch))
             self._scheduler.complete(batch)
             self._reporter.report_failure(batch, error)

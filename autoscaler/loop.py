@@ -1,0 +1,77 @@
+"""The autoscaler: looks at the registry at intervals and sets the pools' wanted sizes. One of several leads."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from autoscaler.policy import PoolState, decide
+from autoscaler.snapshot import snapshot
+from kvrelay.clock import Clock, MonotonicClock
+from kvrelay.config import AutoscalingPolicy
+from kvrelay.errors import Unavailable
+from kvrelay.registry import Registry
+from kvrelay.telemetry import get_logger
+from kvrelay.types import POOLS, PoolName, ScalingDecision
+
+_MIN_LEASE_S = 5.0
+
+log = get_logger("autoscaler")
+
+
+class Autoscaler:
+    """Owns the policy's memory. An operator's `set_desired` is respected: the policy goes on from that size."""
+
+    def __init__(self, registry: Registry, policy: AutoscalingPolicy, owner: str, clock: Clock | None = None) -> None:
+        self._registry = registry
+        self._policy = policy
+        self._owner = owner
+        self._clock = clock or MonotonicClock()
+        self._states: dict[PoolName, PoolState] = {}
+
+    async def run(self) -> None:
+        """Until cancelled. While Redis does not answer, the sizes stay as they are."""
+        answered = True
+        try:
+            while True:
+                try:
+                    await self.tick()
+                    answered = True
+                except Unavailable as error:
+                    self._states.clear()
+                    if answered:
+                        log.warning("scaling pauses", reason=error.message)
+                    answered = False
+                await asyncio.sleep(self._policy.interval_s)
+        finally:
+            await self._release()
+
+    async def tick(self) -> None:
+        """One look. Does nothing while another autoscaler leads. Raises Unavailable."""
+        token = await self._registry.acquire_leader(self._owner, max(_MIN_LEASE_S, 3 * self._policy.interval_s))
+        if token is None:
+            self._states.clear()  # what was seen before another led says nothing about the time between
+            return
+        workers = await self._registry.workers()
+        routers = await self._registry.routers()
+        desired = await self._registry.desired()
+        for pool in POOLS:
+            policy = self._policy.pool(pool)
+            if policy is None or pool not in desired:
+                continue
+            before = desired[pool]
+            seen = snapshot(pool, before, workers, routers)
+            decision, self._states[pool] = decide(seen, policy, self._states.get(pool), self._clock.now())
+            if decision.desired == before:
+                log.debug("pool stays", pool=pool, size=before, reason=decision.reason)
+            elif await self._registry.scale(pool, before, decision.desired, token):
+                log.info("pool scaled", pool=pool, before=before, after=decision.desired, reason=decision.reason)
+                await self._registry.record_decision(
+                    ScalingDecision(time.time(), pool, before, decision.desired, decision.reason)
+                )
+
+    async def _release(self) -> None:
+        try:
+            await self._registry.release_leader(self._owner)
+        except Unavailable as error:
+            log.warning("the lead is kept until it expires", reason=error.message)

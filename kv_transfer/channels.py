@@ -1,0 +1,55 @@
+"""gRPC connections for KV: one per decode worker's address, kept and reused."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+
+from kvrelay.types import KvLayout
+
+FRAME_BYTES = 2 * 2**20  # of KV in a frame; a block that is larger than that goes alone
+
+_PING_MS = 2_000
+
+
+def blocks_per_frame(layout: KvLayout) -> int:
+    return max(1, FRAME_BYTES // layout.block_bytes)
+
+
+def message_bytes(layout: KvLayout) -> int:
+    """The largest frame: its KV, and room for the numbers around it. A receiver's server must accept as much."""
+    return blocks_per_frame(layout) * layout.block_bytes + 64 * 2**10
+
+
+class Channels:
+    """A peer that is silent for some seconds, or gone, fails the calls in flight to it with UNAVAILABLE."""
+
+    def __init__(self, layout: KvLayout) -> None:
+        self._options = [
+            ("grpc.max_send_message_length", message_bytes(layout)),
+            ("grpc.keepalive_time_ms", _PING_MS),
+            ("grpc.keepalive_timeout_ms", 2 * _PING_MS),
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.use_local_subchannel_pool", 1),  # a new channel makes a new connection
+        ]
+        self._open: dict[str, grpc.aio.Channel] = {}
+        self._retired: set[asyncio.Task[None]] = set()
+
+    def get(self, address: str) -> grpc.aio.Channel:
+        if address not in self._open:
+            self._open[address] = grpc.aio.insecure_channel(address, options=self._options)
+        return self._open[address]
+
+    def retire(self, address: str, broken: grpc.aio.Channel, grace: float) -> None:
+        """The next call to the address takes a new connection; those on this one have `grace` seconds to end."""
+        if address in self._open and self._open[address] is broken:
+            del self._open[address]
+            task = asyncio.create_task(broken.close(grace))
+            self._retired.add(task)
+            task.add_done_callback(self._retired.discard)
+
+    async def close(self) -> None:
+        for address, channel in list(self._open.items()):
+            self.retire(address, channel, 0)
+        await asyncio.gather(*self._retired)

@@ -1,0 +1,178 @@
+"""What gloo and nccl share: tensors travel over a torch.distributed group of two, everything else over gRPC.
+
+torch.distributed neither authenticates nor encrypts; these transports are for a private network.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from itertools import count
+from typing import Any
+
+import torch
+from torch.distributed import PrefixStore, TCPStore
+
+from kv_transfer.arena import Arena, check_digest, digest_bytes, read_blocks, write_blocks
+from kv_transfer.transports import gloo, nccl
+from kvrelay.errors import FailedPrecondition, Unavailable
+from kvrelay.messages import HandoffTarget
+from kvrelay.wire.transfer import KvBlocks, KvOpen
+
+_SENDER, _RECEIVER = 0, 1
+_MAX_IDLE = 64  # groups that no push uses; a peer that died leaves some behind
+
+
+@contextmanager
+def _lost_peer() -> Iterator[None]:
+    """torch.distributed says all that can go wrong with a peer with a RuntimeError."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise Unavailable(f"the peer left the process group: {str(error).splitlines()[0]}") from error
+
+
+class PairGroup:
+    """One sender and one receiver. A push has it for itself, so that nothing of another one can be in the way."""
+
+    def __init__(self, backend: str, rendezvous: str, rank: int, host: str, patience: float) -> None:
+        self.rendezvous = rendezvous
+        self._backend = backend
+        self._rank = rank
+        self._host = host
+        self._timeout = timedelta(seconds=patience)
+        self._group: Any = None
+        self._sending: Any = None  # the send under way
+
+    def join(self, store: TCPStore) -> None:
+        """Waits for the other one, who must be joining too."""
+        make = gloo.make_group if self._backend == "gloo" else nccl.make_group
+        with _lost_peer():
+            if self._group is None:
+                name = self.rendezvous.rpartition("/")[2]
+                self._group = make(PrefixStore(name, store), self._rank, self._host, self._timeout)
+
+    def send(self, data: torch.Tensor) -> None:
+        """Starts to send `data`, once what was sent before has gone."""
+        with _lost_peer():
+            if self._sending is not None:
+                self._sending.wait(self._timeout)
+            self._sending = self._group.send([data], _RECEIVER, 0)
+
+    def receive(self, num_bytes: int, device: torch.device) -> torch.Tensor:
+        data = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        with _lost_peer():
+            self._group.recv([data], _SENDER, 0).wait(self._timeout)
+        return data
+
+    def close(self) -> None:
+        if self._group is not None:
+            self._group.abort()
+            self._group = None
+
+
+class SenderGroups:
+    """A sender's groups, each with one receiver of one epoch, made at the first push that needs it."""
+
+    def __init__(self, host: str, patience: float) -> None:
+        self._host = host
+        self._patience = patience
+        self._store: TCPStore | None = None
+        self._address = ""
+        self._names = count()
+        self._idle: OrderedDict[PairGroup, tuple[str, str, int]] = OrderedDict()  # oldest first
+
+    @contextmanager
+    def lend(self, backend: str, target: HandoffTarget, arena: Arena, *, digests: bool) -> Iterator[GroupOutbound]:
+        """For one push. The group is thrown away if that fails, since a transfer may be left half done in it."""
+        store = self._open_store()
+        pair = backend, target.address, target.epoch
+        group = next((group for group, owner in self._idle.items() if owner == pair), None)
+        if group is None:
+            rendezvous = f"{self._address}/{arena.nonce:x}-{next(self._names)}"
+            group = PairGroup(backend, rendezvous, _SENDER, self._host, self._patience)
+        else:
+            del self._idle[group]
+        try:
+            yield GroupOutbound(group, store, arena, digests=digests)
+        except BaseException:
+            group.close()
+            raise
+        self._idle[group] = pair
+        if len(self._idle) > _MAX_IDLE:
+            self._idle.popitem(last=False)[0].close()
+
+    def close(self) -> None:
+        for group in self._idle:
+            group.close()
+        self._idle.clear()
+        self._store = None
+
+    def _open_store(self) -> TCPStore:
+        if self._store is None:
+            # A socket of our own, since the store's would listen on all interfaces.
+            listener = socket.create_server((self._host, 0))
+            host, port = listener.getsockname()[:2]
+            self._address = f"{host}:{port}"
+            self._store = TCPStore(
+                host,
+                port,
+                is_master=True,
+                master_listen_fd=listener.detach(),
+                wait_for_workers=False,
+                timeout=timedelta(seconds=self._patience),
+            )
+        return self._store
+
+
+class GroupOutbound:
+    def __init__(self, group: PairGroup, store: TCPStore, arena: Arena, *, digests: bool) -> None:
+        self._group = group
+        self._store = store
+        self._arena = arena
+        self._digests = digests
+
+    def announce(self, opening: KvOpen) -> KvOpen:
+        return replace(opening, rendezvous=self._group.rendezvous)
+
+    def pack(self, header: KvBlocks, blocks: Sequence[int]) -> KvBlocks:
+        self._group.join(self._store)
+        data = read_blocks(self._arena, blocks)
+        self._group.send(data)
+        return replace(header, digest=digest_bytes(data.cpu().numpy().data)) if self._digests else header
+
+
+class ReceiverGroups:
+    """A receiver's groups, by the rendezvous that their senders announced."""
+
+    def __init__(self, host: str, patience: float) -> None:
+        self._host = host
+        self._patience = patience
+        self._idle: OrderedDict[str, PairGroup] = OrderedDict()  # oldest first
+
+    @contextmanager
+    def lend(self, backend: str, rendezvous: str, arena: Arena, *, digests: bool) -> Iterator[GroupInbound]:
+        """For one push; see `SenderGroups.lend`."""
+        group = self._idle.pop(rendezvous, None)
+        if group is None:
+            group = PairGroup(backend, rendezvous, _RECEIVER, self._host, self._patience)
+        try:
+            yield GroupInbound(group, arena, digests=digests, timeout=timedelta(seconds=self._patience))
+        except BaseException:
+            group.close()
+            raise
+        self._idle[rendezvous] = group
+        if len(self._idle) > _MAX_IDLE:
+            self._idle.popitem(last=False)[1].close()
+
+
+class GroupInbound:
+    def __init__(self, group: PairGroup, arena: Arena, *, digests: bool, timeout: timedelta) -> None:
+        self._group = group
+        self._arena = arena
+        self._digests = digests
+        self._timeout = timedelta

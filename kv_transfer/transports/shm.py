@@ -1,0 +1,66 @@
+"""Sender and receiver on one host: the receiver maps the sender's arena, for reading only."""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+import numpy as np
+
+from kv_transfer.arena import Arena, HostBytes
+from kv_transfer.transports.named import NamedInbound
+from kvrelay.errors import Unimplemented
+from kvrelay.wire.transfer import SharedSegment
+
+
+class SegmentCache:
+    """Senders' arenas, mapped at their first push and kept for the next ones while the sender lives.
+
+    A mapping keeps the memory of a sender that has died, so each look-up lets go of those.
+    """
+
+    def __init__(self) -> None:
+        self._mapped: dict[SharedSegment, HostBytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._mapped)
+
+    def accept(self, segment: SharedSegment, arena: Arena, *, digests: bool) -> NamedInbound:
+        """Raises Unimplemented if the segment cannot be read from here."""
+        self.drop_dead()
+        if segment not in self._mapped:
+            self._mapped[segment] = _map(segment)
+        return NamedInbound(self._mapped[segment], arena, digests=digests)
+
+    def drop_dead(self) -> None:
+        for segment in list(self._mapped):
+            if not _is_memory_file(_path(segment), segment):
+                del self._mapped[segment]
+
+
+def _path(segment: SharedSegment) -> str:
+    return f"/proc/{segment.pid}/fd/{segment.fd}"
+
+
+def _is_memory_file(path: str, segment: SharedSegment) -> bool:
+    """Whether `path` leads to the memory file that bears the segment's nonce."""
+    try:
+        return os.readlink(path).removesuffix(" (deleted)") == f"/memfd:kvrelay-{segment.nonce:x}"
+    except OSError:
+        return False
+
+
+def _map(segment: SharedSegment) -> HostBytes:
+    try:
+        fd = os.open(_path(segment), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise Unimplemented(
+            f"cannot open {_path(segment)}: {error.strerror}; is it on this host, of this user?"
+        ) from error
+    try:
+        # The check is of what was opened, not of what the path may lead to next.
+        if not _is_memory_file(f"/proc/self/fd/{fd}", segment) or os.fstat(fd).st_size != segment.size:
+            raise Unimplemented(f"{_path(segment)} is not arena {segment.nonce:x} of {segment.size} bytes")
+        return np.frombuffer(mmap.mmap(fd, segment.size, prot=mmap.PROT_READ), dtype=np.uint8)
+    finally:
+        os.close(fd)

@@ -1,0 +1,23 @@
+"""Child processes that do not outlive their parent."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+# Runs in place of the program until it is one: asks the kernel for SIGKILL when the parent dies (PR_SET_PDEATHSIG
+# is 1), in a process of its own because a preexec_fn is unsafe once the parent has threads.
+_EXEC_BOUND_TO_PARENT = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)
+os.getppid() == int(sys.argv[1]) or sys.exit("the parent is gone")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def bound_to_parent(program: str, *arguments: str) -> list[str]:
+    """The command line that runs `program`, an absolute path, and has it killed when this process dies.
+
+    The kernel ties the child to the thread that starts it: start it from one that lasts.
+    """
+    return [sys.executable, "-I", "-S", "-c", _EXEC_BOUND_TO_PARENT, str(os.getpid()), program, *arguments]

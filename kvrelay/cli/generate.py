@@ -1,0 +1,67 @@
+"""`kvrelay generate`: one answer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from kvrelay.cli import render
+
+Target = Annotated[
+    str,
+    typer.Option(
+        envvar="KVRELAY_TARGET", metavar="HOST:PORT", help="Router; after a comma another to turn to when it is gone."
+    ),
+]
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="Text to go on from.")],
+    target: Target = "127.0.0.1:50051",
+    model: Annotated[str, typer.Option(help="Needed only where a cluster serves several.")] = "",
+    max_tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens at most; the cluster's 64.")] = None,
+    temperature: Annotated[float | None, typer.Option(metavar="T", help="0 is greedy; the cluster's 1.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="S", help="The same seed gives the same answer.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Send PROMPT as a user's message, by the chat template.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="For the whole answer.")] = 600.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", envvar="KVRELAY_JSON", help="Print one object at the end.")
+    ] = False,
+    ledger: Annotated[bool, typer.Option("--ledger", help="Then print on stderr where the time went.")] = False,
+) -> None:
+    """Stream the answer to a prompt.
+
+    Example: kvrelay generate "Once upon a time" --max-tokens 64 --ledger
+    """
+    import kvrelay
+
+    options: dict[str, Any] = {"messages": [("user", prompt)]} if chat else {"prompt": prompt}
+    with (
+        kvrelay.Client(target.split(","), timeout=timeout) as client,
+        client.generate(
+            model=model, max_tokens=max_tokens, temperature=temperature, seed=seed, stop=stop, **options
+        ) as stream,
+    ):
+        if not as_json:
+            for event in stream:
+                print(event.text, end="", flush=True)
+            print()
+        completion = stream.result()
+    if as_json:
+        print(json.dumps(_as_json(completion), indent=2))
+    if ledger:
+        Console(stderr=True, markup=False, highlight=False).print(render.ledger_table(completion))
+
+
+def _as_json(completion: Any) -> dict[str, Any]:
+    from kvrelay.wire.inference import ledger_as_json
+
+    ledger = completion.ledger
+    return asdict(completion) | {"ledger": None if ledger is None else ledger_as_json(ledger)}

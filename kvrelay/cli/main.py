@@ -1,0 +1,70 @@
+"""The `kvrelay` command."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, cast
+
+import typer
+
+from kvrelay.cli import generate, loadtest, pools, router, serve, status
+from kvrelay.errors import InvalidArgument, KvRelayError
+
+INTERRUPTED = 130  # as shells say it: 128 + SIGINT
+
+app = typer.Typer(
+    add_completion=False,
+    help="Serve large language models from two pools: prefill and decode.",
+    epilog='Example: kvrelay serve, and elsewhere: kvrelay generate "Once upon a time"',
+    context_settings={"auto_envvar_prefix": "KVRELAY", "help_option_names": ["-h", "--help"]},
+)
+for command in (serve.serve, router.router, generate.generate, status.status, status.top, pools.scale, pools.drain):
+    app.command()(command)
+app.add_typer(loadtest.app, name="loadtest")
+
+# Usage errors, whether typer brings click's classes with it or takes the installed ones.
+_UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", allow_from_autoenv=False, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    if version:
+        import kvrelay
+
+        typer.echo(f"kvrelay {kvrelay.__version__}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command line and returns its exit code: 2 for bad usage, 1 for what went wrong in the cluster."""
+    try:
+        code = app(args=list(arguments), prog_name="kvrelay", standalone_mode=False)
+    except _UsageError as error:
+        context = getattr(error, "ctx", None)
+        where = context.command_path if context else "kvrelay"
+        return _fail(2, f"{cast(Any, error).format_message()} See {where} --help")
+    except InvalidArgument as error:
+        return _fail(2, error.message)
+    except KvRelayError as error:
+        return _fail(1, error.message)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    return code or 0
+
+
+def _fail(code: int, message: str) -> int:
+    typer.echo(f"kvrelay: {' '.join(message.split())}", err=True)
+    return code
+
+
+def main() -> None:
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its notes on connections are not for users
+    sys.exit(run(sys.argv[1:]))

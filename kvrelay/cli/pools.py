@@ -1,0 +1,56 @@
+"""`kvrelay scale` and `kvrelay drain`: the operator's hand on the pools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from kvrelay.cli.status import DEFAULT_ADMIN, Admin
+from kvrelay.types import POOLS, PoolName
+
+
+def scale(
+    sizes: Annotated[list[str], typer.Argument(metavar="POOL=N...", help="prefill=N, decode=N, or both.")],
+    admin: Admin = DEFAULT_ADMIN,
+) -> None:
+    """Set how many workers the pools should have.
+
+    Example: kvrelay scale prefill=2 decode=4
+    """
+    from kvrelay.client.admin import AdminClient
+
+    wanted = parse_sizes(sizes)
+    with AdminClient(admin) as client:
+        prefill, decode = client.set_pool_size(**wanted)
+    print(f"prefill={prefill} decode={decode}")
+
+
+def drain(
+    worker: Annotated[str, typer.Argument(help="Its name, as `kvrelay status` shows it.")],
+    admin: Admin = DEFAULT_ADMIN,
+) -> None:
+    """Let a worker finish what it holds, then stop it.
+
+    Example: kvrelay drain decode-1
+    """
+    from kvrelay.client.admin import AdminClient
+
+    with AdminClient(admin) as client:
+        client.drain(worker)
+    print(f"draining {worker}")
+
+
+def parse_sizes(texts: Sequence[str]) -> dict[PoolName, int]:
+    """{"prefill": 2} from ["prefill=2"]; raises typer.BadParameter."""
+    sizes: dict[PoolName, int] = {}
+    for text in texts:
+        name, _, number = text.partition("=")
+        pool = next((one for one in POOLS if one == name), None)
+        if pool is None or not number.isdecimal():
+            raise typer.BadParameter(f"{text!r} is not one of prefill=N, decode=N with N a whole number.")
+        if pool in sizes:
+            raise typer.BadParameter(f"{pool} is given twice.")
+        sizes[pool] = int(number)
+    return sizes

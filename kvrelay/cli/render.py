@@ -1,0 +1,123 @@
+"""What a cluster and an answer look like on a terminal."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from kvrelay.client import Completion
+    from kvrelay.types import Handoff
+    from kvrelay.wire.cluster import ClusterStatus, WorkerStatus
+
+_PIPED_WIDTH = 140  # columns; rich would take 80 and cut names
+
+
+def console() -> Console:
+    """For stdout. Names come from the cluster, so nothing in them is taken as markup."""
+    plain = Console(markup=False, highlight=False, soft_wrap=False)
+    return plain if plain.is_terminal else Console(markup=False, highlight=False, width=_PIPED_WIDTH)
+
+
+def size(num_bytes: int) -> str:
+    """Bytes with a binary unit and three digits: 512 B, 1.21 GiB."""
+    if num_bytes < 1024:
+        return f"{num_bytes} B"
+    value, unit = num_bytes / 1024, "KiB"
+    for larger in ("MiB", "GiB", "TiB"):
+        if value < 1000:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.3g} {unit}"
+
+
+def milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1000:.1f} ms"
+
+
+def status_view(status: ClusterStatus) -> RenderableType:
+    pools = ", ".join(f"{pool.name} {len(pool.workers)} of {pool.desired}" for pool in status.pools)
+    router = status.router
+    header = (
+        f"{status.model}: {status.state}; {pools}; registry {status.registry}\n"
+        f"requests: {router.running} running, {router.waiting} waiting, {router.finished} finished, "
+        f"{router.failed} failed; router {size(router.rss_bytes)}"
+    )
+    return Group(header, _worker_table(status), *([_decision_table(status)] if status.decisions else []))
+
+
+def _worker_table(status: ClusterStatus) -> Table:
+    table = Table(title="workers", title_justify="left")
+    for name in ("pool", "worker", "epoch", "state"):
+        table.add_column(name, no_wrap=True)
+    for name in ("running", "waiting", "KV held", "tok/s", "weights", "KV", "RSS"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("integrity")
+    for pool in status.pools:
+        for worker in pool.workers:
+            table.add_row(*_worker_row(worker))
+    return table
+
+
+def _worker_row(worker: WorkerStatus) -> tuple[str, ...]:
+    load = worker.load
+    return (
+        worker.pool,
+        worker.worker_id,
+        str(worker.epoch),
+        worker.state,
+        str(load.running),
+        str(load.waiting),
+        f"{load.blocks_held / load.blocks_total:.0%}" if load.blocks_total else "-",
+        f"{load.tokens_per_second:.1f}",
+        size(load.weight_bytes),
+        size(load.kv_bytes),
+        size(load.rss_bytes),
+        "ok" if load.integrity_ok else f"BROKEN: {load.integrity_error}",
+    )
+
+
+def _decision_table(status: ClusterStatus) -> Table:
+    table = Table(title="last scaling decisions", title_justify="left")
+    for name in ("time", "pool", "workers", "reason"):
+        table.add_column(name)
+    for one in status.decisions:
+        time = datetime.fromtimestamp(one.unix_time).astimezone().strftime("%H:%M:%S")
+        table.add_row(time, one.pool, f"{one.before} → {one.after}", one.reason)
+    return table
+
+
+def ledger_table(completion: Completion) -> RenderableType:
+    """The phases up to the first token, what came after, and how the KV went over."""
+    table = Table(title=f"{completion.path}: {completion.why}", title_justify="left")
+    table.add_column("phase")
+    table.add_column("time", justify="right")
+    ledger = completion.ledger
+    if ledger is None:
+        table.add_row("no ledger came", "")
+        return table
+    for name, seconds in ledger.phases:
+        table.add_row(name, milliseconds(seconds))
+    table.add_section()
+    table.add_row("TTFT at the router", milliseconds(ledger.ttft_seconds))
+    table.add_row("TTFT at this client", milliseconds(completion.ttft_seconds))
+    table.add_row("first to second token", milliseconds(ledger.second_token_gap_seconds))
+    table.add_row("first to last token", milliseconds(ledger.decode_seconds))
+    table.add_row("end to end", milliseconds(ledger.e2e_seconds))
+    lines = [_handoff_line(ledger.handoff)] if ledger.handoff else []
+    if len(ledger.attempts) > 1:
+        lines += [
+            f"attempt by {one.prefill_worker or '-'} and {one.decode_worker}: {one.outcome}" for one in ledger.attempts
+        ]
+    return Group(table, *lines)
+
+
+def _handoff_line(handoff: Handoff) -> str:
+    return (
+        f"hand-off over {handoff.transport}: {handoff.blocks} blocks x {size(handoff.block_bytes)} = "
+        f"{size(handoff.bytes)} in {milliseconds(handoff.seconds)}, of which {milliseconds(handoff.exposed_seconds)} "
+        f"after prefill; {handoff.cached_blocks} blocks were there already"
+    )

@@ -1,0 +1,37 @@
+"""`kvrelay router`: one router over a Redis and workers that run elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+
+from kvrelay.cli.cluster_extra import requires_cluster_extra
+from kvrelay.cli.serve import Config
+
+
+@requires_cluster_extra
+def router(config: Config = None) -> None:
+    """Run one router over workers that a controller runs; `serve` starts one by itself.
+
+    redis.url in the configuration names the Redis that they share. Prints one line on stdout when it can serve.
+
+    Example: kvrelay router -c cluster.yaml
+    """
+    import router.main
+    import uvloop
+
+    from kvrelay.config_file import load_config
+    from kvrelay.models import resolve_model
+    from kvrelay.telemetry import configure_logging
+
+    loaded = load_config(config)
+    configure_logging()
+
+    def ready(line: str) -> None:
+        print(line, flush=True)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(
+            router.main.serve(
+                loaded, redis_url=loaded.redis.url, model_path=resolve_model(loaded.model.path), ready=ready
+            )
+        )

@@ -1,0 +1,96 @@
+"""`kvrelay serve`: a cluster in the foreground."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from kvrelay.cli.cluster_extra import requires_cluster_extra
+
+Config = Annotated[
+    Path | None,
+    typer.Option("-c", "--config", envvar="KVRELAY_CONFIG", help="YAML file; configs/default.yaml has every key."),
+]
+Model = Annotated[
+    str | None, typer.Option(envvar="KVRELAY_MODEL", help="A folder, a hub id, or demo.", metavar="DIR|HUB_ID|demo")
+]
+
+
+@requires_cluster_extra
+def serve(
+    config: Config = None,
+    model: Model = None,
+    prefill: Annotated[int | None, typer.Option(envvar="KVRELAY_PREFILL", help="Prefill workers to start.")] = None,
+    decode: Annotated[int | None, typer.Option(envvar="KVRELAY_DECODE", help="Decode workers to start.")] = None,
+    grpc_port: Annotated[int | None, typer.Option(envvar="KVRELAY_GRPC_PORT", help="0 picks a free one.")] = None,
+    http_port: Annotated[int | None, typer.Option(envvar="KVRELAY_HTTP_PORT", help="0 picks a free one.")] = None,
+    admin_port: Annotated[int | None, typer.Option(envvar="KVRELAY_ADMIN_PORT", help="0 picks a free one.")] = None,
+) -> None:
+    """Run a cluster in the foreground: Redis, Ray, prefill and decode workers, a router.
+
+    Prints one line on stdout when it can serve. Ctrl-C or SIGTERM lets streams finish and exits 0; a second one
+    stops at once.
+
+    Example: kvrelay serve --model demo --prefill 1 --decode 2
+    """
+    from kvrelay.config_file import load_config
+    from kvrelay.telemetry import configure_logging
+
+    overrides: dict[str, Any] = {"model.path": model, "prefill.replicas": prefill, "decode.replicas": decode}
+    loaded = load_config(config, {name: value for name, value in overrides.items() if value is not None})
+    ports = {"grpc": grpc_port, "http": http_port, "admin": admin_port}
+    overrides = {
+        f"listen.{name}": f"{getattr(loaded.listen, name).rpartition(':')[0]}:{port}"
+        for name, port in ports.items()
+        if port is not None
+    } | {name: value for name, value in overrides.items() if value is not None}
+    loaded = load_config(config, overrides)
+    configure_logging("warning")
+    raise typer.Exit(asyncio.run(_serve(loaded)))
+
+
+async def _serve(config: Any) -> int:
+    """Runs until a signal. Returns the exit code."""
+    from kvrelay.local_cluster import LocalCluster
+
+    stop = asyncio.Event()
+    cluster = LocalCluster(config)
+    signals = 0
+
+    def stop_or_kill() -> None:
+        nonlocal signals
+        signals += 1
+        stop.set()
+        if signals > 1:
+            cluster.kill()
+
+    for name in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(name, stop_or_kill)
+
+    console = Console(stderr=True)
+    starting = asyncio.create_task(cluster.__aenter__())
+    stopping = asyncio.create_task(stop.wait())
+    with console.status(f"starting {config.prefill.replicas} prefill and {config.decode.replicas} decode workers"):
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        return 0
+    starting.result()
+    print(cluster.endpoints, flush=True)
+    failing = asyncio.create_task(cluster.wait())
+    try:
+        await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
+        if failing.done():
+            failing.result()
+        return 0
+    finally:
+        for task in (stopping, failing):
+            task.cancel()
+        with console.status("draining"):
+            await cluster.__aexit__(None, None, None)

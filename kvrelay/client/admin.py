@@ -1,0 +1,75 @@
+"""The operator's client: what a cluster is doing, and the hand on its pools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from kvrelay.client.base import check_target
+from kvrelay.wire import cluster as wire
+from kvrelay.wire.status import error_from_rpc
+
+
+class AdminClient:
+    """A blocking client of a cluster's admin listener. Every call is made once and takes at most `timeout` seconds.
+
+    Raises InvalidArgument for a target that is not HOST:PORT.
+    """
+
+    def __init__(self, target: str = "127.0.0.1:50052", *, timeout: float = 10.0) -> None:
+        check_target(target)
+        self.target = target
+        self._timeout = timeout
+        self._channel = grpc.insecure_channel(target)
+        self._stub = wire.ClusterServiceStub(self._channel)
+
+    def status(self) -> wire.ClusterStatus:
+        with self._errors():
+            return wire.cluster_status_from_proto(
+                self._stub.GetStatus(wire.pb.GetStatusRequest(), timeout=self._timeout)
+            )
+
+    def watch(self, interval_seconds: float = 1.0) -> Iterator[wire.ClusterStatus]:
+        """The status now and after each interval, until the caller has had enough."""
+        call = self._stub.WatchStatus(wire.pb.WatchStatusRequest(interval_seconds=interval_seconds))
+        try:
+            with self._errors():
+                for message in call:
+                    yield wire.cluster_status_from_proto(message)
+        finally:
+            call.cancel()
+
+    def set_pool_size(self, *, prefill: int | None = None, decode: int | None = None) -> tuple[int, int]:
+        """Sets the wanted number of workers; None leaves a pool alone. Returns both, (prefill, decode)."""
+        with self._errors():
+            response = self._stub.SetPoolSize(
+                wire.pb.SetPoolSizeRequest(prefill=prefill, decode=decode), timeout=self._timeout
+            )
+        return response.prefill, response.decode
+
+    def drain(self, worker_id: str) -> None:
+        """Lets a worker finish what it holds, then stops it; returns when it has begun."""
+        with self._errors():
+            self._stub.DrainWorker(wire.pb.DrainWorkerRequest(worker_id=worker_id), timeout=self._timeout)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, self.target) from error

@@ -1,0 +1,135 @@
+"""The asyncio client: the blocking one's twin, method by method."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import grpc
+
+from kvrelay.client.answer import Completion
+from kvrelay.client.base import BaseClient, BaseStream
+from kvrelay.client.request import GenerateOptions
+from kvrelay.client.retry import Retry
+from kvrelay.errors import KvRelayError, Unavailable
+from kvrelay.wire import inference as wire
+from kvrelay.wire.status import error_from_rpc
+
+
+class AsyncClient(BaseClient):
+    """A client of one cluster for asyncio. Close it, or use it in `async with`."""
+
+    _grpc = grpc.aio
+    _sleep = staticmethod(asyncio.sleep)
+
+    def generate(
+        self, prompt: str | None = None, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> AsyncStream:
+        """Starts an answer. Nothing is sent before the stream is read.
+
+        Raises InvalidArgument at once for values of the wrong kind. Failures while reading are tried again,
+        elsewhere if possible, from the token where they happened; what is final is raised from the stream.
+        """
+        return AsyncStream(self, self._retry(timeout), prompt, options)
+
+    async def models(self, *, timeout: float | None = None) -> tuple[wire.ModelInfo, ...]:  # noqa: ASYNC109
+        """The models that the cluster serves."""
+        return await self._list_models(self._retry(timeout))
+
+    async def wait_ready(self, timeout: float = 60.0) -> None:  # noqa: ASYNC109
+        """Returns once a router answers; raises why none did when `timeout` seconds have passed."""
+        await self._list_models(self._retry(timeout, patient=True))
+
+    async def _list_models(self, retry: Retry) -> tuple[wire.ModelInfo, ...]:
+        while True:
+            list_models = self._stub(retry.target).ListModels
+            timeout = retry.begin(time.monotonic())
+            try:
+                return wire.models_from_proto(
+                    await list_models(wire.pb.ListModelsRequest(), timeout=timeout, metadata=self._metadata)
+                )
+            except grpc.RpcError as error:
+                await self._sleep(retry.failed(error_from_rpc(error, self.targets[retry.target]), time.monotonic()))
+
+    async def close(self) -> None:
+        """Ends the calls under way; their streams raise Cancelled."""
+        self._closed = True
+        for channel in self._channels:
+            await channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class AsyncStream(BaseStream):
+    """An answer as it comes: iterate for its responses, or await `result`. Leaving it early cancels the request."""
+
+    def __init__(self, client: AsyncClient, retry: Retry, prompt: str | None, options: GenerateOptions) -> None:
+        super().__init__(retry, prompt, options)
+        self._client = client
+        self._call: Any = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> wire.GenerateResponse:
+        while not self._finished():
+            try:
+                if self._receive(response := await self._read()):
+                    return response
+            except KvRelayError as error:
+                self._drop_call()
+                await self._client._sleep(self._failed(error))
+        if self._call is not None:
+            with suppress(grpc.RpcError):  # the answer is whole; how its call ends changes nothing
+                await self._call.read()
+        raise StopAsyncIteration
+
+    async def result(self) -> Completion:
+        """Reads the rest and returns the whole answer."""
+        async for _ in self:
+            pass
+        return self._answer.completion(self._retry.calls)
+
+    def cancel(self) -> None:
+        """Ends the request unless it has finished; reading on raises Cancelled."""
+        self._left()
+        self._drop_call()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    async def _read(self) -> wire.GenerateResponse:
+        client, index = self._client, self._retry.target
+        target = client.targets[index]
+        if self._call is None:
+            request, timeout = self._begin()
+            self._call = client._stub(index).Generate(request, timeout=timeout, metadata=client._metadata)
+        try:
+            message = await self._call.read()
+        except asyncio.CancelledError:
+            self._finished()  # raises Cancelled if it was our `cancel` that ended the call, not the task's
+            raise
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, target) from error
+        if message is grpc.aio.EOF:
+            raise Unavailable(f"{target}: the stream ended before the answer did")
+        return wire.response_from_proto(message)
+
+    def _drop_call(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call.cancel()

@@ -1,0 +1,155 @@
+"""Text to token ids and back, token by token. Neither torch nor transformers is imported here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import tokenizers
+
+from kvrelay.errors import ModelRefused, NotFound
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_MAX_WINDOW = 64  # tokens of context, and of text held back because it does not end with a whole character
+
+
+class Tokenizer:
+    """A model's `tokenizer.json`."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        backend.no_truncation()  # the file may carry settings of its training
+        backend.no_padding()
+        self._backend = backend
+
+    @classmethod
+    def load(cls, model_folder: str | Path) -> Tokenizer:
+        """Raises NotFound when the folder has no tokenizer.json, ModelRefused when the file is broken."""
+        path = Path(model_folder) / "tokenizer.json"
+        if not path.is_file():
+            raise NotFound(
+                f"{path} does not exist, so this model takes no text; send token_ids, or add the file", field="model"
+            )
+        try:
+            return cls(tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8")))
+        except Exception as error:  # the library raises nothing more special
+            raise ModelRefused(f"{path} is not a usable tokenizer: {error}", field="model") from error
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Number of tokens, special ones included."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @cached_property
+    def max_id(self) -> int:
+        """The largest id; vocab_size - 1 unless the ids have holes."""
+        return max(self._backend.get_vocab(with_added_tokens=True).values())
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of the tokens that stand for no text, such as the end of a sequence."""
+        return frozenset(id_ for id_, token in self._backend.get_added_tokens_decoder().items() if token.special)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids; with special tokens as the tokenizer adds them, e.g. one that begins a sequence.
+
+        A text that a chat template made has them already: pass False.
+        """
+        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """Text of the ids. Bytes that are no UTF-8 show as U+FFFD; ids that are no token show as nothing."""
+        return self._backend.decode(ids, skip_special_tokens=skip_special)
+
+
+class TextStream:
+    """Text of a growing sequence, up to the first stop string.
+
+    Pieces of `push` and `finish`, joined, are the decoded sequence, or what of it lies before the stop string. A piece
+    never holds half a character, nor text that may turn out to be the beginning of a stop string.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Iterable[str] = (), prompt_ids: Sequence[int] = ()) -> None:
+        self._text = _Detokenizer(tokenizer, prompt_ids)
+        self._stop = _StopStrings(stop)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was met. What is pushed from then on shows nothing."""
+        return self._stop.met
+
+    def push(self, token_id: int) -> str:
+        """The text that may be shown now that `token_id` has come."""
+        return self._stop.push(self._text.push(token_id))
+
+    def finish(self) -> str:
+        """The text that was held back. To be called once, after the last token."""
+        return self._stop.push(self._text.finish()) + self._stop.finish()
+
+
+class _Detokenizer:
+    """Decodes a short window: the tokens shown last, as context for the decoder, and those not shown yet.
+
+    `tokenizers.decoders.DecodeStream` works alike, but it does not give out what it holds at the end, repeats the
+    prompt when that ends within a character, and holds invalid bytes without a bound.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._window = list(prompt_ids[-_MAX_WINDOW:])
+        self._context = len(self._window)  # tokens
+        self._shown = len(tokenizer.decode(self._window).rstrip(_REPLACEMENT))  # characters of the window's text
+
+    def push(self, token_id: int) -> str:
+        if token_id in self._tokenizer.special_ids:
+            return ""
+        self._window.append(token_id)
+        text = self._tokenizer.decode(self._window)
+        half = text.endswith(_REPLACEMENT) or len(text) == self._shown  # perhaps the beginning of a character
+        if half and len(self._window) - self._context < _MAX_WINDOW:
+            return ""
+        return self._show(text)
+
+    def finish(self) -> str:
+        return self._show(self._tokenizer.decode(self._window))
+
+    def _show(self, text: str) -> str:
+        piece = text[self._shown :]
+        self._window = self._window[self._context :]
+        self._context = len(self._window)
+        self._shown = len(self._tokenizer.decode(self._window))
+        return piece
+
+
+class _StopStrings:
+    """Passes text on until the first stop string is complete, cuts it off there, and drops the rest."""
+
+    def __init__(self, stop: Iterable[str]) -> None:
+        self._strings = tuple(stop)
+        assert all(self._strings), "a stop string is empty"
+        self._held = ""
+        self.met = False
+
+    def push(self, text: str) -> str:
+        if self.met:
+            return ""
+        self._held += text
+        matches = [(start + len(stop), start) for stop in self._strings if (start := self._held.find(stop)) >= 0]
+        if matches:
+            self.met = True
+            _, cut = min(matches)
+        else:
+            cut = len(self._held) - self._open()
+        piece, self._held = self._held[:cut], self._held[cut:]
+        return piece
+
+    def finish(self) -> str:
+        return "" if self.met else self._held
+
+    def _open(self) -> int:
+        """Length of the longest end of the held text that begins a stop string."""
+        longest = max(map(len, self._strings), default=0)
+        for length in range(min(longest - 1, len(self._held)), 0, -1):
+            if any(stop.startswith(self._held[-length:]) for stop in self._strings):
+                return length
+        return 0

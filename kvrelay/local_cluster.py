@@ -1,0 +1,185 @@
+"""A whole cluster on this machine: Redis, a controller with its Ray workers, and a router, each a child process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import shutil
+import signal
+import sys
+import tempfile
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from kvrelay.child import bound_to_parent
+from kvrelay.config import ClusterConfig
+from kvrelay.embedded_redis import EmbeddedRedis
+from kvrelay.errors import KvRelayError, Unavailable
+from kvrelay.models import resolve_model
+from kvrelay.telemetry import get_logger
+
+_READY = re.compile(r"^kvrelay ready grpc=(\S+) http=(\S+) admin=(\S+)$")
+_START_TIMEOUT_S = 300.0
+_DRAIN_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 30.0
+
+log = get_logger("cluster")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where a router listens: HOST:PORT of gRPC and admin, URL of HTTP."""
+
+    grpc: str
+    http: str
+    admin: str
+
+    def __str__(self) -> str:
+        return f"kvrelay ready grpc={self.grpc} http={self.http} admin={self.admin}"
+
+
+class Child:
+    """A `kvrelay` command in a process of its own, which dies with this one."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+        self.name = name
+        self.process = process
+
+    @classmethod
+    async def start(cls, name: str, *arguments: str) -> Child:
+        """stderr is shared with this process; stdout is read here."""
+        process = await asyncio.create_subprocess_exec(
+            *bound_to_parent(sys.executable, "-m", "kvrelay.cli.main", name, *arguments),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # a Ctrl-C is for the parent, which stops its children in order
+        )
+        return cls(name, process)
+
+    async def line(self) -> str:
+        """The next line of stdout. Unavailable if the process ends first; it has said why on stderr."""
+        assert self.process.stdout is not None
+        line = await self.process.stdout.readline()
+        if not line:
+            raise Unavailable(f"the {self.name} ended with exit code {await self.process.wait()} before it was ready")
+        return line.decode().rstrip("\n")
+
+    async def stop(self, timeout_s: float) -> int:
+        """Asks it to end, and ends it after `timeout_s`; returns its exit code."""
+        if self.process.returncode is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self.process.wait()
+            except TimeoutError:
+                log.warning("killed", process=self.name, after_seconds=timeout_s)
+                self.kill()
+        return await self.process.wait()
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+
+
+class LocalCluster:
+    """Async context manager: on entry everything runs and serves, on exit it has drained and ended.
+
+    Raises Unavailable when a part does not start, NotFound for an unknown model.
+    """
+
+    def __init__(self, config: ClusterConfig) -> None:
+        self._config = config
+        self._exits = AsyncExitStack()
+        self._folder = Path()
+        self._routers: list[Child] = []
+        self._controller: Child | None = None
+
+    async def __aenter__(self) -> LocalCluster:
+        model = resolve_model(self._config.model.path)
+        try:
+            self._folder = Path(tempfile.mkdtemp(prefix="kvrelay-"))
+            self._exits.callback(shutil.rmtree, self._folder)
+            url = self._config.redis.url
+            if url == "embedded":
+                redis = await self._exits.enter_async_context(EmbeddedRedis())
+                url = redis.url
+            self._config = self._config.model_copy(
+                update={
+                    "model": self._config.model.model_copy(update={"path": model}),
+                    "redis": self._config.redis.model_copy(update={"url": url}),
+                }
+            )
+            self._controller = await Child.start("controller", "--config", self._write(self._config))
+            self._exits.push_async_callback(self._controller.stop, _STOP_TIMEOUT_S)
+            self.endpoints = await self.add_router(self._config)
+        except BaseException:
+            await self._exits.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._exits.aclose()
+
+    @property
+    def config(self) -> ClusterConfig:
+        """As it runs: model and Redis resolved."""
+        return self._config
+
+    async def add_router(self, config: ClusterConfig) -> Endpoints:
+        """Starts a router over the same workers; returns once it serves. `config` derives from `self.config`."""
+        router = await Child.start("router", "--config", self._write(config))
+        self._routers.append(router)
+        self._exits.push_async_callback(router.stop, _DRAIN_TIMEOUT_S)
+        return await self._ready(router)
+
+    async def wait(self) -> None:
+        """Until a part ends by itself; raises Unavailable then."""
+        assert self._controller is not None, "not started"
+        children = [self._controller, *self._routers]
+        ends = {asyncio.create_task(child.process.wait()): child for child in children}
+        try:
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in ends:
+                end.cancel()
+        first = done.pop()
+        raise Unavailable(f"the {ends[first].name} ended with exit code {first.result()}")
+
+    def kill(self) -> None:
+        """Ends everything at once, streams or not."""
+        for child in (*self._routers, self._controller):
+            if child is not None:
+                child.kill()
+
+    async def _ready(self, router: Child) -> Endpoints:
+        """Waits for the router's line, or for the controller's end, whichever comes first."""
+        assert self._controller is not None
+        line = asyncio.create_task(router.line())
+        failed = asyncio.create_task(self._controller.process.wait())
+        try:
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                await asyncio.wait({line, failed}, return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            raise Unavailable(f"no worker was ready within {_START_TIMEOUT_S:g} s") from None
+        finally:
+            failed.cancel()
+            if not line.done():
+                line.cancel()
+        if not line.done():
+            raise Unavailable(f"the controller ended with exit code {failed.result()} before a worker was ready")
+        match = _READY.match(line.result())
+        if match is None:
+            raise KvRelayError(f"the router printed {line.result()!r} where its addresses should be")
+        return Endpoints(*match.groups())
+
+    def _write(self, config: ClusterConfig) -> str:
+        """The configuration as a file for a child; JSON is YAML too."""
+        path = self._folder / f"cluster-{len(list(self._folder.iterdir()))}.yaml"
+        path.write_text(json.dumps(config.model_dump(mode="json"), indent=1))
+        return str(path)

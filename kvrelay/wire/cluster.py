@@ -1,0 +1,167 @@
+"""The operator's view of a cluster: proto/kvrelay/v1/cluster.proto to frozen values and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from kvrelay.errors import InvalidArgument
+from kvrelay.types import (
+    POOLS,
+    PoolName,
+    RouterLoad,
+    ScalingDecision,
+    WorkerInfo,
+    WorkerLoad,
+    WorkerState,
+)
+from kvrelay.v1 import cluster_pb2 as pb
+from kvrelay.v1.cluster_pb2_grpc import (
+    ClusterServiceServicer,
+    ClusterServiceStub,
+    add_ClusterServiceServicer_to_server,
+)
+
+__all__ = [
+    "ClusterServiceServicer",
+    "ClusterServiceStub",
+    "ClusterStatus",
+    "PoolStatus",
+    "WorkerStatus",
+    "add_ClusterServiceServicer_to_server",
+    "cluster_status_from_proto",
+    "cluster_status_to_proto",
+    "pb",
+    "worker_status_from_proto",
+    "worker_status_to_proto",
+]
+
+_LOAD_FIELDS = tuple(field.name for field in fields(WorkerLoad))
+_ROUTER_FIELDS = tuple(field.name for field in fields(RouterLoad))
+_STATES: tuple[WorkerState, ...] = ("starting", "ready", "draining")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """What an operator sees of a worker."""
+
+    worker_id: str
+    pool: PoolName
+    epoch: int
+    state: WorkerState
+    address: str
+    load: WorkerLoad
+
+    @classmethod
+    def of(cls, info: WorkerInfo) -> WorkerStatus:
+        return cls(info.worker_id, info.pool, info.epoch, info.state, info.address, info.load)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    name: PoolName
+    desired: int
+    workers: tuple[WorkerStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    model: str
+    state: WorkerState  # of the router
+    pools: tuple[PoolStatus, ...]
+    decisions: tuple[ScalingDecision, ...]  # newest first
+    router: RouterLoad
+    block_bytes: int
+    block_size: int  # tokens
+    registry: str  # ok, or what is wrong with Redis
+
+
+def worker_status_to_proto(worker: WorkerStatus) -> pb.WorkerStatus:
+    return pb.WorkerStatus(
+        worker_id=worker.worker_id,
+        pool=worker.pool,
+        epoch=worker.epoch,
+        state=worker.state,
+        address=worker.address,
+        **{name: getattr(worker.load, name) for name in _LOAD_FIELDS},
+    )
+
+
+def worker_status_from_proto(message: pb.WorkerStatus) -> WorkerStatus:
+    """Raises InvalidArgument for a pool or state that this version does not know."""
+    return WorkerStatus(
+        worker_id=message.worker_id,
+        pool=_pool(message.pool),
+        epoch=message.epoch,
+        state=_state(message.state),
+        address=message.address,
+        load=WorkerLoad(**{name: getattr(message, name) for name in _LOAD_FIELDS}),
+    )
+
+
+def cluster_status_to_proto(status: ClusterStatus) -> pb.ClusterStatus:
+    return pb.ClusterStatus(
+        model=status.model,
+        state=status.state,
+        pools=[
+            pb.PoolStatus(
+                name=pool.name,
+                desired=pool.desired,
+                workers=[worker_status_to_proto(worker) for worker in pool.workers],
+            )
+            for pool in status.pools
+        ],
+        decisions=[
+            pb.ScalingDecision(
+                unix_time=decision.unix_time,
+                pool=decision.pool,
+                before=decision.before,
+                after=decision.after,
+                reason=decision.reason,
+            )
+            for decision in status.decisions
+        ],
+        router=pb.RouterStatus(**{name: getattr(status.router, name) for name in _ROUTER_FIELDS}),
+        block_bytes=status.block_bytes,
+        block_size=status.block_size,
+        registry=status.registry,
+    )
+
+
+def cluster_status_from_proto(message: pb.ClusterStatus) -> ClusterStatus:
+    """Raises InvalidArgument for a pool or state that this version does not know."""
+    return ClusterStatus(
+        model=message.model,
+        state=_state(message.state),
+        pools=tuple(
+            PoolStatus(_pool(pool.name), pool.desired, tuple(worker_status_from_proto(one) for one in pool.workers))
+            for pool in message.pools
+        ),
+        decisions=tuple(
+            ScalingDecision(one.unix_time, _pool(one.pool), one.before, one.after, one.reason)
+            for one in message.decisions
+        ),
+        router=_router_from_proto(message.router),
+        block_bytes=message.block_bytes,
+        block_size=message.block_size,
+        registry=message.registry,
+    )
+
+
+def _router_from_proto(message: pb.RouterStatus) -> RouterLoad:
+    load = {name: getattr(message, name) for name in _ROUTER_FIELDS}
+    for name in ("ttft_p95_ms", "itl_p95_ms"):
+        if not message.HasField(name):
+            load[name] = None
+    return RouterLoad(**load)
+
+
+def _pool(name: str) -> PoolName:
+    if name not in POOLS:
+        raise InvalidArgument(f"pool {name!r} is none of {', '.join(POOLS)}", field="pool")
+    return name
+
+
+def _state(name: str) -> WorkerState:
+    if name not in _STATES:
+        raise InvalidArgument(f"state {name!r} is none of {', '.join(_STATES)}", field="state")
+    return name

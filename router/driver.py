@@ -1,0 +1,198 @@
+"""Runs the dispatcher against real time, real workers and the registry."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Protocol
+
+from kvrelay.clock import Clock
+from kvrelay.config import ClusterConfig
+from kvrelay.errors import Cancelled, KvRelayError, Unavailable
+from kvrelay.messages import Event
+from kvrelay.telemetry import get_logger
+from kvrelay.types import PoolName, WorkerInfo, WorkerState
+from router.dispatcher import Dispatcher
+from router.lifecycle import RETRY_AFTER_S, Effect, Emit, End, Send
+from router.request import Request
+from router.sessions import WorkerSession
+from router.stream import Stream, TokenSink
+
+POLL_S = 0.5
+TICK_S = 0.05
+FORGET_S = 5.0  # a worker may be absent from a registry that was flushed, until its next heartbeats
+
+log = get_logger("router.driver")
+
+
+class WorkerSource(Protocol):
+    """The registry, as the driver needs it. May raise Unavailable: then the last answer holds."""
+
+    async def workers(self) -> tuple[WorkerInfo, ...]: ...
+
+
+class Observer(Protocol):
+    """Is told what happens to requests, for metrics."""
+
+    def tokens(self, stream: Stream, count: int, previous: float | None, now: float) -> None: ...
+
+    def ended(self, stream: Stream) -> None: ...
+
+
+class Driver:
+    """Owns the dispatcher, the sessions and the streams; lives on one event loop."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        source: WorkerSource,
+        router_id: str,
+        clock: Clock,
+        observer: Observer,
+    ) -> None:
+        self.dispatcher = Dispatcher(config)
+        self.draining = False
+        self.registry_state = "ok"
+        self.known: tuple[WorkerInfo, ...] = ()  # the last snapshot of the registry
+        self._wanted: Mapping[PoolName, int] = {"prefill": config.prefill.replicas, "decode": config.decode.replicas}
+        self._started = False  # whether there have been as many workers as configured
+        self._source = source
+        self._router_id = router_id
+        self._clock = clock
+        self._observer = observer
+        self._sessions: dict[str, tuple[WorkerSession, asyncio.Task[None]]] = {}
+        self._last_seen: dict[str, float] = {}
+        self._streams: dict[str, Stream] = {}
+        self._work = asyncio.Event()
+
+    # Requests
+
+    def submit(self, request: Request, text: TokenSink) -> Stream:
+        """`text` has taken in request.resume. Raises Unavailable while draining, and what Dispatcher.submit raises."""
+        if self.draining:
+            raise Unavailable("the router is draining; send the request to another", retry_after_s=RETRY_AFTER_S)
+        now = self._clock.now()
+        life, effects = self.dispatcher.submit(request, now)
+        self._streams[request.request_id] = stream = Stream(life, text, self._clock)
+        self._work.set()
+        self._carry_out(effects, now)
+        return stream
+
+    def cancel(self, request_id: str) -> None:
+        """Ends the request everywhere, if it has not ended."""
+        now = self._clock.now()
+        error = Cancelled("the client cancelled the request")
+        self._carry_out(self.dispatcher.cancel(request_id, error, now), now)
+
+    def abandon(self, error: KvRelayError) -> None:
+        """Ends every request that is left."""
+        now = self._clock.now()
+        for request_id in list(self._streams):
+            self._carry_out(self.dispatcher.cancel(request_id, error, now), now)
+
+    async def drained(self) -> None:
+        """Until no request is left. New ones are refused from now on."""
+        self.draining = True
+        while self.dispatcher.unfinished:
+            await asyncio.sleep(TICK_S)
+
+    # Workers
+
+    @property
+    def state(self) -> WorkerState:
+        """`ready` if a request that comes now can be served."""
+        ready = self.ready()
+        if self.draining:
+            return "draining"
+        self._started = self._started or all(ready[pool] >= number for pool, number in self._wanted.items())
+        return "ready" if self._started and ready["decode"] else "starting"
+
+    def ready(self) -> Mapping[PoolName, int]:
+        """How many workers of each pool can be given work."""
+        states = [one.pool for one in self.dispatcher.workers if one.state == "ready"]
+        return {"prefill": states.count("prefill"), "decode": states.count("decode")}
+
+    def worker_found(self, info: WorkerInfo) -> None:
+        log.info("worker found", worker=info.worker_id, pool=info.pool, epoch=info.epoch, address=info.address)
+        now = self._clock.now()
+        self._carry_out(self.dispatcher.worker_found(info, now), now)
+
+    def worker_lost(self, worker_id: str) -> None:
+        log.info("worker lost", worker=worker_id)
+        now = self._clock.now()
+        self._carry_out(self.dispatcher.worker_lost(worker_id, now), now)
+
+    def worker_said(self, worker_id: str, event: Event) -> None:
+        now = self._clock.now()
+        self._carry_out(self.dispatcher.on_event(worker_id, event, now), now)
+
+    # Loops
+
+    async def run(self) -> None:
+        """Until cancelled. Any error that is not one of a worker's or the registry's ends it."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._tick())
+            while True:
+                await self._poll(tasks)
+                await asyncio.sleep(POLL_S)
+
+    async def _tick(self) -> None:
+        while True:
+            await self._work.wait()
+            now = self._clock.now()
+            self._carry_out(self.dispatcher.tick(now), now)
+            if not self.dispatcher.unfinished:
+                self._work.clear()
+            await asyncio.sleep(TICK_S)
+
+    async def _poll(self, tasks: asyncio.TaskGroup) -> None:
+        try:
+            self.known = await self._source.workers()
+        except Unavailable as error:
+            if self.registry_state == "ok":
+                log.warning("registry is away; going on from its last snapshot", error=error.message)
+            self.registry_state = error.message
+            return
+        self.registry_state = "ok"
+        now = self._clock.now()
+        for info in self.known:
+            self._last_seen[info.worker_id] = now
+            session = self._sessions.get(info.worker_id)
+            if session is None or session[0].info.epoch != info.epoch:
+                self._close(info.worker_id)
+                opened = WorkerSession(info, self._router_id, self)
+                self._sessions[info.worker_id] = opened, tasks.create_task(opened.run())
+            else:
+                session[0].info = info
+        for worker_id in [one for one, seen in self._last_seen.items() if now - seen > FORGET_S]:
+            del self._last_seen[worker_id]
+            self._close(worker_id)
+        self._carry_out(self.dispatcher.workers_changed(self.known, now), now)
+
+    def _close(self, worker_id: str) -> None:
+        session = self._sessions.pop(worker_id, None)
+        if session is not None:
+            session[1].cancel()  # which makes it report the loss, before its successor can connect
+
+    def _carry_out(self, effects: list[Effect], now: float) -> None:
+        for effect in effects:
+            match effect:
+                case Send(worker_id, command):
+                    if worker_id in self._sessions:  # or its loss is on the way
+                        self._sessions[worker_id][0].send(command)
+                case Emit(request_id):
+                    self._emit(request_id, effect, now)
+                case End(request_id):
+                    stream = self._streams.pop(request_id)
+                    stream.end(effect, now)
+                    self._observer.ended(stream)
+
+    def _emit(self, request_id: str, emit: Emit, now: float) -> None:
+        stream = self._streams.get(request_id)
+        if stream is None:
+            return  # an earlier token of the same batch completed a stop string
+        count, previous = stream.num_tokens, stream.token_at
+        more = stream.push(emit, now)
+        self._observer.tokens(stream, stream.num_tokens - count, previous, now)
+        if not more:
+            self._carry_out(self.dispatcher.stop(request_id, now), now)

@@ -1,0 +1,75 @@
+"""The router's own entry in the registry, and what it learns there besides workers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Protocol
+
+from kvrelay.clock import Clock
+from kvrelay.errors import Unavailable
+from kvrelay.types import RouterLoad, ScalingDecision
+from router.driver import Driver
+from router.metrics import Metrics
+
+HEARTBEAT_S = 1.0
+DECISIONS = 20  # more are not made between two heartbeats
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class LoadRegistry(Protocol):
+    """The registry, as the heartbeat needs it. Each call may raise Unavailable."""
+
+    async def publish_router(self, load: RouterLoad) -> None: ...
+
+    async def remove_router(self, router_id: str) -> None: ...
+
+    async def decisions(self, n: int) -> tuple[ScalingDecision, ...]: ...
+
+
+class Heartbeat:
+    def __init__(
+        self, router_id: str, driver: Driver, metrics: Metrics, registry: LoadRegistry, clock: Clock
+    ) -> None:
+        self._router_id = router_id
+        self._driver = driver
+        self._metrics = metrics
+        self._registry = registry
+        self._clock = clock
+
+    def load(self) -> RouterLoad:
+        now = self._clock.now()
+        ttft, itl = self._metrics.ttft.p95(now), self._metrics.itl.p95(now)
+        dispatcher = self._driver.dispatcher
+        return RouterLoad(
+            router_id=self._router_id,
+            running=dispatcher.running,
+            waiting=dispatcher.waiting,
+            waiting_tokens=dispatcher.waiting_tokens,
+            finished=self._metrics.finished,
+            failed=self._metrics.failed,
+            rss_bytes=int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE,
+            ttft_p95_ms=None if ttft is None else ttft * 1000,
+            itl_p95_ms=None if itl is None else itl * 1000,
+        )
+
+    async def run(self) -> None:
+        """Until cancelled. While the registry is away nothing is published; the driver logs that."""
+        counted = float("-inf")
+        while True:
+            try:
+                await self._registry.publish_router(self.load())
+                for decision in reversed(await self._registry.decisions(DECISIONS)):
+                    if decision.unix_time > counted:
+                        counted = decision.unix_time
+                        self._metrics.scaled(decision)
+            except Unavailable:  # noqa: S110 - the next beat tries again
+                pass
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def end(self) -> None:
+        try:
+            await self._registry.remove_router(self._router_id)
+        except Unavailable:
+            return  # the entry ends with its time to live

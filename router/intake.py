@@ -1,0 +1,100 @@
+"""From what a client sent to an answer that streams: checked, tokenized, admitted. Both doors lead here."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Protocol
+
+from kvrelay.clock import Clock
+from kvrelay.config import RouterConfig
+from kvrelay.errors import DeadlineExceeded
+from kvrelay.types import FinishReason, SamplingParams
+from kvrelay.wire.inference import GenerateRequest
+from router.driver import Driver
+from router.model_card import ModelCard
+from router.request import Request
+from router.stream import Stream
+from router.text import Text
+from router.validation import admit_sampling, check_request
+
+
+class ChatRenderer(Protocol):
+    async def render(self, messages: Sequence[tuple[str, str]]) -> str: ...
+
+
+class Intake:
+    """Turns requests into streams."""
+
+    def __init__(
+        self,
+        card: ModelCard,
+        text: Text,
+        chat: ChatRenderer,
+        driver: Driver,
+        config: RouterConfig,
+        clock: Clock,
+    ) -> None:
+        self.card = card
+        self.text = text
+        self.chat = chat
+        self._driver = driver
+        self._config = config
+        self._clock = clock
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that prompt and answer may have together: the model's limit, or less if a worker holds less."""
+        return min(self.card.info.max_model_len, *(one.max_model_len for one in self._driver.dispatcher.workers), 2**31)
+
+    async def open(self, request: GenerateRequest, arrival: float, timeout: float | None) -> Stream:
+        """`timeout` is what is left of the client's time at `arrival`, in seconds.
+
+        Raises InvalidArgument, NotFound, DeadlineExceeded, and what Driver.submit raises.
+        """
+        timeout = self._config.default_deadline_s if timeout is None else timeout
+        # The client's own clock ends the call too, and then it hears no reason: ours is a little ahead.
+        deadline = arrival + timeout - min(0.1, timeout / 10)
+        if timeout <= 0:
+            raise DeadlineExceeded("the deadline had passed when the request arrived; nothing was done")
+        check_request(request, self.card)
+        token_ids = await self._token_ids(request)
+        request_id = request.request_id or uuid.uuid4().hex
+        sampling = admit_sampling(request, request_id, len(token_ids), self.max_model_len)
+        text = self.text.open_stream(sampling.stop, token_ids)
+        for token_id in request.resume:
+            text.push(token_id)
+        admitted = Request(
+            request_id=request_id,
+            token_ids=token_ids,
+            sampling=sampling,
+            arrival=arrival,
+            deadline=deadline,
+            priority=request.priority,
+            resume=request.resume,
+            complete="stop" if text.stopped else self._completed(request.resume, sampling),
+        )
+        return self._driver.submit(admitted, text)
+
+    def cancel(self, stream: Stream) -> None:
+        """The client is gone, or has all that it wants."""
+        if stream.ended is None:
+            self._driver.cancel(stream.request.request_id)
+
+    async def _token_ids(self, request: GenerateRequest) -> tuple[int, ...]:
+        if request.token_ids:
+            return request.token_ids
+        if request.messages:
+            # A template writes the special tokens out.
+            return await self.text.encode(await self.chat.render(request.messages), add_special_tokens=False)
+        assert request.prompt is not None, "check_request lets no request without a source pass"
+        return await self.text.encode(request.prompt)
+
+    def _completed(self, resume: tuple[int, ...], sampling: SamplingParams) -> FinishReason | None:
+        """Whether the tokens that a client already has are all there will be."""
+        if not resume:
+            return None
+        ends = self.card.eos_token_ids if not sampling.ignore_eos else frozenset()
+        if len(resume) > sampling.min_tokens and resume[-1] in ends | set(sampling.stop_token_ids):
+            return "stop"
+        return "length" if len(resume) >= sampling.max_tokens else None

@@ -1,0 +1,65 @@
+"""The sockets that a router listens on."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import grpc
+import uvicorn
+from grpc_health.v1 import health, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from starlette.applications import Starlette
+
+from kvrelay.errors import ConfigError
+
+MAX_MESSAGE_BYTES = 4 * 2**20  # of a request: a full context as text, several times over
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),  # a port that is in use is an error
+    ("grpc.keepalive_time_ms", 20_000),  # a client that vanished without a word is noticed, and its work ended
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+
+def grpc_server(address: str, option: str, services: tuple[str, ...]) -> tuple[grpc.aio.Server, str, health.aio.HealthServicer]:
+    """A server with health and reflection, not yet started, and the HOST:PORT that it has.
+
+    `option` names the setting that `address` comes from. Raises ConfigError if it cannot be had.
+    """
+    server = grpc.aio.server(options=_OPTIONS)
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise ConfigError(f"{option}: cannot listen on {address}; is it in use? {error}") from error
+    servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    return server, f"{address.rpartition(':')[0]}:{port}", servicer
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without hands on the process's signals: the router has its own."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def http_server(app: Starlette, address: str, option: str) -> tuple[HttpServer, socket.socket, str]:
+    """A server for `serve(sockets=[...])`, its socket, and the HOST:PORT that it has. Raises ConfigError."""
+    host, _, port = address.rpartition(":")
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(target)
+    except OSError as error:
+        raise ConfigError(f"{option}: cannot listen on {address}; is it in use? {error}") from error
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, lifespan="off", server_header=False, timeout_graceful_shutdown=2
+    )
+    return HttpServer(config), listener, f"{host}:{listener.getsockname()[1]}"

@@ -1,0 +1,131 @@
+"""A router as a process: its doors, its loops, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import uuid
+from collections.abc import Callable
+
+from grpc_health.v1 import health_pb2
+
+from kvrelay.clock import MonotonicClock
+from kvrelay.config import ClusterConfig
+from kvrelay.engine.chat import ChatTemplate
+from kvrelay.errors import Unavailable
+from kvrelay.registry import Registry
+from kvrelay.telemetry import get_logger
+from kvrelay.wire import cluster, inference
+from router.admin import ClusterService
+from router.driver import Driver
+from router.heartbeat import Heartbeat
+from router.intake import ChatRenderer, Intake
+from router.listeners import grpc_server, http_server
+from router.metrics import ClusterCollector, Metrics
+from router.model_card import ModelCard
+from router.openai import build_app
+from router.service import InferenceService
+from router.text import Text
+
+DRAIN_S = 30.0  # for streams in flight to end by themselves
+_POLL_S = 0.05
+
+log = get_logger("router")
+
+
+class StopRequest:
+    """SIGTERM or SIGINT: the first asks for a drain, the second for an end at once."""
+
+    def __init__(self) -> None:
+        self.drain = asyncio.Event()
+        self.halt = asyncio.Event()
+
+    def __call__(self) -> None:
+        (self.halt if self.drain.is_set() else self.drain).set()
+
+    def install(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self)
+
+
+async def serve(config: ClusterConfig, *, redis_url: str, model_path: str, ready: Callable[[str], None]) -> None:
+    """Runs a router until a signal ends it.
+
+    `ready` is given the line `kvrelay ready grpc=... http=... admin=...` once as many workers as configured are ready.
+    Raises ConfigError for an address that cannot be had, ModelRefused for a model folder that cannot be read,
+    Unavailable if the registry cannot be reached at the start.
+    """
+    stop = StopRequest()
+    stop.install()
+    card = ModelCard.load(model_path, config.model)
+    text, chat = Text.load(model_path), ChatTemplate.load(model_path)
+    registry = await Registry.connect(redis_url)
+    try:
+        await run_router(config, registry, card, text, chat, ready, stop)
+    finally:
+        await registry.close()
+
+
+async def run_router(
+    config: ClusterConfig,
+    registry: Registry,
+    card: ModelCard,
+    text: Text,
+    chat: ChatRenderer,
+    ready: Callable[[str], None],
+    stop: StopRequest,
+) -> None:
+    """Until `stop` says so, with all that a router needs given."""
+    clock = MonotonicClock()
+    router_id = f"router-{uuid.uuid4().hex[:8]}"
+    metrics = Metrics(card.info.id)
+    driver = Driver(config, registry, router_id, clock, metrics)
+    metrics.registry.register(ClusterCollector(card.info.id, driver))
+    intake = Intake(card, text, chat, driver, config.router, clock)
+    heartbeat = Heartbeat(router_id, driver, metrics, registry, clock)
+
+    public, grpc_address, public_health = grpc_server(config.listen.grpc, "listen.grpc", (inference.SERVICE_NAME,))
+    admin, admin_address, _ = grpc_server(config.listen.admin, "listen.admin", (cluster.SERVICE_NAME,))
+    http, socket, http_address = http_server(build_app(intake, driver, metrics, clock), config.listen.http, "listen.http")
+    inference.add_InferenceServiceServicer_to_server(InferenceService(intake, clock), public)
+    cluster.add_ClusterServiceServicer_to_server(
+        ClusterService(driver, registry, heartbeat, card.info.id, config), admin
+    )
+
+    async def announce() -> None:
+        """Keeps gRPC's health service in step with the state; says once that the router is ready."""
+        announced = False
+        while True:
+            state = driver.state
+            serving = health_pb2.HealthCheckResponse
+            for name in ("", inference.SERVICE_NAME):
+                await public_health.set(name, serving.SERVING if state == "ready" else serving.NOT_SERVING)
+            if state == "ready" and not announced:
+                announced = True
+                ready(f"kvrelay ready grpc={grpc_address} http=http://{http_address} admin={admin_address}")
+            await asyncio.sleep(_POLL_S)
+
+    async with asyncio.TaskGroup() as tasks:
+        await public.start()
+        await admin.start()
+        loops = [tasks.create_task(one) for one in (driver.run(), heartbeat.run(), announce())]
+        web = tasks.create_task(http.serve(sockets=[socket]))
+        await stop.drain.wait()
+        log.info("draining", requests=driver.dispatcher.unfinished)
+        await _drain(driver, stop)
+        grace = 0.0 if stop.halt.is_set() else 1.0
+        http.should_exit = True
+        http.force_exit = stop.halt.is_set()
+        await asyncio.gather(public.stop(grace), admin.stop(grace), web)
+        for task in loops:
+            task.cancel()
+    await heartbeat.end()
+
+
+async def _drain(driver: Driver, stop: StopRequest) -> None:
+    """Until the last request has ended, the bound is reached, or a second signal came."""
+    waits = [asyncio.create_task(driver.drained()), asyncio.create_task(stop.halt.wait())]
+    await asyncio.wait(waits, timeout=DRAIN_S, return_when=asyncio.FIRST_COMPLETED)
+    for task in waits:
+        task.cancel()
+    driver.abandon(Unavailable("the router is stopping; resume at another with the tokens that came", retry_after_s=1.0))

@@ -1,0 +1,47 @@
+"""The public gRPC door: kvrelay.v1.InferenceService."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+
+from kvrelay.clock import Clock
+from kvrelay.errors import DeadlineExceeded, KvRelayError
+from kvrelay.wire import status
+from kvrelay.wire.inference import (
+    InferenceServiceServicer,
+    models_to_proto,
+    pb,
+    request_from_proto,
+    response_to_proto,
+)
+from router.intake import Intake
+
+READ_GRACE_S = 1.0  # past the deadline, for the client to take what is there
+
+
+class InferenceService(InferenceServiceServicer):
+    def __init__(self, intake: Intake, clock: Clock) -> None:
+        self._intake = intake
+        self._clock = clock
+
+    async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
+        arrival = self._clock.now()
+        try:
+            stream = await self._intake.open(request_from_proto(request), arrival, context.time_remaining())
+            try:
+                async with asyncio.timeout(stream.request.deadline - arrival + READ_GRACE_S):
+                    async for response in stream.responses():
+                        await context.write(response_to_proto(response))
+            finally:
+                self._intake.cancel(stream)
+        except TimeoutError:
+            await status.abort(context, DeadlineExceeded("the client did not read its answer before the deadline"))
+        except KvRelayError as error:
+            await status.abort(context, error)
+
+    async def ListModels(
+        self, request: pb.ListModelsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ListModelsResponse:
+        return models_to_proto([self._intake.card.info])

@@ -1,0 +1,100 @@
+"""One conversation with one incarnation of a worker: commands down, events up, over one gRPC stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import grpc
+
+from kvrelay.errors import KvRelayError
+from kvrelay.messages import Command, Event
+from kvrelay.telemetry import get_logger
+from kvrelay.types import WorkerInfo
+from kvrelay.wire.worker import Hello, Welcome, WorkerServiceStub, command_to_proto, event_from_proto, pb
+
+WELCOME_S = 5.0  # for a worker to answer the greeting
+RECONNECT_S = (0.1, 2.0)  # least and most pause between two tries
+MAX_MESSAGE_BYTES = 16 * 2**20
+# A frozen or unreachable worker is noticed within PING + TIMEOUT, though its socket stays open.
+CHANNEL_OPTIONS = (
+    ("grpc.keepalive_time_ms", 2000),
+    ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.use_local_subchannel_pool", 1),  # no connection, and no backoff, is shared with a former incarnation
+    ("grpc.enable_http_proxy", 0),
+)
+
+log = get_logger("router.sessions")
+
+
+class SessionListener(Protocol):
+    def worker_found(self, info: WorkerInfo) -> None: ...
+
+    def worker_lost(self, worker_id: str) -> None: ...
+
+    def worker_said(self, worker_id: str, event: Event) -> None: ...
+
+
+class WorkerSession:
+    """Connects again as long as it is not closed. Between `worker_found` and `worker_lost`, all events arrive in order."""
+
+    def __init__(self, info: WorkerInfo, router_id: str, listener: SessionListener) -> None:
+        self.info = info
+        self._router_id = router_id
+        self._listener = listener
+        self._outgoing: asyncio.Queue[Command] = asyncio.Queue()
+
+    def send(self, command: Command) -> None:
+        self._outgoing.put_nowait(command)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        pause = RECONNECT_S[0]
+        while True:
+            if await self._converse():
+                pause = RECONNECT_S[0]
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, RECONNECT_S[1])
+
+    async def _converse(self) -> bool:
+        """One stream, to its end; whether the worker was found on it."""
+        worker_id = self.info.worker_id
+        self._outgoing = asyncio.Queue()
+        found = False
+        async with grpc.aio.insecure_channel(self.info.address, options=CHANNEL_OPTIONS) as channel:
+            call = WorkerServiceStub(channel).Session(self._commands(self._outgoing))
+            try:
+                async with asyncio.timeout(WELCOME_S):
+                    welcome = await self._read(call)
+                if not isinstance(welcome, Welcome) or (welcome.worker_id, welcome.epoch) != (
+                    worker_id,
+                    self.info.epoch,
+                ):
+                    log.warning("another worker answered", worker=worker_id, epoch=self.info.epoch, answer=repr(welcome))
+                    return False
+                found = True
+                self._listener.worker_found(self.info)
+                while (event := await self._read(call)) is not None and not isinstance(event, Welcome):
+                    self._listener.worker_said(worker_id, event)
+            except (grpc.aio.AioRpcError, TimeoutError, KvRelayError) as error:
+                reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+                log.info("session ended", worker=worker_id, epoch=self.info.epoch, reason=reason)
+            finally:
+                call.cancel()
+                if found:
+                    self._listener.worker_lost(worker_id)
+        return found
+
+    async def _read(self, call: grpc.aio.StreamStreamCall) -> Event | Welcome | None:
+        message = await call.read()
+        return None if message is grpc.aio.EOF else event_from_proto(message)
+
+    async def _commands(self, outgoing: asyncio.Queue[Command]) -> AsyncIterator[pb.SessionRequest]:
+        yield command_to_proto(Hello(self._router_id))
+        while True:
+            yield command_to_proto(await outgoing.get())

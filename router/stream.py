@@ -1,0 +1,117 @@
+"""One answer on its way to its client: tokens become text, and wait here until the client takes them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from kvrelay.clock import Clock
+from kvrelay.types import Ledger, Path, TokenLogprobs, Usage
+from kvrelay.wire.inference import GenerateResponse
+from router.lifecycle import Emit, End, Lifecycle
+from router.policy import Assignment
+
+
+class TokenSink(Protocol):
+    """Detokenizes one answer; holds back what may be part of a character or of a stop string."""
+
+    @property
+    def stopped(self) -> bool: ...
+
+    def push(self, token_id: int) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+class Stream:
+    """What came since the client last took something is kept as one response that grows.
+
+    So a client that reads slowly gets fewer and larger responses, and never holds up the workers or more
+    memory than its answer's max_tokens.
+    """
+
+    def __init__(self, life: Lifecycle, text: TokenSink, clock: Clock) -> None:
+        """`text` has taken in the tokens that the client has already."""
+        self.request = life.request
+        self.path: Path | None = None
+        self.ended: End | None = None
+        self.ended_at = 0.0
+        self.token_at: float | None = None  # when the last tokens came
+        self.first_handed_at: float | None = None
+        self.num_tokens = len(life.request.resume)
+        self._life = life
+        self._text = text
+        self._clock = clock
+        self._token_ids: list[int] = []
+        self._pieces: list[str] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._news = asyncio.Event()
+
+    def push(self, emit: Emit, now: float) -> bool:
+        """Takes tokens in; False once the text has reached a stop string."""
+        if self._text.stopped:
+            return False
+        self.path = emit.path
+        for offset, token_id in enumerate(emit.token_ids):
+            self._token_ids.append(token_id)
+            self._pieces.append(self._text.push(token_id))
+            self._logprobs += emit.logprobs[offset : offset + 1]
+            self.num_tokens += 1
+            if self._text.stopped:
+                break
+        self.token_at = now
+        self._news.set()
+        return not self._text.stopped
+
+    def end(self, end: End, now: float) -> None:
+        assert self.ended is None, f"{self.request.request_id} ended twice"
+        self.ended = end
+        self.ended_at = now
+        if end.error is None:
+            self._pieces.append(self._text.finish())
+        self._news.set()
+
+    async def responses(self) -> AsyncIterator[GenerateResponse]:
+        """Ends after the response that has a finish_reason, or raises the typed error that ended the request."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            if self.ended is not None and self.ended.error is None:
+                yield self._take()
+                return
+            if self._token_ids:
+                yield self._take()
+            if self.ended is not None and self.ended.error is not None:
+                raise self.ended.error
+
+    def ledger(self) -> Ledger:
+        life = self._life
+        return life.timeline.ledger(self.first_handed_at, self.ended_at, life.handoff, tuple(life.attempts))
+
+    def usage(self) -> Usage:
+        return Usage(len(self.request.token_ids), self._life.cached_tokens, self.num_tokens)
+
+    @property
+    def assignment(self) -> Assignment | None:
+        """Of the last attempt."""
+        return self._life.last_assignment
+
+    def _take(self) -> GenerateResponse:
+        if self.first_handed_at is None and self._token_ids:
+            self.first_handed_at = self._clock.now()
+        token_ids, pieces, logprobs = self._token_ids, self._pieces, self._logprobs
+        self._token_ids, self._pieces, self._logprobs = [], [], []
+        last = self.ended is not None
+        return GenerateResponse(
+            request_id=self.request.request_id,
+            index=self.num_tokens - len(token_ids),
+            token_ids=tuple(token_ids),
+            text="".join(pieces),
+            logprobs=tuple(logprobs),
+            finish_reason="stop" if last and self._text.stopped else self.ended.finish_reason if self.ended else None,
+            usage=self.usage() if last else None,
+            path=self._life.path if last else None,
+            why=self.assignment.why if last and self.assignment else "",
+            ledger=self.ledger() if last else None,
+        )

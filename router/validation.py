@@ -1,0 +1,186 @@
+"""What a client may ask for: every field is checked before anything is allocated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+import xxhash
+
+from kvrelay.errors import InvalidArgument, NotFound
+from kvrelay.types import SamplingParams
+from kvrelay.wire.inference import GenerateRequest, SamplingOptions
+from router.model_card import ModelCard
+
+MAX_REQUEST_ID = 128  # characters
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 300  # entries
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 256  # characters
+MAX_STOP_TOKENS = 1024
+DEFAULT_MAX_TOKENS = SamplingParams().max_tokens
+_INT32 = 2**31 - 1
+_SEED = 2**63 - 1
+
+# Inclusive bounds of the numbers that are drawn with; what lies outside is a mistake of the caller.
+_RANGES = {
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.0, 100.0),
+}
+_ABOVE_ZERO = ("top_p", "repetition_penalty")
+
+
+def check_request(request: GenerateRequest, card: ModelCard) -> None:
+    """All that can be said before the prompt is tokenized. Raises InvalidArgument naming the field, or NotFound."""
+    check_request_id(request.request_id)
+    check_model(request.model, card)
+    _check_source(request)
+    check_token_ids("token_ids", request.token_ids, card)
+    check_token_ids("resume", request.resume, card)
+    _check_sampling(request.sampling, card)
+    if not -_INT32 - 1 <= request.priority <= _INT32:
+        raise _bad("priority", request.priority, "a 32-bit integer")
+
+
+def check_request_id(request_id: str) -> None:
+    if len(request_id) > MAX_REQUEST_ID:
+        raise InvalidArgument(
+            f"request_id has {len(request_id)} characters; allowed are {MAX_REQUEST_ID}", field="request_id"
+        )
+    if not request_id.isprintable() or not request_id.isascii():
+        raise _bad("request_id", request_id, "printable ASCII")
+
+
+def check_model(model: str, card: ModelCard) -> None:
+    if model and model != card.info.id:
+        raise NotFound(f"model {model!r:.100} is not served here; this cluster serves {card.info.id!r}", field="model")
+
+
+def check_text(field: str, text: str) -> None:
+    """Raises InvalidArgument for text that is empty, or that no tokenizer should see."""
+    if not text:
+        raise InvalidArgument(f"{field} is empty; give at least one character", field=field)
+    if "\0" in text:
+        raise InvalidArgument(f"{field} has a NUL character at {text.index(chr(0))}; remove it", field=field)
+    if any("\ud800" <= one <= "\udfff" for one in text):
+        raise InvalidArgument(f"{field} has half of a surrogate pair; send valid Unicode", field=field)
+
+
+def check_token_ids(field: str, token_ids: Iterable[int], card: ModelCard) -> None:
+    for position, token_id in enumerate(token_ids):
+        if not 0 <= token_id < card.vocab_size:
+            raise InvalidArgument(
+                f"{field}[{position}] is {token_id}; allowed are 0 to {card.vocab_size - 1}", field=field
+            )
+
+
+def admit_sampling(
+    request: GenerateRequest, request_id: str, num_prompt_tokens: int, max_model_len: int
+) -> SamplingParams:
+    """The request's sampling made complete, once the prompt's length is known.
+
+    Unset max_tokens is 64, cut to what the context holds. An unset seed is drawn from the request id, so that
+    another router which is given the same id and the tokens so far goes on as this one would have.
+    Raises InvalidArgument naming `prompt` or `max_tokens` when they do not fit into the context.
+    """
+    source = "token_ids" if request.token_ids else "messages" if request.messages else "prompt"
+    if num_prompt_tokens == 0:
+        raise InvalidArgument(f"{source} has no tokens; give at least one", field=source)
+    room = max_model_len - num_prompt_tokens
+    if room < 1:
+        raise InvalidArgument(
+            f"{source} has {num_prompt_tokens} tokens, and the context holds {max_model_len} with at least one "
+            "of the answer; shorten it",
+            field=source,
+        )
+    options = request.sampling
+    max_tokens = min(DEFAULT_MAX_TOKENS, room) if options.max_tokens is None else options.max_tokens
+    if max_tokens > room:
+        raise InvalidArgument(
+            f"max_tokens {max_tokens} and {num_prompt_tokens} prompt tokens are over the context of {max_model_len}; "
+            f"ask for at most {room}",
+            field="max_tokens",
+        )
+    if options.min_tokens > max_tokens:
+        raise _bad("min_tokens", options.min_tokens, f"0 to max_tokens, {max_tokens}")
+    if len(request.resume) > max_tokens:
+        raise InvalidArgument(
+            f"resume has {len(request.resume)} tokens, more than max_tokens {max_tokens}", field="resume"
+        )
+    seed = xxhash.xxh3_64_intdigest(request_id.encode()) & _SEED if options.seed is None else options.seed
+    return replace(options.with_defaults(), max_tokens=max_tokens, seed=seed)
+
+
+def _check_source(request: GenerateRequest) -> None:
+    given = [
+        name
+        for name, there in (
+            ("prompt", request.prompt is not None),
+            ("messages", bool(request.messages)),
+            ("token_ids", bool(request.token_ids)),
+        )
+        if there
+    ]
+    if len(given) != 1:
+        what = " and ".join(given) or "none of them"
+        raise InvalidArgument(
+            f"give exactly one of prompt, messages and token_ids, not {what}", field=given[-1] if given else "prompt"
+        )
+    if request.prompt is not None:
+        check_text("prompt", request.prompt)
+    for position, (role, content) in enumerate(request.messages):
+        if not role:
+            raise InvalidArgument(f"messages[{position}] has no role", field="messages")
+        if content:
+            check_text("messages", content)
+
+
+def _check_sampling(options: SamplingOptions, card: ModelCard) -> None:
+    if options.max_tokens is not None and not 1 <= options.max_tokens <= _INT32:
+        raise _bad("max_tokens", options.max_tokens, "1 or more")
+    for name, (least, most) in _RANGES.items():
+        value = getattr(options, name)
+        if value is None:
+            continue
+        if not math.isfinite(value) or not least <= value <= most or (value == 0 and name in _ABOVE_ZERO):
+            bound = f"above 0, at most {most:g}" if name in _ABOVE_ZERO else f"{least:g} to {most:g}"
+            raise _bad(name, value, bound)
+    for name, limit in (("top_k", _INT32), ("min_tokens", _INT32), ("logprobs", MAX_LOGPROBS), ("seed", _SEED)):
+        value = getattr(options, name)
+        if value is not None and not 0 <= value <= limit:
+            raise _bad(name, value, f"0 to {limit}")
+    _check_stops(options, card)
+    if len(options.logit_bias) > MAX_LOGIT_BIAS:
+        raise InvalidArgument(
+            f"logit_bias has {len(options.logit_bias)} entries; allowed are {MAX_LOGIT_BIAS}", field="logit_bias"
+        )
+    check_token_ids("logit_bias", (token_id for token_id, _ in options.logit_bias), card)
+    for token_id, bias in options.logit_bias:
+        if not (math.isfinite(bias) and -100 <= bias <= 100):
+            raise _bad("logit_bias", f"{token_id}: {bias}", "numbers from -100 to 100")
+
+
+def _check_stops(options: SamplingOptions, card: ModelCard) -> None:
+    if len(options.stop) > MAX_STOPS:
+        raise InvalidArgument(f"stop has {len(options.stop)} strings; allowed are {MAX_STOPS}", field="stop")
+    for one in options.stop:
+        check_text("stop", one)
+        if len(one) > MAX_STOP_LENGTH:
+            raise InvalidArgument(
+                f"a stop string has {len(one)} characters; allowed are {MAX_STOP_LENGTH}", field="stop"
+            )
+    if len(options.stop_token_ids) > MAX_STOP_TOKENS:
+        raise InvalidArgument(
+            f"stop_token_ids has {len(options.stop_token_ids)} entries; allowed are {MAX_STOP_TOKENS}",
+            field="stop_token_ids",
+        )
+    check_token_ids("stop_token_ids", options.stop_token_ids, card)
+
+
+def _bad(field: str, value: object, allowed: str) -> InvalidArgument:
+    return InvalidArgument(f"{field} is {value!r:.100}; allowed is {allowed}", field=field)

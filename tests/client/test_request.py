@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvrelay.client.request import GenerateOptions, build_request
+from kvrelay.errors import InvalidArgument
+from kvrelay.wire.inference import SamplingOptions
+
+
+def test_what_is_left_out_stays_unset() -> None:
+    request = build_request("Once", {"max_tokens": None, "stop": None})
+    assert (request.prompt, request.request_id, request.model, request.priority) == ("Once", "", "", 0)
+    assert request.sampling == SamplingOptions(seed=request.sampling.seed)
+
+
+def test_every_option_finds_its_place() -> None:
+    options = GenerateOptions(
+        messages=[{"role": "user", "content": "hi"}, ("assistant", "yo")],
+        model="demo",
+        max_tokens=3,
+        temperature=0.5,
+        top_k=4,
+        top_p=0.9,
+        min_p=0.1,
+        seed=11,
+        stop="END",
+        stop_token_ids=[2],
+        ignore_eos=True,
+        min_tokens=1,
+        presence_penalty=0.1,
+        frequency_penalty=0.2,
+        repetition_penalty=1.1,
+        logit_bias={7: 1.0, 3: -1.0},
+        logprobs=0,
+        request_id="mine",
+        priority=-1,
+        resume=[5],
+    )
+    assert options.keys() | {"token_ids"} == GenerateOptions.__annotations__.keys()
+    request = build_request(None, options)
+    assert request.messages == (("user", "hi"), ("assistant", "yo"))
+    assert (request.model, request.request_id, request.priority, request.resume) == ("demo", "mine", -1, (5,))
+    assert request.sampling == SamplingOptions(
+        3, 0.5, 4, 0.9, 0.1, 11, ("END",), (2,), True, 1, 0.1, 0.2, 1.1, ((3, -1.0), (7, 1.0)), 0
+    )
+
+
+def test_a_seed_is_drawn_once_so_that_a_resumed_answer_goes_on_alike() -> None:
+    seeds = {build_request("p", {}).sampling.seed for _ in range(8)}
+    assert len(seeds) == 8
+    assert all(seed is not None and 0 <= seed < 2**63 for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options"),
+    [(None, {}), ("p", {"token_ids": [1]}), ("p", {"messages": [("user", "x")]}), (None, {"stop": "x"})],
+)
+def test_exactly_one_kind_of_prompt(prompt: str | None, options: GenerateOptions) -> None:
+    with pytest.raises(InvalidArgument, match="exactly one of prompt, messages and token_ids"):
+        build_request(prompt, options)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("messages", [{"role": "user"}]), ("messages", 3), ("stop", 5), ("resume", 7), ("logit_bias", [1])],
+)
+def test_a_value_of_the_wrong_kind_names_its_field(field: str, value: Any) -> None:
+    prompt = None if field == "messages" else "p"
+    with pytest.raises(InvalidArgument, match=field) as caught:
+        build_request(prompt, {field: value})  # type: ignore[misc]
+    assert caught.value.field == field
+
+
+def test_an_unknown_option_is_a_programming_error() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'max_new_tokens'"):
+        build_request("p", {"max_new_tokens": 5})  # type: ignore[typeddict-unknown-key]

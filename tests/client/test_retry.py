@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvrelay.client.retry import Retry, RetryPolicy
+from kvrelay.errors import (
+    Cancelled,
+    Code,
+    DeadlineExceeded,
+    FailedPrecondition,
+    KvRelayError,
+    ResourceExhausted,
+    Unavailable,
+    error_for,
+)
+
+DOWN = Unavailable("down")
+
+
+def make(num_targets: int = 1, deadline: float = 1000.0, draw: float = 1.0, **policy: float) -> Retry:
+    return Retry(RetryPolicy(**policy), num_targets, deadline, lambda: draw)  # type: ignore[arg-type]
+
+
+def test_waits_double_up_to_the_limit() -> None:
+    retry = make(max_attempts=8, initial_backoff_s=0.1, max_backoff_s=1.0)
+    assert [retry.failed(DOWN, 0.0) for _ in range(6)] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+
+
+def test_jitter_is_full() -> None:
+    assert make(draw=0.0).failed(DOWN, 0.0) == 0.0
+    assert make(draw=0.25, initial_backoff_s=0.1).failed(DOWN, 0.0) == 0.025
+
+
+@given(draw=st.floats(0, 1), delay=st.floats(0, 100), failures=st.integers(0, 3))
+def test_never_before_the_servers_delay(draw: float, delay: float, failures: int) -> None:
+    retry = make(draw=draw)
+    for _ in range(failures):
+        retry.failed(DOWN, 0.0)
+    assert retry.failed(ResourceExhausted("full", retry_after_s=delay), 0.0) >= delay
+
+
+def test_attempts_are_bounded_and_the_last_error_is_raised() -> None:
+    retry = make(max_attempts=3)
+    retry.failed(DOWN, 0.0)
+    retry.failed(DOWN, 0.0)
+    with pytest.raises(Unavailable, match="the third"):
+        retry.failed(Unavailable("the third"), 0.0)
+
+
+def test_progress_starts_the_count_again() -> None:
+    retry = make(max_attempts=2)
+    for _ in range(5):
+        retry.failed(DOWN, 0.0)
+        retry.progress()
+    retry.failed(DOWN, 0.0)
+    with pytest.raises(Unavailable):
+        retry.failed(DOWN, 0.0)
+
+
+def test_each_target_is_tried_before_any_waiting() -> None:
+    retry = make(num_targets=3, max_attempts=10, initial_backoff_s=0.1)
+    assert [(retry.target, retry.failed(DOWN, 0.0)) for _ in range(6)] == [
+        (0, 0.0),
+        (1, 0.0),
+        (2, 0.1),
+        (0, 0.0),
+        (1, 0.0),
+        (2, 0.2),
+    ]
+
+
+@pytest.mark.parametrize("code", [one for one in Code if one not in (Code.UNAVAILABLE, Code.DATA_LOSS)])
+def test_other_errors_are_final(code: Code) -> None:
+    with pytest.raises(KvRelayError) as caught:
+        make().failed(error_for(code, "final"), 0.0)
+    assert caught.value.code is code
+
+
+@pytest.mark.parametrize("code", [Code.UNAVAILABLE, Code.DATA_LOSS])
+def test_passing_errors_are_tried_again(code: Code) -> None:
+    assert make(draw=0.0).failed(error_for(code, "passing"), 0.0) == 0.0
+
+
+def test_a_request_id_still_in_use_is_ours_after_a_retry_only() -> None:
+    in_use = FailedPrecondition("request id in use")
+    first = make()
+    first.begin(0.0)
+    with pytest.raises(FailedPrecondition):
+        first.failed(in_use, 0.0)
+    second = make(draw=0.0)
+    second.begin(0.0)
+    second.failed(DOWN, 0.0)
+    second.begin(0.0)
+    assert second.failed(in_use, 0.0) == 0.0
+
+
+def test_no_wait_reaches_over_the_deadline() -> None:
+    with pytest.raises(ResourceExhausted):
+        make(deadline=10.0).failed(ResourceExhausted("full", retry_after_s=4.0), 6.0)
+
+
+def test_each_call_gets_the_time_that_is_left() -> None:
+    retry = make(deadline=10.0)
+    assert (retry.begin(4.0), retry.begin(9.5), retry.calls) == (6.0, 0.5, 2)
+    with pytest.raises(DeadlineExceeded):
+        retry.begin(10.0)
+
+
+def test_endless_patience_does_not_overflow() -> None:
+    retry = make(max_attempts=10**6, max_backoff_s=0.5)
+    assert max(retry.failed(DOWN, 0.0) for _ in range(3000)) == 0.5
+
+
+def test_cancellation_is_final() -> None:
+    with pytest.raises(Cancelled):
+        make().failed(Cancelled("by the user"), 0.0)

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from decode_worker.scheduler import DecodeScheduler
+from kvrelay.engine.cache import KvCache
+from kvrelay.engine.hashing import BlockHasher
+from kvrelay.types import SamplingParams, SequenceSpec
+from kvrelay.worker.sequence import Sequence, Work
+
+BLOCK = 4
+
+
+def sequence(name: str, num_tokens: int, *, arrived: float = 0.0, first: int = 0) -> Sequence:
+    tokens = tuple(range(first, first + num_tokens))
+    spec = SequenceSpec(name, 0, tokens, num_tokens, SamplingParams(seed=0, max_tokens=10_000))
+    return Sequence(spec, arrived, BlockHasher(BLOCK))
+
+
+def handed_over(cache: KvCache, name: str, num_tokens: int, *, arrived: float = 0.0, first: int = 0) -> Sequence:
+    """A sequence as it is after its KV has come and the first token with it."""
+    one = sequence(name, num_tokens, arrived=arrived, first=first)
+    one.take_blocks(cache, num_tokens)
+    one.advance(cache, num_tokens)
+    one.tokens.append(7)
+    return one
+
+
+def step(scheduler: DecodeScheduler) -> list[tuple[str, int, bool]]:
+    batch = scheduler.next(now=0.0)
+    finish(scheduler, batch)
+    return [(work.sequence.spec.request_id, work.num_tokens, work.sample) for work in batch]
+
+
+def finish(scheduler: DecodeScheduler, batch: list[Work]) -> None:
+    scheduler.complete(batch)
+    for work in batch:
+        if work.sample and not work.sequence.ended:
+            work.sequence.tokens.append(7)
+
+
+def test_sequences_join_and_leave_at_every_step() -> None:
+    cache = KvCache(32, BLOCK)
+    scheduler = DecodeScheduler(cache, chunk_tokens=8)
+    a, b = handed_over(cache, "a", 5), handed_over(cache, "b", 6, arrived=1.0, first=50)
+    scheduler.join(a)
+    assert step(scheduler) == [("a", 1, True)]
+    scheduler.join(b)
+    assert step(scheduler) == [("a", 1, True), ("b", 1, True)]
+    scheduler.remove(a)
+    assert step(scheduler) == [("b", 1, True)]
+    scheduler.remove(b)
+    assert step(scheduler) == []
+    assert cache.pool.num_held == 0
+
+
+def test_a_local_prompt_is_prefilled_in_chunks_beside_the_batch() -> None:
+    cache = KvCache(32, BLOCK)
+    scheduler = DecodeScheduler(cache, chunk_tokens=8)
+    scheduler.join(handed_over(cache, "running", 5))
+    scheduler.add(sequence("local", 19, arrived=1.0, first=50))
+    assert step(scheduler) == [("running", 1, True), ("local", 8, False)]
+    assert step(scheduler) == [("running", 1, True), ("local", 8, False)]
+    assert step(scheduler) == [("running", 1, True), ("local", 3, True)]
+    assert step(scheduler) == [("running", 1, True), ("local", 1, True)]
+
+
+def test_when_blocks_run_out_the_youngest_is_preempted_and_comes_back() -> None:
+    cache = KvCache(4, BLOCK, prefix_cache=False)
+    scheduler = DecodeScheduler(cache, chunk_tokens=32)
+    old, young = handed_over(cache, "old", 7), handed_over(cache, "young", 7, arrived=1.0, first=50)
+    scheduler.join(old)
+    scheduler.join(young)
+    assert step(scheduler) == [("old", 1, True), ("young", 1, True)]
+    assert step(scheduler) == [("old", 1, True)], "one block short: the youngest gives way"
+    assert scheduler.preemptions == 1
+    assert scheduler.waiting == (young,)
+    assert (young.num_computed, young.blocks) == (0, [])
+    scheduler.remove(old)
+    assert step(scheduler) == [("young", len(young.tokens) - 1, True)], "recomputed from all its tokens"
+    cache.check_integrity()
+
+
+def test_a_waiting_prompt_leaves_a_spare_block_to_each_active_sequence() -> None:
+    cache = KvCache(4, BLOCK, prefix_cache=False)
+    scheduler = DecodeScheduler(cache, chunk_tokens=32)
+    running = handed_over(cache, "running", 3)
+    scheduler.join(running)
+    scheduler.add(sequence("local", 12, arrived=1.0, first=50))
+    assert step(scheduler) == [("running", 1, True)], "3 blocks are left and needed, none would be spare"
+    scheduler.remove(running)
+    assert step(scheduler) == [("local", 12, True)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_everything_gets_done_whatever_comes_and_goes(data: st.DataObject) -> None:
+    """Random arrivals by both ways, removals, and a pool too small for all: no block leaks, nobody starves."""
+    num_blocks = 12
+    cache = KvCache(num_blocks, BLOCK, prefix_cache=data.draw(st.booleans(), label="prefix cache"))
+    scheduler = DecodeScheduler(cache, chunk_tokens=data.draw(st.integers(BLOCK, 20), label="chunk"))
+    wanted: dict[str, int] = {}
+    done: set[str] = set()
+    for number in range(data.draw(st.integers(1, 8), label="sequences")):
+        name = str(number)
+        length = data.draw(st.integers(1, 20), label="length")
+        wanted[name] = length + data.draw(st.integers(1, 24), label="answer")
+        need = -(-length // BLOCK)
+        if data.draw(st.booleans(), label="handed over") and cache.pool.num_available >= need:
+            scheduler.join(handed_over(cache, name, length, arrived=float(number), first=1000 * number))
+        else:
+            scheduler.add(sequence(name, length, arrived=float(number), first=1000 * number))
+    for _ in range(2000):
+        batch = scheduler.next(now=0.0)
+        if not batch:
+            break
+        oldest = next(iter(scheduler)).spec.request_id
+        assert oldest in {work.sequence.spec.request_id for work in batch}, "the oldest always gets on"
+        if data.draw(st.integers(0, 19), label="remove") == 0:
+            victim = data.draw(st.sampled_from(list(scheduler)), label="victim")
+            scheduler.remove(victim)
+            done.add(victim.spec.request_id)
+        finish(scheduler, batch)
+        for work in batch:
+            name = work.sequence.spec.request_id
+            if not work.sequence.ended and len(work.sequence.tokens) >= wanted[name]:
+                scheduler.remove(work.sequence)
+                done.add(name)
+        cache.check_integrity()
+    assert done == wanted.keys()
+    assert cache.pool.num_held == 0

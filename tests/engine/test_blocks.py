@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kvrelay.engine.blocks import BlockPool, IntegrityError, OutOfBlocks
+
+HASHES = st.integers(0, 12)
+
+
+class NaivePool:
+    """What a pool should be, in the plainest words: three dictionaries and a list, no indexes."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.free = set(range(num_blocks))
+        self.held: dict[int, int] = {}
+        self.cached: list[int] = []  # least recently used first
+        self.names: dict[int, int] = {}  # block to hash
+        self.generations = dict.fromkeys(range(num_blocks), 0)
+
+    def evicted_for(self, n: int) -> list[int]:
+        return self.cached[: max(0, n - len(self.free))]
+
+    def allocated(self, blocks: list[int], evicted: list[int]) -> None:
+        for block in evicted:
+            self.cached.remove(block)
+            self.free.add(block)
+            del self.names[block]
+        for block in blocks:
+            self.free.remove(block)
+            self.held[block] = 1
+            self.generations[block] += 1
+
+    def release(self, block: int) -> None:
+        self.held[block] -= 1
+        if self.held[block] == 0:
+            del self.held[block]
+            if block in self.names:
+                self.cached.append(block)
+            else:
+                self.free.add(block)
+
+
+def longest_run(blocks: set[int]) -> int:
+    return max((sum(1 for _ in iter_run(blocks, start)) for start in blocks), default=0)
+
+
+def iter_run(blocks: set[int], start: int) -> range:
+    end = start
+    while end in blocks:
+        end += 1
+    return range(start, end)
+
+
+class PoolMachine(RuleBasedStateMachine):
+    @initialize(num_blocks=st.integers(1, 16))
+    def start(self, num_blocks: int) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.model = NaivePool(num_blocks)
+
+    @rule(n=st.integers(0, 8), after=st.none() | st.integers(0, 15))
+    def allocate(self, n: int, after: int | None) -> None:
+        evicted = self.model.evicted_for(n)
+        available = len(self.model.free) + len(self.model.cached)
+        if n > available:
+            with pytest.raises(OutOfBlocks) as caught:
+                self.pool.allocate(n, after)
+            assert (caught.value.wanted, caught.value.available) == (n, available)
+            return
+        candidates = self.model.free | set(evicted)
+        blocks = self.pool.allocate(n, after)
+        assert len(set(blocks)) == n
+        assert blocks == sorted(blocks)
+        assert set(blocks) <= candidates
+        if after is not None and after + 1 in candidates and n:
+            assert after + 1 in blocks
+        elif n and longest_run(candidates) >= n:
+            assert blocks == list(range(blocks[0], blocks[0] + n))
+        self.model.allocated(blocks, evicted)
+
+    @precondition(lambda self: self.model.held or self.model.cached)
+    @rule(data=st.data())
+    def hold(self, data: st.DataObject) -> None:
+        for block in data.draw(
+            st.lists(st.sampled_from([*self.model.held, *self.model.cached]), max_size=4), label="blocks"
+        ):
+            self.pool.hold([block])
+            if block in self.model.cached:
+                self.model.cached.remove(block)
+            self.model.held[block] = self.model.held.get(block, 0) + 1
+
+    @precondition(lambda self: self.model.held)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        blocks = data.draw(st.lists(st.sampled_from(sorted(self.model.held)), unique=True), label="blocks")
+        self.pool.release(blocks)
+        for block in reversed(blocks):
+            self.model.release(block)
+
+    @precondition(lambda self: self.model.held)
+    @rule(data=st.data(), hash=HASHES)
+    def name(self, data: st.DataObject, hash: int) -> None:
+        block = data.draw(st.sampled_from(sorted(self.model.held)), label="block")
+        is_new = block not in self.model.names and hash not in self.model.names.values()
+        assert self.pool.name(block, hash) == is_new
+        if is_new:
+            self.model.names[block] = hash
+
+    @rule(data=st.data())
+    def misuse(self, data: st.DataObject) -> None:
+        """What nobody holds can be neither released nor named, and what is free cannot be held."""
+        unheld = sorted(self.model.free | set(self.model.cached))
+        if unheld:
+            block = data.draw(st.sampled_from(unheld), label="block")
+            with pytest.raises(IntegrityError, match=f"block {block}"):
+                self.pool.release([block])
+            with pytest.raises(IntegrityError, match=f"block {block}"):
+                self.pool.name(block, 99)
+            if block in self.model.free:
+                with pytest.raises(IntegrityError, match="is free"):
+                    self.pool.hold([block])
+
+    @invariant()
+    def agrees(self) -> None:
+        self.pool.check_integrity()
+        assert self.pool.num_free == len(self.model.free)
+        assert self.pool.num_cached == len(self.model.cached)
+        assert self.pool.num_held == len(self.model.held)
+        assert self.pool.num_available == self.pool.num_free + self.pool.num_cached
+        by_hash = {hash: block for block, hash in self.model.names.items()}
+        assert {hash: self.pool.lookup(hash) for hash in range(13)} == {h: by_hash.get(h) for h in range(13)}
+        assert {block: self.pool.generation(block) for block in self.model.generations} == self.model.generations
+
+
+TestPoolMachine = PoolMachine.TestCase
+TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_a_growing_sequence_stays_one_run() -> None:
+    pool = BlockPool(16)
+    sequence = pool.allocate(2)
+    for _ in range(3):
+        sequence += pool.allocate(1, after=sequence[-1])
+    assert sequence == [0, 1, 2, 3, 4]
+
+
+def test_the_smallest_run_that_fits_is_taken() -> None:
+    pool = BlockPool(10)
+    pool.allocate(10)
+    pool.release([0, 1, 2, 3, 6, 7])
+    assert pool.allocate(2) == [6, 7]
+    assert pool.allocate(3) == [0, 1, 2]
+
+
+def test_too_many_blocks_change_nothing() -> None:
+    pool = BlockPool(4)
+    (block,) = pool.allocate(1)
+    pool.name(block, 7)
+    pool.release([block])
+    with pytest.raises(OutOfBlocks, match="5 blocks wanted, 4 available"):
+        pool.allocate(5)
+    assert pool.lookup(7) == block
+    assert pool.num_free == 3
+
+
+def test_the_end_of_a_sequence_is_evicted_before_its_head() -> None:
+    pool = BlockPool(3)
+    blocks = pool.allocate(3)
+    for hash, block in enumerate(blocks):
+        pool.name(block, hash)
+    pool.release(blocks)
+    pool.allocate(1)
+    assert [pool.lookup(hash) for hash in range(3)] == [0, 1, None]
+
+
+@pytest.mark.parametrize(
+    ("corrupt", "message"),
+    [
+        (lambda pool: pool._references.__setitem__(0, 0), r"lost: \[0\]"),
+        (lambda pool: pool._references.__setitem__(3, 1), r"both free and cached or held: \[3\]"),
+        (lambda pool: pool._references.__setitem__(1, 1), r"both cached and held: \[1\]"),
+        (lambda pool: pool._references.__setitem__(3, -1), r"negative number of times: \[3\]"),
+        (lambda pool: pool._block_of.clear(), r"named one way only: \[1\]"),
+        (lambda pool: pool._block_of.__setitem__(9, 1), r"2 names for 1 named blocks"),
+        (lambda pool: pool._hash_of.clear(), r"cached without a name: \[1\]"),
+        (lambda pool: pool._run_start.clear(), "indexes of free runs"),
+        (lambda pool: setattr(pool, "num_free", 5), "2 blocks are free, 5 counted"),
+    ],
+)
+def test_integrity_check_says_what_is_off(corrupt: object, message: str) -> None:
+    pool = BlockPool(4)
+    pool.allocate(2)
+    pool.name(1, 42)
+    pool.release([1])
+    pool.check_integrity()
+    corrupt(pool)  # type: ignore[operator]
+    with pytest.raises(IntegrityError, match=message):
+        pool.check_integrity()

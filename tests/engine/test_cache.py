@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kvrelay.engine.blocks import OutOfBlocks
+from kvrelay.engine.cache import KvCache
+from kvrelay.engine.hashing import block_hashes
+
+BLOCK_SIZE = 2
+PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=9)  # few token ids, so that prefixes are shared
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Sequences come, share prefixes, and go. The model writes into each block what KV would be there: its prefix."""
+
+    @initialize(num_blocks=st.integers(2, 10))
+    def start(self, num_blocks: int) -> None:
+        self.cache = KvCache(num_blocks, BLOCK_SIZE)
+        self.contents: dict[int, tuple[int, ...]] = {}  # block to all tokens up to its end
+        self.running: list[tuple[list[int], list[int]]] = []
+        self.queries = self.hits = 0
+
+    @rule(prompt=PROMPTS)
+    def admit(self, prompt: list[int]) -> None:
+        hashes = block_hashes(prompt, BLOCK_SIZE)
+        limit = len(prompt) - 1
+        cached = self.cache.match(hashes, limit)
+        self.queries += limit
+        self.hits += len(cached) * BLOCK_SIZE
+        assert len(cached) * BLOCK_SIZE <= limit
+        for index, block in enumerate(cached):
+            assert self.contents[block] == tuple(prompt[: (index + 1) * BLOCK_SIZE])
+        live = {tokens for _, blocks in self.running for tokens in (self.contents.get(block) for block in blocks)}
+        following = tuple(prompt[: (len(cached) + 1) * BLOCK_SIZE])
+        assert len(following) > limit or len(following) % BLOCK_SIZE or following not in live, "a missed hit"
+        try:
+            blocks = cached + self.cache.allocate(-(-len(prompt) // BLOCK_SIZE) - len(cached))
+        except OutOfBlocks:
+            self.cache.release(cached)
+            return
+        for index in range(len(cached), len(blocks)):
+            self.contents[blocks[index]] = tuple(prompt[: (index + 1) * BLOCK_SIZE])
+        self.cache.publish(hashes, blocks[: len(hashes)])
+        self.running.append((prompt, blocks))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        _, blocks = self.running.pop(data.draw(st.integers(0, len(self.running) - 1), label="sequence"))
+        self.cache.release(blocks)
+
+    @invariant()
+    def books_balance(self) -> None:
+        self.cache.check_integrity()
+        assert self.cache.pool.num_held == len({block for _, blocks in self.running for block in blocks})
+        assert (self.cache.queries, self.cache.hits) == (self.queries, self.hits)
+
+
+TestCacheMachine = CacheMachine.TestCase
+TestCacheMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def filled(cache: KvCache, hashes: list[int]) -> list[int]:
+    blocks = cache.allocate(len(hashes))
+    cache.publish(hashes, blocks)
+    return blocks
+
+
+def test_match_ends_at_the_limit_and_at_the_first_gap() -> None:
+    cache = KvCache(8, 4)
+    blocks = filled(cache, [10, 11, 12])
+    assert cache.match([10, 11, 12], limit_tokens=11) == blocks[:2]
+    assert cache.match([10, 99, 12], limit_tokens=12) == blocks[:1]
+    assert cache.match([10], limit_tokens=0) == []
+    assert (cache.queries, cache.hits) == (23, 12)
+
+
+def test_a_match_holds_its_blocks() -> None:
+    cache = KvCache(2, 4)
+    cache.release(filled(cache, [10]))
+    matched = cache.match([10], 4)
+    assert cache.allocate(1) != matched
+    with pytest.raises(OutOfBlocks):
+        cache.allocate(1)
+
+
+def test_a_duplicate_stays_unnamed_and_is_free_again_at_its_end() -> None:
+    cache = KvCache(4, 4)
+    first, second = filled(cache, [10]), filled(cache, [10])
+    assert cache.match([10], 4) == first
+    cache.release(second)
+    assert cache.pool.num_free == 3
+    cache.check_integrity()
+
+
+def test_without_prefix_cache_nothing_is_found() -> None:
+    cache = KvCache(4, 4, prefix_cache=False)
+    cache.release(filled(cache, [10, 11]))
+    assert cache.match([10, 11], 8) == []
+    assert cache.pool.num_free == 4

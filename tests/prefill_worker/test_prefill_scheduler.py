@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvrelay.engine.cache import KvCache
+from kvrelay.engine.hashing import BlockHasher
+from kvrelay.types import SamplingParams, SequenceSpec
+from kvrelay.worker.sequence import Sequence
+from prefill_worker.scheduler import PrefillScheduler
+
+BLOCK = 4
+
+
+def sequence(name: str, num_tokens: int, *, arrived: float = 0.0, priority: int = 0, first: int = 0) -> Sequence:
+    tokens = tuple(range(first, first + num_tokens))
+    spec = SequenceSpec(name, 0, tokens, num_tokens, SamplingParams(seed=0), priority=priority)
+    return Sequence(spec, arrived, BlockHasher(BLOCK))
+
+
+def shape(scheduler: PrefillScheduler) -> list[tuple[str, int, bool]]:
+    batch = scheduler.next(now=1.0)
+    scheduler.complete(batch)
+    return [(work.sequence.spec.request_id, work.num_tokens, work.sample) for work in batch]
+
+
+def test_a_long_prompt_goes_chunk_by_chunk_and_the_budget_is_filled_with_the_next() -> None:
+    cache = KvCache(64, BLOCK)
+    scheduler = PrefillScheduler(cache, chunk_tokens=10)
+    long = sequence("long", 19)
+    short = sequence("short", 3, arrived=1.0, first=100)
+    scheduler.add(long)
+    scheduler.add(short)
+    assert shape(scheduler) == [("long", 8, False)], "a chunk that is not the last ends with a full block"
+    assert shape(scheduler) == [("long", 8, False)]
+    assert shape(scheduler) == [("long", 3, True), ("short", 3, True)]
+
+
+def test_priority_goes_first_then_arrival() -> None:
+    cache = KvCache(64, BLOCK)
+    scheduler = PrefillScheduler(cache, chunk_tokens=100)
+    for one in (
+        sequence("late", 5, arrived=2.0, first=0),
+        sequence("early", 5, arrived=1.0, first=10),
+        sequence("urgent", 5, arrived=3.0, priority=-1, first=20),
+    ):
+        scheduler.add(one)
+    assert [name for name, _, _ in shape(scheduler)] == ["urgent", "early", "late"]
+
+
+def test_a_prompt_that_waits_for_blocks_is_not_overtaken() -> None:
+    cache = KvCache(4, BLOCK)
+    scheduler = PrefillScheduler(cache, chunk_tokens=100)
+    big, small = sequence("big", 16, arrived=1.0), sequence("small", 2, arrived=2.0, first=50)
+    blocks = cache.allocate(1)
+    scheduler.add(big)
+    scheduler.add(small)
+    assert shape(scheduler) == []
+    cache.release(blocks)
+    assert shape(scheduler) == [("big", 16, True)]
+
+
+def test_a_cached_prefix_is_not_computed_again() -> None:
+    cache = KvCache(64, BLOCK)
+    scheduler = PrefillScheduler(cache, chunk_tokens=100)
+    first, second = sequence("first", 18), sequence("second", 18)
+    scheduler.add(first)
+    assert shape(scheduler) == [("first", 18, True)]
+    scheduler.remove(first)
+    scheduler.add(second)
+    assert shape(scheduler) == [("second", 2, True)]
+    assert second.cached_tokens == 16
+
+
+def test_blocks_of_a_sequence_that_is_removed_in_mid_step_are_freed_after_the_step() -> None:
+    cache = KvCache(8, BLOCK)
+    scheduler = PrefillScheduler(cache, chunk_tokens=100)
+    one = sequence("one", 7)
+    scheduler.add(one)
+    batch = scheduler.next(now=0.0)
+    scheduler.remove(one)
+    assert cache.pool.num_held == 2, "the step still writes to them"
+    scheduler.complete(batch)
+    assert cache.pool.num_held == 0
+    cache.check_integrity()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_every_prompt_is_computed_once_in_order_within_the_budget(data: st.DataObject) -> None:
+    chunk = data.draw(st.integers(BLOCK, 24), label="chunk")
+    cache = KvCache(16, BLOCK)
+    scheduler = PrefillScheduler(cache, chunk)
+    lengths = data.draw(st.lists(st.integers(1, 16 * BLOCK), min_size=1, max_size=8), label="lengths")
+    waiting = [sequence(str(i), n, arrived=float(i), first=1000 * i) for i, n in enumerate(lengths)]
+    removed: set[str] = set()
+    started: list[str] = []
+    finished: set[str] = set()
+    computed: dict[str, int] = {}
+    for one in waiting:
+        scheduler.add(one)
+    for _ in range(1000):
+        batch = scheduler.next(now=0.0)
+        if not batch:
+            break
+        assert sum(work.num_tokens for work in batch) <= chunk
+        started += [work.sequence.spec.request_id for work in batch if work.sequence.chunks == 1]
+        if len(scheduler) > 1 and data.draw(st.integers(0, 9), label="remove") == 0:
+            victim = data.draw(st.sampled_from(list(scheduler)), label="victim")
+            scheduler.remove(victim)
+            removed.add(victim.spec.request_id)
+        scheduler.complete(batch)
+        for work in batch:
+            name = work.sequence.spec.request_id
+            computed[name] = computed.get(name, 0) + work.num_tokens
+            if work.sample and name not in removed:
+                finished.add(name)
+                scheduler.remove(work.sequence)
+        cache.check_integrity()
+    survivors = [one for one in waiting if one.spec.request_id not in removed]
+    assert started == sorted(started, key=int), "first come, first served"
+    assert finished == {one.spec.request_id for one in survivors}
+    assert all(computed[one.spec.request_id] == len(one.tokens) for one in survivors)
+    assert cache.pool.num_held == 0

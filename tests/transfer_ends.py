@@ -1,0 +1,126 @@
+"""A memory file as an arena, and a pair of workers' transfer ends on one event loop."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import grpc
+import torch
+
+from kv_transfer.channels import message_bytes
+from kv_transfer.choice import host_id
+from kv_transfer.lease import Lease, LeaseTable
+from kv_transfer.receiver import Receiver
+from kv_transfer.sender import Sender
+from kvrelay.clock import ManualClock
+from kvrelay.messages import HandoffTarget
+from kvrelay.types import KvLayout, LayerKv
+from kvrelay.wire.transfer import add_KvTransferServiceServicer_to_server
+
+LAYOUT = KvLayout((LayerKv(2, 8, 8), LayerKv(1, 8, 4)), block_size=4, dtype="float32")
+HASH = LAYOUT.hash("test")
+KEY = ("request", 0)
+
+
+class MemoryFile:
+    """An arena of random bytes in a memory file of this process."""
+
+    def __init__(self, layout: KvLayout = LAYOUT, num_blocks: int = 32, seed: int = 0) -> None:
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self.nonce = secrets.randbits(63)
+        size = layout.arena_bytes(num_blocks)
+        self.fd: int | None = os.memfd_create(f"kvrelay-{self.nonce:x}")
+        os.ftruncate(self.fd, size)
+        self.buffer = torch.frombuffer(mmap.mmap(self.fd, size), dtype=torch.uint8)
+        generator = torch.Generator().manual_seed(seed)
+        self.buffer.copy_(torch.randint(0, 256, (size,), generator=generator, dtype=torch.uint8))
+
+    def block(self, number: int) -> bytes:
+        """The bytes of one block, region after region: the naive way that the plan is compared with."""
+        assert 0 <= number < self.num_blocks
+        parts, start = [], 0
+        for size in self.layout.region_block_bytes:
+            parts.append(bytes(self.buffer[start + number * size : start + (number + 1) * size].tolist()))
+            start += size * self.num_blocks
+        return b"".join(parts)
+
+    def __del__(self) -> None:
+        if self.fd is not None:
+            os.close(self.fd)
+
+
+@dataclass
+class DecodeEnd:
+    """A receiver on a real server, with a lease table that a test grants from."""
+
+    arena: MemoryFile
+    clock: ManualClock
+    leases: LeaseTable
+    receiver: Receiver
+    address: str = ""
+    worker_id: str = "decode-0"
+    committed: list[tuple[Lease, int, int]] = field(default_factory=list)
+
+    def grant(
+        self, blocks: list[int], cached_blocks: int = 0, *, key: tuple[str, int] = KEY, transport: str = "grpc"
+    ) -> HandoffTarget:
+        lease = self.leases.grant(key, blocks, cached_blocks, 10.0, self.clock.now())
+        return HandoffTarget(
+            worker_id=self.worker_id,
+            address=self.address,
+            epoch=self.leases.epoch,
+            lease_id=lease.lease_id,
+            generation=lease.generation,
+            num_blocks=len(blocks),
+            cached_blocks=cached_blocks,
+            layout_hash=HASH,
+            host_id=host_id(),
+            transport=transport,
+        )
+
+
+@asynccontextmanager
+async def decode_end(
+    layout: KvLayout = LAYOUT, num_blocks: int = 32, *, epoch: int = 7, digests: bool = True
+) -> AsyncIterator[DecodeEnd]:
+    arena = MemoryFile(layout, num_blocks, seed=1)
+    clock = ManualClock(1000.0)
+    leases = LeaseTable(epoch)
+    committed: list[tuple[Lease, int, int]] = []
+    worker_id = f"decode-{secrets.token_hex(4)}"
+    receiver = Receiver(
+        arena,
+        leases,
+        worker_id=worker_id,
+        layout_hash=HASH,
+        on_commit=lambda lease, token, count: committed.append((lease, token, count)),
+        clock=clock,
+        digests=digests,
+    )
+    server = grpc.aio.server(
+        options=[("grpc.max_receive_message_length", message_bytes(layout)), ("grpc.so_reuseport", 0)]
+    )
+    add_KvTransferServiceServicer_to_server(receiver, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield DecodeEnd(arena, clock, leases, receiver, f"127.0.0.1:{port}", worker_id, committed)
+    finally:
+        await server.stop(None)
+
+
+@asynccontextmanager
+async def sender_of(arena: MemoryFile, *, patience: float = 10.0, digests: bool = True) -> AsyncIterator[Sender]:
+    sender = Sender(
+        arena, host_id=host_id(), layout_hash=HASH, clock=ManualClock(5.0), digests=digests, patience=patience
+    )
+    try:
+        yield sender
+    finally:
+        await sender.close()

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvrelay.errors import InvalidArgument
+from kvrelay.types import PoolName, RouterLoad, ScalingDecision, WorkerInfo, WorkerLoad, WorkerState
+from kvrelay.wire import cluster
+from kvrelay.wire.cluster import (
+    ClusterStatus,
+    PoolStatus,
+    WorkerStatus,
+    cluster_status_from_proto,
+    cluster_status_to_proto,
+    worker_status_from_proto,
+    worker_status_to_proto,
+)
+
+counts = st.integers(0, 2**31 - 1)
+sizes = st.integers(0, 2**63 - 1)
+seconds = st.floats(0, 1e12)
+names = st.text(st.characters(codec="utf-8"), max_size=20)
+pools = st.sampled_from(get_args(PoolName))
+states = st.sampled_from(get_args(WorkerState))
+loads = st.builds(
+    WorkerLoad,
+    running=counts,
+    waiting=counts,
+    waiting_tokens=sizes,
+    blocks_total=counts,
+    blocks_held=counts,
+    blocks_cached=counts,
+    leases=counts,
+    tokens_per_second=seconds,
+    weight_bytes=sizes,
+    kv_bytes=sizes,
+    rss_bytes=sizes,
+    shared_bytes=sizes,
+    integrity_ok=st.booleans(),
+    integrity_error=names,
+    preemptions=sizes,
+    queue_wait_p95_ms=seconds,
+)
+workers = st.builds(WorkerStatus, names, pools, sizes, states, names, loads)
+routers = st.builds(
+    RouterLoad,
+    router_id=names,
+    running=counts,
+    waiting=counts,
+    waiting_tokens=sizes,
+    finished=sizes,
+    failed=sizes,
+    rss_bytes=sizes,
+    ttft_p95_ms=st.none() | seconds,
+    itl_p95_ms=st.none() | seconds,
+)
+statuses = st.builds(
+    ClusterStatus,
+    model=names,
+    state=states,
+    pools=st.lists(st.builds(PoolStatus, pools, counts, st.lists(workers, max_size=2).map(tuple)), max_size=2).map(
+        tuple
+    ),
+    decisions=st.lists(st.builds(ScalingDecision, seconds, pools, counts, counts, names), max_size=2).map(tuple),
+    router=routers,
+    block_bytes=sizes,
+    block_size=counts,
+    registry=names,
+)
+
+
+@given(statuses)
+def test_a_status_survives_the_wire(status: ClusterStatus) -> None:
+    raw = cluster_status_to_proto(status).SerializeToString()
+    assert cluster_status_from_proto(cluster.pb.ClusterStatus.FromString(raw)) == status
+
+
+def test_a_workers_status_is_taken_from_its_registry_entry() -> None:
+    load = WorkerLoad(running=3, blocks_held=7)
+    info = WorkerInfo("decode-0", "decode", 4, "ready", "127.0.0.1:1", "demo", "00", 16, 64, "host", 4096, load)
+    status = WorkerStatus.of(info)
+    assert status == WorkerStatus("decode-0", "decode", 4, "ready", "127.0.0.1:1", load)
+    assert worker_status_from_proto(worker_status_to_proto(status)) == status
+
+
+@pytest.mark.parametrize(("pool", "state", "what"), [("encode", "ready", "pool"), ("decode", "dead", "state")])
+def test_an_unknown_word_is_refused(pool: str, state: str, what: str) -> None:
+    with pytest.raises(InvalidArgument, match=what) as caught:
+        worker_status_from_proto(cluster.pb.WorkerStatus(pool=pool, state=state))
+    assert caught.value.field == what

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvrelay import messages, types
+from kvrelay.errors import Code, InvalidArgument
+from kvrelay.wire.worker import (
+    Hello,
+    Welcome,
+    command_from_proto,
+    command_to_proto,
+    event_from_proto,
+    event_to_proto,
+    pb,
+)
+
+# Strategies come from the dataclasses themselves, so a field that the conversion forgets fails here.
+PROTO_INTS = st.integers(0, 2**31 - 1)
+st.register_type_strategy(int, PROTO_INTS)
+st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))
+st.register_type_strategy(str, st.text(st.characters(exclude_categories=["Cs"]), max_size=8))
+st.register_type_strategy(
+    types.SamplingParams,
+    st.builds(
+        types.SamplingParams,
+        seed=PROTO_INTS,
+        logprobs=st.none() | PROTO_INTS,
+        logit_bias=st.dictionaries(PROTO_INTS, st.floats(-100, 100)).map(lambda bias: tuple(sorted(bias.items()))),
+    ),
+)
+COMMANDS = st.one_of(
+    *(st.from_type(kind) for kind in (messages.Reserve, messages.Prefill, messages.RunLocal, messages.Renew)),
+    st.from_type(messages.Abort),
+    st.from_type(Hello),
+)
+EVENTS = st.one_of(
+    *(st.from_type(kind) for kind in (messages.Reserved, messages.Refused, messages.TokenBatch, messages.HandedOff)),
+    st.builds(messages.Failed, code=st.sampled_from(Code)),
+    st.from_type(Welcome),
+)
+
+
+@given(COMMANDS)
+def test_commands_survive_the_wire(command: messages.Command | Hello) -> None:
+    wire = pb.SessionRequest.FromString(command_to_proto(command).SerializeToString())
+    assert command_from_proto(wire) == command
+
+
+@given(EVENTS)
+def test_events_survive_the_wire(event: messages.Event | Welcome) -> None:
+    wire = pb.SessionResponse.FromString(event_to_proto(event).SerializeToString())
+    assert event_from_proto(wire) == event
+
+
+def test_a_message_of_a_future_version_is_an_error() -> None:
+    with pytest.raises(InvalidArgument, match="command"):
+        command_from_proto(pb.SessionRequest())
+    with pytest.raises(InvalidArgument, match="event"):
+        event_from_proto(pb.SessionResponse())
+
+
+def test_an_unknown_code_is_internal() -> None:
+    wire = pb.SessionResponse(failed=pb.Failed(request_id="a", code="TEAPOT", message="m"))
+    assert event_from_proto(wire) == messages.Failed("a", 0, Code.INTERNAL, "m")

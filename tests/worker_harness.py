@@ -1,0 +1,118 @@
+"""Real workers in this process, and a router's end of their sessions, for tests that look at each message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+
+import decode_worker.main
+import prefill_worker.main
+from kvrelay.config import ClusterConfig
+from kvrelay.embedded_redis import EmbeddedRedis
+from kvrelay.messages import Command, Event, SequenceTokens, TokenBatch
+from kvrelay.registry import Registry
+from kvrelay.types import PoolName, WorkerInfo
+from kvrelay.wire.worker import Hello, Welcome, WorkerServiceStub, command_to_proto, event_from_proto
+from kvrelay.worker.host import WorkerSettings
+
+SERVE = {"prefill": prefill_worker.main.serve, "decode": decode_worker.main.serve}
+
+
+class Session:
+    """The router's end of one session."""
+
+    def __init__(self, info: WorkerInfo) -> None:
+        self.info = info
+        self._channel = grpc.aio.insecure_channel(info.address)
+        self._call = WorkerServiceStub(self._channel).Session()
+
+    async def open(self) -> Session:
+        await self.send(Hello("test"))
+        assert isinstance(await self._next(), Welcome)
+        return self
+
+    async def send(self, command: Command | Hello) -> None:
+        await self._call.write(command_to_proto(command))
+
+    async def event(self) -> Event:
+        """The next event; a token batch counts as its one sequence's."""
+        event = await self._next()
+        assert not isinstance(event, Welcome)
+        return event
+
+    async def tokens(self) -> SequenceTokens:
+        event = await self.event()
+        assert isinstance(event, TokenBatch), event
+        (tokens,) = event.sequences
+        return tokens
+
+    async def answer(self) -> list[int]:
+        """Token ids up to the finish."""
+        token_ids: list[int] = []
+        while True:
+            tokens = await self.tokens()
+            token_ids += tokens.token_ids
+            if tokens.finish_reason is not None:
+                return token_ids
+
+    async def close(self) -> None:
+        self._call.cancel()
+        await self._channel.close()
+
+    async def _next(self) -> Event | Welcome:
+        async with asyncio.timeout(60):
+            message = await self._call.read()
+        assert message is not grpc.aio.EOF, "the worker ended the session"
+        return event_from_proto(message)
+
+
+class Workers:
+    """What `workers` yields."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+        self._sessions: list[Session] = []
+
+    async def session(self, worker_id: str) -> Session:
+        info = next(info for info in await self.registry.workers() if info.worker_id == worker_id)
+        session = await Session(info).open()
+        self._sessions.append(session)
+        return session
+
+    async def settled(self) -> tuple[WorkerInfo, ...]:
+        """What the workers say once they are all empty and have checked their books."""
+        async with asyncio.timeout(30):
+            while True:
+                infos = await self.registry.workers()
+                if all(info.load.empty and not info.load.blocks_held for info in infos):
+                    return infos
+                await asyncio.sleep(0.05)
+
+    async def close(self) -> None:
+        for session in self._sessions:
+            await session.close()
+
+
+@asynccontextmanager
+async def workers(model: Path, config: ClusterConfig, *names: str) -> AsyncIterator[Workers]:
+    """Runs workers named like `prefill-0` and `decode-1`, each with its own engine thread and gRPC server."""
+    stop = asyncio.Event()
+    async with EmbeddedRedis() as redis, asyncio.TaskGroup() as tasks:
+        registry = await Registry.connect(redis.url)
+        for count, name in enumerate(names, 1):  # one after the other: a process loads one model at a time
+            pool: PoolName = "prefill" if name.startswith("prefill") else "decode"
+            tasks.create_task(SERVE[pool](WorkerSettings(name, pool, str(model), redis.url, config), stop))
+            async with asyncio.timeout(60):
+                while len(await registry.workers()) < count:
+                    await asyncio.sleep(0.05)
+        running = Workers(registry)
+        try:
+            yield running
+        finally:
+            await running.close()
+            stop.set()
+            await registry.close()
