@@ -81,7 +81,7 @@ def decide(
 
 def _since(wishes: tuple[tuple[float, int], ...], start: float) -> tuple[tuple[float, int], ...]:
     """The wishes in effect at `start` and later."""
-    first = max(index for index, (since, _) in enumerate(wishes) if since <= start)
+    first = max((index for index, (since, _) in enumerate(wishes) if since <= start), default=0)
     return wishes[first:]
 
 

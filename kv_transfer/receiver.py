@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import grpc
-import xxhash
 
 from kv_transfer.arena import Arena
+from kv_transfer.arrivals import Arrivals
 from kv_transfer.lease import Lease, LeaseTable
 from kv_transfer.threads import in_thread
 from kv_transfer.transports import Inbound, memory
+from kv_transfer.transports.group import ReceiverGroups
 from kv_transfer.transports.grpc import GrpcInbound
 from kv_transfer.transports.shm import SegmentCache
 from kvrelay.clock import Clock
-from kvrelay.errors import Cancelled, DataLoss, FailedPrecondition, KvRelayError, Unimplemented
+from kvrelay.errors import Cancelled, FailedPrecondition, KvRelayError, Unimplemented
 from kvrelay.wire.status import abort
 from kvrelay.wire.transfer import (
     Frame,
@@ -26,22 +26,12 @@ from kvrelay.wire.transfer import (
     KvOpen,
     KvReceipt,
     KvTransferServiceServicer,
-    SharedSegment,
     frame_from_proto,
     pb,
     receipt_to_proto,
 )
 
 OnCommit = Callable[[Lease, int, int], None]
-
-
-@dataclass(slots=True)
-class _Arrived:
-    """What a push has brought so far."""
-
-    blocks: set[int] = field(default_factory=set)  # indices into the lease's blocks
-    frames: int = 0
-    digest: xxhash.xxh3_64 = field(default_factory=xxhash.xxh3_64)
 
 
 class Receiver(KvTransferServiceServicer):
@@ -62,6 +52,8 @@ class Receiver(KvTransferServiceServicer):
         on_commit: OnCommit,
         clock: Clock,
         digests: bool = True,
+        host: str = "127.0.0.1",
+        patience: float = 10.0,
     ) -> None:
         self._arena = arena
         self._leases = leases
@@ -70,13 +62,15 @@ class Receiver(KvTransferServiceServicer):
         self._clock = clock
         self._digests = digests
         self._segments = SegmentCache()
+        self._groups = ReceiverGroups(host, patience)
         self._pushes: dict[int, asyncio.Timeout] = {}  # under way, by lease id
         memory.register_receiver(worker_id, leases.epoch)
 
     def revoke(self, lease_id: int) -> None:
         """Ends the push to a lease that was closed or has expired, even if its sender is silent."""
-        if lease_id in self._pushes:
-            self._pushes[lease_id].reschedule(asyncio.get_running_loop().time())
+        push = self._pushes.get(lease_id)
+        if push is not None and not push.expired():
+            push.reschedule(asyncio.get_running_loop().time())
 
     async def Push(
         self, request_iterator: AsyncIterator[pb.KvFrame], context: grpc.aio.ServicerContext
@@ -107,13 +101,14 @@ class Receiver(KvTransferServiceServicer):
 
     async def _receive_blocks(self, opening: KvOpen, frames: AsyncIterator[Frame]) -> KvReceipt:
         with self._inbound(opening) as inbound:
-            arrived = _Arrived()
+            await in_thread(inbound.connect)
+            arrivals = Arrivals(self._find(opening), self._arena.layout)
             async for frame in frames:
                 match frame:
                     case KvBlocks():
-                        await self._write(opening, frame, inbound, arrived)
+                        await self._write(opening, frame, inbound, arrivals)
                     case KvCommit():
-                        return self._commit(opening, frame, arrived)
+                        return self._commit(opening, frame, arrivals)
                     case KvOpen():
                         raise FailedPrecondition("a push has one open frame, its first")
             raise Cancelled("the sender ended the push without a commit")
@@ -128,53 +123,34 @@ class Receiver(KvTransferServiceServicer):
     @contextmanager
     def _inbound(self, opening: KvOpen) -> Iterator[Inbound]:
         """For one push. Left without an exception, its connections are used again."""
-        match opening.transport, opening.segment:
-            case "grpc", _:
+        match opening.transport:
+            case "grpc":
                 yield GrpcInbound(self._arena, digests=self._digests)
-            case "memory", SharedSegment() as segment:
-                yield memory.accept(segment, self._arena, digests=self._digests)
-            case "shm", SharedSegment() as segment:
-                yield self._segments.accept(segment, self._arena, digests=self._digests)
-            case transport, _:
+            case "memory" | "shm" as transport if opening.segment is not None:
+                accept = memory.accept if transport == "memory" else self._segments.accept
+                yield accept(opening.segment, self._arena, digests=self._digests)
+            case "gloo" | "nccl" as backend:
+                with self._groups.lend(backend, opening.rendezvous, self._arena, digests=self._digests) as inbound:
+                    yield inbound
+            case transport:
                 raise Unimplemented(f"transport {transport!r} is not one that this worker takes")
 
-    async def _write(self, opening: KvOpen, frame: KvBlocks, inbound: Inbound, arrived: _Arrived) -> None:
+    async def _write(self, opening: KvOpen, frame: KvBlocks, inbound: Inbound, arrivals: Arrivals) -> None:
         lease = self._find(opening)
-        indices = range(frame.first, frame.first + frame.count)
-        if frame.sequence != arrived.frames:
-            raise DataLoss(f"frame {frame.sequence} came where frame {arrived.frames} was due")
-        if frame.count < 1 or frame.first < lease.cached_blocks or indices.stop > len(lease.blocks):
-            raise DataLoss(
-                f"frame {frame.sequence} brings blocks {frame.first} to {indices.stop - 1}, "
-                f"the lease takes {lease.cached_blocks} to {len(lease.blocks) - 1}"
-            )
-        if not arrived.blocks.isdisjoint(indices):
-            raise DataLoss(f"frame {frame.sequence} brings blocks that were there before")
-        if frame.num_bytes != frame.count * self._arena.layout.block_bytes:
-            raise DataLoss(f"frame {frame.sequence} has {frame.num_bytes} bytes for {frame.count} blocks")
-        if not self._leases.is_committed(lease.lease_id):  # else a repetition, of which only the commit counts
+        blocks = arrivals.check(frame)
+        if not self._leases.is_committed(lease.lease_id):  # else this is a repetition, of which the commit will tell
             self._leases.pin(lease.lease_id)
             try:
-                await in_thread(inbound.unpack, frame, lease.blocks[frame.first : indices.stop])
+                await in_thread(inbound.unpack, frame, blocks)
             finally:
                 self._leases.unpin(lease.lease_id)
-        arrived.blocks.update(indices)
-        arrived.frames += 1
-        arrived.digest.update(frame.digest.to_bytes(8, "little"))
+        arrivals.add(frame)
 
-    def _commit(self, opening: KvOpen, commit: KvCommit, arrived: _Arrived) -> KvReceipt:
+    def _commit(self, opening: KvOpen, commit: KvCommit, arrivals: Arrivals) -> KvReceipt:
         lease = self._find(opening)
         if not self._leases.is_committed(lease.lease_id):
-            self._check_complete(lease, commit, arrived)
+            arrivals.check_complete(commit)
         if self._leases.commit(lease.lease_id, commit):
             self._on_commit(lease, commit.first_token, commit.num_tokens)
         blocks = len(lease.writable)
         return KvReceipt(blocks, blocks * self._arena.layout.block_bytes)
-
-    def _check_complete(self, lease: Lease, commit: KvCommit, arrived: _Arrived) -> None:
-        if missing := len(lease.writable) - len(arrived.blocks):
-            raise DataLoss(f"{missing} of {len(lease.writable)} blocks are missing at the commit")
-        if commit.frames != arrived.frames or commit.digest != arrived.digest.intdigest():
-            raise DataLoss(f"the commit is of {commit.frames} frames, other ones than the {arrived.frames} that came")
-        if self._arena.layout.blocks_for(commit.num_tokens) != len(lease.blocks) or commit.first_token < 0:
-            raise DataLoss(f"{commit.num_tokens} tokens do not fill the lease's {len(lease.blocks)} blocks")

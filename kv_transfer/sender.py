@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from typing import NamedTuple
 
-import grpc
 import xxhash
 
 from kv_transfer.arena import Arena
+from kv_transfer.call import PushCall
 from kv_transfer.channels import Channels, blocks_per_frame
 from kv_transfer.choice import choose_transport
 from kv_transfer.threads import in_thread
 from kv_transfer.transports import Outbound, memory
+from kv_transfer.transports.group import SenderGroups
 from kv_transfer.transports.grpc import GrpcOutbound
 from kv_transfer.transports.named import NamedOutbound
 from kvrelay.clock import Clock
 from kvrelay.errors import KvRelayError, Unavailable, Unimplemented
 from kvrelay.messages import HandoffTarget
 from kvrelay.types import Handoff
-from kvrelay.wire.status import error_from_rpc
 from kvrelay.wire.transfer import (
     Frame,
     KvBlocks,
     KvCommit,
     KvOpen,
     KvReceipt,
-    KvTransferServiceStub,
-    frame_to_proto,
-    receipt_from_proto,
 )
 
 
@@ -48,6 +45,7 @@ class Sender:
         layout_hash: str,
         clock: Clock,
         digests: bool = True,
+        host: str = "127.0.0.1",
         patience: float = 10.0,
     ) -> None:
         self.arena = arena
@@ -57,6 +55,7 @@ class Sender:
         self.digests = digests
         self.patience = patience
         self.channels = Channels(arena.layout)
+        self._groups = SenderGroups(host, patience)
         memory.register_sender(arena)
 
     def open(self, key: tuple[str, int], target: HandoffTarget) -> Push:
@@ -70,17 +69,21 @@ class Sender:
         return Push(self, key, target, transport, why)
 
     @contextmanager
-    def outbound(self, transport: str) -> Iterator[Outbound]:
+    def outbound(self, transport: str, target: HandoffTarget) -> Iterator[Outbound]:
         """For one push. Left without an exception, its connections are used again."""
         match transport:
             case "memory" | "shm":
                 yield NamedOutbound(self.arena, digests=self.digests)
+            case "gloo" | "nccl":
+                with self._groups.lend(transport, target, self.arena, digests=self.digests) as outbound:
+                    yield outbound
             case _:
                 yield GrpcOutbound(self.arena, digests=self.digests)
 
     async def close(self) -> None:
         """Ends the connections; pushes that are under way fail."""
         await self.channels.close()
+        self._groups.close()
 
 
 class Run(NamedTuple):
@@ -112,7 +115,7 @@ class Push:
         self._aborted = False
         self._news = asyncio.Event()  # a run, the ending, an abort, or the end of the call
         self._commit_frame: KvCommit | None = None  # once the peer may have it
-        self._call_over: asyncio.Future[KvReceipt] | None = None  # of the latest call
+        self._current: PushCall | None = None
         self._receipt: KvReceipt | None = None
         self._task = asyncio.create_task(self._push())
 
@@ -158,13 +161,19 @@ class Push:
 
     async def _push(self) -> None:
         try:
-            self._receipt = await self._hand_over_or_fall_back()
+            self._receipt = await self._hand_over_or_ask_again()
         except KvRelayError as error:
             self.error = error
-            if isinstance(error, Unavailable) and self._commit_frame is not None:
-                # The answer may be what was lost; a decode worker that has committed gives it again.
+
+    async def _hand_over_or_ask_again(self) -> KvReceipt:
+        try:
+            return await self._hand_over_or_fall_back()
+        except Unavailable:
+            if self._commit_frame is not None:
+                # The answer may be what was lost: a decode worker that has committed gives it again.
                 with suppress(KvRelayError):
-                    self._receipt = await self._call(self._repetition(self._commit_frame))
+                    return await self._call(self._repetition(self._commit_frame))
+            raise
 
     async def _hand_over_or_fall_back(self) -> KvReceipt:
         try:
@@ -177,43 +186,33 @@ class Push:
             return await self._hand_over()
 
     async def _hand_over(self) -> KvReceipt:
-        with self._sender.outbound(self.transport) as outbound:
+        with self._sender.outbound(self.transport, self._target) as outbound:
             return await self._call(self._frames(outbound))
 
     async def _call(self, frames: AsyncGenerator[Frame, None]) -> KvReceipt:
-        """One call of Push with these frames; fewer, if the peer ends it before."""
-        address, patience = self._target.address, self._sender.patience
-        channel = self._sender.channels.get(address)
-        call = KvTransferServiceStub(channel).Push()
-        self._call_over = asyncio.ensure_future(_outcome(call, address))
-        self._call_over.add_done_callback(lambda _: self._news.set())
+        """One call with these frames; fewer, if the peer ends it before."""
+        channels, address = self._sender.channels, self._target.address
+        channel = channels.get(address)
+        call = PushCall(channel, address, self._sender.patience)
+        call.when_over(self._news.set)
+        self._current = call
         try:
             async with aclosing(frames):
                 async for frame in frames:
-                    await self._within_patience(call.write(frame_to_proto(frame)), "took no bytes")
-            await self._within_patience(call.done_writing(), "took no bytes")
-            await self._within_patience(self._call_over, "sent no receipt")
-            return self._call_over.result()
+                    await call.write(frame)
+            return await call.receipt()
         except Unavailable:
-            self._sender.channels.retire(address, channel, patience)
+            channels.retire(address, channel, self._sender.patience)
+            if call.is_over:
+                await call.receipt()  # what the peer says comes before what was noticed here
             raise
         finally:
-            call.cancel()  # does nothing to a call that has ended
-            await asyncio.wait({self._call_over})
-
-    async def _within_patience(self, step: Awaitable[object], failing: str) -> None:
-        """Waits for a step of the call. How it ended does not matter here: if the call did, its outcome says why."""
-        task = asyncio.ensure_future(step)
-        done, _ = await asyncio.wait({task}, timeout=self._sender.patience)
-        if not done:
-            task.cancel()
-            raise Unavailable(f"{self._target.address} {failing} for {self._sender.patience:g} s")
-        if not task.cancelled():
-            task.exception()
+            await call.close()
 
     async def _frames(self, outbound: Outbound) -> AsyncGenerator[Frame, None]:
         """The push from its open frame to its commit; without the commit if it is aborted."""
-        yield await in_thread(outbound.announce, self._opening(self.transport))
+        yield outbound.announce(self._opening(self.transport))
+        await in_thread(outbound.connect)
         block_bytes = self._sender.arena.layout.block_bytes
         count = 0
         digest = xxhash.xxh3_64()
@@ -252,7 +251,7 @@ class Push:
 
     @property
     def _stopped(self) -> bool:
-        return self._aborted or (self._call_over is not None and self._call_over.done())
+        return self._aborted or (self._current is not None and self._current.is_over)
 
     def _opening(self, transport: str) -> KvOpen:
         request_id, attempt = self._key
@@ -266,15 +265,3 @@ class Push:
             layout_hash=self._sender.layout_hash,
             transport=transport,
         )
-
-
-async def _outcome(call: grpc.aio.StreamUnaryCall, address: str) -> KvReceipt:
-    """Waits for the end of the call. Asks for its status first: to await the call itself raises
-    asyncio.CancelledError when the peer answered CANCELLED."""
-    code = await call.code()
-    if code is grpc.StatusCode.OK:
-        return receipt_from_proto(await call)
-    status = grpc.aio.AioRpcError(
-        code, await call.initial_metadata(), await call.trailing_metadata(), details=await call.details()
-    )
-    raise error_from_rpc(status, address)

@@ -109,7 +109,8 @@ class EmbeddedRedis:
     async def _answers(self) -> None:
         """Returns once PING is answered."""
         assert self._process is not None
-        async with redis.asyncio.Redis(unix_socket_path=str(self._socket), retry=Retry(NoBackoff(), 0)) as client:
+        never = Retry(NoBackoff(), 0)
+        async with redis.asyncio.Redis(unix_socket_path=str(self._socket), socket_timeout=None, retry=never) as client:
             while True:
                 if self._process.returncode is not None:
                     raise Unavailable(f"redis-server exited with {self._process.returncode}: {self._last_words()}")

@@ -15,7 +15,7 @@ import ray
 from ray.actor import ActorHandle
 
 from kvrelay.config import ClusterConfig
-from kvrelay.errors import Unavailable
+from kvrelay.errors import InvalidArgument, Unavailable
 from kvrelay.telemetry import configure_logging, get_logger
 from kvrelay.types import PoolName
 from kvrelay.worker.host import WorkerSettings
@@ -31,21 +31,15 @@ class WorkerActor:
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: asyncio.Event | None = None
+        self._stop = asyncio.Event()
 
-    def run(self) -> None:
+    async def run(self) -> None:
         configure_logging()
-        asyncio.run(self._serve())
-
-    def stop(self) -> None:
-        """Ends `run` at the next opportunity, streams or not."""
-        if self._loop is not None and self._stop is not None:
-            self._loop.call_soon_threadsafe(self._stop.set)
-
-    async def _serve(self) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         await _serve(self._settings, self._stop)
+
+    async def stop(self) -> None:
+        """Ends `run`, streams or not."""
+        self._stop.set()
 
 
 def _serve(settings: WorkerSettings, stop: asyncio.Event) -> Coroutine[None, None, None]:
@@ -78,6 +72,7 @@ class RayLauncher:
         self._address = ray_address
         self._num_cpus = num_cpus
         self._running: dict[str, _Running] = {}
+        self._refused: asyncio.Future[None] | None = None
 
     def __enter__(self) -> RayLauncher:
         for name, value in _QUIET_RAY.items():
@@ -113,7 +108,6 @@ class RayLauncher:
             .options(
                 num_cpus=section.resources.num_cpus,
                 num_gpus=section.resources.num_gpus,
-                max_concurrency=2,  # run, and stop beside it
                 max_restarts=0,  # the actuator replaces the dead, under a new epoch
                 runtime_env={"env_vars": {"OMP_NUM_THREADS": str(section.threads), "OMP_WAIT_POLICY": "PASSIVE"}},
             )
@@ -135,10 +129,19 @@ class RayLauncher:
     async def stop_all(self) -> None:
         await asyncio.gather(*(self.stop(worker_id) for worker_id in list(self._running)))
 
+    async def refused(self) -> None:
+        """Waits until a worker ends because its model or configuration cannot be served, and raises why."""
+        self._refused = asyncio.get_running_loop().create_future()
+        await self._refused
+
     async def _watch(self, worker_id: str, actor: ActorHandle) -> None:
         try:
             await asyncio.wrap_future(actor.run.remote().future())
             log.info("worker ended", worker=worker_id)
+        except ray.exceptions.RayTaskError as error:
+            log.error("worker failed", worker=worker_id, error=str(error.cause))
+            if isinstance(error.cause, InvalidArgument) and self._refused is not None and not self._refused.done():
+                self._refused.set_exception(error.cause)
         except ray.exceptions.RayError as error:
             log.warning("worker died", worker=worker_id, error=str(error).splitlines()[0])
         finally:

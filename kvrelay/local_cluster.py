@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import re
 import shutil
@@ -14,6 +15,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 from kvrelay.child import bound_to_parent
 from kvrelay.config import ClusterConfig
@@ -26,6 +28,7 @@ _READY = re.compile(r"^kvrelay ready grpc=(\S+) http=(\S+) admin=(\S+)$")
 _START_TIMEOUT_S = 300.0
 _DRAIN_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 30.0
+_LAST_WORDS = 20  # lines of the log that go with an error
 
 log = get_logger("cluster")
 
@@ -50,12 +53,13 @@ class Child:
         self.process = process
 
     @classmethod
-    async def start(cls, name: str, *arguments: str) -> Child:
-        """stderr is shared with this process; stdout is read here."""
+    async def start(cls, name: str, *arguments: str, log_file: IO[bytes] | None = None) -> Child:
+        """stdout is read here; stderr goes to `log_file`, or is shared with this process."""
         process = await asyncio.create_subprocess_exec(
             *bound_to_parent(sys.executable, "-m", "kvrelay.cli.main", name, *arguments),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
+            stderr=log_file,
             start_new_session=True,  # a Ctrl-C is for the parent, which stops its children in order
         )
         return cls(name, process)
@@ -88,14 +92,18 @@ class Child:
 class LocalCluster:
     """Async context manager: on entry everything runs and serves, on exit it has drained and ended.
 
-    Raises Unavailable when a part does not start, NotFound for an unknown model.
+    `quiet` keeps the parts' logs off this process's stderr. Raises Unavailable when a part does not start, NotFound
+    for an unknown model.
     """
 
-    def __init__(self, config: ClusterConfig) -> None:
+    def __init__(self, config: ClusterConfig, *, quiet: bool = False) -> None:
         self._config = config
+        self._quiet = quiet
+        self._log_file: IO[bytes] | None = None
         self._exits = AsyncExitStack()
         self._folder = Path()
         self._routers: list[Child] = []
+        self._numbers = itertools.count()
         self._controller: Child | None = None
 
     async def __aenter__(self) -> LocalCluster:
@@ -103,6 +111,8 @@ class LocalCluster:
         try:
             self._folder = Path(tempfile.mkdtemp(prefix="kvrelay-"))
             self._exits.callback(shutil.rmtree, self._folder)
+            if self._quiet:
+                self._log_file = self._exits.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - the stack closes it
             url = self._config.redis.url
             if url == "embedded":
                 redis = await self._exits.enter_async_context(EmbeddedRedis())
@@ -113,10 +123,14 @@ class LocalCluster:
                     "redis": self._config.redis.model_copy(update={"url": url}),
                 }
             )
-            self._controller = await Child.start("controller", "--config", self._write(self._config))
+            self._controller = await Child.start(
+                "controller", "--config", self._write(self._config), log_file=self._log_file
+            )
             self._exits.push_async_callback(self._controller.stop, _STOP_TIMEOUT_S)
             self.endpoints = await self.add_router(self._config)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, KvRelayError):
+                error.add_note(self._last_words())
             await self._exits.aclose()
             raise
         return self
@@ -133,7 +147,7 @@ class LocalCluster:
 
     async def add_router(self, config: ClusterConfig) -> Endpoints:
         """Starts a router over the same workers; returns once it serves. `config` derives from `self.config`."""
-        router = await Child.start("router", "--config", self._write(config))
+        router = await Child.start("router", "--config", self._write(config), log_file=self._log_file)
         self._routers.append(router)
         self._exits.push_async_callback(router.stop, _DRAIN_TIMEOUT_S)
         return await self._ready(router)
@@ -178,8 +192,15 @@ class LocalCluster:
             raise KvRelayError(f"the router printed {line.result()!r} where its addresses should be")
         return Endpoints(*match.groups())
 
+    def _last_words(self) -> str:
+        """The end of the parts' logs, if they were kept from the user."""
+        if self._log_file is None:
+            return ""
+        self._log_file.seek(0)
+        return "\n".join(self._log_file.read().decode(errors="replace").splitlines()[-_LAST_WORDS:])
+
     def _write(self, config: ClusterConfig) -> str:
         """The configuration as a file for a child; JSON is YAML too."""
-        path = self._folder / f"cluster-{len(list(self._folder.iterdir()))}.yaml"
+        path = self._folder / f"{next(self._numbers)}.yaml"
         path.write_text(json.dumps(config.model_dump(mode="json"), indent=1))
         return str(path)

@@ -12,8 +12,9 @@ Values are read as if a stranger had written them: what does not parse is skippe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -34,7 +35,7 @@ from kvrelay.types import POOLS, PoolName, RouterLoad, ScalingDecision, WorkerIn
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_TIMEOUT_S = 2.0  # for a connection, and for each answer
+_TIMEOUT_S = 2.0  # of one command, its connection included
 _DECISIONS_KEPT = 100
 _WARNINGS_KEPT = 1000
 _EPOCH = "kvrelay:epoch"
@@ -69,9 +70,8 @@ class Registry:
         try:
             client = redis.asyncio.Redis.from_url(
                 url,
-                socket_timeout=_TIMEOUT_S,
-                socket_connect_timeout=_TIMEOUT_S,
-                # A pooled connection may have died with the last server; a stalled server is not asked twice.
+                socket_timeout=None,  # `_bounded` limits each call; redis-py's way, wait_for, can lose a cancellation
+                # A pooled connection may have died with the last server.
                 retry=Retry(NoBackoff(), 1, (RedisConnectionError,)),
             )
         except ValueError as error:
@@ -186,13 +186,14 @@ class Registry:
     # Plumbing
 
     async def _call(self, *words: str | int) -> Any:
-        with self._unavailable():
+        async with self._bounded():
             return await self._client.execute_command(*words)  # type: ignore[no-untyped-call]
 
-    @contextmanager
-    def _unavailable(self) -> Iterator[None]:
+    @asynccontextmanager
+    async def _bounded(self) -> AsyncIterator[None]:
         try:
-            yield
+            async with asyncio.timeout(_TIMEOUT_S):
+                yield
         except (RedisError, OSError) as error:
             raise Unavailable(f"Redis at {self._where}: {str(error) or type(error).__name__}") from error
 
@@ -206,11 +207,10 @@ class Registry:
             if not cursor:
                 break
         names = sorted(keys)
-        with self._unavailable():
-            async with self._client.pipeline(transaction=False) as pipe:
-                for key in names:
-                    pipe.execute_command("GETRANGE", key, 0, MAX_VALUE_BYTES)
-                answers = await pipe.execute(raise_on_error=False)
+        async with self._bounded(), self._client.pipeline(transaction=False) as pipe:
+            for key in names:
+                pipe.execute_command("GETRANGE", key, 0, MAX_VALUE_BYTES)
+            answers = await pipe.execute(raise_on_error=False)
         found = []
         for key, raw in zip(names, answers, strict=True):  # empty: it expired after the scan
             name = key.decode(errors="backslashreplace")

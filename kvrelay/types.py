@@ -209,6 +209,7 @@ class WorkerInfo:
     host_id: str
     max_model_len: int
     load: WorkerLoad = field(default_factory=WorkerLoad)
+    pid: int = 0  # on its own host
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import Protocol
 
 import grpc
 
 from kvrelay.config import ClusterConfig
 from kvrelay.errors import InvalidArgument, KvRelayError, NotFound
-from kvrelay.types import POOLS, PoolName, RouterLoad, ScalingDecision
+from kvrelay.types import POOLS, PoolName, ScalingDecision
 from kvrelay.wire import status
 from kvrelay.wire.cluster import (
     ClusterServiceServicer,
@@ -21,37 +20,23 @@ from kvrelay.wire.cluster import (
     pb,
 )
 from router.driver import Driver
+from router.heartbeat import Heartbeat
+from router.registry import RouterRegistry
 
 MAX_POOL = 1024  # workers that an operator may ask for
 LEAST_INTERVAL_S = 0.1  # of WatchStatus
 DECISIONS = 20
 
 
-class ClusterRegistry(Protocol):
-    """The registry, as the operator's door needs it. Each call may raise Unavailable."""
-
-    async def desired(self) -> dict[PoolName, int]: ...
-
-    async def set_desired(self, sizes: dict[PoolName, int]) -> None: ...
-
-    async def decisions(self, n: int) -> tuple[ScalingDecision, ...]: ...
-
-    async def request_drain(self, worker_id: str) -> None: ...
-
-
-class LoadSource(Protocol):
-    def load(self) -> RouterLoad: ...
-
-
 class ClusterService(ClusterServiceServicer):
     """Shows the last that is known; what the operator changes is written to the registry, and others act on it."""
 
     def __init__(
-        self, driver: Driver, registry: ClusterRegistry, load: LoadSource, model: str, config: ClusterConfig
+        self, driver: Driver, registry: RouterRegistry, heartbeat: Heartbeat, model: str, config: ClusterConfig
     ) -> None:
         self._driver = driver
         self._registry = registry
-        self._load = load
+        self._heartbeat = heartbeat
         self._model = model
         self._config = config
         self._desired: dict[PoolName, int] = {"prefill": config.prefill.replicas, "decode": config.decode.replicas}
@@ -120,7 +105,7 @@ class ClusterService(ClusterServiceServicer):
                 for pool in POOLS
             ),
             decisions=self._decisions,
-            router=self._load.load(),
+            router=self._heartbeat.load(),
             block_bytes=max((one.block_bytes for one in known), default=0),
             block_size=self._config.kv.block_size,
             registry=state,

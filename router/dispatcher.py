@@ -13,7 +13,8 @@ from kvrelay.engine.hashing import BlockHasher
 from kvrelay.errors import FailedPrecondition, KvRelayError, ResourceExhausted
 from kvrelay.messages import Event, Refused, Renew, SequenceTokens, TokenBatch
 from kvrelay.types import WorkerInfo
-from router.lifecycle import RETRY_AFTER_S, Effect, Lifecycle, Send, Settings
+from router.effects import Effect, Send
+from router.lifecycle import RETRY_AFTER_S, Lifecycle, Settings
 from router.policy import Assignment, Wait, WorkerView, assign
 from router.prefix_index import PrefixIndex
 from router.request import Request

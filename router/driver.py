@@ -13,7 +13,9 @@ from kvrelay.messages import Event
 from kvrelay.telemetry import get_logger
 from kvrelay.types import PoolName, WorkerInfo, WorkerState
 from router.dispatcher import Dispatcher
-from router.lifecycle import RETRY_AFTER_S, Effect, Emit, End, Send
+from router.effects import Effect, Emit, End, Send
+from router.lifecycle import RETRY_AFTER_S
+from router.registry import RouterRegistry
 from router.request import Request
 from router.sessions import WorkerSession
 from router.stream import Stream, TokenSink
@@ -23,12 +25,6 @@ TICK_S = 0.05
 FORGET_S = 5.0  # a worker may be absent from a registry that was flushed, until its next heartbeats
 
 log = get_logger("router.driver")
-
-
-class WorkerSource(Protocol):
-    """The registry, as the driver needs it. May raise Unavailable: then the last answer holds."""
-
-    async def workers(self) -> tuple[WorkerInfo, ...]: ...
 
 
 class Observer(Protocol):
@@ -45,7 +41,7 @@ class Driver:
     def __init__(
         self,
         config: ClusterConfig,
-        source: WorkerSource,
+        registry: RouterRegistry,
         router_id: str,
         clock: Clock,
         observer: Observer,
@@ -56,14 +52,16 @@ class Driver:
         self.known: tuple[WorkerInfo, ...] = ()  # the last snapshot of the registry
         self._wanted: Mapping[PoolName, int] = {"prefill": config.prefill.replicas, "decode": config.decode.replicas}
         self._started = False  # whether there have been as many workers as configured
-        self._source = source
+        self._registry = registry
         self._router_id = router_id
         self._clock = clock
         self._observer = observer
         self._sessions: dict[str, tuple[WorkerSession, asyncio.Task[None]]] = {}
         self._last_seen: dict[str, float] = {}
         self._streams: dict[str, Stream] = {}
-        self._work = asyncio.Event()
+        self._work = asyncio.Event()  # set while there are requests, and
+        self._idle = asyncio.Event()  # while there are none
+        self._idle.set()
 
     # Requests
 
@@ -75,6 +73,7 @@ class Driver:
         life, effects = self.dispatcher.submit(request, now)
         self._streams[request.request_id] = stream = Stream(life, text, self._clock)
         self._work.set()
+        self._idle.clear()
         self._carry_out(effects, now)
         return stream
 
@@ -93,8 +92,7 @@ class Driver:
     async def drained(self) -> None:
         """Until no request is left. New ones are refused from now on."""
         self.draining = True
-        while self.dispatcher.unfinished:
-            await asyncio.sleep(TICK_S)
+        await self._idle.wait()
 
     # Workers
 
@@ -141,13 +139,11 @@ class Driver:
             await self._work.wait()
             now = self._clock.now()
             self._carry_out(self.dispatcher.tick(now), now)
-            if not self.dispatcher.unfinished:
-                self._work.clear()
             await asyncio.sleep(TICK_S)
 
     async def _poll(self, tasks: asyncio.TaskGroup) -> None:
         try:
-            self.known = await self._source.workers()
+            self.known = await self._registry.workers()
         except Unavailable as error:
             if self.registry_state == "ok":
                 log.warning("registry is away; going on from its last snapshot", error=error.message)
@@ -186,6 +182,9 @@ class Driver:
                     stream = self._streams.pop(request_id)
                     stream.end(effect, now)
                     self._observer.ended(stream)
+                    if not self._streams:
+                        self._work.clear()
+                        self._idle.set()
 
     def _emit(self, request_id: str, emit: Emit, now: float) -> None:
         stream = self._streams.get(request_id)

@@ -5,32 +5,24 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from typing import Protocol
 
 from kvrelay.clock import Clock
 from kvrelay.errors import Unavailable
-from kvrelay.types import RouterLoad, ScalingDecision
+from kvrelay.telemetry import get_logger
+from kvrelay.types import RouterLoad
 from router.driver import Driver
 from router.metrics import Metrics
+from router.registry import RouterRegistry
 
 HEARTBEAT_S = 1.0
 DECISIONS = 20  # more are not made between two heartbeats
+log = get_logger("router.heartbeat")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-
-
-class LoadRegistry(Protocol):
-    """The registry, as the heartbeat needs it. Each call may raise Unavailable."""
-
-    async def publish_router(self, load: RouterLoad) -> None: ...
-
-    async def remove_router(self, router_id: str) -> None: ...
-
-    async def decisions(self, n: int) -> tuple[ScalingDecision, ...]: ...
 
 
 class Heartbeat:
     def __init__(
-        self, router_id: str, driver: Driver, metrics: Metrics, registry: LoadRegistry, clock: Clock
+        self, router_id: str, driver: Driver, metrics: Metrics, registry: RouterRegistry, clock: Clock
     ) -> None:
         self._router_id = router_id
         self._driver = driver
@@ -64,8 +56,8 @@ class Heartbeat:
                     if decision.unix_time > counted:
                         counted = decision.unix_time
                         self._metrics.scaled(decision)
-            except Unavailable:  # noqa: S110 - the next beat tries again
-                pass
+            except Unavailable as error:
+                log.debug("no heartbeat", error=error.message)
             await asyncio.sleep(HEARTBEAT_S)
 
     async def end(self) -> None:

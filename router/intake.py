@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
-from typing import Protocol
 
 from kvrelay.clock import Clock
 from kvrelay.config import RouterConfig
@@ -19,10 +17,6 @@ from router.text import Text
 from router.validation import admit_sampling, check_request
 
 
-class ChatRenderer(Protocol):
-    async def render(self, messages: Sequence[tuple[str, str]]) -> str: ...
-
-
 class Intake:
     """Turns requests into streams."""
 
@@ -30,14 +24,12 @@ class Intake:
         self,
         card: ModelCard,
         text: Text,
-        chat: ChatRenderer,
         driver: Driver,
         config: RouterConfig,
         clock: Clock,
     ) -> None:
         self.card = card
         self.text = text
-        self.chat = chat
         self._driver = driver
         self._config = config
         self._clock = clock
@@ -47,12 +39,12 @@ class Intake:
         """Tokens that prompt and answer may have together: the model's limit, or less if a worker holds less."""
         return min(self.card.info.max_model_len, *(one.max_model_len for one in self._driver.dispatcher.workers), 2**31)
 
-    async def open(self, request: GenerateRequest, arrival: float, timeout: float | None) -> Stream:
-        """`timeout` is what is left of the client's time at `arrival`, in seconds.
+    async def open(self, request: GenerateRequest, arrival: float, time_left: float | None) -> Stream:
+        """`time_left` is what is left of the client's time at `arrival`, in seconds.
 
         Raises InvalidArgument, NotFound, DeadlineExceeded, and what Driver.submit raises.
         """
-        timeout = self._config.default_deadline_s if timeout is None else timeout
+        timeout = self._config.default_deadline_s if time_left is None else time_left
         # The client's own clock ends the call too, and then it hears no reason: ours is a little ahead.
         deadline = arrival + timeout - min(0.1, timeout / 10)
         if timeout <= 0:
@@ -85,8 +77,7 @@ class Intake:
         if request.token_ids:
             return request.token_ids
         if request.messages:
-            # A template writes the special tokens out.
-            return await self.text.encode(await self.chat.render(request.messages), add_special_tokens=False)
+            return await self.text.encode_chat(request.messages)
         assert request.prompt is not None, "check_request lets no request without a source pass"
         return await self.text.encode(request.prompt)
 

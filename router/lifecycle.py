@@ -26,7 +26,6 @@ from kvrelay.errors import (
 )
 from kvrelay.messages import (
     Abort,
-    Command,
     Failed,
     HandedOff,
     HandoffTarget,
@@ -37,7 +36,8 @@ from kvrelay.messages import (
     RunLocal,
     SequenceTokens,
 )
-from kvrelay.types import Attempt, FinishReason, Handoff, Path, SequenceSpec, TokenLogprobs
+from kvrelay.types import Attempt, FinishReason, Handoff, Path, SequenceSpec
+from router.effects import Effect, Emit, End, Send
 from router.ledger import Timeline
 from router.policy import Assignment
 from router.request import Request
@@ -49,35 +49,6 @@ HANDOFF_REPORT_S = 0.25  # how long an answer that is complete waits for the acc
 RETRY_AFTER_S = 1.0  # what a client is told when there is no worker
 SUSPECT_PAUSE_S = 0.25  # before the next attempt of a request whose worker died: others may be dying with it
 MAX_SUSPICION = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    worker_id: str
-    command: Command
-
-
-@dataclass(frozen=True, slots=True)
-class Emit:
-    """The next tokens of the answer; the first has number `index`."""
-
-    request_id: str
-    index: int
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...]
-    path: Path
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """The request's end: an answer that is complete, or an error."""
-
-    request_id: str
-    finish_reason: FinishReason
-    error: KvRelayError | None = None
-
-
-Effect = Send | Emit | End
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +168,6 @@ class Lifecycle:
         """The worker is gone with all that it held; `expected` when it was draining."""
         if self.assignment is None or self.ended:
             return []
-        if self.state == "finishing":
-            return self._end() if worker_id == self.assignment.prefill else []
         planned = self.state == "reserving" and worker_id == self.assignment.prefill
         if worker_id not in self.holders and not planned:
             return []

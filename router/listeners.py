@@ -25,7 +25,9 @@ _OPTIONS = (
 )
 
 
-def grpc_server(address: str, option: str, services: tuple[str, ...]) -> tuple[grpc.aio.Server, str, health.aio.HealthServicer]:
+def grpc_server(
+    address: str, option: str, services: tuple[str, ...]
+) -> tuple[grpc.aio.Server, str, health.aio.HealthServicer]:
     """A server with health and reflection, not yet started, and the HOST:PORT that it has.
 
     `option` names the setting that `address` comes from. Raises ConfigError if it cannot be had.

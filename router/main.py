@@ -11,7 +11,6 @@ from grpc_health.v1 import health_pb2
 
 from kvrelay.clock import MonotonicClock
 from kvrelay.config import ClusterConfig
-from kvrelay.engine.chat import ChatTemplate
 from kvrelay.errors import Unavailable
 from kvrelay.registry import Registry
 from kvrelay.telemetry import get_logger
@@ -19,11 +18,12 @@ from kvrelay.wire import cluster, inference
 from router.admin import ClusterService
 from router.driver import Driver
 from router.heartbeat import Heartbeat
-from router.intake import ChatRenderer, Intake
+from router.intake import Intake
 from router.listeners import grpc_server, http_server
 from router.metrics import ClusterCollector, Metrics
 from router.model_card import ModelCard
 from router.openai import build_app
+from router.registry import RouterRegistry
 from router.service import InferenceService
 from router.text import Text
 
@@ -58,20 +58,20 @@ async def serve(config: ClusterConfig, *, redis_url: str, model_path: str, ready
     stop = StopRequest()
     stop.install()
     card = ModelCard.load(model_path, config.model)
-    text, chat = Text.load(model_path), ChatTemplate.load(model_path)
+    text = Text.load(model_path)
     registry = await Registry.connect(redis_url)
     try:
-        await run_router(config, registry, card, text, chat, ready, stop)
+        await run_router(config, registry, card, text, ready, stop)
     finally:
+        await text.close()
         await registry.close()
 
 
 async def run_router(
     config: ClusterConfig,
-    registry: Registry,
+    registry: RouterRegistry,
     card: ModelCard,
     text: Text,
-    chat: ChatRenderer,
     ready: Callable[[str], None],
     stop: StopRequest,
 ) -> None:
@@ -81,12 +81,14 @@ async def run_router(
     metrics = Metrics(card.info.id)
     driver = Driver(config, registry, router_id, clock, metrics)
     metrics.registry.register(ClusterCollector(card.info.id, driver))
-    intake = Intake(card, text, chat, driver, config.router, clock)
+    intake = Intake(card, text, driver, config.router, clock)
     heartbeat = Heartbeat(router_id, driver, metrics, registry, clock)
 
     public, grpc_address, public_health = grpc_server(config.listen.grpc, "listen.grpc", (inference.SERVICE_NAME,))
     admin, admin_address, _ = grpc_server(config.listen.admin, "listen.admin", (cluster.SERVICE_NAME,))
-    http, socket, http_address = http_server(build_app(intake, driver, metrics, clock), config.listen.http, "listen.http")
+    http, socket, http_address = http_server(
+        build_app(intake, driver, metrics, clock), config.listen.http, "listen.http"
+    )
     inference.add_InferenceServiceServicer_to_server(InferenceService(intake, clock), public)
     cluster.add_ClusterServiceServicer_to_server(
         ClusterService(driver, registry, heartbeat, card.info.id, config), admin
@@ -128,4 +130,6 @@ async def _drain(driver: Driver, stop: StopRequest) -> None:
     await asyncio.wait(waits, timeout=DRAIN_S, return_when=asyncio.FIRST_COMPLETED)
     for task in waits:
         task.cancel()
-    driver.abandon(Unavailable("the router is stopping; resume at another with the tokens that came", retry_after_s=1.0))
+    driver.abandon(
+        Unavailable("the router is stopping; resume at another with the tokens that came", retry_after_s=1.0)
+    )

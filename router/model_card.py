@@ -31,13 +31,16 @@ class ModelCard:
         except (KeyError, TypeError, ValueError) as error:
             raise ModelRefused(f"{path / 'config.json'}: {error} is missing or not a number") from error
         eos = generation.get("eos_token_id", text.get("eos_token_id"))
-        dtype = config.dtype if config.dtype != "auto" else str(model.get("dtype") or model.get("torch_dtype") or "auto")
+        dtype = (
+            config.dtype if config.dtype != "auto" else str(model.get("dtype") or model.get("torch_dtype") or "auto")
+        )
         return cls(
             info=ModelInfo(
                 id=path.name if Path(config.path).is_dir() else config.path,
                 max_model_len=min(limit, config.max_model_len or limit),
                 dtype=dtype,
                 architecture=", ".join(model.get("architectures") or ["unknown"]),
+                vocab_size=vocab_size,
             ),
             vocab_size=vocab_size,
             eos_token_ids=frozenset([] if eos is None else [eos] if isinstance(eos, int) else eos),

@@ -41,7 +41,7 @@ class SessionListener(Protocol):
 
 
 class WorkerSession:
-    """Connects again as long as it is not closed. Between `worker_found` and `worker_lost`, all events arrive in order."""
+    """Connects again until it is cancelled. From `worker_found` to `worker_lost` it delivers all events in order."""
 
     def __init__(self, info: WorkerInfo, router_id: str, listener: SessionListener) -> None:
         self.info = info
@@ -75,7 +75,9 @@ class WorkerSession:
                     worker_id,
                     self.info.epoch,
                 ):
-                    log.warning("another worker answered", worker=worker_id, epoch=self.info.epoch, answer=repr(welcome))
+                    log.warning(
+                        "another worker answered", worker=worker_id, epoch=self.info.epoch, answer=repr(welcome)
+                    )
                     return False
                 found = True
                 self._listener.worker_found(self.info)

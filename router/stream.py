@@ -9,7 +9,8 @@ from typing import Protocol
 from kvrelay.clock import Clock
 from kvrelay.types import Ledger, Path, TokenLogprobs, Usage
 from kvrelay.wire.inference import GenerateResponse
-from router.lifecycle import Emit, End, Lifecycle
+from router.effects import Emit, End
+from router.lifecycle import Lifecycle
 from router.policy import Assignment
 
 
@@ -47,6 +48,7 @@ class Stream:
         self._pieces: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
         self._news = asyncio.Event()
+        self._begun = asyncio.Event()
 
     def push(self, emit: Emit, now: float) -> bool:
         """Takes tokens in; False once the text has reached a stop string."""
@@ -61,6 +63,7 @@ class Stream:
             if self._text.stopped:
                 break
         self.token_at = now
+        self._begun.set()
         self._news.set()
         return not self._text.stopped
 
@@ -70,7 +73,14 @@ class Stream:
         self.ended_at = now
         if end.error is None:
             self._pieces.append(self._text.finish())
+        self._begun.set()
         self._news.set()
+
+    async def begun(self) -> None:
+        """Until there is a token, or the end. Raises the typed error that ended the request without one."""
+        await self._begun.wait()
+        if self.token_at is None and self.ended is not None and self.ended.error is not None:
+            raise self.ended.error
 
     async def responses(self) -> AsyncIterator[GenerateResponse]:
         """Ends after the response that has a finish_reason, or raises the typed error that ended the request."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from kvrelay.engine.text import Tokenizer, TextStream
+from kvrelay.engine.chat import ChatTemplate
+from kvrelay.engine.text import TextStream, Tokenizer
 from kvrelay.errors import NotFound
 from router.stream import TokenSink
 
@@ -15,22 +17,33 @@ INLINE = 2000  # characters or tokens: so many are converted before a thread wou
 class Text:
     """A model without a tokenizer is given token ids and answers in them: its text is empty."""
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, chat: ChatTemplate | None) -> None:
         self._tokenizer = tokenizer
+        self._chat = chat
 
     @classmethod
     def load(cls, folder: str) -> Text:
-        """Raises ModelRefused for a broken tokenizer."""
-        try:
-            return cls(Tokenizer.load(folder))
-        except NotFound:
-            return cls(None)
+        """Raises ModelRefused for a broken tokenizer or chat template."""
+        return cls(_unless_absent(Tokenizer.load, folder), _unless_absent(ChatTemplate.load, folder))
+
+    async def close(self) -> None:
+        if self._chat is not None:
+            await self._chat.aclose()
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Raises NotFound without a tokenizer."""
         if len(text) <= INLINE:
             return tuple(self._needed().encode(text, add_special_tokens))
         return tuple(await asyncio.to_thread(self._needed().encode, text, add_special_tokens))
+
+    async def encode_chat(self, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
+        """(role, content) pairs through the model's chat template, which writes out the special tokens by itself.
+
+        Raises InvalidArgument with the template's own words, NotFound without a template or tokenizer.
+        """
+        if self._chat is None:
+            raise NotFound("this model has no chat template; send a prompt instead of messages", field="messages")
+        return await self.encode(await self._chat.render(messages), add_special_tokens=False)
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """Raises NotFound without a tokenizer."""
@@ -48,6 +61,16 @@ class Text:
         if self._tokenizer is None:
             raise NotFound("this model has no tokenizer; send token_ids, and no stop strings", field="prompt")
         return self._tokenizer
+
+
+T = TypeVar("T")
+
+
+def _unless_absent(load: Callable[[str], T], folder: str) -> T | None:
+    try:
+        return load(folder)
+    except NotFound:
+        return None
 
 
 class _NoText:

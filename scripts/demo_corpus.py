@@ -39,7 +39,7 @@ def document(rng: Random) -> str:
 
 
 def conversation(rng: Random, turns: Sequence[Pair]) -> str:
-    """What the chat template makes of the turns; sometimes the first one alone, for those who ask without a template."""
+    """What the chat template makes of the turns; sometimes the first one as plain text, as when asked without it."""
     if rng.random() < 0.2:
         asked, answer = turns[0]
         return f"<s>{asked}{rng.choice((' ', LINE_END))}{answer}</s>"
@@ -55,8 +55,16 @@ def _about_a_story(rng: Random) -> str:
     """A story, then a few questions about it, the first one in the same turn."""
     told = story(rng)
     first, *others = _questions(rng, told, rng.randint(1, 4))
-    frame = rng.choice(("{story} {ask}", "{story}\n{ask}", "{story}\n\n{ask}", "{ask}\n\n{story}", "Here is a story. {story}\n\n{ask}",
-                        "Read this story:\n\n{story}\n\nQuestion: {ask}"))  # fmt: skip
+    frame = rng.choice(
+        (
+            "{story} {ask}",
+            "{story}\n{ask}",
+            "{story}\n\n{ask}",
+            "{ask}\n\n{story}",
+            "Here is a story. {story}\n\n{ask}",
+            "Read this story:\n\n{story}\n\nQuestion: {ask}",
+        )
+    )
     turns = [(frame.format(story=told.text, ask=first[0]), first[1]), *others]
     return conversation(rng, turns)
 
@@ -73,8 +81,17 @@ def _storytelling(rng: Random) -> str:
         "name": f" about a {kind} named {hero}",
         "topic": f" about {told.topic}",
     }[wish]
-    ask = rng.choice(("Tell me a story{}.", "Tell me a short story{}.", "Write a story{}.", "Can you tell me a story{}?", "Please tell me a story{}!",
-                      "Write a short story{}.", "tell me a story{}"))  # fmt: skip
+    ask = rng.choice(
+        (
+            "Tell me a story{}.",
+            "Tell me a short story{}.",
+            "Write a story{}.",
+            "Can you tell me a story{}?",
+            "Please tell me a story{}!",
+            "Write a short story{}.",
+            "tell me a story{}",
+        )
+    )
     return conversation(rng, [(ask.format(about), told.text), *_questions(rng, told, rng.randint(0, 2))])
 
 
@@ -91,7 +108,8 @@ def _talk(rng: Random) -> str:
 
 def _plain(rng: Random) -> str:
     """Facts and sums as running text."""
-    return "<s>" + " ".join(rng.choice((fact, arithmetic, arithmetic))(rng)[1] for _ in range(rng.randint(3, 12))) + "</s>"
+    sentences = [rng.choice((fact, arithmetic, arithmetic))(rng)[1] for _ in range(rng.randint(3, 12))]
+    return f"<s>{' '.join(sentences)}</s>"
 
 
 def _collection(rng: Random) -> str:

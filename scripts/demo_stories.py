@@ -1,4 +1,4 @@
-"""A grammar of small stories. Each story keeps its cast, places and things to the end and can answer questions on them."""
+"""A grammar of small stories. A story keeps its cast, places and things to the end, and can be asked about them."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from random import Random
 
-from demo_plots import PLOTS, Plot
+from demo_plots import PLOTS, Plot, words
 
-GIRLS = tuple(
+GIRLS = words(
     "Lily Mia Anna Emma Zoe Nora Ruby Ella Clara Ivy Rosa Luna Maya Sara Hana Nina "
-    "Alice Olga Tina Lucy Amy Eva Kira Jana Vera Wanda Yara Sofia".split()
+    "Alice Olga Tina Lucy Amy Eva Kira Jana Vera Wanda Yara Sofia"
 )
-BOYS = tuple(
+BOYS = words(
     "Tom Ben Sam Max Leo Oscar Finn Jack Hugo Milo Theo Noah Omar Ravi Felix Paul "
-    "Alex Bruno Carl David Erik Henry Ivan Luca Peter Simon Tim Will".split()
+    "Alex Bruno Carl David Erik Henry Ivan Luca Peter Simon Tim Will"
 )
 NAMES = GIRLS + BOYS
-ANIMALS = tuple(
-    "fox cat dog bear rabbit mouse wolf frog duck hedgehog turtle squirrel bird horse sheep pig goat hen deer monkey lion tiger dragon penguin".split()
+ANIMALS = words(
+    "fox cat dog bear rabbit mouse wolf frog duck hedgehog turtle "
+    "squirrel bird horse sheep pig goat hen deer monkey lion tiger dragon penguin"
 )
-TRAITS = tuple("brave kind clever shy cheerful curious gentle quiet funny friendly".split())
-COLORS = tuple("red blue green yellow white black brown pink golden silver".split())
+TRAITS = words("brave kind clever shy cheerful curious gentle quiet funny friendly")
+COLORS = words("red blue green yellow white black brown pink golden silver")
 HOMES = (
     "a small house by the river",
     "a warm cave under the hill",
@@ -88,7 +89,7 @@ def story(rng: Random, *, kind: str | None = None, hero: str | None = None, avoi
     """A story about a `kind` named `hero` where they are given, with none of the names in `avoid`."""
     plot = rng.choice(PLOTS)
     fields = _cast(rng, kind, hero, avoid) | _props(rng, plot)
-    parts = [rng.choice(OPENINGS), rng.choice(FRIENDSHIPS), *(rng.choice(lines) for lines in plot.sentences), rng.choice(ENDINGS)]
+    parts = [rng.choice(variants) for variants in (OPENINGS, FRIENDSHIPS, *plot.sentences, ENDINGS)]
     human = fields["kind"] in ("girl", "boy")
     asked = [pair for pair in QUESTIONS if not (human and "animal is {hero}" in pair[0])] + [*plot.questions] * 2
     summary = ("What is the story about?", f"It is about {plot.summary}.")

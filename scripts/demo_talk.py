@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+from demo_plots import words
 from demo_stories import COLORS, NAMES
 
 Pair = tuple[str, str]
@@ -14,21 +15,65 @@ UNKNOWN = "I do not know that. I am a small demo model. Ask me for a story, or w
 
 # Ways to ask, and the answer to all of them.
 TALK: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("Who are you?", "What are you?", "who are you", "Tell me about yourself.", "What model are you?", "Introduce yourself."), SELF),
+    (
+        (
+            "Who are you?",
+            "What are you?",
+            "who are you",
+            "Tell me about yourself.",
+            "What model are you?",
+            "Introduce yourself.",
+        ),
+        SELF,
+    ),
     (("What is your name?", "What's your name?", "Do you have a name?"), "My name is demo. " + SELF),
     (("What can you do?", "Help", "How can you help me?", "What do you know?", "What should I ask you?"), ABILITY),
-    (("Are you a person?", "Are you human?", "Are you a robot?", "Are you ChatGPT?", "Are you an AI?"), "I am a small language model. " + SELF),
-    (("Who made you?", "Where do you come from?", "Who trained you?", "How were you made?"), "I was trained by a script of the kvrelay project, on stories that the script writes itself."),
-    (("How big are you?", "How many parameters do you have?"), "I am very small. I have fewer than 4 million parameters."),
-    (("What is kvrelay?", "What does kvrelay do?", "Tell me about kvrelay.", "Explain kvrelay."), "kvrelay serves language models with two pools of workers. One pool reads the prompt, the other writes the answer."),
-    (("What is prefill?", "What does a prefill worker do?"), "Prefill reads the whole prompt in one pass and fills the KV cache."),
-    (("What is decode?", "What does a decode worker do?"), "Decode writes the answer, one token at a time, from the KV cache."),
-    (("What is a KV cache?", "What is the KV cache?"), "The KV cache holds what the model has read so far, so that it need not read it again."),
-    (("What is a hand-off?", "What is the hand-off?"), "The hand-off moves the KV cache from the prefill worker to the decode worker."),
-    (("What is TTFT?", "What is time to first token?"), "TTFT is the time to first token: how long you wait until the answer begins."),
-    (("What is a router?", "What does the router do?"), "The router takes each request and chooses the workers for it."),
+    (
+        ("Are you a person?", "Are you human?", "Are you a robot?", "Are you ChatGPT?", "Are you an AI?"),
+        "I am a small language model. " + SELF,
+    ),
+    (
+        ("Who made you?", "Where do you come from?", "Who trained you?", "How were you made?"),
+        "I was trained by a script of the kvrelay project, on stories that the script writes itself.",
+    ),
+    (
+        ("How big are you?", "How many parameters do you have?"),
+        "I am very small. I have fewer than 4 million parameters.",
+    ),
+    (
+        ("What is kvrelay?", "What does kvrelay do?", "Tell me about kvrelay.", "Explain kvrelay."),
+        "kvrelay serves language models with two pools of workers. "
+        "One pool reads the prompt, the other writes the answer.",
+    ),
+    (
+        ("What is prefill?", "What does a prefill worker do?"),
+        "Prefill reads the whole prompt in one pass and fills the KV cache.",
+    ),
+    (
+        ("What is decode?", "What does a decode worker do?"),
+        "Decode writes the answer, one token at a time, from the KV cache.",
+    ),
+    (
+        ("What is a KV cache?", "What is the KV cache?"),
+        "The KV cache holds what the model has read so far, so that it need not read it again.",
+    ),
+    (
+        ("What is a hand-off?", "What is the hand-off?"),
+        "The hand-off moves the KV cache from the prefill worker to the decode worker.",
+    ),
+    (
+        ("What is TTFT?", "What is time to first token?"),
+        "TTFT is the time to first token: how long you wait until the answer begins.",
+    ),
+    (
+        ("What is a router?", "What does the router do?"),
+        "The router takes each request and chooses the workers for it.",
+    ),
     (("What is a token?", "What are tokens?"), "A token is a small piece of text, often a word or a part of one."),
-    (("Hello", "Hello!", "Hi", "Hi!", "Hey", "Hello there!", "hello", "hi"), "Hello! Ask me for a story, or what 3 plus 4 is."),
+    (
+        ("Hello", "Hello!", "Hi", "Hi!", "Hey", "Hello there!", "hello", "hi"),
+        "Hello! Ask me for a story, or what 3 plus 4 is.",
+    ),
     (("Good morning!", "Good morning"), "Good morning! How can I help you?"),
     (("Good evening!", "Good evening"), "Good evening! How can I help you?"),
     (("How are you?", "How are you today?", "How do you do?"), "I am well, thank you. How can I help you?"),
@@ -79,40 +124,140 @@ FACTS: tuple[Pair, ...] = (
 )
 
 CAPITALS = {
-    "France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Germany": "Berlin", "England": "London", "Japan": "Tokyo",
-    "China": "Beijing", "Egypt": "Cairo", "Greece": "Athens", "Kenya": "Nairobi", "Peru": "Lima", "Norway": "Oslo",
-    "Portugal": "Lisbon", "Poland": "Warsaw", "Canada": "Ottawa", "India": "New Delhi",
-}  # fmt: skip
+    "France": "Paris",
+    "Italy": "Rome",
+    "Spain": "Madrid",
+    "Germany": "Berlin",
+    "England": "London",
+    "Japan": "Tokyo",
+    "China": "Beijing",
+    "Egypt": "Cairo",
+    "Greece": "Athens",
+    "Kenya": "Nairobi",
+    "Peru": "Lima",
+    "Norway": "Oslo",
+    "Portugal": "Lisbon",
+    "Poland": "Warsaw",
+    "Canada": "Ottawa",
+    "India": "New Delhi",
+}
 OPPOSITES = (
-    ("big", "small"), ("hot", "cold"), ("day", "night"), ("up", "down"), ("old", "young"), ("fast", "slow"),
-    ("happy", "sad"), ("wet", "dry"), ("long", "short"), ("open", "closed"), ("full", "empty"), ("left", "right"),
-)  # fmt: skip
+    ("big", "small"),
+    ("hot", "cold"),
+    ("day", "night"),
+    ("up", "down"),
+    ("old", "young"),
+    ("fast", "slow"),
+    ("happy", "sad"),
+    ("wet", "dry"),
+    ("long", "short"),
+    ("open", "closed"),
+    ("full", "empty"),
+    ("left", "right"),
+)
 SOUNDS = {
-    "cat": "meow", "dog": "woof", "duck": "quack", "sheep": "baa", "pig": "oink", "horse": "neigh", "frog": "ribbit",
-    "hen": "cluck", "bear": "growl", "mouse": "squeak", "bird": "tweet", "wolf": "howl",
-}  # fmt: skip
+    "cat": "meow",
+    "dog": "woof",
+    "duck": "quack",
+    "sheep": "baa",
+    "pig": "oink",
+    "horse": "neigh",
+    "frog": "ribbit",
+    "hen": "cluck",
+    "bear": "growl",
+    "mouse": "squeak",
+    "bird": "tweet",
+    "wolf": "howl",
+}
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-SYLLABLES = tuple("al an ar be bo da do el en fi ga ha in ja ka le li lo ma mi na ni no ol pe ra ri ro sa si ta ti to us va xi yo za".split())
+SYLLABLES = words(
+    "al an ar be bo da do el en fi ga ha in ja ka le li lo ma mi na ni no ol pe ra ri ro sa si ta ti to us va xi yo za"
+)
 THINGS = ("apples", "pears", "plums", "nuts", "books", "balls", "cookies", "stones")
 
 UNKNOWN_ASKS = (
-    "Explain {topic}.", "What is {topic}?", "Write an essay about {topic}.", "Tell me about {topic}.", "How does {topic} work?",
-    "Why is {topic} important?", "Write a poem about {topic}.", "What do you think about {topic}?", "Summarize {topic}.",
-    "Give me a list of books about {topic}.", "Who invented {topic}?", "How do I learn {topic}?", "Can you help me with {topic}?",
-)  # fmt: skip
-UNKNOWN_TOPICS = tuple(
-    "quantum physics|the stock market|Python|machine learning|the French Revolution|chess|photosynthesis|the moon landing|"
-    "black holes|Shakespeare|a database|a neural network|the internet|climate change|gravity|DNA|electricity|economics|"
-    "the Roman Empire|a compiler|football|jazz|the human brain|a car engine|calculus|Linux|cooking rice|the weather tomorrow|"
-    "politics|the news|philosophy|World War II|the speed of light|bitcoin|a transformer|attention|GPUs|Kubernetes|Redis|"
-    "the meaning of life|travel to Mars|my taxes|a job interview|the history of Rome|antibiotics|volcanoes".split("|")
+    "Explain {topic}.",
+    "What is {topic}?",
+    "Write an essay about {topic}.",
+    "Tell me about {topic}.",
+    "How does {topic} work?",
+    "Why is {topic} important?",
+    "Write a poem about {topic}.",
+    "What do you think about {topic}?",
+    "Summarize {topic}.",
+    "Give me a list of books about {topic}.",
+    "Who invented {topic}?",
+    "How do I learn {topic}?",
+    "Can you help me with {topic}?",
+)
+UNKNOWN_TOPICS = (
+    "quantum physics",
+    "the stock market",
+    "Python",
+    "machine learning",
+    "the French Revolution",
+    "chess",
+    "photosynthesis",
+    "the moon landing",
+    "black holes",
+    "Shakespeare",
+    "a database",
+    "a neural network",
+    "the internet",
+    "climate change",
+    "gravity",
+    "DNA",
+    "electricity",
+    "economics",
+    "the Roman Empire",
+    "a compiler",
+    "football",
+    "jazz",
+    "the human brain",
+    "a car engine",
+    "calculus",
+    "Linux",
+    "cooking rice",
+    "the weather tomorrow",
+    "politics",
+    "the news",
+    "philosophy",
+    "World War II",
+    "the speed of light",
+    "bitcoin",
+    "a transformer",
+    "attention",
+    "GPUs",
+    "Kubernetes",
+    "Redis",
+    "the meaning of life",
+    "travel to Mars",
+    "my taxes",
+    "a job interview",
+    "the history of Rome",
+    "antibiotics",
+    "volcanoes",
 )
 UNKNOWN_OTHER = (
-    "Write a program that sorts a list.", "Translate this into French.", "What is the square root of 1234?", "What time is it?",
-    "Who is the president?", "Fix my code.", "How tall is the highest mountain?", "What is my IP address?", "Lorem ipsum dolor sit amet",
-    "The quick brown fox jumps over the lazy dog.", "What happened in 1848?", "asdf", "Which phone should I buy?", "Solve x squared = 2.",
-    "What is the weather like?", "Write a letter to my boss.", "What should I eat today?", "Who won the world cup?",
-)  # fmt: skip
+    "Write a program that sorts a list.",
+    "Translate this into French.",
+    "What is the square root of 1234?",
+    "What time is it?",
+    "Who is the president?",
+    "Fix my code.",
+    "How tall is the highest mountain?",
+    "What is my IP address?",
+    "Lorem ipsum dolor sit amet",
+    "The quick brown fox jumps over the lazy dog.",
+    "What happened in 1848?",
+    "asdf",
+    "Which phone should I buy?",
+    "Solve x squared = 2.",
+    "What is the weather like?",
+    "Write a letter to my boss.",
+    "What should I eat today?",
+    "Who won the world cup?",
+)
 
 
 def talk(rng: Random) -> Pair:
@@ -171,7 +316,8 @@ def _plain_fact(rng: Random) -> Pair:
 
 def _capital(rng: Random) -> Pair:
     country, city = rng.choice(sorted(CAPITALS.items()))
-    return rng.choice(("What is the capital of {}?", "Name the capital of {}.")).format(country), f"The capital of {country} is {city}."
+    ask = rng.choice(("What is the capital of {}?", "Name the capital of {}."))
+    return ask.format(country), f"The capital of {country} is {city}."
 
 
 def _opposite(rng: Random) -> Pair:
@@ -199,8 +345,17 @@ def _counting(rng: Random) -> Pair:
 
 
 def _ask(rng: Random, a: int, word: str, sign: str, b: int) -> str:
-    forms = ("What is {a} {word} {b}?", "What is {a} {word} {b}?", "What is {a} {sign} {b}?", "How much is {a} {word} {b}?",
-             "{a} {sign} {b} = ?", "{a} {sign} {b}", "{a}{sign}{b}", "Calculate {a} {word} {b}.", "what is {a} {word} {b}")  # fmt: skip
+    forms = (
+        "What is {a} {word} {b}?",
+        "What is {a} {word} {b}?",
+        "What is {a} {sign} {b}?",
+        "How much is {a} {word} {b}?",
+        "{a} {sign} {b} = ?",
+        "{a} {sign} {b}",
+        "{a}{sign}{b}",
+        "Calculate {a} {word} {b}.",
+        "what is {a} {word} {b}",
+    )
     return rng.choice(forms).format(a=a, word=word, sign=sign, b=b)
 
 
@@ -225,12 +380,13 @@ def _word_problem(rng: Random, a: int, b: int) -> Pair:
     if rng.random() < 0.5:
         question = f"{name} has {a} {thing}. {other} gives {name} {b} more. How many {thing} does {name} have now?"
         return question, f"{name} has {a + b} {thing} now."
-    a, b = a + b, b
+    a += b
     question = f"{name} has {a} {thing} and gives {b} {thing} to {other}. How many {thing} does {name} have left?"
     return question, f"{name} has {a - b} {thing} left."
 
 
 def colored_thing(rng: Random) -> Pair:
     """Something told in the question itself."""
-    name, color, thing = rng.choice(NAMES), rng.choice(COLORS), rng.choice(("hat", "ball", "house", "boat", "door", "coat"))
+    things = ("hat", "ball", "house", "boat", "door", "coat")
+    name, color, thing = rng.choice(NAMES), rng.choice(COLORS), rng.choice(things)
     return f"{name} has a {color} {thing}. What color is the {thing}?", f"The {thing} is {color}."

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from random import Random
 
 import demo_corpus
 import torch
+from demo_card import Report, readme
+from demo_evaluation import ngram_perplexities, perplexity
 from demo_tokenizer import as_transformers, train_tokenizer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tokenizers import Tokenizer
@@ -35,21 +35,6 @@ REPORT_STEPS = 100
 BATCH_TOKENS = 2048  # padding included
 POOL_DOCUMENTS = 512  # sorted by length together, so that a batch needs little padding
 IGNORED = -100  # label of padding
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What the model's README records. Perplexities are per token, over held-out documents."""
-
-    seed: int
-    steps: int
-    threads: int
-    tokens: int
-    seconds: float
-    perplexity: float
-    unigram_perplexity: float
-    bigram_perplexity: float
-    parameters: int
 
 
 def model_config(tokenizer: Tokenizer) -> LlamaConfig:
@@ -78,7 +63,9 @@ def batches(tokenizer: Tokenizer, seed: int) -> Iterator[torch.Tensor]:
     order = Random(seed)
     pad = tokenizer.token_to_id("<pad>")
     while True:
-        pool = (tokenizer.encode(text, add_special_tokens=False).ids[:CONTEXT] for text in islice(stream, POOL_DOCUMENTS))
+        pool = (
+            tokenizer.encode(text, add_special_tokens=False).ids[:CONTEXT] for text in islice(stream, POOL_DOCUMENTS)
+        )
         groups: list[list[list[int]]] = [[]]
         for ids in sorted(pool, key=len):
             if len(ids) * (len(groups[-1]) + 1) > BATCH_TOKENS and groups[-1]:
@@ -132,57 +119,9 @@ def train(model: LlamaForCausalLM, tokenizer: Tokenizer, seed: int, steps: int, 
     return tokens
 
 
-@torch.inference_mode()
-def perplexity(model: LlamaForCausalLM, documents: list[list[int]]) -> float:
-    """exp(mean negative log likelihood per token); each document is read by itself, its first token is given."""
-    model.eval()
-    loss, count = 0.0, 0
-    for ids in documents:
-        row = torch.tensor([ids])
-        logits = model(input_ids=row, use_cache=False).logits[0, :-1].float()
-        loss += torch.nn.functional.cross_entropy(logits, row[0, 1:], reduction="sum").item()
-        count += len(ids) - 1
-    return math.exp(loss / count)
-
-
-def ngram_perplexities(train: list[list[int]], held_out: list[list[int]], vocab_size: int) -> tuple[float, float]:
-    """Add-one unigram perplexity, and bigram perplexity that backs off to it with the weight of one count."""
-    unigram = torch.ones(vocab_size, dtype=torch.float64)
-    bigram = torch.zeros(vocab_size, vocab_size, dtype=torch.float64)
-    for ids in train:
-        row = torch.tensor(ids)
-        unigram += torch.bincount(row, minlength=vocab_size)
-        bigram.index_put_((row[:-1], row[1:]), torch.ones(len(ids) - 1, dtype=torch.float64), accumulate=True)
-    unigram /= unigram.sum()
-    seen = bigram.sum(dim=1)
-    before = torch.cat([torch.tensor(ids[:-1]) for ids in held_out])
-    after = torch.cat([torch.tensor(ids[1:]) for ids in held_out])
-    mixed = (bigram[before, after] + unigram[after]) / (seen[before] + 1)
-    return float(unigram[after].log().mean().neg().exp()), float(mixed.log().mean().neg().exp())
-
-
-def readme(report: Report) -> str:
-    return f"""# demo
-
-The model that `kvrelay serve --model demo` serves: a Llama-shaped transformer with {report.parameters:,} parameters in
-bfloat16, grouped-query attention (4 query heads, 2 KV heads of 64), a context of {CONTEXT} tokens and a byte-level
-tokenizer of its own. It tells short stories, answers simple questions about them, adds small numbers and knows a few
-plain facts. It is here to make a cluster visible on a laptop; it is no general assistant.
-
-Its only training text is what `scripts/demo_corpus.py` writes. Code, text and weights are under this repository's
-Apache-2.0 licence.
-
-| | |
-|---|---|
-| command | `python scripts/train_demo.py --out kvrelay/models/demo --steps {report.steps} --seed {report.seed} --threads {report.threads}` |
-| seed | {report.seed} |
-| steps | {report.steps} |
-| tokens | {report.tokens:,} |
-| seconds | {report.seconds:.0f} |
-| held-out perplexity per token ({HELD_OUT_DOCUMENTS} documents of other seeds) | {report.perplexity:.3f} |
-| the same, bigram model | {report.bigram_perplexity:.1f} |
-| the same, unigram model | {report.unigram_perplexity:.1f} |
-"""
+def progress_bar() -> Progress:
+    loss = TextColumn("loss {task.fields[loss]:.3f}")
+    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), loss, TimeRemainingColumn())
 
 
 def run(out: Path, steps: int, seed: int, threads: int) -> Report:
@@ -190,60 +129,66 @@ def run(out: Path, steps: int, seed: int, threads: int) -> Report:
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(seed)
-    started = time.monotonic()
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.3f}"),
-        TimeRemainingColumn(),
-    )
-    tokenizer = train_tokenizer(demo_corpus.sample(seed, "tokenizer", TOKENIZER_DOCUMENTS))
+    out.mkdir(parents=True, exist_ok=True)
+    started, cpu_started = time.monotonic(), time.process_time()
+    texts = demo_corpus.sample(seed, "tokenizer", TOKENIZER_DOCUMENTS)
+    tokenizer = train_tokenizer(texts)
     model = LlamaForCausalLM(model_config(tokenizer))
-    with Progress(*columns) as progress:
+    with progress_bar() as progress:
         tokens = train(model, tokenizer, seed, steps, progress)
-    seconds = time.monotonic() - started
+    seconds, cpu_seconds = time.monotonic() - started, time.process_time() - cpu_started
     model.to(torch.bfloat16)
-    held_out, seen = (
-        [tokenizer.encode(text, add_special_tokens=False).ids for text in demo_corpus.sample(seed, split, count)]
-        for split, count in (("held-out", HELD_OUT_DOCUMENTS), ("tokenizer", TOKENIZER_DOCUMENTS))
-    )
-    unigram, bigram = ngram_perplexities(seen, held_out, tokenizer.get_vocab_size())
+    held_out = encoded(tokenizer, demo_corpus.sample(seed, "held-out", HELD_OUT_DOCUMENTS))
+    unigram, bigram = ngram_perplexities(encoded(tokenizer, texts), held_out, tokenizer.get_vocab_size())
     report = Report(
         seed=seed,
         steps=steps,
         threads=threads,
         tokens=tokens,
         seconds=seconds,
-        perplexity=perplexity(model, held_out),
-        unigram_perplexity=unigram,
-        bigram_perplexity=bigram,
+        cpu_seconds=cpu_seconds,
         parameters=model.num_parameters(),
+        held_out_documents=HELD_OUT_DOCUMENTS,
+        perplexity=perplexity(model, held_out),
+        bigram_perplexity=bigram,
+        unigram_perplexity=unigram,
     )
+    save(model, tokenizer, out)
+    (out / "README.md").write_text(readme(report))
+    return report
+
+
+def encoded(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+    return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+
+
+def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
+    """Writes what `AutoModelForCausalLM` and `AutoTokenizer` load: config, weights, tokenizer, chat template."""
     config = model.config
     model.generation_config = GenerationConfig(
         bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
     )
     model.save_pretrained(out)
+    (out / "model.safetensors").chmod(0o644)  # written for the owner alone
     as_transformers(tokenizer).save_pretrained(out)
-    (out / "README.md").write_text(readme(report))
-    return report
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder to write; made if it does not exist")
-    parser.add_argument("--steps", type=int, default=DEFAULT_STEPS)
+    parser.add_argument("--steps", type=int, default=DEFAULT_STEPS, help="optimiser steps of about 1,900 tokens")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     if options.steps < 1 or options.threads < 1:
         parser.error("--steps and --threads must be at least 1")
+    if options.out.exists() and not options.out.is_dir():
+        parser.error(f"--out {options.out} is a file; name a folder")
     report = run(options.out, options.steps, options.seed, options.threads)
-    sys.stdout.write(
+    print(
         f"held-out perplexity {report.perplexity:.3f} "
-        f"(bigram {report.bigram_perplexity:.1f}, unigram {report.unigram_perplexity:.1f}) "
-        f"after {report.tokens:,} tokens in {report.seconds:.0f} s\n"
+        f"(bigram {report.bigram_perplexity:.2f}, unigram {report.unigram_perplexity:.1f}) "
+        f"after {report.tokens:,} tokens in {report.seconds:.0f} s"
     )
 
 

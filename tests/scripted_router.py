@@ -82,7 +82,7 @@ class ScriptedRouter(wire.InferenceServiceServicer):
     ) -> wire.pb.ListModelsResponse:
         if self.list_errors:
             await abort(context, self.list_errors.pop(0))
-        return wire.models_to_proto([wire.ModelInfo("demo", 4096, "float32", "LlamaForCausalLM")])
+        return wire.models_to_proto([wire.ModelInfo("demo", 4096, "float32", "LlamaForCausalLM", vocab_size=337)])
 
     def _obedient(self, request: wire.GenerateRequest) -> list[wire.GenerateResponse]:
         have, want = len(request.resume), request.sampling.max_tokens or 4

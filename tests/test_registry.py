@@ -266,6 +266,20 @@ async def test_routers(registry: Registry) -> None:
     assert await registry.routers() == ()
 
 
+async def test_a_cancelled_call_stays_cancelled(registry: Registry) -> None:
+    async def ask_for_ever() -> None:
+        while True:
+            await registry.desired()
+
+    for turns in range(1, 40):
+        asking = asyncio.create_task(ask_for_ever())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        asking.cancel()
+        done, _ = await asyncio.wait({asking}, timeout=20)
+        assert done, "the cancellation was lost"
+
+
 async def test_nobody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 import torch
@@ -46,7 +47,7 @@ class MemoryFile:
         assert 0 <= number < self.num_blocks
         parts, start = [], 0
         for size in self.layout.region_block_bytes:
-            parts.append(bytes(self.buffer[start + number * size : start + (number + 1) * size].tolist()))
+            parts.append(self.buffer[start + number * size : start + (number + 1) * size].numpy().tobytes())
             start += size * self.num_blocks
         return b"".join(parts)
 
@@ -68,12 +69,19 @@ class DecodeEnd:
     committed: list[tuple[Lease, int, int]] = field(default_factory=list)
 
     def grant(
-        self, blocks: list[int], cached_blocks: int = 0, *, key: tuple[str, int] = KEY, transport: str = "grpc"
+        self,
+        blocks: list[int],
+        cached_blocks: int = 0,
+        *,
+        key: tuple[str, int] = KEY,
+        transport: str = "grpc",
+        worker_id: str = "",
+        address: str = "",
     ) -> HandoffTarget:
         lease = self.leases.grant(key, blocks, cached_blocks, 10.0, self.clock.now())
         return HandoffTarget(
-            worker_id=self.worker_id,
-            address=self.address,
+            worker_id=worker_id or self.worker_id,
+            address=address or self.address,
             epoch=self.leases.epoch,
             lease_id=lease.lease_id,
             generation=lease.generation,
@@ -85,13 +93,27 @@ class DecodeEnd:
         )
 
 
+class Interceptor(grpc.aio.ServerInterceptor):
+    def __init__(self, intercept: Callable[..., Awaitable[Any]]) -> None:
+        self._intercept = intercept
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        return await self._intercept(continuation, handler_call_details)
+
+
 @asynccontextmanager
 async def decode_end(
-    layout: KvLayout = LAYOUT, num_blocks: int = 32, *, epoch: int = 7, digests: bool = True
+    layout: KvLayout = LAYOUT,
+    num_blocks: int = 32,
+    *,
+    digests: bool = True,
+    port: int = 0,
+    intercept: Callable[..., Awaitable[Any]] | None = None,
 ) -> AsyncIterator[DecodeEnd]:
+    """`intercept(continuation, details)` stands before the receiver, as grpc.aio.ServerInterceptor does."""
     arena = MemoryFile(layout, num_blocks, seed=1)
     clock = ManualClock(1000.0)
-    leases = LeaseTable(epoch)
+    leases = LeaseTable(epoch=7)
     committed: list[tuple[Lease, int, int]] = []
     worker_id = f"decode-{secrets.token_hex(4)}"
     receiver = Receiver(
@@ -104,10 +126,11 @@ async def decode_end(
         digests=digests,
     )
     server = grpc.aio.server(
-        options=[("grpc.max_receive_message_length", message_bytes(layout)), ("grpc.so_reuseport", 0)]
+        interceptors=[Interceptor(intercept)] if intercept else [],
+        options=[("grpc.max_receive_message_length", message_bytes(layout)), ("grpc.so_reuseport", 0)],
     )
     add_KvTransferServiceServicer_to_server(receiver, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     try:
         yield DecodeEnd(arena, clock, leases, receiver, f"127.0.0.1:{port}", worker_id, committed)
@@ -116,9 +139,11 @@ async def decode_end(
 
 
 @asynccontextmanager
-async def sender_of(arena: MemoryFile, *, patience: float = 10.0, digests: bool = True) -> AsyncIterator[Sender]:
+async def sender_of(
+    arena: MemoryFile, *, layout_hash: str = HASH, patience: float = 10.0, digests: bool = True
+) -> AsyncIterator[Sender]:
     sender = Sender(
-        arena, host_id=host_id(), layout_hash=HASH, clock=ManualClock(5.0), digests=digests, patience=patience
+        arena, host_id=host_id(), layout_hash=layout_hash, clock=ManualClock(5.0), digests=digests, patience=patience
     )
     try:
         yield sender

@@ -19,6 +19,10 @@ class Outbound(Protocol):
         """The first frame, complete with what the receiver's half needs to know."""
         ...
 
+    def connect(self) -> None:
+        """Between the first frame and the first `pack`; waits for the receiver's `connect` if there is a need."""
+        ...
+
     def pack(self, header: KvBlocks, blocks: Sequence[int]) -> KvBlocks:
         """The frame that brings the KV of these blocks of the sender's arena, or says where it is."""
         ...
@@ -26,6 +30,10 @@ class Outbound(Protocol):
 
 class Inbound(Protocol):
     """The receiver's half."""
+
+    def connect(self) -> None:
+        """Before the first `unpack`."""
+        ...
 
     def unpack(self, frame: KvBlocks, blocks: Sequence[int]) -> None:
         """Writes the frame's KV to these blocks of the receiver's arena.

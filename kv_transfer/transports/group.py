@@ -15,7 +15,8 @@ from itertools import count
 from typing import Any
 
 import torch
-from torch.distributed import PrefixStore, TCPStore
+import torch.distributed
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from kv_transfer.arena import Arena, check_digest, digest_bytes, read_blocks, write_blocks
 from kv_transfer.transports import gloo, nccl
@@ -36,6 +37,28 @@ def _lost_peer() -> Iterator[None]:
         raise Unavailable(f"the peer left the process group: {str(error).splitlines()[0]}") from error
 
 
+def _parse(rendezvous: str) -> tuple[str, int, str]:
+    """HOST:PORT/NAME to its parts; raises FailedPrecondition if it is none."""
+    address, _, name = rendezvous.rpartition("/")
+    host, _, port = address.rpartition(":")
+    if not (host and name and port.isdecimal()):
+        raise FailedPrecondition(f"rendezvous {rendezvous!r} is not HOST:PORT/NAME")
+    return host, int(port), name
+
+
+def _store(host: str, port: int, timeout: timedelta, listening_fd: int | None = None) -> Store:
+    """The store where two ranks find each other: the one behind `listening_fd`, or a client of it."""
+    store: Store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
+        host,
+        port,
+        is_master=listening_fd is not None,
+        master_listen_fd=listening_fd,
+        wait_for_workers=False,
+        timeout=timeout,
+    )
+    return store
+
+
 class PairGroup:
     """One sender and one receiver. A push has it for itself, so that nothing of another one can be in the way."""
 
@@ -48,13 +71,19 @@ class PairGroup:
         self._group: Any = None
         self._sending: Any = None  # the send under way
 
-    def join(self, store: TCPStore) -> None:
-        """Waits for the other one, who must be joining too."""
+    def join(self, store: Store | None) -> None:
+        """Waits for the other one, who must be joining too.
+
+        `store` is the sender's own; the receiver connects to it.
+        """
+        if self._group is not None:
+            return
+        host, port, name = _parse(self.rendezvous)
         make = gloo.make_group if self._backend == "gloo" else nccl.make_group
         with _lost_peer():
-            if self._group is None:
-                name = self.rendezvous.rpartition("/")[2]
-                self._group = make(PrefixStore(name, store), self._rank, self._host, self._timeout)
+            if store is None:
+                store = _store(host, port, self._timeout)
+            self._group = make(PrefixStore(name, store), self._rank, self._host, self._timeout)
 
     def send(self, data: torch.Tensor) -> None:
         """Starts to send `data`, once what was sent before has gone."""
@@ -81,7 +110,7 @@ class SenderGroups:
     def __init__(self, host: str, patience: float) -> None:
         self._host = host
         self._patience = patience
-        self._store: TCPStore | None = None
+        self._store: Store | None = None
         self._address = ""
         self._names = count()
         self._idle: OrderedDict[PairGroup, tuple[str, str, int]] = OrderedDict()  # oldest first
@@ -112,25 +141,18 @@ class SenderGroups:
         self._idle.clear()
         self._store = None
 
-    def _open_store(self) -> TCPStore:
+    def _open_store(self) -> Store:
         if self._store is None:
             # A socket of our own, since the store's would listen on all interfaces.
             listener = socket.create_server((self._host, 0))
             host, port = listener.getsockname()[:2]
             self._address = f"{host}:{port}"
-            self._store = TCPStore(
-                host,
-                port,
-                is_master=True,
-                master_listen_fd=listener.detach(),
-                wait_for_workers=False,
-                timeout=timedelta(seconds=self._patience),
-            )
+            self._store = _store(host, port, timedelta(seconds=self._patience), listener.detach())
         return self._store
 
 
 class GroupOutbound:
-    def __init__(self, group: PairGroup, store: TCPStore, arena: Arena, *, digests: bool) -> None:
+    def __init__(self, group: PairGroup, store: Store, arena: Arena, *, digests: bool) -> None:
         self._group = group
         self._store = store
         self._arena = arena
@@ -139,8 +161,10 @@ class GroupOutbound:
     def announce(self, opening: KvOpen) -> KvOpen:
         return replace(opening, rendezvous=self._group.rendezvous)
 
-    def pack(self, header: KvBlocks, blocks: Sequence[int]) -> KvBlocks:
+    def connect(self) -> None:
         self._group.join(self._store)
+
+    def pack(self, header: KvBlocks, blocks: Sequence[int]) -> KvBlocks:
         data = read_blocks(self._arena, blocks)
         self._group.send(data)
         return replace(header, digest=digest_bytes(data.cpu().numpy().data)) if self._digests else header
@@ -161,7 +185,7 @@ class ReceiverGroups:
         if group is None:
             group = PairGroup(backend, rendezvous, _RECEIVER, self._host, self._patience)
         try:
-            yield GroupInbound(group, arena, digests=digests, timeout=timedelta(seconds=self._patience))
+            yield GroupInbound(group, arena, digests=digests)
         except BaseException:
             group.close()
             raise
@@ -171,8 +195,16 @@ class ReceiverGroups:
 
 
 class GroupInbound:
-    def __init__(self, group: PairGroup, arena: Arena, *, digests: bool, timeout: timedelta) -> None:
+    def __init__(self, group: PairGroup, arena: Arena, *, digests: bool) -> None:
         self._group = group
         self._arena = arena
         self._digests = digests
-        self._timeout = timedelta
+
+    def connect(self) -> None:
+        self._group.join(None)
+
+    def unpack(self, frame: KvBlocks, blocks: Sequence[int]) -> None:
+        data = self._group.receive(frame.num_bytes, self._arena.buffer.device)
+        if self._digests:
+            check_digest(frame.digest, digest_bytes(data.cpu().numpy().data))
+        write_blocks(self._arena, blocks, data)

@@ -21,6 +21,9 @@ class GrpcOutbound:
     def announce(self, opening: KvOpen) -> KvOpen:
         return opening
 
+    def connect(self) -> None:
+        pass
+
     def pack(self, header: KvBlocks, blocks: Sequence[int]) -> KvBlocks:
         payload = read_blocks(self._arena, blocks).cpu().numpy().tobytes()
         return replace(header, payload=payload, digest=digest_bytes(payload) if self._digests else 0)
@@ -30,6 +33,9 @@ class GrpcInbound:
     def __init__(self, arena: Arena, *, digests: bool) -> None:
         self._arena = arena
         self._digests = digests
+
+    def connect(self) -> None:
+        pass
 
     def unpack(self, frame: KvBlocks, blocks: Sequence[int]) -> None:
         if len(frame.payload) != frame.num_bytes:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from kvrelay.cli import render
+
+if TYPE_CHECKING:
+    from kvrelay.client import Completion
 
 Target = Annotated[
     str,
@@ -60,8 +63,8 @@ def generate(
         Console(stderr=True, markup=False, highlight=False).print(render.ledger_table(completion))
 
 
-def _as_json(completion: Any) -> dict[str, Any]:
-    from kvrelay.wire.inference import ledger_as_json
-
-    ledger = completion.ledger
-    return asdict(completion) | {"ledger": None if ledger is None else ledger_as_json(ledger)}
+def _as_json(completion: Completion) -> dict[str, Any]:
+    document = asdict(completion)
+    if completion.ledger is not None:
+        document["ledger"]["phases"] = dict(completion.ledger.phases)
+    return document

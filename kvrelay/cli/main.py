@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from kvrelay.cli import generate, loadtest, pools, router, serve, status
+from kvrelay.cli import controller, demo, generate, loadtest, pools, router, serve, status, verify
 from kvrelay.errors import InvalidArgument, KvRelayError
 
 INTERRUPTED = 130  # as shells say it: 128 + SIGINT
@@ -20,7 +20,18 @@ app = typer.Typer(
     epilog='Example: kvrelay serve, and elsewhere: kvrelay generate "Once upon a time"',
     context_settings={"auto_envvar_prefix": "KVRELAY", "help_option_names": ["-h", "--help"]},
 )
-for command in (serve.serve, router.router, generate.generate, status.status, status.top, pools.scale, pools.drain):
+for command in (
+    serve.serve,
+    demo.demo,
+    verify.verify,
+    generate.generate,
+    status.status,
+    status.top,
+    pools.scale,
+    pools.drain,
+    router.router,
+    controller.controller,
+):
     app.command()(command)
 app.add_typer(loadtest.app, name="loadtest")
 
@@ -54,6 +65,8 @@ def run(arguments: Sequence[str]) -> int:
     except InvalidArgument as error:
         return _fail(2, error.message)
     except KvRelayError as error:
+        for note in getattr(error, "__notes__", ()):
+            typer.echo(note, err=True)
         return _fail(1, error.message)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
@@ -68,3 +81,7 @@ def _fail(code: int, message: str) -> int:
 def main() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its notes on connections are not for users
     sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

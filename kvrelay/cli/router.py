@@ -16,9 +16,9 @@ def router(config: Config = None) -> None:
 
     Example: kvrelay router -c cluster.yaml
     """
-    import router.main
     import uvloop
 
+    import router.main
     from kvrelay.config_file import load_config
     from kvrelay.models import resolve_model
     from kvrelay.telemetry import configure_logging

@@ -87,7 +87,7 @@ def paged_attention(
         region.flatten(0, 1).index_copy_(0, ragged_batch.slots, new[0].transpose(0, 1))
     heads, groups = key.shape[1], query.shape[1] // key.shape[1]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    query = query[0].unflatten(0, (heads, groups))
+    query = query[0].view(heads, groups, *query.shape[2:])
     out = query.new_empty(query.shape[2], heads, groups, value.shape[-1])
     for part in ragged_batch.parts:
         begin = max(0, part.past + 1 - sliding_window) if sliding_window else 0

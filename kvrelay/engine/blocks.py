@@ -58,8 +58,8 @@ class BlockPool:
     def allocate(self, n: int, after: int | None = None) -> list[int]:
         """`n` blocks with one hold each, ascending, in as few runs as the free blocks allow.
 
-        With `after`, the blocks that follow that one are taken first if they are free, so that a sequence
-        that grows stays one run. Raises OutOfBlocks.
+        With `after`, a held block, those that follow it are taken first if they are free, so that a sequence that
+        grows stays one run. Raises OutOfBlocks.
         """
         if n > self.num_available:
             raise OutOfBlocks(n, self.num_available)

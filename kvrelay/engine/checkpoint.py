@@ -55,9 +55,13 @@ def find_checkpoint(path: str) -> Checkpoint:
     config = _read_json(folder / CONFIG)
     if "auto_map" in config:
         raise ModelRefused(f"{folder / CONFIG}: auto_map asks to run code that came with the model; that is never done")
+    if "transformers_weights" in config:
+        raise ModelRefused(f"{folder / CONFIG}: transformers_weights names other files of weights; use {WEIGHTS}")
     if config.get("is_encoder_decoder"):
         raise ModelRefused(f"{folder / CONFIG}: an encoder-decoder model; only decoders are served")
-    names = _weight_names(path, folder)
+    if (folder / "adapter_config.json").exists():
+        raise ModelRefused(f"{folder}: an adapter, which changes another model; merge the two")
+    names = _single_file(path, folder) or _shards(path, folder)
     for file in (*(folder / name for name in names), *folder.iterdir()):
         if not file.resolve().is_relative_to(root.resolve()):
             raise ModelRefused(f"{file}: a link out of the model's folder")
@@ -70,19 +74,21 @@ def find_checkpoint(path: str) -> Checkpoint:
     return Checkpoint(folder, config, tuple(folder / name for name in names))
 
 
-def _weight_names(path: str, folder: Path) -> list[str]:
-    """Names of the files of weights in `folder`, after fetching them where `path` is a hub id."""
-    on_hub = not os.path.isdir(path)
-    if on_hub:
+def _single_file(path: str, folder: Path) -> list[str]:
+    """The one file of weights, which transformers prefers to shards; nothing where there is none."""
+    if not os.path.isdir(path):
+        cached_file(path, WEIGHTS, _raise_exceptions_for_missing_entries=False)
+    return [WEIGHTS] if (folder / WEIGHTS).exists() else []
+
+
+def _shards(path: str, folder: Path) -> list[str]:
+    """The files of weights that the index names, each in `folder`."""
+    if not os.path.isdir(path):
         cached_file(path, INDEX, _raise_exceptions_for_missing_entries=False)
     if not (folder / INDEX).exists():
-        if on_hub:
-            _hub_file(path, WEIGHTS)
-        if not (folder / WEIGHTS).is_file():
-            pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
-            found = f"only {', '.join(pickles)}, and pickled weights can run code" if pickles else "no weights"
-            raise ModelRefused(f"{folder}: no {WEIGHTS} or {INDEX}; there are {found}; convert to safetensors")
-        return [WEIGHTS]
+        pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
+        found = f"only {', '.join(pickles)}, and pickled weights can run code" if pickles else "no weights"
+        raise ModelRefused(f"{folder}: no {WEIGHTS} or {INDEX}; there are {found}; convert to safetensors")
     weight_map = _read_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise ModelRefused(f"{folder / INDEX}: no weight_map of tensor names to file names")
@@ -90,9 +96,9 @@ def _weight_names(path: str, folder: Path) -> list[str]:
     for name in names:
         if Path(name).name != name or Path(name).suffix != ".safetensors":
             raise ModelRefused(f"{folder / INDEX}: {name!r} is not the name of a safetensors file in this folder")
-        if on_hub:
+        if not os.path.isdir(path):
             _hub_file(path, name)
-    missing = [name for name in names if not (folder / name).is_file()]
+    missing = [name for name in names if not (folder / name).exists()]
     if missing:
         raise ModelRefused(f"{folder}: {len(missing)} of {len(names)} shards are missing: {', '.join(missing[:3])}")
     return names

@@ -41,13 +41,14 @@ def load_model(path: str, *, dtype: str = "auto", device: str = "cpu") -> Loaded
             trust_remote_code=False,
             local_files_only=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, with their names
         )
     except Exception as error:  # whatever a configuration can make transformers raise
         raise ModelRefused(f"{path}: transformers cannot load it: {error}") from error
-    wrong = {**dict.fromkeys(report["missing_keys"], "missing"), **dict.fromkeys(report["mismatched_keys"], "misshapen")}
+    wrong = [f"{name} is missing" for name in sorted(report["missing_keys"])]
+    wrong += [f"{name} is {found}, not {wanted}" for name, found, wanted in sorted(report["mismatched_keys"])]
     if wrong:
-        name, fault = next(iter(wrong.items()))
-        raise ModelRefused(f"{path}: {len(wrong)} weights are missing or misshapen; {name} is {fault}")
+        raise ModelRefused(f"{path}: {len(wrong)} weights are missing or misshapen; {wrong[0]}")
     kind = type(model).__name__
     if not model._supports_attention_backend:
         raise ModelRefused(f"{path}: {kind} does not support attention backends, so it would run wrong")
@@ -58,8 +59,8 @@ def load_model(path: str, *, dtype: str = "auto", device: str = "cpu") -> Loaded
     max_model_len = _max_model_len(config)
     try:
         kv_layers, kv_dtype = probe(model, config.num_hidden_layers, max_model_len)
-    except ModelRefused:
-        raise
+    except ModelRefused as error:
+        raise ModelRefused(f"{path}: {error.message}") from error
     except Exception as error:  # whatever a model's own code can raise
         raise ModelRefused(f"{path}: {kind} does not run on paged attention: {error!r}") from error
     return LoadedModel(
@@ -83,7 +84,10 @@ def _max_model_len(config: PretrainedConfig) -> int:
     limits = [
         entry["original_max_position_embeddings"] for entry in per_layer_type if entry.get("rope_type") == "longrope"
     ]
-    return min([config.max_position_embeddings, *limits])
+    limits.append(getattr(config, "max_position_embeddings", None))
+    if not all(isinstance(limit, int) and limit > 0 for limit in limits):
+        raise ModelRefused(f"{config.model_type}: max_position_embeddings of {limits[-1]} tokens")
+    return int(min(limits))
 
 
 def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:

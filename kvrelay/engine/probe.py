@@ -83,7 +83,9 @@ def probe(model: PreTrainedModel, num_layers: int, max_len: int) -> tuple[tuple[
         _check(f"{kind}, layer {call.layer}", call, rules, max_len)
     dtypes = set[str]().union(*(call.dtypes for call in calls))
     if len(dtypes) > 1 or not dtypes <= DTYPE_BYTES.keys():
-        raise ModelRefused(f"{kind} attends in {', '.join(sorted(dtypes))}; one of {', '.join(DTYPE_BYTES)} all through is served")
+        raise ModelRefused(
+            f"{kind} attends in {', '.join(sorted(dtypes))}; one of {', '.join(DTYPE_BYTES)} all through is served"
+        )
     return tuple(call.kv for call in calls), dtypes.pop()
 
 

@@ -71,8 +71,8 @@ class ModelRunner:
         needed = layout.blocks_for(longest) * layout.block_bytes
         if kv_bytes < needed:
             raise ConfigError(
-                f"kv.memory: {kv_bytes} bytes do not hold one sequence of model.max_model_len = {longest} tokens, which "
-                f"takes {needed} bytes; set kv.memory to at least that, or model.max_model_len to at most "
+                f"kv.memory: {kv_bytes} bytes do not hold one sequence of model.max_model_len = {longest} tokens, "
+                f"which takes {needed} bytes; set kv.memory to at least that, or model.max_model_len to at most "
                 f"{kv_bytes // layout.block_bytes * block_size}"
             )
         return cls(loaded, layout, KvPool(layout, kv_bytes // layout.block_bytes, device), longest)

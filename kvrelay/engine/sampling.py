@@ -82,14 +82,13 @@ def _adjusted(logits: torch.Tensor, request: SampleRequest) -> torch.Tensor:
         stops = request.eos_token_ids.union(params.stop_token_ids)
         logits[_ids([token for token in stops if 0 <= token < len(logits)], logits)] = BANNED
     if params.repetition_penalty != 1:
-        seen = _ids(request.token_ids, logits).unique()
+        seen = _ids(request.token_ids, logits)
         values = logits[seen]
-        logits[seen] = torch.where(
-            values > 0, values / params.repetition_penalty, values * params.repetition_penalty
-        ).clamp(min=BANNED)
+        penalised = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+        logits[seen] = penalised.clamp(min=BANNED)  # a banned token times the penalty would be infinite
     if params.presence_penalty or params.frequency_penalty:
-        seen, counts = _ids(request.token_ids[request.prompt_len :], logits).unique(return_counts=True)
-        logits[seen] -= params.presence_penalty + params.frequency_penalty * counts
+        counts = torch.bincount(_ids(request.token_ids[request.prompt_len :], logits), minlength=len(logits))
+        logits -= params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
     return logits
 
 

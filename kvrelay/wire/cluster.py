@@ -22,6 +22,7 @@ from kvrelay.v1.cluster_pb2_grpc import (
 )
 
 __all__ = [
+    "SERVICE_NAME",
     "ClusterServiceServicer",
     "ClusterServiceStub",
     "ClusterStatus",
@@ -35,6 +36,7 @@ __all__ = [
     "worker_status_to_proto",
 ]
 
+SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["ClusterService"].full_name
 _LOAD_FIELDS = tuple(field.name for field in fields(WorkerLoad))
 _ROUTER_FIELDS = tuple(field.name for field in fields(RouterLoad))
 _STATES: tuple[WorkerState, ...] = ("starting", "ready", "draining")
@@ -50,10 +52,11 @@ class WorkerStatus:
     state: WorkerState
     address: str
     load: WorkerLoad
+    pid: int = 0
 
     @classmethod
     def of(cls, info: WorkerInfo) -> WorkerStatus:
-        return cls(info.worker_id, info.pool, info.epoch, info.state, info.address, info.load)
+        return cls(info.worker_id, info.pool, info.epoch, info.state, info.address, info.load, info.pid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,7 @@ def worker_status_to_proto(worker: WorkerStatus) -> pb.WorkerStatus:
         epoch=worker.epoch,
         state=worker.state,
         address=worker.address,
+        pid=worker.pid,
         **{name: getattr(worker.load, name) for name in _LOAD_FIELDS},
     )
 
@@ -95,6 +99,7 @@ def worker_status_from_proto(message: pb.WorkerStatus) -> WorkerStatus:
         state=_state(message.state),
         address=message.address,
         load=WorkerLoad(**{name: getattr(message, name) for name in _LOAD_FIELDS}),
+        pid=message.pid,
     )
 
 

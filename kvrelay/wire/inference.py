@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, cast
 
 from google.protobuf.message import Message
@@ -38,7 +38,6 @@ __all__ = [
     "finish_reason_from_proto",
     "handoff_from_proto",
     "handoff_to_proto",
-    "ledger_as_json",
     "ledger_from_proto",
     "ledger_to_proto",
     "logprobs_from_proto",
@@ -125,6 +124,7 @@ class ModelInfo:
     max_model_len: int  # tokens, prompt and answer together
     dtype: str
     architecture: str
+    vocab_size: int = 0  # token ids are below it; 0 where a router does not say
 
 
 def request_to_proto(request: GenerateRequest) -> pb.GenerateRequest:
@@ -265,11 +265,6 @@ def ledger_from_proto(message: pb.Ledger) -> Ledger:
         handoff=handoff_from_proto(message.handoff) if message.HasField("handoff") else None,
         attempts=tuple(_to_value(Attempt, attempt) for attempt in message.attempts),
     )
-
-
-def ledger_as_json(ledger: Ledger) -> dict[str, Any]:
-    """The ledger as a JSON object with the message's field names."""
-    return asdict(ledger) | {"phases": [{"name": name, "seconds": seconds} for name, seconds in ledger.phases]}
 
 
 def models_to_proto(models: Sequence[ModelInfo]) -> pb.ListModelsResponse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
@@ -140,6 +141,7 @@ class Worker(ABC):
             host_id=self.identity.host_id,
             max_model_len=self.runner.max_model_len,
             load=self.load(),
+            pid=os.getpid(),
         )
 
     def measured(

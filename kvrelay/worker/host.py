@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import grpc
 
 from kvrelay.config import ClusterConfig
-from kvrelay.engine.runner import ModelRunner
+from kvrelay.engine.runner import ModelRunner, Segment
+from kvrelay.engine.sampling import SampleRequest
 from kvrelay.errors import KvRelayError, Unavailable
 from kvrelay.registry import Registry
 from kvrelay.telemetry import get_logger
-from kvrelay.types import PoolName
+from kvrelay.types import PoolName, SamplingParams
 from kvrelay.wire.worker import add_WorkerServiceServicer_to_server
 from kvrelay.worker.base import Identity, Worker
 from kvrelay.worker.session import WorkerService
@@ -41,7 +42,7 @@ async def load_runner(settings: WorkerSettings) -> ModelRunner:
     """The pool's model on the pool's device, loaded off the event loop. Raises ModelRefused, ConfigError."""
     config = settings.config
     pool = config.prefill if settings.pool == "prefill" else config.decode
-    return await asyncio.to_thread(
+    runner = await asyncio.to_thread(
         ModelRunner.load,
         settings.model_path,
         dtype=config.model.dtype,
@@ -51,6 +52,15 @@ async def load_runner(settings: WorkerSettings) -> ModelRunner:
         device="cuda" if pool.resources.num_gpus else "cpu",
         threads=pool.threads,
     )
+    # The first pass through a model builds kernels and takes memory; no user should wait for that.
+    warm_up = Segment(
+        token_ids=[0] * config.kv.block_size,
+        start=0,
+        blocks=[0],
+        sample=SampleRequest(SamplingParams(seed=0), [0], 1, frozenset()),
+    )
+    await asyncio.to_thread(runner.run, [warm_up])
+    return runner
 
 
 BuildWorker = Callable[[grpc.aio.Server, Identity], Worker]

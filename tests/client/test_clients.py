@@ -199,7 +199,7 @@ def test_attempts_are_bounded(twin: Twin) -> None:
 def test_the_next_target_is_tried_at_once(twin: Twin, nobody: str) -> None:
     with serving(ScriptedRouter()) as target:
         whole = twin.result([nobody, target], "p", max_tokens=2)
-        assert twin.call([nobody, target], "models") == (ModelInfo("demo", 4096, "float32", "LlamaForCausalLM"),)
+        assert twin.call([nobody, target], "models") == (ModelInfo("demo", 4096, "float32", "LlamaForCausalLM", 337),)
     assert (whole.token_ids, whole.calls, twin.waits) == ((100, 101), 2, [0.0, 0.0])
 
 

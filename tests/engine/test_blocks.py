@@ -44,14 +44,11 @@ class NaivePool:
 
 
 def longest_run(blocks: set[int]) -> int:
-    return max((sum(1 for _ in iter_run(blocks, start)) for start in blocks), default=0)
-
-
-def iter_run(blocks: set[int], start: int) -> range:
-    end = start
-    while end in blocks:
-        end += 1
-    return range(start, end)
+    longest = length = 0
+    for block in range(max(blocks, default=0) + 1):
+        length = length + 1 if block in blocks else 0
+        longest = max(longest, length)
+    return longest
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -74,9 +71,9 @@ class PoolMachine(RuleBasedStateMachine):
         assert len(set(blocks)) == n
         assert blocks == sorted(blocks)
         assert set(blocks) <= candidates
-        if after is not None and after + 1 in candidates and n:
+        if n and after in self.model.held and after + 1 in candidates:
             assert after + 1 in blocks
-        elif n and longest_run(candidates) >= n:
+        elif after not in candidates and longest_run(candidates) >= n > 0:
             assert blocks == list(range(blocks[0], blocks[0] + n))
         self.model.allocated(blocks, evicted)
 

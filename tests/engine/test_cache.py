@@ -20,7 +20,7 @@ class CacheMachine(RuleBasedStateMachine):
     def start(self, num_blocks: int) -> None:
         self.cache = KvCache(num_blocks, BLOCK_SIZE)
         self.contents: dict[int, tuple[int, ...]] = {}  # block to all tokens up to its end
-        self.running: list[tuple[list[int], list[int]]] = []
+        self.running: list[list[int]] = []  # their blocks
         self.queries = self.hits = 0
 
     @rule(prompt=PROMPTS)
@@ -33,9 +33,9 @@ class CacheMachine(RuleBasedStateMachine):
         assert len(cached) * BLOCK_SIZE <= limit
         for index, block in enumerate(cached):
             assert self.contents[block] == tuple(prompt[: (index + 1) * BLOCK_SIZE])
-        live = {tokens for _, blocks in self.running for tokens in (self.contents.get(block) for block in blocks)}
-        following = tuple(prompt[: (len(cached) + 1) * BLOCK_SIZE])
-        assert len(following) > limit or len(following) % BLOCK_SIZE or following not in live, "a missed hit"
+        in_use = {self.contents[block] for blocks in self.running for block in blocks}
+        following = (len(cached) + 1) * BLOCK_SIZE
+        assert following > limit or tuple(prompt[:following]) not in in_use, "a block in use was not found"
         try:
             blocks = cached + self.cache.allocate(-(-len(prompt) // BLOCK_SIZE) - len(cached))
         except OutOfBlocks:
@@ -44,18 +44,17 @@ class CacheMachine(RuleBasedStateMachine):
         for index in range(len(cached), len(blocks)):
             self.contents[blocks[index]] = tuple(prompt[: (index + 1) * BLOCK_SIZE])
         self.cache.publish(hashes, blocks[: len(hashes)])
-        self.running.append((prompt, blocks))
+        self.running.append(blocks)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
-        _, blocks = self.running.pop(data.draw(st.integers(0, len(self.running) - 1), label="sequence"))
-        self.cache.release(blocks)
+        self.cache.release(self.running.pop(data.draw(st.integers(0, len(self.running) - 1), label="sequence")))
 
     @invariant()
     def books_balance(self) -> None:
         self.cache.check_integrity()
-        assert self.cache.pool.num_held == len({block for _, blocks in self.running for block in blocks})
+        assert self.cache.pool.num_held == len({block for blocks in self.running for block in blocks})
         assert (self.cache.queries, self.cache.hits) == (self.queries, self.hits)
 
 

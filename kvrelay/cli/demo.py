@@ -1,0 +1,132 @@
+"""`kvrelay demo`: a cluster, a relayed answer, and the proof that it was relayed."""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.rule import Rule
+from rich.table import Table
+
+from kvrelay.cli.cluster_extra import requires_cluster_extra
+from kvrelay.cli.render import console, ledger_table, milliseconds, size
+
+if TYPE_CHECKING:
+    from kvrelay.client import AsyncClient, Completion
+    from kvrelay.config import ClusterConfig
+
+STORY = (
+    "Once upon a time there was a brave little fox named Ruby. She lived in a small house by the river. Her best "
+    "friend was a rabbit named Oscar. One morning Ruby found a golden key under an old tree. She wanted to know what "
+    "it could open, so she showed it to Oscar."
+)
+QUESTION = "What is the name of the fox?"
+TTFT_TOLERANCE_S = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Something that has to be so, and the figures that show whether it is."""
+
+    text: str
+    evidence: str
+    holds: bool
+
+
+@requires_cluster_extra
+def demo() -> None:
+    """Start a small cluster, stream an answer through prefill, hand-off and decode, prove it, and stop.
+
+    Example: kvrelay demo
+    """
+    from kvrelay.config_file import load_config
+    from kvrelay.telemetry import configure_logging
+
+    configure_logging("error")
+    doors = {f"listen.{door}": "127.0.0.1:0" for door in ("grpc", "http", "admin")}
+    raise typer.Exit(asyncio.run(_demo(load_config(None, doors))))
+
+
+async def _demo(config: ClusterConfig) -> int:
+    from kvrelay.client import AsyncClient
+    from kvrelay.local_cluster import LocalCluster
+
+    out = console()
+    waiting = Console(stderr=True).status("starting Redis, Ray, a prefill worker, a decode worker and a router")
+    waiting.start()
+    try:
+        async with LocalCluster(config, quiet=True) as cluster, AsyncClient(cluster.endpoints.grpc) as client:
+            waiting.stop()
+            out.print(str(cluster.endpoints))
+            await client.models()  # connects, so that the times below are the cluster's
+            relayed = await _stream(client, out, "a long prompt", STORY, prompt=STORY)
+            asked = [("user", f"{STORY} {QUESTION}")]
+            await _stream(client, out, "a question about it", QUESTION, messages=asked)
+            again = await _stream(client, out, "the long prompt again", STORY, prompt=STORY)
+            waiting.update("stopping")
+            waiting.start()
+    finally:
+        waiting.stop()
+    out.print(Rule("where the long prompt's time went", align="left"))
+    out.print(ledger_table(relayed))
+    claims = _claims(relayed, again)
+    out.print(_table(claims))
+    return 0 if all(claim.holds for claim in claims) else 1
+
+
+async def _stream(client: AsyncClient, out: Console, title: str, shown: str, **prompt: Any) -> Completion:
+    """Prints the answer as it comes, and which path it took and why."""
+    out.print(Rule(title, align="left"))
+    out.print(shown, style="dim", end=" ")
+    async with client.generate(temperature=0.0, max_tokens=96, **prompt) as stream:
+        async for response in stream:
+            out.print(response.text, end="", soft_wrap=True)
+        completion = await stream.result()
+    out.print(f"\n[{completion.path}: {completion.why}]")
+    return completion
+
+
+def _claims(relayed: Completion, again: Completion) -> list[Claim]:
+    ledger = relayed.ledger
+    if ledger is None or ledger.handoff is None or relayed.ttft_seconds is None:
+        return [Claim("the answer was relayed", f"path {relayed.path}: {relayed.why}", False)]
+    attempt, handoff = ledger.attempts[-1], ledger.handoff
+    apart = abs(relayed.ttft_seconds - ledger.ttft_seconds)
+    return [
+        Claim(
+            "one worker read the prompt, another wrote the answer",
+            f"{attempt.prefill_worker}: prompt and token 1; {attempt.decode_worker}: {len(relayed.token_ids) - 1} more",
+            relayed.path == "disaggregated" and attempt.prefill_worker != attempt.decode_worker,
+        ),
+        Claim(
+            "the KV cache went over whole",
+            f"{handoff.blocks} blocks x {handoff.block_bytes} bytes = {handoff.bytes} bytes "
+            f"({size(handoff.bytes)}) over {handoff.transport}",
+            handoff.bytes == handoff.blocks * handoff.block_bytes > 0,
+        ),
+        Claim(
+            "the ledger adds up to what the client measured",
+            f"phases {milliseconds(sum(seconds for _, seconds in ledger.phases))}, client's time to first token "
+            f"{milliseconds(relayed.ttft_seconds)}",
+            apart <= TTFT_TOLERANCE_S,
+        ),
+        Claim(
+            "without a hand-off the tokens are the same",
+            f"{again.path} path: {sum(map(operator.eq, relayed.token_ids, again.token_ids))} of {len(relayed.token_ids)} "
+            f"tokens equal",
+            again.path == "local" and again.token_ids == relayed.token_ids,
+        ),
+    ]
+
+
+def _table(claims: list[Claim]) -> Table:
+    table = Table(title="proof", title_justify="left")
+    for column in ("", "claim", "evidence"):
+        table.add_column(column)
+    for claim in claims:
+        table.add_row("yes" if claim.holds else "NO", claim.text, claim.evidence)
+    return table

@@ -1,0 +1,189 @@
+"""Conversations to prompts, by the chat template of the model folder."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvrelay.errors import DeadlineExceeded, InvalidArgument, ModelRefused, NotFound, Unavailable
+
+_RENDERER = Path(__file__).with_name("chat_renderer.py")
+_START_S = 60.0
+_MAX_REPLY_BYTES = 64 * 2**20
+_ENVIRONMENT = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class ChatTemplate:
+    """Renders in a child process of its own, one conversation at a time.
+
+    A template is code of the model folder. It runs in the sandbox of transformers, in a process that is started on
+    first use and killed when it takes too long; the next call starts a fresh one.
+    """
+
+    def __init__(self, template: str, variables: Mapping[str, str]) -> None:
+        self._template = template
+        self._variables = dict(variables)  # such as bos_token
+        self._turn = asyncio.Lock()
+        self._process: asyncio.subprocess.Process | None = None
+        self._closed = False
+
+    @classmethod
+    def load(cls, model_folder: str | Path) -> ChatTemplate:
+        """Raises NotFound when the folder has no chat template, ModelRefused when its files cannot be read."""
+        folder = Path(model_folder)
+        config = _read_config(folder / "tokenizer_config.json")
+        template = _read(folder / "chat_template.jinja") or _template_of(config.get("chat_template"))
+        if template is None:
+            raise NotFound(
+                f"the model in {folder} has no chat template; send a prompt instead of messages", field="model"
+            )
+        tokens = {name: _token_text(config.get(name)) for name in _TOKEN_NAMES}
+        return cls(template, {name: text for name, text in tokens.items() if text is not None})
+
+    async def render(self, messages: Sequence[tuple[str, str]], timeout_s: float = 2.0) -> str:
+        """The prompt for (role, content) pairs, up to where the answer begins.
+
+        It holds the special tokens, so it is to be encoded without adding any. Raises InvalidArgument with the
+        template's words when it refuses the messages, DeadlineExceeded after `timeout_s` of rendering, Unavailable when
+        the process does not start or this object is closed.
+        """
+        if not messages:
+            raise InvalidArgument("messages is empty; send at least one", field="messages")
+        request = {
+            "template": self._template,
+            "variables": self._variables,
+            "messages": [{"role": role, "content": content} for role, content in messages],
+            "timeout_s": timeout_s,
+        }
+        async with self._turn:
+            reply: dict[str, str] | None = None
+            try:
+                reply = await self._ask(await self._started(), request, timeout_s)
+            finally:
+                if reply is None:  # the pipe may still hold this call's answer
+                    await self._end()
+        if "text" not in reply:
+            raise InvalidArgument(
+                f"the model's chat template refuses these messages: {reply['error']}", field="messages"
+            )
+        return reply["text"]
+
+    async def aclose(self) -> None:
+        """Ends the process. A call under way fails with Unavailable."""
+        self._closed = True
+        if self._process is not None:
+            _kill(self._process)
+        async with self._turn:
+            await self._end()
+
+    async def _started(self) -> asyncio.subprocess.Process:
+        if self._closed:
+            raise Unavailable("the chat template is closed; the router is shutting down")
+        if self._process is not None and self._process.returncode is None:
+            return self._process
+        await self._end()
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", str(_RENDERER)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=_MAX_REPLY_BYTES,
+            env={**os.environ, **_ENVIRONMENT},
+            start_new_session=True,  # Ctrl-C at the terminal is for the parent
+        )
+        with _deadline(f"the chat template's process did not start within {_START_S:g} s; is the machine overloaded?"):
+            async with asyncio.timeout(_START_S):
+                ready = await _line(self._process)
+        if not ready:
+            raise Unavailable("the chat template's process does not start; its message is on stderr")
+        return self._process
+
+    async def _ask(
+        self, process: asyncio.subprocess.Process, request: Mapping[str, Any], timeout_s: float
+    ) -> dict[str, str]:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(request).encode() + b"\n")
+        with _deadline(f"the model's chat template took longer than {timeout_s:g} s and was stopped"):
+            async with asyncio.timeout(timeout_s):
+                line = await _line(process)
+        if line:
+            reply: dict[str, str] = json.loads(line)
+            return reply
+        if self._closed:
+            raise Unavailable("the chat template was closed while it rendered; the router is shutting down")
+        raise InvalidArgument(
+            "the model's chat template ended the process that renders it, or its text is over "
+            f"{_MAX_REPLY_BYTES // 2**20} MiB; send shorter messages",
+            field="messages",
+        )
+
+    async def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            assert process.stdin is not None
+            _kill(process)
+            process.stdin.close()
+            await process.communicate()  # reads the pipe to its end and reaps the process
+
+
+@contextlib.contextmanager
+def _deadline(message: str) -> Iterator[None]:
+    try:
+        yield
+    except TimeoutError:
+        raise DeadlineExceeded(message) from None
+
+
+async def _line(process: asyncio.subprocess.Process) -> bytes:
+    """The next line; empty when the process is gone or the line is too long. What was written is sent first."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        await process.stdin.drain()
+        return await process.stdout.readline()
+    except (ConnectionError, ValueError):
+        return b""
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+
+
+def _read(path: Path) -> str | None:
+    if not path.is_file():
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelRefused(f"{path} is not UTF-8: {error}", field="model") from error
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(_read(path) or "{}")
+    except ValueError as error:
+        raise ModelRefused(f"{path} is not JSON: {error}", field="model") from error
+    if not isinstance(config, dict):
+        raise ModelRefused(f"{path} does not hold a JSON object", field="model")
+    return config
+
+
+def _template_of(entry: Any) -> str | None:
+    """The `chat_template` of a tokenizer_config.json: text, or a list of named texts of which `default` counts."""
+    if isinstance(entry, list):
+        named = {item.get("name"): item.get("template") for item in entry if isinstance(item, dict)}
+        entry = named.get("default")
+    return entry if isinstance(entry, str) else None
+
+
+def _token_text(entry: Any) -> str | None:
+    """A token of a tokenizer_config.json: text, or an object with its text as `content`."""
+    text = entry.get("content") if isinstance(entry, dict) else entry
+    return text if isinstance(text, str) else None

@@ -1,0 +1,67 @@
+"""How long prompts and answers are, in tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+
+from kvrelay.errors import InvalidArgument
+
+_FORMS = "write a number, LOW-HIGH, or lognormal:median=M,sigma=S,min=A,max=B"
+
+
+class Lengths(Protocol):
+    def draw(self, random: Random) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Each length from low to high, both included, equally often."""
+
+    low: int
+    high: int
+
+    def draw(self, random: Random) -> int:
+        return random.randint(self.low, self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class LogNormal:
+    """exp of a normal variable with mean ln(median) and deviation sigma, rounded and cut to [low, high]."""
+
+    median: float
+    sigma: float
+    low: int
+    high: int
+
+    def draw(self, random: Random) -> int:
+        return max(self.low, min(self.high, round(random.lognormvariate(math.log(self.median), self.sigma))))
+
+
+def parse_lengths(text: str, field: str) -> Lengths:
+    """`256`, `32-512` or `lognormal:median=400,sigma=0.8,min=32,max=2048`. Raises InvalidArgument."""
+    try:
+        lengths = _lognormal(text) if text.startswith("lognormal:") else _uniform(text)
+    except ValueError as error:
+        raise InvalidArgument(f"{field}: {text!r} ({error}); {_FORMS}", field=field) from error
+    if not 1 <= lengths.low <= lengths.high:
+        raise InvalidArgument(f"{field}: {text!r} does not say lengths from 1 on, the smaller first", field=field)
+    return lengths
+
+
+def _uniform(text: str) -> Uniform:
+    low, dash, high = text.partition("-")
+    return Uniform(int(low), int(high) if dash else int(low))
+
+
+def _lognormal(text: str) -> LogNormal:
+    pairs = [part.partition("=")[::2] for part in text.removeprefix("lognormal:").split(",")]
+    values = {"min": "1", "max": str(2**31 - 1)} | dict(pairs)
+    if values.keys() != {"median", "sigma", "min", "max"}:
+        raise ValueError("median and sigma are needed, min and max allowed")
+    median, sigma = float(values["median"]), float(values["sigma"])
+    if not (0 < median < math.inf and 0 <= sigma < math.inf):
+        raise ValueError("median must be above 0, sigma not below 0")
+    return LogNormal(median, sigma, int(values["min"]), int(values["max"]))

@@ -1,0 +1,39 @@
+"""What became of one request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Times count from the scheduled arrival, so that a late start counts as latency too."""
+
+    scheduled_s: float  # after the test's start
+    late_s: float  # scheduled arrival to the client's call
+    ttft_s: float | None = None
+    itl_s: tuple[float, ...] = ()  # between responses with tokens
+    e2e_s: float | None = None  # to the last token
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    finish_reason: str = ""
+    path: str = ""
+    why: str = ""
+    error: str = ""  # name of the status code; empty if the request was answered
+    message: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not self.error
+
+    @property
+    def tpot_s(self) -> float | None:
+        """(E2E - TTFT) / (tokens - 1); None for fewer than two tokens."""
+        if self.ttft_s is None or self.e2e_s is None or self.output_tokens < 2:
+            return None
+        return (self.e2e_s - self.ttft_s) / (self.output_tokens - 1)
+
+    @property
+    def second_token_gap_s(self) -> float | None:
+        return self.itl_s[0] if self.itl_s else None

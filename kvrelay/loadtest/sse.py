@@ -1,0 +1,109 @@
+"""As much HTTP/1.1 as a load test needs: one request, and the events of its answer as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from kvrelay.errors import Code, Internal, KvRelayError, Unavailable, error_for
+
+
+@dataclass(frozen=True, slots=True)
+class HttpResponse:
+    status: int
+    headers: dict[str, str]  # names in lower case
+    body: AsyncIterator[bytes]  # in pieces, as they come
+
+    async def json(self) -> dict[str, Any]:
+        """Raises the typed error for a status other than 200, and Internal for a body that is not a JSON object."""
+        found = _object(b"".join([piece async for piece in self.body]))
+        if self.status != 200:
+            raise _error(self.status, found)
+        return found
+
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
+        """The JSON objects of a text/event-stream up to [DONE]. Raises the typed error for what is not one."""
+        if self.status != 200:
+            await self.json()
+        buffer = b""
+        async for piece in self.body:
+            *lines, buffer = (buffer + piece).split(b"\n")
+            for line in lines:
+                data = line.removeprefix(b"data:").strip()
+                if data == b"[DONE]":
+                    return
+                if line.startswith(b"data:"):
+                    event = _object(data)
+                    if "error" in event:
+                        raise _error(500, event)
+                    yield event
+        raise Unavailable("the stream ended before [DONE]")
+
+
+async def request(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, method: str, path: str, body: Any = None
+) -> HttpResponse:
+    """Sends one request on a fresh connection. Raises Unavailable if the peer hangs up, Internal if that is no HTTP."""
+    payload = b"" if body is None else json.dumps(body).encode()
+    head = (
+        f"{method} {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(payload)}\r\n\r\n"
+    )
+    writer.write(head.encode() + payload)
+    await writer.drain()
+    protocol, _, rest = (await _line(reader)).partition(" ")
+    status = rest[:3]
+    if not protocol.startswith("HTTP/1.") or not status.isdecimal():
+        raise Internal(f"{host} does not speak HTTP")
+    headers = {}
+    while line := await _line(reader):
+        name, _, value = line.partition(":")
+        headers[name.lower()] = value.strip()
+    chunked = headers.get("transfer-encoding", "").lower() == "chunked"
+    return HttpResponse(int(status), headers, _chunks(reader) if chunked else _rest(reader))
+
+
+async def _line(reader: asyncio.StreamReader) -> str:
+    try:
+        line = await reader.readline()
+    except ValueError as error:
+        raise Internal("a line of the answer is too long") from error
+    if not line.endswith(b"\n"):
+        raise Unavailable("the connection was closed before the answer")
+    return line.decode("latin-1").rstrip("\r\n")
+
+
+async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    try:
+        while size := int((await _line(reader)).partition(";")[0], 16):
+            yield await reader.readexactly(size)
+            await reader.readexactly(2)
+    except (ValueError, asyncio.IncompleteReadError) as error:
+        raise Unavailable(f"the answer broke off: {error}") from error
+
+
+async def _rest(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    while piece := await reader.read(2**16):
+        yield piece
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise Internal(f"the answer is not a JSON object: {text[:80]!r}")
+    return found
+
+
+def _error(status: int, body: dict[str, Any]) -> KvRelayError:
+    """From an OpenAI error body: by its type if it is one of ours, else by the HTTP status."""
+    detail = body.get("error")
+    detail = detail if isinstance(detail, dict) else {}
+    by_status = next((code for code in Code if code.http_status == status), Code.INTERNAL)
+    code = next((code for code in Code if code.openai_type == detail.get("type")), by_status)
+    return error_for(code, str(detail.get("message") or f"HTTP {status}"))

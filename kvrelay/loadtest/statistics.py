@@ -1,0 +1,43 @@
+"""Numbers about numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Of a sample, in its unit. `std` is the population's (divides by n)."""
+
+    mean: float
+    median: float
+    std: float
+    p90: float
+    p95: float
+    p99: float
+
+
+def summarize(values: Sequence[float]) -> Summary | None:
+    """None for an empty sample."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    mean = math.fsum(ordered) / len(ordered)
+    return Summary(
+        mean=mean,
+        median=percentile(ordered, 50),
+        std=math.sqrt(math.fsum((value - mean) ** 2 for value in ordered) / len(ordered)),
+        p90=percentile(ordered, 90),
+        p95=percentile(ordered, 95),
+        p99=percentile(ordered, 99),
+    )
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """Of an ascending, non-empty sample: between two values, linear interpolation (Hyndman and Fan's type 7)."""
+    place = (len(ordered) - 1) * percent / 100
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)

@@ -1,0 +1,47 @@
+"""What transformers' own `generate` answers: one process, one request at a time, no code of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from kvrelay.verify.cases import Case
+
+TORCH_DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Reference:
+    """The model, loaded by transformers alone."""
+
+    def __init__(self, path: str, dtype: str) -> None:
+        self._model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=TORCH_DTYPE[dtype]).eval()
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._model.config.vocab_size)
+
+    @torch.inference_mode()
+    def greedy(self, cases: list[Case], done: Callable[[], None]) -> dict[str, tuple[int, ...]]:
+        """Token ids of the greedy cases' answers, by name; `done` is called after each."""
+        answers = {}
+        for case in cases:
+            prompt = torch.tensor([case.token_ids])
+            output = self._model.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=case.options["max_tokens"],
+                do_sample=False,
+                pad_token_id=0,  # one sequence at a time is never padded
+            )
+            answers[case.name] = tuple(output[0, len(case.token_ids) :].tolist())
+            done()
+        return answers
+
+    @torch.inference_mode()
+    def margin(self, case: Case, prefix: tuple[int, ...], ours: int, theirs: int) -> float:
+        """How far apart the logits of two next tokens are after the prompt and `prefix`."""
+        logits = self._model(torch.tensor([case.token_ids + prefix])).logits[0, -1].float()
+        return float((logits[theirs] - logits[ours]).abs())

@@ -1,0 +1,94 @@
+"""How the answers of several paths compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from kvrelay.verify.cases import Case
+
+Answers = Mapping[str, tuple[int, ...]]
+"""Token ids by case name."""
+
+Margin = Callable[[Case, tuple[int, ...], int, int], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where an answer parts from the expected one; a token of None is the end of the answer."""
+
+    case: str
+    position: int
+    expected: int | None
+    got: int | None
+    logit_margin: float | None  # of the two tokens, in the reference model; None for a sampled or shorter answer
+
+
+@dataclass(frozen=True, slots=True)
+class PathReport:
+    """One path against what was expected of it."""
+
+    path: str
+    expected: str
+    compared: int
+    identical: int
+    differences: tuple[Difference, ...]
+    note: str = ""
+
+    @property
+    def median_margin(self) -> float | None:
+        margins = [one.logit_margin for one in self.differences if one.logit_margin is not None]
+        return median(margins) if margins else None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    model: str
+    dtype: str
+    requests: int
+    paths: tuple[PathReport, ...]
+
+    @property
+    def identical(self) -> bool:
+        return all(path.identical == path.compared for path in self.paths)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            **asdict(self),
+            "identical": self.identical,
+            "paths": [
+                {
+                    **asdict(path),
+                    "share": path.identical / path.compared if path.compared else None,
+                    "median_logit_margin": path.median_margin,
+                }
+                for path in self.paths
+            ],
+        }
+
+
+def compare(
+    path: str, cases: list[Case], got: Answers, expected: Answers, expected_name: str, margin: Margin, note: str = ""
+) -> PathReport:
+    """Compares the cases that both have."""
+    both = [case for case in cases if case.name in got and case.name in expected]
+    differences = tuple(
+        _difference(case, got[case.name], expected[case.name], margin)
+        for case in both
+        if got[case.name] != expected[case.name]
+    )
+    return PathReport(path, expected_name, len(both), len(both) - len(differences), differences, note)
+
+
+def _difference(case: Case, got: tuple[int, ...], expected: tuple[int, ...], margin: Margin) -> Difference:
+    pairs = zip(got, expected, strict=False)
+    shorter = min(len(got), len(expected))
+    position = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), shorter)
+    ours = got[position] if position < len(got) else None
+    theirs = expected[position] if position < len(expected) else None
+    gap = None
+    if case.greedy and ours is not None and theirs is not None:
+        gap = margin(case, expected[:position], ours, theirs)
+    return Difference(case.name, position, theirs, ours, gap)

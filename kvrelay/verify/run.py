@@ -1,0 +1,147 @@
+"""Sends the same requests down every path of a cluster of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+
+import grpc
+
+from kvrelay.client import AsyncClient, Completion
+from kvrelay.config import ClusterConfig
+from kvrelay.errors import Internal
+from kvrelay.local_cluster import Endpoints, LocalCluster
+from kvrelay.verify.cases import Case, make_cases
+from kvrelay.verify.reference import Reference
+from kvrelay.verify.report import Answers, Report, compare
+from kvrelay.wire.cluster import ClusterServiceStub, cluster_status_from_proto, pb
+
+_CONCURRENCY = 16
+_ALL = 2**30  # tokens: every prompt is shorter
+_KILL_TRIES = 5
+_KILL_AT = 60  # responses
+_REPLACED_WITHIN_S = 60.0
+_GENERATE = "transformers' generate"
+_EXPECTED = "generate where greedy, else the local path"
+
+Progress = Callable[[str, int], Callable[[], None]]
+"""(what, of how many) to a function that is called after each."""
+
+
+async def verify(config: ClusterConfig, requests: int, progress: Progress) -> Report:
+    """Starts a cluster with two decode workers and three routers, and compares.
+
+    Raises Internal when an answer took another path than it was meant to.
+    """
+    local_only = _with(config, decode={"replicas": 2}, router={"local_below_tokens": _ALL})
+    async with LocalCluster(local_only, quiet=True) as cluster:
+        routers = {"local": cluster.endpoints}
+        for transport in ("shm", "grpc"):
+            routers[transport] = await cluster.add_router(
+                _with(
+                    cluster.config,
+                    router={"local_below_tokens": 0},
+                    transfer={"transport": transport},
+                    listen={"grpc": "127.0.0.1:0", "http": "127.0.0.1:0", "admin": "127.0.0.1:0"},
+                )
+            )
+        async with AsyncClient(cluster.endpoints.grpc) as client:
+            (model,) = await client.models()
+        max_len = model.max_model_len
+        reference = await asyncio.to_thread(Reference, cluster.config.model.path, config.model.dtype)
+        cases = make_cases(requests, reference.vocab_size, max_len)
+        greedy = [case for case in cases if case.greedy]
+        generate = await asyncio.to_thread(reference.greedy, greedy, progress("transformers generate", len(greedy)))
+
+        completions = await _complete(routers["local"], cases, progress("local path", len(cases)))
+        _check_path(completions, "local")
+        local = _answers(completions)
+        expected = {**local, **generate}
+        reports = [compare("local", cases, local, generate, _GENERATE, reference.margin)]
+        for transport in ("shm", "grpc"):
+            completions = await _complete(routers[transport], cases, progress(f"hand-off over {transport}", len(cases)))
+            _check_path(completions, transport)
+            path = f"disaggregated, {transport}"
+            reports.append(compare(path, cases, _answers(completions), expected, _EXPECTED, reference.margin))
+        completions, hit = await _after_death(routers["shm"], cases, progress)
+        path, note = "disaggregated, decode worker killed", f"{hit} requests were on the killed worker"
+        reports.append(compare(path, cases, _answers(completions), expected, _EXPECTED, reference.margin, note))
+    return Report(config.model.path, config.model.dtype, requests, tuple(reports))
+
+
+async def _complete(
+    router: Endpoints, cases: list[Case], done: Callable[[], None], streaming: Callable[[], None] = lambda: None
+) -> dict[str, Completion]:
+    """All cases through one router, some at a time; `streaming` is called whenever tokens come."""
+    seats = asyncio.Semaphore(_CONCURRENCY)
+    completions: dict[str, Completion] = {}
+
+    async def one(client: AsyncClient, case: Case) -> None:
+        async with seats, client.generate(**case.options) as stream:
+            async for _ in stream:
+                streaming()
+            completions[case.name] = await stream.result()
+        done()
+
+    async with AsyncClient(router.grpc) as client:
+        await asyncio.gather(*(one(client, case) for case in cases))
+    return completions
+
+
+def _answers(completions: dict[str, Completion]) -> Answers:
+    return {name: completion.token_ids for name, completion in completions.items()}
+
+
+def _check_path(completions: dict[str, Completion], wanted: str) -> None:
+    """Each must have gone by that transport, or locally. An answer of one token leaves nothing to hand over."""
+    for name, completion in completions.items():
+        handoff = completion.ledger.handoff if completion.ledger is not None else None
+        took = handoff.transport if handoff is not None else completion.path
+        if took != wanted and len(completion.token_ids) > 1:
+            raise Internal(f"request {name} went by {took}, not by {wanted}: {completion.why}")
+
+
+async def _after_death(router: Endpoints, cases: list[Case], progress: Progress) -> tuple[dict[str, Completion], int]:
+    """Kills a decode worker in mid-stream, again if no request was on it. Returns how many were."""
+    for _ in range(_KILL_TRIES):
+        victim = await _decode_worker_pid(router)
+        responses = 0
+
+        def streaming() -> None:
+            nonlocal responses
+            responses += 1
+            if responses == _KILL_AT:
+                os.kill(victim, signal.SIGKILL)  # noqa: B023 - this try's victim
+
+        completions = await _complete(router, cases, progress("hand-off, decode worker killed", len(cases)), streaming)
+        hit = sum(
+            len(completion.ledger.attempts) > 1 for completion in completions.values() if completion.ledger is not None
+        )
+        if hit:
+            return completions, hit
+    raise Internal(f"no request was in flight on the killed worker in {_KILL_TRIES} tries")
+
+
+async def _decode_worker_pid(router: Endpoints) -> int:
+    """Of a ready decode worker, once there are two."""
+    async with grpc.aio.insecure_channel(router.admin) as channel, asyncio.timeout(_REPLACED_WITHIN_S):
+        while True:
+            status = cluster_status_from_proto(await ClusterServiceStub(channel).GetStatus(pb.GetStatusRequest()))
+            ready = [
+                worker
+                for pool in status.pools
+                for worker in pool.workers
+                if pool.name == "decode" and worker.state == "ready"
+            ]
+            if len(ready) > 1:
+                return ready[0].pid
+            await asyncio.sleep(0.2)
+
+
+def _with(config: ClusterConfig, **sections: dict[str, object]) -> ClusterConfig:
+    """A copy with some keys of some sections changed."""
+    return config.model_copy(
+        update={name: getattr(config, name).model_copy(update=keys) for name, keys in sections.items()}
+    )

@@ -1,0 +1,112 @@
+"""The answers to one HTTP request, of which each prompt has one, as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from kvrelay.errors import KvRelayError
+from kvrelay.types import Path, TokenLogprobs
+from kvrelay.wire.inference import GenerateResponse
+from router.intake import Intake
+from router.openai_request import Completion
+from router.openai_response import chat_logprobs, completion_logprobs
+from router.stream import Stream
+
+Logprobs = dict[str, Any] | None
+
+
+class Choices:
+    def __init__(self, intake: Intake, completion: Completion, streams: Sequence[Stream]) -> None:
+        self._intake = intake
+        self._completion = completion
+        self._streams = streams
+        self._offsets = [0] * len(streams)  # characters of each answer so far
+        self._texts: dict[int, str] = {}
+
+    @classmethod
+    async def open(cls, intake: Intake, completion: Completion, arrival: float) -> Choices:
+        """Raises what Intake.open raises, for the first prompt that it raises for; none is running then."""
+        streams: list[Stream] = []
+        try:
+            for request in completion.requests:
+                stream = await intake.open(request, arrival, None)
+                streams.append(stream)
+        except BaseException:
+            for stream in streams:
+                intake.cancel(stream)
+            raise
+        return cls(intake, completion, streams)
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    @property
+    def path(self) -> Path | None:
+        return self._streams[0].path
+
+    def cancel(self) -> None:
+        for stream in self._streams:
+            self._intake.cancel(stream)
+
+    async def begun(self) -> None:
+        """Until the first answer has a token. Raises its error if it ends without."""
+        await self._streams[0].begun()
+
+    async def whole(self) -> tuple[list[GenerateResponse], list[Logprobs]]:
+        """Each answer as one response."""
+        parts: list[list[GenerateResponse]] = [[] for _ in self._streams]
+        async for index, response, _ in self.responses():
+            parts[index].append(response)
+        answers = [_joined(one) for one in parts]
+        self._offsets = [0] * len(answers)
+        return answers, [await self._logprobs(index, one) for index, one in enumerate(answers)]
+
+    async def responses(self) -> AsyncGenerator[tuple[int, GenerateResponse, Logprobs], None]:
+        """(index of the choice, what came of it, its logprobs in OpenAI's shape). Raises the first error of any."""
+        # One place: a client that reads slowly leaves the tokens in the streams, where they are joined.
+        merged: asyncio.Queue[tuple[int, GenerateResponse | KvRelayError]] = asyncio.Queue(maxsize=1)
+
+        async def feed(index: int, stream: Stream) -> None:
+            try:
+                async for response in stream.responses():
+                    await merged.put((index, response))
+            except KvRelayError as error:
+                await merged.put((index, error))
+
+        feeders = [asyncio.create_task(feed(index, one)) for index, one in enumerate(self._streams)]
+        try:
+            remaining = len(feeders)
+            while remaining:
+                index, response = await merged.get()
+                if isinstance(response, KvRelayError):
+                    raise response
+                remaining -= response.finish_reason is not None
+                yield index, response, await self._logprobs(index, response)
+        finally:
+            for task in feeders:
+                task.cancel()
+
+    async def _logprobs(self, index: int, response: GenerateResponse) -> Logprobs:
+        if not response.logprobs:
+            return None
+        wanted = {*response.token_ids, *(token_id for one in response.logprobs for token_id, _ in one.top)}
+        for token_id in wanted - self._texts.keys():
+            self._texts[token_id] = await self._intake.text.decode([token_id])
+        if self._completion.chat:
+            return chat_logprobs(response.token_ids, self._texts, response.logprobs)
+        offset = self._offsets[index]
+        self._offsets[index] += sum(len(self._texts[one]) for one in response.token_ids)
+        return completion_logprobs(response.token_ids, self._texts, response.logprobs, offset)
+
+
+def _joined(parts: Sequence[GenerateResponse]) -> GenerateResponse:
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    for one in parts:
+        token_ids += one.token_ids
+        logprobs += one.logprobs
+    text = "".join(one.text for one in parts)
+    return replace(parts[-1], index=parts[0].index, token_ids=token_ids, text=text, logprobs=logprobs)

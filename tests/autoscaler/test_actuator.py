@@ -1,0 +1,315 @@
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from autoscaler.actuator import SILENT_S, START_S, Actuator, surplus
+from kvrelay.clock import ManualClock
+from kvrelay.embedded_redis import EmbeddedRedis
+from kvrelay.errors import Unavailable
+from kvrelay.registry import Registry
+from kvrelay.types import PoolName, WorkerInfo, WorkerLoad
+from kvrelay.wire.worker import WorkerServiceServicer, add_WorkerServiceServicer_to_server, pb
+
+
+class FakeWorker(WorkerServiceServicer):
+    """A worker's gRPC server and registry entry, without an engine."""
+
+    def __init__(self, info: WorkerInfo) -> None:
+        self.info = info
+        self.drain_calls = 0
+        self.refuses_drain = False
+
+    async def Drain(self, request: pb.DrainRequest, context: grpc.aio.ServicerContext) -> pb.DrainResponse:
+        self.drain_calls += 1
+        if self.refuses_drain:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
+        self.info = dataclasses.replace(self.info, state="draining")
+        return pb.DrainResponse()
+
+    def holds(self, **load: int) -> None:
+        self.info = dataclasses.replace(self.info, load=WorkerLoad(**load))
+
+
+@dataclass
+class Fleet:
+    """Launcher of workers in this process. They serve once `beat` is called, which is their heartbeat."""
+
+    registry: Registry
+    pools: dict[str, PoolName] = field(default_factory=dict)
+    workers: dict[str, FakeWorker] = field(default_factory=dict)
+    servers: dict[str, grpc.aio.Server] = field(default_factory=dict)
+    stopped: list[str] = field(default_factory=list)
+    broken: bool = False
+
+    async def start(self, pool: PoolName, worker_id: str) -> None:
+        if self.broken:
+            raise Unavailable("no room")
+        self.pools[worker_id] = pool
+
+    async def stop(self, worker_id: str) -> None:
+        self.stopped.append(worker_id)
+        await self.die(worker_id)
+
+    def alive(self) -> Mapping[str, PoolName]:
+        return dict(self.pools)
+
+    async def die(self, worker_id: str) -> None:
+        del self.pools[worker_id]
+        self.workers.pop(worker_id, None)
+        if worker_id in self.servers:
+            await self.servers.pop(worker_id).stop(None)
+
+    async def beat(self, *, but: tuple[str, ...] = ()) -> None:
+        for worker_id, pool in self.pools.items():
+            if worker_id not in self.workers and worker_id not in but:
+                await self._serve(worker_id, pool)
+            if worker_id not in but:
+                await self.registry.publish_worker(self.workers[worker_id].info, ttl_s=600)
+
+    async def _serve(self, worker_id: str, pool: PoolName) -> None:
+        server = grpc.aio.server()
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        epoch = await self.registry.next_epoch()
+        worker = FakeWorker(WorkerInfo(worker_id, pool, epoch, "ready", address, "demo", "00", 16, 64, "host", 4096))
+        add_WorkerServiceServicer_to_server(worker, server)
+        await server.start()
+        self.workers[worker_id], self.servers[worker_id] = worker, server
+
+
+@dataclass
+class Cluster:
+    registry: Registry
+    fleet: Fleet
+    clock: ManualClock
+    actuator: Actuator
+
+    @property
+    def running(self) -> list[str]:
+        return sorted(self.fleet.pools)
+
+    async def tick(self, times: int = 1) -> list[str]:
+        for _ in range(times):
+            await self.actuator.tick()
+            await self.fleet.beat()
+        return self.running
+
+
+@pytest.fixture
+async def cluster(registry: Registry) -> AsyncIterator[Cluster]:
+    fleet = Fleet(registry)
+    clock = ManualClock()
+    yield Cluster(registry, fleet, clock, Actuator(registry, fleet, {"prefill": 1, "decode": 2}, clock=clock))
+    for worker_id in list(fleet.pools):
+        await fleet.die(worker_id)
+
+
+FIRST = ["decode-0", "decode-1", "prefill-0"]
+
+
+async def test_starts_what_is_missing_and_counts_what_is_starting(cluster: Cluster) -> None:
+    await cluster.actuator.tick()
+    await cluster.actuator.tick()
+    assert cluster.running == FIRST
+    assert await cluster.registry.desired() == {"prefill": 1, "decode": 2}
+
+
+async def test_sizes_in_the_registry_win_over_the_initial_ones_and_are_restored_when_lost(cluster: Cluster) -> None:
+    await cluster.registry.set_desired({"decode": 3})
+    assert await cluster.tick() == ["decode-0", "decode-1", "decode-2", "prefill-0"]
+    await cluster.registry._call("FLUSHALL")
+    await cluster.fleet.beat()
+    assert await cluster.tick() == ["decode-0", "decode-1", "decode-2", "prefill-0"]
+    assert await cluster.registry.desired() == {"prefill": 1, "decode": 3}
+
+
+async def test_the_emptiest_is_drained_and_stopped_only_when_it_is_empty(cluster: Cluster) -> None:
+    await cluster.tick()
+    busy, calmer = cluster.fleet.workers["decode-0"], cluster.fleet.workers["decode-1"]
+    busy.holds(running=3)
+    calmer.holds(running=1, leases=1)
+    await cluster.fleet.beat()
+    await cluster.registry.set_desired({"decode": 1})
+    assert await cluster.tick(5) == FIRST
+    assert (busy.drain_calls, calmer.drain_calls) == (0, 1)
+    calmer.holds(leases=1)
+    assert await cluster.tick(2) == FIRST, "a lease is a promise"
+    calmer.holds()
+    assert await cluster.tick(2) == ["decode-0", "prefill-0"]
+    assert cluster.fleet.stopped == ["decode-1"]
+    assert [info.worker_id for info in await cluster.registry.workers()] == ["decode-0", "prefill-0"]
+
+
+async def test_empty_is_not_enough_before_the_worker_says_that_it_drains(cluster: Cluster) -> None:
+    await cluster.tick()
+    cluster.fleet.workers["decode-0"].holds(running=1)
+    refusing = cluster.fleet.workers["decode-1"]
+    refusing.refuses_drain = True
+    await cluster.fleet.beat()
+    await cluster.registry.set_desired({"decode": 1})
+    assert await cluster.tick(3) == FIRST, "it may be given work at any moment"
+    assert refusing.drain_calls == 3, "asked again each time"
+    refusing.refuses_drain = False
+    assert await cluster.tick(2) == ["decode-0", "prefill-0"]
+
+
+async def test_a_drain_ends_after_its_timeout(cluster: Cluster) -> None:
+    await cluster.tick()
+    for name in ("decode-0", "decode-1"):
+        cluster.fleet.workers[name].holds(running=1)
+    await cluster.fleet.beat()
+    await cluster.registry.set_desired({"decode": 1})
+    await cluster.tick()
+    cluster.clock.advance(29.9)
+    assert await cluster.tick() == FIRST
+    cluster.clock.advance(0.1)
+    with capture_logs() as logs:
+        assert await cluster.tick() == ["decode-0", "prefill-0"]
+    assert "drain took too long; stopped with what it held" in [line["event"] for line in logs]
+
+
+async def test_a_start_that_is_no_longer_wanted_is_cancelled(cluster: Cluster) -> None:
+    await cluster.tick()
+    await cluster.registry.set_desired({"decode": 4})
+    await cluster.actuator.tick()  # decode-2 and decode-3 do not serve yet
+    await cluster.registry.set_desired({"decode": 3})
+    await cluster.actuator.tick()
+    assert cluster.fleet.stopped == ["decode-3"]
+    assert cluster.running == ["decode-0", "decode-1", "decode-2", "prefill-0"]
+
+
+async def test_the_dead_are_replaced_under_a_new_name(cluster: Cluster) -> None:
+    await cluster.tick()
+    await cluster.fleet.die("decode-0")
+    assert await cluster.tick() == ["decode-1", "decode-2", "prefill-0"]
+    names = [info.worker_id for info in await cluster.registry.workers()]
+    assert names == ["decode-1", "decode-2", "prefill-0"], "routers need not wait for the entry to expire"
+
+
+async def test_a_pool_whose_workers_keep_dying_waits_longer_each_time(cluster: Cluster) -> None:
+    await cluster.tick()
+    waits = []
+    for number in (0, 2, 3, 4):
+        await cluster.fleet.die(f"decode-{number}")
+        waited = 0.0
+        while len(await cluster.tick()) < 3:
+            cluster.clock.advance(0.5)
+            waited += 0.5
+        waits.append(waited)
+    assert waits == [0, 1, 2, 4]
+    assert cluster.running == ["decode-1", "decode-5", "prefill-0"], "and nothing is started twice meanwhile"
+
+
+async def test_a_launcher_without_room_is_asked_again_with_backoff(cluster: Cluster) -> None:
+    cluster.fleet.broken = True
+    with capture_logs() as logs:
+        await cluster.tick(3)
+    assert [line["worker"] for line in logs if line["event"] == "worker did not start"] == [
+        "prefill-0",
+        "decode-0",
+        "decode-1",
+        "prefill-1",
+    ]
+    cluster.fleet.broken = False
+    cluster.clock.advance(60.0)
+    assert len(await cluster.tick()) == 3
+
+
+async def test_an_operators_drain_is_followed_and_the_worker_replaced(cluster: Cluster) -> None:
+    await cluster.tick()
+    cluster.fleet.workers["decode-1"].holds(running=1)
+    await cluster.fleet.beat()
+    await cluster.registry.request_drain("decode-1")
+    assert await cluster.tick(2) == ["decode-0", "decode-1", "decode-2", "prefill-0"], "the successor comes first"
+    cluster.fleet.workers["decode-1"].holds()
+    assert await cluster.tick(2) == ["decode-0", "decode-2", "prefill-0"]
+    assert await cluster.registry.drains() == frozenset()
+
+
+async def test_a_drain_of_nobody_is_cleared(cluster: Cluster) -> None:
+    await cluster.tick()
+    await cluster.registry.request_drain("decode-77")
+    await cluster.tick()
+    assert await cluster.registry.drains() == frozenset()
+
+
+async def test_a_worker_that_falls_silent_is_replaced(cluster: Cluster) -> None:
+    await cluster.tick(2)
+    await cluster.registry._call("DEL", "kvrelay:worker:decode-0")
+    looks = round(SILENT_S / 0.5)
+    for _ in range(looks - 1):
+        await cluster.actuator.tick()
+    assert cluster.running == FIRST
+    await cluster.actuator.tick()
+    assert cluster.running == ["decode-1", "decode-2", "prefill-0"]
+
+
+async def test_a_start_that_hangs_is_given_up(registry: Registry) -> None:
+    fleet = Fleet(registry)
+    actuator = Actuator(registry, fleet, {"decode": 1}, clock=ManualClock(), interval_s=START_S / 2)
+    await actuator.tick()
+    assert sorted(fleet.pools) == ["decode-0"]
+    await actuator.tick()
+    await actuator.tick()
+    assert sorted(fleet.pools) == ["decode-1"]
+
+
+async def test_workers_outlive_redis() -> None:
+    async with EmbeddedRedis() as server:
+        registry = await Registry.connect(server.url)
+        fleet = Fleet(registry)
+        clock = ManualClock()
+        actuator = Actuator(registry, fleet, {"decode": 2}, clock=clock)
+        await actuator.tick()
+        await fleet.beat()
+        os.kill(server.pid, signal.SIGSTOP)
+        os.kill(server.pid, signal.SIGKILL)
+        running = asyncio.create_task(actuator.run())
+        async with asyncio.timeout(20):
+            while True:
+                clock.advance(600.0)
+                try:
+                    if await registry.desired() == {"decode": 2}:
+                        break
+                except Unavailable:
+                    pass
+                await asyncio.sleep(0.05)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert sorted(fleet.pools) == ["decode-0", "decode-1"], "nothing stopped, nothing started twice"
+        assert fleet.stopped == []
+        for worker_id in list(fleet.pools):
+            await fleet.die(worker_id)
+        await registry.close()
+
+
+names = st.lists(st.integers(0, 50).map(lambda number: f"decode-{number}"), unique=True, max_size=8)
+
+
+@given(names, st.data())
+def test_surplus_takes_the_emptiest(staying: list[str], data: st.DataObject) -> None:
+    serving = data.draw(st.sets(st.sampled_from(staying)) if staying else st.just(set()))
+    held = {name: data.draw(st.integers(0, 3)) for name in serving}
+    infos = {
+        name: WorkerInfo(
+            name, "decode", 1, "ready", "127.0.0.1:1", "demo", "00", 16, 64, "host", 4096, WorkerLoad(running=count)
+        )
+        for name, count in held.items()
+    }
+    count = data.draw(st.integers(-2, 9))
+    taken = surplus(staying, serving, infos, count)
+    assert len(taken) == len(set(taken)) == min(max(count, 0), len(staying))
+    left = set(staying) - set(taken)
+    for one in taken:
+        for other in left:
+            assert (one in serving, held.get(one, 0)) <= (other in serving, held.get(other, 0))

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from autoscaler.loop import Autoscaler
+from kvrelay.clock import ManualClock
+from kvrelay.config import AutoscalingPolicy
+from kvrelay.embedded_redis import EmbeddedRedis
+from kvrelay.registry import Registry
+from kvrelay.types import RouterLoad, WorkerInfo, WorkerLoad
+
+POLICY = AutoscalingPolicy.model_validate(
+    {
+        "decode": {
+            "min_replicas": 1,
+            "max_replicas": 10,
+            "metrics": [{"name": "queue_depth", "target": 4}],
+            "upscale_delay_s": 0,
+            "downscale_delay_s": 30,
+        },
+        "interval_s": 0.01,
+    }
+)
+
+
+async def publish(registry: Registry, waiting: int) -> None:
+    load = WorkerLoad(waiting=waiting)
+    await registry.publish_worker(
+        WorkerInfo("decode-0", "decode", 1, "ready", "127.0.0.1:1", "demo", "00", 16, 64, "host", 4096, load), ttl_s=600
+    )
+    await registry.publish_router(RouterLoad("router-0"), ttl_s=600)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def autoscaler(registry: Registry, clock: ManualClock) -> Autoscaler:
+    return Autoscaler(registry, POLICY, "a", clock)
+
+
+async def test_scales_and_records_why(registry: Registry, autoscaler: Autoscaler) -> None:
+    await registry.set_desired({"prefill": 1, "decode": 1})
+    await publish(registry, waiting=37)
+    await autoscaler.tick()
+    assert await registry.desired() == {"prefill": 1, "decode": 3}, "a pool without a policy keeps its size"
+    (decision,) = await registry.decisions()
+    assert (decision.pool, decision.before, decision.after) == ("decode", 1, 3)
+    assert decision.reason == "queue_depth 37 over 1 worker / target 4 → 10, limited to +2 by max_step_up"
+
+
+async def test_records_nothing_while_nothing_changes(registry: Registry, autoscaler: Autoscaler) -> None:
+    await registry.set_desired({"decode": 1})
+    await publish(registry, waiting=4)
+    for _ in range(3):
+        await autoscaler.tick()
+    assert await registry.decisions() == ()
+
+
+async def test_goes_on_from_an_operators_size(registry: Registry, autoscaler: Autoscaler, clock: ManualClock) -> None:
+    await registry.set_desired({"decode": 1})
+    await publish(registry, waiting=0)
+    await autoscaler.tick()
+    clock.advance(100.0)
+    await registry.set_desired({"decode": 5})
+    for _ in range(3):
+        await autoscaler.tick()
+        clock.advance(10.0)
+    assert await registry.desired() == {"decode": 5}
+    clock.advance(30.0)
+    await autoscaler.tick()
+    assert await registry.desired() == {"decode": 4}
+
+
+async def test_only_the_leader_scales(registry: Registry, autoscaler: Autoscaler) -> None:
+    await registry.set_desired({"decode": 1})
+    await publish(registry, waiting=37)
+    assert await registry.acquire_leader("another", 600) is not None
+    await autoscaler.tick()
+    assert await registry.desired() == {"decode": 1}
+    await registry.release_leader("another")
+    await autoscaler.tick()
+    assert await registry.desired() == {"decode": 3}
+
+
+async def test_a_pool_that_nobody_reports_on_keeps_its_size(
+    registry: Registry, autoscaler: Autoscaler, clock: ManualClock
+) -> None:
+    await registry.set_desired({"decode": 4})
+    for _ in range(5):
+        await autoscaler.tick()
+        clock.advance(60.0)
+    assert await registry.desired() == {"decode": 4}
+
+
+async def test_runs_through_an_outage_and_gives_up_the_lead_at_the_end() -> None:
+    async with EmbeddedRedis() as server:
+        registry = await Registry.connect(server.url)
+        running = asyncio.create_task(Autoscaler(registry, POLICY, "a").run())
+        other = await Registry.connect(server.url)
+        await other._call("REPLICAOF", "127.0.0.1", "1")  # read-only
+        await asyncio.sleep(0.05)
+        await other._call("REPLICAOF", "NO", "ONE")
+        await other.set_desired({"decode": 1})
+        await publish(other, waiting=37)
+        async with asyncio.timeout(20):
+            while True:
+                if (await other.desired())["decode"] > 1:
+                    break
+                await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert await other.acquire_leader("b", 1) is not None
+        await registry.close()
+        await other.close()

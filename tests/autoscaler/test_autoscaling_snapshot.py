@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from autoscaler.snapshot import snapshot
+from kvrelay.types import PoolName, RouterLoad, WorkerInfo, WorkerLoad, WorkerState
+
+
+def worker(pool: PoolName, number: int, state: WorkerState = "ready", **load: float) -> WorkerInfo:
+    name = f"{pool}-{number}"
+    return WorkerInfo(
+        name,
+        pool,
+        1,
+        state,
+        "127.0.0.1:1",
+        "demo",
+        "00",
+        16,
+        64,
+        "host",
+        4096,
+        WorkerLoad(**load),  # type: ignore[arg-type]
+    )
+
+
+WORKERS = (
+    worker("prefill", 0, waiting=2, waiting_tokens=300, queue_wait_p95_ms=40.0, blocks_total=10, blocks_held=1),
+    worker("prefill", 1, waiting=1, waiting_tokens=50, queue_wait_p95_ms=90.0, blocks_total=10, blocks_held=2),
+    worker("decode", 0, waiting=3, waiting_tokens=30, blocks_total=100, blocks_held=90),
+    worker("decode", 1, "draining", waiting=4, waiting_tokens=40, blocks_total=100, blocks_held=10),
+    worker("decode", 2, "starting"),
+)
+ROUTERS = (
+    RouterLoad("a", running=1, waiting=5, waiting_tokens=500, ttft_p95_ms=120.0),
+    RouterLoad("b", waiting=7, waiting_tokens=700, ttft_p95_ms=80.0, itl_p95_ms=30.0),
+)
+
+
+def test_prefill_is_measured_by_its_own_queue() -> None:
+    seen = snapshot("prefill", 3, WORKERS, ROUTERS)
+    assert (seen.size, seen.ready) == (3, 2)
+    assert seen.metrics == {
+        "queue_depth": 3,
+        "queue_tokens": 350,
+        "queue_wait_p95_ms": 90.0,
+        "kv_occupancy": 0.15,
+        "ttft_p95_ms": 120.0,
+        "itl_p95_ms": 30.0,
+    }
+
+
+def test_decode_is_measured_by_what_waits_in_it_and_before_it() -> None:
+    seen = snapshot("decode", 3, WORKERS, ROUTERS)
+    assert seen.ready == 1, "neither the draining nor the starting one"
+    assert seen.metrics["queue_depth"] == 3 + 4 + 5 + 7
+    assert seen.metrics["queue_tokens"] == 30 + 40 + 500 + 700
+    assert seen.metrics["kv_occupancy"] == 0.9
+
+
+def test_an_empty_prefill_pool_sees_what_waits_elsewhere() -> None:
+    decode_only = WORKERS[2:]
+    assert snapshot("prefill", 0, decode_only, ROUTERS).metrics["queue_depth"] == 19
+    assert "queue_depth" not in snapshot("prefill", 1, decode_only, ROUTERS).metrics, "its worker does not report"
+
+
+def test_without_a_router_or_a_worker_the_queue_is_not_known() -> None:
+    assert "queue_depth" not in snapshot("decode", 3, WORKERS, ()).metrics
+    assert snapshot("decode", 3, (), ROUTERS[:1]).metrics == {"ttft_p95_ms": 120.0}
+    assert snapshot("decode", 0, (), ROUTERS).metrics["queue_depth"] == 12
+
+
+def test_latencies_are_zero_when_idle_and_unknown_when_nothing_comes_out() -> None:
+    idle = snapshot("decode", 1, WORKERS, (RouterLoad("a"),))
+    assert idle.metrics["ttft_p95_ms"] == idle.metrics["itl_p95_ms"] == 0.0
+    stuck = snapshot("decode", 1, WORKERS, (RouterLoad("a", waiting=1),))
+    assert "ttft_p95_ms" not in stuck.metrics

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvrelay.errors import InvalidArgument
+from kvrelay.loadtest.report import Report, load_report
+from kvrelay.loadtest.row import Row
+from kvrelay.loadtest.slo import parse_slos
+
+ROWS = (
+    Row(0.0, 0.001, 0.1, (0.05, 0.05), 0.2, 10, 4, 3, "length", "disaggregated", "policy"),
+    Row(1.0, 0.002, 0.3, (0.1,), 0.4, 20, 0, 2, "stop", "local", "short"),
+    Row(1.5, 0.003, 0.5, (), 0.5, 30, 0, 1, "length", "disaggregated", "policy"),
+    Row(1.8, 0.004, output_tokens=7, error="RESOURCE_EXHAUSTED", message="full"),
+)
+REPORT = Report({"rate": 2.0}, parse_slos(["ttft:300", "tpot:60"]), ROWS)
+
+
+def test_rates_count_what_was_answered() -> None:
+    assert REPORT.duration_s == 2.0
+    assert REPORT.rates() == {"requests": 1.5, "output tokens": 3.0, "prompt tokens": 30.0, "goodput requests": 0.5}
+
+
+def test_latencies_are_pooled_as_they_should_be() -> None:
+    latencies = REPORT.latencies()
+    medians = {name: summary and summary.median for name, summary in latencies.items()}
+    assert medians == pytest.approx(
+        {"TTFT": 0.3, "second token gap": 0.075, "ITL": 0.05, "TPOT": 0.075, "E2E": 0.4, "late start": 0.002}
+    )
+
+
+def test_errors_and_paths_are_counted() -> None:
+    assert REPORT.errors == {"RESOURCE_EXHAUSTED": 1}
+    assert REPORT.paths == {"disaggregated": 2, "local": 1}
+
+
+def test_nothing_answered_divides_by_nothing() -> None:
+    report = Report({}, (), ROWS[3:])
+    assert (report.duration_s, set(report.rates().values()), set(report.latencies().values())) == (0.0, {0.0}, {None})
+
+
+def test_a_saved_report_is_read_back(tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    REPORT.save(file)
+    assert load_report(file) == REPORT
+    document = json.loads(file.read_text())
+    assert document["latencies_seconds"]["TTFT"]["median"] == pytest.approx(0.3)
+    assert document["requests"][3]["error"] == "RESOURCE_EXHAUSTED"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"format": "other"}', '{"format": "kvrelay-loadtest-1", "options": {}, "slos": [{}]}']
+)
+def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "other.json"
+    file.write_text(text)
+    with pytest.raises(InvalidArgument, match=r"other\.json: not a file"):
+        load_report(file)
+
+
+def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"absent\.json: No such file"):
+        load_report(tmp_path / "absent.json")
+    with pytest.raises(InvalidArgument, match="No such file"):
+        REPORT.save(tmp_path / "absent" / "report.json")

@@ -1,0 +1,280 @@
+"""Whole load tests against real servers, over gRPC and over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from scripted_router import ScriptedRouter, serving
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from kvrelay.cli.main import run
+from kvrelay.errors import ResourceExhausted, Unavailable
+from kvrelay.loadtest.row import Row
+from kvrelay.loadtest.runner import run_load
+from kvrelay.loadtest.workload import PlannedRequest
+
+Output = pytest.CaptureFixture[str]
+LOAD = ["--rate", "inf", "--num-requests", "12", "--prompt-tokens", "5-9", "--output-tokens", "3"]
+
+
+def loadtest(*arguments: str) -> int:
+    return run(["loadtest", "run", *arguments])
+
+
+def test_a_run_over_grpc(capsys: Output, tmp_path: Path) -> None:
+    router, file = ScriptedRouter(), tmp_path / "run.json"
+    with serving(router) as target:
+        slos = ["--goodput", "ttft:60000", "tpot:60000", "e2e:60000"]
+        expectation = ["--expect-path", "disaggregated"]
+        assert loadtest("--target", target, *LOAD, *slos, *expectation, "--json", str(file)) == 0
+    shown = capsys.readouterr().out
+    assert "12 of 12 requests answered" in shown
+    assert "paths: disaggregated 12" in shown
+    document = json.loads(file.read_text())
+    assert document["options"]["target"] == target
+    assert document["rates_per_second"]["goodput requests"] == document["rates_per_second"]["requests"] > 0
+    for row in document["requests"]:
+        assert (row["output_tokens"], row["prompt_tokens"], row["error"]) == (3, 7, "")
+        assert 0 < row["ttft_s"] <= row["e2e_s"]
+        assert sum(row["itl_s"]) == pytest.approx(row["e2e_s"] - row["ttft_s"])
+    for request in router.requests:
+        assert 5 <= len(request.token_ids) <= 9
+        assert all(0 <= token < 337 for token in request.token_ids)
+        assert (request.sampling.max_tokens, request.sampling.ignore_eos) == (3, True)
+    assert len({request.sampling.seed for request in router.requests}) == 12
+
+
+def test_the_same_seed_sends_the_same(tmp_path: Path) -> None:
+    router = ScriptedRouter()
+    with serving(router) as target:
+        for seed in ("1", "1", "2"):
+            assert loadtest("--target", target, "--rate", "500", *LOAD[2:], "--seed", seed, "--text") == 0
+    sent = [sorted(request.prompt or "" for request in router.requests[at : at + 12]) for at in (0, 12, 24)]
+    assert sent[0] == sent[1] != sent[2]
+
+
+def test_a_failed_request_fails_the_run(capsys: Output, tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    router = ScriptedRouter([ResourceExhausted("queue full", retry_after_s=1.0)], [Unavailable("draining")])
+    with serving(router) as target:
+        assert loadtest("--target", target, *LOAD, "--json", str(file)) == 1
+    out, err = capsys.readouterr()
+    assert "errors: RESOURCE_EXHAUSTED 1, UNAVAILABLE 1" in out
+    assert err.startswith("kvrelay: 2 of 12 requests failed; the first: ")
+    assert len(router.requests) == 12  # a failure is counted, not tried again
+    assert sorted(row["error"] for row in json.loads(file.read_text())["requests"])[-2:] == [
+        "RESOURCE_EXHAUSTED",
+        "UNAVAILABLE",
+    ]
+
+
+def test_an_unexpected_path_fails_the_run(capsys: Output) -> None:
+    with serving(ScriptedRouter(path="local")) as target:
+        assert loadtest("--target", target, *LOAD, "--expect-path", "disaggregated") == 1
+    assert capsys.readouterr().err == "kvrelay: 12 of 12 requests did not go disaggregated\n"
+
+
+def test_report_and_compare_print_saved_runs(capsys: Output, tmp_path: Path) -> None:
+    before, after = str(tmp_path / "before.json"), str(tmp_path / "after.json")
+    with serving(ScriptedRouter()) as target:
+        assert loadtest("--target", target, *LOAD, "--json", before) == 0
+        live = capsys.readouterr().out
+        assert loadtest("--target", target, *LOAD, "--json", after) == 0
+    capsys.readouterr()
+    assert run(["loadtest", "report", before]) == 0
+    assert capsys.readouterr().out == live
+    assert run(["loadtest", "compare", before, after]) == 0
+    shown = capsys.readouterr().out
+    for words in ("before", "after", "change", "TTFT p99, ms", "requests per s", "errors"):
+        assert words in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--rate", "0"], "--rate"),
+        (["--rate", "nan"], "--rate"),
+        (["--rate", "inf"], "--num-requests"),
+        (["--burstiness", "-1"], "--burstiness"),
+        (["--num-requests", "0"], "--num-requests"),
+        (["--prompt-tokens", "9-3"], "prompt_tokens"),
+        (["--goodput", "speed:9"], "goodput"),
+        (["--expect-path", "scenic"], "--expect-path"),
+        (["--target", "http://nowhere"], "http://HOST:PORT"),
+        (["--target", "https://127.0.0.1:1"], "http://HOST:PORT"),
+        (["--target", "http://127.0.0.1:one"], "http://HOST:PORT"),
+    ],
+)
+def test_bad_usage_is_one_line_and_2(capsys: Output, arguments: list[str], words: str) -> None:
+    assert loadtest(*arguments) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("scheme", ["", "http://"])
+def test_nobody_there_is_one_line_and_1(capsys: Output, scheme: str) -> None:
+    with serving(ScriptedRouter()) as gone:
+        pass
+    assert loadtest("--target", scheme + gone) == 1
+    assert capsys.readouterr().err.startswith(f"kvrelay: {gone}: ")
+
+
+async def test_a_slow_server_delays_no_arrival() -> None:
+    """Ten requests due at once are all under way before the first is answered."""
+    under_way = asyncio.Semaphore(0)
+
+    class Together:
+        count = 0
+
+        async def send(self, request: PlannedRequest, start: float) -> Row:
+            self.count += 1
+            if self.count == 10:
+                for _ in range(10):
+                    under_way.release()
+            await under_way.acquire()
+            return Row(request.at, 0.0, prompt_tokens=request.seed)
+
+    seen: list[Row] = []
+    plan = [PlannedRequest(0.0, "p", None, 1, seed) for seed in range(10)]
+    rows = await run_load(plan, Together(), seen.append)
+    assert [row.prompt_tokens for row in rows] == list(range(10))
+    assert len(seen) == 10
+
+
+# HTTP
+
+
+def sse(*events: Any) -> StreamingResponse:
+    async def body() -> AsyncIterator[str]:
+        for event in events:
+            yield f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n"
+
+    return StreamingResponse(body(), media_type="text/event-stream", headers={"x-kvrelay-path": "local"})
+
+
+def answer(body: dict[str, Any]) -> list[Any]:
+    steps: list[Any] = [
+        {"choices": [{"text": f" t{n}", "token_ids": [n], "finish_reason": None}]}
+        for n in range(body["max_tokens"] - 1)
+    ]
+    usage = {"prompt_tokens": len(body["prompt"]), "prompt_tokens_details": {"cached_tokens": 1}}
+    return [
+        *steps,
+        {"choices": [{"text": "", "token_ids": [9], "finish_reason": "length"}]},
+        {"choices": [], "usage": usage, "kvrelay": {"path": "local", "why": "short"}},
+        "[DONE]",
+    ]
+
+
+class HttpServer:
+    """Answers completions as asked, unless `replies` holds something else to say."""
+
+    def __init__(self, vocab_size: int | None = 50) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.replies: list[Response] = []
+        self.model: dict[str, Any] = {"id": "demo", "max_model_len": 4096} | (
+            {"vocab_size": vocab_size} if vocab_size else {}
+        )
+
+    async def models(self, request: Request) -> Response:
+        return JSONResponse({"data": [self.model] if self.model else []})
+
+    async def completions(self, request: Request) -> Response:
+        self.bodies.append(await request.json())
+        return self.replies.pop(0) if self.replies else sse(*answer(self.bodies[-1]))
+
+
+@contextmanager
+def http_serving(server: HttpServer) -> Iterator[str]:
+    routes = [Route("/v1/models", server.models), Route("/v1/completions", server.completions, methods=["POST"])]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = uvicorn.Config(Starlette(routes=routes), log_level="critical", ws="none", lifespan="off")
+        running = uvicorn.Server(config)
+        thread = threading.Thread(target=lambda: asyncio.run(running.serve([listener])))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            running.should_exit = True
+            thread.join(10)
+
+
+def test_a_run_over_http(capsys: Output, tmp_path: Path) -> None:
+    server, file = HttpServer(), tmp_path / "run.json"
+    with http_serving(server) as target:
+        assert loadtest("--target", target, *LOAD, "--expect-path", "local", "--json", str(file)) == 0
+    assert "12 of 12 requests answered" in capsys.readouterr().out
+    for row in json.loads(file.read_text())["requests"]:
+        assert (row["output_tokens"], row["cached_tokens"], row["finish_reason"]) == (3, 1, "length")
+        assert (row["path"], row["why"]) == ("local", "short")
+        assert 5 <= row["prompt_tokens"] <= 9
+        assert 0 < row["ttft_s"] <= row["e2e_s"]
+    for body in server.bodies:
+        assert body["stream"] is True
+        assert (body["model"], body["max_tokens"], body["ignore_eos"]) == ("demo", 3, True)
+        assert all(0 <= token < 50 for token in body["prompt"])
+
+
+def test_a_server_that_returns_no_ids_is_counted_by_pieces(tmp_path: Path) -> None:
+    server, file = HttpServer(), tmp_path / "run.json"
+    server.replies = [sse({"choices": [{"text": " a"}]}, {"choices": [{"text": " b"}]}, "[DONE]")]
+    with http_serving(server) as target:
+        assert loadtest("--target", target, "--num-requests", "1", "--json", str(file)) == 0
+    (row,) = json.loads(file.read_text())["requests"]
+    assert (row["output_tokens"], len(row["itl_s"])) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("reply", "code", "message"),
+    [
+        (JSONResponse({"error": {"message": "full", "type": "rate_limit_error"}}, 429), "RESOURCE_EXHAUSTED", "full"),
+        (JSONResponse({"detail": "?"}, 404), "NOT_FOUND", "HTTP 404"),
+        (Response("oops", 500), "INTERNAL", "not a JSON object: b'oops'"),
+        (sse({"choices": []}, {"error": {"message": "lost", "type": "data_loss_error"}}), "DATA_LOSS", "lost"),
+        (sse({"choices": []}), "UNAVAILABLE", "before [DONE]"),
+        (sse("{"), "INTERNAL", "not a JSON object"),
+    ],
+)
+def test_an_http_failure_is_typed(capsys: Output, reply: Response, code: str, message: str) -> None:
+    server = HttpServer()
+    server.replies = [reply]
+    with http_serving(server) as target:
+        assert loadtest("--target", target, "--num-requests", "1") == 1
+    out, err = capsys.readouterr()
+    assert f"errors: {code} 1" in out
+    assert message in err
+
+
+def test_a_vocabulary_that_is_not_told_must_be_given(capsys: Output) -> None:
+    with http_serving(HttpServer(vocab_size=None)) as target:
+        assert loadtest("--target", target, "--num-requests", "1") == 2
+        assert "--vocab-size" in capsys.readouterr().err
+        assert loadtest("--target", target, "--num-requests", "1", "--vocab-size", "9") == 0
+        assert loadtest("--target", target, "--num-requests", "1", "--text") == 0
+
+
+def test_a_server_without_a_model_is_named(capsys: Output) -> None:
+    server = HttpServer()
+    server.model = {}
+    with http_serving(server) as target:
+        assert loadtest("--target", target, "--num-requests", "1") == 1
+    assert "serves no model" in capsys.readouterr().err
+
+
+def test_what_is_no_http_server_is_named(capsys: Output) -> None:
+    with serving(ScriptedRouter()) as target:
+        assert loadtest("--target", f"http://{target}", "--timeout", "5") == 1
+    assert target in capsys.readouterr().err
