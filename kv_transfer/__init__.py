@@ -1,0 +1,1 @@
+"""Moves KV blocks from a prefill worker's arena to a decode worker's, under a lease."""

@@ -11,6 +11,8 @@ from kvrelay.errors import Unavailable
 from kvrelay.wire.status import error_from_rpc
 from kvrelay.wire.transfer import Frame, KvReceipt, KvTransferServiceStub, frame_to_proto, receipt_from_proto
 
+_WRITE_FAILED = "Internal error from Core"  # grpc.aio's own status when a write meets a broken connection first
+
 
 class PushCall:
     """Every wait for the peer ends after `patience` seconds, with Unavailable.
@@ -61,8 +63,8 @@ class PushCall:
         code = await self._call.code()
         if code is grpc.StatusCode.OK:
             return receipt_from_proto(await self._call)
-        call = self._call
-        status = grpc.aio.AioRpcError(
-            code, await call.initial_metadata(), await call.trailing_metadata(), details=await call.details()
-        )
-        raise error_from_rpc(status, self._address)
+        details = await self._call.details()
+        if code is grpc.StatusCode.INTERNAL and details == _WRITE_FAILED:
+            raise Unavailable(f"{self._address}: the connection broke off")
+        metadata = await self._call.initial_metadata(), await self._call.trailing_metadata()
+        raise error_from_rpc(grpc.aio.AioRpcError(code, *metadata, details=details), self._address)

@@ -126,12 +126,14 @@ class Receiver(KvTransferServiceServicer):
         match opening.transport:
             case "grpc":
                 yield GrpcInbound(self._arena, digests=self._digests)
-            case "memory" | "shm" as transport if opening.segment is not None:
-                accept = memory.accept if transport == "memory" else self._segments.accept
-                yield accept(opening.segment, self._arena, digests=self._digests)
+            case "memory" if opening.segment is not None:
+                yield memory.accept(opening.segment, self._arena, digests=self._digests)
+            case "shm" if opening.segment is not None:
+                with self._segments.lend(opening.segment, self._arena, digests=self._digests) as mapped:
+                    yield mapped
             case "gloo" | "nccl" as backend:
-                with self._groups.lend(backend, opening.rendezvous, self._arena, digests=self._digests) as inbound:
-                    yield inbound
+                with self._groups.lend(backend, opening.rendezvous, self._arena, digests=self._digests) as joined:
+                    yield joined
             case transport:
                 raise Unimplemented(f"transport {transport!r} is not one that this worker takes")
 

@@ -211,6 +211,7 @@ class Push:
 
     async def _frames(self, outbound: Outbound) -> AsyncGenerator[Frame, None]:
         """The push from its open frame to its commit; without the commit if it is aborted."""
+        self.bytes_packed = 0
         yield outbound.announce(self._opening(self.transport))
         await in_thread(outbound.connect)
         block_bytes = self._sender.arena.layout.block_bytes

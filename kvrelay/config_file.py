@@ -26,6 +26,7 @@ _OPTIONS = {
     "decode.replicas": "--decode",
     "listen.grpc": "--grpc-port",
     "listen.http": "--http-port",
+    "listen.admin": "--admin-port",
 }
 
 

@@ -194,6 +194,8 @@ class Registry:
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 yield
+        except TimeoutError:
+            raise Unavailable(f"Redis at {self._where}: no answer within {_TIMEOUT_S:g} s") from None
         except (RedisError, OSError) as error:
             raise Unavailable(f"Redis at {self._where}: {str(error) or type(error).__name__}") from error
 

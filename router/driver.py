@@ -59,6 +59,7 @@ class Driver:
         self._sessions: dict[str, tuple[WorkerSession, asyncio.Task[None]]] = {}
         self._last_seen: dict[str, float] = {}
         self._streams: dict[str, Stream] = {}
+        self.changed = asyncio.Event()  # set when `state` may have changed
         self._work = asyncio.Event()  # set while there are requests, and
         self._idle = asyncio.Event()  # while there are none
         self._idle.set()
@@ -92,6 +93,7 @@ class Driver:
     async def drained(self) -> None:
         """Until no request is left. New ones are refused from now on."""
         self.draining = True
+        self.changed.set()
         await self._idle.wait()
 
     # Workers
@@ -114,11 +116,13 @@ class Driver:
         log.info("worker found", worker=info.worker_id, pool=info.pool, epoch=info.epoch, address=info.address)
         now = self._clock.now()
         self._carry_out(self.dispatcher.worker_found(info, now), now)
+        self.changed.set()
 
     def worker_lost(self, worker_id: str) -> None:
         log.info("worker lost", worker=worker_id)
         now = self._clock.now()
         self._carry_out(self.dispatcher.worker_lost(worker_id, now), now)
+        self.changed.set()
 
     def worker_said(self, worker_id: str, event: Event) -> None:
         now = self._clock.now()
@@ -164,6 +168,7 @@ class Driver:
             del self._last_seen[worker_id]
             self._close(worker_id)
         self._carry_out(self.dispatcher.workers_changed(self.known, now), now)
+        self.changed.set()
 
     def _close(self, worker_id: str) -> None:
         session = self._sessions.pop(worker_id, None)

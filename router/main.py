@@ -28,7 +28,6 @@ from router.service import InferenceService
 from router.text import Text
 
 DRAIN_S = 30.0  # for streams in flight to end by themselves
-_POLL_S = 0.05
 
 log = get_logger("router")
 
@@ -98,6 +97,8 @@ async def run_router(
         """Keeps gRPC's health service in step with the state; says once that the router is ready."""
         announced = False
         while True:
+            await driver.changed.wait()
+            driver.changed.clear()
             state = driver.state
             serving = health_pb2.HealthCheckResponse
             for name in ("", inference.SERVICE_NAME):
@@ -105,7 +106,6 @@ async def run_router(
             if state == "ready" and not announced:
                 announced = True
                 ready(f"kvrelay ready grpc={grpc_address} http=http://{http_address} admin={admin_address}")
-            await asyncio.sleep(_POLL_S)
 
     async with asyncio.TaskGroup() as tasks:
         await public.start()

@@ -35,7 +35,7 @@ def sample(seed: int, split: str, size: int) -> list[str]:
 
 def document(rng: Random) -> str:
     kinds: tuple[Callable[[Random], str], ...] = (_tale, _about_a_story, _storytelling, _talk, _plain, _collection)
-    return rng.choices(kinds, weights=(30, 30, 10, 25, 4, 3))[0](rng)
+    return rng.choices(kinds, weights=(26, 26, 10, 28, 8, 2))[0](rng)
 
 
 def conversation(rng: Random, turns: Sequence[Pair]) -> str:
@@ -116,7 +116,7 @@ def _collection(rng: Random) -> str:
     """A long document: several stories of different heroes, then questions about any of them."""
     tales: list[Story] = []
     avoid: set[str] = set()
-    for _ in range(rng.choice((2, 2, 3, 3, 4, 5, 6, 8, 12, 24))):
+    for _ in range(rng.choice((2, 2, 2, 3, 3, 4, 5, 6, 10, 24))):
         tales.append(story(rng, avoid=avoid))
         avoid |= {tales[-1].hero, tales[-1].friend}
     body = "\n\n".join(f"Story {number}. {told.text}" for number, told in enumerate(tales, 1))

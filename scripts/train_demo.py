@@ -28,11 +28,11 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 CONTEXT = 4096  # tokens
 TOKENIZER_DOCUMENTS = 4000
 HELD_OUT_DOCUMENTS = 200
-PEAK_LEARNING_RATE = 3e-3
+PEAK_LEARNING_RATE = 2e-3
 WARM_UP_STEPS = 100
-DEFAULT_STEPS = 2600
+DEFAULT_STEPS = 2400
 REPORT_STEPS = 100
-BATCH_TOKENS = 2048  # padding included
+BATCH_TOKENS = 1024  # padding included
 POOL_DOCUMENTS = 512  # sorted by length together, so that a batch needs little padding
 IGNORED = -100  # label of padding
 
@@ -90,7 +90,7 @@ def optimizer_for(model: LlamaForCausalLM) -> torch.optim.AdamW:
     matrices = [p for p in model.parameters() if p.dim() == 2]
     gains = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": gains, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=PEAK_LEARNING_RATE, betas=(0.9, 0.95), fused=True)
+    return torch.optim.AdamW(groups, lr=PEAK_LEARNING_RATE, betas=(0.9, 0.98), fused=True)
 
 
 def train(model: LlamaForCausalLM, tokenizer: Tokenizer, seed: int, steps: int, progress: Progress) -> int:
@@ -106,7 +106,7 @@ def train(model: LlamaForCausalLM, tokenizer: Tokenizer, seed: int, steps: int, 
             logits = model(input_ids=batch, use_cache=False).logits
         labels = batch[:, 1:].masked_fill(batch[:, 1:] == model.config.pad_token_id, IGNORED)
         loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels.flatten())
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -176,7 +176,7 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder to write; made if it does not exist")
-    parser.add_argument("--steps", type=int, default=DEFAULT_STEPS, help="optimiser steps of about 1,900 tokens")
+    parser.add_argument("--steps", type=int, default=DEFAULT_STEPS, help="optimiser steps of about 950 tokens")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()

@@ -16,7 +16,7 @@ from kvrelay.wire import cluster
 from kvrelay.wire import inference as wire
 from kvrelay.wire.status import abort
 
-Step = wire.GenerateResponse | KvRelayError | str  # send, fail, or "hang"
+Step = wire.GenerateResponse | KvRelayError | float | str  # send, fail, stay for some seconds, or "hang"
 LEDGER = Ledger(
     phases=(("queue", 0.002), ("prefill", 0.008)),
     ttft_seconds=0.01,
@@ -68,6 +68,8 @@ class ScriptedRouter(wire.InferenceServiceServicer):
             for step in steps:
                 if isinstance(step, KvRelayError):
                     await abort(context, step)
+                elif isinstance(step, float):
+                    await asyncio.sleep(step)
                 elif isinstance(step, str):
                     self.hanging.set()
                     await asyncio.Event().wait()

@@ -289,7 +289,10 @@ async def test_nobody_listens() -> None:
 
 async def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_module, "_TIMEOUT_S", 0.05)
-    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(Unavailable) as caught:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(Unavailable, match=r"no answer within 0\.05 s") as caught,
+    ):
         await Registry.connect(f"redis://:secret@127.0.0.1:{silent.getsockname()[1]}/0")
     assert "secret" not in str(caught.value)
 

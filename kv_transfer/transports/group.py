@@ -34,7 +34,8 @@ def _lost_peer() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise Unavailable(f"the peer left the process group: {str(error).splitlines()[0]}") from error
+        reason = str(error).splitlines()[0].rpartition("] ")[2]  # without the place in PyTorch's source
+        raise Unavailable(f"the process group with the peer is broken: {reason}") from error
 
 
 def _parse(rendezvous: str) -> tuple[str, int, str]:

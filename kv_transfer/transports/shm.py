@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -14,10 +16,7 @@ from kvrelay.wire.transfer import SharedSegment
 
 
 class SegmentCache:
-    """Senders' arenas, mapped at their first push and kept for the next ones while the sender lives.
-
-    A mapping keeps the memory of a sender that has died, so each look-up lets go of those.
-    """
+    """Senders' arenas, mapped at their first push and kept for the next ones while the sender lives."""
 
     def __init__(self) -> None:
         self._mapped: dict[SharedSegment, HostBytes] = {}
@@ -25,14 +24,18 @@ class SegmentCache:
     def __len__(self) -> int:
         return len(self._mapped)
 
-    def accept(self, segment: SharedSegment, arena: Arena, *, digests: bool) -> NamedInbound:
-        """Raises Unimplemented if the segment cannot be read from here."""
-        self.drop_dead()
+    @contextmanager
+    def lend(self, segment: SharedSegment, arena: Arena, *, digests: bool) -> Iterator[NamedInbound]:
+        """For one push. Raises Unimplemented if the segment cannot be read from here."""
         if segment not in self._mapped:
             self._mapped[segment] = _map(segment)
-        return NamedInbound(self._mapped[segment], arena, digests=digests)
+        try:
+            yield NamedInbound(self._mapped[segment], arena, digests=digests)
+        finally:
+            self._drop_dead()
 
-    def drop_dead(self) -> None:
+    def _drop_dead(self) -> None:
+        """A mapping would keep the memory of a sender that has died."""
         for segment in list(self._mapped):
             if not _is_memory_file(_path(segment), segment):
                 del self._mapped[segment]

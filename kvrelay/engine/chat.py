@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,17 +89,20 @@ class ChatTemplate:
         if self._process is not None and self._process.returncode is None:
             return self._process
         await self._end()
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", str(_RENDERER)),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            limit=_MAX_REPLY_BYTES,
-            env={**os.environ, **_ENVIRONMENT},
-            start_new_session=True,  # Ctrl-C at the terminal is for the parent
-        )
-        with _deadline(f"the chat template's process did not start within {_START_S:g} s; is the machine overloaded?"):
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", str(_RENDERER)),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=_MAX_REPLY_BYTES,
+                env={**os.environ, **_ENVIRONMENT},
+                start_new_session=True,  # Ctrl-C at the terminal is for the parent
+            )
             async with asyncio.timeout(_START_S):
                 ready = await _line(self._process)
+        except OSError as error:  # TimeoutError is one
+            reason = str(error) or f"no answer within {_START_S:g} s"
+            raise Unavailable(f"the chat template's process does not start: {reason}") from error
         if not ready:
             raise Unavailable("the chat template's process does not start; its message is on stderr")
         return self._process
@@ -109,9 +112,13 @@ class ChatTemplate:
     ) -> dict[str, str]:
         assert process.stdin is not None
         process.stdin.write(json.dumps(request).encode() + b"\n")
-        with _deadline(f"the model's chat template took longer than {timeout_s:g} s and was stopped"):
+        try:
             async with asyncio.timeout(timeout_s):
                 line = await _line(process)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"the model's chat template took longer than {timeout_s:g} s and was stopped"
+            ) from None
         if line:
             reply: dict[str, str] = json.loads(line)
             return reply
@@ -132,23 +139,16 @@ class ChatTemplate:
             await process.communicate()  # reads the pipe to its end and reaps the process
 
 
-@contextlib.contextmanager
-def _deadline(message: str) -> Iterator[None]:
-    try:
-        yield
-    except TimeoutError:
-        raise DeadlineExceeded(message) from None
-
-
 async def _line(process: asyncio.subprocess.Process) -> bytes:
-    """The next line; empty when the process is gone or the line is too long. What was written is sent first."""
+    """The next whole line; empty when the process is gone or the line too long. What was written is sent first."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:
         await process.stdin.drain()
-        return await process.stdout.readline()
+        line = await process.stdout.readline()
     except (ConnectionError, ValueError):
         return b""
+    return line if line.endswith(b"\n") else b""
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:

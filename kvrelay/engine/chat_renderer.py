@@ -20,7 +20,7 @@ GRACE_S = 1.0  # the parent kills first; this is for a parent that is gone
 
 def main() -> None:
     requests, replies = sys.stdin, _private_stdout()
-    sys.modules["torch"] = None  # type: ignore[assignment]  # transformers renders without it, and starts ten times faster
+    sys.modules["torch"] = None  # type: ignore[assignment]  # rendering needs none, and starts ten times faster
     from transformers.utils.chat_template_utils import render_jinja_template
 
     def render(request: dict[str, Any]) -> str:

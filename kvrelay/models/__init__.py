@@ -19,7 +19,7 @@ def resolve_model(path: str) -> str:
     """
     if path == DEMO:
         return str(_DEMO_FOLDER)
-    if Path(path).is_dir() or _HUB_ID.fullmatch(path):
+    if (path and Path(path).is_dir()) or _HUB_ID.fullmatch(path):
         return path
     found = "it is a file, not a folder" if Path(path).is_file() else "there is no such folder"
     raise NotFound(

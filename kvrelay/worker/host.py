@@ -53,13 +53,9 @@ async def load_runner(settings: WorkerSettings) -> ModelRunner:
         threads=pool.threads,
     )
     # The first pass through a model builds kernels and takes memory; no user should wait for that.
-    warm_up = Segment(
-        token_ids=[0] * config.kv.block_size,
-        start=0,
-        blocks=[0],
-        sample=SampleRequest(SamplingParams(seed=0), [0], 1, frozenset()),
-    )
-    await asyncio.to_thread(runner.run, [warm_up])
+    tokens = [0] * config.kv.block_size
+    sample = SampleRequest(SamplingParams(seed=0), tokens, len(tokens))
+    await asyncio.to_thread(runner.run, [Segment(tokens, start=0, blocks=[0], sample=sample)])
     return runner
 
 

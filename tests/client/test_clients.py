@@ -165,6 +165,21 @@ def test_an_answer_goes_on_after_a_failure_in_its_midst(twin: Twin) -> None:
     assert len({request.sampling.seed for request in router.requests}) == 1
 
 
+def test_each_token_earns_new_attempts(twin: Twin) -> None:
+    down = kvrelay.Unavailable("router stops")
+    router = ScriptedRouter(*([tokens(index, 100 + index), down] for index in range(5)))
+    with serving(router) as target:
+        whole = twin.result(target, "p", max_tokens=6, client={"retry": kvrelay.RetryPolicy(max_attempts=2)})
+    assert (whole.token_ids, whole.calls) == ((100, 101, 102, 103, 104, 105), 6)
+
+
+def test_a_whole_answer_is_not_cancelled_while_its_call_ends(twin: Twin) -> None:
+    router = ScriptedRouter([last(tokens(0, 1)), 0.05])
+    with serving(router) as target:
+        assert twin.result(target, "p").token_ids == (1,)
+    assert not router.cancelled.is_set()
+
+
 def test_repeated_tokens_are_dropped(twin: Twin) -> None:
     router = ScriptedRouter([tokens(0, 1), tokens(0, 1), tokens(1, 2), tokens(0, 1), last(tokens(2, 3))])
     with serving(router) as target:
@@ -291,6 +306,16 @@ def test_another_thread_may_cancel_a_blocking_stream() -> None:
         canceller.join()
         with pytest.raises(kvrelay.Cancelled):
             next(stream)
+
+
+def test_reading_on_after_a_failure_raises_it_again() -> None:
+    router = ScriptedRouter([kvrelay.NotFound("no model x")])
+    with serving(router) as target, kvrelay.Client(target) as client:
+        stream = client.generate("p")
+        for read in (stream.result, stream.result, lambda: next(stream)):
+            with pytest.raises(kvrelay.NotFound):
+                read()
+    assert len(router.requests) == 1
 
 
 async def test_another_task_may_cancel_an_asyncio_stream() -> None:

@@ -183,13 +183,28 @@ async def test_closing_ends_the_process_and_calls_under_way(template: Template) 
     await chat.aclose()
 
 
+@pytest.mark.parametrize(
+    ("renderer", "message"),
+    [
+        ("raise SystemExit(3)", "does not start; its message is on stderr"),
+        ("print('half a li', end='')", "does not start; its message is on stderr"),
+        ("import time; time.sleep(600)", r"does not start: no answer within 0\.3 s"),
+    ],
+)
 async def test_a_process_that_does_not_start_is_unavailable(
-    template: Template, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    template: Template, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, renderer: str, message: str
 ) -> None:
     broken = tmp_path / "renderer.py"
-    broken.write_text("raise SystemExit(3)")
+    broken.write_text(renderer)
     monkeypatch.setattr("kvrelay.engine.chat._RENDERER", broken)
-    with pytest.raises(Unavailable, match="does not start"):
+    monkeypatch.setattr("kvrelay.engine.chat._START_S", 0.3 if "sleep" in renderer else 60.0)
+    with pytest.raises(Unavailable, match=message):
+        await template("x").render(user("x"))
+
+
+async def test_a_missing_interpreter_is_unavailable(template: Template, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(Unavailable, match="does not start: .*No such file"):
         await template("x").render(user("x"))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable
+import threading
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ import xxhash
 from transfer_ends import HASH, KEY, LAYOUT, DecodeEnd, MemoryFile, decode_end
 
 from kv_transfer.arena import digest_blocks, read_blocks
+from kv_transfer.transports.grpc import GrpcInbound
 from kvrelay.errors import Cancelled, DataLoss, FailedPrecondition, KvRelayError, NotFound, Unimplemented
 from kvrelay.messages import HandoffTarget
 from kvrelay.wire.status import error_from_rpc
@@ -283,6 +285,32 @@ async def test_a_revoked_push_ends_although_its_sender_is_silent(decode: DecodeE
         assert await call.details() == "lease 1 was closed during the push"
     assert [lease.lease_id for lease in decode.leases.release()] == [1]
     decode.receiver.revoke(target.lease_id)
+
+
+async def test_blocks_are_not_released_while_they_are_written_to(
+    decode: DecodeEnd, source: MemoryFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The push is revoked in the middle of a copy, which ends later."""
+    copying, go_on = threading.Event(), threading.Event()
+    unpack = GrpcInbound.unpack
+
+    def slow_unpack(inbound: GrpcInbound, frame: KvBlocks, numbers: Sequence[int]) -> None:
+        copying.set()
+        assert go_on.wait(10)
+        unpack(inbound, frame, numbers)
+
+    monkeypatch.setattr(GrpcInbound, "unpack", slow_unpack)
+    target = decode.grant(BLOCKS)
+    pushing = asyncio.create_task(push(decode, [opening(target), *whole(source)]))
+    assert await asyncio.to_thread(copying.wait, 10)
+    decode.leases.close(target.lease_id)
+    decode.receiver.revoke(target.lease_id)
+    await asyncio.sleep(0.01)
+    assert decode.leases.release() == []
+    go_on.set()
+    with pytest.raises(FailedPrecondition, match="closed during the push"):
+        await pushing
+    assert [lease.lease_id for lease in decode.leases.release()] == [target.lease_id]
 
 
 async def test_one_lease_has_one_push_at_a_time(decode: DecodeEnd, source: MemoryFile) -> None:

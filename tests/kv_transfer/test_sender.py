@@ -107,6 +107,24 @@ async def test_a_transport_that_was_asked_for_does_not_fall_back() -> None:
             await push.commit(1, 4, 0.0)
 
 
+async def test_memory_is_refused_when_the_worker_is_in_another_process() -> None:
+    async with decode_end() as decode, sender_of(MemoryFile()) as sender:
+        target = decode.grant([1], transport="memory", worker_id="in another process")
+        with pytest.raises(Unimplemented, match="not in one process"):
+            sender.open(KEY, target)
+
+
+async def test_closing_the_sender_ends_its_pushes() -> None:
+    async with decode_end() as decode, sender_of(MemoryFile()) as sender:
+        push = sender.open(KEY, decode.grant([1, 2]))
+        push.send(0, [5])
+        await sent(push, LAYOUT.block_bytes)
+        await sender.close()
+        await ended(push)
+        with pytest.raises(Cancelled):
+            await push.commit(1, 8, 0.0)
+
+
 async def test_nobody_at_the_address_is_unavailable() -> None:
     async with decode_end() as decode:
         target = decode.grant([1])

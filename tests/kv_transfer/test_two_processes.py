@@ -16,7 +16,7 @@ import pytest
 from transfer_ends import KEY, LAYOUT, MemoryFile, sender_of
 
 from kv_transfer.transports.shm import SegmentCache
-from kvrelay.errors import Unavailable, Unimplemented
+from kvrelay.errors import Unavailable
 from kvrelay.messages import HandoffTarget
 from kvrelay.wire.transfer import SharedSegment
 
@@ -39,7 +39,6 @@ def peer(transport: str) -> Iterator[tuple[subprocess.Popen[str], HandoffTarget]
     ("requested", "transport", "why"),
     [
         ("auto", "shm", "same host"),
-        ("shm", "shm", "asked for"),
         ("grpc", "grpc", "asked for"),
         ("gloo", "gloo", "asked for"),
     ],
@@ -55,13 +54,6 @@ async def test_kv_arrives_byte_for_byte(requested: str, transport: str, why: str
         assert (handoff.transport, handoff.why) == (transport, why)
         assert process.stdout is not None
         assert [process.stdout.readline().strip() for _ in BLOCKS] == [source.block(n).hex() for n in (1, 2, 31, 0)]
-
-
-async def test_memory_is_refused_between_processes() -> None:
-    with peer("memory") as (_, target):
-        async with sender_of(MemoryFile()) as sender:
-            with pytest.raises(Unimplemented, match="not in one process"):
-                sender.open(KEY, target)
 
 
 @pytest.mark.parametrize("transport", ["shm", "grpc", "gloo"])
@@ -90,13 +82,12 @@ async def test_a_receiver_that_is_frozen_is_unavailable(transport: str) -> None:
                 await asyncio.sleep(0.001)
             process.send_signal(signal.SIGSTOP)
             push.send(2, [3, 4])
-            with pytest.raises(Unavailable, match=r"for 0\.3 s"):
+            with pytest.raises(Unavailable, match=r"0\.3 s|300ms"):
                 await push.commit(42, 4 * LAYOUT.block_size, 0.0)
 
 
-@pytest.mark.parametrize("transport", ["shm", "grpc", "gloo"])
-async def test_a_push_to_a_dead_receiver_can_be_aborted(transport: str) -> None:
-    with peer(transport) as (process, target):
+async def test_a_push_to_a_dead_receiver_can_be_aborted() -> None:
+    with peer("shm") as (process, target):
         async with sender_of(MemoryFile(), patience=0.3) as sender:
             push = sender.open(KEY, target)
             push.send(0, [1, 2])
@@ -105,26 +96,31 @@ async def test_a_push_to_a_dead_receiver_can_be_aborted(transport: str) -> None:
             await push.abort()
 
 
+def segment_of(source: MemoryFile, pid: int) -> SharedSegment:
+    assert source.fd is not None
+    return SharedSegment(pid, source.fd, source.buffer.numel(), source.nonce)
+
+
 def test_the_mapping_of_a_dead_senders_arena_is_let_go() -> None:
     """A process stands in for the sender: its memory file is seen through its /proc, and gone with it."""
-    source, arena, other = MemoryFile(seed=2), MemoryFile(), MemoryFile(seed=3)
-    cache = SegmentCache()
+    source, other, arena = MemoryFile(seed=2), MemoryFile(seed=3), MemoryFile()
+    segments = SegmentCache()
     assert source.fd is not None
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[source.fd]) as process:
-        segment = SharedSegment(process.pid, source.fd, source.buffer.numel(), source.nonce)
-        cache.accept(segment, arena, digests=True)
-        cache.accept(segment, arena, digests=True)
-        assert len(cache) == 1
-    assert other.fd is not None
-    cache.accept(SharedSegment(os.getpid(), other.fd, other.buffer.numel(), other.nonce), arena, digests=True)
-    assert len(cache) == 1
+        for _ in range(2):
+            with segments.lend(segment_of(source, process.pid), arena, digests=True):
+                pass
+        assert len(segments) == 1
+    with segments.lend(segment_of(other, os.getpid()), arena, digests=True):
+        pass
+    assert len(segments) == 1
 
 
-def test_a_mapping_cannot_be_written_to() -> None:
+def test_a_mapping_is_for_reading_only() -> None:
     source = MemoryFile()
-    assert source.fd is not None
-    inbound = SegmentCache().accept(
-        SharedSegment(os.getpid(), source.fd, source.buffer.numel(), source.nonce), MemoryFile(), digests=True
-    )
-    with pytest.raises(ValueError, match="read-only"):
+    segments = SegmentCache()
+    with (
+        segments.lend(segment_of(source, os.getpid()), MemoryFile(), digests=True) as inbound,
+        pytest.raises(ValueError, match="read-only"),
+    ):
         inbound.source[0] = 1

@@ -1,0 +1,33 @@
+"""One real cluster for all tests of a session: Redis, Ray, 2 prefill and 2 decode workers, a router."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest_asyncio
+from running_cluster import ANY_PORT, RunningCluster
+
+from kvrelay.client import AsyncClient
+from kvrelay.config import ClusterConfig
+from kvrelay.local_cluster import LocalCluster
+from kvrelay.wire.cluster import ClusterServiceStub
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def cluster() -> AsyncIterator[RunningCluster]:
+    config = ClusterConfig.model_validate(
+        {
+            "model": {"path": "demo", "dtype": "float32"},
+            "kv": {"memory": "128MiB"},
+            "prefill": {"replicas": 2, "chunk_tokens": 128},
+            "decode": {"replicas": 2},
+            "listen": ANY_PORT,
+        }
+    )
+    async with (
+        LocalCluster(config, quiet=True) as local,
+        AsyncClient(local.endpoints.grpc) as client,
+        grpc.aio.insecure_channel(local.endpoints.admin) as channel,
+    ):
+        yield RunningCluster(local, client, ClusterServiceStub(channel))

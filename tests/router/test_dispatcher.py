@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from fake_worker import worker_info
+
+from kvrelay.config import ClusterConfig
+from kvrelay.errors import Cancelled, Code, FailedPrecondition, ResourceExhausted, Unavailable
+from kvrelay.messages import (
+    Failed,
+    HandoffTarget,
+    Prefill,
+    Refused,
+    Renew,
+    Reserve,
+    Reserved,
+    RunLocal,
+    SequenceTokens,
+    TokenBatch,
+)
+from kvrelay.types import PoolName, SamplingParams, WorkerLoad
+from router.dispatcher import FULL_FOR_S, Dispatcher
+from router.effects import Effect, End, Send
+from router.request import Request
+
+TARGET = HandoffTarget("d0", "here:1", 1, 42, 7, 4, 0, "layout", "host")
+LONG = tuple(range(100, 140))
+SHORT = (1, 2, 3)
+
+
+def dispatcher(*workers: str, **router: object) -> Dispatcher:
+    """With workers named d0, d1 (decode) and p0, p1 (prefill)."""
+    config = ClusterConfig.model_validate(
+        {"router": {"local_below_tokens": 8} | router, "decode": {"max_batch": 2}, "kv": {"block_size": 16}}
+    )
+    made = Dispatcher(config)
+    for name in workers:
+        made.worker_found(worker_info(name, pool_of(name)), 0.0)
+    return made
+
+
+def pool_of(name: str) -> PoolName:
+    return "prefill" if name.startswith("p") else "decode"
+
+
+def request(request_id: str, token_ids: tuple[int, ...] = SHORT, priority: int = 0, deadline: float = 100.0) -> Request:
+    return Request(request_id, token_ids, SamplingParams(max_tokens=4, seed=1), 0.0, deadline, priority)
+
+
+def submit(made: Dispatcher, one: Request, now: float = 0.0) -> list[Effect]:
+    return made.submit(one, now)[1]
+
+
+def placements(effects: list[Effect]) -> list[tuple[str, str]]:
+    """(request, worker) of all that were sent to a decode worker."""
+    return [
+        (one.command.spec.request_id, one.worker_id)
+        for one in effects
+        if isinstance(one, Send) and isinstance(one.command, RunLocal | Reserve)
+    ]
+
+
+def finish(made: Dispatcher, worker_id: str, request_id: str, attempt: int = 1, now: float = 1.0) -> list[Effect]:
+    tokens = SequenceTokens(request_id, attempt, 0, (1,), finish_reason="stop")
+    return made.on_event(worker_id, TokenBatch((tokens,)), now)
+
+
+def test_request_waits_for_a_worker() -> None:
+    made = dispatcher()
+    assert submit(made, request("a")) == []
+    assert (made.waiting, made.running) == (1, 0)
+    assert placements(made.worker_found(worker_info("d0", "decode"), 1.0)) == [("a", "d0")]
+    assert (made.waiting, made.running) == (0, 1)
+
+
+def test_priority_goes_first_and_equals_in_order_of_arrival() -> None:
+    made = dispatcher()
+    for name, priority in (("late", 1), ("first", 0), ("second", 0), ("urgent", -1)):
+        submit(made, request(name, priority=priority))
+    placed = placements(made.worker_found(worker_info("d0", "decode"), 1.0))
+    assert [name for name, _ in placed] == ["urgent", "first", "second", "late"]
+
+
+def test_full_queue_refuses() -> None:
+    made = dispatcher(max_queue=2)
+    submit(made, request("a"))
+    submit(made, request("b"))
+    with pytest.raises(ResourceExhausted) as caught:
+        submit(made, request("c"))
+    assert caught.value.retry_after_s is not None
+    assert made.unfinished == 2
+
+
+def test_live_request_id_is_not_taken_twice_but_an_ended_one_is() -> None:
+    made = dispatcher("d0")
+    submit(made, request("a"))
+    with pytest.raises(FailedPrecondition):
+        submit(made, request("a"))
+    assert finish(made, "d0", "a")[-1] == End("a", "stop")
+    assert placements(submit(made, request("a"))) == [("a", "d0")]
+
+
+def test_decode_worker_that_refuses_is_passed_over() -> None:
+    made = dispatcher("d0", "d1")
+    ((_, first),) = placements(submit(made, request("a")))
+    ((_, second),) = placements(made.on_event(first, Refused("a", 1, "full"), 0.1))
+    assert {first, second} == {"d0", "d1"}
+
+
+def test_request_that_all_refuse_waits_until_one_gets_rid_of_a_sequence() -> None:
+    made = dispatcher("d0")
+    submit(made, request("a"))
+    submit(made, request("b"))
+    assert placements(made.on_event("d0", Refused("b", 1, "full"), 0.1)) == []
+    assert made.waiting == 1
+    assert placements(finish(made, "d0", "a")) == [("b", "d0")]
+
+
+def test_request_that_all_refuse_is_offered_again_after_a_while() -> None:
+    made = dispatcher("d0")
+    submit(made, request("a"))
+    made.on_event("d0", Refused("a", 1, "full"), 0.1)
+    assert placements(made.tick(0.1 + FULL_FOR_S / 2)) == []
+    assert placements(made.tick(0.1 + FULL_FOR_S)) == [("a", "d0")]
+
+
+def test_those_behind_do_not_overtake_one_that_finds_no_room() -> None:
+    made = dispatcher("d0")
+    submit(made, request("a"))
+    made.on_event("d0", Refused("a", 1, "full"), 0.1)
+    assert submit(made, request("b"), 0.1) == []
+    assert [name for name, _ in placements(made.tick(5.0))] == ["a", "b"]
+
+
+def test_a_worker_is_given_two_sequences_for_each_slot_of_its_batch() -> None:
+    made = dispatcher("d0")
+    placed = [placements(submit(made, request(str(one)))) for one in range(6)]
+    assert [bool(one) for one in placed] == [True] * 4 + [False] * 2
+    assert placements(finish(made, "d0", "0")) == [("4", "d0")]
+
+
+def test_a_worker_is_not_given_more_than_its_blocks_hold() -> None:
+    made = dispatcher()
+    info = replace(worker_info("d0", "decode"), load=WorkerLoad(blocks_total=4))
+    made.worker_found(info, 0.0)
+    assert placements(submit(made, request("a", LONG))) == [("a", "d0")]
+    assert placements(submit(made, request("b", LONG))) == []
+
+
+def test_draining_worker_keeps_what_it_has_and_gets_nothing_new() -> None:
+    made = dispatcher("d0")
+    submit(made, request("a"))
+    made.workers_changed([replace(worker_info("d0", "decode"), state="draining")], 1.0)
+    assert submit(made, request("b"), 1.0) == []
+    assert finish(made, "d0", "a")[-1] == End("a", "stop")
+    assert made.waiting == 1
+
+
+def test_news_of_another_epoch_are_not_of_this_worker() -> None:
+    made = dispatcher("d0")
+    made.workers_changed([replace(worker_info("d0", "decode", epoch=2), state="draining")], 1.0)
+    assert placements(submit(made, request("a"))) == [("a", "d0")]
+
+
+def test_new_epoch_of_a_worker_means_that_the_old_one_is_lost() -> None:
+    made = dispatcher("d0")
+    submit(made, request("a"))
+    made.worker_found(worker_info("d0", "decode", epoch=2), 1.0)
+    assert placements(made.tick(2.0)) == [("a", "d0")]
+    assert finish(made, "d0", "a", attempt=1) == []
+    assert finish(made, "d0", "a", attempt=2)[-1] == End("a", "stop")
+
+
+def test_leases_are_renewed_until_the_commit() -> None:
+    made = dispatcher("d0", "p0")
+    submit(made, request("a", LONG))
+    made.on_event("d0", Reserved("a", 1, TARGET), 0.1)
+    (renew,) = [one for one in made.tick(5.0) if isinstance(one, Send)]
+    assert renew == Send("d0", Renew((TARGET.lease_id,), 10.0))
+    assert made.tick(5.1) == []
+    made.on_event("p0", TokenBatch((SequenceTokens("a", 1, 0, (1,)),)), 6.0)
+    made.on_event("d0", TokenBatch((SequenceTokens("a", 1, 1, (2,)),)), 6.1)
+    assert made.tick(50.0) == []
+
+
+def test_deadline_while_no_worker_is_there() -> None:
+    made = dispatcher()
+    submit(made, request("a", deadline=5.0))
+    assert made.tick(4.9) == []
+    (end,) = made.tick(5.0)
+    assert isinstance(end, End)
+    assert isinstance(end.error, Unavailable)
+    assert made.unfinished == 0
+
+
+def test_cancelled_request_leaves_the_queue() -> None:
+    made = dispatcher()
+    submit(made, request("a"))
+    made.cancel("a", Cancelled("gone"), 1.0)
+    assert (made.waiting, made.unfinished) == (0, 0)
+    assert made.worker_found(worker_info("d0", "decode"), 2.0) == []
+    assert made.cancel("a", Cancelled("gone"), 3.0) == []
+
+
+def test_shared_prefix_goes_where_it_was_computed() -> None:
+    made = dispatcher("d0", "p0", "p1")
+    life, _ = made.submit(request("a", LONG), 0.0)
+    assert life.assignment is not None
+    first = life.assignment.prefill
+    made.cancel("a", Cancelled("gone"), 0.1)
+    made.worker_lost("d0", 0.2)  # its successor's cache is empty, so the short path is not taken
+    made.worker_found(worker_info("d0", "decode", epoch=2), 0.3)
+    life, _ = made.submit(request("b", LONG), 0.4)
+    assert life.assignment is not None
+    assert (life.assignment.reason, life.assignment.prefill) == ("prefix_hit", first)
+    assert life.assignment.why == f"{first} holds 32 of 40 prompt tokens"
+
+
+def test_warm_prompt_is_prefilled_where_it_will_be_decoded() -> None:
+    made = dispatcher("d0", "p0")
+    submit(made, request("a", LONG))
+    made.cancel("a", Cancelled("gone"), 0.2)
+    life, effects = made.submit(request("b", LONG[:36]), 0.3)
+    assert [type(one.command) for one in effects if isinstance(one, Send)] == [RunLocal]
+    assert life.assignment is not None
+    assert life.assignment.why == "4 uncached prompt tokens are below local_below_tokens=8"
+
+
+def test_without_prefill_workers_the_decode_worker_does_it_all() -> None:
+    made = dispatcher("d0")
+    life, _ = made.submit(request("a", LONG), 0.0)
+    assert life.assignment is not None
+    assert (life.assignment.path, life.assignment.why) == ("local", "no prefill worker is ready")
+
+
+def test_worker_that_failed_a_request_is_avoided_by_it() -> None:
+    made = dispatcher("d0", "d1")
+    ((_, first),) = placements(submit(made, request("a")))
+    ((_, second),) = placements(made.on_event(first, Failed("a", 1, Code.INTERNAL, "broken"), 0.1))
+    assert second != first
+
+
+def test_suspects_run_one_at_a_time() -> None:
+    made = dispatcher("d0")
+    for name in ("a", "b"):
+        submit(made, request(name))
+    made.worker_lost("d0", 1.0)
+    assert made.worker_found(worker_info("d0", "decode", epoch=2), 1.0) == []  # both pause
+    assert placements(made.tick(2.0)) == [("a", "d0")]
+    assert placements(submit(made, request("c"), 2.0)) == [("c", "d0")]  # no suspect waits for nobody
+    assert placements(finish(made, "d0", "a", attempt=2, now=3.0)) == [("b", "d0")]
+
+
+def test_prefill_follows_the_reservation() -> None:
+    made = dispatcher("d0", "p0")
+    (reserve,) = submit(made, request("a", LONG))
+    assert isinstance(reserve, Send)
+    assert isinstance(reserve.command, Reserve)
+    (prefill,) = made.on_event("d0", Reserved("a", 1, TARGET), 0.1)
+    assert isinstance(prefill, Send)
+    assert isinstance(prefill.command, Prefill)
+    assert (prefill.worker_id, prefill.command.target.transport) == ("p0", "auto")

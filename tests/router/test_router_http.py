@@ -1,0 +1,264 @@
+"""The HTTP door: a real uvicorn server, asked by httpx."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from fake_worker import answer
+from router_harness import DEMO, RouterHarness, running_router
+
+from kvrelay.engine.text import Tokenizer
+
+PROMPT = list(range(10, 50))
+SHORT = [11, 12, 13]
+TOKENIZER = Tokenizer.load(DEMO)
+
+
+@pytest.fixture
+async def router() -> AsyncIterator[RouterHarness]:
+    async with running_router() as running:
+        yield running
+
+
+@pytest.fixture
+async def http(router: RouterHarness) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=router.http, timeout=20) as client:
+        yield client
+
+
+def body(prompt: object = PROMPT, **more: object) -> dict[str, object]:
+    return {"model": "demo", "prompt": prompt, "max_tokens": 8, "seed": 7, "return_token_ids": True} | more
+
+
+async def events(http: httpx.AsyncClient, path: str, request: dict[str, object]) -> list[dict[str, object]]:
+    """All events of a stream; checks that it ends with [DONE]."""
+    async with http.stream("POST", path, json=request | {"stream": True}) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        assert response.headers["x-kvrelay-path"] in ("disaggregated", "local")
+        lines = [line async for line in response.aiter_lines() if line]
+    assert all(line.startswith("data: ") for line in lines)
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+async def test_completion(http: httpx.AsyncClient) -> None:
+    response = await http.post("/v1/completions", json=body())
+    assert response.status_code == 200
+    assert response.headers["x-kvrelay-path"] == "disaggregated"
+    found = response.json()
+    expected = answer(tuple(PROMPT), 7, 8)
+    (choice,) = found["choices"]
+    assert (found["object"], found["model"]) == ("text_completion", "demo")
+    assert (choice["token_ids"], choice["text"]) == (expected, TOKENIZER.decode(expected))
+    assert (choice["index"], choice["finish_reason"], choice["logprobs"]) == (0, "length", None)
+    assert found["usage"] == {
+        "prompt_tokens": 40, "completion_tokens": 8, "total_tokens": 48, "prompt_tokens_details": {"cached_tokens": 0},
+    }  # fmt: skip
+    account = found["kvrelay"]
+    assert account["path"] == "disaggregated"
+    assert account["ledger"]["handoff"]["transport"] == "fake"
+    assert sum(account["ledger"]["phases"].values()) == account["ledger"]["ttft_seconds"] > 0
+
+
+async def test_streamed_completion(http: httpx.AsyncClient) -> None:
+    chunks = await events(http, "/v1/completions", body())
+    choices = [chunk["choices"][0] for chunk in chunks]
+    expected = answer(tuple(PROMPT), 7, 8)
+    assert [one for choice in choices for one in choice["token_ids"]] == expected
+    assert "".join(choice["text"] for choice in choices) == TOKENIZER.decode(expected)
+    assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["length"]
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert ["kvrelay" in chunk for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert "usage" not in chunks[-1]
+
+
+async def test_stream_with_usage(http: httpx.AsyncClient) -> None:
+    chunks = await events(http, "/v1/completions", body(stream_options={"include_usage": True}))
+    last = chunks[-1]
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == 8
+    assert last["kvrelay"]["why"] == "prefill-0 has the least to do, 0 tokens queued"
+    assert "kvrelay" not in chunks[-2]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_several_prompts(http: httpx.AsyncClient, streamed: bool) -> None:
+    prompts = [PROMPT, SHORT, [*PROMPT, 60]]
+    tokens: list[list[int]] = [[], [], []]
+    if streamed:
+        chunks = await events(http, "/v1/completions", body(prompts))
+        for chunk in chunks:
+            for choice in chunk["choices"]:
+                tokens[choice["index"]] += choice["token_ids"]
+        accounts = chunks[-1]["kvrelay"]
+    else:
+        found = (await http.post("/v1/completions", json=body(prompts))).json()
+        tokens = [choice["token_ids"] for choice in found["choices"]]
+        accounts = found["kvrelay"]
+    assert tokens == [answer(tuple(one), 7, 8) for one in prompts]
+    assert accounts[1]["path"] == "local"
+    assert len({one["request_id"] for one in accounts}) == 3
+
+
+async def test_text_prompt_and_logprobs(http: httpx.AsyncClient) -> None:
+    request = body("Once upon a time", logprobs=2)
+    (choice,) = (await http.post("/v1/completions", json=request)).json()["choices"]
+    logprobs = choice["logprobs"]
+    assert len(logprobs["tokens"]) == len(logprobs["token_logprobs"]) == len(logprobs["text_offset"]) == 8
+    assert logprobs["token_logprobs"][0] == -0.5
+    streamed = [chunk["choices"][0]["logprobs"] for chunk in await events(http, "/v1/completions", request)]
+    assert [one for part in streamed if part for one in part["tokens"]] == logprobs["tokens"]
+    assert [one for part in streamed if part for one in part["text_offset"]] == logprobs["text_offset"]
+
+
+async def test_chat(http: httpx.AsyncClient) -> None:
+    request = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "seed": 7, "return_token_ids": True}
+    prompt = tuple(TOKENIZER.encode("<s><|user|>hello</s><|assistant|>", add_special_tokens=False))
+    expected = answer(prompt, 7, 8)
+    found = (await http.post("/v1/chat/completions", json=request | {"logprobs": True, "top_logprobs": 1})).json()
+    (choice,) = found["choices"]
+    assert choice["message"] == {"role": "assistant", "content": TOKENIZER.decode(expected)}
+    assert choice["token_ids"] == expected
+    assert len(choice["logprobs"]["content"]) == 8
+    chunks = await events(http, "/v1/chat/completions", request)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[0]["role"] == "assistant"
+    assert all("role" not in delta for delta in deltas[1:])
+    assert "".join(delta.get("content", "") for delta in deltas) == TOKENIZER.decode(expected)
+    assert chunks[0]["object"] == "chat.completion.chunk"
+
+
+async def test_disconnect_of_a_stream_frees_the_workers(router: RouterHarness, http: httpx.AsyncClient) -> None:
+    async with http.stream("POST", "/v1/completions", json=body(max_tokens=4000, stream=True)) as response:
+        await anext(response.aiter_lines())
+    await freed(router)
+
+
+async def test_disconnect_while_waiting_frees_the_workers(router: RouterHarness, http: httpx.AsyncClient) -> None:
+    router.workers["decode-0"].may_step.clear()
+    for streamed in (False, True):
+        asking = asyncio.create_task(http.post("/v1/completions", json=body(SHORT, stream=streamed)))
+        async with asyncio.timeout(10):
+            while not router.workers["decode-0"].worker.sequences:
+                await asyncio.sleep(0.005)
+        asking.cancel()
+        await freed(router)
+
+
+async def freed(router: RouterHarness) -> None:
+    async with asyncio.timeout(10):
+        while any(one.worker.sequences or one.worker.prompts for one in router.workers.values()):
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "param"),
+    [
+        (body(n=2), 400, "n"),
+        (body(temperature=-1), 400, "temperature"),
+        (body([]), 400, "prompt"),
+        (body([5000]), 400, "token_ids"),
+        (body([SHORT, [5000]]), 400, "token_ids"),
+        (body(max_tokens=0), 400, "max_tokens"),
+        (body(max_tokens=9999), 400, "max_tokens"),
+        (body(model="gpt-9"), 404, "model"),
+        (body(kv_transfer_params={}), 403, "kv_transfer_params"),
+        (body(prompt_embeds="x"), 501, "prompt_embeds"),
+        (body("\ud800"), 400, "prompt"),
+    ],
+)
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_errors_in_openais_shape(
+    router: RouterHarness,
+    http: httpx.AsyncClient,
+    request_: dict[str, object],
+    status: int,
+    param: str,
+    streamed: bool,
+) -> None:
+    content = json.dumps(request_ | {"stream": streamed})
+    response = await http.post("/v1/completions", content=content)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (status, status, param)
+    assert error["message"]
+    assert error["type"]
+    await freed(router)
+
+
+async def test_bodies_that_cannot_be_read(http: httpx.AsyncClient) -> None:
+    assert (await http.post("/v1/completions", content=b"{")).status_code == 400
+    assert (await http.post("/v1/completions", content=b"[" * 10**5)).status_code == 400
+    assert (await http.post("/v1/completions", content=b" " * (4 * 2**20 + 1))).status_code == 413
+    bomb = gzip.compress(b" " * 10**7)
+    assert (await http.post("/v1/completions", content=bomb, headers={"content-encoding": "gzip"})).status_code == 400
+    assert (await http.get("/v1/completions")).status_code == 405
+    missing = await http.get("/no/such/path")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, 404)
+
+
+async def test_retry_after(router: RouterHarness, http: httpx.AsyncClient) -> None:
+    router.workers["decode-0"].may_step.clear()
+    flying = asyncio.create_task(http.post("/v1/completions", json=body(SHORT)))
+    async with asyncio.timeout(10):
+        while not router.workers["decode-0"].worker.sequences:
+            await asyncio.sleep(0.005)
+    router.stop()
+    async with asyncio.timeout(10):
+        while (response := await http.post("/v1/completions", json=body(SHORT))).status_code != 503:
+            await asyncio.sleep(0.02)
+    assert int(response.headers["retry-after"]) >= 1
+    assert (await http.get("/health")).status_code == 503
+    router.workers["decode-0"].may_step.set()
+    assert (await flying).status_code == 200
+
+
+async def test_models_health_and_tokens(http: httpx.AsyncClient) -> None:
+    (model,) = (await http.get("/v1/models")).json()["data"]
+    assert (model["id"], model["max_model_len"]) == ("demo", 4096)
+    health = await http.get("/health")
+    assert (health.status_code, health.json()) == (200, {"status": "ready"})
+    tokens = (await http.post("/tokenize", json={"prompt": "Once upon"})).json()
+    assert tokens == {"count": len(tokens["tokens"]), "max_model_len": 4096, "tokens": TOKENIZER.encode("Once upon")}
+    text = (await http.post("/detokenize", json={"tokens": tokens["tokens"]})).json()
+    assert text == {"prompt": "Once upon"}
+    chat = (await http.post("/tokenize", json={"messages": [{"role": "user", "content": "hi"}]})).json()
+    assert chat["tokens"] == TOKENIZER.encode("<s><|user|>hi</s><|assistant|>", add_special_tokens=False)
+    for path, bad in (
+        ("/tokenize", {"prompt": 5}),
+        ("/detokenize", {"tokens": ["a"]}),
+        ("/detokenize", {"tokens": [9999]}),
+    ):
+        assert (await http.post(path, json=bad)).status_code == 400
+
+
+async def test_health_without_a_decode_worker(router: RouterHarness, http: httpx.AsyncClient) -> None:
+    await router.kill("decode-0")
+    async with asyncio.timeout(10):
+        while (await http.get("/health")).status_code != 503:
+            await asyncio.sleep(0.02)
+
+
+async def test_metrics(http: httpx.AsyncClient) -> None:
+    await http.post("/v1/completions", json=body())
+    await http.post("/v1/completions", json=body(SHORT))
+    text = (await http.get("/metrics")).text
+    for line in (
+        'kvrelay_request_success_total{finished_reason="length",model_name="demo"} 2.0',
+        'kvrelay_path_decision_total{model_name="demo",path="disaggregated",why="least_loaded"} 1.0',
+        'kvrelay_path_decision_total{model_name="demo",path="local",why="short_prompt"} 1.0',
+        'kvrelay_prompt_tokens_total{model_name="demo"} 43.0',
+        'kvrelay_generation_tokens_total{model_name="demo"} 16.0',
+        'kvrelay_time_to_first_token_seconds_count{model_name="demo"} 2.0',
+        'kvrelay_inter_token_latency_seconds_count{model_name="demo"} 14.0',
+        'kvrelay_handoff_seconds_count{model_name="demo"} 1.0',
+        'kvrelay_handoff_bytes_total{model_name="demo"} 64.0',
+        'kvrelay_num_requests_running{model_name="demo",pool="decode",worker="decode-0"} 0.0',
+        'kvrelay_pool_replicas{pool="decode",state="ready"} 1.0',
+    ):
+        assert line in text

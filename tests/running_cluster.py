@@ -1,0 +1,51 @@
+"""A running cluster as tests see it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvrelay.client import AsyncClient
+from kvrelay.local_cluster import LocalCluster
+from kvrelay.wire.cluster import ClusterServiceStub, ClusterStatus, WorkerStatus, cluster_status_from_proto, pb
+
+ANY_PORT = dict.fromkeys(("grpc", "http", "admin"), "127.0.0.1:0")
+
+
+@dataclass(frozen=True)
+class RunningCluster:
+    local: LocalCluster
+    client: AsyncClient
+    admin: ClusterServiceStub
+
+    async def status(self) -> ClusterStatus:
+        return cluster_status_from_proto(await self.admin.GetStatus(pb.GetStatusRequest()))
+
+    async def workers(self, pool: str) -> tuple[WorkerStatus, ...]:
+        return next(one.workers for one in (await self.status()).pools if one.name == pool)
+
+    async def until(self, holds: Callable[[ClusterStatus], bool], what: str, seconds: float = 60.0) -> ClusterStatus:
+        """The first status of which `holds` is true."""
+        status = await self.status()
+        try:
+            async with asyncio.timeout(seconds):
+                while not holds(status):
+                    await asyncio.sleep(0.1)
+                    status = await self.status()
+        except TimeoutError:
+            raise AssertionError(f"{what}: still not so after {seconds:g} s: {status}") from None
+        return status
+
+    async def settled(self, prefill: int = 2, decode: int = 2) -> ClusterStatus:
+        """The status once that many workers are ready and hold nothing."""
+        wanted = {"prefill": prefill, "decode": decode}
+
+        def at_rest(status: ClusterStatus) -> bool:
+            return all(
+                len(pool.workers) == wanted[pool.name]
+                and all(one.state == "ready" and one.load.empty and one.load.blocks_held == 0 for one in pool.workers)
+                for pool in status.pools
+            )
+
+        return await self.until(at_rest, f"{wanted} workers, all idle, all blocks back")
