@@ -38,7 +38,6 @@ class Autoscaler:
                     await self.tick()
                     answered = True
                 except Unavailable as error:
-                    self._states.clear()
                     if answered:
                         log.warning("scaling pauses", reason=error.message)
                     answered = False
@@ -48,9 +47,16 @@ class Autoscaler:
 
     async def tick(self) -> None:
         """One look. Does nothing while another autoscaler leads. Raises Unavailable."""
+        try:
+            await self._look()
+        except Unavailable:
+            self._states.clear()  # nobody knows what the wishes were in the meantime
+            raise
+
+    async def _look(self) -> None:
         token = await self._registry.acquire_leader(self._owner, max(_MIN_LEASE_S, 3 * self._policy.interval_s))
         if token is None:
-            self._states.clear()  # what was seen before another led says nothing about the time between
+            self._states.clear()
             return
         workers = await self._registry.workers()
         routers = await self._registry.routers()

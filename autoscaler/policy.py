@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from kvrelay.config import MetricName, MetricTarget, PoolPolicy
 
 _TOTALS = ("queue_depth", "queue_tokens")  # metrics whose value is the pool's total and whose target is per worker
-_ROUNDING = 1e-9  # keeps 0.3 / 0.1 from asking for a fourth worker
+_ROUNDING = 1e-9  # keeps 2.1 / 0.7 from asking for a fourth worker
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ The pure part, FakeWorker, takes commands and gives events; FakeWorkerServer put
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -29,6 +30,7 @@ from kvrelay.messages import (
     SequenceTokens,
     TokenBatch,
 )
+from kvrelay.registry import Registry
 from kvrelay.types import FinishReason, Handoff, PoolName, PrefillTimings, SequenceSpec, TokenLogprobs, WorkerInfo
 from kvrelay.wire.worker import (
     Hello,
@@ -193,6 +195,7 @@ class FakeWorkerServer(WorkerServiceServicer):
         self.worker = FakeWorker(worker_info(worker_id, pool, f"127.0.0.1:{port}", epoch))
         self.may_step = asyncio.Event()  # cleared: the worker holds what it has and computes nothing
         self.may_step.set()
+        self.pace_s = 0.001  # a step
         self.steps_left: int | None = None  # after so many it holds, as if may_step were cleared
         self._peers = peers
         self._outgoing: set[asyncio.Queue[Event]] = set()
@@ -263,4 +266,20 @@ class FakeWorkerServer(WorkerServiceServicer):
                     self.steps_left -= 1
             if not any(one.committed for one in self.worker.sequences.values()) or self.steps_left == 0:
                 self._woken.clear()
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(self.pace_s)
+
+
+async def main(worker_id: str, pool: str, redis_url: str) -> None:
+    """A fake worker as a process of its own, with a heartbeat in a real registry."""
+    assert pool == "prefill" or pool == "decode"
+    registry = await Registry.connect(redis_url)
+    server = FakeWorkerServer(worker_id, pool, {}, await registry.next_epoch())
+    server.pace_s = 0.02
+    await server.start()
+    while True:
+        await registry.publish_worker(server.worker.info, 2.0)
+        await asyncio.sleep(0.2)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

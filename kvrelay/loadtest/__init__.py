@@ -1,0 +1,1 @@
+"""The load harness: a planned load, sent open loop, and what it measured."""

@@ -210,6 +210,20 @@ async def test_a_pool_whose_workers_keep_dying_waits_longer_each_time(cluster: C
     assert cluster.running == ["decode-1", "decode-5", "prefill-0"], "and nothing is started twice meanwhile"
 
 
+async def test_a_death_while_draining_is_no_reason_to_wait(cluster: Cluster) -> None:
+    await cluster.tick()
+    for number in (0, 1):
+        cluster.fleet.workers[f"decode-{number}"].holds(running=1)
+        await cluster.registry.request_drain(f"decode-{number}")
+    await cluster.fleet.beat()
+    await cluster.tick()
+    await cluster.fleet.die("decode-0")
+    await cluster.fleet.die("decode-1")
+    await cluster.tick()
+    await cluster.fleet.die("decode-2")
+    assert await cluster.tick() == ["decode-3", "decode-4", "prefill-0"], "that was the first unexpected one"
+
+
 async def test_a_launcher_without_room_is_asked_again_with_backoff(cluster: Cluster) -> None:
     cluster.fleet.broken = True
     with capture_logs() as logs:
@@ -249,7 +263,12 @@ async def test_a_worker_that_falls_silent_is_replaced(cluster: Cluster) -> None:
     looks = round(SILENT_S / 0.5)
     for _ in range(looks - 1):
         await cluster.actuator.tick()
-    assert cluster.running == FIRST
+    await cluster.fleet.beat()
+    await cluster.actuator.tick()
+    await cluster.registry._call("DEL", "kvrelay:worker:decode-0")
+    for _ in range(looks - 1):
+        await cluster.actuator.tick()
+    assert cluster.running == FIRST, "a heartbeat in between starts the count anew"
     await cluster.actuator.tick()
     assert cluster.running == ["decode-1", "decode-2", "prefill-0"]
 

@@ -8,6 +8,7 @@ from autoscaler.loop import Autoscaler
 from kvrelay.clock import ManualClock
 from kvrelay.config import AutoscalingPolicy
 from kvrelay.embedded_redis import EmbeddedRedis
+from kvrelay.errors import Unavailable
 from kvrelay.registry import Registry
 from kvrelay.types import RouterLoad, WorkerInfo, WorkerLoad
 
@@ -83,6 +84,36 @@ async def test_only_the_leader_scales(registry: Registry, autoscaler: Autoscaler
     await autoscaler.tick()
     assert await registry.desired() == {"decode": 1}
     await registry.release_leader("another")
+    await autoscaler.tick()
+    assert await registry.desired() == {"decode": 3}
+
+
+async def test_a_wish_does_not_last_while_nobody_looks(registry: Registry, clock: ManualClock) -> None:
+    patient = POLICY.model_copy(
+        update={"decode": POLICY.decode.model_copy(update={"upscale_delay_s": 60.0})} if POLICY.decode else {}
+    )
+    autoscaler = Autoscaler(registry, patient, "a", clock)
+    await registry.set_desired({"decode": 1})
+    await publish(registry, waiting=37)
+
+    await autoscaler.tick()
+    await registry.release_leader("a")
+    assert await registry.acquire_leader("another", 600) is not None
+    clock.advance(61.0)
+    await autoscaler.tick()
+    await registry.release_leader("another")
+    await autoscaler.tick()
+    assert await registry.desired() == {"decode": 1}, "another led in between"
+
+    await registry._call("REPLICAOF", "127.0.0.1", "1")
+    clock.advance(61.0)
+    with pytest.raises(Unavailable):
+        await autoscaler.tick()
+    await registry._call("REPLICAOF", "NO", "ONE")
+    await autoscaler.tick()
+    assert await registry.desired() == {"decode": 1}, "Redis was read-only in between"
+
+    clock.advance(61.0)
     await autoscaler.tick()
     assert await registry.desired() == {"decode": 3}
 

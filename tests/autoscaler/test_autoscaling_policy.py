@@ -61,7 +61,7 @@ def run(
         (10, 90, 100, 10),
         (10, 111, 100, 12),
         (10, 89, 100, 9),
-        (3, 0.3, 0.1, 9),
+        (1, 2.1, 0.7, 3),  # and not 4 for a quotient of 3.0000000000000004
     ],
 )
 def test_the_hpas_examples(size: int, value: float, target: float, after: int) -> None:

@@ -204,7 +204,7 @@ async def test_a_process_that_does_not_start_is_unavailable(
 
 async def test_a_missing_interpreter_is_unavailable(template: Template, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    with pytest.raises(Unavailable, match="does not start: .*No such file"):
+    with pytest.raises(Unavailable, match=r"does not start: .*No such file"):
         await template("x").render(user("x"))
 
 

@@ -32,10 +32,10 @@ def test_several_ends_of_text_and_the_generation_config_go_first(tmp_path: Path)
 )
 def test_folder_that_cannot_be_read_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
-    with pytest.raises(ModelRefused, match="config.json"):
+    with pytest.raises(ModelRefused, match=r"config\.json"):
         ModelCard.load(str(tmp_path), ModelConfig())
 
 
 def test_missing_config_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelRefused, match="config.json"):
+    with pytest.raises(ModelRefused, match=r"config\.json"):
         ModelCard.load(str(tmp_path), ModelConfig())

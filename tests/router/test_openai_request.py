@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
@@ -31,10 +32,8 @@ def test_bodies_that_are_not_one_clean_object(body: bytes) -> None:
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_an_object_or_a_typed_error(body: bytes) -> None:
-    try:
+    with contextlib.suppress(InvalidArgument):
         assert isinstance(load_json(body), dict)
-    except InvalidArgument:
-        pass
 
 
 _values = st.recursive(
@@ -50,10 +49,8 @@ _names = st.sampled_from(
 @given(st.dictionaries(_names, _values))
 def test_any_object_is_parsed_or_a_typed_error(body: dict[str, object]) -> None:
     for parse in (parse_completion, parse_chat):
-        try:
-            parse(body)
-        except KvRelayError as error:
-            assert error.message
+        with contextlib.suppress(KvRelayError):
+            assert parse(body).requests
 
 
 def test_completion_in_full() -> None:
