@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import takewhile
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -14,36 +16,38 @@ PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=9)  # few token ids, 
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Sequences come, share prefixes, and go. The model writes into each block what KV would be there: its prefix."""
+    """Sequences come, share prefixes, and go. The model maps each prefix to the block that must be found for it."""
 
     @initialize(num_blocks=st.integers(2, 10))
     def start(self, num_blocks: int) -> None:
         self.cache = KvCache(num_blocks, BLOCK_SIZE)
-        self.contents: dict[int, tuple[int, ...]] = {}  # block to all tokens up to its end
+        self.findable: dict[tuple[int, ...], int] = {}
         self.running: list[list[int]] = []  # their blocks
         self.queries = self.hits = 0
 
     @rule(prompt=PROMPTS)
     def admit(self, prompt: list[int]) -> None:
-        hashes = block_hashes(prompt, BLOCK_SIZE)
+        prefixes = [tuple(prompt[:end]) for end in range(BLOCK_SIZE, len(prompt) + 1, BLOCK_SIZE)]
         limit = len(prompt) - 1
-        cached = self.cache.match(hashes, limit)
+        expected = [
+            self.findable[prefix]
+            for prefix in takewhile(lambda prefix: prefix in self.findable and len(prefix) <= limit, prefixes)
+        ]
+        hashes = block_hashes(prompt, BLOCK_SIZE)
+        blocks = self.cache.match(hashes, limit)
+        assert blocks == expected
         self.queries += limit
-        self.hits += len(cached) * BLOCK_SIZE
-        assert len(cached) * BLOCK_SIZE <= limit
-        for index, block in enumerate(cached):
-            assert self.contents[block] == tuple(prompt[: (index + 1) * BLOCK_SIZE])
-        in_use = {self.contents[block] for blocks in self.running for block in blocks}
-        following = (len(cached) + 1) * BLOCK_SIZE
-        assert following > limit or tuple(prompt[:following]) not in in_use, "a block in use was not found"
+        self.hits += len(blocks) * BLOCK_SIZE
         try:
-            blocks = cached + self.cache.allocate(-(-len(prompt) // BLOCK_SIZE) - len(cached))
+            new = self.cache.allocate(-(-len(prompt) // BLOCK_SIZE) - len(blocks))
         except OutOfBlocks:
-            self.cache.release(cached)
+            self.cache.release(blocks)
             return
-        for index in range(len(cached), len(blocks)):
-            self.contents[blocks[index]] = tuple(prompt[: (index + 1) * BLOCK_SIZE])
+        self.findable = {prefix: block for prefix, block in self.findable.items() if block not in new}
+        blocks += new
         self.cache.publish(hashes, blocks[: len(hashes)])
+        for prefix, block in zip(prefixes, blocks[: len(hashes)], strict=True):
+            self.findable.setdefault(prefix, block)
         self.running.append(blocks)
 
     @precondition(lambda self: self.running)

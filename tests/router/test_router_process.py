@@ -8,12 +8,14 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import fake_worker
 import pytest
 from fake_worker import answer
+from router_harness import inference_stub
+
 from kvrelay.embedded_redis import EmbeddedRedis
 from kvrelay.wire.inference import (
     GenerateRequest,
@@ -22,81 +24,92 @@ from kvrelay.wire.inference import (
     request_to_proto,
     response_from_proto,
 )
-from router_harness import inference_stub
 
 PROMPT = (11, 12, 13)
 Process = asyncio.subprocess.Process
 
 
-@dataclass
-class Processes:
-    router: Process
-    workers: dict[str, Process]
-    grpc: str
-
-
-async def start(*words: str, **streams: int) -> Process:
+async def start(*words: str, stdout: int | None = None) -> Process:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return await asyncio.create_subprocess_exec(sys.executable, *words, env=env, **streams)
+    return await asyncio.create_subprocess_exec(sys.executable, *words, env=env, stdout=stdout)
+
+
+@dataclass
+class Cluster:
+    redis_url: str
+    processes: dict[str, Process] = field(default_factory=dict)
+    grpc: str = ""
+
+    async def add_worker(self, name: str) -> None:
+        self.processes[name] = await start(fake_worker.__file__, name, "decode", self.redis_url)
+
+    async def add_router(self, config: Path) -> None:
+        router = await start("-m", "kvrelay.cli.main", "router", "-c", str(config), stdout=asyncio.subprocess.PIPE)
+        self.processes["router"] = router
+        assert router.stdout is not None
+        line = (await asyncio.wait_for(router.stdout.readline(), 30)).decode()
+        assert line.startswith("kvrelay ready grpc=")
+        self.grpc = line.split()[2].removeprefix("grpc=")
 
 
 @pytest.fixture
-async def processes(tmp_path: Path) -> AsyncIterator[Processes]:
-    """A router over two decode workers."""
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    """A router over one decode worker."""
     async with EmbeddedRedis() as redis:
         config = {
             "redis": {"url": redis.url},
             "prefill": {"replicas": 0},
-            "decode": {"replicas": 2},
             "listen": {"grpc": "127.0.0.1:0", "http": "127.0.0.1:0", "admin": "127.0.0.1:0"},
         }
         file = tmp_path / "cluster.yaml"
         file.write_text(json.dumps(config))
-        started: list[Process] = []
+        made = Cluster(redis.url)
         try:
-            workers = {}
-            for name in ("decode-0", "decode-1"):
-                workers[name] = await start(fake_worker.__file__, name, "decode", redis.url)
-                started.append(workers[name])
-            router = await start("-m", "kvrelay.cli.main", "router", "-c", str(file), stdout=asyncio.subprocess.PIPE)
-            started.append(router)
-            assert router.stdout is not None
-            line = (await asyncio.wait_for(router.stdout.readline(), 30)).decode()
-            words = dict(word.split("=", 1) for word in line.split()[2:])
-            assert line.startswith("kvrelay ready grpc=")
-            yield Processes(router, workers, words["grpc"])
+            await made.add_worker("decode-0")
+            await made.add_router(file)
+            yield made
         finally:
-            for one in started:
+            for one in made.processes.values():
                 if one.returncode is None:
                     one.kill()
                 await one.wait()
 
 
-async def test_frozen_worker_is_left_and_when_it_thaws_nothing_comes_twice(processes: Processes) -> None:
-    request = GenerateRequest(token_ids=PROMPT, sampling=SamplingOptions(max_tokens=300, seed=7))
-    async with inference_stub(processes.grpc) as stub:
-        call = stub.Generate(request_to_proto(request))
-        responses: list[GenerateResponse] = []
-        frozen = ""
-        async for message in call:
+async def test_frozen_worker_is_left_and_when_it_thaws_nothing_comes_twice(cluster: Cluster) -> None:
+    request = GenerateRequest(token_ids=PROMPT, sampling=SamplingOptions(max_tokens=150, seed=7))
+    responses: list[GenerateResponse] = []
+    async with inference_stub(cluster.grpc) as stub:
+        async for message in stub.Generate(request_to_proto(request), timeout=60):
             responses.append(response_from_proto(message))
             if len(responses) == 5:
-                frozen = await serving(processes)
-                processes.workers[frozen].send_signal(signal.SIGSTOP)
+                cluster.processes["decode-0"].send_signal(signal.SIGSTOP)
+                await cluster.add_worker("decode-1")
             if len(responses) == 50:
-                processes.workers[frozen].send_signal(signal.SIGCONT)
-    tokens = [one for response in responses for one in response.token_ids]
-    assert tokens == answer(PROMPT, 7, 300)
+                cluster.processes["decode-0"].send_signal(signal.SIGCONT)
+    tokens: list[int] = []
+    for one in responses:
+        assert one.index == len(tokens)
+        tokens += one.token_ids
+    assert tokens == answer(PROMPT, 7, 150)
     ledger = responses[-1].ledger
     assert ledger is not None
-    assert [one.outcome for one in ledger.attempts] == [f"{frozen} was lost", "finished"]
+    assert [(one.decode_worker, one.outcome) for one in ledger.attempts] == [
+        ("decode-0", "decode-0 was lost"),
+        ("decode-1", "finished"),
+    ]
 
 
-async def serving(processes: Processes) -> str:
-    """The worker that has the request: first come, first assigned, so it is the first one found."""
-    raise NotImplementedError(processes)
-
-
-async def test_sigterm_ends_it_with_exit_code_zero(processes: Processes) -> None:
-    processes.router.send_signal(signal.SIGTERM)
-    assert await asyncio.wait_for(processes.router.wait(), 20) == 0
+async def test_killed_worker_is_left_at_once_and_sigterm_ends_the_router_with_code_zero(cluster: Cluster) -> None:
+    await cluster.add_worker("decode-1")
+    router = cluster.processes["router"]
+    request = GenerateRequest(token_ids=PROMPT, sampling=SamplingOptions(max_tokens=100, seed=7))
+    tokens: list[int] = []
+    async with inference_stub(cluster.grpc) as stub:
+        async for message in stub.Generate(request_to_proto(request), timeout=60):
+            tokens += message.token_ids
+            if len(tokens) == 5:
+                cluster.processes["decode-0"].kill()
+            if len(tokens) == 50:
+                router.send_signal(signal.SIGTERM)
+    assert tokens == answer(PROMPT, 7, 100)
+    assert await asyncio.wait_for(router.wait(), 20) == 0

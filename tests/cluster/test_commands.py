@@ -1,0 +1,105 @@
+"""The commands as users run them, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(300)
+KVRELAY = [sys.executable, "-m", "kvrelay.cli.main"]
+SMALL = ["--grpc-port", "0", "--http-port", "0", "--admin-port", "0"]
+
+
+def kvrelay(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*KVRELAY, *arguments], capture_output=True, text=True, timeout=280)
+
+
+def test_demo_proves_that_it_relayed() -> None:
+    done = kvrelay("demo")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "disaggregated" in done.stdout
+    assert done.stdout.count("│ yes │") == 4
+    assert "NO" not in done.stdout.split("proof")[-1]
+
+
+def test_verify_finds_every_path_identical() -> None:
+    done = kvrelay("verify", "--requests", "10", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["identical"]
+    assert [path["identical"] for path in report["paths"]] == [5, 10, 10, 10]
+    assert re.match(r"[1-9]\d* requests were on the killed worker", report["paths"][-1]["note"])
+
+
+def test_serve_says_when_it_is_ready_answers_and_ends_with_a_signal() -> None:
+    serve = subprocess.Popen(
+        [*KVRELAY, "serve", *SMALL], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        assert serve.stdout is not None
+        ready = re.fullmatch(r"kvrelay ready grpc=(\S+) http=(http://\S+) admin=(\S+)\n", serve.stdout.readline())
+        assert ready is not None
+        grpc, _, admin = ready.groups()
+        answer = json.loads(
+            kvrelay("generate", "Once upon a time", "--target", grpc, "--max-tokens", "5", "--json").stdout
+        )
+        assert len(answer["token_ids"]) <= 5
+        assert answer["path"] in ("local", "disaggregated")
+        status = json.loads(kvrelay("status", "--admin", admin, "--json").stdout)
+        assert {pool["name"]: pool["desired"] for pool in status["pools"]} == {"prefill": 1, "decode": 1}
+        resident = sum(resident_kib(pid) for pid in tree(serve.pid))
+        assert resident < 3 * 2**20, f"the idle cluster takes {resident / 2**20:.2f} GiB"
+        serve.send_signal(signal.SIGTERM)
+        assert serve.wait(timeout=60) == 0
+        assert serve.stdout.read() == ""
+    finally:
+        if serve.poll() is None:
+            os.killpg(serve.pid, signal.SIGKILL)
+        serve.communicate()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("serve", "--model", "no/such/folder/anywhere"), "no/such/folder"),
+        (("serve", "-c", "no-such-file.yaml"), "no-such-file.yaml"),
+        (("serve", "--prefill", "-1"), "--prefill"),
+        (("verify", "--requests", "0"), "--requests"),
+    ],
+)
+def test_bad_usage_is_one_line_and_2(arguments: tuple[str, ...], word: str) -> None:
+    done = kvrelay(*arguments)
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    assert word in done.stderr
+
+
+def test_a_model_that_would_run_wrong_is_refused_with_the_reason(tiny_model: Callable[..., Path]) -> None:
+    done = kvrelay("serve", "--model", str(tiny_model("mamba2")), *SMALL)
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    assert "attention" in done.stderr
+
+
+def tree(pid: int) -> list[int]:
+    """The process and all below it."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    below = [int(child) for child in children.read_text().split()] if children.exists() else []
+    return [pid, *(one for child in below for one in tree(child))]
+
+
+def resident_kib(pid: int) -> int:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return 0
+    found = re.search(r"VmRSS:\s+(\d+) kB", status)
+    return int(found[1]) if found else 0
