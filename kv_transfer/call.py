@@ -7,11 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import grpc
 
-from kvrelay.errors import Unavailable
+from kvrelay.errors import Cancelled, Unavailable
 from kvrelay.wire.status import error_from_rpc
 from kvrelay.wire.transfer import Frame, KvReceipt, KvTransferServiceStub, frame_to_proto, receipt_from_proto
-
-_WRITE_FAILED = "Internal error from Core"  # grpc.aio's own status when a write meets a broken connection first
 
 
 class PushCall:
@@ -55,16 +53,15 @@ class PushCall:
         if not done:
             task.cancel()
             raise Unavailable(f"{self._address} {failing} for {self._patience:g} s")
-        if not task.cancelled():
-            task.exception()
+        if task.cancelled() or task.exception() is not None:
+            await asyncio.wait({self._outcome}, timeout=self._patience)
 
     async def _wait_for_outcome(self) -> KvReceipt:
-        # The status first: to await a call that the peer ended with CANCELLED raises asyncio.CancelledError.
-        code = await self._call.code()
-        if code is grpc.StatusCode.OK:
+        try:
             return receipt_from_proto(await self._call)
-        details = await self._call.details()
-        if code is grpc.StatusCode.INTERNAL and details == _WRITE_FAILED:
-            raise Unavailable(f"{self._address}: the connection broke off")
-        metadata = await self._call.initial_metadata(), await self._call.trailing_metadata()
-        raise error_from_rpc(grpc.aio.AioRpcError(code, *metadata, details=details), self._address)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error, self._address) from None
+        except asyncio.CancelledError:  # which is how grpc.aio says that the peer answered CANCELLED, too
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            raise Cancelled(f"{self._address}: {await self._call.details()}") from None

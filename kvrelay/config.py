@@ -13,6 +13,7 @@ from kvrelay.types import PoolName
 _SIZE = re.compile(r"^([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*(B|KiB|MiB|GiB|TiB|KB|MB|GB|TB)?$")
 _ADDRESS = re.compile(r"^(\[[0-9a-fA-F:]+\]|[^:\s]+):([0-9]{1,5})$")
 _REDIS_URL = re.compile(r"^(embedded|rediss?://.+|unix:///.+)$")
+_RAYS_OWN = ("CPU", "GPU", "memory", "object_store_memory")
 _UNIT = {
     None: 1,
     "B": 1,
@@ -83,6 +84,15 @@ class Resources(Section):
 
     num_cpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1
     num_gpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0
+    custom: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = {}  # bind a pool to nodes that offer them
+
+    @field_validator("custom")
+    @classmethod
+    def _not_rays_own(cls, value: dict[str, float]) -> dict[str, float]:
+        for name in value:
+            if not name or name in _RAYS_OWN:
+                raise ValueError(f"{name!r} is not a custom resource; Ray's own are num_cpus and num_gpus here")
+        return value
 
 
 class PrefillConfig(Section):
@@ -168,7 +178,7 @@ class ListenConfig(Section):
     grpc: Address = "127.0.0.1:50051"
     http: Address = "127.0.0.1:8000"
     admin: Address = "127.0.0.1:50052"
-    worker_host: str = "127.0.0.1"  # address that workers bind and announce; private network only
+    worker_host: str = "127.0.0.1"  # that workers bind and announce, auto: their Ray node's; private network only
 
     @field_validator("grpc", "http", "admin")
     @classmethod

@@ -112,6 +112,7 @@ def _explain(error: ErrorDetails, kind: type[BaseModel]) -> str:
                 "float_type": "a number",
                 "string_type": "a string",
                 "tuple_type": "a list",
+                "dict_type": "a mapping",
                 "none_required": "null",
             }
             text = f"must be {expected[code]}" if code in expected else error["msg"]

@@ -35,11 +35,21 @@ class WorkerActor:
 
     async def run(self) -> None:
         configure_logging()
-        await _serve(self._settings, self._stop)
+        await _serve(_on_this_node(self._settings), self._stop)
 
     async def stop(self) -> None:
         """Ends `run`, streams or not."""
         self._stop.set()
+
+
+def _on_this_node(settings: WorkerSettings) -> WorkerSettings:
+    """The settings with `worker_host: auto` resolved to the address under which other Ray nodes reach this one."""
+    listen = settings.config.listen
+    if listen.worker_host != "auto":
+        return settings
+    host = ray.util.get_node_ip_address()
+    listen = listen.model_copy(update={"worker_host": f"[{host}]" if ":" in host else host})
+    return replace(settings, config=settings.config.model_copy(update={"listen": listen}))
 
 
 def _serve(settings: WorkerSettings, stop: asyncio.Event) -> Coroutine[None, None, None]:
@@ -108,6 +118,7 @@ class RayLauncher:
             .options(
                 num_cpus=section.resources.num_cpus,
                 num_gpus=section.resources.num_gpus,
+                resources=section.resources.custom,
                 max_restarts=0,  # the actuator replaces the dead, under a new epoch
                 runtime_env={"env_vars": {"OMP_NUM_THREADS": str(section.threads), "OMP_WAIT_POLICY": "PASSIVE"}},
             )

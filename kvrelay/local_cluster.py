@@ -20,7 +20,7 @@ from typing import IO
 from kvrelay.child import bound_to_parent
 from kvrelay.config import ClusterConfig
 from kvrelay.embedded_redis import EmbeddedRedis
-from kvrelay.errors import KvRelayError, Unavailable
+from kvrelay.errors import ConfigError, KvRelayError, Unavailable
 from kvrelay.models import resolve_model
 from kvrelay.telemetry import get_logger
 
@@ -92,8 +92,8 @@ class Child:
 class LocalCluster:
     """Async context manager: on entry everything runs and serves, on exit it has drained and ended.
 
-    `quiet` keeps the parts' logs off this process's stderr. Raises Unavailable when a part does not start, NotFound
-    for an unknown model.
+    `quiet` keeps the parts' logs off this process's stderr. Raises Unavailable when a part does not start, ConfigError
+    when the workers refuse the model, NotFound for an unknown one.
     """
 
     def __init__(self, config: ClusterConfig, *, quiet: bool = False) -> None:
@@ -185,6 +185,8 @@ class LocalCluster:
             failed.cancel()
             if not line.done():
                 line.cancel()
+        if not line.done() and failed.result() == 2:
+            raise ConfigError("the workers refused the model or the configuration; the reason is above")
         if not line.done():
             raise Unavailable(f"the controller ended with exit code {failed.result()} before a worker was ready")
         match = _READY.match(line.result())

@@ -86,14 +86,13 @@ class Dispatcher:
     # Requests
 
     def submit(self, request: Request, now: float) -> tuple[Lifecycle, list[Effect]]:
-        """Raises FailedPrecondition for a request id that is live, ResourceExhausted when the queue is full."""
+        """Raises FailedPrecondition for a request id that is live, and what check_room raises."""
         if request.request_id in self._entries:
             raise FailedPrecondition(
                 f"request_id {request.request_id!r} is in use by a request that has not ended; choose another",
                 field="request_id",
             )
-        if self.waiting >= self._config.router.max_queue:
-            raise ResourceExhausted(f"{self.waiting} requests are waiting already", retry_after_s=RETRY_AFTER_S)
+        self.check_room()
         life = Lifecycle(request, self._settings)
         life.timeline.mark("tokenize", now)
         order = (request.priority, next(self._numbers), request.request_id)
@@ -102,6 +101,11 @@ class Dispatcher:
         if request.complete is not None:
             return life, self._settle(entry, life.complete(request.complete, now))
         return life, self._settle(entry, []) + self._pump(now)
+
+    def check_room(self) -> None:
+        """Raises ResourceExhausted when the queue is full."""
+        if self.waiting >= self._config.router.max_queue:
+            raise ResourceExhausted(f"{self.waiting} requests are waiting already", retry_after_s=RETRY_AFTER_S)
 
     def cancel(self, request_id: str, error: KvRelayError, now: float) -> list[Effect]:
         entry = self._entries.get(request_id)

@@ -66,10 +66,15 @@ class Driver:
 
     # Requests
 
-    def submit(self, request: Request, text: TokenSink) -> Stream:
-        """`text` has taken in request.resume. Raises Unavailable while draining, and what Dispatcher.submit raises."""
+    def check_open(self) -> None:
+        """Raises Unavailable while draining, ResourceExhausted when the queue is full."""
         if self.draining:
             raise Unavailable("the router is draining; send the request to another", retry_after_s=RETRY_AFTER_S)
+        self.dispatcher.check_room()
+
+    def submit(self, request: Request, text: TokenSink) -> Stream:
+        """`text` has taken in request.resume. Raises what check_open and Dispatcher.submit raise."""
+        self.check_open()
         now = self._clock.now()
         life, effects = self.dispatcher.submit(request, now)
         self._streams[request.request_id] = stream = Stream(life, text, self._clock)

@@ -50,6 +50,7 @@ class Intake:
         if timeout <= 0:
             raise DeadlineExceeded("the deadline had passed when the request arrived; nothing was done")
         check_request(request, self.card)
+        self._driver.check_open()  # before tokenizing, which would cost more than the refusal
         token_ids = await self._token_ids(request)
         request_id = request.request_id or uuid.uuid4().hex
         sampling = admit_sampling(request, request_id, len(token_ids), self.max_model_len)

@@ -85,7 +85,8 @@ class WorkerSession:
                     self._listener.worker_said(worker_id, event)
             except (grpc.aio.AioRpcError, TimeoutError, KvRelayError) as error:
                 reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-                log.info("session ended", worker=worker_id, epoch=self.info.epoch, reason=reason)
+                say = log.info if found else log.debug  # it may be starting, or be gone and not yet forgotten
+                say("no session", worker=worker_id, epoch=self.info.epoch, reason=reason)
             finally:
                 call.cancel()
                 if found:

@@ -257,7 +257,7 @@ class FakeWorkerServer(WorkerServiceServicer):
             await self.may_step.wait()
             for key, prompt in list(self.worker.prompts.items()):
                 decode = self._peers.get(prompt.target.worker_id)
-                self._say(self.worker.prefill(key, decode and decode.worker))
+                self._say(self.worker.prefill(key, decode.worker if decode else None))
                 if decode is not None:
                     decode.wake()
             if self.steps_left is None or self.steps_left > 0:
@@ -269,11 +269,10 @@ class FakeWorkerServer(WorkerServiceServicer):
             await asyncio.sleep(self.pace_s)
 
 
-async def main(worker_id: str, pool: str, redis_url: str) -> None:
-    """A fake worker as a process of its own, with a heartbeat in a real registry."""
-    assert pool == "prefill" or pool == "decode"
+async def main(worker_id: str, redis_url: str) -> None:
+    """A fake decode worker as a process of its own, with a heartbeat in a real registry."""
     registry = await Registry.connect(redis_url)
-    server = FakeWorkerServer(worker_id, pool, {}, await registry.next_epoch())
+    server = FakeWorkerServer(worker_id, "decode", {}, await registry.next_epoch())
     server.pace_s = 0.02
     await server.start()
     while True:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +46,7 @@ class MemoryRegistry:
         self._check()
         return dict(self.sizes)
 
-    async def set_desired(self, sizes: dict[PoolName, int]) -> None:
+    async def set_desired(self, sizes: Mapping[PoolName, int]) -> None:
         self._check()
         self.sizes |= sizes
 
@@ -117,9 +117,8 @@ async def running_router(prefill: int = 1, decode: int = 1, **router: object) ->
             await harness.add(f"prefill-{number}", "prefill")
         for number in range(decode):
             await harness.add(f"decode-{number}", "decode")
-        await asyncio.wait({task, line}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            await task
+        task.add_done_callback(lambda _: line.done() or line.cancel())
+        await line
         words = dict(word.split("=", 1) for word in line.result().split()[2:])
         harness.grpc, harness.http, harness.admin = words["grpc"], words["http"], words["admin"]
         yield harness

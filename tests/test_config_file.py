@@ -72,6 +72,13 @@ BAD_CONFIGS = {
     "boolean size": ("kv: {memory: on}\n", 1, "kv.memory: True is not a size"),
     "zero size": ("kv: {memory: 0GiB}\n", 1, "kv.memory: must be above 0"),
     "public address": ("listen:\n  grpc: 0.0.0.0:50051\n", 2, "listen.grpc: 0.0.0.0:50051 is not a loopback address"),
+    "Ray's own resource": ("decode: {resources: {custom: {GPU: 1}}}\n", 1, "decode.resources.custom: 'GPU' is not a"),
+    "no resource": ("decode: {resources: {custom: {a: 0}}}\n", 1, "decode.resources.custom.a: must be above 0, not 0"),
+    "word for resources": (
+        "decode: {resources: {custom: a}}\n",
+        1,
+        'decode.resources.custom: must be a mapping, not "a"',
+    ),
     "no port": ("listen: {http: localhost}\n", 1, "listen.http: 'localhost' is not HOST:PORT"),
     "port too large": ("listen: {http: 'localhost:65536'}\n", 1, "listen.http: 'localhost:65536' is not HOST:PORT"),
     "redis scheme": ("redis: {url: 'http://x'}\n", 1, "redis.url: allowed are embedded, redis://"),

@@ -62,12 +62,10 @@ def run(arguments: Sequence[str]) -> int:
         context = getattr(error, "ctx", None)
         where = context.command_path if context else "kvrelay"
         return _fail(2, f"{cast(Any, error).format_message()} See {where} --help")
-    except InvalidArgument as error:
-        return _fail(2, error.message)
     except KvRelayError as error:
         for note in getattr(error, "__notes__", ()):
             typer.echo(note, err=True)
-        return _fail(1, error.message)
+        return _fail(2 if isinstance(error, InvalidArgument) else 1, error.message)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     return code or 0

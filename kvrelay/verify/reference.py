@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from kvrelay.verify.cases import Case
 
@@ -17,6 +18,7 @@ class Reference:
     """The model, loaded by transformers alone."""
 
     def __init__(self, path: str, dtype: str) -> None:
+        disable_progress_bar()
         self._model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=TORCH_DTYPE[dtype]).eval()
 
     @property

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
+from transformers.utils.logging import disable_progress_bar
 
 from kvrelay.config import ClusterConfig
 from kvrelay.engine.runner import ModelRunner, Segment
@@ -40,6 +41,7 @@ class WorkerSettings:
 
 async def load_runner(settings: WorkerSettings) -> ModelRunner:
     """The pool's model on the pool's device, loaded off the event loop. Raises ModelRefused, ConfigError."""
+    disable_progress_bar()  # a worker's log is read later, line by line
     config = settings.config
     pool = config.prefill if settings.pool == "prefill" else config.decode
     runner = await asyncio.to_thread(

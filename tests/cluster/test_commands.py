@@ -83,7 +83,7 @@ def test_bad_usage_is_one_line_and_2(arguments: tuple[str, ...], word: str) -> N
 
 
 def test_a_model_that_would_run_wrong_is_refused_with_the_reason(tiny_model: Callable[..., Path]) -> None:
-    done = kvrelay("serve", "--model", str(tiny_model("mamba2")), *SMALL)
+    done = kvrelay("serve", "--model", str(tiny_model("qwen3_next")), *SMALL)
     assert done.returncode in (1, 2)
     assert "Traceback" not in done.stderr
     assert "attention" in done.stderr

@@ -57,8 +57,9 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = BlockPool(num_blocks)
         self.model = NaivePool(num_blocks)
 
-    @rule(n=st.integers(0, 8), after=st.none() | st.integers(0, 15))
-    def allocate(self, n: int, after: int | None) -> None:
+    @rule(n=st.integers(0, 8), data=st.data())
+    def allocate(self, n: int, data: st.DataObject) -> None:
+        after = data.draw(st.sampled_from([None, *sorted(self.model.held)]), label="after")
         evicted = self.model.evicted_for(n)
         available = len(self.model.free) + len(self.model.cached)
         if n > available:
@@ -71,9 +72,9 @@ class PoolMachine(RuleBasedStateMachine):
         assert len(set(blocks)) == n
         assert blocks == sorted(blocks)
         assert set(blocks) <= candidates
-        if n and after in self.model.held and after + 1 in candidates:
+        if n and after is not None and after + 1 in candidates:
             assert after + 1 in blocks
-        elif after not in candidates and longest_run(candidates) >= n > 0:
+        elif longest_run(candidates) >= n > 0:
             assert blocks == list(range(blocks[0], blocks[0] + n))
         self.model.allocated(blocks, evicted)
 

@@ -15,6 +15,7 @@ import xxhash
 from transfer_ends import HASH, KEY, LAYOUT, DecodeEnd, MemoryFile, decode_end
 
 from kv_transfer.arena import digest_blocks, read_blocks
+from kv_transfer.lease import Lease
 from kv_transfer.transports.grpc import GrpcInbound
 from kvrelay.errors import Cancelled, DataLoss, FailedPrecondition, KvRelayError, NotFound, Unimplemented
 from kvrelay.messages import HandoffTarget
@@ -233,7 +234,7 @@ async def test_a_late_frame_does_not_reach_blocks_that_are_another_requests(
         await written(decode, 9, source.block(1))
         decode.clock.advance(11.0)
         decode.leases.expire(decode.clock.now())
-        (released,) = decode.leases.release()
+        (released,) = await released_leases(decode)
         new = decode.grant(list(released.blocks), key=("another", 0))
         before = decode.arena.buffer.clone()
         await call.write(frame_to_proto(second))
@@ -248,6 +249,12 @@ async def test_a_late_frame_does_not_reach_blocks_that_are_another_requests(
 async def written(decode: DecodeEnd, number: int, block: bytes) -> None:
     while decode.arena.block(number) != block:
         await asyncio.sleep(0.001)
+
+
+async def released_leases(decode: DecodeEnd) -> list[Lease]:
+    while not (leases := decode.leases.release()):
+        await asyncio.sleep(0.001)
+    return leases
 
 
 async def test_an_expired_lease_takes_no_frame_even_before_it_is_collected(
@@ -283,7 +290,7 @@ async def test_a_revoked_push_ends_although_its_sender_is_silent(decode: DecodeE
         decode.receiver.revoke(target.lease_id)
         assert await call.code() is grpc.StatusCode.FAILED_PRECONDITION
         assert await call.details() == "lease 1 was closed during the push"
-    assert [lease.lease_id for lease in decode.leases.release()] == [1]
+    assert [lease.lease_id for lease in await released_leases(decode)] == [1]
     decode.receiver.revoke(target.lease_id)
 
 

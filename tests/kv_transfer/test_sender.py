@@ -40,6 +40,7 @@ async def test_abort_in_mid_push_frees_both_sides(transport: str) -> None:
         decode.leases.close(target.lease_id)
         assert [lease.lease_id for lease in decode.leases.release()] == [target.lease_id]
         assert isinstance(push.error, Cancelled)
+        assert "without a commit" in push.error.message
         assert decode.committed == []
         await push.abort()
 

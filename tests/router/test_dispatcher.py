@@ -114,7 +114,7 @@ def test_request_that_all_refuse_waits_until_one_gets_rid_of_a_sequence() -> Non
     submit(made, request("b"))
     assert placements(made.on_event("d0", Refused("b", 1, "full"), 0.1)) == []
     assert made.waiting == 1
-    assert placements(finish(made, "d0", "a")) == [("b", "d0")]
+    assert placements(finish(made, "d0", "a", now=0.1 + FULL_FOR_S / 2)) == [("b", "d0")]
 
 
 def test_request_that_all_refuse_is_offered_again_after_a_while() -> None:
@@ -211,10 +211,10 @@ def test_shared_prefix_goes_where_it_was_computed() -> None:
     made.cancel("a", Cancelled("gone"), 0.1)
     made.worker_lost("d0", 0.2)  # its successor's cache is empty, so the short path is not taken
     made.worker_found(worker_info("d0", "decode", epoch=2), 0.3)
-    life, _ = made.submit(request("b", LONG), 0.4)
+    life, _ = made.submit(request("b", LONG[:39]), 0.4)
     assert life.assignment is not None
     assert (life.assignment.reason, life.assignment.prefill) == ("prefix_hit", first)
-    assert life.assignment.why == f"{first} holds 32 of 40 prompt tokens"
+    assert life.assignment.why == f"{first} holds 32 of 39 prompt tokens"
 
 
 def test_warm_prompt_is_prefilled_where_it_will_be_decoded() -> None:
@@ -225,6 +225,14 @@ def test_warm_prompt_is_prefilled_where_it_will_be_decoded() -> None:
     assert [type(one.command) for one in effects if isinstance(one, Send)] == [RunLocal]
     assert life.assignment is not None
     assert life.assignment.why == "4 uncached prompt tokens are below local_below_tokens=8"
+
+
+def test_last_token_of_a_prompt_is_never_taken_for_cached() -> None:
+    made = dispatcher("d0", "p0")
+    for name in ("a", "b"):
+        life, _ = made.submit(request(name, LONG[:32]), 0.0)
+    assert life.assignment is not None
+    assert life.assignment.why == "1 uncached prompt tokens are below local_below_tokens=8"
 
 
 def test_without_prefill_workers_the_decode_worker_does_it_all() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -45,13 +46,13 @@ def lifecycle(max_tokens: int = 4, resume: tuple[int, ...] = (), max_attempts: i
     return Lifecycle(request, Settings(max_attempts, lease_seconds=10.0, transport="shm"))
 
 
-def placed(assignment: Assignment = REMOTE, **options: int) -> Lifecycle:
+def placed(assignment: Assignment = REMOTE, **options: Any) -> Lifecycle:
     life = lifecycle(**options)
     life.assign(assignment, 1.0)
     return life
 
 
-def prefilling(**options: int) -> Lifecycle:
+def prefilling(**options: Any) -> Lifecycle:
     life = placed(**options)
     life.on_event("d", Reserved("r", life.attempt, TARGET), 2.0)
     return life
@@ -61,13 +62,13 @@ def tokens(life: Lifecycle, index: int, *token_ids: int, finish: FinishReason | 
     return SequenceTokens("r", life.attempt, index, token_ids, finish_reason=finish)
 
 
-def handing_off(**options: int) -> Lifecycle:
+def handing_off(**options: Any) -> Lifecycle:
     life = prefilling(**options)
     life.on_event("p", tokens(life, 0, 100), 3.0)
     return life
 
 
-def decoding(**options: int) -> Lifecycle:
+def decoding(**options: Any) -> Lifecycle:
     life = handing_off(**options)
     life.on_event("p", HandedOff("r", life.attempt, HANDOFF), 4.0)
     return life
@@ -360,9 +361,19 @@ def test_complete_answer_waits_for_the_account_of_its_hand_off() -> None:
     assert life.handoff == HANDOFF
 
 
+def test_account_of_a_lost_attempt_is_not_that_of_the_next() -> None:
+    life = decoding()
+    life.worker_lost("d", expected=False, now=5.0)
+    life.assign(LOCAL, 6.0)
+    life.on_event("d", tokens(life, 1, 101, 102, 103, finish="length"), 7.0)
+    assert (life.state, life.handoff) == ("finished", None)
+
+
 def test_it_does_not_wait_for_long() -> None:
     life = handing_off(max_tokens=2)
-    life.on_event("d", tokens(life, 1, 101, finish="length"), 4.0)
+    for _ in range(2):
+        life.on_event("d", tokens(life, 1, 101, finish="length"), 4.0)
+    assert len(life.attempts) == 1
     assert life.tick(4.0 + HANDOFF_REPORT_S) == [End("r", "length")]
 
 

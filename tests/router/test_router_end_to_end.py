@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from typing import Any
 
 import grpc
 import pytest
@@ -40,7 +41,7 @@ PROMPT = tuple(range(10, 50))
 SHORT = (11, 12, 13)
 
 
-def ask(request_id: str = "", max_tokens: int = 8, prompt: tuple[int, ...] = PROMPT, **more: object) -> GenerateRequest:
+def ask(request_id: str = "", max_tokens: int = 8, prompt: tuple[int, ...] = PROMPT, **more: Any) -> GenerateRequest:
     sampling = replace(SamplingOptions(max_tokens=max_tokens, seed=7), **more)
     return GenerateRequest(request_id=request_id, token_ids=prompt, sampling=sampling)
 

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 import pytest
@@ -31,11 +32,11 @@ async def http(router: RouterHarness) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-def body(prompt: object = PROMPT, **more: object) -> dict[str, object]:
+def body(prompt: object = PROMPT, **more: Any) -> dict[str, Any]:
     return {"model": "demo", "prompt": prompt, "max_tokens": 8, "seed": 7, "return_token_ids": True} | more
 
 
-async def events(http: httpx.AsyncClient, path: str, request: dict[str, object]) -> list[dict[str, object]]:
+async def events(http: httpx.AsyncClient, path: str, request: dict[str, Any]) -> list[dict[str, Any]]:
     """All events of a stream; checks that it ends with [DONE]."""
     async with http.stream("POST", path, json=request | {"stream": True}) as response:
         assert response.status_code == 200
@@ -177,7 +178,7 @@ async def freed(router: RouterHarness) -> None:
 async def test_errors_in_openais_shape(
     router: RouterHarness,
     http: httpx.AsyncClient,
-    request_: dict[str, object],
+    request_: dict[str, Any],
     status: int,
     param: str,
     streamed: bool,

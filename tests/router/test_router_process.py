@@ -41,7 +41,7 @@ class Cluster:
     grpc: str = ""
 
     async def add_worker(self, name: str) -> None:
-        self.processes[name] = await start(fake_worker.__file__, name, "decode", self.redis_url)
+        self.processes[name] = await start(fake_worker.__file__, name, self.redis_url)
 
     async def add_router(self, config: Path) -> None:
         router = await start("-m", "kvrelay.cli.main", "router", "-c", str(config), stdout=asyncio.subprocess.PIPE)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from router_harness import DEMO
@@ -16,7 +17,7 @@ CARD = ModelCard.load(DEMO, ModelConfig())
 GOOD = GenerateRequest(prompt="Once upon a time", model="demo", request_id="a-1")
 
 
-def sampling(**options: object) -> GenerateRequest:
+def sampling(**options: Any) -> GenerateRequest:
     return replace(GOOD, sampling=replace(SamplingOptions(), **options))
 
 
@@ -144,5 +145,5 @@ def test_context_is_the_smaller_of_model_and_configuration() -> None:
     assert CARD.info.max_model_len == 4096
     assert ModelCard.load(DEMO, ModelConfig(max_model_len=100)).info.max_model_len == 100
     assert ModelCard.load(DEMO, ModelConfig(max_model_len=10_000)).info.max_model_len == 4096
-    assert (CARD.vocab_size, CARD.eos_token_ids, CARD.info.id) == (337, {2}, "demo")
+    assert (CARD.vocab_size, CARD.eos_token_ids, CARD.info.id) == (337, frozenset({2}), "demo")
     assert CARD.info.architecture == "LlamaForCausalLM"
