@@ -98,6 +98,42 @@ async def test_the_receivers_objection_to_the_commit_is_raised() -> None:
             await push.commit(1, 8, 0.0)
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_bytes_that_are_not_what_their_digest_says_are_data_loss(transport: str) -> None:
+    """This sender gives no digests, and the receiver wants them."""
+    async with decode_end() as decode, sender_of(MemoryFile(), digests=False) as sender:
+        push = sender.open(KEY, decode.grant([1], transport=transport))
+        push.send(0, [5])
+        with pytest.raises(DataLoss, match="not 0000000000000000 as sent"):
+            await push.commit(1, 4, 0.0)
+        assert decode.committed == []
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_push_that_failed_does_not_spoil_the_next(transport: str) -> None:
+    source = MemoryFile()
+    async with decode_end() as decode, sender_of(source) as sender:
+        for key in (("first", 0), ("second", 0)):
+            push = sender.open(key, decode.grant([1, 2], key=key, transport=transport))
+            push.send(0, [5, 6] if key == ("second", 0) else [5])
+            if key == ("first", 0):
+                with pytest.raises(DataLoss):
+                    await push.commit(1, 8, 0.0)
+            else:
+                await push.commit(1, 8, 0.0)
+        assert decode.arena.block(2) == source.block(6)
+
+
+async def test_a_refusal_is_what_a_peer_that_did_not_join_the_group_is_asked_for() -> None:
+    async with decode_end() as decode, sender_of(MemoryFile(), patience=0.5) as sender:
+        target = decode.grant([1], transport="gloo")
+        decode.leases.close(target.lease_id)
+        push = sender.open(KEY, target)
+        push.send(0, [5])
+        with pytest.raises(FailedPrecondition, match="lease 1 has ended"):
+            await push.commit(1, 4, 0.0)
+
+
 async def test_a_transport_that_was_asked_for_does_not_fall_back() -> None:
     source = MemoryFile()
     source.nonce += 1
