@@ -21,7 +21,7 @@ from router.request import Request
 
 FULL_FOR_S = 0.1  # a worker that refused is asked again after that, or when it got rid of a sequence
 SEQUENCES_PER_SLOT = 2  # of a decode worker's batch: one running, one being prefilled to take its place
-INDEX_BLOCKS = 65_536  # remembered of one worker, when it does not say how many it has
+INDEX_BLOCKS = 65_536  # remembered of a worker that does not say how many it has
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class Dispatcher:
         self._queue: list[tuple[int, int, str]] = []  # heap of their orders, and of some that are not queued any more
         self._running: dict[str, _Entry] = {}  # those with workers
         self._workers: dict[str, _Worker] = {}
-        self._index = PrefixIndex(INDEX_BLOCKS)
+        self._index = PrefixIndex()
         self._numbers = count(1)
         self._renew_at = 0.0
         self._wait = Wait("no decode worker is ready", no_worker=True)
@@ -191,6 +191,8 @@ class Dispatcher:
             self._queued.add(request_id)
             heapq.heappush(self._queue, entry.order)
         elif life.ended:
+            if life.state == "finished" and life.last_assignment is not None:
+                self._remember(life.last_assignment.decode, entry)  # for the conversation's next turn
             self._queued.discard(request_id)
             self._entries.pop(request_id, None)
         return effects
@@ -232,9 +234,8 @@ class Dispatcher:
         """A request that may have killed its worker runs beside no other such: if one dies again, it was this one."""
         if life.suspicion == 0:
             return False
-        return now < life.not_before or any(
-            one.life.suspicion and one.life.computing_on for one in self._running.values()
-        )
+        others = (one.life for one in self._running.values())
+        return now < life.not_before or any(one.suspicion and not one.proven for one in others)
 
     def _place(self, entry: _Entry, assignment: Assignment, now: float) -> list[Effect]:
         request_id = entry.life.request.request_id
@@ -242,9 +243,15 @@ class Dispatcher:
         self._running[request_id] = entry
         for worker_id in (assignment.prefill, assignment.decode):
             if worker_id:
-                self._index.add(worker_id, entry.hashes())
+                self._remember(worker_id, entry)
                 self._workers[worker_id].last_assigned = next(self._numbers)
         return self._settle(entry, entry.life.assign(assignment, now))
+
+    def _remember(self, worker_id: str, entry: _Entry) -> None:
+        """The worker's cache will hold this sequence, or does."""
+        worker = self._workers.get(worker_id)
+        if worker is not None and self._config.kv.prefix_cache:
+            self._index.add(worker_id, entry.hashes(), worker.info.load.blocks_total or INDEX_BLOCKS)
 
     def _views(self, entry: _Entry, now: float) -> list[WorkerView]:
         queued: Counter[str] = Counter()

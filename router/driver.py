@@ -51,7 +51,7 @@ class Driver:
         self.registry_state = "ok"
         self.known: tuple[WorkerInfo, ...] = ()  # the last snapshot of the registry
         self._wanted: Mapping[PoolName, int] = {"prefill": config.prefill.replicas, "decode": config.decode.replicas}
-        self._started = False  # whether there have been as many workers as configured
+        self._started = False
         self._registry = registry
         self._router_id = router_id
         self._clock = clock
@@ -105,12 +105,10 @@ class Driver:
 
     @property
     def state(self) -> WorkerState:
-        """`ready` if a request that comes now can be served."""
-        ready = self.ready()
+        """`ready` if a request that comes now can be served, once there have been as many workers as configured."""
         if self.draining:
             return "draining"
-        self._started = self._started or all(ready[pool] >= number for pool, number in self._wanted.items())
-        return "ready" if self._started and ready["decode"] else "starting"
+        return "ready" if self._started and self.ready()["decode"] else "starting"
 
     def ready(self) -> Mapping[PoolName, int]:
         """How many workers of each pool can be given work."""
@@ -121,12 +119,17 @@ class Driver:
         log.info("worker found", worker=info.worker_id, pool=info.pool, epoch=info.epoch, address=info.address)
         now = self._clock.now()
         self._carry_out(self.dispatcher.worker_found(info, now), now)
-        self.changed.set()
+        self._workers_changed()
 
     def worker_lost(self, worker_id: str) -> None:
         log.info("worker lost", worker=worker_id)
         now = self._clock.now()
         self._carry_out(self.dispatcher.worker_lost(worker_id, now), now)
+        self._workers_changed()
+
+    def _workers_changed(self) -> None:
+        ready = self.ready()
+        self._started = self._started or all(ready[pool] >= number for pool, number in self._wanted.items())
         self.changed.set()
 
     def worker_said(self, worker_id: str, event: Event) -> None:
@@ -173,7 +176,7 @@ class Driver:
             del self._last_seen[worker_id]
             self._close(worker_id)
         self._carry_out(self.dispatcher.workers_changed(self.known, now), now)
-        self.changed.set()
+        self._workers_changed()
 
     def _close(self, worker_id: str) -> None:
         session = self._sessions.pop(worker_id, None)

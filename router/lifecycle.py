@@ -114,16 +114,17 @@ class Lifecycle:
         return (decode,)
 
     @property
+    def proven(self) -> bool:
+        """Each worker of the attempt has given a token, and lives: this request does not kill workers."""
+        produced = len(self.tokens) - self._attempt_start
+        return self.assignment is not None and produced > bool(self.assignment.prefill)
+
+    @property
     def computing_on(self) -> str:
         """The worker whose death now would point at this request: it computes and has nothing to show yet."""
-        if self.assignment is None:
+        if self.assignment is None or self.proven or self.state == "reserving":
             return ""
-        if self.state == "prefilling":
-            return self.assignment.prefill or self.assignment.decode
-        produced = len(self.tokens) - self._attempt_start
-        if self.state in ("handing_off", "decoding") and produced <= 1 and self.assignment.prefill:
-            return self.assignment.decode
-        return ""
+        return (self.state == "prefilling" and self.assignment.prefill) or self.assignment.decode
 
     @property
     def lease_id(self) -> int | None:

@@ -9,19 +9,17 @@ from collections.abc import Sequence
 class PrefixIndex:
     """Block names by worker, least recently assigned forgotten first."""
 
-    def __init__(self, capacity: int) -> None:
-        """`capacity` is the most blocks remembered of one worker."""
-        self._capacity = capacity
+    def __init__(self) -> None:
         self._blocks: dict[str, OrderedDict[int, None]] = {}
 
-    def add(self, worker_id: str, hashes: Sequence[int]) -> None:
-        """Notes that the worker was given, or has computed, the sequence with these block names."""
+    def add(self, worker_id: str, hashes: Sequence[int], capacity: int) -> None:
+        """Notes that the worker, which has room for `capacity` blocks, holds the sequence with these block names."""
         blocks = self._blocks.setdefault(worker_id, OrderedDict())
         # The tail goes in first, so that a prefix outlives what builds on it.
         for block in reversed(hashes):
             blocks[block] = None
             blocks.move_to_end(block)
-        while len(blocks) > self._capacity:
+        while len(blocks) > capacity:
             blocks.popitem(last=False)
 
     def match(self, worker_id: str, hashes: Sequence[int]) -> int:

@@ -56,24 +56,26 @@ class BlockPool:
         return self.num_free + self.num_cached
 
     def allocate(self, n: int, after: int | None = None) -> list[int]:
-        """`n` blocks with one hold each, ascending, in as few runs as the free blocks allow.
+        """`n` blocks with one hold each, in as few runs as the free blocks allow, each ascending.
 
-        With `after`, a held block, those that follow it are taken first if they are free, so that a sequence that
-        grows stays one run. Raises OutOfBlocks.
+        With `after`, a held block, those that follow it come first if they are free, so that a sequence that grows
+        stays one run. Raises OutOfBlocks.
         """
         if n > self.num_available:
             raise OutOfBlocks(n, self.num_available)
         while self.num_free < n:
             self._evict()
-        blocks: list[int] = []
+        following: list[int] = []
         if after is not None and after + 1 in self._run_end:
-            blocks += self._take(after + 1, n)
-        while len(blocks) < n:
-            blocks += self._take(self._best_run(n - len(blocks)), n - len(blocks))
+            following += self._take(after + 1, n)
+        others: list[int] = []
+        while (missing := n - len(following) - len(others)) > 0:
+            others += self._take(self._best_run(missing), missing)
+        blocks = following + sorted(others)
         for block in blocks:
             self._references[block] = 1
             self._generations[block] += 1
-        return sorted(blocks)
+        return blocks
 
     def hold(self, blocks: Iterable[int]) -> None:
         """One more hold on each; a cached block becomes held. A free block cannot be held, only allocated."""

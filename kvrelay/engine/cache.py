@@ -13,8 +13,6 @@ class KvCache:
     def __init__(self, num_blocks: int, block_size: int, *, prefix_cache: bool = True) -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
-        self.queries = 0  # tokens that `match` was asked for
-        self.hits = 0  # tokens that it found
         self._prefix_cache = prefix_cache
 
     def match(self, hashes: Sequence[int], limit_tokens: int) -> list[int]:
@@ -26,8 +24,6 @@ class KvCache:
                 break
             blocks.append(block)
         self.pool.hold(blocks)
-        self.queries += max(limit_tokens, 0)
-        self.hits += len(blocks) * self.block_size
         return blocks
 
     def allocate(self, n: int, after: int | None = None) -> list[int]:

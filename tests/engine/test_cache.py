@@ -23,7 +23,6 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache = KvCache(num_blocks, BLOCK_SIZE)
         self.findable: dict[tuple[int, ...], int] = {}
         self.running: list[list[int]] = []  # their blocks
-        self.queries = self.hits = 0
 
     @rule(prompt=PROMPTS)
     def admit(self, prompt: list[int]) -> None:
@@ -36,8 +35,6 @@ class CacheMachine(RuleBasedStateMachine):
         hashes = block_hashes(prompt, BLOCK_SIZE)
         blocks = self.cache.match(hashes, limit)
         assert blocks == expected
-        self.queries += limit
-        self.hits += len(blocks) * BLOCK_SIZE
         try:
             new = self.cache.allocate(-(-len(prompt) // BLOCK_SIZE) - len(blocks))
         except OutOfBlocks:
@@ -59,7 +56,6 @@ class CacheMachine(RuleBasedStateMachine):
     def books_balance(self) -> None:
         self.cache.check_integrity()
         assert self.cache.pool.num_held == len({block for blocks in self.running for block in blocks})
-        assert (self.cache.queries, self.cache.hits) == (self.queries, self.hits)
 
 
 TestCacheMachine = CacheMachine.TestCase
@@ -78,7 +74,6 @@ def test_match_ends_at_the_limit_and_at_the_first_gap() -> None:
     assert cache.match([10, 11, 12], limit_tokens=11) == blocks[:2]
     assert cache.match([10, 99, 12], limit_tokens=12) == blocks[:1]
     assert cache.match([10], limit_tokens=0) == []
-    assert (cache.queries, cache.hits) == (23, 12)
 
 
 def test_a_match_holds_its_blocks() -> None:

@@ -260,6 +260,28 @@ def test_suspects_run_one_at_a_time() -> None:
     assert placements(finish(made, "d0", "a", attempt=2, now=3.0)) == [("b", "d0")]
 
 
+def test_suspect_that_waits_for_its_lease_is_still_alone() -> None:
+    made = dispatcher("d0", "p0")
+    for name in ("a", "b"):
+        submit(made, request(name, (ord(name), *LONG)))
+        made.on_event("d0", Reserved(name, 1, TARGET), 0.1)
+    made.worker_lost("p0", 1.0)
+    made.worker_found(worker_info("p0", "prefill", epoch=2), 1.0)
+    assert [name for name, _ in placements(made.tick(2.0))] == ["a"]
+
+
+def test_next_turn_of_a_conversation_goes_where_the_last_was_decoded() -> None:
+    made = dispatcher("d0", "d1", local_below_tokens=0)
+    life, _ = made.submit(request("a", LONG[:30]), 0.0)
+    assert life.assignment is not None
+    first = life.assignment.decode
+    tokens = SequenceTokens("a", 1, 0, (7, 8), finish_reason="stop")
+    made.on_event(first, TokenBatch((tokens,)), 1.0)
+    life, _ = made.submit(request("b", (*LONG[:30], 7, 8, 9)), 2.0)
+    assert life.assignment is not None
+    assert (life.assignment.decode, life.assignment.uncached_tokens) == (first, 1)
+
+
 def test_prefill_follows_the_reservation() -> None:
     made = dispatcher("d0", "p0")
     (reserve,) = submit(made, request("a", LONG))
