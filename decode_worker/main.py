@@ -13,7 +13,8 @@ from kvrelay.clock import MonotonicClock
 from kvrelay.engine.cache import KvCache
 from kvrelay.wire.transfer import add_KvTransferServiceServicer_to_server
 from kvrelay.worker.base import Identity
-from kvrelay.worker.host import MAX_MESSAGE_BYTES, WorkerSettings, host_worker, load_runner
+from kvrelay.worker.host import MAX_MESSAGE_BYTES, host_worker, load_runner
+from kvrelay.worker.settings import WorkerSettings
 
 
 async def serve(settings: WorkerSettings, stop: asyncio.Event) -> None:

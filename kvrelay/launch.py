@@ -18,7 +18,7 @@ from kvrelay.config import ClusterConfig
 from kvrelay.errors import InvalidArgument, Unavailable
 from kvrelay.telemetry import configure_logging, get_logger
 from kvrelay.types import PoolName
-from kvrelay.worker.host import WorkerSettings
+from kvrelay.worker.settings import WorkerSettings
 
 _STOP_TIMEOUT_S = 5.0
 _OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum; KV never goes through it

@@ -11,7 +11,8 @@ from kv_transfer.sender import Sender
 from kvrelay.clock import MonotonicClock
 from kvrelay.engine.cache import KvCache
 from kvrelay.worker.base import Identity
-from kvrelay.worker.host import WorkerSettings, host_worker, load_runner
+from kvrelay.worker.host import host_worker, load_runner
+from kvrelay.worker.settings import WorkerSettings
 from prefill_worker.worker import PrefillWorker
 
 

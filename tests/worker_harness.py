@@ -17,7 +17,7 @@ from kvrelay.messages import Command, Event, SequenceTokens, TokenBatch
 from kvrelay.registry import Registry
 from kvrelay.types import PoolName, WorkerInfo
 from kvrelay.wire.worker import Hello, Welcome, WorkerServiceStub, command_to_proto, event_from_proto
-from kvrelay.worker.host import WorkerSettings
+from kvrelay.worker.settings import WorkerSettings
 
 SERVE = {"prefill": prefill_worker.main.serve, "decode": decode_worker.main.serve}
 

@@ -51,11 +51,9 @@ async def _control(config: ClusterConfig, policy: AutoscalingPolicy | None, ray_
     from kvrelay.launch import RayLauncher, local_cpus
     from kvrelay.models import resolve_model
     from kvrelay.registry import Registry
-    from kvrelay.worker.host import WorkerSettings
+    from kvrelay.worker.settings import WorkerSettings
 
     stop = asyncio.Event()
-    for name in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(name, stop.set)
     sizes: dict[PoolName, int] = {"prefill": config.prefill.replicas, "decode": config.decode.replicas}
     settings = WorkerSettings("", "decode", resolve_model(config.model.path), config.redis.url, config)
     registry = await Registry.connect(config.redis.url)
@@ -63,6 +61,8 @@ async def _control(config: ClusterConfig, policy: AutoscalingPolicy | None, ray_
     with RayLauncher(
         settings, ray_address=ray_address, num_cpus=local_cpus(config, _largest(sizes, policy))
     ) as launcher:
+        for name in (signal.SIGINT, signal.SIGTERM):  # only now: ray.init sets a handler of its own
+            asyncio.get_running_loop().add_signal_handler(name, stop.set)
         parts = [
             asyncio.create_task(Actuator(registry, launcher, sizes).run()),
             asyncio.create_task(launcher.refused()),

@@ -92,13 +92,13 @@ def _decision_table(status: ClusterStatus) -> Table:
 
 def ledger_table(completion: Completion) -> RenderableType:
     """The phases up to the first token, what came after, and how the KV went over."""
-    table = Table(title=f"{completion.path}: {completion.why}", title_justify="left")
+    table = Table()
     table.add_column("phase")
     table.add_column("time", justify="right")
     ledger = completion.ledger
     if ledger is None:
         table.add_row("no ledger came", "")
-        return table
+        return Group(f"{completion.path}: {completion.why}", table)
     for name, seconds in ledger.phases:
         table.add_row(name, milliseconds(seconds))
     table.add_section()
@@ -112,7 +112,7 @@ def ledger_table(completion: Completion) -> RenderableType:
         lines += [
             f"attempt by {one.prefill_worker or '-'} and {one.decode_worker}: {one.outcome}" for one in ledger.attempts
         ]
-    return Group(table, *lines)
+    return Group(f"{completion.path}: {completion.why}", table, *lines)
 
 
 def _handoff_line(handoff: Handoff) -> str:

@@ -5,38 +5,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 import grpc
 from transformers.utils.logging import disable_progress_bar
 
-from kvrelay.config import ClusterConfig
 from kvrelay.engine.runner import ModelRunner, Segment
 from kvrelay.engine.sampling import SampleRequest
 from kvrelay.errors import KvRelayError, Unavailable
 from kvrelay.registry import Registry
 from kvrelay.telemetry import get_logger
-from kvrelay.types import PoolName, SamplingParams
+from kvrelay.types import SamplingParams
 from kvrelay.wire.worker import add_WorkerServiceServicer_to_server
 from kvrelay.worker.base import Identity, Worker
 from kvrelay.worker.session import WorkerService
+from kvrelay.worker.settings import WorkerSettings
 
 HEARTBEAT_S = 0.5
 TTL_S = 3.0
 MAX_MESSAGE_BYTES = 16 * 2**20  # holds a prompt of a million token ids and more
 
 log = get_logger("worker")
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerSettings:
-    """What a worker process is started with."""
-
-    worker_id: str
-    pool: PoolName
-    model_path: str
-    redis_url: str
-    config: ClusterConfig
 
 
 async def load_runner(settings: WorkerSettings) -> ModelRunner:

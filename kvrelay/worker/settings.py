@@ -1,0 +1,17 @@
+"""What a worker process is started with. Free of torch: whoever starts workers needs no model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvrelay.config import ClusterConfig
+from kvrelay.types import PoolName
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    worker_id: str
+    pool: PoolName
+    model_path: str
+    redis_url: str
+    config: ClusterConfig
