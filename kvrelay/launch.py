@@ -81,6 +81,7 @@ class RayLauncher:
         self._settings = settings
         self._address = ray_address
         self._num_cpus = num_cpus
+        self._temp_dir = tempfile.TemporaryDirectory(prefix="kvrelay-ray-", dir="/tmp", ignore_cleanup_errors=True)
         self._running: dict[str, _Running] = {}
         self._refused: asyncio.Future[None] | None = None
 
@@ -93,7 +94,7 @@ class RayLauncher:
                 "num_cpus": self._num_cpus,
                 "object_store_memory": _OBJECT_STORE_BYTES,
                 "include_dashboard": False,
-                "_temp_dir": tempfile.mkdtemp(prefix="kvrelay-ray-", dir="/tmp"),
+                "_temp_dir": self._temp_dir.name,
             }
         try:
             ray.init(address=self._address or "local", logging_level="error", namespace="kvrelay", **local)
@@ -105,6 +106,7 @@ class RayLauncher:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         ray.shutdown()
+        self._temp_dir.cleanup()
 
     def alive(self) -> Mapping[str, PoolName]:
         """Workers whose actor was asked for and has not ended; pending ones too."""

@@ -115,6 +115,11 @@ class PrefillWorker(Worker):
             self._spawn(self._let_go(relay, relay.push))
         self.steps.wake()
 
+    async def close(self) -> None:
+        await self._sender.close()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await super().close()
+
     def load(self) -> WorkerLoad:
         waiting = [sequence for sequence in self._scheduler if sequence.started is None]
         return self.measured(running=len(self._relays) + self._letting_go - len(waiting), waiting=waiting)

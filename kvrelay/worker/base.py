@@ -116,6 +116,10 @@ class Worker(ABC):
         """Works until cancelled."""
         await self.steps.run()
 
+    async def close(self) -> None:
+        """Lets go of the KV's memory; to be called when `run` has ended."""
+        self.runner.close()
+
     def check_integrity(self) -> None:
         """When idle, looks whether every block is accounted for, once after each time that something happened."""
         if not self.steps.idle or not self.steps.changed:

@@ -76,6 +76,7 @@ async def host_worker(
             for task in pending:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
+            await worker.close()
             await _deregister(worker, registry)
             for task in done:
                 task.result()
@@ -91,6 +92,9 @@ async def _server(host: str, max_message_bytes: int) -> AsyncIterator[tuple[grpc
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", max_message_bytes),
             ("grpc.so_reuseport", 0),
+            # A router that is frozen or cut off is noticed, and what it held here is freed.
+            ("grpc.keepalive_time_ms", 5000),
+            ("grpc.keepalive_timeout_ms", 5000),
             # Peers ping often so that a frozen process is noticed; do not take that for abuse.
             ("grpc.http2.min_ping_interval_without_data_ms", 500),
             ("grpc.keepalive_permit_without_calls", 1),
