@@ -16,7 +16,7 @@ COPY router router
 COPY autoscaler autoscaler
 
 # Torch without CUDA unless told otherwise; for GPUs build with https://download.pytorch.org/whl/cu130, say.
-# ray[default] brings the agent that answers KubeRay's probes. Every node of a Ray cluster needs the same Ray and Python.
+# ray[default] brings the agent that answers KubeRay's probes. All nodes of a Ray cluster need the same Ray and Python.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN pip install --no-cache-dir --extra-index-url "$TORCH_INDEX" '.[cluster]' 'ray[default]==2.60.0'
 

@@ -8,7 +8,7 @@ import pytest
 
 from kvrelay.config import ClusterConfig, ListenConfig
 from kvrelay.launch import _on_this_node
-from kvrelay.worker.host import WorkerSettings
+from kvrelay.worker.settings import WorkerSettings
 
 
 def settings(worker_host: str) -> WorkerSettings:

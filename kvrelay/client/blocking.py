@@ -114,11 +114,14 @@ class Stream(BaseStream):
     def _read(self) -> wire.GenerateResponse:
         client, index = self._client, self._retry.target
         target = client.targets[index]
-        if self._call is None:
+        call = self._call
+        if call is None:
             request, timeout = self._begin()
-            self._call = client._stub(index).Generate(request, timeout=timeout, metadata=client._metadata)
+            call = self._call = client._stub(index).Generate(request, timeout=timeout, metadata=client._metadata)
+            if self._error is not None:  # another thread cancelled before it could see the call
+                call.cancel()
         try:
-            return wire.response_from_proto(next(self._call))
+            return wire.response_from_proto(next(call))
         except StopIteration:
             raise Unavailable(f"{target}: the stream ended before the answer did") from None
         except grpc.RpcError as error:
