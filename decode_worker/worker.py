@@ -82,7 +82,12 @@ class DecodeWorker(Worker):
     def _join(self, lease: Lease, first_token: int, num_tokens: int) -> None:
         """The KV of a reserved sequence has arrived: it joins the batch with the token that prefill sampled."""
         sequence, _ = self._reserved.pop(lease.key)
-        assert num_tokens == len(sequence.tokens), f"{num_tokens} tokens came, {len(sequence.tokens)} were reserved"
+        expected = len(sequence.tokens)
+        if num_tokens != expected or not 0 <= first_token < self.runner.vocab_size:
+            sequence.drop_blocks(self.cache)
+            text = f"KV of {num_tokens} tokens and first token {first_token} came for a sequence of {expected} tokens"
+            self.sessions.pop(lease.key).send(Failed(*lease.key, Code.DATA_LOSS, text))
+            return
         sequence.advance(self.cache, num_tokens - sequence.num_computed)
         sequence.append(first_token, self.runner.eos_token_ids, self.runner.max_model_len)
         self._decoding[lease.key] = sequence

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 STORY = (
     "Once upon a time there was a brave little fox named Ruby. She lived in a small house by the river. Her best "
-    "friend was a rabbit named Oscar. One morning Ruby found a golden key under an old tree. She wanted to know what "
-    "it could open, so she showed it to Oscar."
+    "friend, a rabbit named Oscar, lived next door. Ruby had a golden kite. She loved it very much. One day she played "
+    "by the river, and the kite was gone. Ruby looked everywhere and began to cry. \"Do not be sad,\" said Oscar. "
+    "\"I will help you.\" They looked for a long time."
 )
 QUESTION = "What is the name of the fox?"
 SUM = "What is 3 plus 4?"

@@ -1,0 +1,107 @@
+"""A decode worker against peers that do not keep to the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+import xxhash
+from worker_harness import workers
+
+from kvrelay.config import ClusterConfig
+from kvrelay.errors import Code
+from kvrelay.messages import Failed, Prefill, Refused, Reserve, Reserved, RunLocal
+from kvrelay.types import SamplingParams, SequenceSpec
+from kvrelay.wire.transfer import KvBlocks, KvCommit, KvOpen, KvTransferServiceStub, frame_to_proto
+from kvrelay.wire.worker import WorkerServiceStub, pb
+
+CONFIG = ClusterConfig.model_validate(
+    {"model": {"dtype": "float32"}, "kv": {"block_size": 8, "memory": "4MiB"}, "decode": {"max_batch": 4}}
+)
+PROMPT = tuple(range(2, 26))  # three full blocks
+
+
+def spec(request_id: str, token_ids: tuple[int, ...] = PROMPT) -> SequenceSpec:
+    params = SamplingParams(temperature=0.0, max_tokens=4, seed=1, ignore_eos=True)
+    return SequenceSpec(request_id, 0, token_ids, len(token_ids), params)
+
+
+@pytest.mark.parametrize(("first_token", "num_tokens"), [(10**6, len(PROMPT) + 1), (3, len(PROMPT) + 2)])
+async def test_a_commit_of_something_else_ends_the_attempt_and_harms_nobody(
+    tiny_model: Callable[..., Path], first_token: int, num_tokens: int
+) -> None:
+    async with workers(tiny_model("llama"), CONFIG, "decode-0") as running:
+        decode = await running.session("decode-0")
+        await decode.send(RunLocal(spec("warm")))  # its blocks stay cached, so that a push has one block to bring
+        await decode.answer()
+        one = spec("a", (*PROMPT, 30))
+        await decode.send(Reserve(one, 10.0))
+        reserved = await decode.event()
+        assert isinstance(reserved, Reserved)
+        target = reserved.target
+        async with grpc.aio.insecure_channel(decode.info.address) as channel:
+            push = KvTransferServiceStub(channel).Push()
+            opening = KvOpen(
+                request_id="a",
+                attempt=0,
+                lease_id=target.lease_id,
+                epoch=target.epoch,
+                generation=target.generation,
+                layout_hash=target.layout_hash,
+                transport="grpc",
+            )
+            await push.write(frame_to_proto(opening))
+            frames, digest = await push_block(push, target.cached_blocks, decode.info.block_bytes)
+            await push.write(frame_to_proto(KvCommit(frames, digest, first_token, num_tokens)))
+            await push.done_writing()
+            await push
+        failed = await decode.event()
+        assert isinstance(failed, Failed)
+        assert failed.code is Code.DATA_LOSS
+        await decode.send(RunLocal(spec("b")))
+        assert len(await decode.answer()) == 4
+        for info in await running.settled():
+            assert info.load.integrity_ok, info.load.integrity_error
+
+
+async def push_block(push: grpc.aio.StreamUnaryCall, first: int, block_bytes: int) -> tuple[int, int]:
+    """One block of zeros, well formed; returns the number of frames and the digest of their digests."""
+
+    payload = bytes(block_bytes)
+    digest = xxhash.xxh3_64_intdigest(payload)
+    blocks = KvBlocks(sequence=0, first=first, count=1, digest=digest, payload=payload, num_bytes=block_bytes)
+    await push.write(frame_to_proto(blocks))
+    return 1, xxhash.xxh3_64_intdigest(digest.to_bytes(8, "little"))
+
+
+async def test_a_command_for_the_other_pool_ends_the_session(tiny_model: Callable[..., Path]) -> None:
+    async with workers(tiny_model("llama"), CONFIG, "decode-0") as running:
+        decode = await running.session("decode-0")
+        await decode.send(Reserve(spec("a"), 10.0))
+        reserved = await decode.event()
+        assert isinstance(reserved, Reserved)
+        await decode.send(Prefill(spec("b"), replace(reserved.target)))
+        with pytest.raises(AssertionError, match="ended the session"):
+            await decode.event()
+        await running.settled()
+
+
+async def test_a_draining_worker_refuses_and_becomes_empty(tiny_model: Callable[..., Path]) -> None:
+    async with workers(tiny_model("llama"), CONFIG, "prefill-0", "decode-0") as running:
+        prefill, decode = await running.session("prefill-0"), await running.session("decode-0")
+        await decode.send(Reserve(spec("a"), 10.0))
+        reserved = await decode.event()
+        assert isinstance(reserved, Reserved)
+        await decode.send(RunLocal(spec("b")))
+        await decode.tokens()
+        for session in (prefill, decode):
+            async with grpc.aio.insecure_channel(session.info.address) as channel:
+                await WorkerServiceStub(channel).Drain(pb.DrainRequest())
+        assert len(await decode.answer()) == 3, "what it holds goes on"
+        await decode.send(RunLocal(spec("c")))
+        assert await decode.event() == Refused("c", 0, "draining")
+        await prefill.send(Prefill(spec("a"), reserved.target))
+        assert await prefill.event() == Refused("a", 0, "draining")
