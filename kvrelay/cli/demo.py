@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 STORY = (
     "Once upon a time there was a brave little fox named Ruby. She lived in a small house by the river. Her best "
     "friend, a rabbit named Oscar, lived next door. Ruby had a golden kite. She loved it very much. One day she played "
-    "by the river, and the kite was gone. Ruby looked everywhere and began to cry. \"Do not be sad,\" said Oscar. "
-    "\"I will help you.\" They looked for a long time."
+    'by the river, and the kite was gone. Ruby looked everywhere and began to cry. "Do not be sad," said Oscar. '
+    '"I will help you." They looked for a long time.'
 )
 QUESTION = "What is the name of the fox?"
 SUM = "What is 3 plus 4?"
@@ -67,7 +67,7 @@ async def _demo(config: ClusterConfig) -> int:
             await client.models()  # connects, so that the times below are the cluster's
             await _stream(client, out, "a short question", SUM, messages=[("user", SUM)])
             relayed = await _stream(client, out, "a long prompt", STORY, prompt=STORY)
-            asked = [("user", f"{STORY} {QUESTION}")]
+            asked = [("user", f"{STORY}{relayed.text}\n\n{QUESTION}")]
             await _stream(client, out, "a question about it", QUESTION, messages=asked)
             again = await _stream(client, out, "the long prompt again", STORY, prompt=STORY)
             waiting.update("stopping")
