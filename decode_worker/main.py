@@ -31,6 +31,7 @@ async def serve(settings: WorkerSettings, stop: asyncio.Event) -> None:
             max_batch=config.decode.max_batch,
             chunk_tokens=config.decode.chunk_tokens,
             digests=config.kv.digest,
+            host=config.listen.worker_host,
             clock=clock,
         )
         add_KvTransferServiceServicer_to_server(worker.receiver, server)

@@ -44,6 +44,7 @@ class DecodeWorker(Worker):
         max_batch: int,
         chunk_tokens: int,
         digests: bool,
+        host: str,
         clock: Clock,
     ) -> None:
         self._scheduler = DecodeScheduler(cache, chunk_tokens)
@@ -57,6 +58,7 @@ class DecodeWorker(Worker):
             on_commit=self._join,
             clock=clock,
             digests=digests,
+            host=host,
         )
         self._max_batch = max_batch
         self._reserved: dict[Key, tuple[Sequence, Reserved]] = {}  # waiting for their KV

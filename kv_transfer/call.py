@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import grpc
 
-from kvrelay.errors import Cancelled, Unavailable
+from kvrelay.errors import Unavailable
 from kvrelay.wire.status import error_from_rpc
-from kvrelay.wire.transfer import Frame, KvReceipt, KvTransferServiceStub, frame_to_proto, receipt_from_proto
+from kvrelay.wire.transfer import Frame, KvOpen, KvReceipt, KvTransferServiceStub, frame_to_proto, receipt_from_proto
+
+# grpc.aio's own status when a write in flight meets the end of the call. It can stand before the peer's status,
+# or in its place.
+_INTERRUPTED_WRITE = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 
 
 class PushCall:
@@ -30,6 +35,11 @@ class PushCall:
 
     def when_over(self, callback: Callable[[], None]) -> None:
         self._outcome.add_done_callback(lambda _: callback())
+
+    async def open(self, opening: KvOpen) -> None:
+        """Returns when the peer, by its initial metadata, has said that it takes the push, or the call is over."""
+        await self.write(opening)
+        await self._step(self._call.initial_metadata(), "did not answer")
 
     async def write(self, frame: Frame) -> None:
         """Returns when the peer's flow control has let the frame pass, or the call is over."""
@@ -57,11 +67,21 @@ class PushCall:
             await asyncio.wait({self._outcome}, timeout=self._patience)
 
     async def _wait_for_outcome(self) -> KvReceipt:
-        try:
+        status = await self._status()
+        if (status.code(), status.details()) == _INTERRUPTED_WRITE:
+            await asyncio.wait({asyncio.ensure_future(self._end())})
+            status = await self._status()
+        if status.code() is grpc.StatusCode.OK:
             return receipt_from_proto(await self._call)
-        except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, self._address) from None
-        except asyncio.CancelledError:  # which is how grpc.aio says that the peer answered CANCELLED, too
-            if (task := asyncio.current_task()) is not None and task.cancelling():
-                raise
-            raise Cancelled(f"{self._address}: {await self._call.details()}") from None
+        if (status.code(), status.details()) == _INTERRUPTED_WRITE:
+            raise Unavailable(f"{self._address} ended the push while a frame was on its way")
+        raise error_from_rpc(status, self._address)
+
+    async def _status(self) -> grpc.aio.AioRpcError:
+        code = await self._call.code()
+        metadata = await self._call.initial_metadata(), await self._call.trailing_metadata()
+        return grpc.aio.AioRpcError(code, *metadata, details=await self._call.details())
+
+    async def _end(self) -> None:
+        with suppress(grpc.aio.AioRpcError):
+            await self._call

@@ -66,6 +66,11 @@ class Receiver(KvTransferServiceServicer):
         self._pushes: dict[int, asyncio.Timeout] = {}  # under way, by lease id
         memory.register_receiver(worker_id, leases.epoch)
 
+    @property
+    def under_way(self) -> int:
+        """Pushes that are being received."""
+        return len(self._pushes)
+
     def revoke(self, lease_id: int) -> None:
         """Ends the push to a lease that was closed or has expired, even if its sender is silent."""
         push = self._pushes.get(lease_id)
@@ -77,11 +82,11 @@ class Receiver(KvTransferServiceServicer):
     ) -> pb.KvReceipt:
         frames = (frame_from_proto(message) async for message in request_iterator)
         try:
-            return receipt_to_proto(await self._receive(frames))
+            return receipt_to_proto(await self._receive(frames, context))
         except KvRelayError as error:
             await abort(context, error)
 
-    async def _receive(self, frames: AsyncIterator[Frame]) -> KvReceipt:
+    async def _receive(self, frames: AsyncIterator[Frame], context: grpc.aio.ServicerContext) -> KvReceipt:
         opening = await anext(frames, None)
         if not isinstance(opening, KvOpen):
             raise FailedPrecondition(f"a push begins with an open frame, not with {type(opening).__name__}")
@@ -93,14 +98,17 @@ class Receiver(KvTransferServiceServicer):
         try:
             async with asyncio.timeout(None) as revoked:
                 self._pushes[lease.lease_id] = revoked
-                return await self._receive_blocks(opening, frames)
+                return await self._receive_blocks(opening, frames, context)
         except TimeoutError:
             raise FailedPrecondition(f"lease {lease.lease_id} was closed during the push") from None
         finally:
             del self._pushes[lease.lease_id]
 
-    async def _receive_blocks(self, opening: KvOpen, frames: AsyncIterator[Frame]) -> KvReceipt:
+    async def _receive_blocks(
+        self, opening: KvOpen, frames: AsyncIterator[Frame], context: grpc.aio.ServicerContext
+    ) -> KvReceipt:
         with self._inbound(opening) as inbound:
+            await context.send_initial_metadata(())  # says to the sender that its push is taken
             await in_thread(inbound.connect)
             arrivals = Arrivals(self._find(opening), self._arena.layout)
             async for frame in frames:

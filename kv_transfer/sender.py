@@ -172,7 +172,7 @@ class Push:
             if self._commit_frame is not None:
                 # The answer may be what was lost: a decode worker that has committed gives it again.
                 with suppress(KvRelayError):
-                    return await self._call(self._repetition(self._commit_frame))
+                    return await self._call(self._opening("grpc"), _only(self._commit_frame))
             raise
 
     async def _hand_over_or_fall_back(self) -> KvReceipt:
@@ -187,9 +187,10 @@ class Push:
 
     async def _hand_over(self) -> KvReceipt:
         with self._sender.outbound(self.transport, self._target) as outbound:
-            return await self._call(self._frames(outbound))
+            opening = outbound.announce(self._opening(self.transport))
+            return await self._call(opening, self._frames(outbound))
 
-    async def _call(self, frames: AsyncGenerator[Frame, None]) -> KvReceipt:
+    async def _call(self, opening: KvOpen, frames: AsyncGenerator[Frame, None]) -> KvReceipt:
         """One call with these frames; fewer, if the peer ends it before."""
         channels, address = self._sender.channels, self._target.address
         channel = channels.get(address)
@@ -197,6 +198,7 @@ class Push:
         call.when_over(self._news.set)
         self._current = call
         try:
+            await call.open(opening)
             async with aclosing(frames):
                 async for frame in frames:
                     await call.write(frame)
@@ -210,10 +212,10 @@ class Push:
             await call.close()
 
     async def _frames(self, outbound: Outbound) -> AsyncGenerator[Frame, None]:
-        """The push from its open frame to its commit; without the commit if it is aborted."""
+        """The push from its first blocks to its commit, as far as it gets."""
         self.bytes_packed = 0
-        yield outbound.announce(self._opening(self.transport))
-        await in_thread(outbound.connect)
+        if not self._refused:
+            await in_thread(outbound.connect)  # even if aborted, since the receiver is connecting too
         block_bytes = self._sender.arena.layout.block_bytes
         count = 0
         digest = xxhash.xxh3_64()
@@ -228,10 +230,6 @@ class Push:
             first_token, num_tokens = self._ending
             self._commit_frame = KvCommit(count, digest.intdigest(), first_token, num_tokens)
             yield self._commit_frame
-
-    async def _repetition(self, commit: KvCommit) -> AsyncGenerator[Frame, None]:
-        yield self._opening("grpc")
-        yield commit
 
     async def _cut_runs(self) -> AsyncGenerator[Run, None]:
         """The runs as they are sent, none longer than fits a frame."""
@@ -251,8 +249,12 @@ class Push:
                 return
 
     @property
+    def _refused(self) -> bool:
+        return self._current is not None and self._current.is_over
+
+    @property
     def _stopped(self) -> bool:
-        return self._aborted or (self._current is not None and self._current.is_over)
+        return self._aborted or self._refused
 
     def _opening(self, transport: str) -> KvOpen:
         request_id, attempt = self._key
@@ -266,3 +268,7 @@ class Push:
             layout_hash=self._sender.layout_hash,
             transport=transport,
         )
+
+
+async def _only(frame: Frame) -> AsyncGenerator[Frame, None]:
+    yield frame

@@ -33,6 +33,7 @@ async def serve(settings: WorkerSettings, stop: asyncio.Event) -> None:
                 layout_hash=runner.layout_hash,
                 clock=clock,
                 digests=config.kv.digest,
+                host=config.listen.worker_host,
             ),
             chunk_tokens=config.prefill.chunk_tokens,
             clock=clock,

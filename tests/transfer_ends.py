@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import secrets
@@ -31,13 +32,15 @@ KEY = ("request", 0)
 class MemoryFile:
     """An arena of random bytes in a memory file of this process."""
 
-    def __init__(self, layout: KvLayout = LAYOUT, num_blocks: int = 32, seed: int = 0) -> None:
+    def __init__(self, layout: KvLayout = LAYOUT, num_blocks: int = 32, seed: int = 0, *, sealed: bool = True) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
         self.nonce = secrets.randbits(63)
         size = layout.arena_bytes(num_blocks)
-        self.fd: int | None = os.memfd_create(f"kvrelay-{self.nonce:x}")
+        self.fd: int | None = os.memfd_create(f"kvrelay-{self.nonce:x}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, size)
+        if sealed:
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         self.buffer = torch.frombuffer(mmap.mmap(self.fd, size), dtype=torch.uint8)
         generator = torch.Generator().manual_seed(seed)
         self.buffer.copy_(torch.randint(0, 256, (size,), generator=generator, dtype=torch.uint8))
@@ -127,7 +130,11 @@ async def decode_end(
     )
     server = grpc.aio.server(
         interceptors=[Interceptor(intercept)] if intercept else [],
-        options=[("grpc.max_receive_message_length", message_bytes(layout)), ("grpc.so_reuseport", 0)],
+        options=[
+            ("grpc.max_receive_message_length", message_bytes(layout)),
+            ("grpc.so_reuseport", 0),
+            ("grpc.http2.min_ping_interval_without_data_ms", 500),
+        ],
     )
     add_KvTransferServiceServicer_to_server(receiver, server)
     port = server.add_insecure_port(f"127.0.0.1:{port}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 from collections.abc import Iterator
@@ -64,6 +65,8 @@ def _map(segment: SharedSegment) -> HostBytes:
         # The check is of what was opened, not of what the path may lead to next.
         if not _is_memory_file(f"/proc/self/fd/{fd}", segment) or os.fstat(fd).st_size != segment.size:
             raise Unimplemented(f"{_path(segment)} is not arena {segment.nonce:x} of {segment.size} bytes")
+        if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+            raise Unimplemented(f"{_path(segment)} may shrink while it is read; its owner must seal it")
         return np.frombuffer(mmap.mmap(fd, segment.size, prot=mmap.PROT_READ), dtype=np.uint8)
     finally:
         os.close(fd)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import secrets
@@ -35,8 +36,10 @@ class KvPool:
         self.fd: int | None = None
         size = layout.arena_bytes(num_blocks)
         if torch.device(device).type == "cpu":
-            self.fd = os.memfd_create(f"kvrelay-{self.nonce:x}")
+            self.fd = os.memfd_create(f"kvrelay-{self.nonce:x}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(self.fd, size)
+            # Whoever maps a file that shrinks is killed by the kernel; now it cannot.
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             self.buffer = torch.frombuffer(mmap.mmap(self.fd, size), dtype=torch.uint8)
         else:
             self.buffer = torch.empty(size, dtype=torch.uint8, device=device)

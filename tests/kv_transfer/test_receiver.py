@@ -334,6 +334,20 @@ async def test_one_lease_has_one_push_at_a_time(decode: DecodeEnd, source: Memor
         assert (await call).blocks == 4
 
 
+async def test_a_sender_that_vanishes_leaves_the_lease_to_another_push(decode: DecodeEnd, source: MemoryFile) -> None:
+    target = decode.grant(BLOCKS)
+    frames = whole(source)
+    async with grpc.aio.insecure_channel(decode.address) as channel:
+        call = KvTransferServiceStub(channel).Push()
+        await call.write(frame_to_proto(opening(target)))
+        await call.write(frame_to_proto(frames[0]))
+        await written(decode, 9, source.block(1))
+    while decode.receiver.under_way:
+        await asyncio.sleep(0.001)
+    await push(decode, [opening(target), *frames, commit(frames)])
+    assert len(decode.committed) == 1
+
+
 async def test_a_repeated_push_is_acknowledged_and_writes_nothing(decode: DecodeEnd, source: MemoryFile) -> None:
     frames = whole(source)
     sent = [opening(decode.grant(BLOCKS)), *frames, commit(frames)]
@@ -376,6 +390,12 @@ async def test_a_segment_that_is_not_the_senders_arena_is_not_mapped(
 ) -> None:
     sent = opening(decode.grant(BLOCKS), transport="shm", segment=shared(source, **changes))
     await refuse(decode, [sent], Unimplemented, says)
+
+
+async def test_an_arena_that_could_shrink_is_not_mapped(decode: DecodeEnd) -> None:
+    source = MemoryFile(sealed=False)
+    sent = opening(decode.grant(BLOCKS), transport="shm", segment=shared(source))
+    await refuse(decode, [sent], Unimplemented, "may shrink while it is read")
 
 
 async def test_an_arena_of_another_shape_is_not_read(decode: DecodeEnd, source: MemoryFile) -> None:

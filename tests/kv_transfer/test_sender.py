@@ -189,12 +189,13 @@ async def test_a_broken_connection_is_replaced() -> None:
 
 
 class Silent(KvTransferServiceServicer):
-    """Reads the open frame, then nothing more."""
+    """Takes the push, then reads nothing more."""
 
     async def Push(
         self, request_iterator: AsyncIterator[pb.KvFrame], context: grpc.aio.ServicerContext
     ) -> pb.KvReceipt:
         await anext(request_iterator)
+        await context.send_initial_metadata(())
         await asyncio.Event().wait()
         raise AssertionError
 
