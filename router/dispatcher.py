@@ -20,7 +20,6 @@ from router.prefix_index import PrefixIndex
 from router.request import Request
 
 FULL_FOR_S = 0.1  # a worker that refused is asked again after that, or when it got rid of a sequence
-SEQUENCES_PER_SLOT = 2  # of a decode worker's batch: one running, one being prefilled to take its place
 INDEX_BLOCKS = 65_536  # remembered of a worker that does not say how many it has
 
 
@@ -266,14 +265,14 @@ class Dispatcher:
                 queued[placed.prefill] += placed.uncached_tokens
         hashes = entry.hashes() if self._config.kv.prefix_cache else []
         needed = entry.life.num_tokens
-        slots = self._config.decode.max_batch * SEQUENCES_PER_SLOT
+        seats = self._config.decode.max_batch
         views = []
         for worker_id, worker in self._workers.items():
             info = worker.info
             if info.state != "ready":
                 continue
             room = info.load.blocks_total * info.block_size
-            over = sequences[worker_id] >= slots or bool(room and held[worker_id] and held[worker_id] + needed > room)
+            over = sequences[worker_id] >= seats or bool(room and held[worker_id] and held[worker_id] + needed > room)
             # The last token is computed whatever the cache holds: its logits are wanted.
             cached = min(self._index.match(worker_id, hashes) * info.block_size, needed - 1)
             views.append(

@@ -32,7 +32,7 @@ SHORT = (1, 2, 3)
 def dispatcher(*workers: str, **router: object) -> Dispatcher:
     """With workers named d0, d1 (decode) and p0, p1 (prefill)."""
     config = ClusterConfig.model_validate(
-        {"router": {"local_below_tokens": 8} | router, "decode": {"max_batch": 2}, "kv": {"block_size": 16}}
+        {"router": {"local_below_tokens": 8} | router, "decode": {"max_batch": 4}, "kv": {"block_size": 16}}
     )
     made = Dispatcher(config)
     for name in workers:
@@ -133,7 +133,7 @@ def test_those_behind_do_not_overtake_one_that_finds_no_room() -> None:
     assert [name for name, _ in placements(made.tick(5.0))] == ["a", "b"]
 
 
-def test_a_worker_is_given_two_sequences_for_each_slot_of_its_batch() -> None:
+def test_a_worker_is_given_as_many_sequences_as_it_has_seats() -> None:
     made = dispatcher("d0")
     placed = [placements(submit(made, request(str(one)))) for one in range(6)]
     assert [bool(one) for one in placed] == [True] * 4 + [False] * 2

@@ -11,7 +11,7 @@ from router.text import INLINE, Text
 
 async def test_long_text_is_converted_as_short_text_is() -> None:
     text = Text.load(DEMO)
-    words = "the little dog " * (INLINE // 5)
+    words = "the little dog " * INLINE
     tokens = await text.encode(words)
     assert len(tokens) > INLINE
     assert await text.decode(tokens) == words

@@ -26,7 +26,7 @@ def sampling(**options: Any) -> GenerateRequest:
     [
         GOOD,
         GenerateRequest(prompt="x"),
-        GenerateRequest(token_ids=(0, 336)),
+        GenerateRequest(token_ids=(0, CARD.vocab_size - 1)),
         GenerateRequest(messages=(("user", "hello"), ("assistant", ""))),
         sampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, max_tokens=1),
         sampling(temperature=2.0, top_k=50, top_p=0.01, min_p=1.0, seed=2**63 - 1),
@@ -52,7 +52,7 @@ def test_good_requests_pass(request_: GenerateRequest) -> None:
         (GenerateRequest(messages=(("user", "x\0"),)), "messages"),
         (GenerateRequest(messages=(("", "x"),)), "messages"),
         (GenerateRequest(token_ids=(1, -1)), "token_ids"),
-        (GenerateRequest(token_ids=(337,)), "token_ids"),
+        (GenerateRequest(token_ids=(CARD.vocab_size,)), "token_ids"),
         (replace(GOOD, resume=(5000,)), "resume"),
         (replace(GOOD, priority=2**31), "priority"),
         (replace(GOOD, request_id="a\r\nb"), "request_id"),
@@ -81,9 +81,9 @@ def test_good_requests_pass(request_: GenerateRequest) -> None:
         (sampling(stop=("x" * 257,)), "stop"),
         (sampling(stop=("a\0",)), "stop"),
         (sampling(stop=tuple(str(one) for one in range(17))), "stop"),
-        (sampling(stop_token_ids=(337,)), "stop_token_ids"),
+        (sampling(stop_token_ids=(CARD.vocab_size,)), "stop_token_ids"),
         (sampling(stop_token_ids=(1,) * 1025), "stop_token_ids"),
-        (sampling(logit_bias=((337, 1.0),)), "logit_bias"),
+        (sampling(logit_bias=((CARD.vocab_size, 1.0),)), "logit_bias"),
         (sampling(logit_bias=((1, 101.0),)), "logit_bias"),
         (sampling(logit_bias=((1, math.nan),)), "logit_bias"),
         (sampling(logit_bias=tuple((one, 1.0) for one in range(301))), "logit_bias"),
@@ -145,5 +145,5 @@ def test_context_is_the_smaller_of_model_and_configuration() -> None:
     assert CARD.info.max_model_len == 4096
     assert ModelCard.load(DEMO, ModelConfig(max_model_len=100)).info.max_model_len == 100
     assert ModelCard.load(DEMO, ModelConfig(max_model_len=10_000)).info.max_model_len == 4096
-    assert (CARD.vocab_size, CARD.eos_token_ids, CARD.info.id) == (337, frozenset({2}), "demo")
+    assert (CARD.eos_token_ids, CARD.info.id) == (frozenset({2}), "demo")
     assert CARD.info.architecture == "LlamaForCausalLM"
