@@ -20,7 +20,7 @@ from typing import IO
 from kvrelay.child import bound_to_parent
 from kvrelay.config import ClusterConfig
 from kvrelay.embedded_redis import EmbeddedRedis
-from kvrelay.errors import ConfigError, KvRelayError, Unavailable
+from kvrelay.errors import ConfigError, KvRelayError, NotFound, Unavailable
 from kvrelay.models import resolve_model
 from kvrelay.telemetry import get_logger
 
@@ -28,6 +28,7 @@ _READY = re.compile(r"^kvrelay ready grpc=(\S+) http=(\S+) admin=(\S+)$")
 _START_TIMEOUT_S = 300.0
 _DRAIN_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 30.0
+_BAD_USAGE = 2
 _LAST_WORDS = 20  # lines of the log that go with an error
 
 log = get_logger("cluster")
@@ -65,12 +66,19 @@ class Child:
         return cls(name, process)
 
     async def line(self) -> str:
-        """The next line of stdout. Unavailable if the process ends first; it has said why on stderr."""
+        """The next line of stdout. If the process ends first, raises what `end` returns."""
         assert self.process.stdout is not None
         line = await self.process.stdout.readline()
         if not line:
-            raise Unavailable(f"the {self.name} ended with exit code {await self.process.wait()} before it was ready")
+            raise await self.end()
         return line.decode().rstrip("\n")
+
+    async def end(self) -> KvRelayError:
+        """Waits until it has ended by itself; returns the error that this is. It has said why on stderr."""
+        code = await self.process.wait()
+        if code == _BAD_USAGE:
+            return ConfigError(f"the {self.name} refused the model or the configuration; the reason is above")
+        return Unavailable(f"the {self.name} ended with exit code {code}")
 
     async def stop(self, timeout_s: float) -> int:
         """Asks it to end, and ends it after `timeout_s`; returns its exit code."""
@@ -93,7 +101,7 @@ class LocalCluster:
     """Async context manager: on entry everything runs and serves, on exit it has drained and ended.
 
     `quiet` keeps the parts' logs off this process's stderr. Raises Unavailable when a part does not start, ConfigError
-    when the workers refuse the model, NotFound for an unknown one.
+    for a model that is not there or that the workers refuse.
     """
 
     def __init__(self, config: ClusterConfig, *, quiet: bool = False) -> None:
@@ -107,7 +115,10 @@ class LocalCluster:
         self._controller: Child | None = None
 
     async def __aenter__(self) -> LocalCluster:
-        model = resolve_model(self._config.model.path)
+        try:
+            model = resolve_model(self._config.model.path)
+        except NotFound as error:
+            raise ConfigError(f"model.path: {error.message}") from None
         try:
             self._folder = Path(tempfile.mkdtemp(prefix="kvrelay-"))
             self._exits.callback(shutil.rmtree, self._folder)
@@ -153,17 +164,15 @@ class LocalCluster:
         return await self._ready(router)
 
     async def wait(self) -> None:
-        """Until a part ends by itself; raises Unavailable then."""
+        """Until a part ends by itself; raises what that is."""
         assert self._controller is not None, "not started"
-        children = [self._controller, *self._routers]
-        ends = {asyncio.create_task(child.process.wait()): child for child in children}
+        ends = [asyncio.create_task(child.end()) for child in (self._controller, *self._routers)]
         try:
             done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            raise done.pop().result()
         finally:
             for end in ends:
                 end.cancel()
-        first = done.pop()
-        raise Unavailable(f"the {ends[first].name} ended with exit code {first.result()}")
 
     def kill(self) -> None:
         """Ends everything at once, streams or not."""
@@ -175,20 +184,17 @@ class LocalCluster:
         """Waits for the router's line, or for the controller's end, whichever comes first."""
         assert self._controller is not None
         line = asyncio.create_task(router.line())
-        failed = asyncio.create_task(self._controller.process.wait())
+        failed = asyncio.create_task(self._controller.end())
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 await asyncio.wait({line, failed}, return_when=asyncio.FIRST_COMPLETED)
+            if not line.done():
+                raise failed.result()
         except TimeoutError:
             raise Unavailable(f"no worker was ready within {_START_TIMEOUT_S:g} s") from None
         finally:
             failed.cancel()
-            if not line.done():
-                line.cancel()
-        if not line.done() and failed.result() == 2:
-            raise ConfigError("the workers refused the model or the configuration; the reason is above")
-        if not line.done():
-            raise Unavailable(f"the controller ended with exit code {failed.result()} before a worker was ready")
+            line.cancel()
         match = _READY.match(line.result())
         if match is None:
             raise KvRelayError(f"the router printed {line.result()!r} where its addresses should be")
