@@ -29,6 +29,7 @@ class Session:
         self.info = info
         self._channel = grpc.aio.insecure_channel(info.address)
         self._call = WorkerServiceStub(self._channel).Session()
+        self._writing = asyncio.Lock()
 
     async def open(self) -> Session:
         await self.send(Hello("test"))
@@ -36,7 +37,8 @@ class Session:
         return self
 
     async def send(self, command: Command | Hello) -> None:
-        await self._call.write(command_to_proto(command))
+        async with self._writing:  # gRPC takes one write at a time
+            await self._call.write(command_to_proto(command))
 
     async def event(self) -> Event:
         """The next event; a token batch counts as its one sequence's."""
