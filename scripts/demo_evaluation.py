@@ -35,3 +35,23 @@ def ngram_perplexities(train: list[list[int]], held_out: list[list[int]], vocab_
     after = torch.cat([torch.tensor(ids[1:]) for ids in held_out])
     mixed = (bigram[before, after] + unigram[after]) / (seen[before] + 1)
     return float(unigram[after].log().mean().neg().exp()), float(mixed.log().mean().neg().exp())
+
+
+@torch.inference_mode()
+def right_answers(model: LlamaForCausalLM, documents: list[list[int]], assistant: int, eos: int) -> tuple[int, int]:
+    """(right, asked) over the conversations among `documents`: is the greedy first answer the document's own?
+
+    One pass tells: a greedy answer is the document's if and only if each of its tokens is the likeliest after those
+    before it. `assistant` is the token that begins an answer, `eos` the one that ends it.
+    """
+    model.eval()
+    right = asked = 0
+    for ids in documents:
+        if assistant not in ids:
+            continue
+        start = ids.index(assistant)
+        end = ids.index(eos, start)
+        likeliest = model(input_ids=torch.tensor([ids[:end]]), use_cache=False).logits[0].argmax(dim=-1).tolist()
+        asked += 1
+        right += likeliest[start:end] == ids[start + 1 : end + 1]
+    return right, asked

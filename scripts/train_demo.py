@@ -19,7 +19,7 @@ from random import Random
 import demo_corpus
 import torch
 from demo_card import Report, readme
-from demo_evaluation import ngram_perplexities, perplexity
+from demo_evaluation import ngram_perplexities, perplexity, right_answers
 from demo_tokenizer import as_transformers, train_tokenizer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tokenizers import Tokenizer
@@ -28,9 +28,11 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 CONTEXT = 4096  # tokens
 TOKENIZER_DOCUMENTS = 4000
 HELD_OUT_DOCUMENTS = 200
+HELD_OUT_QUESTIONS = 400  # documents, of which about half begin with a question
+STORY_TOKENS = 100  # no conversation with a story in it is shorter
 PEAK_LEARNING_RATE = 2e-3
 WARM_UP_STEPS = 100
-DEFAULT_STEPS = 2400
+DEFAULT_STEPS = 4200
 REPORT_STEPS = 100
 BATCH_TOKENS = 1024  # padding included
 POOL_DOCUMENTS = 512  # sorted by length together, so that a batch needs little padding
@@ -140,6 +142,10 @@ def run(out: Path, steps: int, seed: int, threads: int) -> Report:
     model.to(torch.bfloat16)
     held_out = encoded(tokenizer, demo_corpus.sample(seed, "held-out", HELD_OUT_DOCUMENTS))
     unigram, bigram = ngram_perplexities(encoded(tokenizer, texts), held_out, tokenizer.get_vocab_size())
+    questions = encoded(tokenizer, demo_corpus.sample(seed, "questions", HELD_OUT_QUESTIONS))
+    short = [ids for ids in questions if len(ids) <= STORY_TOKENS]
+    long = [ids for ids in questions if len(ids) > STORY_TOKENS]
+    marks = tokenizer.token_to_id("<|assistant|>"), tokenizer.token_to_id("</s>")
     report = Report(
         seed=seed,
         steps=steps,
@@ -152,6 +158,8 @@ def run(out: Path, steps: int, seed: int, threads: int) -> Report:
         perplexity=perplexity(model, held_out),
         bigram_perplexity=bigram,
         unigram_perplexity=unigram,
+        answers_alone=right_answers(model, short, *marks),
+        answers_about_stories=right_answers(model, long, *marks),
     )
     save(model, tokenizer, out)
     (out / "README.md").write_text(readme(report))
@@ -188,7 +196,9 @@ def main() -> None:
     print(
         f"held-out perplexity {report.perplexity:.3f} "
         f"(bigram {report.bigram_perplexity:.2f}, unigram {report.unigram_perplexity:.1f}) "
-        f"after {report.tokens:,} tokens in {report.seconds:.0f} s"
+        f"after {report.tokens:,} tokens in {report.seconds:.0f} s; "
+        f"{report.answers_alone[0]} of {report.answers_alone[1]} held-out questions and "
+        f"{report.answers_about_stories[0]} of {report.answers_about_stories[1]} about a story answered word for word"
     )
 
 
