@@ -64,15 +64,16 @@ class DecodeWorker(Worker):
         self._reserved: dict[Key, tuple[Sequence, Reserved]] = {}  # waiting for their KV
         self._decoding: dict[Key, Sequence] = {}
 
-    def handle(self, command: Command, session: RouterSession) -> None:
+    def take(self, command: Command, session: RouterSession) -> None:
         match command:
             case Reserve(spec, lease_seconds):
-                if spec.key in self._reserved:
+                if spec.key not in self.sessions:
+                    if self._has_seat(spec, session):
+                        self._reserve(spec, lease_seconds, session)
+                elif spec.key in self._reserved:
                     session.send(self._reserved[spec.key][1])
-                elif spec.key not in self._decoding and self._takes(spec, session):
-                    self._reserve(spec, lease_seconds, session)
             case RunLocal(spec):
-                if spec.key not in self._decoding and self._takes(spec, session):
+                if spec.key not in self.sessions and self._has_seat(spec, session):
                     self._run_local(spec, session)
             case Renew(lease_ids, lease_seconds):
                 self._leases.renew(lease_ids, lease_seconds, self.clock.now())
@@ -143,18 +144,16 @@ class DecodeWorker(Worker):
             self._release_leases()
             await asyncio.sleep(_EXPIRY_PERIOD_S)
 
-    def _takes(self, spec: SequenceSpec, session: RouterSession) -> bool:
+    def _has_seat(self, spec: SequenceSpec, session: RouterSession) -> bool:
         """Whether there is a seat for another sequence; refuses it otherwise."""
-        if self.draining:
-            session.send(Refused(*spec.key, "draining"))
-        elif len(spec.token_ids) >= self.runner.max_model_len:
-            text = f"{len(spec.token_ids)} tokens do not fit into a context of {self.runner.max_model_len}"
-            session.send(Failed(*spec.key, Code.INVALID_ARGUMENT, text))
-        elif len(self._scheduler) + len(self._leases) >= self._max_batch:
-            session.send(Refused(*spec.key, "full"))
-        else:
-            return True
-        return False
+        if not self.can_run(spec, session):
+            return False
+        # An ended lease of the same name counts as a seat too, until the last copy into its blocks is over.
+        full = len(self._scheduler) + len(self._leases) >= self._max_batch or spec.key in self._reserved
+        if self.draining or full:
+            session.send(Refused(*spec.key, "draining" if self.draining else "full"))
+            return False
+        return True
 
     def _reserve(self, spec: SequenceSpec, lease_seconds: float, session: RouterSession) -> None:
         sequence = self.begin(spec)

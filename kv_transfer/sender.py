@@ -19,8 +19,9 @@ from kv_transfer.transports.group import SenderGroups
 from kv_transfer.transports.grpc import GrpcOutbound
 from kv_transfer.transports.named import NamedOutbound
 from kvrelay.clock import Clock
-from kvrelay.errors import KvRelayError, Unavailable, Unimplemented
+from kvrelay.errors import Internal, KvRelayError, Unavailable, Unimplemented
 from kvrelay.messages import HandoffTarget
+from kvrelay.telemetry import get_logger
 from kvrelay.types import Handoff
 from kvrelay.wire.transfer import (
     Frame,
@@ -29,6 +30,8 @@ from kvrelay.wire.transfer import (
     KvOpen,
     KvReceipt,
 )
+
+log = get_logger(__name__)
 
 
 class Sender:
@@ -164,6 +167,9 @@ class Push:
             self._receipt = await self._hand_over_or_ask_again()
         except KvRelayError as error:
             self.error = error
+        except Exception as error:  # whatever it is, it is this push's alone and has to be told
+            log.exception("push failed", request=self._key[0], worker=self._target.worker_id)
+            self.error = Internal(f"the push broke off: {error}")
 
     async def _hand_over_or_ask_again(self) -> KvReceipt:
         try:

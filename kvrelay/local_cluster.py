@@ -55,11 +55,11 @@ class Child:
 
     @classmethod
     async def start(cls, name: str, *arguments: str, log_file: IO[bytes] | None = None) -> Child:
-        """stdout is read here; stderr goes to `log_file`, or is shared with this process."""
+        """A router's stdout is read here; all other output goes to `log_file`, or to this process's stderr."""
         process = await asyncio.create_subprocess_exec(
             *bound_to_parent(sys.executable, "-m", "kvrelay.cli.main", name, *arguments),
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE if name == "router" else log_file or sys.stderr,
             stderr=log_file,
             start_new_session=True,  # a Ctrl-C is for the parent, which stops its children in order
         )

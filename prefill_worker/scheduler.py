@@ -13,7 +13,7 @@ class PrefillScheduler:
     """Chunks under a token budget, in the order of (priority, arrival).
 
     A sequence takes the blocks for its whole prompt before its first chunk, so one that started always
-    ends. One that does not fit is waited for and never overtaken: nobody starves.
+    ends. One that does not fit is waited for, and no other one starts before it: nobody starves.
     """
 
     def __init__(self, cache: KvCache, chunk_tokens: int) -> None:
@@ -35,9 +35,15 @@ class PrefillScheduler:
         """The next step's work; empty when there is none, or when the head waits for blocks."""
         batch: list[Work] = []
         budget = self._chunk_tokens
+        may_start = True
         for sequence in self._sequences:
-            if budget == 0 or not self._admit(sequence, now):
+            if budget == 0:
                 break
+            if sequence.started is None:
+                # Those behind it that have started go on: their blocks are what it waits for.
+                may_start = may_start and self._admit(sequence, now)
+                if not may_start:
+                    continue
             num_tokens = self._chunk(sequence, budget)
             if num_tokens == 0:
                 break

@@ -10,7 +10,7 @@ from kv_transfer.sender import Push, Sender
 from kvrelay.clock import Clock
 from kvrelay.engine.cache import KvCache
 from kvrelay.engine.runner import ModelRunner
-from kvrelay.errors import Code, KvRelayError
+from kvrelay.errors import Code, KvRelayError, Unimplemented
 from kvrelay.messages import Abort, Command, Failed, HandedOff, HandoffTarget, Prefill, Refused, SequenceTokens
 from kvrelay.types import WorkerLoad
 from kvrelay.worker.base import Identity, Key, Worker
@@ -51,10 +51,10 @@ class PrefillWorker(Worker):
         self._letting_go = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def handle(self, command: Command, session: RouterSession) -> None:
+    def take(self, command: Command, session: RouterSession) -> None:
         match command:
             case Prefill(spec):
-                if spec.key not in self._relays:
+                if spec.key not in self._relays and self.can_run(spec, session):
                     self._accept(command, session)
             case Abort(request_id, attempt):
                 self.abort((request_id, attempt))
@@ -70,10 +70,6 @@ class PrefillWorker(Worker):
             text = f"{target.worker_id} serves another model or KV layout than {self.identity.worker_id}"
             session.send(Failed(*spec.key, Code.FAILED_PRECONDITION, text))
             return
-        if len(spec.token_ids) >= self.runner.max_model_len:
-            text = f"{len(spec.token_ids)} tokens do not fit into a context of {self.runner.max_model_len}"
-            session.send(Failed(*spec.key, Code.INVALID_ARGUMENT, text))
-            return
         sequence = self.begin(spec)
         self.sessions[spec.key] = session
         self._relays[spec.key] = Relay(sequence, target, pushed=target.cached_blocks)
@@ -88,9 +84,13 @@ class PrefillWorker(Worker):
             self.abort(key)  # the answer is complete: there is nothing to hand over
             return
         if relay.push is None:
+            try:
+                relay.push = self._sender.open(key, relay.target)
+            except Unimplemented as error:
+                self.fail(key, error.code, error.message)
+                return
             self.cache.pool.hold(sequence.blocks)
             relay.held = list(sequence.blocks)
-            relay.push = self._sender.open(key, relay.target)
         if relay.push.error is not None:
             self.fail(key, relay.push.error.code, relay.push.error.message)
             return

@@ -37,7 +37,7 @@ def make_cases(count: int, vocab_size: int, max_model_len: int, seed: int = 0) -
     draw = random.Random(seed)
     cases = []
     for number in range(count):
-        answer = draw.randint(*_ANSWERS)
+        answer = min(draw.randint(*_ANSWERS), max_model_len // 2)  # leaves room for a prompt in a small context
         longest = min(_LENGTHS[1], max_model_len - answer)
         length = min(longest, round(_LENGTHS[0] * (longest / _LENGTHS[0]) ** draw.random()))
         options: GenerateOptions = {"temperature": 0.0}

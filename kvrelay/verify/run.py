@@ -21,7 +21,7 @@ from kvrelay.wire.cluster import ClusterServiceStub, cluster_status_from_proto, 
 _CONCURRENCY = 16
 _ALL = 2**30  # tokens: every prompt is shorter
 _KILL_TRIES = 5
-_KILL_AT = 60  # responses
+_KILL_AT = 60  # responses, or fewer when there are few tokens
 _REPLACED_WITHIN_S = 60.0
 _GENERATE = "transformers' generate"
 _EXPECTED = "generate where greedy, else the local path"
@@ -65,7 +65,8 @@ async def verify(config: ClusterConfig, requests: int, progress: Progress) -> Re
             _check_path(completions, transport)
             path = f"disaggregated, {transport}"
             reports.append(compare(path, cases, _answers(completions), expected, _EXPECTED, reference.margin))
-        completions, hit = await _after_death(routers["shm"], cases, progress)
+        kill_at = min(_KILL_AT, sum(map(len, local.values())) // 4)
+        completions, hit = await _after_death(routers["shm"], cases, kill_at, progress)
         path, note = "disaggregated, decode worker killed", f"{hit} requests were on the killed worker"
         reports.append(compare(path, cases, _answers(completions), expected, _EXPECTED, reference.margin, note))
     return Report(config.model.path, config.model.dtype, requests, tuple(reports))
@@ -103,8 +104,10 @@ def _check_path(completions: dict[str, Completion], wanted: str) -> None:
             raise Internal(f"request {name} went by {took}, not by {wanted}: {completion.why}")
 
 
-async def _after_death(router: Endpoints, cases: list[Case], progress: Progress) -> tuple[dict[str, Completion], int]:
-    """Kills a decode worker in mid-stream, again if no request was on it. Returns how many were."""
+async def _after_death(
+    router: Endpoints, cases: list[Case], kill_at: int, progress: Progress
+) -> tuple[dict[str, Completion], int]:
+    """Kills a decode worker after `kill_at` responses, again if no request was on it. Returns how many were."""
     for _ in range(_KILL_TRIES):
         victim = await _decode_worker_pid(router)
         responses = 0
@@ -112,7 +115,7 @@ async def _after_death(router: Endpoints, cases: list[Case], progress: Progress)
         def streaming() -> None:
             nonlocal responses
             responses += 1
-            if responses == _KILL_AT:
+            if responses == kill_at:
                 os.kill(victim, signal.SIGKILL)  # noqa: B023 - this try's victim
 
         completions = await _complete(router, cases, progress("hand-off, decode worker killed", len(cases)), streaming)

@@ -15,7 +15,17 @@ from kvrelay.engine.hashing import BlockHasher
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling import Sampled
 from kvrelay.errors import Code
-from kvrelay.messages import Command, Failed, SequenceTokens, TokenBatch
+from kvrelay.messages import (
+    Abort,
+    Command,
+    Failed,
+    Prefill,
+    Renew,
+    Reserve,
+    RunLocal,
+    SequenceTokens,
+    TokenBatch,
+)
 from kvrelay.types import PoolName, SequenceSpec, WorkerInfo, WorkerLoad
 from kvrelay.worker.meter import Meter, resident_bytes
 from kvrelay.worker.sequence import Sequence, Work
@@ -23,6 +33,17 @@ from kvrelay.worker.session import RouterSession
 from kvrelay.worker.step_loop import Scheduler, StepLoop
 
 Key = tuple[str, int]
+
+
+def _key(command: Command) -> Key | None:
+    """Of the sequence that the command is about, if it is about one."""
+    match command:
+        case Renew():
+            return None
+        case Abort(request_id, attempt):
+            return request_id, attempt
+        case Reserve(spec) | Prefill(spec) | RunLocal(spec):
+            return spec.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +77,18 @@ class Worker(ABC):
         self.sessions: dict[Key, RouterSession] = {}
         self._integrity_error = ""
 
-    @abstractmethod
     def handle(self, command: Command, session: RouterSession) -> None:
-        """Takes in a router's command. Answers go through the session."""
+        """Runs a router's command, unless it is about another router's sequence of the same name."""
+        key = _key(command)
+        if key is None or self.sessions.get(key, session) is session:
+            self.take(command, session)
+        elif not isinstance(command, Abort):
+            text = f"request id {key[0]!r} is in use by a request of another router"
+            session.send(Failed(*key, Code.FAILED_PRECONDITION, text))
+
+    @abstractmethod
+    def take(self, command: Command, session: RouterSession) -> None:
+        """Runs a router's command. Answers go through the session."""
 
     @abstractmethod
     def abort(self, key: Key) -> None:
@@ -79,6 +109,18 @@ class Worker(ABC):
 
     def drain(self) -> None:
         self.draining = True
+
+    def can_run(self, spec: SequenceSpec, session: RouterSession) -> bool:
+        """Whether this model can run the sequence; says otherwise why not, before it can spoil a whole step."""
+        length, most = len(spec.token_ids), self.runner.max_model_len
+        text = ""
+        if not 0 < length < most:
+            text = f"{length} tokens do not fit into a context of {most}, which has to hold one to {most - 1}"
+        elif not 0 <= min(spec.token_ids) <= max(spec.token_ids) < self.runner.vocab_size:
+            text = f"a token id is outside of 0 to {self.runner.vocab_size - 1}"
+        if text:
+            session.send(Failed(*spec.key, Code.INVALID_ARGUMENT, text))
+        return not text
 
     def begin(self, spec: SequenceSpec) -> Sequence:
         hasher = BlockHasher(self.cache.block_size, spec.salt)

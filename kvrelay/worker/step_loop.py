@@ -75,8 +75,9 @@ class StepLoop:
             )
         except Exception as error:
             log.exception("step failed", sequences=len(batch))
-            self._scheduler.complete(batch)
+            # In this order: what has ended gives its blocks back, and nobody finds in them what was not computed.
             self._reporter.report_failure(batch, error)
+            self._scheduler.complete(batch)
             return
         self._scheduler.complete(batch)
         self._reporter.report(batch, sampled)

@@ -48,6 +48,20 @@ def test_priority_goes_first_then_arrival() -> None:
     assert [name for name, _, _ in shape(scheduler)] == ["urgent", "early", "late"]
 
 
+def test_an_urgent_prompt_that_waits_for_blocks_does_not_stop_the_one_that_holds_them() -> None:
+    cache = KvCache(8, BLOCK)
+    scheduler = PrefillScheduler(cache, chunk_tokens=8)
+    slow = sequence("slow", 20)
+    scheduler.add(slow)
+    assert shape(scheduler) == [("slow", 8, False)]
+    scheduler.add(sequence("urgent", 20, arrived=1.0, priority=-1, first=50))
+    scheduler.add(sequence("small", 2, arrived=2.0, first=100))
+    assert shape(scheduler) == [("slow", 8, False)]
+    assert shape(scheduler) == [("slow", 4, True)]
+    scheduler.remove(slow)
+    assert shape(scheduler) == [("urgent", 8, False)]
+
+
 def test_a_prompt_that_waits_for_blocks_is_not_overtaken() -> None:
     cache = KvCache(4, BLOCK)
     scheduler = PrefillScheduler(cache, chunk_tokens=100)

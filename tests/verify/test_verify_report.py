@@ -24,6 +24,12 @@ def test_cases_are_the_same_each_time_of_mixed_length_and_fit_the_context() -> N
     assert len({case.name for case in cases}) == 64
 
 
+def test_cases_fit_a_small_context() -> None:
+    for case in make_cases(16, vocab_size=50, max_model_len=64):
+        assert case.token_ids
+        assert len(case.token_ids) + case.options["max_tokens"] <= 64
+
+
 def test_equal_answers_are_identical() -> None:
     answers = {"g": (5, 6), "s": (7,)}
     path = compare("p", [GREEDY, SAMPLED], answers, answers, "e", margin)
