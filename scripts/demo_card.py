@@ -40,9 +40,9 @@ def readme(report: Report) -> str:
 
 The model that `kvrelay serve --model demo` serves: a Llama-shaped transformer with {report.parameters:,} parameters in
 bfloat16, grouped-query attention (4 query heads, 2 KV heads, 64 wide), a context of 4096 tokens and a byte-level
-tokenizer of its own. It tells short stories, knows a few plain facts and does small sums; of questions about a story
-it gets the form right, and the names and things now and then. It is here to make a cluster visible on a laptop; it is
-no general assistant.
+tokenizer of its own. It tells short stories and knows a few plain facts; it gets a third of small sums right, and of
+questions about a story the form, and the names and things now and then. It is here to make a cluster visible on a
+laptop; it is no general assistant.
 
 Its only training text is what `scripts/demo_corpus.py` writes. Code, text and weights are under this repository's
 Apache-2.0 licence.
