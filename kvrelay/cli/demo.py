@@ -15,6 +15,7 @@ from rich.table import Table
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.render import console, ledger_table, milliseconds, size
+from kvrelay.cli.serve import ANY_PORT
 
 if TYPE_CHECKING:
     from kvrelay.client import AsyncClient, Completion
@@ -49,8 +50,7 @@ def demo() -> None:
     from kvrelay.telemetry import configure_logging
 
     configure_logging("error")
-    doors = {f"listen.{door}": "127.0.0.1:0" for door in ("grpc", "http", "admin")}
-    raise typer.Exit(asyncio.run(_demo(load_config(None, doors))))
+    raise typer.Exit(asyncio.run(_demo(load_config(None, ANY_PORT))))
 
 
 async def _demo(config: ClusterConfig) -> int:

@@ -20,6 +20,9 @@ Model = Annotated[
     str | None, typer.Option(envvar="KVRELAY_MODEL", help="A folder, a hub id, or demo.", metavar="DIR|HUB_ID|demo")
 ]
 
+ANY_PORT = {f"listen.{door}": "127.0.0.1:0" for door in ("grpc", "http", "admin")}
+"""Overrides for a cluster of a command's own, beside any other on this machine."""
+
 
 @requires_cluster_extra
 def serve(
@@ -41,14 +44,12 @@ def serve(
     from kvrelay.config_file import load_config
     from kvrelay.telemetry import configure_logging
 
-    overrides: dict[str, Any] = {"model.path": model, "prefill.replicas": prefill, "decode.replicas": decode}
-    loaded = load_config(config, {name: value for name, value in overrides.items() if value is not None})
-    ports = {"grpc": grpc_port, "http": http_port, "admin": admin_port}
-    overrides = {
-        f"listen.{name}": f"{getattr(loaded.listen, name).rpartition(':')[0]}:{port}"
-        for name, port in ports.items()
-        if port is not None
-    } | {name: value for name, value in overrides.items() if value is not None}
+    options = {"model.path": model, "prefill.replicas": prefill, "decode.replicas": decode}
+    overrides: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    listen = load_config(config, overrides).listen  # a port option keeps the configured host
+    for door, port in (("grpc", grpc_port), ("http", http_port), ("admin", admin_port)):
+        if port is not None:
+            overrides[f"listen.{door}"] = f"{getattr(listen, door).rpartition(':')[0]}:{port}"
     loaded = load_config(config, overrides)
     configure_logging("warning")
     raise typer.Exit(asyncio.run(_serve(loaded)))

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.render import console
-from kvrelay.cli.serve import Config, Model
+from kvrelay.cli.serve import ANY_PORT, Config, Model
 
 if TYPE_CHECKING:
     from kvrelay.verify.report import Report
@@ -43,8 +43,7 @@ def verify(
     from kvrelay.telemetry import configure_logging
     from kvrelay.verify.run import verify as run
 
-    overrides: dict[str, object] = {f"listen.{door}": "127.0.0.1:0" for door in ("grpc", "http", "admin")}
-    overrides["model.dtype"] = dtype
+    overrides: dict[str, object] = {**ANY_PORT, "model.dtype": dtype}
     if model is not None:
         overrides["model.path"] = model
     loaded = load_config(config, overrides)
