@@ -30,6 +30,7 @@ async def serve(settings: WorkerSettings, stop: asyncio.Event) -> None:
             KvCache(runner.num_blocks, config.kv.block_size, prefix_cache=config.kv.prefix_cache),
             max_batch=config.decode.max_batch,
             chunk_tokens=config.decode.chunk_tokens,
+            speculation=config.decode.speculation,
             digests=config.kv.digest,
             host=config.listen.worker_host,
             clock=clock,

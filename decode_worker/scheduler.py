@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from decode_worker.drafter import Drafter
 from kvrelay.engine.blocks import OutOfBlocks
 from kvrelay.engine.cache import KvCache
 from kvrelay.worker.sequence import Sequence, Work
@@ -20,11 +21,14 @@ class DecodeScheduler:
     Active sequences hold blocks for all their tokens; waiting ones hold none. When a decoding sequence
     needs a block and none is left, the youngest active one is preempted: it waits again and is recomputed
     from its tokens later. So the oldest always gets on.
+
+    With a drafter, decoding sequences guess ahead as far as blocks are left over: nobody is preempted for a guess.
     """
 
-    def __init__(self, cache: KvCache, chunk_tokens: int) -> None:
+    def __init__(self, cache: KvCache, chunk_tokens: int, drafter: Drafter | None = None) -> None:
         self._cache = cache
         self._chunk_tokens = chunk_tokens
+        self._drafter = drafter
         self._active: list[Sequence] = []  # oldest first, as is _waiting
         self._waiting: list[Sequence] = []
         self.preemptions = 0
@@ -56,10 +60,11 @@ class DecodeScheduler:
         batch: list[Work] = []
         budget = self._chunk_tokens
         for sequence in self._active:
-            num_tokens = min(budget, sequence.uncomputed) if sequence.uncomputed > 1 else 1
-            if sequence.uncomputed > 1:
+            if sequence.uncomputed == 1:
+                batch.append(self._work(sequence, 1, self._draft(sequence)))
+            elif budget:
+                num_tokens = min(budget, sequence.uncomputed)
                 budget -= num_tokens
-            if num_tokens:
                 batch.append(self._work(sequence, num_tokens))
         while budget and self._waiting and self._admit(self._waiting[0], now):
             sequence = self._waiting.pop(0)
@@ -83,6 +88,8 @@ class DecodeScheduler:
         """Takes a sequence out; its blocks go now, or when the step in flight is over."""
         (self._active if sequence in self._active else self._waiting).remove(sequence)
         sequence.ended = True
+        if self._drafter is not None:
+            self._drafter.forget(sequence)
         if not sequence.in_flight:
             sequence.drop_blocks(self._cache)
 
@@ -112,12 +119,22 @@ class DecodeScheduler:
             sequence.cached_tokens = sequence.num_computed
         return True
 
+    def _draft(self, sequence: Sequence) -> tuple[int, ...]:
+        """A guess that there is room for, in the blocks and those that leave a spare one for each active sequence."""
+        if self._drafter is None or len(self._active) > self._drafter.max_batch:
+            return ()
+        length = len(sequence.tokens)
+        spare = max(0, self._cache.pool.num_available - len(self._active))
+        draft = self._drafter.draft(sequence, (len(sequence.blocks) + spare) * self._cache.block_size - length)
+        sequence.take_blocks(self._cache, length + len(draft))
+        return draft
+
     def _activate(self, sequence: Sequence) -> None:
         self._active.append(sequence)
         self._active.sort(key=_age)
 
     @staticmethod
-    def _work(sequence: Sequence, num_tokens: int) -> Work:
+    def _work(sequence: Sequence, num_tokens: int, draft: tuple[int, ...] = ()) -> Work:
         sequence.in_flight = True
         sequence.chunks += 1
-        return Work(sequence, num_tokens, sample=num_tokens == sequence.uncomputed)
+        return Work(sequence, num_tokens, num_tokens == sequence.uncomputed, draft)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+from decode_worker.drafter import Drafter
 from decode_worker.scheduler import DecodeScheduler
 from kv_transfer.lease import Lease, LeaseTable
 from kv_transfer.receiver import Receiver
 from kvrelay.clock import Clock
+from kvrelay.config import SpeculationConfig
 from kvrelay.engine.blocks import OutOfBlocks
 from kvrelay.engine.cache import KvCache
 from kvrelay.engine.runner import ModelRunner
@@ -43,11 +45,13 @@ class DecodeWorker(Worker):
         *,
         max_batch: int,
         chunk_tokens: int,
+        speculation: SpeculationConfig | None,
         digests: bool,
         host: str,
         clock: Clock,
     ) -> None:
-        self._scheduler = DecodeScheduler(cache, chunk_tokens)
+        drafter = None if speculation is None else Drafter(speculation, runner.max_model_len)
+        self._scheduler = DecodeScheduler(cache, chunk_tokens, drafter)
         super().__init__(identity, runner, cache, self._scheduler, clock)
         self._leases = LeaseTable(identity.epoch)
         self.receiver = Receiver(

@@ -1,7 +1,7 @@
 """Where the bytes of some blocks lie in an arena. Pure: numbers in, numbers out.
 
-Plan order, the order of a frame's bytes, is region by region (K of layer 0, V of layer 0, K of layer 1, ...)
-and within a region block after block, in the order in which the blocks were named. Blocks that are adjacent
+Plan order, the order of a frame's bytes, is region by region (see `KvLayout.regions`) and within a region
+block after block, in the order in which the blocks were named. Blocks that are adjacent
 in the arena become one range.
 """
 

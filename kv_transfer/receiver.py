@@ -91,7 +91,10 @@ class Receiver(KvTransferServiceServicer):
         if not isinstance(opening, KvOpen):
             raise FailedPrecondition(f"a push begins with an open frame, not with {type(opening).__name__}")
         if opening.layout_hash != self._layout_hash:
-            raise FailedPrecondition(f"KV layout {opening.layout_hash} of the sender is not mine, {self._layout_hash}")
+            raise FailedPrecondition(
+                f"KV layout {opening.layout_hash} of the sender is not mine, {self._layout_hash}; both workers need "
+                "the same model, kv.dtype and kv.block_size"
+            )
         lease = self._find(opening)
         if lease.lease_id in self._pushes:
             raise FailedPrecondition(f"another push to lease {lease.lease_id} is under way")

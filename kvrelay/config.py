@@ -68,6 +68,7 @@ class ModelConfig(Section):
 
 
 class KvConfig(Section):
+    dtype: Literal["auto", "int8"] = "auto"  # auto: the model's own
     block_size: Annotated[int, Field(ge=1, le=1024, strict=True)] = 16
     memory: Annotated[int, Field(gt=0)] = 2**30  # per worker
     digest: bool = True
@@ -95,19 +96,41 @@ class Resources(Section):
         return value
 
 
+Weights = Literal["auto", "int8"]  # auto: the checkpoint's own; int8: linear layers in 8 bits, activations too
+
+
 class PrefillConfig(Section):
     replicas: Count = 1
     resources: Resources = Resources()
     threads: PositiveInt = 1
+    weights: Weights = "auto"
     chunk_tokens: PositiveInt = 512  # prompt tokens in one step
+
+
+class SpeculationConfig(Section):
+    """Guesses the next tokens from earlier ones that followed the same n tokens, and computes several in one step."""
+
+    kind: Literal["ngram"] = "ngram"
+    tokens: Annotated[int, Field(ge=1, le=64, strict=True)] = 4  # guessed at most for one sequence in one step
+    min_ngram: PositiveInt = 2  # tokens that must have come before alike
+    max_ngram: PositiveInt = 4  # tokens that are compared; the longest match wins
+    max_batch: PositiveInt = 8  # sequences; where more decode, a step is no longer bound by reading the weights
+
+    @model_validator(mode="after")
+    def _ordered(self) -> SpeculationConfig:
+        if self.min_ngram > self.max_ngram:
+            raise ValueError(f"min_ngram {self.min_ngram} is above max_ngram {self.max_ngram}")
+        return self
 
 
 class DecodeConfig(Section):
     replicas: PositiveInt = 1
     resources: Resources = Resources()
     threads: PositiveInt = 1
+    weights: Weights = "auto"
     max_batch: PositiveInt = 32  # sequences on one worker: decoding, prefilling, or reserved
     chunk_tokens: PositiveInt = 256  # prompt tokens prefilled beside the batch in one step
+    speculation: SpeculationConfig | None = None
 
 
 class TransferConfig(Section):

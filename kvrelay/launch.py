@@ -35,6 +35,7 @@ class WorkerActor:
 
     async def run(self) -> None:
         configure_logging()
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads without work sleep; read when torch is imported
         await _serve(_on_this_node(self._settings), self._stop)
 
     async def stop(self) -> None:

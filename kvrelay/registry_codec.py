@@ -20,7 +20,8 @@ MAX_TEXT = 512  # characters
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _FREE_TEXT = {"reason", "integrity_error"}  # made printable; any other text is refused when it is not
-_INT64 = {"epoch", "waiting_tokens", "preemptions", "finished", "failed"}  # and *_bytes; the rest are int32 on the wire
+# and *_bytes, *_tokens; the rest are int32 on the wire
+_INT64 = {"epoch", "preemptions", "finished", "failed"}
 
 T = TypeVar("T", bound="DataclassInstance")
 
@@ -103,6 +104,6 @@ def _text(name: str, text: str) -> str:
 
 
 def _check_number(name: str, number: float) -> None:
-    bits = 63 if name in _INT64 or name.endswith("_bytes") else 31
+    bits = 63 if name in _INT64 or name.endswith(("_bytes", "_tokens")) else 31
     if number < 0 or (isinstance(number, int) and number >= 1 << bits):
         raise ValueError(f"{name} {number:g} is out of range")

@@ -13,7 +13,8 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 WorkerState = Literal["starting", "ready", "draining"]
 POOLS: tuple[PoolName, PoolName] = ("prefill", "decode")
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+SCALE_DTYPE = "bfloat16"  # of the scales of quantised values
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,22 +82,66 @@ class LayerKv:
 
 
 @dataclass(frozen=True, slots=True)
-class KvLayout:
-    """How KV lies in an arena of bytes: layer after layer, first all blocks' K, then all blocks' V.
+class KvRegion:
+    """One tensor of all blocks: [num_blocks, *block_shape] of `dtype`, row-major."""
 
-    Within one region a block is [block_size, kv_heads, dim] of `dtype`, row-major, and block n lies at
-    n times the region's block bytes; so a run of adjacent blocks is one contiguous range per region.
+    block_shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """How KV lies in an arena of bytes: region after region, without gaps.
+
+    In each region block n lies at n times the region's block bytes; so a run of adjacent blocks is one contiguous
+    range per region. int8 is quantised: one scale for each token's vector in each head, in regions of their own.
+
+    Within a block, tokens lie one after the other, [block_size, kv_heads, dim]. With `word` values to a word of four
+    bytes of the dtype that the model attends in, heads come first and the order is the one that the CPU kernels read
+    (see `engine/native/kernels/panels.h`).
     """
 
     layers: tuple[LayerKv, ...]
     block_size: int  # tokens
-    dtype: str
+    dtype: str  # of K and V
+    word: int | None = None
+
+    @property
+    def regions(self) -> tuple[KvRegion, ...]:
+        """K of layer 0, V of layer 0, K of layer 1, ...; where KV is quantised, before these their scales likewise.
+
+        Scales lie first because they are wider: so every region is aligned, whatever the number of blocks.
+        """
+        scales = [
+            KvRegion(self._scale_shape(layer), SCALE_DTYPE)
+            for layer in self.layers
+            for _ in ("k", "v")
+            if self.dtype == "int8"
+        ]
+        values = [
+            KvRegion(shape, self.dtype)
+            for layer in self.layers
+            for shape in (self._k_shape(layer), self._v_shape(layer))
+        ]
+        return (*scales, *values)
+
+    def _scale_shape(self, layer: LayerKv) -> tuple[int, ...]:
+        return (layer.kv_heads, self.block_size) if self.word else (self.block_size, layer.kv_heads)
+
+    def _k_shape(self, layer: LayerKv) -> tuple[int, ...]:
+        if self.word:
+            return (layer.kv_heads, layer.k_dim // self.word, self.block_size, self.word)
+        return (self.block_size, layer.kv_heads, layer.k_dim)
+
+    def _v_shape(self, layer: LayerKv) -> tuple[int, ...]:
+        if self.word:
+            return (layer.kv_heads, self.block_size // self.word, layer.v_dim, self.word)
+        return (self.block_size, layer.kv_heads, layer.v_dim)
 
     @property
     def region_block_bytes(self) -> tuple[int, ...]:
-        """Bytes of one block in each region: K of layer 0, V of layer 0, K of layer 1, ..."""
-        per_value = self.block_size * DTYPE_BYTES[self.dtype]
-        return tuple(per_value * layer.kv_heads * dim for layer in self.layers for dim in (layer.k_dim, layer.v_dim))
+        """Bytes of one block in each region."""
+        return tuple(math.prod(region.block_shape) * DTYPE_BYTES[region.dtype] for region in self.regions)
 
     @property
     def block_bytes(self) -> int:
@@ -107,7 +152,7 @@ class KvLayout:
 
     def hash(self, model_id: str) -> str:
         """Equal on two workers if and only if they can exchange blocks as they are."""
-        text = f"{model_id}|{self.layers}|{self.block_size}|{self.dtype}"
+        text = f"{model_id}|{self.layers}|{self.block_size}|{self.dtype}|{self.word}"
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -186,6 +231,8 @@ class WorkerLoad:
     integrity_ok: bool = True
     integrity_error: str = ""
     preemptions: int = 0
+    draft_tokens: int = 0  # guessed by speculation
+    accepted_tokens: int = 0  # of these, those that were right
     queue_wait_p95_ms: float = 0.0
 
     @property

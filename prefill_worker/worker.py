@@ -67,7 +67,10 @@ class PrefillWorker(Worker):
             session.send(Refused(*spec.key, "draining"))
             return
         if target.layout_hash != self.runner.layout_hash:
-            text = f"{target.worker_id} serves another model or KV layout than {self.identity.worker_id}"
+            text = (
+                f"{target.worker_id} serves another model, kv.dtype or kv.block_size than {self.identity.worker_id}, "
+                "so it cannot take its KV"
+            )
             session.send(Failed(*spec.key, Code.FAILED_PRECONDITION, text))
             return
         sequence = self.begin(spec)

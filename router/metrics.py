@@ -131,9 +131,9 @@ class ClusterCollector(Collector):
         running = self._gauge("num_requests_running", "Requests with a worker; pool router: of this router.")
         waiting = self._gauge("num_requests_waiting", "Requests without; pool router: of this router.")
         usage = self._gauge("kv_cache_usage_perc", "Held part of the KV blocks, 0 to 1.")
-        preemptions = CounterMetricFamily(
-            "kvrelay_num_preemptions", "Sequences whose KV was dropped for room.", labels=_WORKER_LABELS
-        )
+        preemptions = self._counter("num_preemptions", "Sequences whose KV was dropped for room.")
+        drafts = self._counter("spec_decode_num_draft_tokens", "Tokens guessed by speculation.")
+        accepted = self._counter("spec_decode_num_accepted_tokens", "Guessed tokens that were right.")
         running.add_metric(("router", "", self._model), dispatcher.running)
         waiting.add_metric(("router", "", self._model), dispatcher.waiting)
         for one in workers:
@@ -142,10 +142,15 @@ class ClusterCollector(Collector):
             waiting.add_metric(labels, one.load.waiting)
             usage.add_metric(labels, one.load.blocks_held / max(1, one.load.blocks_total))
             preemptions.add_metric(labels, one.load.preemptions)
+            drafts.add_metric(labels, one.load.draft_tokens)
+            accepted.add_metric(labels, one.load.accepted_tokens)
         replicas = GaugeMetricFamily("kvrelay_pool_replicas", "Workers by state.", labels=("pool", "state"))
         for (pool, state), number in Counts((one.pool, one.state) for one in workers).items():
             replicas.add_metric((pool, state), number)
-        yield from (running, waiting, usage, preemptions, replicas)
+        yield from (running, waiting, usage, preemptions, drafts, accepted, replicas)
+
+    def _counter(self, name: str, text: str) -> CounterMetricFamily:
+        return CounterMetricFamily(f"kvrelay_{name}", text, labels=_WORKER_LABELS)
 
     def _gauge(self, name: str, text: str) -> GaugeMetricFamily:
         return GaugeMetricFamily(f"kvrelay_{name}", text, labels=_WORKER_LABELS)

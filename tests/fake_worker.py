@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import grpc
 import xxhash
@@ -69,8 +69,20 @@ class Running:
     lease_id: int
     committed: bool = False
 
-    def advance(self) -> SequenceTokens:
-        """One more token, finished at max_tokens."""
+    def advance(self, count: int) -> SequenceTokens:
+        """So many more tokens, finished at max_tokens."""
+        one = self._next()
+        if count == 1 or one.finish_reason is not None:
+            return one
+        more = self.advance(count - 1)
+        return replace(
+            one,
+            token_ids=one.token_ids + more.token_ids,
+            logprobs=one.logprobs + more.logprobs,
+            finish_reason=more.finish_reason,
+        )
+
+    def _next(self) -> SequenceTokens:
         index = len(self.token_ids) - self.spec.prompt_len
         sampling = self.spec.sampling
         token = next_token(self.token_ids, sampling.seed or 0)
@@ -94,6 +106,7 @@ class FakeWorker:
     commands: list[Command] = field(default_factory=list)
     known: set[Key] = field(default_factory=set)  # all that it was ever told to take
     leases: int = 0
+    tokens_per_step: int = 1  # more, as where guesses were right
 
     def handle(self, command: Command) -> list[Event]:
         self.commands.append(command)
@@ -158,9 +171,9 @@ class FakeWorker:
         return True
 
     def step(self) -> list[Event]:
-        """One token for every sequence that has its KV."""
+        """Tokens for every sequence that has its KV."""
         ready = [one for one in self.sequences.values() if one.committed]
-        tokens = tuple(one.advance() for one in ready)
+        tokens = tuple(one.advance(self.tokens_per_step) for one in ready)
         for one in tokens:
             if one.finish_reason is not None:
                 del self.sequences[one.request_id, one.attempt]

@@ -55,7 +55,9 @@ async def _control(config: ClusterConfig, policy: AutoscalingPolicy | None, ray_
 
     stop = asyncio.Event()
     sizes: dict[PoolName, int] = {"prefill": config.prefill.replicas, "decode": config.decode.replicas}
-    settings = WorkerSettings("", "decode", resolve_model(config.model.path), config.redis.url, config)
+    settings = WorkerSettings(
+        "", "decode", resolve_model(config.model.path), config.redis.url, config, pin=ray_address is None
+    )
     registry = await Registry.connect(config.redis.url)
     owner = f"{socket.gethostname()}-{os.getpid()}"
     with RayLauncher(

@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from kvrelay.cli import controller, demo, generate, loadtest, pools, router, serve, status, verify
+from kvrelay.cli import bench, controller, demo, generate, loadtest, pools, router, serve, status, verify
 from kvrelay.errors import InvalidArgument, KvRelayError
 
 INTERRUPTED = 130  # as shells say it: 128 + SIGINT
@@ -34,6 +34,7 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(loadtest.app, name="loadtest")
+app.add_typer(bench.app, name="bench")
 
 # Usage errors, whether typer brings click's classes with it or takes the installed ones.
 _UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")

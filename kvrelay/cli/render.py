@@ -46,6 +46,10 @@ def status_view(status: ClusterStatus) -> RenderableType:
         f"requests: {router.running} running, {router.waiting} waiting, {router.finished} finished, "
         f"{router.failed} failed; router {size(router.rss_bytes)}"
     )
+    loads = [worker.load for pool in status.pools for worker in pool.workers]
+    if drafts := sum(load.draft_tokens for load in loads):
+        accepted = sum(load.accepted_tokens for load in loads)
+        header += f"\nspeculation: {accepted} of {drafts} guessed tokens accepted ({accepted / drafts:.0%})"
     return Group(header, _worker_table(status), *([_decision_table(status)] if status.decisions else []))
 
 

@@ -10,7 +10,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from kvrelay.engine.kv import KvPool
+from kvrelay.engine.int8 import dequantise, quantise
+from kvrelay.engine.kv import KvPool, LayerViews
+from kvrelay.engine.native.batch import PagedBatch
 
 NAME = "kvrelay_paged"
 SCORE_BYTES = 64 * 2**20  # of float32 scores that explicit attention makes at a time
@@ -32,7 +34,7 @@ class SequencePart:
         return self.past + self.new
 
     def tokens(self, region: torch.Tensor, begin: int) -> torch.Tensor:
-        """KV of tokens [begin, end) as [end - begin, kv_heads, dim]: a view where the blocks are one run."""
+        """A region's tokens [begin, end) as [end - begin, kv_heads, ...]: a view where the blocks are one run."""
         size = region.shape[1]
         skipped = begin // size
         if self.first_block is not None:
@@ -62,6 +64,24 @@ class RaggedBatch:
     parts: Sequence[SequencePart]
 
 
+def store(layer: LayerViews, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+    """Writes key [T, Hkv, Dk] and value [T, Hkv, Dv] of new tokens to their slots [T], quantised where the layer is."""
+    for region, scales, new in ((layer.k, layer.k_scale, key), (layer.v, layer.v_scale, value)):
+        if scales is not None:
+            new, scale = quantise(new)
+            scales.flatten(0, 1).index_copy_(0, slots, scale)
+        region.flatten(0, 1).index_copy_(0, slots, new)
+
+
+def load(layer: LayerViews, part: SequencePart, begin: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """K [S, Hkv, Dk] and V [S, Hkv, Dv] of tokens [begin, end) of a sequence, in the model's dtype."""
+    k, v = part.tokens(layer.k, begin), part.tokens(layer.v, begin)
+    if layer.k_scale is None or layer.v_scale is None:
+        return k, v
+    k_scale, v_scale = part.tokens(layer.k_scale, begin), part.tokens(layer.v_scale, begin)
+    return dequantise(k, k_scale, dtype), dequantise(v, v_scale, dtype)
+
+
 def paged_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -73,7 +93,7 @@ def paged_attention(
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     *,
-    ragged_batch: RaggedBatch,
+    ragged_batch: RaggedBatch | PagedBatch,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """query [1, Hq, T, Dk], key [1, Hkv, T, Dk], value [1, Hkv, T, Dv] -> [1, T, Hq, Dv].
@@ -82,18 +102,29 @@ def paged_attention(
     `sliding_window` tokens of it. softcap c: scores become c·tanh(scores / c). s_aux [Hq]: one more score per head that
     takes part in the softmax and carries no value.
     """
-    layer = ragged_batch.kv.layers[module.layer_idx]  # type: ignore[index]
-    for region, new in ((layer.k, key), (layer.v, value)):
-        region.flatten(0, 1).index_copy_(0, ragged_batch.slots, new[0].transpose(0, 1))
-    heads, groups = key.shape[1], query.shape[1] // key.shape[1]
+    index: int = module.layer_idx  # type: ignore[assignment]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if isinstance(ragged_batch, PagedBatch):
+        out = ragged_batch.attend(
+            index,
+            query,
+            key,
+            value,
+            scale=scale,
+            window=sliding_window or 0,
+            softcap=softcap or 0.0,
+            sinks=s_aux,
+        )
+        return out, None
+    layer = ragged_batch.kv.layers[index]
+    store(layer, ragged_batch.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    heads, groups = key.shape[1], query.shape[1] // key.shape[1]
     query = query[0].view(heads, groups, *query.shape[2:])
     out = query.new_empty(query.shape[2], heads, groups, value.shape[-1])
     for part in ragged_batch.parts:
         begin = max(0, part.past + 1 - sliding_window) if sliding_window else 0
         q = query[:, :, part.row : part.row + part.new]
-        k = part.tokens(layer.k, begin).transpose(0, 1)
-        v = part.tokens(layer.v, begin).transpose(0, 1)
+        k, v = (tokens.transpose(0, 1) for tokens in load(layer, part, begin, query.dtype))
         window = sliding_window if sliding_window and part.end - begin > sliding_window else 0
         if softcap is None and s_aux is None:
             attended = _fused(q, k, v, scale, part, begin, window)

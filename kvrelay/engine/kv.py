@@ -12,14 +12,21 @@ import torch
 
 from kvrelay.types import KvLayout
 
-TORCH_DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+TORCH_DTYPE = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.int8,
+}
 
 
 class LayerViews(NamedTuple):
-    """One layer's part of the arena: [num_blocks, block_size, kv_heads, k_dim] and [..., v_dim]."""
+    """One layer's part of the arena, each [num_blocks, ...] as `KvLayout` says; scales where KV is quantised."""
 
     k: torch.Tensor
     v: torch.Tensor
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
 
 
 class KvPool:
@@ -46,16 +53,18 @@ class KvPool:
         self.layers = self._views()
 
     def _views(self) -> tuple[LayerViews, ...]:
-        dtype = TORCH_DTYPE[self.layout.dtype]
         tensors = []
         start = 0
-        dims = [(layer.kv_heads, dim) for layer in self.layout.layers for dim in (layer.k_dim, layer.v_dim)]
-        for (heads, dim), block_bytes in zip(dims, self.layout.region_block_bytes, strict=True):
+        for region, block_bytes in zip(self.layout.regions, self.layout.region_block_bytes, strict=True):
             end = start + self.num_blocks * block_bytes
-            region = self.buffer[start:end].view(dtype)
-            tensors.append(region.view(self.num_blocks, self.layout.block_size, heads, dim))
+            flat = self.buffer[start:end].view(TORCH_DTYPE[region.dtype])
+            tensors.append(flat.view(self.num_blocks, *region.block_shape))
             start = end
-        return tuple(LayerViews(k, v) for k, v in zip(tensors[::2], tensors[1::2], strict=True))
+        count = 2 * len(self.layout.layers)
+        scales: list[torch.Tensor | None] = [*tensors[:-count]] or [None] * count
+        values = tensors[-count:]
+        layers = zip(values[::2], values[1::2], scales[::2], scales[1::2], strict=True)
+        return tuple(LayerViews(*layer) for layer in layers)
 
     def close(self) -> None:
         """Lets go of the memory; what others have mapped stays theirs. Safe to call twice."""

@@ -24,7 +24,6 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     max_model_len: int  # tokens
     vocab_size: int
-    weight_bytes: int
     kv_layers: tuple[LayerKv, ...]
     kv_dtype: str
 
@@ -71,7 +70,6 @@ def load_model(path: str, *, dtype: str = "auto", device: str = "cpu") -> Loaded
         eos_token_ids=_eos_token_ids(model),
         max_model_len=max_model_len,
         vocab_size=config.vocab_size,
-        weight_bytes=_weight_bytes(model),
         kv_layers=kv_layers,
         kv_dtype=kv_dtype,
     )
@@ -100,7 +98,7 @@ def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
     return frozenset()
 
 
-def _weight_bytes(model: torch.nn.Module) -> int:
+def weight_bytes(model: torch.nn.Module) -> int:
     """Bytes of all parameters and buffers, tied ones once."""
     storages = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()

@@ -11,9 +11,10 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from kvrelay.engine import attention
 from kvrelay.errors import ModelRefused
-from kvrelay.types import DTYPE_BYTES, LayerKv
+from kvrelay.types import LayerKv
 
 NAME = "kvrelay_probe"
+DTYPES = ("float32", "bfloat16", "float16")  # that a model may attend in
 MaskRule = Callable[[int, int, torch.Tensor, torch.Tensor], torch.Tensor]  # batch, head, query, key -> is it seen
 
 # Keywords that reach attention: the first are honoured, the second change nothing here.
@@ -82,9 +83,9 @@ def probe(model: PreTrainedModel, num_layers: int, max_len: int) -> tuple[tuple[
     for call in calls:
         _check(f"{kind}, layer {call.layer}", call, rules, max_len)
     dtypes = set[str]().union(*(call.dtypes for call in calls))
-    if len(dtypes) > 1 or not dtypes <= DTYPE_BYTES.keys():
+    if len(dtypes) > 1 or not dtypes.issubset(DTYPES):
         raise ModelRefused(
-            f"{kind} attends in {', '.join(sorted(dtypes))}; one of {', '.join(DTYPE_BYTES)} all through is served"
+            f"{kind} attends in {', '.join(sorted(dtypes))}; one of {', '.join(DTYPES)} all through is served"
         )
     return tuple(call.kv for call in calls), dtypes.pop()
 

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate, islice, takewhile
+from typing import Literal
 
 import torch
 
-from kvrelay.engine.attention import RaggedBatch, SequencePart
-from kvrelay.engine.kv import KvPool
-from kvrelay.engine.loader import LoadedModel, load_model
+from kvrelay.engine.kv import TORCH_DTYPE, KvPool
+from kvrelay.engine.loader import LoadedModel, load_model, weight_bytes
+from kvrelay.engine.modules import use_kernels
+from kvrelay.engine.native.batch import PagedBatch
+from kvrelay.engine.native.build import NativeUnavailable, library
+from kvrelay.engine.native.ops import set_threads
+from kvrelay.engine.native_forward import NativeForward
 from kvrelay.engine.sampling import Sampled, SampleRequest, sample
+from kvrelay.engine.step import Part, Step
+from kvrelay.engine.torch_forward import TorchForward
 from kvrelay.errors import ConfigError, InvalidArgument
 from kvrelay.types import KvLayout
 
@@ -21,18 +29,45 @@ class Segment:
 
     `blocks` is the sequence's block table and reaches at least to the last new token. With `sample`, a token is drawn
     from the logits after the last one.
+
+    The last `num_draft` tokens are guesses: after the token before them and after each of them one is drawn, as if
+    those before were right, and what comes after the first wrong one counts for nothing. `sample` has seen them all.
     """
 
     token_ids: Sequence[int]
     start: int
     blocks: Sequence[int]
     sample: SampleRequest | None = None
+    num_draft: int = 0
+
+    @property
+    def draws(self) -> list[SampleRequest]:
+        """One for each token to draw; each has seen the tokens before its own."""
+        if self.sample is None or not self.num_draft:
+            return [self.sample] if self.sample is not None else []
+        seen = self.sample.token_ids
+        ends = range(len(seen) - self.num_draft, len(seen) + 1)
+        return [replace(self.sample, token_ids=seen[:end]) for end in ends]
+
+    def accepted(self, sampled: list[Sampled]) -> list[Sampled]:
+        """Of one token per draw, those that follow right drafts."""
+        drafts = self.token_ids[len(self.token_ids) - self.num_draft :]
+        right = (one.token_id == draft for one, draft in zip(sampled, drafts, strict=False))
+        return sampled[: 1 + sum(takewhile(bool, right))]
 
 
 class ModelRunner:
     """One model and its KV memory. Owned by one thread; calls do not overlap."""
 
-    def __init__(self, loaded: LoadedModel, layout: KvLayout, kv: KvPool, max_model_len: int) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        layout: KvLayout,
+        kv: KvPool,
+        max_model_len: int,
+        *,
+        without_kernels: str = "no kernels were asked for",
+    ) -> None:
         self.layout = layout
         self.kv = kv
         self.num_blocks = kv.num_blocks
@@ -41,10 +76,11 @@ class ModelRunner:
         self.max_model_len = max_model_len
         self.eos_token_ids = loaded.eos_token_ids
         self.vocab_size = loaded.vocab_size
-        self.weight_bytes = loaded.weight_bytes
+        self.weight_bytes = weight_bytes(loaded.model)
         self.kv_bytes = layout.arena_bytes(kv.num_blocks)
-        self._model = loaded.model
-        self._device = loaded.model.device
+        self.kernels = "torch" if without_kernels else "native"
+        self.without_kernels = without_kernels  # why, or nothing
+        self._forward = TorchForward(loaded.model, kv) if without_kernels else NativeForward(loaded.model, kv)
 
     @classmethod
     def load(
@@ -53,21 +89,33 @@ class ModelRunner:
         *,
         dtype: str = "auto",
         block_size: int = 16,
+        kv_dtype: Literal["auto", "int8"] = "auto",
         kv_bytes: int,
         max_model_len: int | None = None,
         device: str = "cpu",
         threads: int | None = None,
+        weights: Literal["auto", "int8"] = "auto",
+        kernels: Literal["auto", "torch"] = "auto",
     ) -> ModelRunner:
         """Loads the model and takes up to `kv_bytes` for KV. `threads` is set for the whole process.
 
+        kv_dtype auto is the dtype that the model attends in, weights auto those of the checkpoint. kernels auto are
+        the native ones on a CPU where they can be compiled and fit the model; `without_kernels` tells why not.
         max_model_len is cut to what the model allows. Raises ModelRefused, and ConfigError if `kv_bytes` does not hold
-        one sequence of max_model_len tokens.
+        one sequence of max_model_len tokens or int8 weights have no kernels.
         """
         if threads is not None:
             torch.set_num_threads(threads)
         loaded = load_model(path, dtype=dtype, device=device)
         longest = min(max_model_len or loaded.max_model_len, loaded.max_model_len)
-        layout = KvLayout(loaded.kv_layers, block_size, loaded.kv_dtype)
+        layout = KvLayout(loaded.kv_layers, block_size, loaded.kv_dtype if kv_dtype == "auto" else kv_dtype)
+        reason = "torch was asked for" if kernels == "torch" else _without_kernels(loaded, layout)
+        if reason and weights == "int8":
+            raise ConfigError(f"weights: int8 needs the native kernels: {reason}")
+        if not reason:
+            set_threads(torch.get_num_threads())
+            use_kernels(loaded.model, int8_weights=weights == "int8")
+            layout = replace(layout, word=4 // TORCH_DTYPE[loaded.kv_dtype].itemsize)
         needed = layout.blocks_for(longest) * layout.block_bytes
         if kv_bytes < needed:
             raise ConfigError(
@@ -75,57 +123,43 @@ class ModelRunner:
                 f"which takes {needed} bytes; set kv.memory to at least that, or model.max_model_len to at most "
                 f"{kv_bytes // layout.block_bytes * block_size}"
             )
-        return cls(loaded, layout, KvPool(layout, kv_bytes // layout.block_bytes, device), longest)
+        pool = KvPool(layout, kv_bytes // layout.block_bytes, device)
+        return cls(loaded, layout, pool, longest, without_kernels=reason)
 
     @torch.inference_mode()
-    def run(self, segments: Sequence[Segment]) -> list[Sampled | None]:
-        """One forward pass over all segments; for each the sampled token, or None where none was asked for.
+    def run(self, segments: Sequence[Segment]) -> list[list[Sampled]]:
+        """One forward pass over all segments; for each what was sampled.
+
+        That is nothing where nothing was asked for, one token, or up to num_draft + 1 where there are drafts.
 
         Raises InvalidArgument, before anything is computed, for tokens, positions or blocks out of range.
         """
         if not segments:
             return []
+        ends = accumulate(len(segment.token_ids) for segment in segments)
+        draws = [segment.draws for segment in segments]
+        rows = [row for end, own in zip(ends, draws, strict=True) for row in range(end - len(own), end)]
+        logits = self.forward(segments, rows)
+        sampled = iter(sample(logits, [request for own in draws for request in own]))
+        return [segment.accepted(list(islice(sampled, len(own)))) for segment, own in zip(segments, draws, strict=True)]
+
+    @torch.inference_mode()
+    def forward(self, segments: Sequence[Segment], rows: Sequence[int]) -> torch.Tensor:
+        """Logits [len(rows), vocab_size] after some of the new tokens, which are counted through all segments.
+
+        Stores the KV of all. Raises InvalidArgument as `run` does.
+        """
         for segment in segments:
             self._check(segment)
-        token_ids = [token for segment in segments for token in segment.token_ids]
-        positions = [p for s in segments for p in range(s.start, s.start + len(s.token_ids))]
-        batch = self._batch(segments)
-        sampling = [(i, segment.sample) for i, segment in enumerate(segments) if segment.sample is not None]
-        rows = [batch.parts[i].row + batch.parts[i].new - 1 for i, _ in sampling]
-        output = self._model(
-            input_ids=self._tensor(token_ids)[None],
-            position_ids=self._tensor(positions)[None],
-            use_cache=False,
-            logits_to_keep=self._tensor(rows),
-            ragged_batch=batch,
-        )
-        results: list[Sampled | None] = [None] * len(segments)
-        for (i, _), sampled in zip(sampling, sample(output.logits[0], [r for _, r in sampling]), strict=True):
-            results[i] = sampled
-        return results
+        token_ids: list[int] = []
+        parts = []
+        for segment in segments:
+            parts.append(Part(len(token_ids), len(segment.token_ids), segment.start, segment.blocks))
+            token_ids += segment.token_ids
+        return self._forward(Step(token_ids, parts, rows))
 
     def close(self) -> None:
         self.kv.close()
-
-    def _batch(self, segments: Sequence[Segment]) -> RaggedBatch:
-        size = self.layout.block_size
-        parts = []
-        slots: list[int] = []
-        for segment in segments:
-            end = segment.start + len(segment.token_ids)
-            blocks = list(segment.blocks[: self.layout.blocks_for(end)])
-            is_run = blocks == list(range(blocks[0], blocks[0] + len(blocks)))
-            parts.append(
-                SequencePart(
-                    row=len(slots),
-                    new=len(segment.token_ids),
-                    past=segment.start,
-                    blocks=self._tensor(blocks),
-                    first_block=blocks[0] if is_run else None,
-                )
-            )
-            slots += [blocks[p // size] * size + p % size for p in range(segment.start, end)]
-        return RaggedBatch(self.kv, self._tensor(slots), parts)
 
     def _check(self, segment: Segment) -> None:
         end = segment.start + len(segment.token_ids)
@@ -145,5 +179,18 @@ class ModelRunner:
             if not all(0 <= token < self.vocab_size for token, _ in segment.sample.params.logit_bias):
                 raise InvalidArgument(f"a token id is outside of 0 to {self.vocab_size - 1}", field="logit_bias")
 
-    def _tensor(self, values: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.long, device=self._device)
+
+def _without_kernels(loaded: LoadedModel, layout: KvLayout) -> str:
+    """Why the native kernels cannot be used; nothing if they can. May compile them."""
+    if loaded.model.device.type != "cpu":
+        return f"they are for CPUs, and the model is on {loaded.model.device.type}"
+    dtype = TORCH_DTYPE[loaded.kv_dtype]
+    if loaded.dtype != loaded.kv_dtype or not PagedBatch.suits(layout, dtype):
+        return (
+            f"they do not fit {loaded.dtype} weights and {loaded.kv_dtype} KV in blocks of {layout.block_size} tokens"
+        )
+    try:
+        library()
+    except NativeUnavailable as error:
+        return str(error)
+    return ""

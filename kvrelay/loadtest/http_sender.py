@@ -20,7 +20,8 @@ from kvrelay.wire.inference import ModelInfo
 class HttpSender:
     """Raises InvalidArgument for a target that is not http://HOST:PORT."""
 
-    def __init__(self, target: str, timeout: float) -> None:
+    def __init__(self, target: str, timeout: float, **options: Any) -> None:
+        """`options` go into the body of every request."""
         try:
             parts = urlsplit(target)
             host, port = parts.hostname, parts.port
@@ -30,6 +31,7 @@ class HttpSender:
             raise InvalidArgument(f"{target!r} is not a target; give http://HOST:PORT", field="target")
         self._host, self._port, self._timeout = host, port, timeout
         self._model = ""
+        self._options = options
 
     async def models(self) -> tuple[ModelInfo, ...]:
         async with self._call("GET", "/v1/models") as response:
@@ -43,7 +45,39 @@ class HttpSender:
 
     async def send(self, request: PlannedRequest, start: float) -> Row:
         watch = Stopwatch(start, request.at)
-        body = {
+        try:
+            return await self.stream(request, watch, {})
+        except KvRelayError as error:
+            return watch.failed(error)
+
+    async def complete(self, request: PlannedRequest, extra: dict[str, Any]) -> dict[str, Any]:
+        """The whole answer, for a request that `extra` makes one without a stream. Raises KvRelayError."""
+        async with self._call("POST", "/v1/completions", self._body(request) | extra) as response:
+            return await response.json()
+
+    async def stream(self, request: PlannedRequest, watch: Stopwatch, extra: dict[str, Any]) -> Row:
+        """With `extra` in the request's body. Raises KvRelayError."""
+        usage: dict[str, Any] = {}
+        account: dict[str, Any] = {}
+        finish_reason = ""
+        async with self._call("POST", "/v1/completions", self._body(request) | extra) as response:
+            async for event in response.events():
+                usage = event.get("usage") or usage
+                account = event.get("kvrelay") or account
+                for choice in event.get("choices", []):
+                    finish_reason = choice.get("finish_reason") or finish_reason
+                    # A server that does not return ids sends one token with each piece of text.
+                    watch.tokens(len(choice.get("token_ids") or ()) or bool(choice.get("text")))
+        return watch.answered(
+            prompt_tokens=usage.get("prompt_tokens", 0),
+            cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0),
+            finish_reason=finish_reason,
+            path=response.headers.get("x-kvrelay-path", ""),
+            why=account.get("why", ""),
+        )
+
+    def _body(self, request: PlannedRequest) -> dict[str, Any]:
+        return {
             "model": self._model,
             "prompt": request.token_ids if request.prompt is None else request.prompt,
             "max_tokens": request.output_tokens,
@@ -52,28 +86,8 @@ class HttpSender:
             "stream": True,
             "stream_options": {"include_usage": True},
             "return_token_ids": True,
+            **self._options,
         }
-        usage: dict[str, Any] = {}
-        account: dict[str, Any] = {}
-        finish_reason = ""
-        try:
-            async with self._call("POST", "/v1/completions", body) as response:
-                async for event in response.events():
-                    usage = event.get("usage") or usage
-                    account = event.get("kvrelay") or account
-                    for choice in event.get("choices", []):
-                        finish_reason = choice.get("finish_reason") or finish_reason
-                        # A server that does not return ids sends one token with each piece of text.
-                        watch.tokens(len(choice.get("token_ids") or ()) or bool(choice.get("text")))
-        except KvRelayError as error:
-            return watch.failed(error)
-        return watch.answered(
-            prompt_tokens=usage.get("prompt_tokens", 0),
-            cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0),
-            finish_reason=finish_reason,
-            path=response.headers.get("x-kvrelay-path", ""),
-            why=account.get("why", ""),
-        )
 
     @asynccontextmanager
     async def _call(self, method: str, path: str, body: Any = None) -> AsyncIterator[sse.HttpResponse]:

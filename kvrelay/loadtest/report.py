@@ -41,6 +41,11 @@ class Report:
     def paths(self) -> dict[str, int]:
         return dict(Counter(row.path for row in self.answered).most_common())
 
+    @property
+    def good_share(self) -> float:
+        """Of all requests, those that met every objective. A failed one meets none."""
+        return sum(all(slo.met(row) for slo in self.slos) for row in self.answered) / len(self.rows)
+
     def rates(self) -> dict[str, float]:
         """Per second of the test's duration."""
         answered, seconds = self.answered, self.duration_s

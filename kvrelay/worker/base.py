@@ -26,7 +26,7 @@ from kvrelay.messages import (
     SequenceTokens,
     TokenBatch,
 )
-from kvrelay.types import PoolName, SequenceSpec, WorkerInfo, WorkerLoad
+from kvrelay.types import FinishReason, PoolName, SequenceSpec, WorkerInfo, WorkerLoad
 from kvrelay.worker.meter import Meter, resident_bytes
 from kvrelay.worker.sequence import Sequence, Work
 from kvrelay.worker.session import RouterSession
@@ -126,18 +126,20 @@ class Worker(ABC):
         hasher = BlockHasher(self.cache.block_size, spec.salt)
         return Sequence(spec, self.clock.now(), hasher)
 
-    def report(self, batch: list[Work], sampled: SequenceOf[Sampled | None]) -> None:
+    def report(self, batch: list[Work], sampled: SequenceOf[SequenceOf[Sampled]]) -> None:
         """Sends each router what the step gave its sequences, in one message."""
         outgoing: dict[RouterSession, list[SequenceTokens]] = {}
         now = self.clock.now()
-        for work, sample in zip(batch, sampled, strict=True):
+        for work, draws in zip(batch, sampled, strict=True):
             sequence = work.sequence
-            self.meter.count(work.num_tokens)
+            accepted = len(draws) - 1 if work.draft else 0
+            self.meter.count(work.num_tokens + accepted)
+            self.meter.drafted(len(work.draft), accepted)
             if sequence.ended:
                 continue
             tokens = None
-            if sample is not None:
-                tokens = self._append(sequence, sample, now)
+            if draws:
+                tokens = self._append(sequence, draws, now)
                 outgoing.setdefault(self.sessions[sequence.spec.key], []).append(tokens)
             self.advanced(sequence, tokens)
         for session, items in outgoing.items():
@@ -212,20 +214,33 @@ class Worker(ABC):
             integrity_ok=not self._integrity_error,
             integrity_error=self._integrity_error,
             preemptions=preemptions,
+            draft_tokens=self.meter.draft_tokens,
+            accepted_tokens=self.meter.accepted_tokens,
             queue_wait_p95_ms=self.meter.queue_wait_p95_ms(),
         )
 
-    def _append(self, sequence: Sequence, sample: Sampled, now: float) -> SequenceTokens:
+    def _append(self, sequence: Sequence, sampled: SequenceOf[Sampled], now: float) -> SequenceTokens:
+        """Adds sampled tokens up to the one that the answer ends with. All but the last are right drafts."""
         first_here = sequence.num_emitted == sequence.spec.num_emitted
-        finish = sequence.append(sample.token_id, self.runner.eos_token_ids, self.runner.max_model_len)
+        index = sequence.num_emitted
+        token_ids: list[int] = []
+        finish: FinishReason | None = None
+        for sample in sampled:
+            if token_ids:
+                sequence.advance(self.cache, 1)  # the step that the draft was in has computed its KV
+            finish = sequence.append(sample.token_id, self.runner.eos_token_ids, self.runner.max_model_len)
+            token_ids.append(sample.token_id)
+            if finish is not None:
+                break
         timings = sequence.timings(now) if first_here else None
         if timings is not None:
             self.meter.waited(timings.queue_seconds)
+        logprobs = (sample.logprobs for sample in sampled[: len(token_ids)])
         return SequenceTokens(
             *sequence.spec.key,
-            index=sequence.num_emitted - 1,
-            token_ids=(sample.token_id,),
-            logprobs=() if sample.logprobs is None else (sample.logprobs,),
+            index=index,
+            token_ids=tuple(token_ids),
+            logprobs=tuple(one for one in logprobs if one is not None),
             finish_reason=finish,
             prefill=timings,
         )

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import grpc
 from transformers.utils.logging import disable_progress_bar
 
+from kvrelay.config import DecodeConfig, PrefillConfig
 from kvrelay.engine.runner import ModelRunner, Segment
 from kvrelay.engine.sampling import SampleRequest
 from kvrelay.errors import KvRelayError, Unavailable
@@ -17,6 +18,7 @@ from kvrelay.telemetry import get_logger
 from kvrelay.types import SamplingParams
 from kvrelay.wire.worker import add_WorkerServiceServicer_to_server
 from kvrelay.worker.base import Identity, Worker
+from kvrelay.worker.cores import Cores
 from kvrelay.worker.session import WorkerService
 from kvrelay.worker.settings import WorkerSettings
 
@@ -31,22 +33,30 @@ async def load_runner(settings: WorkerSettings) -> ModelRunner:
     """The pool's model on the pool's device, loaded off the event loop. Raises ModelRefused, ConfigError."""
     disable_progress_bar()  # a worker's log is read later, line by line
     config = settings.config
-    pool = config.prefill if settings.pool == "prefill" else config.decode
+    pool = _pool_config(settings)
     runner = await asyncio.to_thread(
         ModelRunner.load,
         settings.model_path,
         dtype=config.model.dtype,
         block_size=config.kv.block_size,
+        kv_dtype=config.kv.dtype,
         kv_bytes=config.kv.memory,
         max_model_len=config.model.max_model_len,
         device="cuda" if pool.resources.num_gpus else "cpu",
         threads=pool.threads,
+        weights=pool.weights,
     )
+    if runner.without_kernels:
+        log.warning("runs without native kernels", worker=settings.worker_id, reason=runner.without_kernels)
     # The first pass through a model builds kernels and takes memory; no user should wait for that.
     tokens = [0] * config.kv.block_size
     sample = SampleRequest(SamplingParams(seed=0), tokens, len(tokens))
     await asyncio.to_thread(runner.run, [Segment(tokens, start=0, blocks=[0], sample=sample)])
     return runner
+
+
+def _pool_config(settings: WorkerSettings) -> PrefillConfig | DecodeConfig:
+    return settings.config.prefill if settings.pool == "prefill" else settings.config.decode
 
 
 BuildWorker = Callable[[grpc.aio.Server, Identity], Worker]
@@ -63,10 +73,12 @@ async def host_worker(
 ) -> None:
     """Serves until `stop` is set. Raises Unavailable if the registry cannot be reached at the start."""
     registry = await Registry.connect(settings.redis_url)
+    cores = Cores(_pool_config(settings).threads if settings.pin else 0)
     try:
         epoch = await registry.next_epoch()
         async with _server(settings.config.listen.worker_host, max_message_bytes) as (server, address):
             worker = build(server, Identity(settings.worker_id, settings.pool, epoch, address, host_id))
+            await worker.steps.in_engine_thread(cores.pin)
             add_WorkerServiceServicer_to_server(WorkerService(worker), server)
             await server.start()
             steps = asyncio.create_task(worker.run())
@@ -81,6 +93,7 @@ async def host_worker(
             for task in done:
                 task.result()
     finally:
+        cores.release()
         await registry.close()
 
 

@@ -13,7 +13,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Meter:
-    """Tokens per second since the last reading, and how long sequences waited for their first step."""
+    """Tokens per second since the last reading, how long sequences waited for their first step, right guesses."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -21,9 +21,15 @@ class Meter:
         self._tokens = 0
         self._rate = 0.0
         self._waits: deque[tuple[float, float]] = deque()
+        self.draft_tokens = 0
+        self.accepted_tokens = 0
 
     def count(self, tokens: int) -> None:
         self._tokens += tokens
+
+    def drafted(self, tokens: int, accepted: int) -> None:
+        self.draft_tokens += tokens
+        self.accepted_tokens += accepted
 
     def waited(self, seconds: float) -> None:
         self._waits.append((self._clock.now(), seconds))

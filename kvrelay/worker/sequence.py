@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 
 from kvrelay.engine.cache import KvCache
@@ -18,7 +19,7 @@ class Sequence:
     spec: SequenceSpec
     arrived: float  # monotonic seconds
     hasher: BlockHasher
-    tokens: list[int] = field(init=False)
+    tokens: array[int] = field(init=False)  # int64, so that a penalty's tensor of them needs no loop
     blocks: list[int] = field(default_factory=list)
     num_computed: int = 0
     cached_tokens: int = 0  # prompt tokens that the prefix cache held when the sequence began here
@@ -28,7 +29,7 @@ class Sequence:
     ended: bool = False  # taken out of the scheduler; blocks go when the step in flight is over
 
     def __post_init__(self) -> None:
-        self.tokens = list(self.spec.token_ids)
+        self.tokens = array("q", self.spec.token_ids)
 
     @property
     def num_emitted(self) -> int:
@@ -88,8 +89,12 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A sequence's share of one step: its next `num_tokens` tokens; `sample` when they are its last."""
+    """A sequence's share of one step: its next `num_tokens` tokens; `sample` when they are its last.
+
+    `draft` guesses what follows them. Its blocks are there, and its KV counts where the guess was right.
+    """
 
     sequence: Sequence
     num_tokens: int
     sample: bool
+    draft: tuple[int, ...] = ()

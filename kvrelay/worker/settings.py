@@ -15,3 +15,4 @@ class WorkerSettings:
     model_path: str
     redis_url: str
     config: ClusterConfig
+    pin: bool = False  # the engine takes cores for itself: where nobody else decides what runs where

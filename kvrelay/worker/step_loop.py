@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
@@ -27,7 +29,7 @@ class Scheduler(Protocol):
 class Reporter(Protocol):
     """Told of every step, on the event loop."""
 
-    def report(self, batch: list[Work], sampled: SequenceOf[Sampled | None]) -> None: ...
+    def report(self, batch: list[Work], sampled: SequenceOf[SequenceOf[Sampled]]) -> None: ...
 
     def report_failure(self, batch: list[Work], error: Exception) -> None: ...
 
@@ -60,6 +62,10 @@ class StepLoop:
         finally:
             self._engine.shutdown(wait=True)
 
+    async def in_engine_thread(self, call: Callable[[], None]) -> None:
+        """Runs what concerns the thread that computes, such as binding it to a core."""
+        await asyncio.get_running_loop().run_in_executor(self._engine, call)
+
     async def step(self) -> None:
         self._work_came.clear()
         batch = self._scheduler.next(self._clock.now())
@@ -85,12 +91,19 @@ class StepLoop:
     def _segment(self, work: Work) -> Segment:
         sequence = work.sequence
         start, end = sequence.num_computed, sequence.num_computed + work.num_tokens
+        draft = array("q", work.draft)
         sample = None
         if work.sample:
             sample = SampleRequest(
                 params=sequence.spec.sampling,
-                token_ids=sequence.tokens,
+                token_ids=sequence.tokens + draft if draft else sequence.tokens,
                 prompt_len=sequence.spec.prompt_len,
                 eos_token_ids=self._runner.eos_token_ids,
             )
-        return Segment(token_ids=sequence.tokens[start:end], start=start, blocks=sequence.blocks, sample=sample)
+        return Segment(
+            token_ids=sequence.tokens[start:end] + draft,
+            start=start,
+            blocks=sequence.blocks,
+            sample=sample,
+            num_draft=len(draft),
+        )

@@ -23,6 +23,8 @@ from kvrelay.wire.status import abort
 Output = pytest.CaptureFixture[str]
 
 GOOD = WorkerLoad(
+    draft_tokens=400,
+    accepted_tokens=300,
     running=3,
     waiting=2,
     blocks_total=200,
@@ -120,6 +122,7 @@ def test_status_shows_all(capsys: Output) -> None:
         "1.27 GiB",
         "ok",
     ]
+    assert "speculation: 300 of 400 guessed tokens accepted (75%)" in shown
     assert "BROKEN: 2 blocks lost" in shown
     assert "1 → 2" in shown
     assert "queue_depth 9 over 4" in shown

@@ -3,9 +3,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from decode_worker.drafter import Drafter
 from decode_worker.scheduler import DecodeScheduler
+from kvrelay.config import SpeculationConfig
 from kvrelay.engine.cache import KvCache
-from kvrelay.engine.hashing import BlockHasher
+from kvrelay.engine.hashing import BlockHasher, block_hashes
 from kvrelay.types import SamplingParams, SequenceSpec
 from kvrelay.worker.sequence import Sequence, Work
 
@@ -130,3 +132,74 @@ def test_everything_gets_done_whatever_comes_and_goes(data: st.DataObject) -> No
         cache.check_integrity()
     assert done == wanted.keys()
     assert cache.pool.num_held == 0
+
+
+MAX_MODEL_LEN = 60
+
+
+def test_a_large_batch_guesses_nothing() -> None:
+    cache = KvCache(32, BLOCK)
+    config = SpeculationConfig(tokens=3, min_ngram=1, max_batch=2)
+    scheduler = DecodeScheduler(cache, 32, Drafter(config, MAX_MODEL_LEN))
+    three = [handed_over(cache, name, 5) for name in "abc"]
+    for one in three:
+        one.tokens.append(7)  # twice the same token: it may come again
+        one.advance(cache, 1)
+        scheduler.join(one)
+    batch = scheduler.next(now=0.0)
+    assert [work.draft for work in batch] == [(), (), ()]
+    scheduler.complete(batch)
+    scheduler.remove(three[0])
+    for one in three[1:]:
+        one.tokens.append(7)
+    assert [work.draft for work in scheduler.next(now=0.0)] == [(7, 7, 7), (7, 7, 7)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_guesses_fit_take_no_block_that_is_needed_and_leave_nothing_to_be_found(data: st.DataObject) -> None:
+    """Sequences of two different tokens, so that there is always something to guess, in a pool of any size."""
+    cache = KvCache(data.draw(st.integers(16, 60), label="blocks"), BLOCK)
+    config = SpeculationConfig(tokens=data.draw(st.integers(1, 9), label="tokens"), min_ngram=1, max_batch=3)
+    max_tokens = data.draw(st.integers(1, 90), label="max_tokens")
+    scheduler = DecodeScheduler(cache, 32, Drafter(config, MAX_MODEL_LEN))
+    for number in range(data.draw(st.integers(1, 5), label="sequences")):
+        prompt = tuple(data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=10), label="prompt"))
+        spec = SequenceSpec(str(number), 0, prompt, len(prompt), SamplingParams(seed=0, max_tokens=max_tokens))
+        scheduler.add(Sequence(spec, float(number), BlockHasher(BLOCK)))
+    right_names: set[int] = set()
+    guessed_names: set[int] = set()
+    while True:
+        num_blocks = {one: len(one.blocks) for one in scheduler}
+        batch = scheduler.next(now=0.0)
+        if not batch:
+            break
+        guessing = [work for work in batch if work.draft]
+        assert len(guessing) <= config.max_batch
+        for work in guessing:
+            one = work.sequence
+            guessed = [*one.tokens, *work.draft]
+            guessed_names.update(block_hashes(guessed, BLOCK))
+            assert (one.uncomputed, work.num_tokens, work.sample) == (1, 1, True)
+            assert len(guessed) < MAX_MODEL_LEN
+            assert one.num_emitted + len(work.draft) < max_tokens
+            assert len(work.draft) <= config.tokens
+            assert len(one.blocks) * BLOCK >= len(guessed)
+            if len(one.blocks) > max(num_blocks[one], -(-len(one.tokens) // BLOCK)):
+                assert cache.pool.num_available >= len(guessing), "a spare block for each"
+        scheduler.complete(batch)
+        for work in batch:
+            one = work.sequence
+            right = data.draw(st.integers(0, len(work.draft)), label="right")
+            tokens = [*work.draft[:right], data.draw(st.integers(0, 1), label="token")] if work.sample else []
+            for index, token in enumerate(tokens):
+                if index:
+                    one.advance(cache, 1)
+                one.tokens.append(token)
+            right_names.update(block_hashes(one.tokens[: one.num_computed], BLOCK))
+            if one.num_emitted >= max_tokens or len(one.tokens) >= MAX_MODEL_LEN:
+                scheduler.remove(one)
+        cache.check_integrity()
+    assert not list(scheduler)
+    assert cache.pool.num_held == 0
+    assert all(cache.pool.lookup(name) is None for name in guessed_names - right_names)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 import torch
 from tiny_models import SERVED, VOCAB, WINDOW
-from transformers import AutoModelForCausalLM
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
+from transformers.masking_utils import eager_mask
 
+from kvrelay.engine.int8 import dequantise, quantise
 from kvrelay.engine.runner import ModelRunner, Segment
 from kvrelay.engine.sampling import SampleRequest
 from kvrelay.types import SamplingParams
@@ -27,8 +31,20 @@ def prompts() -> list[list[int]]:
     return [[generator.randrange(2, VOCAB) for _ in range(length)] for length in PROMPT_LENGTHS]
 
 
-def oracle(folder: Path, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+def quantised_eager(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **kw: Any
+) -> Any:
+    """The model's own eager attention, over keys and values that have been int8."""
+    key, value = (dequantise(*quantise(tensor), tensor.dtype) for tensor in (key, value))
+    return sys.modules[type(module).__module__].eager_attention_forward(module, query, key, value, *rest, **kw)
+
+
+AttentionInterface.register("quantised_eager", quantised_eager)
+AttentionMaskInterface.register("quantised_eager", eager_mask)
+
+
+def oracle(folder: Path, prompts: Sequence[Sequence[int]], attention: str = "eager") -> list[list[int]]:
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention).eval()
     model.generation_config.eos_token_id = None
     return [
         model.generate(
@@ -80,9 +96,8 @@ class Batch:
             segments.append(Segment(new, self.computed[i], self.tables[i], request))
         for i, segment, sampled in zip(active, segments, self.runner.run(segments), strict=True):
             self.computed[i] += len(segment.token_ids)
-            assert (sampled is None) == (segment.sample is None)
-            if sampled is not None:
-                self.tokens[i].append(sampled.token_id)
+            assert len(sampled) == (segment.sample is not None)
+            self.tokens[i] += [one.token_id for one in sampled]
 
     def hand_off(self, runner: ModelRunner, seed: int) -> None:
         """Moves all KV into other blocks of another runner, block by block, as bytes."""
@@ -97,13 +112,16 @@ class Batch:
             region_start += source.num_blocks * size
 
 
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 @pytest.mark.parametrize("architecture", SERVED)
 def test_ragged_chunked_fragmented_and_handed_off_equals_generate(
-    architecture: str, tiny_model: Callable[[str], Path], prompts: list[list[int]]
+    architecture: str, kv_dtype: Literal["auto", "int8"], tiny_model: Callable[[str], Path], prompts: list[list[int]]
 ) -> None:
     folder = tiny_model(architecture)
-    expected = oracle(folder, prompts)
-    runners = [ModelRunner.load(str(folder), block_size=BLOCK_SIZE, kv_bytes=1 << 20) for _ in range(2)]
+    expected = oracle(folder, prompts, "eager" if kv_dtype == "auto" else "quantised_eager")
+    runners = [
+        ModelRunner.load(str(folder), block_size=BLOCK_SIZE, kv_bytes=1 << 20, kv_dtype=kv_dtype) for _ in range(2)
+    ]
     assert runners[0].layout_hash == runners[1].layout_hash
     assert len({tuple(tokens[-NEW_TOKENS:]) for tokens in expected}) > 1, "answers that do not depend on the prompt"
 

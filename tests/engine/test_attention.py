@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvrelay.engine import attention
-from kvrelay.engine.attention import RaggedBatch, SequencePart, paged_attention
+from kvrelay.engine.attention import RaggedBatch, SequencePart, paged_attention, store
+from kvrelay.engine.int8 import dequantise, quantise
 from kvrelay.engine.kv import KvPool
 from kvrelay.types import KvLayout, LayerKv
 
@@ -56,6 +57,7 @@ def naive(
     softcap=st.sampled_from([None, None, 2.0]),
     with_sinks=st.booleans(),
     scale=st.none() | st.floats(0.05, 1.5),
+    kv_dtype=st.sampled_from(["float32", "float32", "int8"]),
 )
 def test_equals_the_definition(
     seed: int,
@@ -65,11 +67,12 @@ def test_equals_the_definition(
     softcap: float | None,
     with_sinks: bool,
     scale: float | None,
+    kv_dtype: str,
 ) -> None:
     query_heads, kv_heads, k_dim, v_dim = shape
     generator = torch.Generator().manual_seed(seed)
-    kv = KvPool(KvLayout((LayerKv(kv_heads, k_dim, v_dim),), BLOCK_SIZE, "float32"), NUM_BLOCKS)
-    kv.buffer.fill_(255)  # NaN: what nobody wrote must not be read
+    kv = KvPool(KvLayout((LayerKv(kv_heads, k_dim, v_dim),), BLOCK_SIZE, kv_dtype), NUM_BLOCKS)
+    kv.buffer.fill_(255)  # NaN, of int8 the scales: what nobody wrote must not be read
     free = list(range(NUM_BLOCKS))
     shuffle = random.Random(seed).shuffle
     plan: list[SequencePart] = []
@@ -89,11 +92,12 @@ def test_equals_the_definition(
         q = torch.randn(new, query_heads, k_dim, generator=generator)
         k = torch.randn(past + new, kv_heads, k_dim, generator=generator)
         v = torch.randn(past + new, kv_heads, v_dim, generator=generator)
-        kv.layers[0].k.flatten(0, 1)[all_slots[:past]] = k[:past]
-        kv.layers[0].v.flatten(0, 1)[all_slots[:past]] = v[:past]
+        store(kv.layers[0], torch.tensor(all_slots[:past], dtype=torch.long), k[:past], v[:past])
         slots += all_slots[past:]
         new_tensors.append((q, k[past:], v[past:]))
         true_scale = k_dim**-0.5 if scale is None else scale
+        if kv_dtype == "int8":
+            k, v = (dequantise(*quantise(tensor), torch.float32) for tensor in (k, v))
         expected.append(naive(q, k, v, past, true_scale, window, softcap, sinks))
     query, key, value = (torch.cat(tensors).transpose(0, 1)[None] for tensors in zip(*new_tensors, strict=True))
     out, _ = paged_attention(

@@ -5,30 +5,63 @@ import os
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from kvrelay.engine.kv import KvPool
+from kvrelay.engine.kv import TORCH_DTYPE, KvPool
 from kvrelay.types import KvLayout, LayerKv
 
 LAYOUT = KvLayout((LayerKv(2, 8, 8), LayerKv(1, 16, 4)), block_size=4, dtype="bfloat16")
 
 
-def test_views_lie_where_the_layout_says() -> None:
-    pool = KvPool(LAYOUT, 5)
+DIM = st.integers(1, 9)  # odd ones too: every region must be aligned all the same
+
+
+@given(
+    layers=st.lists(st.builds(LayerKv, st.integers(1, 3), DIM, DIM), min_size=1, max_size=3).map(tuple),
+    block_size=st.integers(1, 5),
+    dtype=st.sampled_from(["float32", "bfloat16", "int8"]),
+    num_blocks=st.integers(1, 5),
+)
+def test_views_lie_where_the_layout_says(
+    layers: tuple[LayerKv, ...], block_size: int, dtype: str, num_blocks: int
+) -> None:
+    layout = KvLayout(layers, block_size, dtype)
+    pool = KvPool(layout, num_blocks)
     assert pool.buffer.dtype == torch.uint8
-    assert pool.buffer.shape == (LAYOUT.arena_bytes(5),)
+    assert pool.buffer.shape == (layout.arena_bytes(num_blocks),)
+    views = [view for layer in pool.layers for view in layer[:2]]
+    shapes = [(num_blocks, block_size, one.kv_heads, dim) for one in layers for dim in (one.k_dim, one.v_dim)]
+    dtypes = [TORCH_DTYPE[dtype]] * len(views)
+    if dtype == "int8":
+        scales = [view for layer in pool.layers for view in layer[2:] if view is not None]
+        views, shapes = scales + views, [shape[:3] for shape in shapes] + shapes
+        dtypes = [torch.bfloat16] * len(scales) + dtypes
+    else:
+        assert all(layer[2:] == (None, None) for layer in pool.layers)
     start = 0
-    regions = [view for layer in pool.layers for view in layer]
-    shapes = [(5, 4, 2, 8), (5, 4, 2, 8), (5, 4, 1, 16), (5, 4, 1, 4)]
-    for region, shape, block_bytes in zip(regions, shapes, LAYOUT.region_block_bytes, strict=True):
-        assert region.shape == shape
-        assert region.dtype == torch.bfloat16
-        for block in range(5):
+    for view, shape, its_dtype, block_bytes in zip(views, shapes, dtypes, layout.region_block_bytes, strict=True):
+        assert (view.shape, view.dtype) == (shape, its_dtype)
+        assert view.is_contiguous()
+        for block in range(num_blocks):
             at = start + block * block_bytes
-            value = torch.randn(shape[1:]).to(torch.bfloat16)
-            region[block] = value
+            value = torch.randn(shape[1:]).mul(10).to(its_dtype)
+            view[block] = value
             assert pool.buffer[at : at + block_bytes].tolist() == value.view(torch.uint8).flatten().tolist()
-        start += 5 * block_bytes
+        start += num_blocks * block_bytes
     assert start == len(pool.buffer)
+
+
+def test_int8_takes_little_more_than_half_of_bfloat16() -> None:
+    layers = (LayerKv(2, 64, 64),) * 5
+    assert KvLayout(layers, 16, "bfloat16").block_bytes == 16 * 5 * 2 * 2 * 64 * 2
+    assert KvLayout(layers, 16, "int8").block_bytes == 16 * 5 * 2 * 2 * (64 + 2)
+
+
+def test_layouts_that_differ_cannot_exchange_blocks() -> None:
+    layers = (LayerKv(2, 8, 8),)
+    layouts = [KvLayout(layers, 4, dtype) for dtype in ("float32", "bfloat16", "float16", "int8")]
+    assert len({layout.hash("model") for layout in layouts}) == 4
 
 
 def test_another_mapping_of_the_memory_file_sees_and_makes_writes() -> None:

@@ -31,8 +31,7 @@ def continued(
     tokens, computed = list(token_ids), 0
     for _ in range(n):
         request = SampleRequest(params, tokens, len(PROMPT))
-        (sampled,) = runner.run([Segment(tokens[computed:], computed, blocks, request)])
-        assert sampled is not None
+        ((sampled,),) = runner.run([Segment(tokens[computed:], computed, blocks, request)])
         computed = len(tokens)
         tokens.append(sampled.token_id)
     return tokens
@@ -51,7 +50,7 @@ def test_what_a_runner_says_of_itself(runner: ModelRunner) -> None:
 
 def test_chunks_without_sampling_give_nothing(runner: ModelRunner) -> None:
     segments = [Segment(PROMPT, 0, [0, 1, 2]), Segment(PROMPT[:3], 0, [5])]
-    assert runner.run(segments) == [None, None]
+    assert runner.run(segments) == [[], []]
     assert runner.run([]) == []
 
 
@@ -65,7 +64,7 @@ def test_sequences_that_share_blocks_of_a_prefix(runner: ModelRunner) -> None:
             Segment([60], 8, [20, 21, 23], SampleRequest(GREEDY, second, 8)),
         ]
     )
-    assert [one and one.token_id for one in sampled] == [tokens[0] for tokens in expected]
+    assert [one.token_id for (one,) in sampled] == [tokens[0] for tokens in expected]
 
 
 @pytest.mark.parametrize("lost_at", [0, 1, 7])
@@ -91,13 +90,40 @@ def test_tokens_do_not_depend_on_who_else_is_in_the_batch(runner: ModelRunner) -
     assert runner.run(segments) == [runner.run([segment])[0] for segment in segments]
 
 
+SPECULATED = [
+    GREEDY,
+    SamplingParams(seed=7, temperature=1.1, top_p=0.95, repetition_penalty=1.2, frequency_penalty=0.4),
+    SamplingParams(seed=8, presence_penalty=0.8, logit_bias=((5, 3.0),), min_tokens=9, logprobs=2),
+]
+
+
+@pytest.mark.parametrize("params", SPECULATED)
+@pytest.mark.parametrize("right", [0, 1, 3, 5])
+def test_what_follows_right_drafts_is_what_plain_decoding_draws(
+    runner: ModelRunner, params: SamplingParams, right: int
+) -> None:
+    """Also in the steps after: what a wrong draft left in the blocks is written over."""
+    expected = continued(runner, PROMPT, 24, params)
+    tokens = expected[: len(PROMPT) + 1]
+    runner.run([Segment(PROMPT, 0, range(50, 90))])
+    while len(tokens) < len(expected) - 6:
+        start = len(tokens) - 1
+        draft = expected[len(tokens) : len(tokens) + 5]
+        draft[right:] = [(token + 1) % VOCAB for token in draft[right:]]
+        request = SampleRequest(params, tokens + draft, len(PROMPT))
+        segment = Segment([*tokens[start:], *draft], start, range(50, 90), request, num_draft=len(draft))
+        _, sampled = runner.run([Segment(PROMPT, 0, range(40, 50)), segment])
+        assert len(sampled) == right + 1
+        tokens += [one.token_id for one in sampled]
+        assert tokens == expected[: len(tokens)]
+
+
 def test_logprobs_equal_those_of_transformers(runner: ModelRunner, tiny_model: Callable[..., Path]) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_model(), attn_implementation="eager").eval()
     with torch.no_grad():
         expected = model(torch.tensor([PROMPT])).logits[0, -1].log_softmax(-1)
     request = SampleRequest(SamplingParams(temperature=0, logprobs=5), PROMPT, len(PROMPT))
-    (sampled,) = runner.run([Segment(PROMPT, 0, [2, 9, 4], request)])
-    assert sampled is not None
+    ((sampled,),) = runner.run([Segment(PROMPT, 0, [2, 9, 4], request)])
     assert sampled.logprobs is not None
     tokens, values = zip(*sampled.logprobs.top, strict=True)
     assert list(tokens) == expected.topk(5).indices.tolist()

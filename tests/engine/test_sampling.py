@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from dataclasses import replace
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from naive_sampling import naive_sample
 from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
@@ -105,21 +107,53 @@ def test_presence_and_frequency_count_the_output_only() -> None:
     assert sample(row, [request(SamplingParams(temperature=0, presence_penalty=1.0))])[0].token_id == 9
 
 
+ANY_PARAMS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.0, 0.3, 1.0, 1.7]),
+    top_k=st.sampled_from([0, 0, 1, 5, 70, 1500, 10**6]),
+    top_p=st.sampled_from([1.0, 1.0, 0.5, 0.9, 0.99999]),
+    min_p=st.sampled_from([0.0, 0.0, 0.05]),
+    seed=st.integers(-(2**63), 2**64 - 1),
+    presence_penalty=st.sampled_from([0.0, 0.0, 0.5]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, -0.3, 0.7]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 1.3, 0.8]),
+    min_tokens=st.sampled_from([0, 0, 20]),
+    stop_token_ids=st.sampled_from([(), (5, 9, 10**6)]),
+    logit_bias=st.sampled_from([(), ((3, 2.5), (7, -100.0))]),
+    logprobs=st.sampled_from([None, None, 0, 3, 20]),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), seed=st.integers(0, 2**32), vocab=st.sampled_from([VOCAB, 300, 2500]))
+def test_a_batch_gives_each_row_what_it_is_given_alone_by_definition(
+    data: st.DataObject, seed: int, vocab: int
+) -> None:
+    rows = data.draw(st.integers(1, 6), label="rows")
+    requests = []
+    for _ in range(rows):
+        token_ids = data.draw(st.lists(st.integers(0, vocab - 1), max_size=40), label="token_ids")
+        prompt_len = data.draw(st.integers(0, len(token_ids)), label="prompt_len")
+        as_array = data.draw(st.booleans(), label="as array")
+        params = data.draw(ANY_PARAMS, label="params")
+        requests.append(SampleRequest(params, array("q", token_ids) if as_array else token_ids, prompt_len, EOS))
+    batch = logits(seed, rows, vocab) * data.draw(st.sampled_from([0.1, 1.0, 3.0]), label="spread")
+    before = batch.clone()
+    together = sample(batch, requests)
+    assert torch.equal(batch, before), "the caller's logits stay as they are"
+    assert together == naive_sample(batch, requests)
+    assert together == [sample(batch[i : i + 1], requests[i : i + 1])[0] for i in range(rows)]
+
+
 @settings(max_examples=50, deadline=None)
-@given(seed=st.integers(-(2**63), 2**64), position=st.integers(1, 50), order=st.permutations(range(5)))
-def test_a_draw_does_not_depend_on_the_batch(seed: int, position: int, order: list[int]) -> None:
-    rows = logits(seed=3, rows=5)
-    params = [
-        SamplingParams(seed=seed),
-        SamplingParams(temperature=0),
-        SamplingParams(seed=seed, top_p=0.9, frequency_penalty=0.3),
-        SamplingParams(seed=5, top_k=4),
-        SamplingParams(temperature=0, repetition_penalty=1.2, logprobs=2),
-    ]
-    requests = [request(p, [4] * (len(PROMPT) + position)) for p in params]
-    alone = [sample(rows[i : i + 1], [requests[i]])[0] for i in range(5)]
-    together = sample(rows[order], [requests[i] for i in order])
-    assert [together[order.index(i)] for i in range(5)] == alone
+@given(seed=st.integers(0, 2**32), params=ANY_PARAMS.map(lambda params: replace(params, logprobs=None)))
+def test_of_equally_likely_tokens_the_lower_ids_are_kept(seed: int, params: SamplingParams) -> None:
+    """In bfloat16 many tokens are equally likely, also at the edge of what top_k and top_p keep."""
+    batch = logits(seed, rows=3, vocab=1200).bfloat16()
+    requests = [SampleRequest(replace(params, seed=row), PROMPT + OUTPUT, len(PROMPT), EOS) for row in range(3)]
+    assert sample(batch, requests) == naive_sample(batch, requests)
+    equal = torch.zeros(1, VOCAB)
+    assert {sample(equal, [request(SamplingParams(top_k=2, seed=n))])[0].token_id for n in range(40)} == {0, 1}
 
 
 def test_draws_differ_by_seed_and_by_position_and_repeat() -> None:

@@ -19,7 +19,7 @@ def random_layout(rng: random.Random) -> KvLayout:
     layers = tuple(
         LayerKv(rng.randint(1, 3), 8 * rng.randint(1, 4), 8 * rng.randint(1, 4)) for _ in range(rng.randint(1, 5))
     )
-    return KvLayout(layers, block_size=rng.choice([1, 4, 16]), dtype=rng.choice(["float32", "bfloat16"]))
+    return KvLayout(layers, block_size=rng.choice([1, 4, 16]), dtype=rng.choice(["float32", "bfloat16", "int8"]))
 
 
 def arrived(decode: DecodeEnd, numbers: list[int]) -> list[bytes]:

@@ -14,7 +14,7 @@ LAYOUTS = st.builds(
         st.builds(LayerKv, st.integers(1, 3), st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=4
     ).map(tuple),
     block_size=st.integers(1, 4),
-    dtype=st.sampled_from(["float32", "bfloat16"]),
+    dtype=st.sampled_from(["float32", "bfloat16", "int8"]),
 )
 
 

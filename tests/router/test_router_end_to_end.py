@@ -132,7 +132,11 @@ async def test_chat_goes_through_the_template(stub: InferenceServiceStub) -> Non
     assert tokens_of(await collect(stub, request)) == answer(prompt, 7, 3)
 
 
-async def test_stop_string_ends_the_answer_before_it(router: RouterHarness, stub: InferenceServiceStub) -> None:
+@pytest.mark.parametrize("tokens_per_step", [1, 3, 7, 300])
+async def test_stop_string_ends_the_answer_before_it(
+    router: RouterHarness, stub: InferenceServiceStub, tokens_per_step: int
+) -> None:
+    router.workers["decode-0"].worker.tokens_per_step = tokens_per_step
     tokenizer = Tokenizer.load(DEMO)
     expected = answer(PROMPT, 7, 200)
     text = tokenizer.decode(expected)
@@ -141,7 +145,10 @@ async def test_stop_string_ends_the_answer_before_it(router: RouterHarness, stub
     assert "".join(one.text for one in responses) == text[: text.index(stop)]
     tokens = tokens_of(responses)
     assert tokens == expected[: len(tokens)]
-    assert len(tokens) < 200
+    assert stop in tokenizer.decode(tokens)
+    assert stop not in tokenizer.decode(tokens[:-1]), "no token beyond the one that completed it"
+    assert responses[-1].usage is not None
+    assert responses[-1].usage.completion_tokens == len(tokens)
     assert responses[-1].finish_reason == "stop"
     await until(lambda: idle(router))
 

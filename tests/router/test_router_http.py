@@ -260,6 +260,8 @@ async def test_metrics(http: httpx.AsyncClient) -> None:
         'kvrelay_handoff_seconds_count{model_name="demo"} 1.0',
         'kvrelay_handoff_bytes_total{model_name="demo"} 64.0',
         'kvrelay_num_requests_running{model_name="demo",pool="decode",worker="decode-0"} 0.0',
+        'kvrelay_spec_decode_num_draft_tokens_total{model_name="demo",pool="decode",worker="decode-0"} 0.0',
+        'kvrelay_spec_decode_num_accepted_tokens_total{model_name="demo",pool="decode",worker="decode-0"} 0.0',
         'kvrelay_pool_replicas{pool="decode",state="ready"} 1.0',
     ):
         assert line in text

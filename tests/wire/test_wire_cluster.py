@@ -42,6 +42,8 @@ loads = st.builds(
     integrity_ok=st.booleans(),
     integrity_error=names,
     preemptions=sizes,
+    draft_tokens=sizes,
+    accepted_tokens=sizes,
     queue_wait_p95_ms=seconds,
 )
 workers = st.builds(WorkerStatus, names, pools, sizes, states, names, loads)

@@ -83,7 +83,7 @@ async def test_nobody_finds_blocks_that_a_failed_step_did_not_compute(
     fails = True
     run = ModelRunner.run
 
-    def broken(runner: ModelRunner, segments: Sequence[Segment]) -> list[Sampled | None]:
+    def broken(runner: ModelRunner, segments: Sequence[Segment]) -> list[list[Sampled]]:
         if fails and len(segments[0].token_ids) == len(PROMPT):
             raise RuntimeError("the device is unwell")
         return run(runner, segments)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from worker_harness import Session, Workers, workers
 
-from kvrelay.config import ClusterConfig
+from kvrelay.config import ClusterConfig, SpeculationConfig
 from kvrelay.messages import Abort, Command, Event, Prefill, Reserve, Reserved, RunLocal
 from kvrelay.types import SamplingParams, SequenceSpec
 
@@ -23,6 +23,7 @@ CONFIG = ClusterConfig.model_validate(
         "decode": {"chunk_tokens": 16, "max_batch": 6},
     }
 )
+SPECULATION = SpeculationConfig(min_ngram=1, max_batch=6)
 REQUESTS = 120
 SHARED = tuple(range(2, 34))  # a prefix that half of the prompts begin with
 
@@ -79,10 +80,14 @@ class Router:
                 await self._sessions["prefill-0"].send(Prefill(spec, replace(event.target, transport=transport)))
 
 
-@pytest.mark.parametrize("seed", range(4))
-async def test_whatever_happens_every_block_comes_back(tiny_model: Callable[..., Path], seed: int) -> None:
+@pytest.mark.parametrize(("seed", "speculation"), [(0, None), (1, None), (2, SPECULATION), (3, SPECULATION)])
+async def test_whatever_happens_every_block_comes_back(
+    tiny_model: Callable[..., Path], seed: int, speculation: SpeculationConfig | None
+) -> None:
     draw = random.Random(seed)
-    async with workers(tiny_model("llama"), CONFIG, "prefill-0", "decode-0") as running:
+    decode = CONFIG.decode.model_copy(update={"speculation": speculation})
+    config = CONFIG.model_copy(update={"decode": decode})
+    async with workers(tiny_model("llama"), config, "prefill-0", "decode-0") as running:
         router = Router(running, draw)
         await router.connect()
         for number in range(REQUESTS):

@@ -1,0 +1,90 @@
+"""The systems under load, each started for its measurement and stopped after it. All have the same two cores."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_pair import VllmPairSender
+from vllm_server import vllm_server
+
+from kvrelay.config_file import load_config
+from kvrelay.loadtest.http_sender import HttpSender
+from kvrelay.loadtest.runner import Sender
+from kvrelay.local_cluster import LocalCluster
+
+_TIMEOUT_S = 300.0  # of a request
+# Greedy: vLLM 0.32 on a CPU dies of a request with a seed whose prompt takes more than one chunk.
+_OPTIONS = {"temperature": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    model: str
+    config: Path | None  # kvrelay's
+    vllm_python: Path | None
+    logs: Path
+    cores: tuple[int, int]
+
+
+@asynccontextmanager
+async def kvrelay(setup: Setup) -> AsyncIterator[Sender]:
+    """One prefill and one decode worker, what `kvrelay serve` runs."""
+    wanted: dict[str, object] = {
+        **{f"listen.{door}": "127.0.0.1:0" for door in ("grpc", "http", "admin")},
+        "model.path": setup.model,
+        "prefill.replicas": 1,
+        "decode.replicas": 1,
+        "kv.prefix_cache": False,  # the same prompts come at each rate
+    }
+    async with (
+        LocalCluster(load_config(setup.config, wanted), quiet=True) as cluster,
+        HttpSender(cluster.endpoints.http, _TIMEOUT_S, **_OPTIONS) as sender,
+    ):
+        await sender.models()
+        yield sender
+
+
+@asynccontextmanager
+async def vllm(setup: Setup) -> AsyncIterator[Sender]:
+    """One engine on both cores, prefill and decode in one batch."""
+    assert setup.vllm_python is not None
+    log = setup.logs / "vllm.log"
+    async with (
+        vllm_server(setup.vllm_python, setup.model, sorted({*setup.cores}), log) as url,
+        HttpSender(url, _TIMEOUT_S, **_OPTIONS) as sender,
+    ):
+        await sender.models()
+        yield sender
+
+
+@asynccontextmanager
+async def vllm_pair(setup: Setup) -> AsyncIterator[Sender]:
+    """A prefill and a decode server, a core each, KV over NIXL."""
+    assert setup.vllm_python is not None
+    transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
+    urls = []
+    async with AsyncExitStack() as stack:
+        for core, port in zip(setup.cores, ("5600", "5700"), strict=True):
+            server = vllm_server(
+                setup.vllm_python,
+                setup.model,
+                (core,),
+                setup.logs / f"vllm-pair-{port}.log",
+                *("--kv-transfer-config", json.dumps(transfer)),
+                VLLM_NIXL_SIDE_CHANNEL_PORT=port,
+            )
+            urls.append(await stack.enter_async_context(server))
+        sender = await stack.enter_async_context(VllmPairSender(*urls, _TIMEOUT_S, **_OPTIONS))
+        await sender.models()
+        yield sender
+
+
+SYSTEMS: dict[str, Callable[[Setup], AbstractAsyncContextManager[Sender]]] = {
+    "kvrelay": kvrelay,
+    "vllm": vllm,
+    "vllm-pair": vllm_pair,
+}

@@ -1,0 +1,1 @@
+"""Micro-benchmarks against this machine's own measured limits."""

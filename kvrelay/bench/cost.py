@@ -1,0 +1,119 @@
+"""What a model must compute and read, from its shapes alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from transformers import AutoConfig
+
+from kvrelay.bench.limits import Limits
+from kvrelay.engine.checkpoint import find_checkpoint
+from kvrelay.errors import InvalidArgument
+from kvrelay.types import DTYPE_BYTES
+
+_TABLES = ("embed_tokens", "wte", "wpe", "embed_positions")  # of which a token reads one row
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """flops: floating point operations, a multiply-add counts as two. bytes: read from memory."""
+
+    flops: float
+    bytes: float
+
+    def compute_seconds(self, limits: Limits, dtype: str) -> float:
+        return self.flops / limits.matrix_rate(dtype)
+
+    def memory_seconds(self, limits: Limits) -> float:
+        return self.bytes / limits.bandwidth
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCost:
+    """A dense decoder. Sizes of matrices in elements."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    body: int  # all matrices but tables and head: each token is multiplied by them
+    head: int  # vocabulary x hidden: only tokens whose logits are wanted
+    max_model_len: int
+    vocab_size: int
+    dtype: str
+
+    def kv_token_bytes(self) -> int:
+        """2 · layers · kv_heads · head_dim · bytes per value."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+
+    def weight_bytes(self, dtype: str) -> int:
+        """Of the matrices that a decode step reads, if they are kept in `dtype`."""
+        return (self.body + self.head) * DTYPE_BYTES[dtype]
+
+    def prefill(self, tokens: int, chunk_tokens: int, weights: str) -> Work:
+        """A prompt in chunks, and its first token.
+
+        FLOPs are 2 · body · tokens + 2 · head, and attention's 4 · layers · heads · head_dim · tokens² / 2. Each chunk
+        reads the weights, and the KV of those before it.
+        """
+        attention = 4 * self.layers * self.heads * self.head_dim * tokens**2 / 2
+        chunks = math.ceil(tokens / chunk_tokens)
+        kv_tokens = chunk_tokens * chunks * (chunks - 1) / 2
+        return Work(
+            flops=2 * (self.body * tokens + self.head) + attention,
+            bytes=chunks * self.weight_bytes(weights) + kv_tokens * self.kv_token_bytes(),
+        )
+
+    def decode(self, batch: int, context: int, weights: str) -> Work:
+        """One step of a batch of sequences of `context` tokens. The batch shares one reading of the weights."""
+        attention = 4 * self.layers * self.heads * self.head_dim * context * batch
+        return Work(
+            flops=2 * (self.body + self.head) * batch + attention,
+            bytes=self.weight_bytes(weights) + self.kv_token_bytes() * context * batch,
+        )
+
+
+def model_cost(path: str) -> ModelCost:
+    """Of the checkpoint in a folder or of a hub id, whose weights are not read.
+
+    Raises ModelRefused, and InvalidArgument for a model of experts, of which a token uses only some.
+    """
+    checkpoint = find_checkpoint(path)
+    config: Any = AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True).get_text_config()
+    if any("expert" in name for name in config.to_dict()):
+        raise InvalidArgument(f"{path}: a model of experts; the limits are known for dense models only", field="model")
+    body, head, table = 0, 0, 0
+    for name, shape in _matrices(checkpoint.weights):
+        if any(part in _TABLES for part in name.split(".")):
+            table = max(table, math.prod(shape))
+        elif name.startswith("lm_head."):
+            head = math.prod(shape)
+        else:
+            body += math.prod(shape)
+    heads = config.num_attention_heads
+    return ModelCost(
+        layers=config.num_hidden_layers,
+        heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        body=body,
+        head=head or table,  # tied: the table of embeddings is the head
+        max_model_len=config.max_position_embeddings,
+        vocab_size=config.vocab_size,
+        dtype=str(config.dtype or "float32").removeprefix("torch."),
+    )
+
+
+def _matrices(files: tuple[Path, ...]) -> Iterator[tuple[str, list[int]]]:
+    """Name and shape of each tensor with two dimensions or more."""
+    for file in files:
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - not a mapping
+                shape = tensors.get_slice(name).get_shape()
+                if len(shape) > 1:
+                    yield name, shape

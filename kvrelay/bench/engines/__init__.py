@@ -1,0 +1,1 @@
+"""Engines under measurement, each in a process of its own that is told what to do in lines of JSON."""

@@ -1,0 +1,77 @@
+"""kvrelay's engine, driven as workers drive it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from kvrelay.bench.engines.loop import serve
+
+NAME = "kvrelay"
+
+
+class Kvrelay:
+    """Each sequence of a batch lies on adjacent blocks, where the allocator puts it while there is room."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        # As in a worker's environment; read when torch is loaded, so the engine is imported after it.
+        os.environ |= {"OMP_NUM_THREADS": str(settings["threads"]), "OMP_WAIT_POLICY": "PASSIVE"}
+        from kvrelay.engine.runner import ModelRunner, Segment
+        from kvrelay.engine.sampling import SampleRequest
+        from kvrelay.types import SamplingParams
+
+        self._runner = ModelRunner.load(
+            settings["model"],
+            dtype=settings["dtype"],
+            kv_bytes=settings["kv_bytes"],
+            max_model_len=settings["max_model_len"],
+            threads=settings["threads"],
+            **settings["load"],
+        )
+        self._segment = Segment
+        self._sample = SampleRequest
+        self._greedy = SamplingParams(temperature=0, ignore_eos=True)
+        self._chunk_tokens: int = settings["chunk_tokens"]
+        self._batch: list[tuple[list[int], range]] = []  # tokens, of which the last is not computed yet, and blocks
+
+    def facts(self) -> dict[str, Any]:
+        return {"name": NAME, "chunk_tokens": self._chunk_tokens, "kernels": self._runner.kernels}
+
+    def prefill(self, prompt: list[int]) -> float:
+        started = time.perf_counter()
+        self._first_token(prompt, range(self._runner.num_blocks))
+        return time.perf_counter() - started
+
+    def open(self, prompts: list[list[int]]) -> None:
+        share = self._runner.num_blocks // len(prompts)
+        for i, prompt in enumerate(prompts):
+            blocks = range(i * share, (i + 1) * share)
+            self._batch.append(([*prompt, self._first_token(prompt, blocks)], blocks))
+
+    def decode(self, steps: int) -> float:
+        started = time.perf_counter()
+        for _ in range(steps):
+            segments = [
+                self._segment(tokens[-1:], len(tokens) - 1, blocks, self._sample(self._greedy, tokens, 1))
+                for tokens, blocks in self._batch
+            ]
+            for (tokens, _), (sampled,) in zip(self._batch, self._runner.run(segments), strict=True):
+                tokens.append(sampled.token_id)
+        return time.perf_counter() - started
+
+    def close(self) -> None:
+        self._batch = []
+
+    def _first_token(self, prompt: list[int], blocks: Sequence[int]) -> int:
+        *before, last = range(0, len(prompt), self._chunk_tokens)
+        for start in before:
+            self._runner.run([self._segment(prompt[start : start + self._chunk_tokens], start, blocks)])
+        sample = self._sample(self._greedy, prompt, len(prompt))
+        ((sampled,),) = self._runner.run([self._segment(prompt[last:], last, blocks, sample)])
+        return sampled.token_id
+
+
+if __name__ == "__main__":
+    serve(Kvrelay)

@@ -1,0 +1,74 @@
+"""What an engine's process does: reads orders from stdin, one JSON object a line, and answers each with one on stdout.
+
+Run by the Python of another project too, so it needs nothing but the standard library.
+
+The first order is the settings: model, threads, cores, max_model_len, kv_bytes, and what the engine understands beyond.
+The answer comes when the first token was generated. Then, until stdin ends:
+
+    {"do": "prefill", "prompt": [ids]}     -> {"seconds": to the prompt's first token}
+    {"do": "open", "prompts": [[ids], …]}  -> {}         prefills a batch of sequences
+    {"do": "decode", "steps": n}           -> {"seconds": for n steps of the whole batch}
+    {"do": "close"}                        -> {}         forgets the batch
+
+An order that fails is answered with {"error": why} and ends the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol
+
+
+class Engine(Protocol):
+    """One model on given cores. Prompts are new to it: it reuses nothing of an earlier one."""
+
+    def facts(self) -> dict[str, Any]:
+        """What it is and how it runs; at least its name."""
+        ...
+
+    def prefill(self, prompt: list[int]) -> float: ...
+
+    def open(self, prompts: list[list[int]]) -> None: ...
+
+    def decode(self, steps: int) -> float: ...
+
+    def close(self) -> None: ...
+
+
+def serve(load: Callable[[dict[str, Any]], Engine]) -> None:
+    """Runs until stdin ends. What the engine's libraries print goes to stderr."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def answer(value: dict[str, Any]) -> None:
+        print(json.dumps(value), file=answers, flush=True)
+
+    try:
+        settings = json.loads(sys.stdin.readline())
+        os.sched_setaffinity(0, settings["cores"])
+        engine = load(settings)
+        engine.prefill([0])
+        answer(engine.facts())
+        for line in sys.stdin:
+            answer(_obey(engine, json.loads(line)))
+    except Exception as error:
+        answer({"error": f"{type(error).__name__}: {error}"})
+        raise
+
+
+def _obey(engine: Engine, order: dict[str, Any]) -> dict[str, Any]:
+    match order["do"]:
+        case "prefill":
+            return {"seconds": engine.prefill(order["prompt"])}
+        case "open":
+            engine.open(order["prompts"])
+            return {}
+        case "decode":
+            return {"seconds": engine.decode(order["steps"])}
+        case "close":
+            engine.close()
+            return {}
+    raise ValueError(f"unknown order {order['do']!r}")

@@ -1,0 +1,78 @@
+"""vLLM's offline engine, in one process. Run as a script by the Python that has vLLM, which need not have kvrelay."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from loop import Engine, serve  # type: ignore[import-not-found]  # a script's own folder is on its path
+
+GIB = 2**30
+
+
+class Vllm:
+    def __init__(self, settings: dict[str, Any]) -> None:
+        cores = ",".join(map(str, settings["cores"]))
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores
+        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, -(-settings["kv_bytes"] // GIB)))
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        import vllm  # type: ignore[import-not-found]
+
+        self._name = f"vLLM {vllm.__version__}"
+        self._sampling = vllm.SamplingParams
+        self._engine = vllm.LLM(
+            settings["model"],
+            dtype=settings["dtype"],
+            max_model_len=settings["max_model_len"],
+            enable_prefix_caching=False,
+            disable_log_stats=True,
+        ).llm_engine
+        self._requests = 0
+        self._room = settings["max_model_len"]
+
+    def facts(self) -> dict[str, Any]:
+        scheduler = self._engine.vllm_config.scheduler_config
+        return {
+            "name": self._name,
+            "chunk_tokens": scheduler.max_num_batched_tokens,
+            "async_scheduling": scheduler.async_scheduling,
+        }
+
+    def prefill(self, prompt: list[int]) -> float:
+        started = time.perf_counter()
+        self._add(prompt, 1)
+        while self._engine.has_unfinished_requests():
+            self._engine.step()
+        return time.perf_counter() - started
+
+    def open(self, prompts: list[list[int]]) -> None:
+        """Until each sequence has a first token; those that had theirs early are some tokens ahead then."""
+        missing = {self._add(prompt, self._room - len(prompt)) for prompt in prompts}
+        self._open = list(missing)
+        while missing:
+            missing -= {output.request_id for output in self._engine.step() if output.outputs[0].token_ids}
+
+    def decode(self, steps: int) -> float:
+        started = time.perf_counter()
+        for _ in range(steps):
+            tokens = self._engine.step()
+            assert len(tokens) == len(self._open), "a step is a token for each sequence"
+        return time.perf_counter() - started
+
+    def close(self) -> None:
+        self._engine.abort_request(self._open)
+        while self._engine.has_unfinished_requests():
+            self._engine.step()
+
+    def _add(self, prompt: list[int], max_tokens: int) -> str:
+        self._requests += 1
+        params = self._sampling(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+        name = str(self._requests)
+        self._engine.add_request(name, {"prompt_token_ids": prompt}, params)
+        return name
+
+
+if __name__ == "__main__":
+    check: type[Engine] = Vllm
+    serve(Vllm)

@@ -1,0 +1,85 @@
+"""The structures of `kernels/kernels.h`, field by field."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_double, c_int64, c_void_p
+from enum import IntEnum
+
+import torch
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+
+
+class Operation(IntEnum):
+    COPY = 0
+    NEGATE = 1
+    ADD = 2
+    MULTIPLY = 3
+    SILU = 4
+
+
+class LinearCall(Structure):
+    _fields_ = [(name, c_void_p) for name in ("x", "weight", "bias", "y", "x_scale", "weight_scale", "zero_sum")] + [
+        (name, c_int64) for name in ("rows", "inputs", "outputs", "x_stride", "weight_dtype", "y_dtype")
+    ]
+
+
+class QuantizeCall(Structure):
+    _fields_ = [(name, c_void_p) for name in ("x", "y", "scale")] + [
+        (name, c_int64) for name in ("rows", "columns", "x_stride", "x_dtype")
+    ]
+
+
+class RmsNormCall(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("x", "weight", "y")),
+        *((name, c_int64) for name in ("rows", "columns", "x_stride", "dtype")),
+        ("epsilon", c_double),
+        ("weight_offset", c_double),
+        ("round_before", c_int64),
+    ]
+
+
+class ElementwiseCall(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("a", "b", "y")),
+        *((name, c_int64) for name in ("operation", "a_dtype", "b_dtype", "y_dtype")),
+        *((name, c_int64 * 4) for name in ("size", "a_stride", "b_stride", "y_stride")),
+    ]
+
+
+class Part(Structure):
+    _fields_ = [(name, c_int64) for name in ("row", "rows", "past", "table")]
+
+
+class Batch(Structure):
+    _fields_ = [
+        ("num_parts", c_int64),
+        ("parts", POINTER(Part)),
+        ("tables", POINTER(ctypes.c_int32)),
+    ]
+
+
+class StoreCall(Structure):
+    _fields_ = [
+        ("batch", POINTER(Batch)),
+        *((name, c_void_p) for name in ("x", "to", "scale")),
+        *((name, c_int64) for name in ("heads", "dim", "block_size", "token_stride", "head_stride")),
+        *((name, c_int64) for name in ("x_dtype", "to_dtype", "side")),
+    ]
+
+
+class AttendCall(Structure):
+    _fields_ = [
+        ("batch", POINTER(Batch)),
+        *((name, c_void_p) for name in ("q", "k", "v", "k_scale", "v_scale", "sinks", "y")),
+        *((name, c_int64) for name in ("kv_heads", "group", "k_dim", "v_dim", "block_size")),
+        *((name, c_int64) for name in ("q_token_stride", "q_head_stride", "window", "dtype", "kv_dtype")),
+        ("scale", c_double),
+        ("softcap", c_double),
+    ]
+
+
+class Step(Structure):
+    _fields_ = [("kernel", c_void_p), ("call", c_void_p)]

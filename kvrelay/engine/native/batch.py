@@ -1,0 +1,119 @@
+"""What the attention kernels are told of a step: which tokens are new, and where the KV of their sequences lies."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+
+import torch
+
+from kvrelay.engine.kv import KvPool
+from kvrelay.engine.native import arguments as args
+from kvrelay.engine.native.arguments import DTYPES
+from kvrelay.engine.native.ops import FLOATS
+from kvrelay.engine.native.program import call, empty
+from kvrelay.engine.step import Part
+from kvrelay.types import KvLayout
+
+KEYS, VALUES = 0, 1
+
+
+class PagedBatch:
+    """One for all steps: recorded calls keep its address, and each step brings its contents up to date."""
+
+    def __init__(self, kv: KvPool) -> None:
+        self._kv = kv
+        self._struct = args.Batch()
+        self._held: tuple[array[int], ...] = ()
+
+    @staticmethod
+    def suits(layout: KvLayout, dtype: torch.dtype) -> bool:
+        """Whether the kernels can read KV of such a model; `layout` in token order."""
+        words = all(layer.k_dim * dtype.itemsize % 4 == 0 for layer in layout.layers)
+        return dtype in FLOATS and layout.block_size % 16 == 0 and words
+
+    def update(self, parts: Sequence[Part]) -> None:
+        tables = array("i")
+        described = array("q")
+        for part in parts:
+            described.extend((part.row, part.new, part.past, len(tables)))
+            tables.extend(part.blocks)
+        self._held = (described, tables)
+        self._struct.num_parts = len(parts)
+        self._struct.parts = ctypes.cast(described.buffer_info()[0], ctypes.POINTER(args.Part))
+        self._struct.tables = ctypes.cast(tables.buffer_info()[0], ctypes.POINTER(ctypes.c_int32))
+
+    def attend(
+        self,
+        layer_index: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        window: int,
+        softcap: float,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Stores the new keys and values, then attends.
+
+        query [1, Hq, T, Dk], key [1, Hkv, T, Dk], value [1, Hkv, T, Dv] -> [1, T, Hq, Dv]; sinks [Hq]. window and
+        softcap are 0 where there is none.
+        """
+        layer = self._kv.layers[layer_index]
+        self._store(KEYS, key, layer.k, layer.k_scale)
+        self._store(VALUES, value, layer.v, layer.v_scale)
+        sinks = None if sinks is None else sinks.float().contiguous()
+        query = query if query.stride(3) == 1 else query.contiguous()
+        y = empty((1, query.shape[2], query.shape[1], value.shape[3]), query.dtype)
+        call(
+            "kvrelay_attend",
+            args.AttendCall(
+                batch=ctypes.pointer(self._struct),
+                q=query.data_ptr(),
+                k=layer.k.data_ptr(),
+                v=layer.v.data_ptr(),
+                k_scale=_address(layer.k_scale),
+                v_scale=_address(layer.v_scale),
+                sinks=_address(sinks),
+                y=y.data_ptr(),
+                kv_heads=key.shape[1],
+                group=query.shape[1] // key.shape[1],
+                k_dim=key.shape[3],
+                v_dim=value.shape[3],
+                block_size=self._kv.layout.block_size,
+                q_token_stride=query.stride(2),
+                q_head_stride=query.stride(1),
+                window=window,
+                dtype=DTYPES[query.dtype],
+                kv_dtype=DTYPES[layer.k.dtype],
+                scale=scale,
+                softcap=softcap,
+            ),
+        )
+        return y
+
+    def _store(self, side: int, new: torch.Tensor, region: torch.Tensor, scale: torch.Tensor | None) -> None:
+        new = new if new.stride(3) == 1 else new.contiguous()
+        call(
+            "kvrelay_store",
+            args.StoreCall(
+                batch=ctypes.pointer(self._struct),
+                x=new.data_ptr(),
+                to=region.data_ptr(),
+                scale=_address(scale),
+                heads=new.shape[1],
+                dim=new.shape[3],
+                block_size=self._kv.layout.block_size,
+                token_stride=new.stride(2),
+                head_stride=new.stride(1),
+                x_dtype=DTYPES[new.dtype],
+                to_dtype=DTYPES[region.dtype],
+                side=side,
+            ),
+        )
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

@@ -1,0 +1,130 @@
+// Paged KV as the panels of 32 keys that products take.
+//
+// In the arena a block of a KV head lies so that a product can read it as it is. With words of one float32 or two
+// bfloat16 values, keys are [k_dim / values a word][block_size] words, and values, which are summed over the keys,
+// [block_size / values a word][v_dim] words. int8 KV has the same order, in words of the model's format, and a
+// bfloat16 scale for each key: [block_size].
+#pragma once
+
+#include "buffer.h"
+#include "kernels.h"
+#include "product.h"
+
+inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// Where a block's parts of a KV head begin.
+struct BlockPlace {
+    int64_t k, v, scale;  // in values
+};
+
+// 32 keys of one KV head.
+template <class Format>
+struct Panel {
+    Columns k;                  // [k_words]
+    const void* v[2];           // [V_HALF][v_stride] words, of the first and the last 16 keys
+    int64_t v_stride;           // words
+    f32x16 k_scale[2], v_scale[2];
+};
+
+template <class Format>
+class Panels {
+  public:
+    using Value = typename Format::Value;
+    static constexpr int PER_WORD = Format::PER_WORD;
+    static constexpr int64_t HALF = LANES / PER_WORD;  // words along 16 keys
+    int64_t k_words, v_columns;
+
+    // For one sequence.
+    void open(const AttendCall& attend_call, const Part& part) {
+        call = &attend_call;
+        table = call->batch->tables + part.table;
+        end = part.past + part.rows;
+        k_words = call->k_dim / PER_WORD;
+        v_columns = round_up(call->v_dim, PANEL);
+    }
+
+    // A KV head's keys from `first` on, a multiple of 32. A panel that the product cannot read as it lies is copied: where it
+    // is int8, where the sequence ends, and where the values' columns end.
+    Panel<Format> at(int64_t first, int64_t head) {
+        if (first + PANEL <= end && call->kv_dtype != INT8 && call->v_dim == v_columns) return in_place(first, head);
+        return copied(first, head);
+    }
+
+  private:
+    const AttendCall* call;
+    const int32_t* table;
+    int64_t end;
+    Buffer<Value> k_copy, v_copy;
+
+    BlockPlace find(int64_t key, int64_t head, int64_t& offset) const {
+        offset = key % call->block_size;
+        const int64_t index = (table[key / call->block_size] * call->kv_heads + head) * call->block_size;
+        return {index * call->k_dim, index * call->v_dim, index};
+    }
+
+    Panel<Format> in_place(int64_t first, int64_t head) const {
+        Panel<Format> panel;
+        const void* k[2];
+        for (int half = 0; half < 2; half++) {
+            int64_t offset;
+            const BlockPlace place = find(first + half * LANES, head, offset);
+            k[half] = (const Value*)call->k + place.k + offset * PER_WORD;
+            panel.v[half] = (const Value*)call->v + place.v + offset * call->v_dim;
+        }
+        panel.k = {k[0], k[1], call->block_size * (int64_t)sizeof(uint32_t)};
+        panel.v_stride = call->v_dim;
+        return panel;
+    }
+
+    // Keys that are not there are zero: what an earlier user of the block left must not meet even a weight of zero.
+    Panel<Format> copied(int64_t first, int64_t head) {
+        Value* k = k_copy.of(k_words * PANEL * PER_WORD);
+        Value* v = v_copy.of(PANEL * v_columns);
+        std::fill_n(k, k_words * PANEL * PER_WORD, Value{});
+        std::fill_n(v, PANEL * v_columns, Value{});
+        Panel<Format> panel{{k, k + LANES * PER_WORD, PANEL * sizeof(uint32_t)}, {v, v + LANES * v_columns}, v_columns,
+                            {splat(1), splat(1)}, {splat(1), splat(1)}};
+        for (int half = 0; half < 2; half++) {
+            const int64_t key = first + half * LANES, keys = std::min<int64_t>(LANES, end - key);
+            if (keys <= 0) break;
+            int64_t offset;
+            const BlockPlace place = find(key, head, offset);
+            if (call->kv_dtype == INT8) {
+                copy_half((const int8_t*)call->k + place.k, (const int8_t*)call->v + place.v, offset, keys,
+                          k + half * LANES * PER_WORD, v + half * LANES * v_columns);
+                panel.k_scale[half] = load_some(call->k_scale + place.scale + offset, keys);
+                panel.v_scale[half] = load_some(call->v_scale + place.scale + offset, keys);
+            } else {
+                copy_half((const Value*)call->k + place.k, (const Value*)call->v + place.v, offset, keys,
+                          k + half * LANES * PER_WORD, v + half * LANES * v_columns);
+            }
+        }
+        return panel;
+    }
+
+    template <class Stored>
+    void copy_half(const Stored* k, const Stored* v, int64_t offset, int64_t keys, Value* k_to, Value* v_to) const {
+        for (int64_t word = 0; word < k_words; word++)
+            convert(k + (word * call->block_size + offset) * PER_WORD, k_to + word * PANEL * PER_WORD, keys * PER_WORD);
+        v += offset * call->v_dim;
+        for (int64_t word = 0; word < (keys + PER_WORD - 1) / PER_WORD; word++) {
+            Value* row = v_to + word * v_columns * PER_WORD;
+            convert(v + word * call->v_dim * PER_WORD, row, call->v_dim * PER_WORD);
+            if ((word + 1) * PER_WORD > keys)  // the last word's second key is not there
+                for (int64_t column = 0; column < call->v_dim; column++) row[column * PER_WORD + 1] = Value{};
+        }
+    }
+
+    static void convert(const Value* from, Value* to, int64_t count) { memcpy(to, from, count * sizeof(Value)); }
+
+    static void convert(const int8_t* from, Value* to, int64_t count) {
+        typedef int8_t i8x16 __attribute__((vector_size(16)));
+        int64_t i = 0;
+        for (; i + LANES <= count; i += LANES) {
+            i8x16 values;
+            memcpy(&values, from + i, sizeof values);
+            store(to + i, __builtin_convertvector(values, f32x16));
+        }
+        for (; i < count; i++) put(to + i, from[i]);
+    }
+};

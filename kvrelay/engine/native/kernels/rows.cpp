@@ -1,0 +1,67 @@
+// What is done to each row of a matrix by itself.
+#include <cmath>
+
+#include "kernels.h"
+#include "vectors.h"
+
+namespace {
+
+template <class T>
+void rms_norm(const RmsNormCall& call) {
+    const T* weight = (const T*)call.weight;
+    const int64_t whole = call.columns / LANES * LANES, rest = call.columns - whole;
+#pragma omp parallel for schedule(static) if (threads() > 1 && call.rows > 1) num_threads(threads())
+    for (int64_t row = 0; row < call.rows; row++) {
+        const T* x = (const T*)call.x + row * call.x_stride;
+        T* y = (T*)call.y + row * call.columns;
+        f32x16 squares{};
+        for (int64_t i = 0; i < whole; i += LANES) squares += load(x + i) * load(x + i);
+        if (rest) squares += load_some(x + whole, rest) * load_some(x + whole, rest);
+        const float inverse = 1.0f / std::sqrt(sum_of(squares) / call.columns + (float)call.epsilon);
+        const auto scaled = [&](f32x16 values, f32x16 factors) {
+            values *= inverse;
+            if (call.round_before) {
+                T rounded[LANES];
+                store(rounded, values);
+                values = load(rounded);
+            }
+            return values * (factors + (float)call.weight_offset);
+        };
+        for (int64_t i = 0; i < whole; i += LANES) store(y + i, scaled(load(x + i), load(weight + i)));
+        if (rest) store_some(y + whole, scaled(load_some(x + whole, rest), load_some(weight + whole, rest)), rest);
+    }
+}
+
+template <class T>
+void quantize(const QuantizeCall& call) {
+    const int64_t whole = call.columns / LANES * LANES;
+#pragma omp parallel for schedule(static) if (threads() > 1 && call.rows > 1) num_threads(threads())
+    for (int64_t row = 0; row < call.rows; row++) {
+        const T* x = (const T*)call.x + row * call.x_stride;
+        uint8_t* y = call.y + row * call.columns;
+        f32x16 most{};
+        for (int64_t i = 0; i < whole; i += LANES) most = maximum(most, maximum(load(x + i), -load(x + i)));
+        float largest = max_of(most);
+        for (int64_t i = whole; i < call.columns; i++) largest = std::max(largest, std::fabs(to_float(x[i])));
+        call.scale[row] = largest / 127;
+        const float inverse = largest > 0 ? 127 / largest : 0;
+        for (int64_t i = 0; i < whole; i += LANES) {
+            // Adding 1.5 · 2^23 rounds to the nearest integer, which is then in the low bits.
+            f32x16 shifted = load(x + i) * inverse + 12582912.0f;
+            typedef uint8_t u8x16 __attribute__((vector_size(16)));
+            u8x16 values = __builtin_convertvector((u32x16)shifted + 128, u8x16);
+            memcpy(y + i, &values, sizeof values);
+        }
+        for (int64_t i = whole; i < call.columns; i++) y[i] = (uint8_t)(std::nearbyint(to_float(x[i]) * inverse) + 128);
+    }
+}
+
+}  // namespace
+
+extern "C" void kvrelay_rms_norm(const RmsNormCall* call) {
+    call->dtype == BFLOAT16 ? rms_norm<uint16_t>(*call) : rms_norm<float>(*call);
+}
+
+extern "C" void kvrelay_quantize(const QuantizeCall* call) {
+    call->x_dtype == BFLOAT16 ? quantize<uint16_t>(*call) : quantize<float>(*call);
+}

@@ -1,0 +1,74 @@
+// New keys and values to where panels.h says that they lie.
+#include <cmath>
+
+#include "kernels.h"
+#include "vectors.h"
+
+namespace {
+
+// Rounds to -127..127 times a scale that is itself a bfloat16, so that the product is what was meant.
+struct Quantized {
+    uint16_t scale;
+
+    template <class T>
+    Quantized(const T* values, int64_t count) {
+        float largest = 0;
+        for (int64_t i = 0; i < count; i++) largest = std::max(largest, std::fabs(to_float(values[i])));
+        scale = to_bfloat16(largest / 127);
+        if (to_float(scale) == 0) scale = to_bfloat16(1);
+    }
+
+    int8_t operator()(float value) const {
+        return (int8_t)std::clamp(std::nearbyint(value / to_float(scale)), -127.0f, 127.0f);
+    }
+};
+
+// A block of a head is [dim / per_word][block_size] words of keys, or [block_size / per_word][dim] words of values.
+template <class To, class Convert>
+void scatter(const StoreCall& call, int64_t per_word, int64_t token, int64_t count, To* block, Convert value) {
+    if (call.side == KEYS) {
+        for (int64_t i = 0; i < count; i++)
+            block[(i / per_word * call.block_size + token) * per_word + i % per_word] = value(i);
+    } else {
+        To* row = block + token / per_word * call.dim * per_word + token % per_word;
+        for (int64_t i = 0; i < count; i++) row[i * per_word] = value(i);
+    }
+}
+
+template <class T>
+void store_token(const StoreCall& call, const T* from, int64_t block, int64_t head, int64_t token) {
+    constexpr int64_t per_word = 4 / sizeof(T);
+    const int64_t index = (block * call.heads + head) * call.block_size;
+    if (call.to_dtype == INT8) {
+        const Quantized quantized(from, call.dim);
+        call.scale[index + token] = quantized.scale;
+        scatter(call, per_word, token, call.dim, (int8_t*)call.to + index * call.dim,
+                [&](int64_t i) { return quantized(to_float(from[i])); });
+    } else if (per_word == 2 && call.side == KEYS) {
+        uint32_t* words = (uint32_t*)((T*)call.to + index * call.dim) + token;
+        for (int64_t word = 0; word < call.dim / 2; word++) words[word * call.block_size] = ((const uint32_t*)from)[word];
+    } else {
+        scatter(call, per_word, token, call.dim, (T*)call.to + index * call.dim, [&](int64_t i) { return from[i]; });
+    }
+}
+
+template <class T>
+void store_new(const StoreCall& call) {
+    const Batch& batch = *call.batch;
+#pragma omp parallel for collapse(2) schedule(static) if (threads() > 1) num_threads(threads())
+    for (int64_t p = 0; p < batch.num_parts; p++)
+        for (int64_t head = 0; head < call.heads; head++) {
+            const Part& part = batch.parts[p];
+            for (int64_t i = 0; i < part.rows; i++) {
+                const int64_t position = part.past + i;
+                store_token(call, (const T*)call.x + (part.row + i) * call.token_stride + head * call.head_stride,
+                            batch.tables[part.table + position / call.block_size], head, position % call.block_size);
+            }
+        }
+}
+
+}  // namespace
+
+extern "C" void kvrelay_store(const StoreCall* call) {
+    call->x_dtype == BFLOAT16 ? store_new<uint16_t>(*call) : store_new<float>(*call);
+}

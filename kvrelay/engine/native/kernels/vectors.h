@@ -1,0 +1,98 @@
+// Sixteen float32 at a time: read from and written to float32 and bfloat16 memory, and the functions that rows need.
+#pragma once
+
+#include <algorithm>
+
+#include "words.h"
+
+// Round to nearest even, as torch does.
+inline uint16_t to_bfloat16(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    if (value != value) return 0x7fc0;
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+inline f32x16 splat(float value) { return f32x16{} + value; }
+
+inline f32x16 load(const float* from) {
+    f32x16 values;
+    memcpy(&values, from, sizeof values);
+    return values;
+}
+
+inline f32x16 load(const uint16_t* from) {
+    u16x16 half;
+    memcpy(&half, from, sizeof half);
+    return (f32x16)(__builtin_convertvector(half, u32x16) << 16);
+}
+
+inline void store(float* to, f32x16 values) { memcpy(to, &values, sizeof values); }
+
+inline void store(uint16_t* to, f32x16 values) {
+#if defined(__AVX512BF16__)
+    __m256bh half = _mm512_cvtneps_pbh((__m512)values);
+    memcpy(to, &half, sizeof half);
+#else
+    u32x16 bits = (u32x16)values;
+    u32x16 rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    u16x16 half = __builtin_convertvector(values == values ? rounded : u32x16{} + 0x7fc0, u16x16);
+    memcpy(to, &half, sizeof half);
+#endif
+}
+
+inline float to_float(float value) { return value; }
+inline float to_float(uint16_t bits) { return as_float((uint32_t)bits << 16); }
+inline void put(float* to, float value) { *to = value; }
+inline void put(uint16_t* to, float value) { *to = to_bfloat16(value); }
+
+// The first `count` < 16 of a vector.
+template <class T>
+inline f32x16 load_some(const T* from, int64_t count) {
+    T padded[LANES] = {};
+    memcpy(padded, from, count * sizeof(T));
+    return load(padded);
+}
+
+template <class T>
+inline void store_some(T* to, f32x16 values, int64_t count) {
+    T padded[LANES];
+    store(padded, values);
+    memcpy(to, padded, count * sizeof(T));
+}
+
+inline f32x16 maximum(f32x16 a, f32x16 b) { return a > b ? a : b; }
+inline f32x16 minimum(f32x16 a, f32x16 b) { return a < b ? a : b; }
+
+typedef float f32x8 __attribute__((vector_size(32)));
+typedef float f32x4 __attribute__((vector_size(16)));
+
+// The sixteen lanes as one: halves are combined until one value is left.
+template <class Combine>
+inline float reduce(f32x16 values, Combine combine) {
+    f32x8 eight = combine(__builtin_shufflevector(values, values, 0, 1, 2, 3, 4, 5, 6, 7),
+                          __builtin_shufflevector(values, values, 8, 9, 10, 11, 12, 13, 14, 15));
+    f32x4 four = combine(__builtin_shufflevector(eight, eight, 0, 1, 2, 3),
+                         __builtin_shufflevector(eight, eight, 4, 5, 6, 7));
+    f32x4 two = combine(four, __builtin_shufflevector(four, four, 2, 3, 0, 1));
+    return combine(two, __builtin_shufflevector(two, two, 1, 0, 3, 2))[0];
+}
+
+inline float sum_of(f32x16 values) {
+    return reduce(values, [](auto a, auto b) { return a + b; });
+}
+
+inline float max_of(f32x16 values) {
+    return reduce(values, [](auto a, auto b) { return a > b ? a : b; });
+}
+
+// e^x to within 2 units in the last place: 2^n · e^r, |r| ≤ ln 2 / 2, with the Taylor polynomial of degree 7 for e^r.
+inline f32x16 exponential(f32x16 x) {
+    x = minimum(maximum(x, splat(-87.0f)), splat(88.0f));
+    f32x16 shifted = x * 1.44269504f + 12582912.0f;  // 1.5 · 2^23: the integer nearest to x / ln 2 is in the low bits
+    f32x16 n = shifted - 12582912.0f;
+    f32x16 r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    f32x16 e = splat(1.0f / 5040);
+    for (float coefficient : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) e = e * r + coefficient;
+    return (f32x16)((i32x16)e + ((i32x16)shifted << 23));
+}

@@ -1,0 +1,171 @@
+"""The kernels as functions of tensors, all on the CPU, float32 or bfloat16."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+
+from kvrelay.engine.native import arguments as args
+from kvrelay.engine.native.arguments import DTYPES, Operation
+from kvrelay.engine.native.build import library
+from kvrelay.engine.native.program import call, empty
+
+FLOATS = (torch.float32, torch.bfloat16)
+PANEL = 32  # columns
+
+
+def set_threads(count: int) -> None:
+    """How many threads a kernel may use, in the whole process."""
+    library().kvrelay_set_threads(ctypes.c_int64(count))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedWeight:
+    """The weight of a linear layer in panels of 32 outputs: [outputs / 32][words along the input][32] words of 4 bytes.
+
+    An int8 weight has one scale per output: max |w| / 127 of its row.
+    """
+
+    panels: torch.Tensor
+    inputs: int
+    outputs: int
+    scale: torch.Tensor | None = None  # [outputs, padded] float32
+    zero_sum: torch.Tensor | None = None  # [outputs, padded] int32: 128 · Σ w, since the kernel's x is shifted by 128
+
+    @staticmethod
+    def fits(inputs: int, dtype: torch.dtype) -> bool:
+        return dtype in DTYPES and inputs * dtype.itemsize % 4 == 0
+
+    @classmethod
+    def of(cls, weight: torch.Tensor, *, int8: bool = False) -> PackedWeight:
+        """weight [outputs, inputs] float32 or bfloat16; `inputs` values must be whole words."""
+        outputs, inputs = weight.shape
+        padded = (outputs + PANEL - 1) // PANEL * PANEL
+        scale = zero_sum = None
+        if int8:
+            weight = weight.float()
+            largest = weight.abs().amax(1)
+            scale = torch.ones(padded)
+            scale[:outputs] = torch.where(largest > 0, largest / 127, 1.0)
+            weight = (weight / scale[:outputs, None]).round().clamp(-127, 127).to(torch.int8)
+            zero_sum = torch.zeros(padded, dtype=torch.int32)
+            zero_sum[:outputs] = 128 * weight.sum(1, dtype=torch.int32)
+        per_word = 4 // weight.dtype.itemsize
+        rows = weight.new_zeros(padded, inputs)
+        rows[:outputs] = weight
+        panels = rows.view(padded // PANEL, PANEL, inputs // per_word, per_word).permute(0, 2, 1, 3).contiguous()
+        return cls(panels, inputs, outputs, scale, zero_sum)
+
+    def unpacked(self) -> torch.Tensor:
+        """[outputs, inputs], of an int8 weight as float32."""
+        rows = self.panels.permute(0, 2, 1, 3).reshape(-1, self.inputs)[: self.outputs]
+        return rows if self.scale is None else rows.float() * self.scale[: self.outputs, None]
+
+
+def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    """x [..., inputs] -> [..., outputs]: x Wᵀ + b, rounded once. Sums are in float32, of int8 weights exact."""
+    rows = _rows(x)
+    y = empty((*x.shape[:-1], weight.outputs), x.dtype)
+    arguments = args.LinearCall(
+        weight=weight.panels.data_ptr(),
+        bias=None if bias is None else bias.data_ptr(),
+        y=y.data_ptr(),
+        rows=rows.shape[0],
+        inputs=weight.inputs,
+        outputs=weight.outputs,
+        weight_dtype=DTYPES[weight.panels.dtype],
+        y_dtype=DTYPES[x.dtype],
+    )
+    if weight.scale is not None and weight.zero_sum is not None:
+        scale = empty((rows.shape[0],), torch.float32)
+        rows = _quantize(rows, scale)
+        arguments.x_scale = scale.data_ptr()
+        arguments.weight_scale = weight.scale.data_ptr()
+        arguments.zero_sum = weight.zero_sum.data_ptr()
+    elif rows.stride(0) * rows.itemsize % 4:  # rows begin at whole words
+        rows = rows.contiguous()
+    arguments.x = rows.data_ptr()
+    arguments.x_stride = rows.stride(0)
+    call("kvrelay_linear", arguments)
+    return y
+
+
+def _quantize(rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """rows [R, C] -> uint8 [R, C], round(x / scale) + 128, and scale [R] float32, max |x| / 127 of each row."""
+    y = empty((rows.shape[0], rows.shape[1]), torch.uint8)
+    call(
+        "kvrelay_quantize",
+        args.QuantizeCall(
+            x=rows.data_ptr(),
+            y=y.data_ptr(),
+            scale=scale.data_ptr(),
+            rows=rows.shape[0],
+            columns=rows.shape[1],
+            x_stride=rows.stride(0),
+            x_dtype=DTYPES[rows.dtype],
+        ),
+    )
+    return y
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, epsilon: float, *, weight_offset: float = 0.0, round_before: bool = True
+) -> torch.Tensor:
+    """x [..., C], weight [C] -> x / sqrt(mean x² + epsilon) · (weight + weight_offset), in float32.
+
+    With round_before, what is multiplied by the weight is first rounded to the type of x.
+    """
+    rows = _rows(x)
+    y = empty(tuple(x.shape), x.dtype)
+    call(
+        "kvrelay_rms_norm",
+        args.RmsNormCall(
+            x=rows.data_ptr(),
+            weight=weight.data_ptr(),
+            y=y.data_ptr(),
+            rows=rows.shape[0],
+            columns=rows.shape[1],
+            x_stride=rows.stride(0),
+            dtype=DTYPES[x.dtype],
+            epsilon=epsilon,
+            weight_offset=weight_offset,
+            round_before=round_before,
+        ),
+    )
+    return y
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """x as a matrix whose rows' values lie side by side, as a view where that is possible."""
+    if x.dim() == 3 and x.shape[0] == 1:
+        x = x[0]
+    if x.dim() != 2:
+        x = x.reshape(-1, x.shape[-1])
+    return x if x.stride(1) == 1 else x.contiguous()
+
+
+def elementwise(operation: Operation, y: torch.Tensor, a: torch.Tensor, b: torch.Tensor | None = None) -> torch.Tensor:
+    """y = operation(a, b) in float32; a and b broadcast to y, which has at most 4 dimensions. Returns y."""
+    call(
+        "kvrelay_elementwise",
+        args.ElementwiseCall(
+            a=a.data_ptr(),
+            b=None if b is None else b.data_ptr(),
+            y=y.data_ptr(),
+            operation=operation,
+            a_dtype=DTYPES[a.dtype],
+            b_dtype=DTYPES[a.dtype if b is None else b.dtype],
+            y_dtype=DTYPES[y.dtype],
+            size=_four(tuple(y.shape), 1),
+            a_stride=_four(a.expand(y.shape).stride(), 0),
+            b_stride=_four(y.stride() if b is None else b.expand(y.shape).stride(), 0),
+            y_stride=_four(y.stride(), 0),
+        ),
+    )
+    return y
+
+
+def _four(values: tuple[int, ...], filler: int) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * 4)(*[filler] * (4 - len(values)), *values)

@@ -1,0 +1,53 @@
+"""A forward pass by torch's own operators: on any device, for any model that is served."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from kvrelay.engine.attention import RaggedBatch, SequencePart
+from kvrelay.engine.kv import KvPool
+from kvrelay.engine.step import Step
+
+
+class TorchForward:
+    def __init__(self, model: PreTrainedModel, kv: KvPool) -> None:
+        self._model = model
+        self._kv = kv
+
+    def __call__(self, step: Step) -> torch.Tensor:
+        """Stores the KV of all new tokens. Logits [len(step.rows), vocab_size]."""
+        output = self._model(
+            input_ids=self._tensor(step.token_ids)[None],
+            position_ids=self._tensor(step.positions)[None],
+            use_cache=False,
+            logits_to_keep=self._tensor(step.rows),
+            ragged_batch=self._batch(step),
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def _batch(self, step: Step) -> RaggedBatch:
+        layout = self._kv.layout
+        size = layout.block_size
+        parts = []
+        slots: list[int] = []
+        for part in step.parts:
+            blocks = list(part.blocks[: layout.blocks_for(part.end)])
+            is_run = blocks == list(range(blocks[0], blocks[0] + len(blocks)))
+            parts.append(
+                SequencePart(
+                    row=part.row,
+                    new=part.new,
+                    past=part.past,
+                    blocks=self._tensor(blocks),
+                    first_block=blocks[0] if is_run else None,
+                )
+            )
+            slots += [blocks[p // size] * size + p % size for p in range(part.past, part.end)]
+        return RaggedBatch(self._kv, self._tensor(slots), parts)
+
+    def _tensor(self, values: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.long, device=self._model.device)
