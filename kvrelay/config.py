@@ -69,7 +69,7 @@ class ModelConfig(Section):
 
 class KvConfig(Section):
     dtype: Literal["auto", "int8"] = "auto"  # auto: the model's own
-    block_size: Annotated[int, Field(ge=1, le=1024, strict=True)] = 16
+    block_size: Annotated[int, Field(ge=1, le=1024, strict=True)] = 32  # tokens; what the CPU kernels read at once
     memory: Annotated[int, Field(gt=0)] = 2**30  # per worker
     digest: bool = True
     prefix_cache: bool = True

@@ -130,12 +130,12 @@ class KvLayout:
 
     def _k_shape(self, layer: LayerKv) -> tuple[int, ...]:
         if self.word:
-            return (layer.kv_heads, layer.k_dim // self.word, self.block_size, self.word)
+            return (layer.kv_heads, self.block_size * layer.k_dim)
         return (self.block_size, layer.kv_heads, layer.k_dim)
 
     def _v_shape(self, layer: LayerKv) -> tuple[int, ...]:
         if self.word:
-            return (layer.kv_heads, self.block_size // self.word, layer.v_dim, self.word)
+            return (layer.kv_heads, self.block_size * layer.v_dim)
         return (self.block_size, layer.kv_heads, layer.v_dim)
 
     @property

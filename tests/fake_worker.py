@@ -153,7 +153,7 @@ class FakeWorker:
     def prefill(self, key: Key, decode: FakeWorker | None) -> list[Event]:
         """Computes one prompt and hands it to `decode`: the first token, then the account or a failure."""
         prompt = self.prompts.pop(key)
-        first = Running(prompt.spec, prompt.spec.token_ids, 0).advance()
+        first = Running(prompt.spec, prompt.spec.token_ids, 0).advance(1)
         events: list[Event] = [TokenBatch((first,))]
         if first.finish_reason is not None:
             return events

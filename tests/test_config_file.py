@@ -28,7 +28,11 @@ BAD_CONFIGS = {
         4,
         "decode.speculation.token: unknown key; did you mean tokens? allowed are kind, tokens, min_ngram, max_ngram,",
     ),
-    "unknown kind of speculation": ("decode: {speculation: {kind: eagle}}\n", 1, "decode.speculation.kind: must be 'ngram', not"),
+    "unknown kind of speculation": (
+        "decode: {speculation: {kind: eagle}}\n",
+        1,
+        "decode.speculation.kind: must be 'ngram', not",
+    ),
     "n-grams from long to short": (
         "decode:\n  speculation: {min_ngram: 5}\n",
         2,

@@ -32,6 +32,11 @@ class Limits:
         dtype = "bfloat16" if dtype == "float16" else dtype
         return self.matrix_rates.get(dtype, self.matrix_rates["float32"])
 
+    def best(self, other: Limits) -> Limits:
+        """Of two measurements of the same cores: what disturbs one makes it lower, never higher."""
+        rates = {dtype: max(rate, other.matrix_rates[dtype]) for dtype, rate in self.matrix_rates.items()}
+        return Limits(self.threads, rates, max(self.bandwidth, other.bandwidth))
+
 
 def measure_limits(threads: int, *, quick: bool = False) -> Limits:
     """Takes some seconds. Sets torch's threads for the whole process."""

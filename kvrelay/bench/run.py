@@ -56,7 +56,7 @@ def run(options: Options, progress: Progress) -> EngineReport:
         "max_model_len": cases.longest + beyond,
         "kv_bytes": int(_KV_SLACK * cost.kv_token_bytes() * (cases.most_tokens + cases.most_batch * beyond)),
     }
-    limits = _limits(options, progress)
+    before = _limits(options, progress)
     results: list[Measured] = []
     facts: dict[str, dict[str, Any]] = {}
     with ExitStack() as stack:
@@ -73,7 +73,7 @@ def run(options: Options, progress: Progress) -> EngineReport:
         model=options.model,
         machine=_machine(),
         cores=options.cores,
-        limits=limits,
+        limits=before.best(_limits(options, progress)),
         cost=cost,
         weights=cost.dtype if options.weights == "auto" else options.weights,
         chunk_tokens=options.chunk_tokens,
@@ -99,7 +99,7 @@ def _start(command: tuple[str, ...], settings: dict[str, Any], progress: Progres
 
 
 def _limits(options: Options, progress: Progress) -> Limits:
-    """Of the cores that the engines run on."""
+    """Of the cores that the engines run on. Measured before them and after them; the better counts."""
     measured = progress("limits of this machine", 1)
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, options.cores)

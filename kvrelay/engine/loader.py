@@ -100,8 +100,4 @@ def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
 
 def weight_bytes(model: torch.nn.Module) -> int:
     """Bytes of all parameters and buffers, tied ones once."""
-    storages = {
-        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-        for tensor in (*model.parameters(), *model.buffers())
-    }
-    return sum(storages.values())
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}.values())

@@ -7,15 +7,16 @@ from torch import nn
 
 from kvrelay.engine.native import ops
 from kvrelay.engine.native.ops import PackedWeight
+from kvrelay.engine.native.pages import HugePages
 
 
 class NativeLinear(nn.Module):
     """Stands for an `nn.Linear`; its weight lies only in panels."""
 
-    def __init__(self, linear: nn.Linear, *, int8: bool) -> None:
+    def __init__(self, linear: nn.Linear, memory: HugePages, *, int8: bool) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.packed = PackedWeight.of(linear.weight.detach(), int8=int8)
+        self.packed = PackedWeight.of(linear.weight.detach(), int8=int8, memory=memory)
         self.register_buffer("panels", self.packed.panels, persistent=False)
         self.bias = linear.bias
         self.dtype = linear.weight.dtype
@@ -51,11 +52,12 @@ def use_kernels(model: nn.Module, *, int8_weights: bool = False) -> None:
     A normalisation is replaced where one of the kernel's forms gives what the model's own code gives.
     """
     head = model.get_output_embeddings()  # type: ignore[operator]
+    memory = HugePages()
     parents = [module for module in model.modules() if next(module.children(), None) is not None]
     for module in parents:
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear and PackedWeight.fits(child.in_features, child.weight.dtype):
-                replacement: nn.Module | None = NativeLinear(child, int8=int8_weights and child is not head)
+                replacement: nn.Module | None = NativeLinear(child, memory, int8=int8_weights and child is not head)
             elif type(child).__name__.endswith("RMSNorm"):
                 replacement = _rms_norm(child)
             else:

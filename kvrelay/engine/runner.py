@@ -88,7 +88,7 @@ class ModelRunner:
         path: str,
         *,
         dtype: str = "auto",
-        block_size: int = 16,
+        block_size: int = 32,
         kv_dtype: Literal["auto", "int8"] = "auto",
         kv_bytes: int,
         max_model_len: int | None = None,

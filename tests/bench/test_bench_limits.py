@@ -13,6 +13,12 @@ def test_what_is_measured_is_a_rate_for_each_dtype() -> None:
     assert limits.bandwidth > 1e6
 
 
+def test_the_better_of_two_measurements_counts() -> None:
+    one = Limits(1, {"float32": 1.0, "bfloat16": 4.0}, bandwidth=2.0)
+    other = Limits(1, {"float32": 2.0, "bfloat16": 3.0}, bandwidth=1.0)
+    assert one.best(other) == Limits(1, {"float32": 2.0, "bfloat16": 4.0}, bandwidth=2.0)
+
+
 def test_a_dtype_without_a_rate_runs_as_another() -> None:
     limits = Limits(1, {"float32": 1.0, "bfloat16": 4.0}, bandwidth=1.0)
     assert limits.matrix_rate("float16") == 4.0

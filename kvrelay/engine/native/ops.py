@@ -10,6 +10,7 @@ import torch
 from kvrelay.engine.native import arguments as args
 from kvrelay.engine.native.arguments import DTYPES, Operation
 from kvrelay.engine.native.build import library
+from kvrelay.engine.native.pages import HugePages
 from kvrelay.engine.native.program import call, empty
 
 FLOATS = (torch.float32, torch.bfloat16)
@@ -39,7 +40,7 @@ class PackedWeight:
         return dtype in DTYPES and inputs * dtype.itemsize % 4 == 0
 
     @classmethod
-    def of(cls, weight: torch.Tensor, *, int8: bool = False) -> PackedWeight:
+    def of(cls, weight: torch.Tensor, *, int8: bool = False, memory: HugePages | None = None) -> PackedWeight:
         """weight [outputs, inputs] float32 or bfloat16; `inputs` values must be whole words."""
         outputs, inputs = weight.shape
         padded = (outputs + PANEL - 1) // PANEL * PANEL
@@ -55,8 +56,9 @@ class PackedWeight:
         per_word = 4 // weight.dtype.itemsize
         rows = weight.new_zeros(padded, inputs)
         rows[:outputs] = weight
-        panels = rows.view(padded // PANEL, PANEL, inputs // per_word, per_word).permute(0, 2, 1, 3).contiguous()
-        return cls(panels, inputs, outputs, scale, zero_sum)
+        words = rows.view(padded // PANEL, PANEL, inputs // per_word, per_word).permute(0, 2, 1, 3)
+        panels = (memory or HugePages()).empty(tuple(words.shape), words.dtype)
+        return cls(panels.copy_(words), inputs, outputs, scale, zero_sum)
 
     def unpacked(self) -> torch.Tensor:
         """[outputs, inputs], of an int8 weight as float32."""

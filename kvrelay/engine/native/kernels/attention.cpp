@@ -55,9 +55,9 @@ class Tile {
             for (int r = 0; r < R; r++)
                 for (int half = 0; half < 2; half++) sums[r][half] = kept[r][half] * shrink[r];
             for (int half = 0; half < 2; half++) {
-                const uint32_t* v = (const uint32_t*)panel.v[half] + c * PANEL;
+                const uint32_t* v = panel.v[half] + c * panel.v_stride;
                 multiply<Format, R>((const uint32_t*)weights + half * HALF, 2 * HALF, 1,
-                                    Columns{v, v + LANES, panel.v_stride * (int64_t)sizeof(uint32_t)}, HALF, sums);
+                                    Columns{v, v + LANES, PANEL * sizeof(uint32_t)}, HALF, sums);
             }
             for (int r = 0; r < R; r++)
                 for (int half = 0; half < 2; half++) kept[r][half] = sums[r][half];

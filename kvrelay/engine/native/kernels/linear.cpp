@@ -5,6 +5,8 @@
 
 namespace {
 
+constexpr int AHEAD = 512;  // bytes
+
 // Words of a tile's rows side by side, so that the inner loop reads them in order.
 void interleave(const uint32_t* x, int64_t row_stride, int64_t rows, int64_t words, uint32_t* tile) {
     for (int64_t k = 0; k < words; k++)
@@ -54,9 +56,9 @@ void linear(const LinearCall& call) {
             with_rows(std::min<int64_t>(MAX_ROWS, call.rows - row), [&]<int R>() {
                 typename Format::Sum sums[R][2] = {};
                 if (in_place)
-                    multiply<Format, R>(x + row * stride, stride, 1, panel, words, sums);
+                    multiply<Format, R, AHEAD>(x + row * stride, stride, 1, panel, words, sums);
                 else
-                    multiply<Format, R>(packed + row * words, 1, R, panel, words, sums);
+                    multiply<Format, R, AHEAD>(packed + row * words, 1, R, panel, words, sums);
                 for (int r = 0; r < R; r++)
                     for (int half = 0; half < 2; half++) {
                         const int64_t column = p * PANEL + half * LANES, count = call.out - column;

@@ -1,8 +1,9 @@
 // Paged KV as the panels of 32 keys that products take.
 //
-// In the arena a block of a KV head lies so that a product can read it as it is. With words of one float32 or two
-// bfloat16 values, keys are [k_dim / values a word][block_size] words, and values, which are summed over the keys,
-// [block_size / values a word][v_dim] words. int8 KV has the same order, in words of the model's format, and a
+// In the arena a block of a KV head lies so that a product reads it as it is and in order: keys in groups of 32 (of 16
+// where the block size is no multiple of 32), each [k_dim / values a word][group] words; values, which are summed over
+// the keys, in panels of 32 columns, each [block_size / values a word][32] words (the last panel may be narrower). A
+// word is one float32 or two bfloat16 values. int8 KV has the same order, in words of the model's format, and a
 // bfloat16 scale for each key: [block_size].
 #pragma once
 
@@ -12,6 +13,8 @@
 
 inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
+inline int64_t group_of(int64_t block_size) { return block_size % PANEL ? LANES : PANEL; }
+
 // Where a block's parts of a KV head begin.
 struct BlockPlace {
     int64_t k, v, scale;  // in values
@@ -20,9 +23,9 @@ struct BlockPlace {
 // 32 keys of one KV head.
 template <class Format>
 struct Panel {
-    Columns k;                  // [k_words]
-    const void* v[2];           // [V_HALF][v_stride] words, of the first and the last 16 keys
-    int64_t v_stride;           // words
+    Columns k;           // [k_words]
+    const uint32_t* v[2];  // of the first and the last 16 keys: panels of columns, each [HALF][32] words
+    int64_t v_stride;    // words from one panel of columns to the next
     f32x16 k_scale[2], v_scale[2];
 };
 
@@ -63,17 +66,24 @@ class Panels {
     }
 
     Panel<Format> in_place(int64_t first, int64_t head) const {
+        const int64_t group = group_of(call->block_size);
         Panel<Format> panel;
         const void* k[2];
         for (int half = 0; half < 2; half++) {
             int64_t offset;
             const BlockPlace place = find(first + half * LANES, head, offset);
-            k[half] = (const Value*)call->k + place.k + offset * PER_WORD;
-            panel.v[half] = (const Value*)call->v + place.v + offset * call->v_dim;
+            k[half] = (const Value*)call->k + place.k + key_offset(offset);
+            panel.v[half] = (const uint32_t*)((const Value*)call->v + place.v + offset * PANEL);
         }
-        panel.k = {k[0], k[1], call->block_size * (int64_t)sizeof(uint32_t)};
-        panel.v_stride = call->v_dim;
+        panel.k = {k[0], k[1], group * (int64_t)sizeof(uint32_t)};
+        panel.v_stride = call->block_size / PER_WORD * PANEL;
         return panel;
+    }
+
+    // Of the first word of a key in its block and head, in values.
+    int64_t key_offset(int64_t offset) const {
+        const int64_t group = group_of(call->block_size);
+        return offset / group * group * call->k_dim + offset % group * PER_WORD;
     }
 
     // Keys that are not there are zero: what an earlier user of the block left must not meet even a weight of zero.
@@ -82,8 +92,11 @@ class Panels {
         Value* v = v_copy.of(PANEL * v_columns);
         std::fill_n(k, k_words * PANEL * PER_WORD, Value{});
         std::fill_n(v, PANEL * v_columns, Value{});
-        Panel<Format> panel{{k, k + LANES * PER_WORD, PANEL * sizeof(uint32_t)}, {v, v + LANES * v_columns}, v_columns,
-                            {splat(1), splat(1)}, {splat(1), splat(1)}};
+        Panel<Format> panel{{k, k + LANES * PER_WORD, PANEL * sizeof(uint32_t)},
+                            {(uint32_t*)v, (uint32_t*)v + HALF * PANEL},
+                            2 * HALF * PANEL,
+                            {splat(1), splat(1)},
+                            {splat(1), splat(1)}};
         for (int half = 0; half < 2; half++) {
             const int64_t key = first + half * LANES, keys = std::min<int64_t>(LANES, end - key);
             if (keys <= 0) break;
@@ -91,12 +104,12 @@ class Panels {
             const BlockPlace place = find(key, head, offset);
             if (call->kv_dtype == INT8) {
                 copy_half((const int8_t*)call->k + place.k, (const int8_t*)call->v + place.v, offset, keys,
-                          k + half * LANES * PER_WORD, v + half * LANES * v_columns);
+                          k + half * LANES * PER_WORD, v + half * LANES * PANEL);
                 panel.k_scale[half] = load_some(call->k_scale + place.scale + offset, keys);
                 panel.v_scale[half] = load_some(call->v_scale + place.scale + offset, keys);
             } else {
                 copy_half((const Value*)call->k + place.k, (const Value*)call->v + place.v, offset, keys,
-                          k + half * LANES * PER_WORD, v + half * LANES * v_columns);
+                          k + half * LANES * PER_WORD, v + half * LANES * PANEL);
             }
         }
         return panel;
@@ -104,14 +117,19 @@ class Panels {
 
     template <class Stored>
     void copy_half(const Stored* k, const Stored* v, int64_t offset, int64_t keys, Value* k_to, Value* v_to) const {
+        const int64_t group = group_of(call->block_size), size = call->block_size;
+        k += key_offset(offset);
         for (int64_t word = 0; word < k_words; word++)
-            convert(k + (word * call->block_size + offset) * PER_WORD, k_to + word * PANEL * PER_WORD, keys * PER_WORD);
-        v += offset * call->v_dim;
-        for (int64_t word = 0; word < (keys + PER_WORD - 1) / PER_WORD; word++) {
-            Value* row = v_to + word * v_columns * PER_WORD;
-            convert(v + word * call->v_dim * PER_WORD, row, call->v_dim * PER_WORD);
-            if ((word + 1) * PER_WORD > keys)  // the last word's second key is not there
-                for (int64_t column = 0; column < call->v_dim; column++) row[column * PER_WORD + 1] = Value{};
+            convert(k + word * group * PER_WORD, k_to + word * PANEL * PER_WORD, keys * PER_WORD);
+        for (int64_t column = 0; column < call->v_dim; column += PANEL, v_to += PANEL * PANEL) {
+            const int64_t width = std::min<int64_t>(PANEL, call->v_dim - column);
+            const Stored* from = v + column * size + offset * width;
+            for (int64_t key = 0; key < keys; key += PER_WORD) {
+                Value* word = v_to + key * PANEL;
+                convert(from + key * width, word, width * PER_WORD);
+                if (key + PER_WORD > keys)  // the last word's second key is not there
+                    for (int64_t i = 0; i < width; i++) word[i * PER_WORD + 1] = Value{};
+            }
         }
     }
 

@@ -20,17 +20,17 @@ inline u32x16 vector_at(const void* base, int64_t offset) {
 }
 
 // sums[r] += x[r] · panel, where x has R rows (word k of row r at x[r · row_stride + k · word_stride]). Every sum is
-// made in the order of k in one lane, so that a row's result does not depend on R.
-template <class Format, int R>
+// made in the order of k in one lane, so that a row's result does not depend on R. AHEAD: how many bytes are fetched
+// in advance where few rows wait for memory; none where the processor by itself fetches far enough.
+template <class Format, int R, int AHEAD = 0>
 inline __attribute__((always_inline)) void multiply(const uint32_t* x, int64_t row_stride, int64_t word_stride,
                                                     Columns panel, int64_t words, typename Format::Sum (&sums)[R][2]) {
-    constexpr int AHEAD = 8192;  // bytes; few rows wait for memory, and the processor alone does not fetch far enough
     typename Format::Sum local[R][2];  // what the compiler keeps in registers
     for (int r = 0; r < R; r++)
         for (int half = 0; half < 2; half++) local[r][half] = sums[r][half];
     for (int64_t k = 0; k < words; k++) {
         const u32x16 left = vector_at(panel.left, k * panel.stride), right = vector_at(panel.right, k * panel.stride);
-        if (R <= 8) {
+        if (AHEAD && R <= 8) {
             __builtin_prefetch((const char*)panel.left + k * panel.stride + AHEAD);
             __builtin_prefetch((const char*)panel.right + k * panel.stride + AHEAD);
         }

@@ -1,8 +1,7 @@
 // New keys and values to where panels.h says that they lie.
 #include <cmath>
 
-#include "kernels.h"
-#include "vectors.h"
+#include "panels.h"
 
 namespace {
 
@@ -23,15 +22,19 @@ struct Quantized {
     }
 };
 
-// A block of a head is [dim / per_word][block_size] words of keys, or [block_size / per_word][dim] words of values.
+// Puts a token's values to where panels.h says that they lie in the block of a head.
 template <class To, class Convert>
-void scatter(const StoreCall& call, int64_t per_word, int64_t token, int64_t count, To* block, Convert value) {
+void scatter(const StoreCall& call, int64_t per_word, int64_t token, To* block, Convert value) {
     if (call.side == KEYS) {
-        for (int64_t i = 0; i < count; i++)
-            block[(i / per_word * call.block_size + token) * per_word + i % per_word] = value(i);
+        const int64_t group = group_of(call.block_size);
+        block += token / group * group * call.dim + token % group * per_word;
+        for (int64_t i = 0; i < call.dim; i++) block[i / per_word * group * per_word + i % per_word] = value(i);
     } else {
-        To* row = block + token / per_word * call.dim * per_word + token % per_word;
-        for (int64_t i = 0; i < count; i++) row[i * per_word] = value(i);
+        for (int64_t column = 0; column < call.dim; column += PANEL) {
+            const int64_t width = std::min<int64_t>(PANEL, call.dim - column);
+            To* word = block + column * call.block_size + token / per_word * width * per_word + token % per_word;
+            for (int64_t i = 0; i < width; i++) word[i * per_word] = value(column + i);
+        }
     }
 }
 
@@ -42,13 +45,10 @@ void store_token(const StoreCall& call, const T* from, int64_t block, int64_t he
     if (call.to_dtype == INT8) {
         const Quantized quantized(from, call.dim);
         call.scale[index + token] = quantized.scale;
-        scatter(call, per_word, token, call.dim, (int8_t*)call.to + index * call.dim,
+        scatter(call, per_word, token, (int8_t*)call.to + index * call.dim,
                 [&](int64_t i) { return quantized(to_float(from[i])); });
-    } else if (per_word == 2 && call.side == KEYS) {
-        uint32_t* words = (uint32_t*)((T*)call.to + index * call.dim) + token;
-        for (int64_t word = 0; word < call.dim / 2; word++) words[word * call.block_size] = ((const uint32_t*)from)[word];
     } else {
-        scatter(call, per_word, token, call.dim, (T*)call.to + index * call.dim, [&](int64_t i) { return from[i]; });
+        scatter(call, per_word, token, (T*)call.to + index * call.dim, [&](int64_t i) { return from[i]; });
     }
 }
 
