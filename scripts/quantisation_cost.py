@@ -39,6 +39,8 @@ KV_BYTES = 256 * 2**20
 VARIANTS: dict[str, dict[str, Any]] = {
     "bfloat16": {},
     "int8 KV": {"kv_dtype": "int8"},
+    "int8 weights": {"weights": "int8"},
+    "int8 KV and weights": {"kv_dtype": "int8", "weights": "int8"},
 }
 
 Tokens = list[int]

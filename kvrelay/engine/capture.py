@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvrelay.engine.native import ops
@@ -28,7 +29,7 @@ class CapturedForward:
 
     def __init__(self, forward: Callable[[], torch.Tensor], pool: BufferPool) -> None:
         self._program = Program(pool)
-        with recorded(self._program), _Recorder(self._program):
+        with recorded(self._program), _NoValues(), _Recorder(self._program):
             self.output = forward()
 
     def run(self) -> torch.Tensor:
@@ -37,8 +38,17 @@ class CapturedForward:
         return self.output
 
 
+class _NoValues(TorchFunctionMode):
+    """Refuses what reads a tensor's memory without an operator."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__):
+            raise NotCapturable(f"{func.__name__} depends on values")
+        return func(*args, **kwargs or {})
+
+
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs each operator and adds it to the program."""
+    """Runs each operator, taken apart into those that it is made of, and adds these to the program."""
 
     def __init__(self, program: Program) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -46,13 +56,17 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        with self:
+            composed = func.decompose(*args, **kwargs)
+        if composed is not NotImplemented:
+            return composed
         if _depends_on_values(func, args):
             raise NotCapturable(f"{func} depends on values")
         lowering = LOWERINGS.get(func)
         if lowering is not None and (lowered := lowering(*args, **kwargs)) is not None:
             return lowered
         result = func(*args, **kwargs)
-        outputs = list(result) if isinstance(result, tuple | list) else [result]
+        outputs = _outputs(result)
         if func.overloadpacket in ALLOCATIONS or _is_view(func, args, kwargs, outputs):
             return result
         self._program.add_torch(_again(func, args, kwargs, outputs))
@@ -61,7 +75,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _depends_on_values(func: Any, args: Any) -> bool:
     if func is aten.index.Tensor:  # by a mask, but not by numbers
-        return any(index is not None and index.dtype == torch.bool for index in args[1])
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
     return bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags))
 
 
@@ -77,15 +91,16 @@ def _is_view(func: Any, args: Any, kwargs: Any, outputs: list[Any]) -> bool:
     return all(isinstance(one, torch.Tensor) and one.untyped_storage().data_ptr() in storages for one in outputs)
 
 
+def _outputs(result: Any) -> list[Any]:
+    return list(result) if isinstance(result, tuple | list) else [result]
+
+
 def _again(func: Any, args: Any, kwargs: Any, outputs: list[Any]) -> Callable[[], None]:
     if func._schema.is_mutable:
         return lambda: func(*args, **kwargs)
-    if len(outputs) == 1:
-        only = outputs[0]
-        return lambda: only.copy_(func(*args, **kwargs))
 
     def run() -> None:
-        for kept, new in zip(outputs, func(*args, **kwargs), strict=True):
+        for kept, new in zip(outputs, _outputs(func(*args, **kwargs)), strict=True):
             if isinstance(kept, torch.Tensor):
                 kept.copy_(new)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from transformers.activations import SiLUActivation
 
 from kvrelay.engine.native import ops
 from kvrelay.engine.native.ops import PackedWeight
@@ -30,6 +31,13 @@ class NativeLinear(nn.Module):
         return ops.linear(x, self.packed, self.bias)
 
 
+class NativeSilu(nn.Module):
+    """Stands for x · sigmoid(x): torch's own rounds differently where a vector is not full."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return ops.silu(x)
+
+
 class NativeRmsNorm(nn.Module):
     """Stands for a root-mean-square normalisation (Zhang and Sennrich, 2019) with one weight per value."""
 
@@ -47,7 +55,8 @@ class NativeRmsNorm(nn.Module):
 
 
 def use_kernels(model: nn.Module, *, int8_weights: bool = False) -> None:
-    """Replaces layers in place. With int8_weights all linear layers but the output head have int8 weights.
+    """Replaces layers in place. With int8_weights linear layers whose inputs are whole words have int8 weights, but
+    not the output head.
 
     A normalisation is replaced where one of the kernel's forms gives what the model's own code gives.
     """
@@ -56,8 +65,12 @@ def use_kernels(model: nn.Module, *, int8_weights: bool = False) -> None:
     parents = [module for module in model.modules() if next(module.children(), None) is not None]
     for module in parents:
         for name, child in list(module.named_children()):
+            replacement: nn.Module | None
             if type(child) is nn.Linear and PackedWeight.fits(child.in_features, child.weight.dtype):
-                replacement: nn.Module | None = NativeLinear(child, memory, int8=int8_weights and child is not head)
+                int8 = int8_weights and child is not head and PackedWeight.fits(child.in_features, torch.int8)
+                replacement = NativeLinear(child, memory, int8=int8)
+            elif type(child) in (nn.SiLU, SiLUActivation):
+                replacement = NativeSilu()
             elif type(child).__name__.endswith("RMSNorm"):
                 replacement = _rms_norm(child)
             else:

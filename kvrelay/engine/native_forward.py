@@ -53,7 +53,8 @@ class NativeForward:
         self._pool = BufferPool()
         self._captured: dict[Shape, tuple[_Inputs, CapturedForward]] = {}
         self._met: set[Shape] = set()
-        self.not_captured = self._try_capture(kv.layout.block_size)  # why, or nothing
+        self.not_captured = ""  # why, or nothing
+        self._try_capture(kv.num_blocks)
 
     def __call__(self, step: Step) -> torch.Tensor:
         """Stores the KV of all new tokens. Logits [len(step.rows), vocab_size], good until the next call."""
@@ -75,10 +76,14 @@ class NativeForward:
         return self._forward(_Inputs.of(step))
 
     def _capture(self, step: Step) -> torch.Tensor:
-        """Computes the step and remembers how."""
+        """Computes the step and remembers how, unless the model turns out to be one that cannot be captured."""
         inputs = _Inputs.of(step)
         self._batch.update(step.parts)
-        captured = CapturedForward(lambda: self._forward(inputs), self._pool)
+        try:
+            captured = CapturedForward(lambda: self._forward(inputs), self._pool)
+        except (NotCapturable, RuntimeError) as reason:  # or it asks for strides that the kernels' results do not have
+            self.not_captured = str(reason)
+            return self._run(step)
         if len(self._captured) >= MAX_CAPTURED:
             del self._captured[next(iter(self._captured))]
         self._captured[len(step.token_ids), len(step.rows)] = inputs, captured
@@ -96,19 +101,16 @@ class NativeForward:
         return logits
 
     @torch.inference_mode()
-    def _try_capture(self, block_size: int) -> str:
-        """Runs two unlike steps of one shape, the second as recorded from the first. Returns why that is no good."""
-        first = Step([1, 2], [Part(0, 1, 0, [0]), Part(1, 1, 0, [1])], [0, 1])
+    def _try_capture(self, num_blocks: int) -> None:
+        """Runs two unlike steps of one shape, the second as recorded from the first, to see whether that is right."""
+        first = Step([1, 2], [Part(0, 1, 0, [0]), Part(1, 1, 0, [num_blocks - 1])], [0, 1])
         second = Step([3, 1], [Part(0, 2, 0, [0])], [1, 0])
-        self.not_captured = ""
-        try:
-            self._capture(first)
-        except NotCapturable as reason:
-            return str(reason)
+        self._capture(first)
+        if self.not_captured:
+            return
         wanted = self._run(second)
         found = self(second)  # functions like exp may differ in the last bit
-        same = torch.allclose(
-            found, wanted, rtol=0, atol=32 * torch.finfo(wanted.dtype).eps * float(wanted.abs().max())
-        )
+        atol = 32 * torch.finfo(wanted.dtype).eps * float(wanted.abs().max())
+        if not torch.allclose(found, wanted, rtol=0, atol=atol):
+            self.not_captured = "a recorded step does not give what the model gives"
         self._captured.clear()
-        return "" if same else "a recorded step does not give what the model gives"

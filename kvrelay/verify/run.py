@@ -110,16 +110,22 @@ def _check_path(completions: dict[str, Completion], wanted: str) -> None:
 async def _after_death(
     router: Endpoints, cases: list[Case], kill_at: int, progress: Progress
 ) -> tuple[dict[str, Completion], int]:
-    """Kills a decode worker after `kill_at` responses, again if no request was on it. Returns how many were."""
-    for _ in range(_KILL_TRIES):
-        victim = await _decode_worker_pid(router)
+    """Kills a decode worker after `kill_at` responses. If no request was on it any more, another one after half as many.
+
+    Returns how many requests were.
+    """
+    killed: set[int] = set()
+    for tried in range(_KILL_TRIES):
+        victim = await _decode_worker_pid(router, killed)
+        killed.add(victim)
+        kill_after = max(1, kill_at >> tried)
         responses = 0
 
         def streaming() -> None:
             nonlocal responses
             responses += 1
-            if responses == kill_at:
-                os.kill(victim, signal.SIGKILL)  # noqa: B023 - this try's victim
+            if responses == kill_after:  # noqa: B023 - this try's
+                os.kill(victim, signal.SIGKILL)  # noqa: B023
 
         completions = await _complete(router, cases, progress("hand-off, decode worker killed", len(cases)), streaming)
         hit = sum(
@@ -130,8 +136,8 @@ async def _after_death(
     raise Internal(f"no request was in flight on the killed worker in {_KILL_TRIES} tries")
 
 
-async def _decode_worker_pid(router: Endpoints) -> int:
-    """Of a ready decode worker, once there are two."""
+async def _decode_worker_pid(router: Endpoints, killed: set[int]) -> int:
+    """Of a ready decode worker, once there are two besides those that were killed."""
     async with grpc.aio.insecure_channel(router.admin) as channel, asyncio.timeout(_REPLACED_WITHIN_S):
         while True:
             status = cluster_status_from_proto(await ClusterServiceStub(channel).GetStatus(pb.GetStatusRequest()))
@@ -139,7 +145,7 @@ async def _decode_worker_pid(router: Endpoints) -> int:
                 worker
                 for pool in status.pools
                 for worker in pool.workers
-                if pool.name == "decode" and worker.state == "ready"
+                if pool.name == "decode" and worker.state == "ready" and worker.pid not in killed
             ]
             if len(ready) > 1:
                 return ready[0].pid

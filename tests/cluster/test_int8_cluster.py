@@ -18,7 +18,11 @@ BFLOAT16_BLOCK_BYTES = 16 * 5 * 2 * 2 * 64 * 2  # of the demo model: tokens, lay
 
 async def test_an_int8_cluster_answers_and_hands_over_half_the_bytes() -> None:
     config = ClusterConfig.model_validate(
-        {"kv": {"dtype": "int8", "memory": "64MiB"}, "prefill": {"chunk_tokens": 64}, "listen": ANY_PORT}
+        {
+            "kv": {"dtype": "int8", "block_size": 16, "memory": "64MiB"},
+            "prefill": {"chunk_tokens": 64},
+            "listen": ANY_PORT,
+        }
     )
     prompt = [40 + i % 90 for i in range(150)]
     async with (

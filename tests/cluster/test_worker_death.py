@@ -17,7 +17,7 @@ SAMPLED = {"temperature": 1.1, "top_p": 0.95, "seed": 11, "presence_penalty": 0.
 
 
 def stream(cluster: RunningCluster, prompt: list[int] = PROMPT, **options: object) -> AsyncStream:
-    return cluster.client.generate(token_ids=prompt, **{"max_tokens": 400, "ignore_eos": True, **options})  # type: ignore[arg-type]
+    return cluster.client.generate(token_ids=prompt, **{"max_tokens": 1600, "ignore_eos": True, **options})  # type: ignore[arg-type]
 
 
 def used(completion: Completion) -> list[tuple[str, str]]:
@@ -46,7 +46,7 @@ async def test_a_stream_outlives_its_decode_worker(cluster: RunningCluster, samp
 
 async def test_when_all_prefill_workers_die_the_local_path_serves(cluster: RunningCluster) -> None:
     await cluster.settled()
-    prompts = [[(11 * i + 13 * n + i * i) % 300 for i in range(1500)] for n in range(6)]
+    prompts = [[(11 * i + 13 * n + i * i) % 300 for i in range(4000)] for n in range(12)]
     running = [
         asyncio.ensure_future(stream(cluster, prompt, max_tokens=8, temperature=0.0).result()) for prompt in prompts
     ]

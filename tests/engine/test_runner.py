@@ -141,17 +141,17 @@ def test_half_precision(tiny_model: Callable[..., Path], dtype: str) -> None:
 def test_too_little_memory_says_what_to_set(tiny_model: Callable[..., Path]) -> None:
     folder = str(tiny_model())
     with pytest.raises(ConfigError, match=r"kv.memory: 10000 bytes .* at least that, or model.max_model_len") as caught:
-        ModelRunner.load(folder, kv_bytes=10_000)
+        ModelRunner.load(folder, block_size=16, kv_bytes=10_000)
     words = caught.value.message.split()
     needed = int(words[words.index("takes") + 1])
     fitting = int(words[-1])
     assert 0 < fitting < MAX_LEN
-    assert ModelRunner.load(folder, kv_bytes=needed).max_model_len == MAX_LEN
-    assert ModelRunner.load(folder, kv_bytes=10_000, max_model_len=fitting).max_model_len == fitting
+    assert ModelRunner.load(folder, block_size=16, kv_bytes=needed).max_model_len == MAX_LEN
+    assert ModelRunner.load(folder, block_size=16, kv_bytes=10_000, max_model_len=fitting).max_model_len == fitting
     with pytest.raises(ConfigError):
-        ModelRunner.load(folder, kv_bytes=needed - 1)
+        ModelRunner.load(folder, block_size=16, kv_bytes=needed - 1)
     with pytest.raises(ConfigError):
-        ModelRunner.load(folder, kv_bytes=10_000, max_model_len=fitting + 1)
+        ModelRunner.load(folder, block_size=16, kv_bytes=10_000, max_model_len=fitting + 1)
 
 
 def test_max_model_len_is_cut_to_what_the_model_allows(tiny_model: Callable[..., Path]) -> None:

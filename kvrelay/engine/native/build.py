@@ -38,18 +38,19 @@ def library() -> ctypes.CDLL:
     """The kernels. The first call on a machine takes some seconds. Raises NativeUnavailable and says why."""
     compiler = _compiler()
     path = _cache_folder() / f"kernels-{_key(compiler)}.so"
-    if not path.exists():
-        _build(compiler, path)
     try:
+        if not path.exists():
+            _build(compiler, path)
         return ctypes.CDLL(str(path))
     except OSError as error:
-        raise NativeUnavailable(f"{path} does not load: {error}; remove it to have it compiled again") from error
+        message = f"{path} cannot be written or loaded: {error}; remove it, or set XDG_CACHE_HOME to another folder"
+        raise NativeUnavailable(message) from error
 
 
 def _compiler() -> list[str]:
-    for name in (os.environ.get("CXX"), "g++", "c++"):
-        if name and shutil.which(shlex.split(name)[0]):
-            return shlex.split(name)
+    for command in (os.environ.get("CXX", "").split(), ["g++"], ["c++"]):
+        if command and shutil.which(command[0]):
+            return command
     raise NativeUnavailable("there is no C++ compiler: install g++, or name one in CXX")
 
 

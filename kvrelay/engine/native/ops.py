@@ -68,6 +68,7 @@ class PackedWeight:
 
 def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """x [..., inputs] -> [..., outputs]: x Wᵀ + b, rounded once. Sums are in float32, of int8 weights exact."""
+    assert weight.scale is not None or x.dtype == weight.panels.dtype, "the kernel reads both as one type"
     rows = _rows(x)
     y = empty((*x.shape[:-1], weight.outputs), x.dtype)
     arguments = args.LinearCall(
@@ -119,6 +120,7 @@ def rms_norm(
 
     With round_before, what is multiplied by the weight is first rounded to the type of x.
     """
+    assert x.dtype == weight.dtype, "the kernel reads both as one type"
     rows = _rows(x)
     y = empty(tuple(x.shape), x.dtype)
     call(
@@ -146,6 +148,11 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
     if x.dim() != 2:
         x = x.reshape(-1, x.shape[-1])
     return x if x.stride(1) == 1 else x.contiguous()
+
+
+def silu(x: torch.Tensor) -> torch.Tensor:
+    """x · sigmoid(x); x has at most 4 dimensions."""
+    return elementwise(Operation.SILU, empty(tuple(x.shape), x.dtype), x)
 
 
 def elementwise(operation: Operation, y: torch.Tensor, a: torch.Tensor, b: torch.Tensor | None = None) -> torch.Tensor:

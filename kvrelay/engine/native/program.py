@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -84,26 +85,32 @@ class Program:
         self._open = []
 
 
-_recorded: list[Program] = []  # the program that this process records, if any; the engine has one thread
+class _Recording(threading.local):
+    program: Program | None = None  # that this thread records
+
+
+_recording = _Recording()
 
 
 @contextmanager
 def recorded(program: Program) -> Iterator[None]:
-    _recorded.append(program)
+    assert _recording.program is None, "one program at a time"
+    _recording.program = program
     try:
         yield
     finally:
-        _recorded.pop()
+        _recording.program = None
     program.finish()
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    return _recorded[-1].pool.empty(shape, dtype) if _recorded else torch.empty(shape, dtype=dtype)
+    program = _recording.program
+    return torch.empty(shape, dtype=dtype) if program is None else program.pool.empty(shape, dtype)
 
 
 def call(kernel: str, arguments: ctypes.Structure) -> None:
     """Runs a kernel, and adds it to the program that is recorded."""
     function = getattr(library(), kernel)
     function(ctypes.byref(arguments))
-    if _recorded:
-        _recorded[-1].add_kernel(function, arguments)
+    if _recording.program is not None:
+        _recording.program.add_kernel(function, arguments)

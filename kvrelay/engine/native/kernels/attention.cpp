@@ -10,6 +10,7 @@
 
 namespace {
 
+constexpr float LOG2_E = 1.44269504f;
 constexpr float NEVER = -1e30f;  // score of a key that a query does not see; finite, so that differences stay numbers
 
 // Up to twelve rows of one KV head, and what the softmax has of them so far.
@@ -20,13 +21,13 @@ class Tile {
   public:
     Tile(const AttendCall& call, const Part& part, int64_t head, int64_t first_row, uint32_t* queries, f32x16* out,
          int64_t v_columns)
-        : call(call), queries(queries), out(out) {
+        : call(call), queries(queries), out(out), sharpness((call.softcap > 0 ? 1.0 : call.scale) * LOG2_E) {
         for (int r = 0; r < R; r++) {
             const int64_t token = (first_row + r) / call.group;
             query_head[r] = head * call.group + (first_row + r) % call.group;
             row[r] = part.row + token;
             position[r] = part.past + token;
-            most[r] = call.sinks ? call.sinks[query_head[r]] : NEVER;
+            most[r] = call.sinks ? call.sinks[query_head[r]] * LOG2_E / sharpness : NEVER;
             total[r] = f32x16{};
             if (call.sinks) total[r][0] = 1;
             const uint32_t* query = (const uint32_t*)((const Value*)call.q + row[r] * call.q_token_stride +
@@ -80,6 +81,7 @@ class Tile {
     const AttendCall& call;
     uint32_t* queries;  // [k_words][R] words
     f32x16* out;        // [v_columns / 32][R][2], before the division by the total
+    const float sharpness;  // weights are 2^(sharpness · (score − largest score))
     int64_t query_head[R], row[R], position[R];
     float most[R];
     f32x16 total[R];
@@ -87,24 +89,24 @@ class Tile {
     // Scores become weights relative to each row's largest score so far. Returns the factor for what went before.
     f32x16 weigh(f32x16 (&scores)[R][2], int64_t first_key, const Panel<Format>& panel, Value (&weights)[R][PANEL]) {
         const bool scaled = call.kv_dtype == INT8;
+        bool hidden[R][2];
         f32x16 change{};
         for (int r = 0; r < R; r++) {
             for (int half = 0; half < 2; half++) {
-                scores[r][half] *= (float)call.scale;
                 if (scaled) scores[r][half] *= panel.k_scale[half];
                 if (call.softcap > 0) cap(scores[r][half]);
-                hide(r, scores[r][half], first_key + half * LANES);
+                hidden[r][half] = hide(r, scores[r][half], first_key + half * LANES);
             }
             const float largest = std::max(most[r], max_of(maximum(scores[r][0], scores[r][1])));
-            change[r] = most[r] - largest;
+            change[r] = (most[r] - largest) * sharpness;
             most[r] = largest;
         }
-        const f32x16 shrink = exponential(change);
+        const f32x16 shrink = power_of_two(change);
         for (int r = 0; r < R; r++) {
             total[r] *= shrink[r];
             for (int half = 0; half < 2; half++) {
-                f32x16 weight = exponential(scores[r][half] - most[r]);
-                weight = scores[r][half] > NEVER / 2 ? weight : f32x16{};
+                f32x16 weight = power_of_two(scores[r][half] * sharpness - most[r] * sharpness);
+                if (hidden[r][half]) weight = scores[r][half] == NEVER ? f32x16{} : weight;
                 total[r] += weight;
                 if (scaled) weight *= panel.v_scale[half];
                 store(weights[r] + half * LANES, weight);
@@ -114,14 +116,17 @@ class Tile {
     }
 
     void cap(f32x16& scores) const {
-        for (int i = 0; i < LANES; i++) scores[i] = (float)call.softcap * std::tanh(scores[i] / (float)call.softcap);
+        const float limit = call.softcap;
+        for (int i = 0; i < LANES; i++) scores[i] = limit * std::tanh(scores[i] * (float)call.scale / limit);
     }
 
-    void hide(int r, f32x16& scores, int64_t first_key) const {
+    // Returns whether there was any to hide.
+    bool hide(int r, f32x16& scores, int64_t first_key) const {
         const int64_t newest = position[r], oldest = call.window ? newest - call.window + 1 : 0;
-        if (first_key >= oldest && first_key + LANES - 1 <= newest) return;
+        if (first_key >= oldest && first_key + LANES - 1 <= newest) return false;
         for (int64_t i = 0; i < LANES; i++)
             if (first_key + i < oldest || first_key + i > newest) scores[i] = NEVER;
+        return true;
     }
 };
 

@@ -21,7 +21,7 @@ struct Row {
 
     f32x16 read(int64_t i, int64_t count) const {
         if (stride == 0) return splat(to_float(at[0]));
-        if (stride == 1) return count >= LANES ? load(at + i) : load_some(at + i, count);
+        if (stride == 1) return load_most(at + i, count);
         f32x16 values{};
         for (int64_t lane = 0; lane < std::min<int64_t>(count, LANES); lane++)
             values[lane] = to_float(at[(i + lane) * stride]);

@@ -17,7 +17,7 @@ template <class Out>
 f32x16 bias_at(const LinearCall& call, int64_t column, int64_t count) {
     if (!call.bias) return f32x16{};
     const Out* bias = (const Out*)call.bias + column;
-    return count >= LANES ? load(bias) : load_some(bias, count);
+    return load_most(bias, count);
 }
 
 template <class Out>

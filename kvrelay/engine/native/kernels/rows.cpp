@@ -34,25 +34,21 @@ void rms_norm(const RmsNormCall& call) {
 
 template <class T>
 void quantize(const QuantizeCall& call) {
-    const int64_t whole = call.columns / LANES * LANES;
 #pragma omp parallel for schedule(static) if (threads() > 1 && call.rows > 1) num_threads(threads())
     for (int64_t row = 0; row < call.rows; row++) {
         const T* x = (const T*)call.x + row * call.x_stride;
         uint8_t* y = call.y + row * call.columns;
-        f32x16 most{};
-        for (int64_t i = 0; i < whole; i += LANES) most = maximum(most, maximum(load(x + i), -load(x + i)));
-        float largest = max_of(most);
-        for (int64_t i = whole; i < call.columns; i++) largest = std::max(largest, std::fabs(to_float(x[i])));
+        const float largest = largest_magnitude(x, call.columns);
         call.scale[row] = largest / 127;
         const float inverse = largest > 0 ? 127 / largest : 0;
-        for (int64_t i = 0; i < whole; i += LANES) {
+        for (int64_t i = 0; i < call.columns; i += LANES) {
+            const int64_t count = std::min<int64_t>(LANES, call.columns - i);
             // Adding 1.5 · 2^23 rounds to the nearest integer, which is then in the low bits.
-            f32x16 shifted = load(x + i) * inverse + 12582912.0f;
+            const f32x16 shifted = load_most(x + i, count) * inverse + 12582912.0f;
             typedef uint8_t u8x16 __attribute__((vector_size(16)));
-            u8x16 values = __builtin_convertvector((u32x16)shifted + 128, u8x16);
-            memcpy(y + i, &values, sizeof values);
+            const u8x16 values = __builtin_convertvector((u32x16)shifted + 128, u8x16);
+            count == LANES ? memcpy(y + i, &values, LANES) : memcpy(y + i, &values, count);
         }
-        for (int64_t i = whole; i < call.columns; i++) y[i] = (uint8_t)(std::nearbyint(to_float(x[i]) * inverse) + 128);
     }
 }
 

@@ -11,14 +11,12 @@ struct Quantized {
 
     template <class T>
     Quantized(const T* values, int64_t count) {
-        float largest = 0;
-        for (int64_t i = 0; i < count; i++) largest = std::max(largest, std::fabs(to_float(values[i])));
-        scale = to_bfloat16(largest / 127);
+        scale = to_bfloat16(largest_magnitude(values, count) / 127);
         if (to_float(scale) == 0) scale = to_bfloat16(1);
     }
 
     int8_t operator()(float value) const {
-        return (int8_t)std::clamp(std::nearbyint(value / to_float(scale)), -127.0f, 127.0f);
+        return (int8_t)std::min(127.0f, std::max(-127.0f, std::nearbyint(value / to_float(scale))));
     }
 };
 

@@ -13,7 +13,7 @@ inline uint16_t to_bfloat16(float value) {
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-inline f32x16 splat(float value) { return f32x16{} + value; }
+inline f32x16 splat(float value) { return value - f32x16{}; }  // in a sum -0 would become 0
 
 inline f32x16 load(const float* from) {
     f32x16 values;
@@ -55,6 +55,11 @@ inline f32x16 load_some(const T* from, int64_t count) {
 }
 
 template <class T>
+inline f32x16 load_most(const T* from, int64_t count) {
+    return count >= LANES ? load(from) : load_some(from, count);
+}
+
+template <class T>
 inline void store_some(T* to, f32x16 values, int64_t count) {
     T padded[LANES];
     store(padded, values);
@@ -86,13 +91,38 @@ inline float max_of(f32x16 values) {
     return reduce(values, [](auto a, auto b) { return a > b ? a : b; });
 }
 
+// The largest |x|, NaN where one is NaN: as integers, magnitudes have the order of the numbers, and NaN is above all.
+template <class T>
+inline float largest_magnitude(const T* from, int64_t count) {
+    i32x16 most{};
+    for (int64_t i = 0; i < count; i += LANES) {
+        const i32x16 magnitudes = (i32x16)load_most(from + i, count - i) & 0x7fffffff;
+        most = magnitudes > most ? magnitudes : most;
+    }
+    int32_t largest = 0;
+    for (int lane = 0; lane < LANES; lane++) largest = std::max<int32_t>(largest, most[lane]);
+    return as_float(largest);
+}
+
 // e^x to within 2 units in the last place: 2^n · e^r, |r| ≤ ln 2 / 2, with the Taylor polynomial of degree 7 for e^r.
+// NaN stays NaN, since minimum and maximum then give their second argument.
 inline f32x16 exponential(f32x16 x) {
-    x = minimum(maximum(x, splat(-87.0f)), splat(88.0f));
+    x = minimum(splat(88.0f), maximum(splat(-87.0f), x));
     f32x16 shifted = x * 1.44269504f + 12582912.0f;  // 1.5 · 2^23: the integer nearest to x / ln 2 is in the low bits
     f32x16 n = shifted - 12582912.0f;
     f32x16 r = x - n * 0.693359375f + n * 2.12194440e-4f;
     f32x16 e = splat(1.0f / 5040);
     for (float coefficient : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) e = e * r + coefficient;
     return (f32x16)((i32x16)e + ((i32x16)shifted << 23));
+}
+
+// 2^x to within 2 units in the last place, and 2^-126 for what is less: 2^n · 2^r, |r| ≤ 1/2, with the Taylor
+// polynomial of degree 7 for e^(r ln 2).
+inline f32x16 power_of_two(f32x16 x) {
+    x = maximum(splat(-126.0f), x);
+    const f32x16 shifted = x + 12582912.0f, r = x - (shifted - 12582912.0f);
+    f32x16 p = splat(1.5252734e-5f);
+    for (float coefficient : {1.5403530e-4f, 1.3333558e-3f, 9.6181291e-3f, 5.5504109e-2f, 2.4022651e-1f, 6.9314718e-1f, 1.0f})
+        p = p * r + coefficient;
+    return (f32x16)((i32x16)p + ((i32x16)shifted << 23));
 }
