@@ -2,8 +2,8 @@
 #   docker build -t kvrelay:0.1.0 .
 FROM python:3.11-slim
 
-# wget is what KubeRay's and our own probes run.
-RUN apt-get update && apt-get install -y --no-install-recommends wget && rm -rf /var/lib/apt/lists/*
+# wget is what KubeRay's and our own probes run; g++ compiles the CPU kernels for the node that a worker starts on.
+RUN apt-get update && apt-get install -y --no-install-recommends g++ wget && rm -rf /var/lib/apt/lists/*
 RUN useradd --uid 1000 --create-home kvrelay
 
 WORKDIR /src

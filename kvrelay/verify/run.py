@@ -110,9 +110,9 @@ def _check_path(completions: dict[str, Completion], wanted: str) -> None:
 async def _after_death(
     router: Endpoints, cases: list[Case], kill_at: int, progress: Progress
 ) -> tuple[dict[str, Completion], int]:
-    """Kills a decode worker after `kill_at` responses. If no request was on it any more, another one after half as many.
+    """Kills a decode worker after `kill_at` responses; if no request was on it any more, another after half as many.
 
-    Returns how many requests were.
+    Returns how many requests were on it.
     """
     killed: set[int] = set()
     for tried in range(_KILL_TRIES):
