@@ -100,14 +100,15 @@ class Workers:
 
 
 @asynccontextmanager
-async def workers(model: Path, config: ClusterConfig, *names: str) -> AsyncIterator[Workers]:
+async def workers(model: Path, config: ClusterConfig, *names: str, pin: bool = False) -> AsyncIterator[Workers]:
     """Runs workers named like `prefill-0` and `decode-1`, each with its own engine thread and gRPC server."""
     stop = asyncio.Event()
     async with EmbeddedRedis() as redis, asyncio.TaskGroup() as tasks:
         registry = await Registry.connect(redis.url)
         for count, name in enumerate(names, 1):  # one after the other: a process loads one model at a time
             pool: PoolName = "prefill" if name.startswith("prefill") else "decode"
-            tasks.create_task(SERVE[pool](WorkerSettings(name, pool, str(model), redis.url, config), stop))
+            settings = WorkerSettings(name, pool, str(model), redis.url, config, pin)
+            tasks.create_task(SERVE[pool](settings, stop))
             async with asyncio.timeout(60):
                 while len(await registry.workers()) < count:
                     await asyncio.sleep(0.05)

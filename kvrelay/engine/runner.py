@@ -13,8 +13,8 @@ from kvrelay.engine.kv import TORCH_DTYPE, KvPool
 from kvrelay.engine.loader import LoadedModel, load_model, weight_bytes
 from kvrelay.engine.modules import use_kernels
 from kvrelay.engine.native.batch import PagedBatch
-from kvrelay.engine.native.build import NativeUnavailable, library
-from kvrelay.engine.native.ops import set_threads
+from kvrelay.engine.native.build import NativeUnavailable
+from kvrelay.engine.native.ops import check, set_threads
 from kvrelay.engine.native_forward import NativeForward
 from kvrelay.engine.sampling import Sampled, SampleRequest, sample
 from kvrelay.engine.step import Part, Step
@@ -190,7 +190,7 @@ def _without_kernels(loaded: LoadedModel, layout: KvLayout) -> str:
             f"they do not fit {loaded.dtype} weights and {loaded.kv_dtype} KV in blocks of {layout.block_size} tokens"
         )
     try:
-        library()
+        check()
     except NativeUnavailable as error:
         return str(error)
     return ""

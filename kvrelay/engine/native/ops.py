@@ -9,7 +9,7 @@ import torch
 
 from kvrelay.engine.native import arguments as args
 from kvrelay.engine.native.arguments import DTYPES, Operation
-from kvrelay.engine.native.build import library
+from kvrelay.engine.native.build import NativeUnavailable, library
 from kvrelay.engine.native.pages import HugePages
 from kvrelay.engine.native.program import call, empty
 
@@ -20,6 +20,22 @@ PANEL = 32  # columns
 def set_threads(count: int) -> None:
     """How many threads a kernel may use, in the whole process."""
     library().kvrelay_set_threads(ctypes.c_int64(count))
+
+
+def check() -> None:
+    """Multiplies with each number format, few rows and many. Raises NativeUnavailable if a product is wrong.
+
+    A processor with instructions that nobody has tried the kernels on is told from one that works before it serves.
+    """
+    random = torch.Generator().manual_seed(0)
+    for dtype, int8 in ((torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)):
+        x, weight = (torch.randn(40, 64, generator=random).to(dtype) for _ in "xw")
+        wanted = x.float() @ weight.float().T
+        packed = PackedWeight.of(weight, int8=int8)
+        for rows in (1, 7, 40):
+            error = (linear(x[:rows], packed, None).float() - wanted[:rows]).norm() / wanted[:rows].norm()
+            if not error < 0.03:
+                raise NativeUnavailable(f"the kernels give wrong products on this processor: {error:.1%} off")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
