@@ -93,7 +93,7 @@ class Receiver(KvTransferServiceServicer):
         if opening.layout_hash != self._layout_hash:
             raise FailedPrecondition(
                 f"KV layout {opening.layout_hash} of the sender is not mine, {self._layout_hash}; both workers need "
-                "the same model, kv.dtype and kv.block_size"
+                "the same model, kv.dtype and kv.block_size, and native kernels or none"
             )
         lease = self._find(opening)
         if lease.lease_id in self._pushes:

@@ -69,7 +69,7 @@ class PrefillWorker(Worker):
         if target.layout_hash != self.runner.layout_hash:
             text = (
                 f"{target.worker_id} serves another model, kv.dtype or kv.block_size than {self.identity.worker_id}, "
-                "so it cannot take its KV"
+                "or only one of them runs with native kernels, so it cannot take its KV"
             )
             session.send(Failed(*spec.key, Code.FAILED_PRECONDITION, text))
             return

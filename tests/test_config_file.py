@@ -65,6 +65,7 @@ BAD_CONFIGS = {
     "octal": ("kv:\n  block_size: 010\n", 2, 'kv.block_size: must be a whole number, not "010"'),
     "sexagesimal": ("kv:\n  block_size: 1:30\n", 2, 'kv.block_size: must be a whole number, not "1:30"'),
     "zero": ("router: {max_queue: 0}\n", 1, "router.max_queue: must be above 0, not 0"),
+    "unknown weights": ("prefill:\n  weights: int4\n", 2, "prefill.weights: must be 'auto' or 'int8', not \"int4\""),
     "negative": ("router: {max_queue: -3}\n", 1, "router.max_queue: must be above 0, not -3"),
     "too large": ("kv: {block_size: 2048}\n", 1, "kv.block_size: must be at most 1024, not 2048"),
     "very large": ("kv: {block_size: %s}\n" % ("9" * 5000), 1, "kv.block_size: must be a whole number"),
@@ -274,6 +275,16 @@ def test_values_in_the_forms_that_people_write(tmp_path: Path) -> None:
     assert config.kv.digest is False
     assert config.kv.prefix_cache is True
     assert config.transfer.lease_s == 10
+
+
+@pytest.mark.parametrize("pool", ["prefill", "decode"])
+@pytest.mark.parametrize("weights", ["auto", "int8"])
+def test_weights_of_each_pool(pool: str, weights: str, tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(f"{pool}: {{weights: {weights}}}\n")
+    config = load_config(path)
+    expected = {"prefill": "auto", "decode": "auto", pool: weights}
+    assert {"prefill": config.prefill.weights, "decode": config.decode.weights} == expected
 
 
 def test_overrides_win_over_the_file(tmp_path: Path) -> None:

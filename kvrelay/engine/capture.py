@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
+from kvrelay.engine.capturable import NoValues, refuse_values
 from kvrelay.engine.native import ops
 from kvrelay.engine.native.arguments import Operation
 from kvrelay.engine.native.program import BufferPool, Program, empty, recorded
@@ -20,31 +21,19 @@ from kvrelay.engine.native.program import BufferPool, Program, empty, recorded
 aten = torch.ops.aten
 
 
-class NotCapturable(Exception):
-    """The model looks at values while it runs, so that one run does not tell how the next one goes."""
-
-
 class CapturedForward:
     """forward(inputs) for inputs of fixed shapes; `inputs` are written in place before each run."""
 
     def __init__(self, forward: Callable[[], torch.Tensor], pool: BufferPool) -> None:
         self._program = Program(pool)
-        with recorded(self._program), _NoValues(), _Recorder(self._program):
-            self.output = forward()
+        with recorded(self._program), NoValues(), _Recorder(self._program):
+            output = forward()
+        self.output = pool.uncounted(output)
 
     def run(self) -> torch.Tensor:
-        """The same memory each time: use it before the next run."""
+        """In memory of the pool: use it before the next run of any program."""
         self._program.run()
         return self.output
-
-
-class _NoValues(TorchFunctionMode):
-    """Refuses what reads a tensor's memory without an operator."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__):
-            raise NotCapturable(f"{func.__name__} depends on values")
-        return func(*args, **kwargs or {})
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -60,23 +49,19 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             composed = func.decompose(*args, **kwargs)
         if composed is not NotImplemented:
             return composed
-        if _depends_on_values(func, args):
-            raise NotCapturable(f"{func} depends on values")
+        refuse_values(func, args)
         lowering = LOWERINGS.get(func)
         if lowering is not None and (lowered := lowering(*args, **kwargs)) is not None:
             return lowered
         result = func(*args, **kwargs)
-        outputs = _outputs(result)
-        if func.overloadpacket in ALLOCATIONS or _is_view(func, args, kwargs, outputs):
+        if _is_view(func, args, kwargs, _outputs(result)):
             return result
-        self._program.add_torch(_again(func, args, kwargs, outputs))
-        return result
-
-
-def _depends_on_values(func: Any, args: Any) -> bool:
-    if func is aten.index.Tensor:  # by a mask, but not by numbers
-        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
-    return bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags))
+        pool = self._program.pool
+        kept = result if func._schema.is_mutable else tree_map_only(torch.Tensor, pool.copy, result)
+        if func.overloadpacket not in ALLOCATIONS:
+            uncounted = tree_map_only(torch.Tensor, pool.uncounted, (args, kwargs, _outputs(kept)))
+            self._program.add_torch(_again(func, *uncounted))
+        return kept
 
 
 ALLOCATIONS = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
@@ -86,7 +71,7 @@ def _is_view(func: Any, args: Any, kwargs: Any, outputs: list[Any]) -> bool:
     """Whether the outputs are nothing but other looks at the inputs' memory."""
     if func._schema.is_mutable:
         return False
-    tensors = [one for one in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+    tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
     storages = {one.untyped_storage().data_ptr() for one in tensors}
     return all(isinstance(one, torch.Tensor) and one.untyped_storage().data_ptr() in storages for one in outputs)
 

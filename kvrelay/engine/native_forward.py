@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from kvrelay.engine.capture import CapturedForward, NotCapturable
+from kvrelay.engine.capturable import NotCapturable
+from kvrelay.engine.capture import CapturedForward
 from kvrelay.engine.kv import KvPool
 from kvrelay.engine.native.batch import PagedBatch
 from kvrelay.engine.native.program import BufferPool

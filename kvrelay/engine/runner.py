@@ -80,7 +80,13 @@ class ModelRunner:
         self.kv_bytes = layout.arena_bytes(kv.num_blocks)
         self.kernels = "torch" if without_kernels else "native"
         self.without_kernels = without_kernels  # why, or nothing
-        self._forward = TorchForward(loaded.model, kv) if without_kernels else NativeForward(loaded.model, kv)
+        self.not_captured = ""  # why steps are not recorded, or nothing
+        self._forward: TorchForward | NativeForward
+        if without_kernels:
+            self._forward = TorchForward(loaded.model, kv)
+        else:
+            self._forward = NativeForward(loaded.model, kv)
+            self.not_captured = self._forward.not_captured
 
     @classmethod
     def load(

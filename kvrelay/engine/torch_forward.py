@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
-from kvrelay.engine.attention import RaggedBatch, SequencePart
 from kvrelay.engine.kv import KvPool
+from kvrelay.engine.ragged_batch import RaggedBatch, SequencePart
 from kvrelay.engine.step import Step
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import tempfile
@@ -11,17 +12,18 @@ from pathlib import Path
 class Cores:
     """Cores taken by lock files of this host and user: the kernel gives them back when the process ends, however.
 
-    A core is taken by one engine only. Where too few are left, none is taken and the engine runs where the kernel
-    lets it.
+    A core is taken by one engine only. Where too few are left, or the folder of the locks is another user's, none is
+    taken and the engine runs where the kernel lets it.
     """
 
     def __init__(self, count: int, folder: Path | None = None) -> None:
         folder = folder or Path(tempfile.gettempdir()) / f"kvrelay-cores-{os.getuid()}"
-        folder.mkdir(mode=0o700, exist_ok=True)
         self._locks: dict[int, int] = {}  # core -> file descriptor
-        for core in sorted(os.sched_getaffinity(0)):
-            if len(self._locks) < count:
-                self._take(core, folder)
+        with contextlib.suppress(PermissionError):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            for core in sorted(os.sched_getaffinity(0)):
+                if len(self._locks) < count:
+                    self._take(core, folder)
         if len(self._locks) < count:
             self.release()
 

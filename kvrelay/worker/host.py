@@ -48,6 +48,8 @@ async def load_runner(settings: WorkerSettings) -> ModelRunner:
     )
     if runner.without_kernels:
         log.warning("runs without native kernels", worker=settings.worker_id, reason=runner.without_kernels)
+    if runner.not_captured:
+        log.info("runs the model's own code in each step", worker=settings.worker_id, reason=runner.not_captured)
     # The first pass through a model builds kernels and takes memory; no user should wait for that.
     tokens = [0] * config.kv.block_size
     sample = SampleRequest(SamplingParams(seed=0), tokens, len(tokens))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from kvrelay.engine.runner import ModelRunner, Segment
 from kvrelay.engine.sampling import SampleRequest
 from kvrelay.types import SamplingParams
 
-BLOCK_SIZE = 4
+BLOCK_SIZES = {"torch": 4, "auto": 16}  # native kernels take multiples of 16
 NEW_TOKENS = 12
 PROMPT_LENGTHS = (3, 2 * WINDOW + 1, 37, 21)  # in blocks: part of one, whole and a bit, many
 GREEDY = SamplingParams(temperature=0)
@@ -112,16 +113,40 @@ class Batch:
             region_start += source.num_blocks * size
 
 
+@pytest.fixture(scope="module")
+def generated(tiny_model: Callable[[str], Path], prompts: list[list[int]]) -> Callable[[str, str], list[list[int]]]:
+    """generated(architecture, kv_dtype) -> what transformers makes of the prompts, computed once."""
+
+    @functools.cache
+    def answers(architecture: str, kv_dtype: str) -> list[list[int]]:
+        return oracle(tiny_model(architecture), prompts, "eager" if kv_dtype == "auto" else "quantised_eager")
+
+    return answers
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 @pytest.mark.parametrize("architecture", SERVED)
 def test_ragged_chunked_fragmented_and_handed_off_equals_generate(
-    architecture: str, kv_dtype: Literal["auto", "int8"], tiny_model: Callable[[str], Path], prompts: list[list[int]]
+    architecture: str,
+    kv_dtype: Literal["auto", "int8"],
+    kernels: Literal["auto", "torch"],
+    tiny_model: Callable[[str], Path],
+    prompts: list[list[int]],
+    generated: Callable[[str, str], list[list[int]]],
 ) -> None:
-    folder = tiny_model(architecture)
-    expected = oracle(folder, prompts, "eager" if kv_dtype == "auto" else "quantised_eager")
+    expected = generated(architecture, kv_dtype)
     runners = [
-        ModelRunner.load(str(folder), block_size=BLOCK_SIZE, kv_bytes=1 << 20, kv_dtype=kv_dtype) for _ in range(2)
+        ModelRunner.load(
+            str(tiny_model(architecture)),
+            block_size=BLOCK_SIZES[kernels],
+            kv_bytes=1 << 20,
+            kv_dtype=kv_dtype,
+            kernels=kernels,
+        )
+        for _ in range(2)
     ]
+    assert {runner.kernels for runner in runners} == {"torch" if kernels == "torch" else "native"}
     assert runners[0].layout_hash == runners[1].layout_hash
     assert len({tuple(tokens[-NEW_TOKENS:]) for tokens in expected}) > 1, "answers that do not depend on the prompt"
 

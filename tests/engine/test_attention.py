@@ -11,10 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvrelay.engine import attention
-from kvrelay.engine.attention import RaggedBatch, SequencePart, paged_attention, store
+from kvrelay.engine import explicit
+from kvrelay.engine.attention import paged_attention
+from kvrelay.engine.explicit import explicit_attention
 from kvrelay.engine.int8 import dequantise, quantise
 from kvrelay.engine.kv import KvPool
+from kvrelay.engine.ragged_batch import RaggedBatch, SequencePart, store
 from kvrelay.types import KvLayout, LayerKv
 
 BLOCK_SIZE = 4
@@ -121,9 +123,9 @@ def test_explicit_attention_in_slices_equals_the_whole(monkeypatch: pytest.Monke
     q = torch.randn(2, 2, 9, 8, generator=generator)
     k, v = torch.randn(2, 13, 8, generator=generator), torch.randn(2, 13, 8, generator=generator)
     mask = torch.ones(9, 13, dtype=torch.bool).tril(4)
-    whole = attention._explicit(q, k, v, 0.3, mask, 2.0, None)
-    monkeypatch.setattr(attention, "SCORE_BYTES", 4 * 4 * 13 * 2)  # two rows at a time
-    torch.testing.assert_close(attention._explicit(q, k, v, 0.3, mask, 2.0, None), whole)
+    whole = explicit_attention(q, k, v, 0.3, mask, 2.0, None)
+    monkeypatch.setattr(explicit, "SCORE_BYTES", 4 * 4 * 13 * 2)  # two rows at a time
+    torch.testing.assert_close(explicit_attention(q, k, v, 0.3, mask, 2.0, None), whole)
 
 
 def test_a_run_of_blocks_is_read_without_a_copy() -> None:

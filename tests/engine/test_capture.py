@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from kvrelay.engine.capture import CapturedForward, NotCapturable
+from kvrelay.engine.capturable import NotCapturable
+from kvrelay.engine.capture import CapturedForward
 from kvrelay.engine.native.arguments import Operation
 from kvrelay.engine.native.ops import PackedWeight, elementwise, linear
 from kvrelay.engine.native.program import BufferPool, empty
@@ -30,7 +31,7 @@ RECORDED: dict[str, Function] = {
     "a sum": lambda x: x + x[0],
     "a sum with a factor": lambda x: torch.add(x, x[0], alpha=3),
     "a product of types": lambda x: x.bfloat16() * x,
-    "numbers": lambda x: (x * 2.5 + 1 - x / 3),
+    "numbers": lambda x: x * 2.5 + 1 - x / 3,
     "a cast and back": lambda x: x.to(torch.bfloat16).float(),
     "an integer cast": lambda x: (x * 8).to(torch.int32).float(),
     "the second half first": lambda x: torch.cat((-x[:, 3:], x[:, :3]), -1),
@@ -112,17 +113,16 @@ def test_a_long_chain_needs_few_buffers_also_of_several_programs() -> None:
     def chain() -> torch.Tensor:
         y = x
         for _ in range(50):
-            y = y + x
+            y = torch.tanh(y + x)  # a kernel, and a call of torch
         return y
 
     with torch.inference_mode():
         first, second = CapturedForward(chain, pool), CapturedForward(chain, pool)
-        assert pool.nbytes <= 5 * x.nbytes
+        assert pool.nbytes == 3 * x.nbytes
         x.copy_(values(1, 64, 64))
         wanted = chain()
         assert torch.equal(first.run(), wanted)
         assert torch.equal(second.run(), wanted)
-        assert first.output.data_ptr() != second.output.data_ptr()
 
 
 def test_another_thread_is_not_recorded() -> None:
@@ -147,7 +147,7 @@ def test_another_thread_is_not_recorded() -> None:
     x.copy_(values(2, 4, 6))
     assert torch.equal(captured.run(), x + x)
     assert torch.equal(found[0], before)
-    assert pool.nbytes == x.nbytes
+    assert pool.nbytes == 128
 
 
 def test_strides_that_the_kernels_results_do_not_have() -> None:

@@ -61,7 +61,28 @@ def test_int8_takes_little_more_than_half_of_bfloat16() -> None:
 def test_layouts_that_differ_cannot_exchange_blocks() -> None:
     layers = (LayerKv(2, 8, 8),)
     layouts = [KvLayout(layers, 4, dtype) for dtype in ("float32", "bfloat16", "float16", "int8")]
-    assert len({layout.hash("model") for layout in layouts}) == 4
+    layouts += [KvLayout(layers, 4, dtype, word) for dtype in ("float32", "int8") for word in (1, 2)]
+    assert len({layout.hash("model") for layout in layouts}) == len(layouts)
+
+
+@given(
+    layers=st.lists(st.builds(LayerKv, st.integers(1, 3), DIM.map(lambda n: 2 * n), DIM), min_size=1).map(tuple),
+    block_size=st.sampled_from([16, 32, 48]),
+    dtype=st.sampled_from(["float32", "bfloat16", "int8"]),
+    word=st.sampled_from([1, 2]),
+)
+def test_the_kernels_order_takes_the_same_bytes(
+    layers: tuple[LayerKv, ...], block_size: int, dtype: str, word: int
+) -> None:
+    tokens, words = KvLayout(layers, block_size, dtype), KvLayout(layers, block_size, dtype, word)
+    assert words.region_block_bytes == tokens.region_block_bytes
+    assert [region.dtype for region in words.regions] == [region.dtype for region in tokens.regions]
+    for mine, its in zip(KvPool(words, 2).layers, KvPool(tokens, 2).layers, strict=True):
+        for ordered, plain in zip(mine, its, strict=True):
+            assert (ordered is None) == (plain is None)
+            if ordered is not None and plain is not None:
+                assert ordered[1].data_ptr() - ordered.data_ptr() == plain[1].data_ptr() - plain.data_ptr()
+                assert ordered.shape[:2] == (2, plain.shape[2]), "heads come first"
 
 
 def test_another_mapping_of_the_memory_file_sees_and_makes_writes() -> None:

@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from worker_harness import Session, workers
+from worker_harness import Session, Workers, workers
 
 from kvrelay.config import ClusterConfig
+from kvrelay.engine import runner
+from kvrelay.engine.native.build import NativeUnavailable
 from kvrelay.errors import Code
 from kvrelay.messages import Failed, HandedOff, Prefill, Reserve, Reserved, RunLocal
 from kvrelay.types import Handoff, SamplingParams, SequenceSpec
@@ -17,11 +19,11 @@ from kvrelay.types import Handoff, SamplingParams, SequenceSpec
 PROMPT = tuple(range(2, 63))
 
 
-def config(kv_dtype: str) -> ClusterConfig:
+def config(kv_dtype: str, block_size: int = 8) -> ClusterConfig:
     return ClusterConfig.model_validate(
         {
             "model": {"dtype": "float32"},
-            "kv": {"dtype": kv_dtype, "block_size": 8, "memory": "4MiB"},
+            "kv": {"dtype": kv_dtype, "block_size": block_size, "memory": "4MiB"},
             "prefill": {"chunk_tokens": 16},
             "decode": {"chunk_tokens": 16},
         }
@@ -69,12 +71,29 @@ async def test_workers_with_unlike_kv_refuse_each_other(
         workers(model, config(prefill_dtype), "prefill-0") as ours,
         workers(model, config(decode_dtype), "decode-0") as theirs,
     ):
-        prefill, decode = await ours.session("prefill-0"), await theirs.session("decode-0")
-        await decode.send(Reserve(spec("a"), 10.0))
-        reserved = await decode.event()
-        assert isinstance(reserved, Reserved)
-        await prefill.send(Prefill(spec("a"), reserved.target))
-        failed = await prefill.event()
-        assert isinstance(failed, Failed)
-        assert failed.code is Code.FAILED_PRECONDITION
-        assert "another model, kv.dtype or kv.block_size" in failed.message
+        assert "another model, kv.dtype or kv.block_size" in await refusal(ours, theirs)
+
+
+async def test_workers_of_which_one_has_no_kernels_refuse_each_other(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_compiler() -> None:
+        raise NativeUnavailable("there is none here")
+
+    model, suited = tiny_model("llama"), config("auto", block_size=16)
+    async with workers(model, suited, "prefill-0") as ours:
+        monkeypatch.setattr(runner, "check", no_compiler)
+        async with workers(model, suited, "decode-0") as theirs:
+            assert "only one of them runs with native kernels" in await refusal(ours, theirs)
+
+
+async def refusal(ours: Workers, theirs: Workers) -> str:
+    prefill, decode = await ours.session("prefill-0"), await theirs.session("decode-0")
+    await decode.send(Reserve(spec("a"), 10.0))
+    reserved = await decode.event()
+    assert isinstance(reserved, Reserved)
+    await prefill.send(Prefill(spec("a"), reserved.target))
+    failed = await prefill.event()
+    assert isinstance(failed, Failed)
+    assert failed.code is Code.FAILED_PRECONDITION
+    return failed.message

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import math
+import mmap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,37 +16,65 @@ import torch
 from kvrelay.engine.native.arguments import Step
 from kvrelay.engine.native.build import library
 
+ALIGNMENT = 64  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffer:
+    """The same bytes as two tensors; how often the storage of `counted` is referred to tells whether it is in use."""
+
+    memory: torch.Tensor
+    counted: torch.Tensor
+
+    @classmethod
+    def of(cls, size: int) -> _Buffer:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # torch's own would be recorded
+        return cls(torch.frombuffer(memory, dtype=torch.uint8), torch.frombuffer(memory, dtype=torch.uint8))
+
+    @property
+    def in_use(self) -> bool:
+        count: int = torch._C._storage_Use_Count(self.counted.untyped_storage()._cdata)
+        return count > 2  # the tensor, and the storage asked for
+
 
 class BufferPool:
     """Memory for what a step computes on the way. A buffer is given out again once no tensor refers to it.
 
-    Calls that were recorded hold addresses, not tensors: they stay right as long as the pool lives, since a later run
-    goes through the same calls in the same order.
+    Calls that were recorded hold addresses, or tensors that do not count: they stay right as long as the pool lives,
+    since a later run goes through the same calls in the same order.
     """
 
     def __init__(self) -> None:
-        self._buffers: list[torch.Tensor] = []
+        self._buffers: dict[int, _Buffer] = {}  # by address
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        count = 1
-        for size in shape:
-            count *= size
-        needed = max(64, count * dtype.itemsize)
-        free = [buffer for buffer in self._buffers if buffer.nbytes >= needed and _unused(buffer)]
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        count = math.prod(shape)
+        needed = max(1, math.ceil(count * dtype.itemsize / ALIGNMENT)) * ALIGNMENT
+        free = [buffer for buffer in self._buffers.values() if len(buffer.memory) >= needed and not buffer.in_use]
         if free:
-            buffer = min(free, key=lambda found: found.nbytes)
+            buffer = min(free, key=lambda found: len(found.memory))
         else:
-            buffer = torch.empty(needed, dtype=torch.uint8)
-            self._buffers.append(buffer)
-        return buffer[: count * dtype.itemsize].view(dtype).view(shape)
+            buffer = _Buffer.of(needed)
+            self._buffers[buffer.memory.data_ptr()] = buffer
+        return buffer.counted[: count * dtype.itemsize].view(dtype).view(shape)
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """In memory of the pool, with the same strides."""
+        reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        kept = self.empty((reach + 1 if tensor.numel() else 0,), tensor.dtype)
+        return kept.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
+
+    def uncounted(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same tensor as one that does not keep its buffer in use; those from elsewhere as they are."""
+        buffer = self._buffers.get(tensor.untyped_storage().data_ptr())
+        if buffer is None:
+            return tensor
+        memory = buffer.memory.view(tensor.dtype)
+        return memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
     @property
     def nbytes(self) -> int:
-        return sum(buffer.nbytes for buffer in self._buffers)
-
-
-def _unused(buffer: torch.Tensor) -> bool:
-    return torch._C._storage_Use_Count(buffer.untyped_storage()._cdata) <= 2  # the tensor, and the storage asked for
+        return sum(len(buffer.memory) for buffer in self._buffers.values())
 
 
 class Program:

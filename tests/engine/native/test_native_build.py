@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import stat
@@ -9,11 +10,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from kvrelay.engine import runner as runner_module
-from kvrelay.engine.native import build
+from kvrelay.engine.native import build, ops, program
 from kvrelay.engine.native.build import NativeUnavailable
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.errors import ConfigError
@@ -132,10 +134,25 @@ def test_without_kernels_torch_serves_and_the_reason_is_told(
     says = spoil(tmp_path, monkeypatch)
     with pytest.raises(NativeUnavailable, match=says):
         load()
-    monkeypatch.setattr(runner_module, "library", load)
+    for module in (ops, program):
+        monkeypatch.setattr(module, "library", load)
     runner = ModelRunner.load(folder, block_size=16, kv_bytes=1 << 20)
     assert runner.kernels == "torch"
     with pytest.raises(NativeUnavailable, match=says):
         raise NativeUnavailable(runner.without_kernels)
     with pytest.raises(ConfigError, match=f"weights: int8 needs the native kernels: .*{says}"):
         ModelRunner.load(folder, block_size=16, kv_bytes=1 << 20, weights="int8")
+
+
+def test_a_processor_that_multiplies_wrongly_is_told_before_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    ops.check()
+
+    def nothing(reference: Any) -> None:  # all zeros, of the first product, which is in float32
+        call = reference._obj
+        ctypes.memset(call.y, 0, call.rows * call.outputs * 4)
+
+    monkeypatch.setattr(
+        program, "library", lambda: SimpleNamespace(kvrelay_linear=nothing, kvrelay_quantize=lambda _: None)
+    )
+    with pytest.raises(NativeUnavailable, match=r"the kernels give wrong products on this processor: 100.0% off"):
+        ops.check()

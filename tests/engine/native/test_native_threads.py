@@ -55,7 +55,9 @@ def test_attention(dtype: torch.dtype, kv_dtype: str, heads: int) -> None:
     lengths = [1, 1, 1, 40, 2, 70, 1]
     tables = [[8 * i + j for j in range(8)] for i in range(len(lengths))]
     rows = sum(lengths)
-    q, k, v = (random(i, 1, n, rows, dim).to(dtype) for i, (n, dim) in enumerate([(heads * 4, 24), (heads, 24), (heads, 40)]))
+    q, k, v = (
+        random(i, 1, n, rows, dim).to(dtype) for i, (n, dim) in enumerate([(heads * 4, 24), (heads, 24), (heads, 40)])
+    )
     found = []
     for threads in (1, 2, 3):
         set_threads(threads)

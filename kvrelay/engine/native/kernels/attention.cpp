@@ -51,17 +51,16 @@ class Tile {
         alignas(64) Value weights[R][PANEL];
         const f32x16 shrink = weigh(scores, first_key, panel, weights);
         for (int64_t c = 0; c < v_columns / PANEL; c++) {
+            // Summed by themselves first: of two products in a sum, which one the compiler fuses would depend on R.
             f32x16(*kept)[2] = (f32x16(*)[2])(out + c * 2 * R);
-            f32x16 sums[R][2];
-            for (int r = 0; r < R; r++)
-                for (int half = 0; half < 2; half++) sums[r][half] = kept[r][half] * shrink[r];
+            f32x16 sums[R][2] = {};
             for (int half = 0; half < 2; half++) {
                 const uint32_t* v = panel.v[half] + c * panel.v_stride;
                 multiply<Format, R>((const uint32_t*)weights + half * HALF, 2 * HALF, 1,
                                     Columns{v, v + LANES, PANEL * sizeof(uint32_t)}, HALF, sums);
             }
             for (int r = 0; r < R; r++)
-                for (int half = 0; half < 2; half++) kept[r][half] = sums[r][half];
+                for (int half = 0; half < 2; half++) kept[r][half] = kept[r][half] * shrink[r] + sums[r][half];
         }
     }
 
