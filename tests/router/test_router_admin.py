@@ -30,7 +30,7 @@ async def test_status(router: RouterHarness, admin: ClusterServiceStub) -> None:
     router.registry.sizes = {"decode": 2}
     status = cluster_status_from_proto(await admin.GetStatus(pb.GetStatusRequest()))
     assert (status.model, status.state, status.registry) == ("demo", "ready", "ok")
-    assert (status.block_size, status.block_bytes) == (16, 64)
+    assert (status.block_size, status.block_bytes) == (32, 64)
     assert [(pool.name, pool.desired, [one.worker_id for one in pool.workers]) for pool in status.pools] == [
         ("prefill", 1, ["prefill-0"]),
         ("decode", 2, ["decode-0"]),
