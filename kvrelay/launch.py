@@ -15,7 +15,7 @@ import ray
 from ray.actor import ActorHandle
 
 from kvrelay.config import ClusterConfig
-from kvrelay.errors import InvalidArgument, Unavailable
+from kvrelay.errors import ConfigError, InvalidArgument, Unavailable
 from kvrelay.telemetry import configure_logging, get_logger
 from kvrelay.types import PoolName
 from kvrelay.worker.settings import WorkerSettings
@@ -63,6 +63,21 @@ def _serve(settings: WorkerSettings, stop: asyncio.Event) -> Coroutine[None, Non
     return decode_worker.main.serve(settings, stop)
 
 
+def require_gpus(config: ClusterConfig, found: float) -> None:
+    """Raises ConfigError if the workers to start with would wait for GPUs that never come."""
+    prefill, decode = config.prefill, config.decode
+    needed = {
+        "prefill": prefill.replicas * prefill.resources.num_gpus,
+        "decode": decode.replicas * decode.resources.num_gpus,
+    }
+    if sum(needed.values()) > found:
+        each = ", ".join(f"{name} {amount:g}" for name, amount in needed.items())
+        raise ConfigError(
+            f"resources.num_gpus: the workers need {sum(needed.values()):g} GPUs ({each}), and Ray finds {found:g} on "
+            "this machine; set it lower, for instance 0.5 to share one, or 0 for the CPU"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class _Running:
     pool: PoolName
@@ -101,6 +116,12 @@ class RayLauncher:
             ray.init(address=self._address or "local", logging_level="error", namespace="kvrelay", **local)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise Unavailable(f"Ray did not start: {error}") from error
+        if self._address is None:  # a larger cluster may yet grow
+            try:
+                require_gpus(self._settings.config, ray.cluster_resources().get("GPU", 0))
+            except ConfigError:
+                self.__exit__(None, None, None)
+                raise
         return self
 
     def __exit__(

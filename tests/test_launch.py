@@ -7,7 +7,8 @@ import socket
 import pytest
 
 from kvrelay.config import ClusterConfig, ListenConfig
-from kvrelay.launch import _on_this_node
+from kvrelay.errors import ConfigError
+from kvrelay.launch import _on_this_node, require_gpus
 from kvrelay.worker.settings import WorkerSettings
 
 
@@ -30,3 +31,17 @@ def test_auto_is_an_address_of_this_host() -> None:
 def test_any_other_address_stays(host: str) -> None:
     given = settings(host)
     assert _on_this_node(given) == given
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "found", "enough"),
+    [(0, 0, 0, True), (1, 1, 2, True), (0.5, 0.5, 1, True), (1, 1, 1, False), (0, 1, 0, False), (1, 0, 0, False)],
+)
+def test_gpus_that_are_not_there(prefill: float, decode: float, found: float, enough: bool) -> None:
+    pools = {"prefill": prefill, "decode": decode}
+    config = ClusterConfig.model_validate({name: {"resources": {"num_gpus": amount}} for name, amount in pools.items()})
+    if enough:
+        require_gpus(config, found)
+    else:
+        with pytest.raises(ConfigError, match=rf"need {prefill + decode:g} GPUs .*, and Ray finds {found:g} on"):
+            require_gpus(config, found)

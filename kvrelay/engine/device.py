@@ -1,10 +1,24 @@
-"""Small values on their way to the model's device."""
+"""Where a model runs, and small values on their way there."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, DTypeLike
+
+from kvrelay.errors import ConfigError
+
+
+def find_device(name: str) -> torch.device:
+    """cpu, cuda or cuda:N. Raises ConfigError for a GPU that torch does not find."""
+    device = torch.device(name)
+    count = torch.cuda.device_count() if device.type == "cuda" and torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise ConfigError(
+            f"{name}: torch {torch.__version__} finds {count} CUDA devices here; stay on the CPU (num_gpus: 0, "
+            "--device cpu), or install a driver and a build of torch for CUDA"
+        )
+    return device
 
 
 def to_device(values: ArrayLike, dtype: DTypeLike, device: torch.device) -> torch.Tensor:

@@ -48,24 +48,33 @@ def load_model(path: str, *, dtype: str = "auto", device: str = "cpu") -> Loaded
     wrong += [f"{name} is {found}, not {wanted}" for name, found, wanted in sorted(report["mismatched_keys"])]
     if wrong:
         raise ModelRefused(f"{path}: {len(wrong)} weights are missing or misshapen; {wrong[0]}")
+    try:
+        model = model.to(device)
+    except torch.OutOfMemoryError as error:
+        raise ModelRefused(f"{path}: {weight_bytes(model)} bytes of weights do not fit on {device}: {error}") from error
+    return loaded_model(model, path, checkpoint.model_id)
+
+
+def loaded_model(model: PreTrainedModel, name: str, model_id: str) -> LoadedModel:
+    """A model that lies in memory and attends by `attention.NAME`. Raises ModelRefused and calls it by its name."""
     kind = type(model).__name__
     if not model._supports_attention_backend:
-        raise ModelRefused(f"{path}: {kind} does not support attention backends, so it would run wrong")
+        raise ModelRefused(f"{name}: {kind} does not support attention backends, so it would run wrong")
     if model._is_stateful:
-        raise ModelRefused(f"{path}: {kind} keeps a state that is not a KV cache")
-    model = model.to(device).eval().requires_grad_(False)
+        raise ModelRefused(f"{name}: {kind} keeps a state that is not a KV cache")
+    model = model.eval().requires_grad_(False)
     config = model.config.get_text_config()
     max_model_len = _max_model_len(config)
     try:
         kv_layers, kv_dtype = probe(model, config.num_hidden_layers, max_model_len)
     except ModelRefused as error:
-        raise ModelRefused(f"{path}: {error.message}") from error
+        raise ModelRefused(f"{name}: {error.message}") from error
     except Exception as error:  # whatever a model's own code can raise
-        raise ModelRefused(f"{path}: {kind} does not run on paged attention: {error!r}") from error
+        raise ModelRefused(f"{name}: {kind} does not run on paged attention: {error!r}") from error
     return LoadedModel(
         model=model,
         config=config,
-        model_id=checkpoint.model_id,
+        model_id=model_id,
         dtype=str(model.dtype).removeprefix("torch."),
         eos_token_ids=_eos_token_ids(model),
         max_model_len=max_model_len,

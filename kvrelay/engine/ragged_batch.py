@@ -10,9 +10,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvrelay.engine.explicit import explicit_attention
-from kvrelay.engine.int8 import dequantise, quantise
 from kvrelay.engine.kv import KvPool, LayerViews
 from kvrelay.engine.step import Part
+from kvrelay.int8 import dequantise, quantise
 
 
 class RaggedPart(Protocol):
@@ -44,9 +44,6 @@ class RaggedBatch:
     kv: KvPool
     slots: torch.Tensor  # [T] int64: block * block_size + offset, where each new token's KV goes
     parts: Sequence[RaggedPart]
-
-    def update(self, parts: Sequence[Part]) -> None:
-        """Nothing: what changes from step to step is in tensors, which are filled by whoever made them."""
 
     def attend(
         self,
@@ -93,6 +90,13 @@ class SequencePart:
     blocks: torch.Tensor  # [n] int64, the sequence's block table up to its last new token
     first_block: int | None  # where the table is one ascending run
     masks: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, part: Part, blocks: torch.Tensor) -> SequencePart:
+        """`blocks` are the part's, up to its last new token, on the device."""
+        table = list(part.blocks[: len(blocks)])
+        is_run = table == list(range(table[0], table[0] + len(table)))
+        return cls(part.row, part.new, part.past, blocks, table[0] if is_run else None)
 
     @property
     def end(self) -> int:

@@ -9,11 +9,13 @@ from typing import Literal
 
 import torch
 
+from kvrelay.compiled import NativeUnavailable
+from kvrelay.engine.cuda_forward import SCRATCH_BLOCKS, CudaForward
+from kvrelay.engine.device import find_device
 from kvrelay.engine.kv import TORCH_DTYPE, KvPool
 from kvrelay.engine.loader import LoadedModel, load_model, weight_bytes
 from kvrelay.engine.modules import use_kernels
 from kvrelay.engine.native.batch import PagedBatch
-from kvrelay.engine.native.build import NativeUnavailable
 from kvrelay.engine.native.ops import check, set_threads
 from kvrelay.engine.native_forward import NativeForward
 from kvrelay.engine.sampling import Sampled, SampleRequest, sample
@@ -67,6 +69,7 @@ class ModelRunner:
         max_model_len: int,
         *,
         without_kernels: str = "no kernels were asked for",
+        flashinfer: bool = False,
     ) -> None:
         self.layout = layout
         self.kv = kv
@@ -81,8 +84,14 @@ class ModelRunner:
         self.kernels = "torch" if without_kernels else "native"
         self.without_kernels = without_kernels  # why, or nothing
         self.not_captured = ""  # why steps are not recorded, or nothing
-        self._forward: TorchForward | NativeForward
-        if without_kernels:
+        self._forward: CudaForward | TorchForward | NativeForward
+        if kv.buffer.is_cuda:
+            self._forward = CudaForward.on_gpu(loaded.model, kv, max_model_len, flashinfer=flashinfer)
+            self.num_blocks -= SCRATCH_BLOCKS
+            self.without_kernels = self._forward.without_flashinfer
+            self.kernels = "torch" if self.without_kernels else "flashinfer"
+            self.not_captured = self._forward.not_captured
+        elif without_kernels:
             self._forward = TorchForward(loaded.model, kv)
         else:
             self._forward = NativeForward(loaded.model, kv)
@@ -103,16 +112,43 @@ class ModelRunner:
         weights: Literal["auto", "int8"] = "auto",
         kernels: Literal["auto", "torch"] = "auto",
     ) -> ModelRunner:
-        """Loads the model and takes up to `kv_bytes` for KV. `threads` is set for the whole process.
+        """Loads the model onto `device`, then as `of`. `threads` is set for the whole process.
 
-        kv_dtype auto is the dtype that the model attends in, weights auto those of the checkpoint. kernels auto are
-        the native ones on a CPU where they can be compiled and fit the model; `without_kernels` tells why not.
-        max_model_len is cut to what the model allows. Raises ModelRefused, and ConfigError if `kv_bytes` does not hold
-        one sequence of max_model_len tokens or int8 weights have no kernels.
+        Raises ModelRefused, and ConfigError if there is no such device.
         """
+        find_device(device)
         if threads is not None:
             torch.set_num_threads(threads)
-        loaded = load_model(path, dtype=dtype, device=device)
+        return cls.of(
+            load_model(path, dtype=dtype, device=device),
+            block_size=block_size,
+            kv_dtype=kv_dtype,
+            kv_bytes=kv_bytes,
+            max_model_len=max_model_len,
+            weights=weights,
+            kernels=kernels,
+        )
+
+    @classmethod
+    def of(
+        cls,
+        loaded: LoadedModel,
+        *,
+        block_size: int = 32,
+        kv_dtype: Literal["auto", "int8"] = "auto",
+        kv_bytes: int,
+        max_model_len: int | None = None,
+        weights: Literal["auto", "int8"] = "auto",
+        kernels: Literal["auto", "torch"] = "auto",
+    ) -> ModelRunner:
+        """Takes up to `kv_bytes` for KV where the model lies.
+
+        kv_dtype auto is the dtype that the model attends in, weights auto those that it has. kernels auto are the
+        native ones on a CPU where they can be compiled and fit the model, and flashinfer's on a GPU where it is
+        installed and fits; `without_kernels` tells why not.
+        max_model_len is cut to what the model allows. Raises ConfigError if `kv_bytes` does not hold one sequence of
+        max_model_len tokens or is not free, or int8 weights have no kernels.
+        """
         longest = min(max_model_len or loaded.max_model_len, loaded.max_model_len)
         layout = KvLayout(loaded.kv_layers, block_size, loaded.kv_dtype if kv_dtype == "auto" else kv_dtype)
         reason = "torch was asked for" if kernels == "torch" else _without_kernels(loaded, layout)
@@ -129,8 +165,14 @@ class ModelRunner:
                 f"which takes {needed} bytes; set kv.memory to at least that, or model.max_model_len to at most "
                 f"{kv_bytes // layout.block_bytes * block_size}"
             )
-        pool = KvPool(layout, kv_bytes // layout.block_bytes, device)
-        return cls(loaded, layout, pool, longest, without_kernels=reason)
+        device = loaded.model.device
+        num_blocks = kv_bytes // layout.block_bytes + (SCRATCH_BLOCKS if device.type == "cuda" else 0)
+        try:
+            pool = KvPool(layout, num_blocks, str(device))
+            return cls(loaded, layout, pool, longest, without_kernels=reason, flashinfer=kernels == "auto")
+        except torch.OutOfMemoryError as error:
+            message = f"kv.memory: {kv_bytes} bytes leave no room on {device} for the model and its steps: {error}"
+            raise ConfigError(message) from error
 
     @torch.inference_mode()
     def run(self, segments: Sequence[Segment]) -> list[list[Sampled]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +32,40 @@ class Step:
     def positions(self) -> list[int]:
         """[T], of each token in its sequence."""
         return [position for part in self.parts for position in range(part.past, part.end)]
+
+    def slots(self, block_size: int) -> list[int]:
+        """[T], where the KV of each token goes: block * block_size + offset."""
+        return [
+            part.blocks[position // block_size] * block_size + position % block_size
+            for part in self.parts
+            for position in range(part.past, part.end)
+        ]
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it is one new token of each sequence."""
+        return len(self.token_ids) == len(self.parts)
+
+    def padded(self, num_parts: int, block: int) -> Step:
+        """With more sequences of one token each, which lies in a block that is nobody's, and more rows of logits: as
+        many of both as `num_parts`."""
+        more = range(len(self.parts), num_parts)
+        row = len(self.token_ids)
+        return Step(
+            [*self.token_ids, *(0 for _ in more)],
+            [*self.parts, *(Part(row + i, 1, 0, (block,)) for i in range(len(more)))],
+            [*self.rows, *(0 for _ in range(len(self.rows), num_parts))],
+        )
+
+    def decoding_first(self) -> Step:
+        """The same with the parts of one token before the others; logits come in the same order."""
+        parts = sorted(self.parts, key=lambda part: part.new > 1)
+        if parts == self.parts:
+            return self
+        order = [row for part in parts for row in range(part.row, part.row + part.new)]
+        place = {row: i for i, row in enumerate(order)}
+        return Step(
+            [self.token_ids[row] for row in order],
+            [replace(part, row=place[part.row]) for part in parts],
+            [place[row] for row in self.rows],
+        )

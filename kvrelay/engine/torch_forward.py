@@ -31,23 +31,8 @@ class TorchForward:
 
     def _batch(self, step: Step) -> RaggedBatch:
         layout = self._kv.layout
-        size = layout.block_size
-        parts = []
-        slots: list[int] = []
-        for part in step.parts:
-            blocks = list(part.blocks[: layout.blocks_for(part.end)])
-            is_run = blocks == list(range(blocks[0], blocks[0] + len(blocks)))
-            parts.append(
-                SequencePart(
-                    row=part.row,
-                    new=part.new,
-                    past=part.past,
-                    blocks=self._tensor(blocks),
-                    first_block=blocks[0] if is_run else None,
-                )
-            )
-            slots += [blocks[p // size] * size + p % size for p in range(part.past, part.end)]
-        return RaggedBatch(self._kv, self._tensor(slots), parts)
+        parts = [SequencePart.of(part, self._tensor(part.blocks[: layout.blocks_for(part.end)])) for part in step.parts]
+        return RaggedBatch(self._kv, self._tensor(step.slots(layout.block_size)), parts)
 
     def _tensor(self, values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.long, device=self._model.device)

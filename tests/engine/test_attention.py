@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from types import SimpleNamespace
 
@@ -10,44 +9,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from naive_attention import naive
 
 from kvrelay.engine import explicit
 from kvrelay.engine.attention import paged_attention
 from kvrelay.engine.explicit import explicit_attention
-from kvrelay.engine.int8 import dequantise, quantise
 from kvrelay.engine.kv import KvPool
 from kvrelay.engine.ragged_batch import RaggedBatch, SequencePart, store
+from kvrelay.int8 import dequantise, quantise
 from kvrelay.types import KvLayout, LayerKv
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 24
-
-
-def naive(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    past: int,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
-) -> torch.Tensor:
-    """queries [new, Hq, Dk], keys [end, Hkv, Dk], values [end, Hkv, Dv] -> [new, Hq, Dv], in float64."""
-    new, heads, _ = queries.shape
-    out = torch.zeros(new, heads, values.shape[-1], dtype=torch.float64)
-    group = heads // keys.shape[1]
-    for i in range(new):
-        for head in range(heads):
-            seen = [j for j in range(past + i + 1) if window is None or past + i - j < window]
-            scores = [float(queries[i, head].double() @ keys[j, head // group].double()) * scale for j in seen]
-            if softcap is not None:
-                scores = [softcap * math.tanh(score / softcap) for score in scores]
-            weights = [math.exp(score) for score in scores]
-            total = sum(weights) + (0 if sinks is None else math.exp(float(sinks[head])))
-            for weight, j in zip(weights, seen, strict=True):
-                out[i, head] += weight / total * values[j, head // group].double()
-    return out
 
 
 @settings(max_examples=120, deadline=None)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrelay.engine.int8 import dequantise, quantise
+from kvrelay.int8 import dequantise, quantise
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # At least a normal bfloat16 remains of the smallest scale, and no sum of squares is needed for the largest.

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from kvrelay.compiled import NativeUnavailable
 from kvrelay.engine.native import arguments as args
 from kvrelay.engine.native.arguments import DTYPES, Operation
-from kvrelay.engine.native.build import NativeUnavailable, library
+from kvrelay.engine.native.build import library
 from kvrelay.engine.native.pages import HugePages
 from kvrelay.engine.native.program import call, empty
 

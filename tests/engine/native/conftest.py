@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvrelay import compiled
 from kvrelay.engine.native import build, ops, program
 
 OTHERS = {  # what is optimised is slow to compile; with AVX2 it shows what the optimiser does to sums
@@ -27,8 +28,8 @@ def other_library(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], c
         if name not in built:
             path = tmp_path_factory.mktemp("kernels") / f"{name}.so"
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(build, "FLAGS", [*build.FLAGS, *OTHERS[name]])  # the last of each kind counts
-                build._build(build._compiler(), path)
+                patch.setattr(compiled, "FLAGS", [*compiled.FLAGS, *OTHERS[name]])  # the last of each kind counts
+                compiled.build(compiled.find_compiler(), build.SOURCES, path)
             built[name] = ctypes.CDLL(str(path))
         return built[name]
 

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvrelay.engine.int8 import dequantise, quantise
 from kvrelay.engine.kv import KvPool
 from kvrelay.engine.native.batch import PagedBatch
 from kvrelay.engine.step import Part
+from kvrelay.int8 import dequantise, quantise
 from kvrelay.types import KvLayout, LayerKv
 
 pytestmark = pytest.mark.usefixtures("kernels")

@@ -15,12 +15,17 @@ from typing import Any
 
 import pytest
 
+from kvrelay import compiled as compiling
+from kvrelay.compiled import NativeUnavailable, compiled
 from kvrelay.engine.native import build, ops, program
-from kvrelay.engine.native.build import NativeUnavailable
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.errors import ConfigError
 
-load = build.library.__wrapped__  # not what this process has loaded already
+
+def load() -> ctypes.CDLL:
+    """Not what this process has loaded already."""
+    return compiled.__wrapped__(build.SOURCES)
+
 
 COPYING = """#!/bin/sh
 # A compiler that takes its time and gives what was compiled before.
@@ -31,7 +36,7 @@ cp {library} "$target"
 
 
 @pytest.fixture(scope="session")
-def compiled() -> Path:
+def kernels_here() -> Path:
     return Path(build.library()._name)
 
 
@@ -49,9 +54,9 @@ def compiler(path: Path, script: str) -> str:
 
 
 def test_what_was_compiled_is_loaded_again(
-    cache: Path, compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, kernels_here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = compiler(tmp_path / "c++", COPYING.format(library=compiled))
+    script = compiler(tmp_path / "c++", COPYING.format(library=kernels_here))
     monkeypatch.setenv("CXX", f"{script} -some -option")
     first = load()
     first.kvrelay_set_threads(1)
@@ -64,21 +69,18 @@ def test_what_was_compiled_is_loaded_again(
         load()
 
 
-def test_the_library_is_another_one_for_other_sources(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    key = build._key(["g++"])
-    assert build._key(["clang++"]) != key
+def test_the_library_is_another_one_for_other_sources(tmp_path: Path) -> None:
+    key = compiling.key(["g++"], build.SOURCES)
+    assert compiling.key(["clang++"], build.SOURCES) != key
     sources = Path(shutil.copytree(build.SOURCES, tmp_path / "kernels"))
-    monkeypatch.setattr(build, "SOURCES", sources)
-    assert build._key(["g++"]) == key
+    assert compiling.key(["g++"], sources) == key
     with (sources / "words.h").open("a") as file:
         file.write("\n")
-    assert build._key(["g++"]) != key
+    assert compiling.key(["g++"], sources) != key
 
 
-def test_processes_that_build_at_the_same_time(cache: Path, compiled: Path, tmp_path: Path) -> None:
-    script = compiler(tmp_path / "c++", COPYING.format(library=compiled))
+def test_processes_that_build_at_the_same_time(cache: Path, kernels_here: Path, tmp_path: Path) -> None:
+    script = compiler(tmp_path / "c++", COPYING.format(library=kernels_here))
     program = "from kvrelay.engine.native.build import library; library().kvrelay_set_threads(1); print('loaded')"
     processes = [
         subprocess.Popen(
@@ -105,7 +107,7 @@ def failing_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def compiler_of_rubbish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     script = COPYING.format(library="/proc/self/status")
     monkeypatch.setenv("CXX", compiler(tmp_path / "c++", script))
-    return r"kernels-[0-9a-f]{16}.so cannot be written or loaded: .*; remove it, or set XDG_CACHE_HOME"
+    return r"native-[0-9a-f]{16}.so cannot be written or loaded: .*; remove it, or set XDG_CACHE_HOME"
 
 
 def folder_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:

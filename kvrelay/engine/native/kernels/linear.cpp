@@ -61,7 +61,9 @@ void linear(const LinearCall& call) {
                        tiles.data() + row * words);
     }
     const uint32_t* packed = tiles.data();
-#pragma omp parallel for schedule(static) if (threads() > 1) num_threads(threads())
+    // Few rows: each thread reads a stretch of memory. Many: a thread that shares its core with another process does less.
+    const int64_t share = in_place ? (panels + threads() - 1) / threads() : 1;
+#pragma omp parallel for schedule(dynamic, share) if (threads() > 1) num_threads(threads())
     for (int64_t p = 0; p < panels; p++) {
         const u32x16* weight = (const u32x16*)call.weight + p * words * 2;
         const Columns panel{weight, weight + 1, 2 * sizeof(u32x16)};
@@ -86,7 +88,7 @@ bool linear_by_tiles(const LinearCall& call) {
     const int64_t words = call.in / Format::PER_WORD, stride = call.x_stride / Format::PER_WORD;
     if (call.rows < MIN_TILE_ROWS || words % TILE || !tiles_allowed()) return false;
     const int64_t panels = (call.out + PANEL - 1) / PANEL;
-#pragma omp parallel for schedule(static) if (threads() > 1) num_threads(threads())
+#pragma omp parallel for schedule(dynamic) if (threads() > 1) num_threads(threads())
     for (int64_t p = 0; p < panels; p++)
         for (int64_t row = 0; row < call.rows; row += MAX_TILE_ROWS) {
             const int64_t rows = std::min(MAX_TILE_ROWS, call.rows - row);
