@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from safetensors import safe_open
 from transformers import AutoConfig
 
 from kvrelay.bench.limits import Limits
+from kvrelay.bench.shapes import DTYPE, random_model
 from kvrelay.engine.checkpoint import find_checkpoint
 from kvrelay.errors import InvalidArgument
 from kvrelay.types import DTYPE_BYTES
@@ -84,14 +85,28 @@ def model_cost(path: str) -> ModelCost:
     Raises ModelRefused, and InvalidArgument for a model of experts, of which a token uses only some.
     """
     checkpoint = find_checkpoint(path)
-    config: Any = AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True).get_text_config()
-    if any("expert" in name for name in config.to_dict()):
-        raise InvalidArgument(f"{path}: a model of experts; the limits are known for dense models only", field="model")
+    config: Any = AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
+    dtype = str(config.get_text_config().dtype or "float32").removeprefix("torch.")
+    return _cost(path, config, _matrices(checkpoint.weights), dtype)
+
+
+def shape_cost(shape: str) -> ModelCost:
+    """Of a model of which only the shape is known. Raises InvalidArgument as `model_cost` does."""
+    model = random_model(shape, "meta")
+    parameters = model.named_parameters()  # a tied one once, as the table
+    matrices = ((name, list(one.shape)) for name, one in parameters if one.dim() > 1)
+    return _cost(shape, model.config, matrices, DTYPE)
+
+
+def _cost(name: str, config: Any, matrices: Iterable[tuple[str, list[int]]], dtype: str) -> ModelCost:
+    config = config.get_text_config()
+    if any("expert" in key for key in config.to_dict()):
+        raise InvalidArgument(f"{name}: a model of experts; the limits are known for dense models only", field="model")
     body, head, table = 0, 0, 0
-    for name, shape in _matrices(checkpoint.weights):
-        if any(part in _TABLES for part in name.split(".")):
+    for weight, shape in matrices:
+        if any(part in _TABLES for part in weight.split(".")):
             table = max(table, math.prod(shape))
-        elif name.startswith("lm_head."):
+        elif weight.startswith("lm_head."):
             head = math.prod(shape)
         else:
             body += math.prod(shape)
@@ -105,7 +120,7 @@ def model_cost(path: str) -> ModelCost:
         head=head or table,  # tied: the table of embeddings is the head
         max_model_len=config.max_position_embeddings,
         vocab_size=config.vocab_size,
-        dtype=str(config.dtype or "float32").removeprefix("torch."),
+        dtype=dtype,
     )
 
 

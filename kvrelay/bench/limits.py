@@ -1,4 +1,4 @@
-"""What this machine can do at most: measured, not looked up."""
+"""What a processor can do at most: measured, not looked up."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Limits:
     """matrix_rates: by dtype, floating point (or integer) operations per second, a multiply-add counts as two; only
     dtypes that torch can multiply here. bandwidth: bytes per second, read in sequence from memory."""
 
-    threads: int
+    threads: int  # of the host
     matrix_rates: dict[str, float]
     bandwidth: float
 

@@ -12,21 +12,10 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from kvrelay.bench.shapes import NAMED
+
 NAME = "m200"
-_VOCABULARY = 8192
-_CONFIG = LlamaConfig(
-    vocab_size=_VOCABULARY,
-    hidden_size=1024,
-    intermediate_size=2816,
-    num_hidden_layers=16,
-    num_attention_heads=16,
-    num_key_value_heads=4,
-    head_dim=64,
-    max_position_embeddings=8192,
-    tie_word_embeddings=False,
-    bos_token_id=0,
-    eos_token_id=1,
-)
+_CONFIG = NAMED[NAME]
 
 
 def reference_model() -> Path:

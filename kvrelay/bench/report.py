@@ -35,6 +35,7 @@ class EngineReport:
 
     model: str
     machine: str
+    device: str  # cpu or cuda
     cores: tuple[int, ...]
     limits: Limits
     cost: ModelCost
@@ -68,6 +69,7 @@ class EngineReport:
         return {
             "model": self.model,
             "machine": self.machine,
+            "device": self.device,
             "cores": list(self.cores),
             "weights": self.weights,
             "chunk_tokens": self.chunk_tokens,

@@ -6,18 +6,21 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import torch
+
 from kvrelay.bench.cases import all_cases, quick_cases, that_fit
-from kvrelay.bench.cost import model_cost
+from kvrelay.bench.cost import model_cost, shape_cost
 from kvrelay.bench.engine_bench import Measured, measure, tokens_beyond
-from kvrelay.bench.engine_process import KVRELAY, EngineProcess, vllm_command
+from kvrelay.bench.engine_process import KVRELAY, EngineProcess
+from kvrelay.bench.gpu_limits import FULL, QUICK, measure_gpu_limits
 from kvrelay.bench.limits import Limits, measure_limits
-from kvrelay.bench.reference_model import NAME, reference_model
+from kvrelay.bench.peers import peer_command
+from kvrelay.bench.reference_model import NAME
 from kvrelay.bench.report import EngineReport
-from kvrelay.errors import InvalidArgument, NotFound
-from kvrelay.models import resolve_model
+from kvrelay.bench.subject import first_cores, machine_name, model_folder
+from kvrelay.engine.device import find_device
 from kvrelay.types import POOLS, PoolName
 
 _KV_SLACK = 1.25  # over the largest batch: sequences end within blocks, and engines keep some blocks to themselves
@@ -28,41 +31,63 @@ Progress = Callable[[str, int], Callable[[], None]]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    model: str
-    weights: str  # auto, or a dtype that the engine can turn them into
-    cores: tuple[int, ...]  # one thread on each
-    chunk_tokens: int
-    runs: int
-    peer_python: str | None
-    quick: bool
+    model: str = NAME
+    shape: str | None = None  # of a model with random weights, in place of `model`
+    device: str = "cpu"  # or cuda
+    weights: str = "auto"  # or a dtype that the engine can turn them into
+    threads: int | None = None  # None is one, or with a GPU all that there are
+    chunk_tokens: int = 512
+    runs: int = 5
+    peer: str | None = None
+    quick: bool = False
 
     def load(self, pool: PoolName) -> dict[str, Any]:
-        """What `ModelRunner.load` is given in a worker of that pool, beyond what every engine is told."""
+        """What `ModelRunner.of` is given in a worker of that pool, beyond what every engine is told."""
         return {} if self.weights == "auto" else {"weights": self.weights}
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device != "cpu"
+
+    def cores(self) -> tuple[int, ...]:
+        """With one thread on each. Raises InvalidArgument if there are not as many."""
+        return first_cores(self.threads or (len(os.sched_getaffinity(0)) if self.on_gpu else 1))
 
 
 def run(options: Options, progress: Progress) -> EngineReport:
-    """Raises InvalidArgument for the model, ModelRefused too; Unavailable if an engine does not run it."""
-    path = _model_folder(options.model)
-    cost = model_cost(path)
+    """Raises InvalidArgument for an option; ModelRefused too; Unavailable if an engine does not run the model."""
+    find_device(options.device)
+    cores = options.cores()
+    peer = None if options.peer is None else peer_command(options.peer, has_checkpoint=options.shape is None)
+    path = None
+    if options.shape is not None:
+        cost = shape_cost(options.shape)
+    else:
+        path = model_folder(options.model)
+        cost = model_cost(path)
     beyond = tokens_beyond(options.runs)
     cases = that_fit(quick_cases() if options.quick else all_cases(), cost.max_model_len - beyond)
+    kv_tokens = int(_KV_SLACK * (cases.most_tokens + cases.most_batch * beyond))
     settings = {
         "model": path,
+        "shape": options.shape,
+        "device": options.device,
         "dtype": cost.dtype,
-        "threads": len(options.cores),
-        "cores": options.cores,
+        "threads": len(cores),
+        "cores": cores,
         "chunk_tokens": options.chunk_tokens,
         "max_model_len": cases.longest + beyond,
-        "kv_bytes": int(_KV_SLACK * cost.kv_token_bytes() * (cases.most_tokens + cases.most_batch * beyond)),
+        "most_batch": cases.most_batch,
+        "kv_tokens": kv_tokens,
+        "kv_bytes": cost.kv_token_bytes() * kv_tokens,
     }
-    before = _limits(options, progress)
+    before = _limits(options, cores, progress)
     results: list[Measured] = []
     facts: dict[str, dict[str, Any]] = {}
     with ExitStack() as stack:
         peers = []
-        if options.peer_python is not None:
-            peers.append(stack.enter_context(_start(vllm_command(options.peer_python), settings, progress)))
+        if peer is not None:
+            peers.append(stack.enter_context(_start(peer, settings, progress)))
         for pool in POOLS:
             some = cases.prefill if pool == "prefill" else cases.decode
             with _start(KVRELAY, settings | {"load": options.load(pool)}, progress) as ours:
@@ -70,25 +95,17 @@ def run(options: Options, progress: Progress) -> EngineReport:
                 results += measure(some, engines, options.runs, cost.vocab_size, progress(pool, len(some)))
             facts = facts or {one.name: {**one.facts, "ready_seconds": one.ready_seconds} for one in engines}
     return EngineReport(
-        model=options.model,
-        machine=_machine(),
-        cores=options.cores,
-        limits=before.best(_limits(options, progress)),
+        model=options.shape or options.model,
+        machine=_machine(options),
+        device=options.device,
+        cores=cores,
+        limits=before.best(_limits(options, cores, progress)),
         cost=cost,
         weights=cost.dtype if options.weights == "auto" else options.weights,
         chunk_tokens=options.chunk_tokens,
         engines=facts,
         results=tuple(results),
     )
-
-
-def _model_folder(model: str) -> str:
-    if model == NAME:
-        return str(reference_model())
-    try:
-        return resolve_model(model)
-    except NotFound as error:
-        raise InvalidArgument(f"{error.message}, or {NAME!r}", field="model") from error
 
 
 def _start(command: tuple[str, ...], settings: dict[str, Any], progress: Progress) -> EngineProcess:
@@ -98,20 +115,25 @@ def _start(command: tuple[str, ...], settings: dict[str, Any], progress: Progres
     return engine
 
 
-def _limits(options: Options, progress: Progress) -> Limits:
-    """Of the cores that the engines run on. Measured before them and after them; the better counts."""
+def _limits(options: Options, cores: tuple[int, ...], progress: Progress) -> Limits:
+    """Of the GPU or the cores that the engines run on. Measured before them and after them; the better counts."""
     measured = progress("limits of this machine", 1)
-    allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, options.cores)
-    try:
-        limits = measure_limits(len(options.cores), quick=options.quick)
-    finally:
-        os.sched_setaffinity(0, allowed)
+    if options.on_gpu:
+        limits = measure_gpu_limits(find_device(options.device), len(cores), QUICK if options.quick else FULL)
+    else:
+        limits = _core_limits(cores, quick=options.quick)
     measured()
     return limits
 
 
-def _machine() -> str:
-    """The processor's name, as the kernel has it."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown CPU")
+def _core_limits(cores: tuple[int, ...], *, quick: bool) -> Limits:
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        return measure_limits(len(cores), quick=quick)
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def _machine(options: Options) -> str:
+    return str(torch.cuda.get_device_name(options.device)) if options.on_gpu else machine_name()

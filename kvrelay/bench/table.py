@@ -18,9 +18,10 @@ def report_view(report: EngineReport) -> RenderableType:
     limits = report.limits
     rates = ", ".join(f"{dtype} {rate / 1e12:.3f}" for dtype, rate in limits.matrix_rates.items())
     cores = ", ".join(map(str, report.cores))
+    where = f"core {cores}" if report.device == "cpu" else f"host cores {cores}"
     head = [
         f"{report.model}: {report.weights} weights, {report.cost.weight_bytes(report.weights) / 1e9:.3f} GB a step",
-        f"{report.machine}, core {cores}; TFLOP/s: {rates}; memory: {limits.bandwidth / 1e9:.1f} GB/s",
+        f"{report.machine}, {where}; TFLOP/s: {rates}; memory: {limits.bandwidth / 1e9:.1f} GB/s",
         *(
             f"{name}: {facts['ready_seconds']:.1f} s from start to first token"
             for name, facts in report.engines.items()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -37,17 +35,31 @@ def engine(
     model: Annotated[
         str, typer.Option(metavar="DIR|HUB_ID|demo|m200", help="m200 is made on first use: 0.4 GB in the cache folder.")
     ] = "m200",
+    model_shape: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|DIR", help="Random weights in place of --model: m200, llama-3.1-8b, or a config.json's."
+        ),
+    ] = None,
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="cuda is one GPU.")] = "cpu",
     weights: Annotated[Literal["auto", "int8"], typer.Option(help="auto keeps them as the model has them.")] = "auto",
-    threads: Annotated[int, typer.Option(min=1, metavar="N", help="On as many cores, the first allowed.")] = 1,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="On as many cores, the first allowed. 1; with a GPU all."),
+    ] = None,
     chunk_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Of a prompt in one step.")] = 512,
     runs: Annotated[int, typer.Option(min=1, max=100, metavar="N", help="Of which the median counts.")] = 5,
     peer: Annotated[
-        str | None, typer.Option(metavar="vllm=PYTHON", help="In turns with vLLM, as that Python has it.")
+        str | None,
+        typer.Option(
+            metavar="generate_batch|vllm=PYTHON",
+            help="In turns with transformers' own continuous batching, or with vLLM, as that Python has it.",
+        ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few small cases, less exactly.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Time prefill and decode steps of the engine beside the limits of the cores that it runs on.
+    """Time prefill and decode steps of the engine beside the limits of the cores, or of the GPU, that it runs on.
 
     The limits are measured first: how fast torch multiplies matrices and how fast memory is read. No request, no
     network, no scheduler: only the model, called as workers call it, with random prompts. Nothing else should run.
@@ -59,11 +71,13 @@ def engine(
 
     options = Options(
         model=model,
+        shape=model_shape,
+        device=device,
         weights=weights,
-        cores=_cores(threads),
+        threads=threads,
         chunk_tokens=chunk_tokens,
         runs=runs,
-        peer_python=_peer_python(peer),
+        peer=peer,
         quick=quick,
     )
     with _progress() as progress:
@@ -74,21 +88,40 @@ def engine(
         console().print(report_view(report))
 
 
-def _cores(threads: int) -> tuple[int, ...]:
-    allowed = sorted(os.sched_getaffinity(0))
-    if threads > len(allowed):
-        raise typer.BadParameter(f"--threads {threads} is more than the {len(allowed)} cores that may be used here.")
-    return tuple(allowed[:threads])
+@app.command()
+@requires_cluster_extra
+def handoff(
+    model: Annotated[
+        str, typer.Option(metavar="DIR|HUB_ID|demo|m200", help="m200 is made on first use: 0.4 GB in the cache folder.")
+    ] = "m200",
+    transport: Annotated[
+        list[str] | None, typer.Option(metavar="shm|grpc|gloo", help="Give it once for each; all without.")
+    ] = None,
+    chunk_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Of a prompt in one step.")] = 512,
+    runs: Annotated[int, typer.Option(min=1, max=100, metavar="N", help="Of which the median counts.")] = 5,
+    quick: Annotated[bool, typer.Option("--quick", help="A few small cases.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Time hand-offs of KV from one core to another beside what memory and loopback allow, and beside a prefill.
 
+    A prefill worker and a decode worker's end, in processes of their own on a core each. Nothing else should run.
 
-def _peer_python(peer: str | None) -> str | None:
-    if peer is None:
-        return None
-    name, _, path = peer.partition("=")
-    python = shutil.which(path) if path else None
-    if name != "vllm" or python is None:
-        raise typer.BadParameter(f"--peer {peer} is not vllm=PYTHON with the Python of an environment that has vLLM.")
-    return os.path.abspath(python)
+    Example: kvrelay bench handoff --transport shm --json
+    """
+    from kvrelay.bench.handoff.rates import TRANSPORTS
+    from kvrelay.bench.handoff.run import Options, run
+    from kvrelay.bench.handoff.table import report_view
+    from kvrelay.bench.subject import first_cores
+
+    first, second = first_cores(2)
+    with _progress() as progress:
+        report = run(
+            Options(model, tuple(transport or TRANSPORTS), (first, second), chunk_tokens, runs, quick), progress
+        )
+    if as_json:
+        print(json.dumps(report.as_dict()))
+    else:
+        console().print(report_view(report))
 
 
 @contextmanager

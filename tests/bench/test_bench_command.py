@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from tiny_models import build
 
 from kvrelay.cli.main import run
@@ -69,6 +70,9 @@ def test_json_beside_a_peer(tiny_model: Callable[..., Path], fake_python: Path, 
         (["--peer", "other=/bin/sh"], "vllm=PYTHON"),
         (["--weights", "int3"], "int3"),
         (["--model", "no such folder"], "allowed are"),
+        (["--model-shape", "no-such-shape"], "llama-3.1-8b"),
+        (["--model-shape", "m200", "--peer", "vllm=/bin/sh"], "vLLM needs a checkpoint"),
+        (["--device", "tpu"], "tpu"),
     ],
 )
 def test_bad_usage_is_one_line(arguments: list[str], says: str, capsys: Output) -> None:
@@ -93,3 +97,9 @@ def test_a_peer_that_fails_is_reported(tiny_model: Callable[..., Path], tmp_path
     command = ["bench", "engine", "--quick", "--model", str(tiny_model()), "--peer", f"vllm={broken}"]
     assert run(command) == 1
     assert "no module named vllm" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_one_is_told(capsys: Output) -> None:
+    assert run(["bench", "engine", "--device", "cuda"]) == 2
+    assert "finds 0 CUDA devices here" in capsys.readouterr().err

@@ -18,13 +18,14 @@ LIMITS = Limits(1, {"float32": 1e11, "bfloat16": 2e11, "int8": 4e11}, bandwidth=
 
 def report(*names: str, weights: str = "bfloat16") -> EngineReport:
     """Each case takes twice its least time on the first engine, three times on the next."""
-    blank = EngineReport("m200", "a CPU", (0,), LIMITS, COST, weights, 512, {}, ())
+    blank = EngineReport("m200", "a CPU", "cpu", (0,), LIMITS, COST, weights, 512, {}, ())
     cases = (*all_cases().prefill, *all_cases().decode)
     times = enumerate(names, start=2)
     factors = {name: factor for factor, name in times}
     return EngineReport(
         "m200",
         "a CPU",
+        "cpu",
         (0,),
         LIMITS,
         COST,

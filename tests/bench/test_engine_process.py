@@ -42,6 +42,8 @@ serve(Fake)
 def settings(model: object, **more: Any) -> dict[str, Any]:
     return {
         "model": str(model),
+        "shape": None,
+        "device": "cpu",
         "dtype": "float32",
         "threads": 1,
         "cores": sorted(os.sched_getaffinity(0))[:1],

@@ -72,7 +72,8 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def settings(**more: Any) -> dict[str, Any]:
     cores = sorted(os.sched_getaffinity(0))[:1]
-    return {"model": "m", "dtype": "bfloat16", "cores": cores, "max_model_len": 64, "kv_bytes": 3 << 29, **more}
+    one = {"model": "m", "dtype": "bfloat16", "device": "cpu", "cores": cores, "max_model_len": 64, "kv_bytes": 3 << 29}
+    return {**one, **more}
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
@@ -87,6 +88,13 @@ def test_vllm_is_told_where_and_how_to_run(written: Path) -> None:
     assert told["VLLM_CPU_KVCACHE_SPACE"] == "2"  # whole GiB
     assert (told["model"], told["dtype"], told["max_model_len"]) == ("m", "bfloat16", 64)
     assert told["enable_prefix_caching"] is False
+    assert "kv_cache_memory_bytes" not in told
+
+
+def test_on_a_gpu_vllm_leaves_memory_to_others(written: Path) -> None:
+    with EngineProcess(vllm_command(sys.executable), settings(device="cuda")):
+        pass
+    assert lines(written)[0]["kv_cache_memory_bytes"] == 3 << 29
 
 
 def test_a_batch_is_timed_once_every_sequence_decodes(written: Path) -> None:

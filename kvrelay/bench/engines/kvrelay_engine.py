@@ -18,17 +18,25 @@ class Kvrelay:
     def __init__(self, settings: dict[str, Any]) -> None:
         # As in a worker's environment; read when torch is loaded, so the engine is imported after it.
         os.environ |= {"OMP_NUM_THREADS": str(settings["threads"]), "OMP_WAIT_POLICY": "PASSIVE"}
+        import torch
+
+        from kvrelay.bench.shapes import random_model
+        from kvrelay.engine import attention
+        from kvrelay.engine.device import find_device
+        from kvrelay.engine.loader import load_model, loaded_model
         from kvrelay.engine.runner import ModelRunner, Segment
         from kvrelay.engine.sampling import SampleRequest
         from kvrelay.types import SamplingParams
 
-        self._runner = ModelRunner.load(
-            settings["model"],
-            dtype=settings["dtype"],
-            kv_bytes=settings["kv_bytes"],
-            max_model_len=settings["max_model_len"],
-            threads=settings["threads"],
-            **settings["load"],
+        device = str(find_device(settings["device"]))
+        torch.set_num_threads(settings["threads"])
+        if settings["shape"] is not None:
+            model = random_model(settings["shape"], device, attn_implementation=attention.NAME)
+            loaded = loaded_model(model, settings["shape"], settings["shape"])
+        else:
+            loaded = load_model(settings["model"], dtype=settings["dtype"], device=device)
+        self._runner = ModelRunner.of(
+            loaded, kv_bytes=settings["kv_bytes"], max_model_len=settings["max_model_len"], **settings["load"]
         )
         self._segment = Segment
         self._sample = SampleRequest
@@ -37,7 +45,13 @@ class Kvrelay:
         self._batch: list[tuple[list[int], range]] = []  # tokens, of which the last is not computed yet, and blocks
 
     def facts(self) -> dict[str, Any]:
-        return {"name": NAME, "chunk_tokens": self._chunk_tokens, "kernels": self._runner.kernels}
+        return {
+            "name": NAME,
+            "chunk_tokens": self._chunk_tokens,
+            "kernels": self._runner.kernels,
+            "without_kernels": self._runner.without_kernels,
+            "not_captured": self._runner.not_captured,
+        }
 
     def prefill(self, prompt: list[int]) -> float:
         started = time.perf_counter()

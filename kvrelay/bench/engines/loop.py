@@ -2,7 +2,8 @@
 
 Run by the Python of another project too, so it needs nothing but the standard library.
 
-The first order is the settings: model, threads, cores, max_model_len, kv_bytes, and what the engine understands beyond.
+The first order is the settings: model, or shape where it has no checkpoint; device, threads, cores, max_model_len,
+kv_bytes, and what the engine understands beyond.
 The answer comes when the first token was generated. Then, until stdin ends:
 
     {"do": "prefill", "prompt": [ids]}     -> {"seconds": to the prompt's first token}

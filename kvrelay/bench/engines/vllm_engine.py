@@ -27,6 +27,8 @@ class Vllm:
             max_model_len=settings["max_model_len"],
             enable_prefix_caching=False,
             disable_log_stats=True,
+            # On a GPU it would take nearly all memory, and there is another engine.
+            **({"kv_cache_memory_bytes": settings["kv_bytes"]} if settings["device"] != "cpu" else {}),
         ).llm_engine
         self._requests = 0
         self._room = settings["max_model_len"]

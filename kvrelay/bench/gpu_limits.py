@@ -1,0 +1,95 @@
+"""What a GPU can do at most: measured, not looked up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import linear
+
+from kvrelay.bench.limits import Limits
+
+_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """products: rows, columns and depth. read_bytes: of a stream, many times a last-level cache."""
+
+    products: tuple[tuple[int, int, int], ...]
+    read_bytes: int
+    seconds: float  # of one measurement, at least
+
+
+FULL = Sizes(((4096, 14336, 4096), (8192, 8192, 8192), (16384, 8192, 8192)), 4 * 2**30, 0.3)
+QUICK = Sizes(((4096, 14336, 4096),), 2**30, 0.1)
+
+
+@torch.inference_mode()
+def measure_gpu_limits(device: torch.device, threads: int, sizes: Sizes) -> Limits:
+    """Leaves no memory behind. float32 is measured as torch multiplies it unless told otherwise: without TF32."""
+    rates = {}
+    for dtype in ("float32", "bfloat16", "int8"):
+        best = max((_matrix_rate(device, dtype, shape, sizes.seconds) for shape in sizes.products), default=0.0)
+        if best:
+            rates[dtype] = best
+    bandwidth = _read_rate(device, sizes)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return Limits(threads, rates, bandwidth)
+
+
+def _matrix_rate(device: torch.device, dtype: str, shape: tuple[int, int, int], seconds: float) -> float:
+    """Operations per second; 0 where torch cannot multiply this dtype here."""
+    rows, columns, depth = shape
+    way: Callable[[], object]
+    if dtype == "int8":
+        a = torch.randint(-127, 127, (rows, depth), dtype=torch.int8, device=device)
+        b = torch.randint(-127, 127, (columns, depth), dtype=torch.int8, device=device)
+        way = lambda: torch._int_mm(a, b.t())  # noqa: E731
+    else:
+        x = torch.randn(rows, depth, dtype=getattr(torch, dtype), device=device)
+        weight = torch.randn(columns, depth, dtype=getattr(torch, dtype), device=device)
+        way = lambda: linear(x, weight)  # noqa: E731
+    try:
+        way()
+    except RuntimeError:  # torch's answer to a dtype for which it has no kernel here
+        return 0.0
+    return 2 * rows * columns * depth / _seconds(way, device, seconds)
+
+
+def _read_rate(device: torch.device, sizes: Sizes) -> float:
+    """Bytes per second of the fastest of several reductions."""
+    values = torch.ones(sizes.read_bytes // 4, dtype=torch.float32, device=device)
+    matrix = values.view(-1, 1024)
+    vector = torch.ones(1024, device=device)
+    ways: tuple[Callable[[], object], ...] = (values.sum, values.amax, lambda: torch.mv(matrix, vector))
+    return values.nbytes / min(_seconds(way, device, sizes.seconds) for way in ways)
+
+
+def _seconds(work: Callable[[], object], device: torch.device, at_least: float) -> float:
+    """Of one call, the best of some tries. The calls of a try are started together: the device never waits for the
+    host, and its end is seen once."""
+    calls = 1
+    best = float("inf")
+    tries = 0
+    while tries < _TRIES:
+        _synchronise(device)
+        started = time.perf_counter()
+        for _ in range(calls):
+            work()
+        _synchronise(device)
+        elapsed = time.perf_counter() - started
+        if elapsed < at_least / _TRIES:
+            calls *= 2
+        else:
+            best = min(best, elapsed / calls)
+            tries += 1
+    return best
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

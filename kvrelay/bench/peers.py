@@ -1,0 +1,30 @@
+"""Engines that kvrelay's is measured beside."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+
+from kvrelay.bench.engine_process import vllm_command
+from kvrelay.errors import InvalidArgument
+
+GENERATE_BATCH = (sys.executable, "-m", "kvrelay.bench.engines.generate_batch_engine")
+
+
+def peer_command(peer: str, *, has_checkpoint: bool) -> tuple[str, ...]:
+    """What runs it. Raises InvalidArgument for one that is unknown, or does not run the model."""
+    name, _, path = peer.partition("=")
+    if peer == "generate_batch":
+        return GENERATE_BATCH
+    python = shutil.which(path) if path else None
+    if name != "vllm" or python is None:
+        raise InvalidArgument(
+            f"{peer!r} is neither generate_batch nor vllm=PYTHON with the Python of an environment that has vLLM",
+            field="peer",
+        )
+    if not has_checkpoint:
+        raise InvalidArgument(
+            "vLLM needs a checkpoint, so --model and not --model-shape; or compare with generate_batch", field="peer"
+        )
+    return vllm_command(os.path.abspath(python))

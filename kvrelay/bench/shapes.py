@@ -1,0 +1,65 @@
+"""Models of which only the shape is known: their weights are random, made where they run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel
+
+from kvrelay.errors import InvalidArgument
+
+DTYPE = "bfloat16"
+NAMED = {
+    "m200": LlamaConfig(
+        vocab_size=8192,
+        hidden_size=1024,
+        intermediate_size=2816,
+        num_hidden_layers=16,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        head_dim=64,
+        max_position_embeddings=8192,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=1,
+    ),
+    "llama-3.1-8b": LlamaConfig(
+        vocab_size=128256,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=131072,
+        tie_word_embeddings=False,
+        bos_token_id=128000,
+        eos_token_id=128001,
+    ),
+}
+
+
+def shape_config(shape: str) -> PretrainedConfig:
+    """A named one, or that of a folder with a config.json. Raises InvalidArgument."""
+    if shape in NAMED:
+        return NAMED[shape]
+    if not (Path(shape) / "config.json").is_file():
+        raise InvalidArgument(
+            f"{shape!r} is neither one of {', '.join(NAMED)} nor a folder with a config.json", field="model_shape"
+        )
+    try:
+        return AutoConfig.from_pretrained(shape, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"{shape}: transformers cannot read it: {error}", field="model_shape") from error
+
+
+def random_model(shape: str, device: str, **options: Any) -> PreTrainedModel:
+    """In bfloat16 on `device`, or of no memory on the device meta; `options` are `from_config`'s."""
+    with torch.device(device), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            shape_config(shape), dtype=getattr(torch, DTYPE), **options
+        )
+    return model.eval()
