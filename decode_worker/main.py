@@ -9,9 +9,10 @@ import grpc
 from decode_worker.worker import DecodeWorker
 from kv_transfer.channels import message_bytes
 from kv_transfer.choice import host_id
+from kv_transfer.sender import Sender
 from kvrelay.clock import MonotonicClock
 from kvrelay.engine.cache import KvCache
-from kvrelay.wire.transfer import add_KvTransferServiceServicer_to_server
+from kvrelay.wire.transfer import add_kv_transfer_servicer
 from kvrelay.worker.base import Identity
 from kvrelay.worker.host import MAX_MESSAGE_BYTES, host_worker, load_runner
 from kvrelay.worker.settings import WorkerSettings
@@ -20,22 +21,34 @@ from kvrelay.worker.settings import WorkerSettings
 async def serve(settings: WorkerSettings, stop: asyncio.Event) -> None:
     """Loads the model, then serves until `stop` is set. Raises ModelRefused, ConfigError, Unavailable."""
     config = settings.config
+    kv = config.pool_kv(settings.pool)
     runner = await load_runner(settings)
     clock = MonotonicClock()
 
     def build(server: grpc.aio.Server, identity: Identity) -> DecodeWorker:
+        cache = KvCache(runner.num_blocks, kv.block_size, prefix_cache=kv.prefix_cache)
+        sender = Sender(
+            runner.kv,
+            host_id=identity.host_id,
+            model_id=runner.model_id,
+            layout_hash=runner.layout_hash,
+            clock=clock,
+            digests=kv.digest,
+            host=config.listen.worker_host,
+        )
         worker = DecodeWorker(
             identity,
             runner,
-            KvCache(runner.num_blocks, config.kv.block_size, prefix_cache=config.kv.prefix_cache),
+            cache,
+            sender,
             max_batch=config.decode.max_batch,
             chunk_tokens=config.decode.chunk_tokens,
             speculation=config.decode.speculation,
-            digests=config.kv.digest,
+            digests=kv.digest,
             host=config.listen.worker_host,
             clock=clock,
         )
-        add_KvTransferServiceServicer_to_server(worker.receiver, server)
+        add_kv_transfer_servicer(worker.receiver.Push, worker.lending.Fetch, server)
         return worker
 
     largest = max(MAX_MESSAGE_BYTES, message_bytes(runner.layout))

@@ -7,7 +7,9 @@ import asyncio
 from decode_worker.drafter import Drafter
 from decode_worker.scheduler import DecodeScheduler
 from kv_transfer.lease import Lease, LeaseTable
+from kv_transfer.lending import Lending
 from kv_transfer.receiver import Receiver
+from kv_transfer.sender import Sender
 from kvrelay.clock import Clock
 from kvrelay.config import SpeculationConfig
 from kvrelay.engine.blocks import OutOfBlocks
@@ -42,6 +44,7 @@ class DecodeWorker(Worker):
         identity: Identity,
         runner: ModelRunner,
         cache: KvCache,
+        sender: Sender,
         *,
         max_batch: int,
         chunk_tokens: int,
@@ -58,12 +61,15 @@ class DecodeWorker(Worker):
             runner.kv,
             self._leases,
             worker_id=identity.worker_id,
+            model_id=runner.model_id,
             layout_hash=runner.layout_hash,
             on_commit=self._join,
             clock=clock,
             digests=digests,
             host=host,
         )
+        self._sender = sender
+        self.lending = Lending(cache, sender)
         self._max_batch = max_batch
         self._reserved: dict[Key, tuple[Sequence, Reserved]] = {}  # waiting for their KV
         self._decoding: dict[Key, Sequence] = {}
@@ -148,6 +154,10 @@ class DecodeWorker(Worker):
             self._release_leases()
             await asyncio.sleep(_EXPIRY_PERIOD_S)
 
+    async def close(self) -> None:
+        await self._sender.close()
+        await super().close()
+
     def _has_seat(self, spec: SequenceSpec, session: RouterSession) -> bool:
         """Whether there is a seat for another sequence; refuses it otherwise."""
         if not self.can_run(spec, session):
@@ -177,9 +187,10 @@ class DecodeWorker(Worker):
             lease_id=lease.lease_id,
             generation=lease.generation,
             num_blocks=len(lease.blocks),
-            cached_blocks=cached_blocks,
+            cached_tokens=sequence.num_computed,
             layout_hash=self.runner.layout_hash,
             host_id=self.identity.host_id,
+            device=self.runner.kv.buffer.device.type,
         )
         answer = Reserved(*spec.key, target)
         self.sessions[spec.key] = session

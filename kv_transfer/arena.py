@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
-import xxhash
 
-from kv_transfer.plan import byte_copies, byte_ranges
-from kvrelay.errors import DataLoss
+from kv_transfer.block_copy import Digests, HostBytes, copy_blocks, digest_blocks
+from kv_transfer.digest import MULTILINEAR, XXH3, multilinear_digests
+from kv_transfer.plan import Layers, Places, byte_ranges
 from kvrelay.types import KvLayout
-
-HostBytes = npt.NDArray[np.uint8]
 
 
 class Arena(Protocol):
@@ -27,45 +24,75 @@ class Arena(Protocol):
     num_blocks: int
 
 
-def read_blocks(arena: Arena, blocks: Sequence[int]) -> torch.Tensor:
-    """The bytes of `blocks` in plan order: a new 1-D uint8 tensor on the arena's device."""
-    ranges = byte_ranges(arena.layout, arena.num_blocks, blocks)
-    return torch.cat([arena.buffer[offset : offset + length] for offset, length in ranges])
+def places_in(arena: Arena, layers: Layers | None = None) -> Places:
+    return Places.of_arena(arena.layout, arena.num_blocks, layers)
 
 
-def write_blocks(arena: Arena, blocks: Sequence[int], data: torch.Tensor | HostBytes) -> None:
-    """The reverse of `read_blocks`; `data` is a tensor on the arena's device, or bytes on the host for a CPU arena."""
-    target: Any = arena.buffer if isinstance(data, torch.Tensor) else arena.buffer.numpy()
-    position = 0
-    for offset, length in byte_ranges(arena.layout, arena.num_blocks, blocks):
-        target[offset : offset + length] = data[position : position + length]
-        position += length
+def pieces(arena: Arena, blocks: Sequence[int], layers: Layers) -> tuple[memoryview, ...]:
+    """The bytes of these blocks in plan order, where they lie, or, of an arena on a GPU, a copy on the host."""
+    if arena.buffer.is_cpu:
+        data = arena.buffer.numpy().data
+        return tuple(data[offset : offset + length] for offset, length in byte_ranges(places_in(arena, layers), blocks))
+    return (read_blocks(arena, blocks, layers).cpu().numpy().data,)
 
 
-def copy_blocks(
-    source: HostBytes, source_num_blocks: int, source_blocks: Sequence[int], arena: Arena, blocks: Sequence[int]
-) -> None:
-    """From an arena of the same layout, given as its bytes, to this one; both on the host."""
-    target = arena.buffer.numpy()
-    copies = byte_copies(arena.layout, source_num_blocks, source_blocks, arena.num_blocks, blocks)
-    for origin, offset, length in copies:
-        target[offset : offset + length] = source[origin : origin + length]
+def read_blocks(arena: Arena, blocks: Sequence[int], layers: Layers) -> torch.Tensor:
+    """The bytes of these blocks in plan order: a new 1-D uint8 tensor on the arena's device."""
+    return gathered(arena.buffer, places_in(arena, layers), blocks)
 
 
-def digest_blocks(arena: Arena, blocks: Sequence[int]) -> int:
-    """xxh3-64 of the bytes of `blocks` in plan order; the arena is on the host."""
-    data = arena.buffer.numpy()
-    digest = xxhash.xxh3_64()
-    for offset, length in byte_ranges(arena.layout, arena.num_blocks, blocks):
-        digest.update(data[offset : offset + length].data)
-    return digest.intdigest()
+def gathered(data: torch.Tensor, places: Places, blocks: Sequence[int]) -> torch.Tensor:
+    """The bytes of these blocks in plan order: a new 1-D uint8 tensor on the device of `data`."""
+    return torch.cat([data[offset : offset + length] for offset, length in byte_ranges(places, blocks)])
 
 
-def digest_bytes(data: bytes | memoryview) -> int:
-    return xxhash.xxh3_64_intdigest(data)
+def settle(arena: Arena) -> None:
+    """Returns once the arena holds what its GPU was told to compute until now. A host's does at once."""
+    if arena.buffer.is_cuda:
+        torch.cuda.current_stream(arena.buffer.device).synchronize()
 
 
-def check_digest(sent: int, arrived: int) -> None:
-    """Raises DataLoss if they differ."""
-    if sent != arrived:
-        raise DataLoss(f"KV arrived with digest {arrived:016x}, not {sent:016x} as sent; none of it will be used")
+def digest_kind(arena: Arena) -> str:
+    """Of digests of blocks where they lie."""
+    return XXH3 if arena.buffer.is_cpu else MULTILINEAR
+
+
+def digests_of(arena: Arena, blocks: Sequence[int], layers: Layers) -> Digests:
+    """Of the arena's kind, where the blocks lie."""
+    if arena.buffer.is_cpu:
+        return digest_blocks(arena.buffer.numpy(), places_in(arena, layers), blocks)
+    return multilinear_digests(arena.buffer, places_in(arena, layers), blocks)
+
+
+def write_blocks(
+    arena: Arena,
+    blocks: Sequence[int],
+    layers: Layers,
+    source: HostBytes | torch.Tensor,
+    source_places: Places,
+    source_blocks: Sequence[int],
+    *,
+    digests: bool,
+) -> Digests:
+    """source_blocks[i] becomes blocks[i] of the arena. The XXH3 of what was read, if wanted.
+
+    A source on the arena's GPU is a tensor; its digests are taken before, by another function.
+    """
+    places = places_in(arena, layers)
+    found: Digests = ()
+    if isinstance(source, torch.Tensor):
+        assert not digests, "a GPU has no XXH3"
+        data = gathered(source, source_places, source_blocks)
+    elif arena.buffer.is_cpu:
+        return copy_blocks(source, source_places, source_blocks, arena.buffer.numpy(), places, blocks, digests=digests)
+    else:
+        found = digest_blocks(source, source_places, source_blocks) if digests else ()
+        on_host = np.concatenate(
+            [source[offset : offset + size] for offset, size in byte_ranges(source_places, source_blocks)]
+        )
+        data = torch.from_numpy(on_host).to(arena.buffer.device)
+    start = 0
+    for offset, size in byte_ranges(places, blocks):
+        arena.buffer[offset : offset + size] = data[start : start + size]
+        start += size
+    return found

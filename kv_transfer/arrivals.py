@@ -2,56 +2,77 @@
 
 from __future__ import annotations
 
+import math
+
 import xxhash
 
 from kv_transfer.lease import Lease
+from kv_transfer.plan import Layers, Places
 from kvrelay.errors import DataLoss
 from kvrelay.types import KvLayout
 from kvrelay.wire.transfer import KvBlocks, KvCommit
 
 
 class Arrivals:
-    """Each frame in its turn, each block of the lease's writable ones once, and at the end all of them.
+    """Each frame in its turn, each layer of each block that the lease lacks once and in order, at the end all of them.
 
-    Whatever is wrong raises DataLoss.
+    Blocks are counted as the sender does, whose layout `theirs` is. Whatever is wrong raises DataLoss.
     """
 
-    def __init__(self, lease: Lease, layout: KvLayout) -> None:
+    def __init__(self, lease: Lease, ours: KvLayout, theirs: KvLayout) -> None:
         self._lease = lease
-        self._layout = layout
-        self._indices: set[int] = set()  # into the lease's blocks
+        self._ours = ours
+        self._theirs = theirs
+        self._first = lease.cached_blocks * ours.block_size // theirs.block_size
+        self._end = math.ceil(len(lease.blocks) * ours.block_size / theirs.block_size)
+        self._layers: dict[int, int] = {}  # block -> layers of it that have come
         self._frames = 0
         self._digest = xxhash.xxh3_64()
 
-    def check(self, frame: KvBlocks) -> tuple[int, ...]:
-        """The block numbers in this arena that the frame's KV belongs to."""
-        lease, end = self._lease, frame.first + frame.count
+    def check(self, frame: KvBlocks) -> None:
+        """Whether the frame may come now."""
+        end = frame.first + frame.count
         if frame.sequence != self._frames:
             raise DataLoss(f"frame {frame.sequence} came where frame {self._frames} was due")
-        if frame.count < 1 or frame.first < lease.cached_blocks or end > len(lease.blocks):
+        if frame.count < 1 or frame.first < self._first or end > self._end:
             raise DataLoss(
-                f"frame {frame.sequence} brings blocks {frame.first} to {end - 1} of the lease; "
-                f"it takes {lease.cached_blocks} to {len(lease.blocks) - 1}"
+                f"frame {frame.sequence} brings blocks {frame.first} to {end - 1} of the sequence; "
+                f"the lease takes {self._first} to {self._end - 1}"
             )
-        if not self._indices.isdisjoint(range(frame.first, end)):
-            raise DataLoss(f"frame {frame.sequence} brings blocks that another one has brought")
-        if frame.num_bytes != frame.count * self._layout.block_bytes:
+        if not 0 <= frame.first_layer < frame.first_layer + frame.num_layers <= len(self._theirs.layers):
+            raise DataLoss(
+                f"frame {frame.sequence} brings {frame.num_layers} layers from layer {frame.first_layer} on; "
+                f"the model has {len(self._theirs.layers)}"
+            )
+        due = {self._layers.get(block, 0) for block in range(frame.first, end)}
+        if due != {frame.first_layer}:
+            raise DataLoss(
+                f"frame {frame.sequence} brings layers from {frame.first_layer} on where {max(due)} was due: "
+                "another one has brought some of them, or has not come"
+            )
+        layers = Layers(frame.first_layer, frame.num_layers)
+        if frame.num_bytes != frame.count * Places.of_payload(self._theirs, 1, layers).block_bytes:
             raise DataLoss(f"frame {frame.sequence} claims {frame.num_bytes} bytes for {frame.count} blocks")
-        return lease.blocks[frame.first : end]
 
     def add(self, frame: KvBlocks) -> None:
         """The frame's KV is in its blocks."""
-        self._indices.update(range(frame.first, frame.first + frame.count))
+        for block in range(frame.first, frame.first + frame.count):
+            self._layers[block] = frame.first_layer + frame.num_layers
         self._frames += 1
-        self._digest.update(frame.digest.to_bytes(8, "little"))
+        for digest in frame.digests:
+            self._digest.update(digest.to_bytes(8, "little"))
 
     def check_complete(self, commit: KvCommit) -> None:
-        num_blocks = len(self._lease.blocks)
-        if missing := len(self._lease.writable) - len(self._indices):
-            raise DataLoss(f"{missing} of {len(self._lease.writable)} blocks are missing at the commit")
-        if commit.frames != self._frames or commit.digest != self._digest.intdigest():
-            raise DataLoss(f"the commit is of {commit.frames} frames, but not of the {self._frames} that came")
-        if self._layout.blocks_for(commit.num_tokens) != num_blocks:
-            raise DataLoss(f"{commit.num_tokens} tokens do not make the lease's {num_blocks} blocks")
         if commit.first_token < 0:
             raise DataLoss(f"first token {commit.first_token} is no token id")
+        blocks, room = self._ours.blocks_for(commit.num_tokens), len(self._lease.blocks)
+        fits = blocks == room or (self._lease.partial and blocks < room)
+        if commit.num_tokens < 1 or not fits:
+            raise DataLoss(f"{commit.num_tokens} tokens do not make the lease's {len(self._lease.blocks)} blocks")
+        wanted = range(self._first, self._theirs.blocks_for(commit.num_tokens))
+        # A lease whose last block is partly cached elsewhere needs nothing.
+        missing = sum(self._layers.get(block, 0) < len(self._theirs.layers) for block in wanted)
+        if missing and self._lease.writable:
+            raise DataLoss(f"{missing} of {len(wanted)} blocks are missing at the commit")
+        if commit.frames != self._frames or commit.digest != self._digest.intdigest():
+            raise DataLoss(f"the commit is of {commit.frames} frames, but not of the {self._frames} that came")

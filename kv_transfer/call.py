@@ -10,7 +10,7 @@ import grpc
 
 from kvrelay.errors import Unavailable
 from kvrelay.wire.status import error_from_rpc
-from kvrelay.wire.transfer import Frame, KvOpen, KvReceipt, KvTransferServiceStub, frame_to_proto, receipt_from_proto
+from kvrelay.wire.transfer import KvReceipt, kv_push, receipt_from_proto
 
 # grpc.aio's own status when a write in flight meets the end of the call. It can stand before the peer's status,
 # or in its place.
@@ -26,7 +26,7 @@ class PushCall:
     def __init__(self, channel: grpc.aio.Channel, address: str, patience: float) -> None:
         self._address = address
         self._patience = patience
-        self._call = KvTransferServiceStub(channel).Push()
+        self._call = kv_push(channel)()
         self._outcome = asyncio.ensure_future(self._wait_for_outcome())
 
     @property
@@ -36,14 +36,17 @@ class PushCall:
     def when_over(self, callback: Callable[[], None]) -> None:
         self._outcome.add_done_callback(lambda _: callback())
 
-    async def open(self, opening: KvOpen) -> None:
-        """Returns when the peer, by its initial metadata, has said that it takes the push, or the call is over."""
+    async def open(self, opening: bytes) -> None:
+        """Writes the first frame.
+
+        Returns when the peer, by its initial metadata, has said that it takes the push, or the call is over.
+        """
         await self.write(opening)
         await self._step(self._call.initial_metadata(), "did not answer")
 
-    async def write(self, frame: Frame) -> None:
+    async def write(self, frame: bytes) -> None:
         """Returns when the peer's flow control has let the frame pass, or the call is over."""
-        await self._step(self._call.write(frame_to_proto(frame)), "took no bytes")
+        await self._step(self._call.write(frame), "took no bytes")
 
     async def receipt(self) -> KvReceipt:
         """Ends the stream of frames and waits for the answer. Raises the peer's error."""

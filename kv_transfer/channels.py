@@ -6,20 +6,18 @@ import asyncio
 
 import grpc
 
+from kv_transfer.transports.grpc import FRAME_BYTES
 from kvrelay.types import KvLayout
-
-FRAME_BYTES = 2 * 2**20  # of KV in a frame; a block that is larger than that goes alone
 
 _PING_MS = 2_000
 
 
-def blocks_per_frame(layout: KvLayout) -> int:
-    return max(1, FRAME_BYTES // layout.block_bytes)
+_NUMBERS_BYTES = 256 * 2**10  # room for what a frame says of its blocks
 
 
 def message_bytes(layout: KvLayout) -> int:
-    """The largest frame: its KV, and room for the numbers around it. A receiver's server must accept as much."""
-    return blocks_per_frame(layout) * layout.block_bytes + 64 * 2**10
+    """The largest frame. A receiver's server must accept as much."""
+    return max(FRAME_BYTES, layout.block_bytes) + _NUMBERS_BYTES
 
 
 class Channels:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from kvrelay.errors import Unimplemented
 
-TRANSPORTS = ("memory", "shm", "grpc", "gloo", "nccl")
+TRANSPORTS = ("memory", "shm", "cuda_ipc", "grpc", "gloo", "nccl", "nixl")
+
+_ON_ONE_HOST = {"memory": "same process", "shm": "same host", "cuda_ipc": "GPUs of one host"}  # in `auto`'s order
 
 
 def host_id() -> str:
@@ -16,33 +18,37 @@ def host_id() -> str:
     return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
 
 
-def choose_transport(requested: str, *, same_process: bool, same_host: bool, device: str) -> tuple[str, str]:
-    """(transport, why). `device` is the sender's arena's: cpu or cuda.
+def choose_transport(
+    requested: str, *, same_process: bool, same_host: bool, device: str, target_device: str
+) -> tuple[str, str]:
+    """(transport, why). The devices are those of the sender's arena and the receiver's: cpu or cuda.
 
     `auto` takes the one with the fewest copies. Raises Unimplemented for a transport that was asked for by name and
     cannot work between these two workers, since something else instead would hide that.
     """
     if requested == "auto":
-        for name in ("memory", "shm"):
-            if not _obstacle(name, same_process, same_host, device):
-                return name, "same process" if name == "memory" else "same host"
+        for name, why in _ON_ONE_HOST.items():
+            if not _obstacle(name, same_process, same_host, device, target_device):
+                return name, why
         return "grpc", "another host" if not same_host else f"arena on {device}"
     if requested not in TRANSPORTS:
         raise Unimplemented(f"transport {requested!r} is not one of auto, {', '.join(TRANSPORTS)}")
-    if obstacle := _obstacle(requested, same_process, same_host, device):
+    if obstacle := _obstacle(requested, same_process, same_host, device, target_device):
         raise Unimplemented(f"transport {requested} cannot work here: {obstacle}; auto chooses one that can")
     return requested, "asked for"
 
 
-def _obstacle(name: str, same_process: bool, same_host: bool, device: str) -> str:
+def _obstacle(name: str, same_process: bool, same_host: bool, device: str, target_device: str) -> str:
     """What keeps the transport from working, or nothing."""
     match name:
         case "memory" if not same_process:
             return "the two workers are not in one process"
-        case "shm" if not same_host:
+        case "shm" | "cuda_ipc" if not same_host:
             return "the two workers are not on one host and in one PID namespace"
         case "memory" | "shm" | "gloo" if device != "cpu":
             return f"the KV lies on {device}, not in the host's memory"
-        case "nccl" if device != "cuda":
-            return f"the KV lies on {device}, not on a GPU"
+        case "nccl" | "cuda_ipc" if (device, target_device) != ("cuda", "cuda"):
+            return f"the KV lies on {device} and goes to {target_device}; both must be GPUs"
+        case "cuda_ipc" if same_process:
+            return "CUDA does not share memory with the process that it belongs to"
     return ""

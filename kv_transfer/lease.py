@@ -18,8 +18,9 @@ class Lease:
     lease_id: int
     generation: int
     key: tuple[str, int]  # request id, attempt
-    blocks: tuple[int, ...]  # block numbers in the decode worker's arena
+    blocks: tuple[int, ...]  # block numbers in the worker's arena
     cached_blocks: int
+    partial: bool = False  # a commit may bring fewer blocks than these, from the first on
 
     @property
     def writable(self) -> tuple[int, ...]:
@@ -59,11 +60,18 @@ class LeaseTable:
         return (entry.lease for entry in self._entries.values())
 
     def grant(
-        self, key: tuple[str, int], blocks: Sequence[int], cached_blocks: int, seconds: float, now: float
+        self,
+        key: tuple[str, int],
+        blocks: Sequence[int],
+        cached_blocks: int,
+        seconds: float,
+        now: float,
+        *,
+        partial: bool = False,
     ) -> Lease:
         """Takes over `blocks`, which the caller holds, until commit or release."""
         number = next(self._numbers)
-        lease = Lease(number, number, key, tuple(blocks), cached_blocks)
+        lease = Lease(number, number, key, tuple(blocks), cached_blocks, partial)
         self._entries[lease.lease_id] = _Entry(lease, now + seconds)
         return lease
 

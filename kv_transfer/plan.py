@@ -1,13 +1,13 @@
-"""Where the bytes of some blocks lie in an arena. Pure: numbers in, numbers out.
+"""Where the bytes of some blocks lie. Pure: numbers in, numbers out.
 
-Plan order, the order of a frame's bytes, is region by region (see `KvLayout.regions`) and within a region
-block after block, in the order in which the blocks were named. Blocks that are adjacent
-in the arena become one range.
+Plan order, the order of a payload's bytes, is region by region (see `KvLayout.regions`) and within a region block after
+block, in the order in which the blocks were named.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -22,33 +22,69 @@ class Range(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """`length` bytes from `source` in one arena to `target` in another."""
+    """`length` bytes from `source` in one memory to `target` in another."""
 
     source: int
     target: int
     length: int
 
 
-def byte_ranges(layout: KvLayout, num_blocks: int, blocks: Sequence[int]) -> list[Range]:
-    """The bytes of `blocks` in an arena of `num_blocks`, in plan order."""
-    return [Range(copy.source, copy.length) for copy in byte_copies(layout, num_blocks, blocks, num_blocks, blocks)]
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """`num` layers from `first` on."""
+
+    first: int
+    num: int
 
 
-def byte_copies(
-    layout: KvLayout, source_num_blocks: int, sources: Sequence[int], target_num_blocks: int, targets: Sequence[int]
-) -> list[Copy]:
-    """What to copy so that block targets[i] of one arena becomes block sources[i] of another, in plan order."""
-    runs = list(_runs(sources, targets))
-    sizes = layout.region_block_bytes
-    starts = [0, *accumulate(sizes)]
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Some regions of a memory that holds `num_blocks` blocks: where each begins, and the bytes of a block in it."""
+
+    num_blocks: int
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def of_arena(cls, layout: KvLayout, num_blocks: int, layers: Layers | None = None) -> Places:
+        """The regions of these layers, or all, where they lie in an arena."""
+        sizes = layout.region_block_bytes
+        starts = [start * num_blocks for start in accumulate(sizes, initial=0)]
+        regions = _regions(layout, layers)
+        return cls(num_blocks, tuple(starts[region] for region in regions), tuple(sizes[region] for region in regions))
+
+    @classmethod
+    def of_payload(cls, layout: KvLayout, num_blocks: int, layers: Layers | None = None) -> Places:
+        """The regions of these layers, or all, one after the other without the others between them."""
+        sizes = tuple(layout.region_block_bytes[region] for region in _regions(layout, layers))
+        starts = tuple(start * num_blocks for start in accumulate(sizes, initial=0))
+        return cls(num_blocks, starts[:-1], sizes)
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(self.sizes)
+
+
+def _regions(layout: KvLayout, layers: Layers | None) -> list[int]:
+    """Of each layer the K and the V region, after those of their scales where there are any."""
+    if layers is None:
+        return list(range(len(layout.region_block_bytes)))
+    groups = range(0, len(layout.region_block_bytes), 2 * len(layout.layers))
+    return [group + region for group in groups for region in range(2 * layers.first, 2 * (layers.first + layers.num))]
+
+
+def byte_ranges(places: Places, blocks: Sequence[int]) -> list[Range]:
+    """The bytes of `blocks` in plan order. Blocks that are adjacent become one range."""
+    return [Range(copy.source, copy.length) for copy in byte_copies(places, blocks, places, blocks)]
+
+
+def byte_copies(source: Places, source_blocks: Sequence[int], target: Places, blocks: Sequence[int]) -> list[Copy]:
+    """What to copy so that source_blocks[i] becomes blocks[i], in plan order. Both have the same regions."""
+    runs = list(_runs(source_blocks, blocks))
     return [
-        Copy(
-            start * source_num_blocks + source * size,
-            start * target_num_blocks + target * size,
-            count * size,
-        )
-        for start, size in zip(starts, sizes, strict=False)
-        for source, target, count in runs
+        Copy(source_start + first * size, target_start + target_first * size, count * size)
+        for source_start, target_start, size in zip(source.starts, target.starts, source.sizes, strict=True)
+        for first, target_first, count in runs
     ]
 
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 import grpc
 
 from kv_transfer.arena import Arena
 from kv_transfer.arrivals import Arrivals
+from kv_transfer.landing import Landing, check_layouts
 from kv_transfer.lease import Lease, LeaseTable
 from kv_transfer.threads import in_thread
 from kv_transfer.transports import Inbound, memory
+from kv_transfer.transports.cuda_ipc import CudaIpcInbound
 from kv_transfer.transports.group import ReceiverGroups
 from kv_transfer.transports.grpc import GrpcInbound
+from kv_transfer.transports.nixl import NixlReader
 from kv_transfer.transports.shm import SegmentCache
 from kvrelay.clock import Clock
 from kvrelay.errors import Cancelled, FailedPrecondition, KvRelayError, Unimplemented
+from kvrelay.types import KvLayout
 from kvrelay.wire.status import abort
 from kvrelay.wire.transfer import (
     Frame,
@@ -25,8 +30,7 @@ from kvrelay.wire.transfer import (
     KvCommit,
     KvOpen,
     KvReceipt,
-    KvTransferServiceServicer,
-    frame_from_proto,
+    frame_from_bytes,
     pb,
     receipt_to_proto,
 )
@@ -34,7 +38,13 @@ from kvrelay.wire.transfer import (
 OnCommit = Callable[[Lease, int, int], None]
 
 
-class Receiver(KvTransferServiceServicer):
+@dataclass(frozen=True, slots=True)
+class _Push:
+    deadline: asyncio.Timeout
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Receiver:
     """Writes pushed KV to leased blocks, and to no others. Lives on the event loop that owns the lease table.
 
     Each frame is checked against its lease when it is about to be written. `on_commit(lease, first token,
@@ -48,6 +58,7 @@ class Receiver(KvTransferServiceServicer):
         leases: LeaseTable,
         *,
         worker_id: str,
+        model_id: str,
         layout_hash: str,
         on_commit: OnCommit,
         clock: Clock,
@@ -57,13 +68,15 @@ class Receiver(KvTransferServiceServicer):
     ) -> None:
         self._arena = arena
         self._leases = leases
+        self._model_id = model_id
         self._layout_hash = layout_hash
         self._on_commit = on_commit
         self._clock = clock
         self._digests = digests
         self._segments = SegmentCache()
         self._groups = ReceiverGroups(host, patience)
-        self._pushes: dict[int, asyncio.Timeout] = {}  # under way, by lease id
+        self._nixl = NixlReader(arena.buffer.device, host, patience)
+        self._pushes: dict[int, _Push] = {}  # under way, by lease id
         memory.register_receiver(worker_id, leases.epoch)
 
     @property
@@ -74,13 +87,19 @@ class Receiver(KvTransferServiceServicer):
     def revoke(self, lease_id: int) -> None:
         """Ends the push to a lease that was closed or has expired, even if its sender is silent."""
         push = self._pushes.get(lease_id)
-        if push is not None and not push.expired():
-            push.reschedule(asyncio.get_running_loop().time())
+        if push is not None and not push.deadline.expired():
+            push.deadline.reschedule(asyncio.get_running_loop().time())
 
-    async def Push(
-        self, request_iterator: AsyncIterator[pb.KvFrame], context: grpc.aio.ServicerContext
-    ) -> pb.KvReceipt:
-        frames = (frame_from_proto(message) async for message in request_iterator)
+    async def end(self, lease_id: int) -> None:
+        """Closes a lease unless it is committed. Once this has returned nobody writes to its blocks any more."""
+        self._leases.close(lease_id)
+        self.revoke(lease_id)
+        if lease_id in self._pushes:
+            await self._pushes[lease_id].over.wait()
+
+    async def Push(self, request_iterator: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> pb.KvReceipt:
+        """KvTransferService.Push; see `add_kv_transfer_servicer`."""
+        frames = (frame_from_bytes(message) async for message in request_iterator)
         try:
             return receipt_to_proto(await self._receive(frames, context))
         except KvRelayError as error:
@@ -90,39 +109,51 @@ class Receiver(KvTransferServiceServicer):
         opening = await anext(frames, None)
         if not isinstance(opening, KvOpen):
             raise FailedPrecondition(f"a push begins with an open frame, not with {type(opening).__name__}")
-        if opening.layout_hash != self._layout_hash:
-            raise FailedPrecondition(
-                f"KV layout {opening.layout_hash} of the sender is not mine, {self._layout_hash}; both workers need "
-                "the same model, kv.dtype and kv.block_size, and native kernels or none"
-            )
+        theirs = self._layout_of(opening)
         lease = self._find(opening)
         if lease.lease_id in self._pushes:
             raise FailedPrecondition(f"another push to lease {lease.lease_id} is under way")
         try:
-            async with asyncio.timeout(None) as revoked:
-                self._pushes[lease.lease_id] = revoked
-                return await self._receive_blocks(opening, frames, context)
+            async with asyncio.timeout(None) as deadline:
+                self._pushes[lease.lease_id] = _Push(deadline)
+                return await self._receive_blocks(opening, theirs, frames, context)
         except TimeoutError:
             raise FailedPrecondition(f"lease {lease.lease_id} was closed during the push") from None
         finally:
-            del self._pushes[lease.lease_id]
+            self._pushes.pop(lease.lease_id).over.set()
 
     async def _receive_blocks(
-        self, opening: KvOpen, frames: AsyncIterator[Frame], context: grpc.aio.ServicerContext
+        self, opening: KvOpen, theirs: KvLayout, frames: AsyncIterator[Frame], context: grpc.aio.ServicerContext
     ) -> KvReceipt:
-        with self._inbound(opening) as inbound:
+        async with self._inbound(opening, theirs) as inbound:
             await context.send_initial_metadata(())  # says to the sender that its push is taken
             await in_thread(inbound.connect)
-            arrivals = Arrivals(self._find(opening), self._arena.layout)
+            lease = self._find(opening)
+            arrivals = Arrivals(lease, self._arena.layout, theirs)
+            landing = Landing(self._arena, lease, theirs, opening.digest if self._digests else None)
             async for frame in frames:
                 match frame:
                     case KvBlocks():
-                        await self._write(opening, frame, inbound, arrivals)
+                        arrivals.check(frame)
+                        await self._write(opening, frame, inbound, landing)
+                        arrivals.add(frame)
                     case KvCommit():
                         return self._commit(opening, frame, arrivals)
                     case KvOpen():
                         raise FailedPrecondition("a push has one open frame, its first")
             raise Cancelled("the sender ended the push without a commit")
+
+    def _layout_of(self, opening: KvOpen) -> KvLayout:
+        """Of the sender's blocks. Raises FailedPrecondition if they cannot be made into blocks of this arena."""
+        if opening.layout_hash == self._layout_hash:
+            return self._arena.layout
+        if opening.layout is None or opening.model_id != self._model_id:
+            raise FailedPrecondition(
+                f"KV of model {opening.model_id or 'unknown'} is not of mine, {self._model_id}; both workers need the "
+                "same weights' shapes and the same KV heads"
+            )
+        check_layouts(self._arena.layout, opening.layout)
+        return opening.layout
 
     def _find(self, opening: KvOpen) -> Lease:
         """The lease as of now; raises when it has ended since the last look."""
@@ -131,33 +162,46 @@ class Receiver(KvTransferServiceServicer):
             raise FailedPrecondition(f"lease {lease.lease_id} is for another request")
         return lease
 
-    @contextmanager
-    def _inbound(self, opening: KvOpen) -> Iterator[Inbound]:
+    @asynccontextmanager
+    async def _inbound(self, opening: KvOpen, theirs: KvLayout) -> AsyncIterator[Inbound]:
         """For one push. Left without an exception, its connections are used again."""
         match opening.transport:
             case "grpc":
-                yield GrpcInbound(self._arena, digests=self._digests)
+                yield GrpcInbound(theirs)
             case "memory" if opening.segment is not None:
-                yield memory.accept(opening.segment, self._arena, digests=self._digests)
+                yield memory.accept(opening.segment, theirs)
             case "shm" if opening.segment is not None:
-                with self._segments.lend(opening.segment, self._arena, digests=self._digests) as mapped:
+                with self._segments.lend(opening.segment, theirs) as mapped:
                     yield mapped
+            case "nixl" if opening.arena is not None:
+                with self._nixl.lend(opening.arena, theirs) as reading:
+                    yield reading
+            case "cuda_ipc" if opening.arena is not None:
+                opened = CudaIpcInbound(opening.arena, theirs, self._arena.buffer.device)
+                try:
+                    yield opened
+                finally:
+                    await in_thread(opened.close)
             case "gloo" | "nccl" as backend:
-                with self._groups.lend(backend, opening.rendezvous, self._arena, digests=self._digests) as joined:
+                device = self._arena.buffer.device
+                with self._groups.lend(backend, opening.rendezvous, theirs, device) as joined:
                     yield joined
             case transport:
                 raise Unimplemented(f"transport {transport!r} is not one that this worker takes")
 
-    async def _write(self, opening: KvOpen, frame: KvBlocks, inbound: Inbound, arrivals: Arrivals) -> None:
+    async def _write(self, opening: KvOpen, frame: KvBlocks, inbound: Inbound, landing: Landing) -> None:
         lease = self._find(opening)
-        blocks = arrivals.check(frame)
-        if not self._leases.is_committed(lease.lease_id):  # else this is a repetition, of which the commit will tell
-            self._leases.pin(lease.lease_id)
-            try:
-                await in_thread(inbound.unpack, frame, blocks)
-            finally:
-                self._leases.unpin(lease.lease_id)
-        arrivals.add(frame)
+        if self._leases.is_committed(lease.lease_id):
+            return  # a repetition, of which the commit will tell
+
+        def take() -> None:
+            landing.land(inbound.source(frame), frame)
+
+        self._leases.pin(lease.lease_id)
+        try:
+            await in_thread(take)
+        finally:
+            self._leases.unpin(lease.lease_id)
 
     def _commit(self, opening: KvOpen, commit: KvCommit, arrivals: Arrivals) -> KvReceipt:
         lease = self._find(opening)

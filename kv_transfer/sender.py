@@ -11,25 +11,22 @@ import xxhash
 
 from kv_transfer.arena import Arena
 from kv_transfer.call import PushCall
-from kv_transfer.channels import Channels, blocks_per_frame
+from kv_transfer.channels import Channels
 from kv_transfer.choice import choose_transport
+from kv_transfer.plan import Layers, Places
 from kv_transfer.threads import in_thread
 from kv_transfer.transports import Outbound, memory
+from kv_transfer.transports.cuda_ipc import CudaIpcOutbound
 from kv_transfer.transports.group import SenderGroups
 from kv_transfer.transports.grpc import GrpcOutbound
 from kv_transfer.transports.named import NamedOutbound
+from kv_transfer.transports.nixl import NixlOutbound, ServedArena
 from kvrelay.clock import Clock
 from kvrelay.errors import Internal, KvRelayError, Unavailable, Unimplemented
 from kvrelay.messages import HandoffTarget
 from kvrelay.telemetry import get_logger
 from kvrelay.types import Handoff
-from kvrelay.wire.transfer import (
-    Frame,
-    KvBlocks,
-    KvCommit,
-    KvOpen,
-    KvReceipt,
-)
+from kvrelay.wire.transfer import KvBlocks, KvCommit, KvOpen, KvReceipt, frame_to_bytes
 
 log = get_logger(__name__)
 
@@ -45,6 +42,7 @@ class Sender:
         arena: Arena,
         *,
         host_id: str,
+        model_id: str,
         layout_hash: str,
         clock: Clock,
         digests: bool = True,
@@ -53,12 +51,14 @@ class Sender:
     ) -> None:
         self.arena = arena
         self.host_id = host_id
+        self.model_id = model_id
         self.layout_hash = layout_hash
         self.clock = clock
         self.digests = digests
         self.patience = patience
         self.channels = Channels(arena.layout)
         self._groups = SenderGroups(host, patience)
+        self._served = ServedArena(arena, host)
         memory.register_sender(arena)
 
     def open(self, key: tuple[str, int], target: HandoffTarget) -> Push:
@@ -68,6 +68,7 @@ class Sender:
             same_process=memory.is_local(target.worker_id, target.epoch),
             same_host=target.host_id == self.host_id,
             device=self.arena.buffer.device.type,
+            target_device=target.device,
         )
         return Push(self, key, target, transport, why)
 
@@ -77,6 +78,10 @@ class Sender:
         match transport:
             case "memory" | "shm":
                 yield NamedOutbound(self.arena, digests=self.digests)
+            case "nixl":
+                yield NixlOutbound(self._served, self.arena, digests=self.digests)
+            case "cuda_ipc":
+                yield CudaIpcOutbound(self.arena, digests=self.digests)
             case "gloo" | "nccl":
                 with self._groups.lend(transport, target, self.arena, digests=self.digests) as outbound:
                     yield outbound
@@ -87,13 +92,15 @@ class Sender:
         """Ends the connections; pushes that are under way fail."""
         await self.channels.close()
         self._groups.close()
+        self._served.close()
 
 
 class Run(NamedTuple):
-    """Blocks of the sender's arena that become the lease's blocks `first`, `first` + 1, ..."""
+    """Some layers of the blocks of the sender's arena that are the sequence's blocks `first`, `first` + 1, ..."""
 
     first: int
     blocks: Sequence[int]
+    layers: Layers
 
 
 class Push:
@@ -122,13 +129,14 @@ class Push:
         self._receipt: KvReceipt | None = None
         self._task = asyncio.create_task(self._push())
 
-    def send(self, first: int, blocks: Sequence[int]) -> None:
-        """Queues blocks whose KV is complete, to become the lease's blocks `first`, `first` + 1, ..."""
+    def send(self, first: int, blocks: Sequence[int], layers: Layers | None = None) -> None:
+        """Queues the sequence's blocks `first`, `first` + 1, ... whose KV is complete, in these layers or in all."""
         assert self._ending is None, "no blocks after the commit"
         if blocks:
             if self._first_sent_at is None:
                 self._first_sent_at = self._sender.clock.now()
-            self._runs.append(Run(first, tuple(blocks)))
+            layers = layers or Layers(0, len(self._sender.arena.layout.layers))
+            self._runs.append(Run(first, tuple(blocks), layers))
             self._news.set()
 
     async def commit(self, first_token: int, num_tokens: int, prefill_done_at: float) -> Handoff:
@@ -147,10 +155,10 @@ class Push:
         now = self._sender.clock.now()
         return Handoff(
             transport=self.transport,
-            blocks=self._receipt.blocks,
+            blocks=sum(len(run.blocks) for run in self._runs if run.layers.first == 0),
             block_bytes=self._sender.arena.layout.block_bytes,
-            bytes=self._receipt.bytes,
-            cached_blocks=self._target.cached_blocks,
+            bytes=self.bytes_packed,
+            cached_blocks=self._target.cached_tokens // self._sender.arena.layout.block_size,
             seconds=now - (prefill_done_at if self._first_sent_at is None else self._first_sent_at),
             exposed_seconds=now - prefill_done_at,
             why=self.why,
@@ -178,7 +186,7 @@ class Push:
             if self._commit_frame is not None:
                 # The answer may be what was lost: a decode worker that has committed gives it again.
                 with suppress(KvRelayError):
-                    return await self._call(self._opening("grpc"), _only(self._commit_frame))
+                    return await self._call(self._opening("grpc"), _only(frame_to_bytes(self._commit_frame)))
             raise
 
     async def _hand_over_or_fall_back(self) -> KvReceipt:
@@ -193,10 +201,10 @@ class Push:
 
     async def _hand_over(self) -> KvReceipt:
         with self._sender.outbound(self.transport, self._target) as outbound:
-            opening = outbound.announce(self._opening(self.transport))
+            opening = await in_thread(outbound.announce, self._opening(self.transport))
             return await self._call(opening, self._frames(outbound))
 
-    async def _call(self, opening: KvOpen, frames: AsyncGenerator[Frame, None]) -> KvReceipt:
+    async def _call(self, opening: KvOpen, frames: AsyncGenerator[bytes, None]) -> KvReceipt:
         """One call with these frames; fewer, if the peer ends it before."""
         channels, address = self._sender.channels, self._target.address
         channel = channels.get(address)
@@ -204,7 +212,7 @@ class Push:
         call.when_over(self._news.set)
         self._current = call
         try:
-            await call.open(opening)
+            await call.open(frame_to_bytes(opening))
             async with aclosing(frames):
                 async for frame in frames:
                     await call.write(frame)
@@ -217,42 +225,51 @@ class Push:
         finally:
             await call.close()
 
-    async def _frames(self, outbound: Outbound) -> AsyncGenerator[Frame, None]:
+    async def _frames(self, outbound: Outbound) -> AsyncGenerator[bytes, None]:
         """The push from its first blocks to its commit, as far as it gets."""
         self.bytes_packed = 0
         if not self._refused:
             await in_thread(outbound.connect)  # even if aborted, since the receiver is connecting too
-        block_bytes = self._sender.arena.layout.block_bytes
         count = 0
         digest = xxhash.xxh3_64()
-        async for first, blocks in self._cut_runs():
-            header = KvBlocks(sequence=count, first=first, count=len(blocks), num_bytes=len(blocks) * block_bytes)
-            frame = await in_thread(outbound.pack, header, blocks)
+
+        def pack(header: KvBlocks, blocks: Sequence[int]) -> bytes:
+            frame = outbound.pack(header, blocks)
+            for one in frame.digests:
+                digest.update(one.to_bytes(8, "little"))
+            return frame_to_bytes(frame)
+
+        async for first, blocks, layers in self._cut_runs(outbound.frame_bytes):
+            num_bytes = len(blocks) * self._block_bytes(layers)
+            header = KvBlocks(count, first, len(blocks), layers.first, layers.num, num_bytes)
+            message = await in_thread(pack, header, blocks)
             count += 1
-            digest.update(frame.digest.to_bytes(8, "little"))
-            self.bytes_packed += frame.num_bytes
-            yield frame
+            self.bytes_packed += num_bytes
+            yield message
         if self._ending is not None and not self._stopped:
             first_token, num_tokens = self._ending
             self._commit_frame = KvCommit(count, digest.intdigest(), first_token, num_tokens)
-            yield self._commit_frame
+            yield frame_to_bytes(self._commit_frame)
 
-    async def _cut_runs(self) -> AsyncGenerator[Run, None]:
+    async def _cut_runs(self, frame_bytes: int) -> AsyncGenerator[Run, None]:
         """The runs as they are sent, none longer than fits a frame."""
-        size = blocks_per_frame(self._sender.arena.layout)
         next_run = 0
         while not self._stopped:
             if next_run < len(self._runs):
-                first, blocks = self._runs[next_run]
+                first, blocks, layers = self._runs[next_run]
                 next_run += 1
+                size = max(1, frame_bytes // self._block_bytes(layers))
                 for start in range(0, len(blocks), size):
                     if not self._stopped:
-                        yield Run(first + start, blocks[start : start + size])
+                        yield Run(first + start, blocks[start : start + size], layers)
             elif self._ending is None:
                 self._news.clear()
                 await self._news.wait()
             else:
                 return
+
+    def _block_bytes(self, layers: Layers) -> int:
+        return Places.of_payload(self._sender.arena.layout, 1, layers).block_bytes
 
     @property
     def _refused(self) -> bool:
@@ -273,8 +290,10 @@ class Push:
             generation=target.generation,
             layout_hash=self._sender.layout_hash,
             transport=transport,
+            model_id=self._sender.model_id,
+            layout=self._sender.arena.layout,
         )
 
 
-async def _only(frame: Frame) -> AsyncGenerator[Frame, None]:
+async def _only(frame: bytes) -> AsyncGenerator[bytes, None]:
     yield frame

@@ -6,9 +6,9 @@ import ipaddress
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from kvrelay.types import PoolName
+from kvrelay.types import POOLS, PoolName
 
 _SIZE = re.compile(r"^([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*(B|KiB|MiB|GiB|TiB|KB|MB|GB|TB)?$")
 _ADDRESS = re.compile(r"^(\[[0-9a-fA-F:]+\]|[^:\s]+):([0-9]{1,5})$")
@@ -27,7 +27,7 @@ _UNIT = {
     "TB": 10**12,
 }
 
-TransportName = Literal["auto", "memory", "shm", "grpc", "gloo", "nccl"]
+TransportName = Literal["auto", "memory", "shm", "cuda_ipc", "grpc", "gloo", "nccl", "nixl"]
 PolicyName = Literal["kv_aware", "least_loaded", "round_robin"]
 MetricName = Literal["queue_depth", "queue_tokens", "queue_wait_p95_ms", "kv_occupancy", "ttft_p95_ms", "itl_p95_ms"]
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
@@ -67,17 +67,25 @@ class ModelConfig(Section):
     max_model_len: PositiveInt | None = None  # cut to what the model allows
 
 
+KvDtype = Literal["auto", "int8"]  # auto: the model's own
+BlockSize = Annotated[int, Field(ge=1, le=1024, strict=True)]  # tokens
+Memory = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
+
+
 class KvConfig(Section):
-    dtype: Literal["auto", "int8"] = "auto"  # auto: the model's own
-    block_size: Annotated[int, Field(ge=1, le=1024, strict=True)] = 32  # tokens; what the CPU kernels read at once
-    memory: Annotated[int, Field(gt=0)] = 2**30  # per worker
+    dtype: KvDtype = "auto"
+    block_size: BlockSize = 32  # what the CPU kernels read at once
+    memory: Memory = 2**30  # per worker
     digest: bool = True
     prefix_cache: bool = True
 
-    @field_validator("memory", mode="before")
-    @classmethod
-    def _size(cls, value: str | int) -> int:
-        return parse_size(value)
+
+class PoolKvConfig(Section):
+    """What one pool has unlike the other; the hand-off converts."""
+
+    dtype: KvDtype | None = None
+    block_size: BlockSize | None = None
+    memory: Memory | None = None
 
 
 class Resources(Section):
@@ -104,6 +112,7 @@ class PrefillConfig(Section):
     resources: Resources = Resources()
     threads: PositiveInt = 1
     weights: Weights = "auto"
+    kv: PoolKvConfig = PoolKvConfig()
     chunk_tokens: PositiveInt = 512  # prompt tokens in one step
 
 
@@ -128,6 +137,7 @@ class DecodeConfig(Section):
     resources: Resources = Resources()
     threads: PositiveInt = 1
     weights: Weights = "auto"
+    kv: PoolKvConfig = PoolKvConfig()
     max_batch: PositiveInt = 32  # sequences on one worker: decoding, prefilling, or reserved
     chunk_tokens: PositiveInt = 256  # prompt tokens prefilled beside the batch in one step
     speculation: SpeculationConfig | None = None
@@ -228,10 +238,17 @@ class ClusterConfig(Section):
 
     @model_validator(mode="after")
     def _chunks_hold_blocks(self) -> ClusterConfig:
-        for name, chunk in (("prefill", self.prefill.chunk_tokens), ("decode", self.decode.chunk_tokens)):
-            if chunk < self.kv.block_size:
-                raise ValueError(f"{name}.chunk_tokens {chunk} is below kv.block_size {self.kv.block_size}")
+        for pool in POOLS:
+            chunk = (self.prefill if pool == "prefill" else self.decode).chunk_tokens
+            size = self.pool_kv(pool).block_size
+            if chunk < size:
+                raise ValueError(f"{pool}.chunk_tokens {chunk} is below kv.block_size {size}")
         return self
+
+    def pool_kv(self, pool: PoolName) -> KvConfig:
+        """`kv` with what the pool has of its own."""
+        own = self.prefill.kv if pool == "prefill" else self.decode.kv
+        return self.kv.model_copy(update=own.model_dump(exclude_none=True))
 
 
 def is_loopback(address: str) -> bool:

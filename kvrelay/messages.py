@@ -14,7 +14,7 @@ from kvrelay.types import FinishReason, Handoff, PrefillTimings, SequenceSpec, T
 
 @dataclass(frozen=True, slots=True)
 class HandoffTarget:
-    """A decode worker's promise of blocks, and how to reach them. Blocks are named by their index in the lease."""
+    """A worker's promise of blocks, and how to reach them."""
 
     worker_id: str
     address: str
@@ -22,10 +22,11 @@ class HandoffTarget:
     lease_id: int
     generation: int
     num_blocks: int
-    cached_blocks: int  # leading blocks that the decode worker already holds
+    cached_tokens: int  # leading tokens whose KV the decode worker already holds, in whole blocks
     layout_hash: str
     host_id: str
     transport: str = "auto"  # filled in by the router
+    device: str = "cpu"  # that its KV lies on: cpu or cuda
 
 
 # Commands
@@ -40,11 +41,21 @@ class Reserve:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixSource:
+    """A worker whose prefix cache probably holds more of a sequence than the prefill worker's own."""
+
+    worker_id: str
+    address: str
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Prefill:
     """Prefill worker: build the KV, push it to the target, report the first token."""
 
     spec: SequenceSpec
     target: HandoffTarget
+    source: PrefixSource | None = None
 
 
 @dataclass(frozen=True, slots=True)

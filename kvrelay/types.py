@@ -184,8 +184,10 @@ class Handoff:
 class PrefillTimings:
     queue_seconds: float  # accepted by the worker to first chunk
     compute_seconds: float  # first chunk to first token
-    cached_tokens: int
+    cached_tokens: int  # that needed no computing
     chunks: int
+    fetched_tokens: int = 0  # of the cached ones, from another worker's prefix cache
+    fetch_seconds: float = 0.0  # within queue_seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,37 +6,50 @@ import asyncio
 
 import grpc
 
+from kv_transfer.channels import message_bytes
 from kv_transfer.choice import host_id
 from kv_transfer.sender import Sender
 from kvrelay.clock import MonotonicClock
 from kvrelay.engine.cache import KvCache
+from kvrelay.wire.transfer import add_kv_transfer_servicer
 from kvrelay.worker.base import Identity
-from kvrelay.worker.host import host_worker, load_runner
+from kvrelay.worker.host import MAX_MESSAGE_BYTES, host_worker, load_runner
 from kvrelay.worker.settings import WorkerSettings
+from prefill_worker.fetcher import Fetcher
 from prefill_worker.worker import PrefillWorker
 
 
 async def serve(settings: WorkerSettings, stop: asyncio.Event) -> None:
     """Loads the model, then serves until `stop` is set. Raises ModelRefused, ConfigError, Unavailable."""
     config = settings.config
+    kv = config.pool_kv(settings.pool)
     runner = await load_runner(settings)
     clock = MonotonicClock()
 
     def build(server: grpc.aio.Server, identity: Identity) -> PrefillWorker:
-        return PrefillWorker(
+        cache = KvCache(runner.num_blocks, kv.block_size, prefix_cache=kv.prefix_cache)
+        host = config.listen.worker_host
+        sender = Sender(
+            runner.kv,
+            host_id=identity.host_id,
+            model_id=runner.model_id,
+            layout_hash=runner.layout_hash,
+            clock=clock,
+            digests=kv.digest,
+            host=host,
+        )
+        fetcher = Fetcher(identity, runner, cache, sender, digests=kv.digest, host=host)
+        worker = PrefillWorker(
             identity,
             runner,
-            KvCache(runner.num_blocks, config.kv.block_size, prefix_cache=config.kv.prefix_cache),
-            Sender(
-                runner.kv,
-                host_id=identity.host_id,
-                layout_hash=runner.layout_hash,
-                clock=clock,
-                digests=config.kv.digest,
-                host=config.listen.worker_host,
-            ),
+            cache,
+            sender,
+            fetcher,
             chunk_tokens=config.prefill.chunk_tokens,
             clock=clock,
         )
+        add_kv_transfer_servicer(fetcher.receiver.Push, worker.lending.Fetch, server)
+        return worker
 
-    await host_worker(settings, host_id(), build, stop)
+    largest = max(MAX_MESSAGE_BYTES, message_bytes(runner.layout))
+    await host_worker(settings, host_id(), build, stop, max_message_bytes=largest)

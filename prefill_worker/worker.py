@@ -6,16 +6,28 @@ import asyncio
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 
+from kv_transfer.lending import Lending
 from kv_transfer.sender import Push, Sender
 from kvrelay.clock import Clock
 from kvrelay.engine.cache import KvCache
 from kvrelay.engine.runner import ModelRunner
-from kvrelay.errors import Code, KvRelayError, Unimplemented
-from kvrelay.messages import Abort, Command, Failed, HandedOff, HandoffTarget, Prefill, Refused, SequenceTokens
+from kvrelay.errors import KvRelayError, Unimplemented
+from kvrelay.messages import (
+    Abort,
+    Command,
+    Failed,
+    HandedOff,
+    HandoffTarget,
+    Prefill,
+    PrefixSource,
+    Refused,
+    SequenceTokens,
+)
 from kvrelay.types import WorkerLoad
 from kvrelay.worker.base import Identity, Key, Worker
 from kvrelay.worker.sequence import Sequence
 from kvrelay.worker.session import RouterSession
+from prefill_worker.fetcher import Fetcher
 from prefill_worker.scheduler import PrefillScheduler
 
 
@@ -28,6 +40,7 @@ class Relay:
     push: Push | None = None
     held: list[int] = field(default_factory=list)
     pushed: int = 0  # blocks of the sequence that were given to the push or that the target has cached
+    fetching: asyncio.Task[None] | None = None
     closing: asyncio.Task[None] | None = None
 
 
@@ -40,6 +53,7 @@ class PrefillWorker(Worker):
         runner: ModelRunner,
         cache: KvCache,
         sender: Sender,
+        fetcher: Fetcher | None = None,
         *,
         chunk_tokens: int,
         clock: Clock,
@@ -47,6 +61,8 @@ class PrefillWorker(Worker):
         self._scheduler = PrefillScheduler(cache, chunk_tokens)
         super().__init__(identity, runner, cache, self._scheduler, clock)
         self._sender = sender
+        self.lending = Lending(cache, sender)
+        self._fetcher = fetcher
         self._relays: dict[Key, Relay] = {}
         self._letting_go = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -66,17 +82,23 @@ class PrefillWorker(Worker):
         if self.draining:
             session.send(Refused(*spec.key, "draining"))
             return
-        if target.layout_hash != self.runner.layout_hash:
-            text = (
-                f"{target.worker_id} serves another model, kv.dtype or kv.block_size than {self.identity.worker_id}, "
-                "or only one of them runs with native kernels, so it cannot take its KV"
-            )
-            session.send(Failed(*spec.key, Code.FAILED_PRECONDITION, text))
-            return
         sequence = self.begin(spec)
         self.sessions[spec.key] = session
-        self._relays[spec.key] = Relay(sequence, target, pushed=target.cached_blocks)
-        self._scheduler.add(sequence)
+        self._relays[spec.key] = Relay(sequence, target, pushed=target.cached_tokens // self.cache.block_size)
+        relay = self._relays[spec.key]
+        if command.source is not None and self._fetcher is not None:
+            relay.fetching = self._spawn(self._fetch(relay, command.source, self._fetcher))
+        else:
+            self._schedule(relay)
+
+    async def _fetch(self, relay: Relay, source: PrefixSource, fetcher: Fetcher) -> None:
+        await fetcher.fetch(relay.sequence, source, relay.target.transport)
+        if not relay.sequence.ended:
+            self._schedule(relay)
+
+    def _schedule(self, relay: Relay) -> None:
+        relay.fetching = None
+        self._scheduler.add(relay.sequence)
         self.steps.wake()
 
     def advanced(self, sequence: Sequence, tokens: SequenceTokens | None) -> None:
@@ -97,20 +119,29 @@ class PrefillWorker(Worker):
         if relay.push.error is not None:
             self.fail(key, relay.push.error.code, relay.push.error.message)
             return
-        end = sequence.num_computed // self.cache.block_size if tokens is None else relay.target.num_blocks
+        end = sequence.num_computed // self.cache.block_size if tokens is None else len(sequence.blocks)
         if end > relay.pushed:
             relay.push.send(relay.pushed, sequence.blocks[relay.pushed : end])
             relay.pushed = end
         if tokens is not None:
+            self._learn(sequence, tokens)
             self._scheduler.remove(sequence)
             relay.closing = self._spawn(self._commit(relay, tokens.token_ids[0], self.clock.now()))
+
+    def _learn(self, sequence: Sequence, tokens: SequenceTokens) -> None:
+        if self._fetcher is not None and tokens.prefill is not None:
+            computed = len(sequence.spec.token_ids) - tokens.prefill.cached_tokens
+            self._fetcher.worth.computed(computed, tokens.prefill.compute_seconds)
 
     def abort(self, key: Key) -> None:
         relay = self._relays.pop(key, None)
         if relay is None:
             return
         del self.sessions[key]
-        if not relay.sequence.ended:
+        if relay.fetching is not None:
+            relay.sequence.ended = True
+            relay.fetching.cancel()
+        elif not relay.sequence.ended:
             self._scheduler.remove(relay.sequence)
         if relay.closing is not None:
             relay.closing.cancel()

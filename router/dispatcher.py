@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 from kvrelay.config import ClusterConfig
@@ -34,10 +34,13 @@ class _Worker:
 class _Entry:
     life: Lifecycle
     order: tuple[int, int, str]  # priority, then first come first served; request id
-    hasher: BlockHasher
+    salt: str
+    hashers: dict[int, BlockHasher] = field(default_factory=dict)  # by block size, which pools may have unlike
 
-    def hashes(self) -> list[int]:
-        return self.hasher.extend(self.life.sequence)
+    def hashes(self, block_size: int) -> list[int]:
+        if block_size not in self.hashers:
+            self.hashers[block_size] = BlockHasher(block_size, self.salt)
+        return self.hashers[block_size].extend(self.life.sequence)
 
 
 class Dispatcher:
@@ -95,7 +98,7 @@ class Dispatcher:
         life = Lifecycle(request, self._settings)
         life.timeline.mark("tokenize", now)
         order = (request.priority, next(self._numbers), request.request_id)
-        entry = _Entry(life, order, BlockHasher(self._config.kv.block_size, request.salt))
+        entry = _Entry(life, order, request.salt)
         self._entries[request.request_id] = entry
         if request.complete is not None:
             return life, self._settle(entry, life.complete(request.complete, now))
@@ -250,7 +253,9 @@ class Dispatcher:
         """The worker's cache will hold this sequence, or does."""
         worker = self._workers.get(worker_id)
         if worker is not None and self._config.kv.prefix_cache:
-            self._index.add(worker_id, entry.hashes(), worker.info.load.blocks_total or INDEX_BLOCKS)
+            self._index.add(
+                worker_id, entry.hashes(worker.info.block_size), worker.info.load.blocks_total or INDEX_BLOCKS
+            )
 
     def _views(self, entry: _Entry, now: float) -> list[WorkerView]:
         queued: Counter[str] = Counter()
@@ -263,7 +268,6 @@ class Dispatcher:
             sequences[placed.decode] += 1
             if one.life.state in ("reserving", "prefilling"):
                 queued[placed.prefill] += placed.uncached_tokens
-        hashes = entry.hashes() if self._config.kv.prefix_cache else []
         needed = entry.life.num_tokens
         seats = self._config.decode.max_batch
         views = []
@@ -274,6 +278,7 @@ class Dispatcher:
             room = info.load.blocks_total * info.block_size
             over = sequences[worker_id] >= seats or bool(room and held[worker_id] and held[worker_id] + needed > room)
             # The last token is computed whatever the cache holds: its logits are wanted.
+            hashes = entry.hashes(info.block_size) if self._config.kv.prefix_cache else []
             cached = min(self._index.match(worker_id, hashes) * info.block_size, needed - 1)
             views.append(
                 WorkerView(
@@ -284,6 +289,8 @@ class Dispatcher:
                     held_tokens=held[worker_id],
                     cached_tokens=cached,
                     last_assigned=worker.last_assigned,
+                    address=info.address,
+                    block_size=info.block_size,
                 )
             )
         return views

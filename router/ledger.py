@@ -34,6 +34,8 @@ class Timeline:
         if self._first is None:
             if prefill is not None:
                 computing = min(self._marked + prefill.queue_seconds, now)
+                if prefill.fetch_seconds:
+                    self.mark("fetch", min(self._marked + prefill.fetch_seconds, computing))
                 self.mark("prefill_queue", computing)
                 self.mark("prefill", min(computing + prefill.compute_seconds, now))
             self.mark("return", now)

@@ -72,6 +72,7 @@ class Lifecycle:
         self.target: HandoffTarget | None = None
         self.tokens: list[int] = list(request.resume)  # of the answer
         self.cached_tokens = 0
+        self.fetched_tokens = 0  # of these, from another worker's prefix cache
         self.handoff: Handoff | None = None
         self.attempts: list[Attempt] = []
         self.timeline = Timeline(request.arrival)
@@ -225,9 +226,8 @@ class Lifecycle:
         self.timeline.mark("reserve", now)
         self.target = target
         self.state = "prefilling"
-        return [
-            Send(self.assignment.prefill, Prefill(self._spec(), replace(target, transport=self._settings.transport)))
-        ]
+        target = replace(target, transport=self._settings.transport)
+        return [Send(self.assignment.prefill, Prefill(self._spec(), target, self.assignment.source))]
 
     def _refused(self, worker_id: str) -> list[Effect]:
         """Nothing was done, so this placement is not counted as an attempt of the request."""
@@ -275,6 +275,7 @@ class Lifecycle:
             return []
         if not self.timeline.has_first_token and event.prefill is not None:
             self.cached_tokens = min(event.prefill.cached_tokens, len(self.request.token_ids))
+            self.fetched_tokens = event.prefill.fetched_tokens
         self.timeline.tokens(now, len(token_ids), event.prefill)
         self.tokens += token_ids
         return [Emit(self.request.request_id, start, token_ids, event.logprobs[new], self.assignment.path)]

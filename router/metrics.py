@@ -50,6 +50,7 @@ class Metrics:
         self._generation_tokens = self._counter("generation_tokens", "Tokens streamed.")
         self._cache_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in prefix caches.")
         self._cache_hits = self._counter("prefix_cache_hits", "Prompt tokens that a prefix cache held.")
+        self._fetched = self._counter("prefix_fetched", "Of the hits, those fetched from another worker's cache.")
         self._handoff_bytes = self._counter("handoff_bytes", "KV bytes handed off.")
         self._ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token.")
         self._itl = self._histogram("inter_token_latency_seconds", "Token to next token.")
@@ -75,6 +76,7 @@ class Metrics:
             self._prompt_tokens.inc(usage.prompt_tokens)
             self._cache_queries.inc(usage.prompt_tokens)
             self._cache_hits.inc(usage.cached_tokens)
+            self._fetched.inc(stream.fetched_tokens)
             return
         for _ in range(count):
             self.itl.add(now, (now - previous) / count)
@@ -93,7 +95,7 @@ class Metrics:
         phases = defaultdict(float, ledger.phases)
         self._e2e.observe(ledger.e2e_seconds)
         self._queue.observe(phases["queue"] + phases["reserve"])
-        self._prefill.observe(phases["prefill_queue"] + phases["prefill"])
+        self._prefill.observe(phases["fetch"] + phases["prefill_queue"] + phases["prefill"])
         self._decode.observe(ledger.decode_seconds)
         new_tokens = stream.num_tokens - len(stream.request.resume)
         if new_tokens > 1:

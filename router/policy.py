@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvrelay.config import PolicyName, RouterConfig
+from kvrelay.messages import PrefixSource
 from kvrelay.types import Path, PoolName
 
 Reason = Literal["short_prompt", "no_prefill_worker", "prefix_hit", "least_loaded", "round_robin"]
@@ -23,6 +24,8 @@ class WorkerView:
     held_tokens: int = 0  # decode: tokens of the sequences that it holds
     cached_tokens: int = 0  # of this request's tokens, those that its prefix cache probably holds
     last_assigned: int = 0  # grows with each assignment
+    address: str = ""
+    block_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,7 @@ class Assignment:
     reason: Reason
     why: str  # the reason as a sentence, with its figures
     uncached_tokens: int  # that the prefill has to compute
+    source: PrefixSource | None = None  # who holds more of the prompt than the prefill worker does
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +72,24 @@ def assign(
     if prefill is None:
         return Wait(f"all {len(prefillers)} prefill workers are full")
     reason, why = _explain(prefill, num_tokens, config.policy)
-    uncached = num_tokens - prefill.cached_tokens
-    return Assignment("disaggregated", decode.worker_id, prefill.worker_id, reason, why, uncached)
+    source = _source(prefill, workers)
+    cached = prefill.cached_tokens
+    if source is not None:
+        cached = source.cached_tokens
+        why += f"; {source.worker_id} holds {cached} of the prompt's {num_tokens}"
+    return Assignment("disaggregated", decode.worker_id, prefill.worker_id, reason, why, num_tokens - cached, source)
+
+
+def _source(prefill: WorkerView, workers: Sequence[WorkerView]) -> PrefixSource | None:
+    """The worker that holds most of the prompt, if that is at least a block more than the prefill worker does.
+
+    Blocks are found by the hash of what is in them, so only those of the same size.
+    """
+    alike = [one for one in workers if one.block_size == prefill.block_size and one.worker_id != prefill.worker_id]
+    best = max(alike, key=lambda one: one.cached_tokens, default=prefill)
+    if best.cached_tokens < prefill.cached_tokens + max(1, prefill.block_size):
+        return None
+    return PrefixSource(best.worker_id, best.address, best.cached_tokens)
 
 
 Cost = Callable[[WorkerView], int]

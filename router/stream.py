@@ -99,6 +99,10 @@ class Stream:
         life = self._life
         return life.timeline.ledger(self.first_handed_at, self.ended_at, life.handoff, tuple(life.attempts))
 
+    @property
+    def fetched_tokens(self) -> int:
+        return self._life.fetched_tokens
+
     def usage(self) -> Usage:
         return Usage(len(self.request.token_ids), self._life.cached_tokens, self.num_tokens)
 

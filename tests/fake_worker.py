@@ -144,7 +144,7 @@ class FakeWorker:
             lease_id=self.leases,
             generation=1,
             num_blocks=1,
-            cached_blocks=0,
+            cached_tokens=0,
             layout_hash=self.info.layout_hash,
             host_id=self.info.host_id,
         )

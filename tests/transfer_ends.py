@@ -22,7 +22,7 @@ from kv_transfer.sender import Sender
 from kvrelay.clock import ManualClock
 from kvrelay.messages import HandoffTarget
 from kvrelay.types import KvLayout, LayerKv
-from kvrelay.wire.transfer import add_KvTransferServiceServicer_to_server
+from kvrelay.wire.transfer import add_kv_transfer_servicer
 
 LAYOUT = KvLayout((LayerKv(2, 8, 8), LayerKv(1, 8, 4)), block_size=4, dtype="float32")
 HASH = LAYOUT.hash("test")
@@ -89,7 +89,7 @@ class DecodeEnd:
             lease_id=lease.lease_id,
             generation=lease.generation,
             num_blocks=len(blocks),
-            cached_blocks=cached_blocks,
+            cached_tokens=cached_blocks * self.arena.layout.block_size,
             layout_hash=HASH,
             host_id=host_id(),
             transport=transport,
@@ -124,6 +124,7 @@ async def decode_end(
         arena,
         leases,
         worker_id=worker_id,
+        model_id="test",
         layout_hash=layout_hash,
         on_commit=lambda lease, token, count: committed.append((lease, token, count)),
         clock=clock,
@@ -137,7 +138,7 @@ async def decode_end(
             ("grpc.http2.min_ping_interval_without_data_ms", 500),
         ],
     )
-    add_KvTransferServiceServicer_to_server(receiver, server)
+    add_kv_transfer_servicer(receiver.Push, None, server)
     port = server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     try:
@@ -151,7 +152,13 @@ async def sender_of(
     arena: MemoryFile, *, layout_hash: str = HASH, patience: float = 10.0, digests: bool = True
 ) -> AsyncIterator[Sender]:
     sender = Sender(
-        arena, host_id=host_id(), layout_hash=layout_hash, clock=ManualClock(5.0), digests=digests, patience=patience
+        arena,
+        host_id=host_id(),
+        model_id="test",
+        layout_hash=layout_hash,
+        clock=ManualClock(5.0),
+        digests=digests,
+        patience=patience,
     )
     try:
         yield sender

@@ -18,10 +18,14 @@ import torch
 import torch.distributed
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from kv_transfer.arena import Arena, check_digest, digest_bytes, read_blocks, write_blocks
-from kv_transfer.transports import gloo, nccl
+from kv_transfer.arena import Arena, digest_kind, places_in, read_blocks
+from kv_transfer.block_copy import copy_blocks
+from kv_transfer.digest import multilinear_digests
+from kv_transfer.plan import Places
+from kv_transfer.transports import Source, gloo, layers_of, nccl, source_of
 from kvrelay.errors import FailedPrecondition, Unavailable
 from kvrelay.messages import HandoffTarget
+from kvrelay.types import KvLayout
 from kvrelay.wire.transfer import KvBlocks, KvOpen
 
 _SENDER, _RECEIVER = 0, 1
@@ -153,6 +157,8 @@ class SenderGroups:
 
 
 class GroupOutbound:
+    frame_bytes = 4 * 2**20
+
     def __init__(self, group: PairGroup, store: Store, arena: Arena, *, digests: bool) -> None:
         self._group = group
         self._store = store
@@ -160,15 +166,26 @@ class GroupOutbound:
         self._digests = digests
 
     def announce(self, opening: KvOpen) -> KvOpen:
-        return replace(opening, rendezvous=self._group.rendezvous)
+        return replace(opening, rendezvous=self._group.rendezvous, digest=digest_kind(self._arena))
 
     def connect(self) -> None:
         self._group.join(self._store)
 
     def pack(self, header: KvBlocks, blocks: Sequence[int]) -> KvBlocks:
-        data = read_blocks(self._arena, blocks)
+        layers = layers_of(header)
+        places = Places.of_payload(self._arena.layout, len(blocks), layers)
+        numbers = range(len(blocks))
+        if self._arena.buffer.is_cpu:
+            data = torch.empty(header.num_bytes, dtype=torch.uint8)
+            digests = copy_blocks(
+                self._arena.buffer.numpy(), places_in(self._arena, layers), blocks,
+                data.numpy(), places, numbers, digests=self._digests,
+            )  # fmt: skip
+        else:
+            data = read_blocks(self._arena, blocks, layers)
+            digests = multilinear_digests(data, places, numbers) if self._digests else ()
         self._group.send(data)
-        return replace(header, digest=digest_bytes(data.cpu().numpy().data)) if self._digests else header
+        return replace(header, digests=digests)
 
 
 class ReceiverGroups:
@@ -180,13 +197,13 @@ class ReceiverGroups:
         self._idle: OrderedDict[str, PairGroup] = OrderedDict()  # oldest first
 
     @contextmanager
-    def lend(self, backend: str, rendezvous: str, arena: Arena, *, digests: bool) -> Iterator[GroupInbound]:
+    def lend(self, backend: str, rendezvous: str, layout: KvLayout, device: torch.device) -> Iterator[GroupInbound]:
         """For one push; see `SenderGroups.lend`."""
         group = self._idle.pop(rendezvous, None)
         if group is None:
             group = PairGroup(backend, rendezvous, _RECEIVER, self._host, self._patience)
         try:
-            yield GroupInbound(group, arena, digests=digests)
+            yield GroupInbound(group, layout, device if backend == "nccl" else torch.device("cpu"))
         except BaseException:
             group.close()
             raise
@@ -196,16 +213,15 @@ class ReceiverGroups:
 
 
 class GroupInbound:
-    def __init__(self, group: PairGroup, arena: Arena, *, digests: bool) -> None:
+    """`layout` is the sender's, `device` the one that tensors are received on."""
+
+    def __init__(self, group: PairGroup, layout: KvLayout, device: torch.device) -> None:
         self._group = group
-        self._arena = arena
-        self._digests = digests
+        self._layout = layout
+        self._device = device
 
     def connect(self) -> None:
         self._group.join(None)
 
-    def unpack(self, frame: KvBlocks, blocks: Sequence[int]) -> None:
-        data = self._group.receive(frame.num_bytes, self._arena.buffer.device)
-        if self._digests:
-            check_digest(frame.digest, digest_bytes(data.cpu().numpy().data))
-        write_blocks(self._arena, blocks, data)
+    def source(self, frame: KvBlocks) -> Source:
+        return source_of(self._group.receive(frame.num_bytes, self._device), frame, self._layout)

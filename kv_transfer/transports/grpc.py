@@ -6,14 +6,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
 
-from kv_transfer.arena import Arena, check_digest, digest_bytes, read_blocks, write_blocks
+from kv_transfer.arena import Arena, digests_of, pieces
+from kv_transfer.block_copy import digest_blocks
+from kv_transfer.plan import Places
+from kv_transfer.transports import Source, layers_of
 from kvrelay.errors import DataLoss
+from kvrelay.types import KvLayout
 from kvrelay.wire.transfer import KvBlocks, KvOpen
+
+FRAME_BYTES = 2**20
 
 
 class GrpcOutbound:
+    frame_bytes = FRAME_BYTES
+
     def __init__(self, arena: Arena, *, digests: bool) -> None:
         self._arena = arena
         self._digests = digests
@@ -25,25 +32,29 @@ class GrpcOutbound:
         pass
 
     def pack(self, header: KvBlocks, blocks: Sequence[int]) -> KvBlocks:
-        payload = read_blocks(self._arena, blocks).cpu().numpy().tobytes()
-        return replace(header, payload=payload, digest=digest_bytes(payload) if self._digests else 0)
+        layers = layers_of(header)
+        payload = pieces(self._arena, blocks, layers)
+        digests: tuple[int, ...] = ()
+        if self._digests and self._arena.buffer.is_cpu:
+            digests = digests_of(self._arena, blocks, layers)
+        elif self._digests:
+            places = Places.of_payload(self._arena.layout, len(blocks), layers)
+            digests = digest_blocks(np.frombuffer(payload[0], dtype=np.uint8), places, range(len(blocks)))
+        return replace(header, payload=payload, digests=digests)
 
 
 class GrpcInbound:
-    def __init__(self, arena: Arena, *, digests: bool) -> None:
-        self._arena = arena
-        self._digests = digests
+    """`layout` is the sender's."""
+
+    def __init__(self, layout: KvLayout) -> None:
+        self._layout = layout
 
     def connect(self) -> None:
         pass
 
-    def unpack(self, frame: KvBlocks, blocks: Sequence[int]) -> None:
-        if len(frame.payload) != frame.num_bytes:
-            raise DataLoss(f"frame {frame.sequence} holds {len(frame.payload)} bytes and claims {frame.num_bytes}")
-        if self._digests:
-            check_digest(frame.digest, digest_bytes(frame.payload))
-        data = np.frombuffer(frame.payload, dtype=np.uint8)
-        if self._arena.buffer.is_cpu:
-            write_blocks(self._arena, blocks, data)
-        else:
-            write_blocks(self._arena, blocks, torch.tensor(data, device=self._arena.buffer.device))
+    def source(self, frame: KvBlocks) -> Source:
+        data = np.frombuffer(b"".join(frame.payload) if len(frame.payload) != 1 else frame.payload[0], dtype=np.uint8)
+        if len(data) != frame.num_bytes:
+            raise DataLoss(f"frame {frame.sequence} holds {len(data)} bytes and claims {frame.num_bytes}")
+        places = Places.of_payload(self._layout, frame.count, layers_of(frame))
+        return Source(data, places, range(frame.count))

@@ -8,6 +8,7 @@ from weakref import WeakValueDictionary
 from kv_transfer.arena import Arena
 from kv_transfer.transports.named import NamedInbound
 from kvrelay.errors import Unimplemented
+from kvrelay.types import KvLayout
 from kvrelay.wire.transfer import SharedSegment
 
 _senders: WeakValueDictionary[int, Arena] = WeakValueDictionary()  # this process's, by nonce
@@ -27,8 +28,8 @@ def is_local(worker_id: str, epoch: int) -> bool:
     return (worker_id, epoch) in _receivers
 
 
-def accept(segment: SharedSegment, arena: Arena, *, digests: bool) -> NamedInbound:
+def accept(segment: SharedSegment, layout: KvLayout) -> NamedInbound:
     source = _senders.get(segment.nonce)
     if source is None or segment.pid != os.getpid():
         raise Unimplemented(f"arena {segment.nonce:x} is not in this process")
-    return NamedInbound(source.buffer.numpy(), arena, digests=digests)
+    return NamedInbound(source.buffer.numpy(), layout)

@@ -9,12 +9,18 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kv_transfer.arena import Arena, HostBytes, check_digest, copy_blocks, digest_blocks
+from kv_transfer.arena import Arena, digests_of, settle
+from kv_transfer.block_copy import HostBytes
+from kv_transfer.plan import Copy, Places, byte_copies
+from kv_transfer.transports import Source, layers_of
 from kvrelay.errors import DataLoss, Unimplemented
+from kvrelay.types import KvLayout
 from kvrelay.wire.transfer import KvBlocks, KvOpen, SharedSegment
 
 
 class NamedOutbound:
+    frame_bytes = 16 * 2**20
+
     def __init__(self, arena: Arena, *, digests: bool) -> None:
         self._arena = arena
         self._digests = digests
@@ -28,28 +34,43 @@ class NamedOutbound:
         pass
 
     def pack(self, header: KvBlocks, blocks: Sequence[int]) -> KvBlocks:
-        digest = digest_blocks(self._arena, blocks) if self._digests else 0
-        return replace(header, source_blocks=tuple(blocks), digest=digest)
+        digests = digests_of(self._arena, blocks, layers_of(header)) if self._digests else ()
+        settle(self._arena)
+        return replace(header, source_blocks=tuple(blocks), digests=digests)
 
 
 class NamedInbound:
-    """`source` is the sender's whole arena, of the same layout as `arena`."""
+    """`data` is the sender's whole arena, of this layout."""
 
-    def __init__(self, source: HostBytes, arena: Arena, *, digests: bool) -> None:
-        self.source = source
-        self._source_num_blocks = len(source) // arena.layout.block_bytes
-        if not arena.buffer.is_cpu or len(source) != arena.layout.arena_bytes(self._source_num_blocks):
-            raise Unimplemented(f"a segment of {len(source)} bytes is not an arena like mine, on the host")
-        self._arena = arena
-        self._digests = digests
+    def __init__(self, data: HostBytes, layout: KvLayout) -> None:
+        self.data = data
+        self._named = NamedBlocks(len(data), layout)
 
     def connect(self) -> None:
         pass
 
-    def unpack(self, frame: KvBlocks, blocks: Sequence[int]) -> None:
-        sources = frame.source_blocks
-        if len(sources) != frame.count or not all(0 <= block < self._source_num_blocks for block in sources):
-            raise DataLoss(f"frame {frame.sequence} names {len(sources)} blocks, some perhaps outside of the arena")
-        copy_blocks(self.source, self._source_num_blocks, sources, self._arena, blocks)
-        if self._digests:  # of what arrived, so that a source that changed under the copy shows
-            check_digest(frame.digest, digest_blocks(self._arena, blocks))
+    def source(self, frame: KvBlocks) -> Source:
+        return Source(self.data, *self._named.find(frame))
+
+
+class NamedBlocks:
+    """A sender's arena of `size` bytes and this layout, of which frames name blocks."""
+
+    def __init__(self, size: int, layout: KvLayout) -> None:
+        self._layout = layout
+        self._num_blocks = size // layout.block_bytes
+        if size != layout.arena_bytes(self._num_blocks):
+            raise Unimplemented(f"{size} bytes are not an arena of the layout that its sender names")
+
+    def find(self, frame: KvBlocks) -> tuple[Places, Sequence[int]]:
+        """Where the frame's blocks are, and their numbers there. Raises DataLoss for blocks outside of the arena."""
+        blocks = frame.source_blocks
+        if len(blocks) != frame.count or not all(0 <= block < self._num_blocks for block in blocks):
+            raise DataLoss(f"frame {frame.sequence} names {len(blocks)} blocks, some perhaps outside of the arena")
+        return Places.of_arena(self._layout, self._num_blocks, layers_of(frame)), blocks
+
+    def copies(self, frame: KvBlocks) -> list[Copy]:
+        """What to copy, from the arena's start, to have the frame's blocks in plan order."""
+        places, blocks = self.find(frame)
+        payload = Places.of_payload(self._layout, frame.count, layers_of(frame))
+        return byte_copies(places, blocks, payload, range(frame.count))

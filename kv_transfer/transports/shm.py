@@ -10,9 +10,10 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from kv_transfer.arena import Arena, HostBytes
+from kv_transfer.block_copy import HostBytes
 from kv_transfer.transports.named import NamedInbound
 from kvrelay.errors import Unimplemented
+from kvrelay.types import KvLayout
 from kvrelay.wire.transfer import SharedSegment
 
 
@@ -26,12 +27,12 @@ class SegmentCache:
         return len(self._mapped)
 
     @contextmanager
-    def lend(self, segment: SharedSegment, arena: Arena, *, digests: bool) -> Iterator[NamedInbound]:
-        """For one push. Raises Unimplemented if the segment cannot be read from here."""
+    def lend(self, segment: SharedSegment, layout: KvLayout) -> Iterator[NamedInbound]:
+        """For one push. `layout` is that of the sender's arena. Raises Unimplemented if it cannot be read from here."""
         if segment not in self._mapped:
             self._mapped[segment] = _map(segment)
         try:
-            yield NamedInbound(self._mapped[segment], arena, digests=digests)
+            yield NamedInbound(self._mapped[segment], layout)
         finally:
             self._drop_dead()
 

@@ -1,3 +1,4 @@
+from kvrelay.v1 import worker_pb2 as _worker_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -6,8 +7,26 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class FetchRequest(_message.Message):
+    __slots__ = ("request_id", "attempt", "names", "target")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    attempt: int
+    names: _containers.RepeatedScalarFieldContainer[int]
+    target: _worker_pb2.HandoffTarget
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., names: _Optional[_Iterable[int]] = ..., target: _Optional[_Union[_worker_pb2.HandoffTarget, _Mapping]] = ...) -> None: ...
+
+class FetchResponse(_message.Message):
+    __slots__ = ("blocks",)
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    def __init__(self, blocks: _Optional[int] = ...) -> None: ...
+
 class KvOpen(_message.Message):
-    __slots__ = ("request_id", "attempt", "lease_id", "epoch", "generation", "layout_hash", "transport", "segment", "rendezvous")
+    __slots__ = ("request_id", "attempt", "lease_id", "epoch", "generation", "layout_hash", "transport", "segment", "rendezvous", "model_id", "layout", "arena", "digest")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +36,10 @@ class KvOpen(_message.Message):
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    ARENA_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     lease_id: int
@@ -26,7 +49,33 @@ class KvOpen(_message.Message):
     transport: str
     segment: SharedSegment
     rendezvous: str
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., lease_id: _Optional[int] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., layout_hash: _Optional[str] = ..., transport: _Optional[str] = ..., segment: _Optional[_Union[SharedSegment, _Mapping]] = ..., rendezvous: _Optional[str] = ...) -> None: ...
+    model_id: str
+    layout: KvLayout
+    arena: RemoteArena
+    digest: str
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., lease_id: _Optional[int] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., layout_hash: _Optional[str] = ..., transport: _Optional[str] = ..., segment: _Optional[_Union[SharedSegment, _Mapping]] = ..., rendezvous: _Optional[str] = ..., model_id: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., arena: _Optional[_Union[RemoteArena, _Mapping]] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class KvLayout(_message.Message):
+    __slots__ = ("layers", "block_size", "dtype", "word")
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    WORD_FIELD_NUMBER: _ClassVar[int]
+    layers: _containers.RepeatedCompositeFieldContainer[LayerKv]
+    block_size: int
+    dtype: str
+    word: int
+    def __init__(self, layers: _Optional[_Iterable[_Union[LayerKv, _Mapping]]] = ..., block_size: _Optional[int] = ..., dtype: _Optional[str] = ..., word: _Optional[int] = ...) -> None: ...
+
+class LayerKv(_message.Message):
+    __slots__ = ("kv_heads", "k_dim", "v_dim")
+    KV_HEADS_FIELD_NUMBER: _ClassVar[int]
+    K_DIM_FIELD_NUMBER: _ClassVar[int]
+    V_DIM_FIELD_NUMBER: _ClassVar[int]
+    kv_heads: int
+    k_dim: int
+    v_dim: int
+    def __init__(self, kv_heads: _Optional[int] = ..., k_dim: _Optional[int] = ..., v_dim: _Optional[int] = ...) -> None: ...
 
 class SharedSegment(_message.Message):
     __slots__ = ("pid", "fd", "size", "nonce")
@@ -40,23 +89,39 @@ class SharedSegment(_message.Message):
     nonce: int
     def __init__(self, pid: _Optional[int] = ..., fd: _Optional[int] = ..., size: _Optional[int] = ..., nonce: _Optional[int] = ...) -> None: ...
 
+class RemoteArena(_message.Message):
+    __slots__ = ("access", "start", "size", "device")
+    ACCESS_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    access: bytes
+    start: int
+    size: int
+    device: int
+    def __init__(self, access: _Optional[bytes] = ..., start: _Optional[int] = ..., size: _Optional[int] = ..., device: _Optional[int] = ...) -> None: ...
+
 class KvBlocks(_message.Message):
-    __slots__ = ("sequence", "first", "count", "digest", "payload", "source_blocks", "num_bytes")
+    __slots__ = ("sequence", "first", "count", "payload", "source_blocks", "num_bytes", "digests", "first_layer", "num_layers")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     SOURCE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     first: int
     count: int
-    digest: int
     payload: bytes
     source_blocks: _containers.RepeatedScalarFieldContainer[int]
     num_bytes: int
-    def __init__(self, sequence: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., digest: _Optional[int] = ..., payload: _Optional[bytes] = ..., source_blocks: _Optional[_Iterable[int]] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+    digests: _containers.RepeatedScalarFieldContainer[int]
+    first_layer: int
+    num_layers: int
+    def __init__(self, sequence: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., payload: _Optional[bytes] = ..., source_blocks: _Optional[_Iterable[int]] = ..., num_bytes: _Optional[int] = ..., digests: _Optional[_Iterable[int]] = ..., first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ...) -> None: ...
 
 class KvCommit(_message.Message):
     __slots__ = ("frames", "digest", "first_token", "num_tokens")

@@ -39,6 +39,11 @@ class KvTransferServiceStub(object):
                 request_serializer=kvrelay_dot_v1_dot_transfer__pb2.KvFrame.SerializeToString,
                 response_deserializer=kvrelay_dot_v1_dot_transfer__pb2.KvReceipt.FromString,
                 _registered_method=True)
+        self.Fetch = channel.unary_unary(
+                '/kvrelay.v1.KvTransferService/Fetch',
+                request_serializer=kvrelay_dot_v1_dot_transfer__pb2.FetchRequest.SerializeToString,
+                response_deserializer=kvrelay_dot_v1_dot_transfer__pb2.FetchResponse.FromString,
+                _registered_method=True)
 
 
 class KvTransferServiceServicer(object):
@@ -51,6 +56,13 @@ class KvTransferServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Fetch(self, request, context):
+        """Asks a worker to push what its prefix cache holds of a sequence. The answer comes when that is committed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_KvTransferServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -58,6 +70,11 @@ def add_KvTransferServiceServicer_to_server(servicer, server):
                     servicer.Push,
                     request_deserializer=kvrelay_dot_v1_dot_transfer__pb2.KvFrame.FromString,
                     response_serializer=kvrelay_dot_v1_dot_transfer__pb2.KvReceipt.SerializeToString,
+            ),
+            'Fetch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Fetch,
+                    request_deserializer=kvrelay_dot_v1_dot_transfer__pb2.FetchRequest.FromString,
+                    response_serializer=kvrelay_dot_v1_dot_transfer__pb2.FetchResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,6 +104,33 @@ class KvTransferService(object):
             '/kvrelay.v1.KvTransferService/Push',
             kvrelay_dot_v1_dot_transfer__pb2.KvFrame.SerializeToString,
             kvrelay_dot_v1_dot_transfer__pb2.KvReceipt.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvrelay.v1.KvTransferService/Fetch',
+            kvrelay_dot_v1_dot_transfer__pb2.FetchRequest.SerializeToString,
+            kvrelay_dot_v1_dot_transfer__pb2.FetchResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,36 +35,50 @@ class Reserve(_message.Message):
     def __init__(self, spec: _Optional[_Union[SequenceSpec, _Mapping]] = ..., lease_seconds: _Optional[float] = ...) -> None: ...
 
 class HandoffTarget(_message.Message):
-    __slots__ = ("worker_id", "address", "epoch", "lease_id", "generation", "num_blocks", "cached_blocks", "layout_hash", "host_id", "transport")
+    __slots__ = ("worker_id", "address", "epoch", "lease_id", "generation", "num_blocks", "cached_tokens", "layout_hash", "host_id", "transport", "device")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
     HOST_ID_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     address: str
     epoch: int
     lease_id: int
     generation: int
     num_blocks: int
-    cached_blocks: int
+    cached_tokens: int
     layout_hash: str
     host_id: str
     transport: str
-    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[int] = ..., lease_id: _Optional[int] = ..., generation: _Optional[int] = ..., num_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., layout_hash: _Optional[str] = ..., host_id: _Optional[str] = ..., transport: _Optional[str] = ...) -> None: ...
+    device: str
+    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[int] = ..., lease_id: _Optional[int] = ..., generation: _Optional[int] = ..., num_blocks: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., layout_hash: _Optional[str] = ..., host_id: _Optional[str] = ..., transport: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...
+
+class PrefixSource(_message.Message):
+    __slots__ = ("worker_id", "address", "cached_tokens")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    address: str
+    cached_tokens: int
+    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Prefill(_message.Message):
-    __slots__ = ("spec", "target")
+    __slots__ = ("spec", "target", "source")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     spec: SequenceSpec
     target: HandoffTarget
-    def __init__(self, spec: _Optional[_Union[SequenceSpec, _Mapping]] = ..., target: _Optional[_Union[HandoffTarget, _Mapping]] = ...) -> None: ...
+    source: PrefixSource
+    def __init__(self, spec: _Optional[_Union[SequenceSpec, _Mapping]] = ..., target: _Optional[_Union[HandoffTarget, _Mapping]] = ..., source: _Optional[_Union[PrefixSource, _Mapping]] = ...) -> None: ...
 
 class RunLocal(_message.Message):
     __slots__ = ("spec",)
@@ -139,16 +153,20 @@ class Refused(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class PrefillTimings(_message.Message):
-    __slots__ = ("queue_seconds", "compute_seconds", "cached_tokens", "chunks")
+    __slots__ = ("queue_seconds", "compute_seconds", "cached_tokens", "chunks", "fetched_tokens", "fetch_seconds")
     QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FETCH_SECONDS_FIELD_NUMBER: _ClassVar[int]
     queue_seconds: float
     compute_seconds: float
     cached_tokens: int
     chunks: int
-    def __init__(self, queue_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., chunks: _Optional[int] = ...) -> None: ...
+    fetched_tokens: int
+    fetch_seconds: float
+    def __init__(self, queue_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., chunks: _Optional[int] = ..., fetched_tokens: _Optional[int] = ..., fetch_seconds: _Optional[float] = ...) -> None: ...
 
 class SequenceTokens(_message.Message):
     __slots__ = ("request_id", "attempt", "index", "token_ids", "logprobs", "finish_reason", "prefill")

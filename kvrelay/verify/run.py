@@ -13,6 +13,7 @@ from kvrelay.client import AsyncClient, Completion
 from kvrelay.config import ClusterConfig
 from kvrelay.errors import Internal
 from kvrelay.local_cluster import Endpoints, LocalCluster
+from kvrelay.types import POOLS
 from kvrelay.verify.cases import Case, make_cases
 from kvrelay.verify.reference import Reference
 from kvrelay.verify.report import Answers, Report, compare
@@ -60,7 +61,7 @@ async def verify(config: ClusterConfig, requests: int, progress: Progress) -> Re
         _check_path(completions, "local")
         local = _answers(completions)
         # generate knows no int8 KV: then it is a measure of the local path, which is one of the others.
-        quantised = config.kv.dtype == "int8"
+        quantised = any(config.pool_kv(pool).dtype == "int8" for pool in POOLS)
         expected, expected_name = (local, _LOCAL) if quantised else ({**local, **generate}, _EXPECTED)
         reports = [compare("local", cases, local, generate, _GENERATE, reference.margin)]
         for transport in ("shm", "grpc"):

@@ -1,36 +1,49 @@
-"""A hand-off's messages: proto/kvrelay/v1/transfer.proto to frozen values and back."""
+"""A hand-off's messages: proto/kvrelay/v1/transfer.proto to frozen values and back.
+
+Frames are written and read as bytes, not through generated code: a payload of some MiB is copied once on its way out of
+an arena and not at all on its way in. What is on the wire is the message that the .proto file describes.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
 
 from kvrelay.errors import FailedPrecondition
+from kvrelay.messages import HandoffTarget
+from kvrelay.types import KvLayout, LayerKv
 from kvrelay.v1 import transfer_pb2 as pb
-from kvrelay.v1.transfer_pb2_grpc import (
-    KvTransferServiceServicer,
-    KvTransferServiceStub,
-    add_KvTransferServiceServicer_to_server,
-)
+from kvrelay.wire import varint
+from kvrelay.wire.worker import target_from_proto, target_to_proto
 
 __all__ = [
     "SERVICE_NAME",
+    "FetchRequest",
     "Frame",
     "KvBlocks",
     "KvCommit",
     "KvOpen",
     "KvReceipt",
-    "KvTransferServiceServicer",
-    "KvTransferServiceStub",
+    "RemoteArena",
     "SharedSegment",
-    "add_KvTransferServiceServicer_to_server",
-    "frame_from_proto",
-    "frame_to_proto",
+    "add_kv_transfer_servicer",
+    "fetch_request_from_proto",
+    "frame_from_bytes",
+    "frame_to_bytes",
+    "kv_fetch",
+    "kv_push",
     "pb",
     "receipt_from_proto",
     "receipt_to_proto",
 ]
 
 SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["KvTransferService"].full_name
+
+Buffer = bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +57,22 @@ class SharedSegment:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoteArena:
+    """The sender's arena, of `size` bytes, for a receiver that reads it without the sender's help.
+
+    nixl: `access` is the metadata of the sender's agent, `start` an address in the sender's process. cuda_ipc: `access`
+    is the handle of the allocation, `start` counts from where that begins. `device`: the sender's GPU, or -1.
+    """
+
+    access: bytes
+    start: int
+    size: int
+    device: int = -1
+
+
+@dataclass(frozen=True, slots=True)
 class KvOpen:
-    """Which lease the push is for, and how its bytes travel."""
+    """Which lease the push is for, what lies in the sender's blocks, and how its bytes travel."""
 
     request_id: str
     attempt: int
@@ -56,24 +83,30 @@ class KvOpen:
     transport: str
     segment: SharedSegment | None = None  # memory, shm
     rendezvous: str = ""  # gloo, nccl: HOST:PORT/NAME of the sender's store and of the group in it
+    model_id: str = ""
+    layout: KvLayout | None = None  # of the sender's arena; none is one like the receiver's
+    arena: RemoteArena | None = None  # nixl, cuda_ipc
+    digest: str = "xxh3"  # the kind that blocks' digests are of
 
 
 @dataclass(frozen=True, slots=True)
 class KvBlocks:
-    """A run of the lease's blocks: indices first to first + count - 1."""
+    """Some layers of blocks first to first + count - 1 of the sequence, as the sender counts blocks."""
 
     sequence: int  # 0, 1, 2, ... within the push
     first: int
     count: int
+    first_layer: int
+    num_layers: int
     num_bytes: int
-    digest: int = 0  # xxh3-64 of the bytes in plan order; 0 when digests are off
-    payload: bytes = b""  # grpc
-    source_blocks: tuple[int, ...] = ()  # memory, shm: block numbers in the sender's arena
+    digests: tuple[int, ...] = ()  # of each block: of these layers' bytes in plan order; none when they are off
+    payload: tuple[Buffer, ...] = ()  # grpc: the bytes, in pieces
+    source_blocks: tuple[int, ...] = ()  # block numbers in the sender's arena, where the receiver reads them from there
 
 
 @dataclass(frozen=True, slots=True)
 class KvCommit:
-    """The end of a push. `digest` is xxh3-64 over the frames' digests, 8 bytes each, little endian."""
+    """The end of a push. `digest` is XXH3-64 over all blocks' digests, 8 bytes each, little endian."""
 
     frames: int
     digest: int
@@ -89,73 +122,121 @@ class KvReceipt:
     bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class FetchRequest:
+    """Blocks by their names in prefix caches, to be pushed to the asking worker's lease."""
+
+    request_id: str
+    attempt: int
+    names: tuple[int, ...]  # the first is that of the target's first block that is not cached
+    target: HandoffTarget
+
+
 Frame = KvOpen | KvBlocks | KvCommit
 
 
-def frame_to_proto(frame: Frame) -> pb.KvFrame:
+def frame_to_bytes(frame: Frame) -> bytes:
     match frame:
         case KvOpen():
-            segment = None
-            if frame.segment is not None:
-                shared = frame.segment
-                segment = pb.SharedSegment(pid=shared.pid, fd=shared.fd, size=shared.size, nonce=shared.nonce)
-            return pb.KvFrame(
-                open=pb.KvOpen(
-                    request_id=frame.request_id,
-                    attempt=frame.attempt,
-                    lease_id=frame.lease_id,
-                    epoch=frame.epoch,
-                    generation=frame.generation,
-                    layout_hash=frame.layout_hash,
-                    transport=frame.transport,
-                    segment=segment,
-                    rendezvous=frame.rendezvous,
-                )
-            )
+            return pb.KvFrame(open=_open_to_proto(frame)).SerializeToString()
         case KvBlocks():
-            return pb.KvFrame(
-                blocks=pb.KvBlocks(
-                    sequence=frame.sequence,
-                    first=frame.first,
-                    count=frame.count,
-                    num_bytes=frame.num_bytes,
-                    digest=frame.digest,
-                    payload=frame.payload,
-                    source_blocks=frame.source_blocks,
-                )
-            )
+            return _blocks_to_bytes(frame)
         case KvCommit():
-            return pb.KvFrame(
-                commit=pb.KvCommit(
-                    frames=frame.frames,
-                    digest=frame.digest,
-                    first_token=frame.first_token,
-                    num_tokens=frame.num_tokens,
-                )
+            commit = pb.KvCommit(
+                frames=frame.frames, digest=frame.digest, first_token=frame.first_token, num_tokens=frame.num_tokens
             )
+            return pb.KvFrame(commit=commit).SerializeToString()
 
 
-def frame_from_proto(message: pb.KvFrame) -> Frame:
-    """Raises FailedPrecondition for a frame of a kind that this version does not know."""
+def frame_from_bytes(data: bytes) -> Frame:
+    """The payload is a view of `data`. Raises FailedPrecondition for what is no frame that this version knows.
+
+    Allocates nothing that a length in the data could make larger than the data itself.
+    """
+    try:
+        if data[:1] == _BLOCKS_TAG:
+            return _blocks_from_bytes(data)
+        message = pb.KvFrame.FromString(data)
+    except (DecodeError, varint.Malformed) as error:
+        raise FailedPrecondition(f"{len(data)} bytes are no hand-off frame: {error}") from None
     match message.WhichOneof("frame"):
         case "open":
             return _open_from_proto(message.open)
-        case "blocks":
-            blocks = message.blocks
-            return KvBlocks(
-                sequence=blocks.sequence,
-                first=blocks.first,
-                count=blocks.count,
-                num_bytes=blocks.num_bytes,
-                digest=blocks.digest,
-                payload=blocks.payload,
-                source_blocks=tuple(blocks.source_blocks),
-            )
         case "commit":
             commit = message.commit
             return KvCommit(commit.frames, commit.digest, commit.first_token, commit.num_tokens)
         case unknown:
             raise FailedPrecondition(f"hand-off frame {unknown!r} is not one that this version knows")
+
+
+_BLOCKS_TAG = varint.tag(pb.KvFrame.BLOCKS_FIELD_NUMBER)
+_PAYLOAD_TAG = varint.tag(pb.KvBlocks.PAYLOAD_FIELD_NUMBER)
+
+
+def _blocks_to_bytes(frame: KvBlocks) -> bytes:
+    head = pb.KvBlocks(
+        sequence=frame.sequence,
+        first=frame.first,
+        count=frame.count,
+        first_layer=frame.first_layer,
+        num_layers=frame.num_layers,
+        num_bytes=frame.num_bytes,
+        digests=frame.digests,
+        source_blocks=frame.source_blocks,
+    ).SerializeToString()
+    size = sum(len(piece) for piece in frame.payload)
+    if size:
+        head += _PAYLOAD_TAG + varint.encoded(size)
+    return b"".join((_BLOCKS_TAG, varint.encoded(len(head) + size), head, *frame.payload))
+
+
+def _blocks_from_bytes(data: bytes) -> KvBlocks:
+    """The payload's field is the last one, so that the others can be read without it."""
+    view = memoryview(data)
+    length, start = varint.decode(view, len(_BLOCKS_TAG))
+    if start + length != len(data):
+        raise varint.Malformed(f"blocks of {length} bytes in a message that has {len(data) - start} for them")
+    end = len(data)
+    payload = view[:0]
+    for field, at, first, last in varint.fields(view, start):
+        if field == pb.KvBlocks.PAYLOAD_FIELD_NUMBER:
+            if last != len(data):
+                raise varint.Malformed("something follows the payload")
+            end, payload = at, view[first:last]
+    head = pb.KvBlocks.FromString(data[start:end])
+    return KvBlocks(
+        sequence=head.sequence,
+        first=head.first,
+        count=head.count,
+        first_layer=head.first_layer,
+        num_layers=head.num_layers,
+        num_bytes=head.num_bytes,
+        digests=tuple(head.digests),
+        payload=(payload,) if payload else (),
+        source_blocks=tuple(head.source_blocks),
+    )
+
+
+def _open_to_proto(frame: KvOpen) -> pb.KvOpen:
+    segment = None
+    if frame.segment is not None:
+        shared = frame.segment
+        segment = pb.SharedSegment(pid=shared.pid, fd=shared.fd, size=shared.size, nonce=shared.nonce)
+    return pb.KvOpen(
+        request_id=frame.request_id,
+        attempt=frame.attempt,
+        lease_id=frame.lease_id,
+        epoch=frame.epoch,
+        generation=frame.generation,
+        layout_hash=frame.layout_hash,
+        transport=frame.transport,
+        segment=segment,
+        rendezvous=frame.rendezvous,
+        model_id=frame.model_id,
+        layout=None if frame.layout is None else _layout_to_proto(frame.layout),
+        arena=None if frame.arena is None else _arena_to_proto(frame.arena),
+        digest=frame.digest,
+    )
 
 
 def _open_from_proto(message: pb.KvOpen) -> KvOpen:
@@ -173,7 +254,29 @@ def _open_from_proto(message: pb.KvOpen) -> KvOpen:
         transport=message.transport,
         segment=segment,
         rendezvous=message.rendezvous,
+        model_id=message.model_id,
+        layout=_layout_from_proto(message.layout) if message.HasField("layout") else None,
+        arena=_arena_from_proto(message.arena) if message.HasField("arena") else None,
+        digest=message.digest or "xxh3",
     )
+
+
+def _arena_to_proto(arena: RemoteArena) -> pb.RemoteArena:
+    return pb.RemoteArena(access=arena.access, start=arena.start, size=arena.size, device=arena.device)
+
+
+def _arena_from_proto(message: pb.RemoteArena) -> RemoteArena:
+    return RemoteArena(message.access, message.start, message.size, message.device)
+
+
+def _layout_to_proto(layout: KvLayout) -> pb.KvLayout:
+    layers = [pb.LayerKv(kv_heads=one.kv_heads, k_dim=one.k_dim, v_dim=one.v_dim) for one in layout.layers]
+    return pb.KvLayout(layers=layers, block_size=layout.block_size, dtype=layout.dtype, word=layout.word or 0)
+
+
+def _layout_from_proto(message: pb.KvLayout) -> KvLayout:
+    layers = tuple(LayerKv(one.kv_heads, one.k_dim, one.v_dim) for one in message.layers)
+    return KvLayout(layers, message.block_size, message.dtype, message.word or None)
 
 
 def receipt_to_proto(receipt: KvReceipt) -> pb.KvReceipt:
@@ -182,3 +285,50 @@ def receipt_to_proto(receipt: KvReceipt) -> pb.KvReceipt:
 
 def receipt_from_proto(message: pb.KvReceipt) -> KvReceipt:
     return KvReceipt(message.blocks, message.bytes)
+
+
+def kv_push(channel: grpc.aio.Channel) -> grpc.aio.StreamUnaryMultiCallable:
+    """KvTransferService.Push; frames go in as `frame_to_bytes` makes them."""
+    return channel.stream_unary(f"/{SERVICE_NAME}/Push", response_deserializer=pb.KvReceipt.FromString)
+
+
+async def kv_fetch(channel: grpc.aio.Channel, request: FetchRequest, patience: float) -> int:
+    """KvTransferService.Fetch: how many blocks were pushed, of the leading ones, within `patience` seconds.
+
+    Raises grpc.aio.AioRpcError.
+    """
+    call = channel.unary_unary(
+        f"/{SERVICE_NAME}/Fetch",
+        request_serializer=pb.FetchRequest.SerializeToString,
+        response_deserializer=pb.FetchResponse.FromString,
+    )
+    message = pb.FetchRequest(
+        request_id=request.request_id,
+        attempt=request.attempt,
+        names=request.names,
+        target=target_to_proto(request.target),
+    )
+    response = await call(message, timeout=patience)
+    return int(response.blocks)
+
+
+def fetch_request_from_proto(message: pb.FetchRequest) -> FetchRequest:
+    target = target_from_proto(message.target)
+    return FetchRequest(message.request_id, message.attempt, tuple(message.names), target)
+
+
+Method = Callable[..., Any]
+
+
+def add_kv_transfer_servicer(push: Method, fetch: Method | None, server: grpc.aio.Server) -> None:
+    """Serves KvTransferService; `push` is given frames as bytes."""
+    methods = {
+        "Push": grpc.stream_unary_rpc_method_handler(push, response_serializer=pb.KvReceipt.SerializeToString),
+    }
+    if fetch is not None:
+        methods["Fetch"] = grpc.unary_unary_rpc_method_handler(
+            fetch,
+            request_deserializer=pb.FetchRequest.FromString,
+            response_serializer=pb.FetchResponse.SerializeToString,
+        )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, methods),))

@@ -13,6 +13,7 @@ from kvrelay.messages import (
     HandedOff,
     HandoffTarget,
     Prefill,
+    PrefixSource,
     Refused,
     Renew,
     Reserve,
@@ -73,8 +74,12 @@ def command_to_proto(command: Command | Hello) -> pb.SessionRequest:
             return pb.SessionRequest(hello=pb.Hello(router_id=router_id))
         case Reserve(spec, lease_seconds):
             return pb.SessionRequest(reserve=pb.Reserve(spec=_spec_to_proto(spec), lease_seconds=lease_seconds))
-        case Prefill(spec, target):
-            return pb.SessionRequest(prefill=pb.Prefill(spec=_spec_to_proto(spec), target=_target_to_proto(target)))
+        case Prefill(spec, target, source):
+            return pb.SessionRequest(
+                prefill=pb.Prefill(
+                    spec=_spec_to_proto(spec), target=target_to_proto(target), source=_source_to_proto(source)
+                )
+            )
         case RunLocal(spec):
             return pb.SessionRequest(run_local=pb.RunLocal(spec=_spec_to_proto(spec)))
         case Renew(lease_ids, lease_seconds):
@@ -91,7 +96,12 @@ def command_from_proto(message: pb.SessionRequest) -> Command | Hello:
         case "reserve":
             return Reserve(_spec_from_proto(message.reserve.spec), message.reserve.lease_seconds)
         case "prefill":
-            return Prefill(_spec_from_proto(message.prefill.spec), _target_from_proto(message.prefill.target))
+            prefill = message.prefill
+            source = None
+            if prefill.HasField("source"):
+                known = prefill.source
+                source = PrefixSource(known.worker_id, known.address, known.cached_tokens)
+            return Prefill(_spec_from_proto(prefill.spec), target_from_proto(prefill.target), source)
         case "run_local":
             return RunLocal(_spec_from_proto(message.run_local.spec))
         case "renew":
@@ -108,7 +118,7 @@ def event_to_proto(event: Event | Welcome) -> pb.SessionResponse:
             return pb.SessionResponse(welcome=pb.Welcome(worker_id=worker_id, epoch=epoch))
         case Reserved(request_id, attempt, target):
             return pb.SessionResponse(
-                reserved=pb.Reserved(request_id=request_id, attempt=attempt, target=_target_to_proto(target))
+                reserved=pb.Reserved(request_id=request_id, attempt=attempt, target=target_to_proto(target))
             )
         case Refused(request_id, attempt, reason):
             return pb.SessionResponse(refused=pb.Refused(request_id=request_id, attempt=attempt, reason=reason))
@@ -131,7 +141,7 @@ def event_from_proto(message: pb.SessionResponse) -> Event | Welcome:
             return Welcome(message.welcome.worker_id, message.welcome.epoch)
         case "reserved":
             body = message.reserved
-            return Reserved(body.request_id, body.attempt, _target_from_proto(body.target))
+            return Reserved(body.request_id, body.attempt, target_from_proto(body.target))
         case "refused":
             return Refused(message.refused.request_id, message.refused.attempt, message.refused.reason)
         case "tokens":
@@ -174,11 +184,17 @@ def _spec_from_proto(message: pb.SequenceSpec) -> SequenceSpec:
 _TARGET_FIELDS = HandoffTarget.__dataclass_fields__.keys()
 
 
-def _target_to_proto(target: HandoffTarget) -> pb.HandoffTarget:
+def _source_to_proto(source: PrefixSource | None) -> pb.PrefixSource | None:
+    if source is None:
+        return None
+    return pb.PrefixSource(worker_id=source.worker_id, address=source.address, cached_tokens=source.cached_tokens)
+
+
+def target_to_proto(target: HandoffTarget) -> pb.HandoffTarget:
     return pb.HandoffTarget(**{name: getattr(target, name) for name in _TARGET_FIELDS})
 
 
-def _target_from_proto(message: pb.HandoffTarget) -> HandoffTarget:
+def target_from_proto(message: pb.HandoffTarget) -> HandoffTarget:
     return HandoffTarget(**{name: getattr(message, name) for name in _TARGET_FIELDS})
 
 
@@ -198,6 +214,8 @@ def _tokens_to_proto(tokens: SequenceTokens) -> pb.SequenceTokens:
             compute_seconds=timings.compute_seconds,
             cached_tokens=timings.cached_tokens,
             chunks=timings.chunks,
+            fetched_tokens=timings.fetched_tokens,
+            fetch_seconds=timings.fetch_seconds,
         ),
     )
 
@@ -211,7 +229,14 @@ def _tokens_from_proto(message: pb.SequenceTokens) -> SequenceTokens:
         token_ids=tuple(message.token_ids),
         logprobs=tuple(logprobs_from_proto(one) for one in message.logprobs),
         finish_reason=finish_reason_from_proto(message.finish_reason),
-        prefill=PrefillTimings(timings.queue_seconds, timings.compute_seconds, timings.cached_tokens, timings.chunks)
+        prefill=PrefillTimings(
+            timings.queue_seconds,
+            timings.compute_seconds,
+            timings.cached_tokens,
+            timings.chunks,
+            timings.fetched_tokens,
+            timings.fetch_seconds,
+        )
         if message.HasField("prefill")
         else None,
     )

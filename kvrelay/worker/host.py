@@ -19,6 +19,7 @@ from kvrelay.types import SamplingParams
 from kvrelay.wire.worker import add_WorkerServiceServicer_to_server
 from kvrelay.worker.base import Identity, Worker
 from kvrelay.worker.cores import Cores
+from kvrelay.worker.heap import keep_freed_memory
 from kvrelay.worker.session import WorkerService
 from kvrelay.worker.settings import WorkerSettings
 
@@ -31,16 +32,18 @@ log = get_logger("worker")
 
 async def load_runner(settings: WorkerSettings) -> ModelRunner:
     """The pool's model on the pool's device, loaded off the event loop. Raises ModelRefused, ConfigError."""
+    keep_freed_memory()
     disable_progress_bar()  # a worker's log is read later, line by line
     config = settings.config
+    kv = config.pool_kv(settings.pool)
     pool = _pool_config(settings)
     runner = await asyncio.to_thread(
         ModelRunner.load,
         settings.model_path,
         dtype=config.model.dtype,
-        block_size=config.kv.block_size,
-        kv_dtype=config.kv.dtype,
-        kv_bytes=config.kv.memory,
+        block_size=kv.block_size,
+        kv_dtype=kv.dtype,
+        kv_bytes=kv.memory,
         max_model_len=config.model.max_model_len,
         device="cuda" if pool.resources.num_gpus else "cpu",
         threads=pool.threads,
@@ -51,7 +54,7 @@ async def load_runner(settings: WorkerSettings) -> ModelRunner:
     if runner.not_captured:
         log.info("runs the model's own code in each step", worker=settings.worker_id, reason=runner.not_captured)
     # The first pass through a model builds kernels and takes memory; no user should wait for that.
-    tokens = [0] * config.kv.block_size
+    tokens = [0] * kv.block_size
     sample = SampleRequest(SamplingParams(seed=0), tokens, len(tokens))
     await asyncio.to_thread(runner.run, [Segment(tokens, start=0, blocks=[0], sample=sample)])
     return runner

@@ -23,6 +23,8 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     num_computed: int = 0
     cached_tokens: int = 0  # prompt tokens that the prefix cache held when the sequence began here
+    fetched_tokens: int = 0  # of these, from another worker's prefix cache
+    fetch_seconds: float = 0.0
     chunks: int = 0
     started: float | None = None  # when its first chunk was scheduled
     in_flight: bool = False  # part of the step that runs now
@@ -42,7 +44,14 @@ class Sequence:
 
     def timings(self, now: float) -> PrefillTimings:
         assert self.started is not None, "timings exist once the first chunk was scheduled"
-        return PrefillTimings(self.started - self.arrived, now - self.started, self.cached_tokens, self.chunks)
+        return PrefillTimings(
+            self.started - self.arrived,
+            now - self.started,
+            self.cached_tokens,
+            self.chunks,
+            self.fetched_tokens,
+            self.fetch_seconds,
+        )
 
     def blocks_missing(self, num_tokens: int) -> int:
         """Blocks to add so that `num_tokens` tokens are covered."""

@@ -15,13 +15,14 @@ from kvrelay.config import ClusterConfig
 from kvrelay.errors import Code
 from kvrelay.messages import Failed, Prefill, Refused, Reserve, Reserved, RunLocal
 from kvrelay.types import SamplingParams, SequenceSpec
-from kvrelay.wire.transfer import KvBlocks, KvCommit, KvOpen, KvTransferServiceStub, frame_to_proto
+from kvrelay.wire.transfer import KvBlocks, KvCommit, KvOpen, frame_to_bytes, kv_push
 from kvrelay.wire.worker import WorkerServiceStub, pb
 
 CONFIG = ClusterConfig.model_validate(
     {"model": {"dtype": "float32"}, "kv": {"block_size": 8, "memory": "4MiB"}, "decode": {"max_batch": 4}}
 )
 PROMPT = tuple(range(2, 26))  # three full blocks
+NUM_LAYERS = 2
 
 
 def spec(request_id: str, token_ids: tuple[int, ...] = PROMPT) -> SequenceSpec:
@@ -43,7 +44,7 @@ async def test_a_commit_of_something_else_ends_the_attempt_and_harms_nobody(
         assert isinstance(reserved, Reserved)
         target = reserved.target
         async with grpc.aio.insecure_channel(decode.info.address) as channel:
-            push = KvTransferServiceStub(channel).Push()
+            push = kv_push(channel)()
             opening = KvOpen(
                 request_id="a",
                 attempt=0,
@@ -53,9 +54,10 @@ async def test_a_commit_of_something_else_ends_the_attempt_and_harms_nobody(
                 layout_hash=target.layout_hash,
                 transport="grpc",
             )
-            await push.write(frame_to_proto(opening))
-            frames, digest = await push_block(push, target.cached_blocks, decode.info.block_bytes)
-            await push.write(frame_to_proto(KvCommit(frames, digest, first_token, num_tokens)))
+            await push.write(frame_to_bytes(opening))
+            first = target.cached_tokens // decode.info.block_size
+            frames, digest = await push_block(push, first, decode.info.block_bytes)
+            await push.write(frame_to_bytes(KvCommit(frames, digest, first_token, num_tokens)))
             await push.done_writing()
             await push
         failed = await decode.event()
@@ -72,8 +74,8 @@ async def push_block(push: grpc.aio.StreamUnaryCall, first: int, block_bytes: in
 
     payload = bytes(block_bytes)
     digest = xxhash.xxh3_64_intdigest(payload)
-    blocks = KvBlocks(sequence=0, first=first, count=1, digest=digest, payload=payload, num_bytes=block_bytes)
-    await push.write(frame_to_proto(blocks))
+    blocks = KvBlocks(0, first, 1, 0, NUM_LAYERS, block_bytes, (digest,), (payload,))
+    await push.write(frame_to_bytes(blocks))
     return 1, xxhash.xxh3_64_intdigest(digest.to_bytes(8, "little"))
 
 

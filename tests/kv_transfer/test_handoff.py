@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
+from typing import Any
 
 import pytest
-from transfer_ends import HASH, KEY, LAYOUT, DecodeEnd, MemoryFile, decode_end, sender_of
+from transfer_ends import KEY, LAYOUT, DecodeEnd, MemoryFile, decode_end, sender_of
 
+from kv_transfer.plan import Layers
 from kv_transfer.sender import Sender
-from kvrelay.errors import FailedPrecondition
+from kvrelay.errors import DataLoss, FailedPrecondition
 from kvrelay.types import KvLayout, LayerKv
 
 TRANSPORTS = ["memory", "shm", "grpc", "gloo"]
@@ -164,8 +167,42 @@ async def test_times_are_of_the_senders_clock() -> None:
         assert (handoff.seconds, handoff.exposed_seconds) == (3.0, 0.5)
 
 
-async def test_another_layout_is_refused() -> None:
-    async with decode_end() as decode, sender_of(MemoryFile(), layout_hash="another") as sender:
+async def test_another_model_is_refused() -> None:
+    other = KvLayout((LayerKv(2, 8, 8),) * 3, block_size=4, dtype="float32")
+    async with decode_end() as decode, sender_of(MemoryFile(other), layout_hash="another") as sender:
         push = sender.open(KEY, decode.grant([1]))
-        with pytest.raises(FailedPrecondition, match=f"KV layout another of the sender is not mine, {HASH}"):
+        with pytest.raises(FailedPrecondition, match="has 3 layers, or heads, or sizes of heads, that are not mine"):
             await push.commit(1, 4, 0.0)
+
+
+@pytest.mark.parametrize("changes", [{"block_size": 0}, {"block_size": 2**30}, {"dtype": "complex"}, {"word": 3}])
+async def test_a_layout_of_no_known_kind_is_refused(changes: dict[str, Any]) -> None:
+    source = MemoryFile()
+    async with decode_end() as decode, sender_of(source, layout_hash="another") as sender:
+        source.layout = replace(source.layout, **changes)
+        push = sender.open(KEY, decode.grant([1]))
+        with pytest.raises(FailedPrecondition, match="are of no kind that I know"):
+            await push.commit(1, 4, 0.0)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_by_groups_of_layers(transport: str) -> None:
+    source = MemoryFile()
+    async with decode_end() as decode, sender_of(source) as sender:
+        push = sender.open(KEY, decode.grant([9, 3, 4], transport=transport))
+        push.send(0, [1, 2], Layers(0, 1))
+        push.send(0, [1, 2], Layers(1, 1))
+        push.send(2, [7], Layers(0, 1))
+        push.send(2, [7], Layers(1, 1))
+        handoff = await push.commit(1, 12, 0.0)
+        assert handoff.bytes == 3 * LAYOUT.block_bytes
+        assert arrived(decode, [9, 3, 4]) == [source.block(n) for n in (1, 2, 7)]
+
+
+async def test_a_layer_that_did_not_come_is_missed() -> None:
+    async with decode_end() as decode, sender_of(MemoryFile()) as sender:
+        push = sender.open(KEY, decode.grant([9, 3]))
+        push.send(0, [1, 2], Layers(0, 1))
+        push.send(1, [2], Layers(1, 1))
+        with pytest.raises(DataLoss, match="1 of 2 blocks are missing"):
+            await push.commit(1, 8, 0.0)

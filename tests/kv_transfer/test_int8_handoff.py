@@ -9,9 +9,9 @@ import pytest
 import torch
 from transfer_ends import KEY, MemoryFile, decode_end, sender_of
 
-from kv_transfer.arena import digest_blocks
+from kv_transfer.arena import digests_of
+from kv_transfer.plan import Layers
 from kvrelay.engine.runner import ModelRunner, Segment
-from kvrelay.errors import FailedPrecondition
 
 PROMPT = [2 + 7 * i % 100 for i in range(45)]
 SOURCES = [3, 11, 4, 5, 17, 9, 8, 20, 0, 1, 2, 30, 29, 6, 7]  # blocks of four tokens, for prompt and answer
@@ -72,27 +72,13 @@ def test_a_blocks_digest_is_of_its_values_and_of_its_scales(runner: Callable[[],
     prefill = runner()
     likeliest(prefill, Segment(PROMPT, 0, SOURCES))
     block, other = SOURCES[:2]
-    digests = {digest_blocks(prefill.kv, [block])}
+    layers = Layers(0, len(prefill.layout.layers))
+    digests = {digests_of(prefill.kv, [block], layers)}
     for layer in prefill.kv.layers:
         for region in layer:
             assert region is not None
             region.view(torch.uint8)[other] += 1
-            assert digest_blocks(prefill.kv, [block]) in digests
+            assert digests_of(prefill.kv, [block], layers) in digests
             region.view(torch.uint8)[block] += 1
-            digests.add(digest_blocks(prefill.kv, [block]))
+            digests.add(digests_of(prefill.kv, [block], layers))
     assert len(digests) == 1 + len(prefill.layout.regions)
-
-
-async def test_workers_with_unlike_kv_refuse_each_other(
-    tiny_model: Callable[[str], Path], runner: Callable[[], ModelRunner]
-) -> None:
-    int8 = runner()
-    plain = ModelRunner.load(str(tiny_model("llama")), block_size=4, kv_bytes=2**18, max_model_len=64)
-    async with (
-        decode_end(int8.layout, int8.num_blocks, layout_hash=int8.layout_hash) as end,
-        sender_of(plain.kv, layout_hash=plain.layout_hash) as sender,  # type: ignore[arg-type]
-    ):
-        push = sender.open(KEY, end.grant([1]))
-        with pytest.raises(FailedPrecondition, match=f"KV layout {plain.layout_hash} of the sender is not mine"):
-            await push.commit(1, 4, 0.0)
-        assert end.committed == []

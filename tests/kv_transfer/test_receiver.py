@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +14,10 @@ import pytest
 import xxhash
 from transfer_ends import HASH, KEY, LAYOUT, DecodeEnd, MemoryFile, decode_end
 
-from kv_transfer.arena import digest_blocks, read_blocks
+from kv_transfer.arena import digests_of, read_blocks
 from kv_transfer.lease import Lease
+from kv_transfer.plan import Layers
+from kv_transfer.transports import Source
 from kv_transfer.transports.grpc import GrpcInbound
 from kvrelay.errors import Cancelled, DataLoss, FailedPrecondition, KvRelayError, NotFound, Unimplemented
 from kvrelay.messages import HandoffTarget
@@ -26,14 +28,14 @@ from kvrelay.wire.transfer import (
     KvCommit,
     KvOpen,
     KvReceipt,
-    KvTransferServiceStub,
     SharedSegment,
-    frame_to_proto,
-    pb,
+    frame_to_bytes,
+    kv_push,
     receipt_from_proto,
 )
 
 BLOCKS = [9, 3, 4, 20]  # of the lease
+ALL = Layers(0, len(LAYOUT.layers))
 
 
 @pytest.fixture
@@ -47,11 +49,11 @@ def source() -> MemoryFile:
     return MemoryFile()
 
 
-async def push(decode: DecodeEnd, frames: Iterable[Frame | pb.KvFrame]) -> KvReceipt:
-    messages = [frame if isinstance(frame, pb.KvFrame) else frame_to_proto(frame) for frame in frames]
+async def push(decode: DecodeEnd, frames: Iterable[Frame | bytes]) -> KvReceipt:
+    messages = [frame if isinstance(frame, bytes) else frame_to_bytes(frame) for frame in frames]
     async with grpc.aio.insecure_channel(decode.address) as channel:
         try:
-            return receipt_from_proto(await KvTransferServiceStub(channel).Push(iter(messages)))
+            return receipt_from_proto(await kv_push(channel)(iter(messages)))
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from None
 
@@ -62,14 +64,16 @@ def opening(target: HandoffTarget, **changes: Any) -> KvOpen:
 
 
 def blocks(source: MemoryFile, sequence: int, first: int, numbers: list[int], **changes: Any) -> KvBlocks:
-    payload = read_blocks(source, numbers).numpy().tobytes()
-    digest = xxhash.xxh3_64_intdigest(payload)
-    return replace(KvBlocks(sequence, first, len(numbers), len(payload), digest, payload), **changes)
+    payload = read_blocks(source, numbers, ALL).numpy().tobytes()
+    digests = tuple(xxhash.xxh3_64_intdigest(source.block(number)) for number in numbers)
+    frame = KvBlocks(sequence, first, len(numbers), 0, ALL.num, len(payload), digests, (payload,))
+    return replace(frame, **changes)
 
 
 def commit(frames: Iterable[KvBlocks], **changes: Any) -> KvCommit:
     frames = list(frames)
-    digest = xxhash.xxh3_64_intdigest(b"".join(frame.digest.to_bytes(8, "little") for frame in frames))
+    digests = [digest for frame in frames for digest in frame.digests]
+    digest = xxhash.xxh3_64_intdigest(b"".join(one.to_bytes(8, "little") for one in digests))
     return replace(KvCommit(len(frames), digest, first_token=42, num_tokens=16), **changes)
 
 
@@ -79,7 +83,7 @@ def whole(source: MemoryFile) -> list[KvBlocks]:
 
 async def refuse(
     decode: DecodeEnd,
-    frames: Iterable[Frame | pb.KvFrame],
+    frames: Iterable[Frame | bytes],
     error: type[KvRelayError],
     says: str,
     *,
@@ -111,7 +115,7 @@ async def test_the_right_frames_are_taken(decode: DecodeEnd, source: MemoryFile)
         ({"lease_id": -1}, NotFound, "lease -1 is unknown"),
         ({"generation": 0}, FailedPrecondition, "generation 0 of lease 1"),
         ({"generation": 2}, FailedPrecondition, "generation 2 of lease 1"),
-        ({"layout_hash": "other"}, FailedPrecondition, "KV layout other of the sender"),
+        ({"layout_hash": "other"}, FailedPrecondition, "KV of model unknown is not of mine, test"),
         ({"request_id": "stranger"}, FailedPrecondition, "lease 1 is for another request"),
         ({"attempt": 1}, FailedPrecondition, "lease 1 is for another request"),
         ({"transport": "carrier pigeon"}, Unimplemented, "'carrier pigeon' is not one that this worker takes"),
@@ -130,7 +134,7 @@ async def test_a_push_begins_with_its_open_frame(decode: DecodeEnd, source: Memo
     target = decode.grant(BLOCKS)
     await refuse(decode, [], FailedPrecondition, "begins with an open frame")
     await refuse(decode, whole(source), FailedPrecondition, "begins with an open frame, not with KvBlocks")
-    await refuse(decode, [pb.KvFrame()], FailedPrecondition, "frame None is not one")
+    await refuse(decode, [b""], FailedPrecondition, "frame None is not one")
     await refuse(decode, [opening(target), opening(target)], FailedPrecondition, "one open frame")
 
 
@@ -139,7 +143,7 @@ async def test_a_push_begins_with_its_open_frame(decode: DecodeEnd, source: Memo
     [
         ({"sequence": 1}, "frame 1 came where frame 0 was due"),
         ({"sequence": -1}, "frame -1 came where frame 0 was due"),
-        ({"first": 0}, "brings blocks 0 to 1 of the lease; it takes 1 to 3"),  # the first block is cached
+        ({"first": 0}, "brings blocks 0 to 1 of the sequence; the lease takes 1 to 3"),  # the first block is cached
         ({"first": -1}, "brings blocks -1 to 0"),
         ({"first": 3}, "brings blocks 3 to 4"),
         ({"count": 0}, "brings blocks 1 to 0"),
@@ -148,27 +152,36 @@ async def test_a_push_begins_with_its_open_frame(decode: DecodeEnd, source: Memo
         ({"count": 1}, "bytes for 1 blocks"),
         ({"num_bytes": 2**63 - 1}, "claims 9223372036854775807 bytes for 2 blocks"),
         ({"num_bytes": 0}, "claims 0 bytes for 2 blocks"),
-        ({"payload": b""}, "holds 0 bytes and claims"),
-        ({"payload": bytes(2 * LAYOUT.block_bytes - 1)}, "bytes and claims"),
-        ({"payload": bytes(2 * LAYOUT.block_bytes + 1)}, "bytes and claims"),
-        ({"payload": bytes(2 * LAYOUT.block_bytes)}, "arrived with digest"),
-        ({"digest": 0}, "arrived with digest"),
+        ({"payload": ()}, "holds 0 bytes and claims"),
+        ({"payload": (bytes(2 * LAYOUT.block_bytes - 1),)}, "bytes and claims"),
+        ({"payload": (bytes(2 * LAYOUT.block_bytes + 1),)}, "bytes and claims"),
+        ({"payload": (bytes(2 * LAYOUT.block_bytes),)}, "arrived with digest"),
+        ({"digests": (0, 0)}, "arrived with digest"),
+        ({"digests": ()}, "frame 0 has 0 digests for 2 blocks"),
+        ({"digests": (1, 2, 3)}, "frame 0 has 3 digests for 2 blocks"),
+        ({"first_layer": 1, "num_layers": 1}, "brings layers from 1 on where 0 was due"),
+        ({"first_layer": -1}, "brings 2 layers from layer -1 on; the model has 2"),
+        ({"num_layers": 3}, "brings 3 layers from layer 0 on; the model has 2"),
+        ({"num_layers": 0}, "brings 0 layers from layer 0 on"),
+        ({"num_layers": -1}, "brings -1 layers from layer 0 on"),
+        ({"num_layers": 1}, "bytes for 2 blocks"),
     ],
 )
 async def test_a_wrong_frame_is_data_loss(
     decode: DecodeEnd, source: MemoryFile, changes: dict[str, Any], says: str
 ) -> None:
     frame = replace(blocks(source, 0, 1, [1, 2]), **changes)
-    await refuse(decode, [opening(decode.grant(BLOCKS, cached_blocks=1)), frame], DataLoss, says)
+    sent = [opening(decode.grant(BLOCKS, cached_blocks=1)), frame]
+    await refuse(decode, sent, DataLoss, says, writes=says == "arrived with digest")
 
 
 @pytest.mark.parametrize("byte", [0, 1000, 2 * LAYOUT.block_bytes - 1])
 async def test_one_flipped_bit_is_data_loss(decode: DecodeEnd, source: MemoryFile, byte: int) -> None:
     frame, rest = whole(source)
-    payload = bytearray(frame.payload)
+    payload = bytearray(frame.payload[0])
     payload[byte] ^= 0x10
-    frames = [replace(frame, payload=bytes(payload)), rest]
-    await refuse(decode, [opening(decode.grant(BLOCKS)), *frames, commit(frames)], DataLoss, "digest")
+    frames = [replace(frame, payload=(bytes(payload),)), rest]
+    await refuse(decode, [opening(decode.grant(BLOCKS)), *frames, commit(frames)], DataLoss, "digest", writes=True)
 
 
 async def test_frames_out_of_order_or_twice_are_data_loss(decode: DecodeEnd, source: MemoryFile) -> None:
@@ -228,16 +241,16 @@ async def test_a_late_frame_does_not_reach_blocks_that_are_another_requests(
     target = decode.grant(BLOCKS)
     first, second = whole(source)
     async with grpc.aio.insecure_channel(decode.address) as channel:
-        call = KvTransferServiceStub(channel).Push()
-        await call.write(frame_to_proto(opening(target)))
-        await call.write(frame_to_proto(first))
+        call = kv_push(channel)()
+        await call.write(frame_to_bytes(opening(target)))
+        await call.write(frame_to_bytes(first))
         await written(decode, 9, source.block(1))
         decode.clock.advance(11.0)
         decode.leases.expire(decode.clock.now())
         (released,) = await released_leases(decode)
         new = decode.grant(list(released.blocks), key=("another", 0))
         before = decode.arena.buffer.clone()
-        await call.write(frame_to_proto(second))
+        await call.write(frame_to_bytes(second))
         assert await call.code() is grpc.StatusCode.NOT_FOUND
     assert decode.arena.buffer.equal(before)
     late = [opening(target), first, second, commit([first, second])]
@@ -268,12 +281,12 @@ async def test_an_expired_lease_takes_no_frame_even_before_it_is_collected(
 async def test_a_lease_that_ends_before_the_commit_is_not_committed(decode: DecodeEnd, source: MemoryFile) -> None:
     frames = whole(source)
     async with grpc.aio.insecure_channel(decode.address) as channel:
-        call = KvTransferServiceStub(channel).Push()
+        call = kv_push(channel)()
         for frame in (opening(decode.grant(BLOCKS)), *frames):
-            await call.write(frame_to_proto(frame))
+            await call.write(frame_to_bytes(frame))
         await written(decode, 20, source.block(4))
         decode.clock.advance(10.0)
-        await call.write(frame_to_proto(commit(frames)))
+        await call.write(frame_to_bytes(commit(frames)))
         assert await call.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert decode.committed == []
 
@@ -281,9 +294,9 @@ async def test_a_lease_that_ends_before_the_commit_is_not_committed(decode: Deco
 async def test_a_revoked_push_ends_although_its_sender_is_silent(decode: DecodeEnd, source: MemoryFile) -> None:
     target = decode.grant(BLOCKS)
     async with grpc.aio.insecure_channel(decode.address) as channel:
-        call = KvTransferServiceStub(channel).Push()
-        await call.write(frame_to_proto(opening(target)))
-        await call.write(frame_to_proto(whole(source)[0]))
+        call = kv_push(channel)()
+        await call.write(frame_to_bytes(opening(target)))
+        await call.write(frame_to_bytes(whole(source)[0]))
         await written(decode, 9, source.block(1))
         decode.leases.close(target.lease_id)
         decode.receiver.revoke(target.lease_id)
@@ -299,14 +312,14 @@ async def test_blocks_are_not_released_while_they_are_written_to(
 ) -> None:
     """The push is revoked in the middle of a copy, which ends later."""
     copying, go_on = threading.Event(), threading.Event()
-    unpack = GrpcInbound.unpack
+    source_of = GrpcInbound.source
 
-    def slow_unpack(inbound: GrpcInbound, frame: KvBlocks, numbers: Sequence[int]) -> None:
+    def slow_source(inbound: GrpcInbound, frame: KvBlocks) -> Source:
         copying.set()
         assert go_on.wait(10)
-        unpack(inbound, frame, numbers)
+        return source_of(inbound, frame)
 
-    monkeypatch.setattr(GrpcInbound, "unpack", slow_unpack)
+    monkeypatch.setattr(GrpcInbound, "source", slow_source)
     target = decode.grant(BLOCKS)
     pushing = asyncio.create_task(push(decode, [opening(target), *whole(source)]))
     assert await asyncio.to_thread(copying.wait, 10)
@@ -324,13 +337,13 @@ async def test_one_lease_has_one_push_at_a_time(decode: DecodeEnd, source: Memor
     target = decode.grant(BLOCKS)
     frames = whole(source)
     async with grpc.aio.insecure_channel(decode.address) as channel:
-        call = KvTransferServiceStub(channel).Push()
-        await call.write(frame_to_proto(opening(target)))
-        await call.write(frame_to_proto(frames[0]))
+        call = kv_push(channel)()
+        await call.write(frame_to_bytes(opening(target)))
+        await call.write(frame_to_bytes(frames[0]))
         await written(decode, 9, source.block(1))
         await refuse(decode, [opening(target)], FailedPrecondition, "another push to lease 1")
-        await call.write(frame_to_proto(frames[1]))
-        await call.write(frame_to_proto(commit(frames)))
+        await call.write(frame_to_bytes(frames[1]))
+        await call.write(frame_to_bytes(commit(frames)))
         assert (await call).blocks == 4
 
 
@@ -338,9 +351,9 @@ async def test_a_sender_that_vanishes_leaves_the_lease_to_another_push(decode: D
     target = decode.grant(BLOCKS)
     frames = whole(source)
     async with grpc.aio.insecure_channel(decode.address) as channel:
-        call = KvTransferServiceStub(channel).Push()
-        await call.write(frame_to_proto(opening(target)))
-        await call.write(frame_to_proto(frames[0]))
+        call = kv_push(channel)()
+        await call.write(frame_to_bytes(opening(target)))
+        await call.write(frame_to_bytes(frames[0]))
         await written(decode, 9, source.block(1))
     while decode.receiver.under_way:
         await asyncio.sleep(0.001)
@@ -403,21 +416,21 @@ async def test_an_arena_of_another_shape_is_not_read(decode: DecodeEnd, source: 
     os.ftruncate(source.fd, source.buffer.numel() + 4096)
     segment = shared(source, size=source.buffer.numel() + 4096)
     sent = opening(decode.grant(BLOCKS), transport="shm", segment=segment)
-    await refuse(decode, [sent], Unimplemented, "not an arena like mine")
+    await refuse(decode, [sent], Unimplemented, "not an arena of the layout that its sender names")
 
 
 @pytest.mark.parametrize("numbers", [(1, 32), (-1, 2), (1,), (1, 2, 3), ()])
 async def test_named_blocks_outside_of_the_segment_are_data_loss(
     decode: DecodeEnd, source: MemoryFile, numbers: tuple[int, ...]
 ) -> None:
-    frame = blocks(source, 0, 0, [1, 2], payload=b"", source_blocks=numbers)
+    frame = blocks(source, 0, 0, [1, 2], payload=(), source_blocks=numbers)
     sent = [opening(decode.grant(BLOCKS), transport="shm", segment=shared(source)), frame]
     await refuse(decode, sent, DataLoss, "frame 0 names")
 
 
 async def test_a_source_that_changed_after_its_digest_is_data_loss(decode: DecodeEnd, source: MemoryFile) -> None:
-    digest = digest_blocks(source, [1, 2])
-    frame = blocks(source, 0, 0, [1, 2], payload=b"", source_blocks=(1, 2), digest=digest)
+    digests = digests_of(source, [1, 2], ALL)
+    frame = blocks(source, 0, 0, [1, 2], payload=(), source_blocks=(1, 2), digests=digests)
     source.buffer[2 * LAYOUT.region_block_bytes[0]] += 1
     sent = [opening(decode.grant(BLOCKS), transport="shm", segment=shared(source)), frame]
     await refuse(decode, sent, DataLoss, "arrived with digest", writes=True)

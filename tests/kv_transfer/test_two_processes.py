@@ -103,15 +103,15 @@ def segment_of(source: MemoryFile, pid: int) -> SharedSegment:
 
 def test_the_mapping_of_a_dead_senders_arena_is_let_go() -> None:
     """A process stands in for the sender: its memory file is seen through its /proc, and gone with it."""
-    source, other, arena = MemoryFile(seed=2), MemoryFile(seed=3), MemoryFile()
+    source, other = MemoryFile(seed=2), MemoryFile(seed=3)
     segments = SegmentCache()
     assert source.fd is not None
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[source.fd]) as process:
         for _ in range(2):
-            with segments.lend(segment_of(source, process.pid), arena, digests=True):
+            with segments.lend(segment_of(source, process.pid), LAYOUT):
                 pass
         assert len(segments) == 1
-    with segments.lend(segment_of(other, os.getpid()), arena, digests=True):
+    with segments.lend(segment_of(other, os.getpid()), LAYOUT):
         pass
     assert len(segments) == 1
 
@@ -120,7 +120,7 @@ def test_a_mapping_is_for_reading_only() -> None:
     source = MemoryFile()
     segments = SegmentCache()
     with (
-        segments.lend(segment_of(source, os.getpid()), MemoryFile(), digests=True) as inbound,
+        segments.lend(segment_of(source, os.getpid()), LAYOUT) as inbound,
         pytest.raises(ValueError, match="read-only"),
     ):
-        inbound.source[0] = 1
+        inbound.data[0] = 1

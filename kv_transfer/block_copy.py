@@ -1,0 +1,137 @@
+"""Copies blocks between memories on the host and digests them: by a kernel of our own in one pass, else by numpy."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from kv_transfer.plan import Places, byte_copies
+from kvrelay.compiled import NativeUnavailable, compiled
+from kvrelay.telemetry import get_logger
+
+log = get_logger(__name__)
+
+HostBytes = npt.NDArray[np.uint8]
+Digests = tuple[int, ...]
+
+_STRIPE = 64  # bytes that the kernel takes at a time; a block has a few of them at least
+_LEAST_BYTES = 256
+
+
+def copy_blocks(
+    source: HostBytes,
+    source_places: Places,
+    source_blocks: Sequence[int],
+    target: HostBytes,
+    target_places: Places,
+    blocks: Sequence[int],
+    *,
+    digests: bool,
+) -> Digests:
+    """source_blocks[i] becomes blocks[i]. The digests of what was read, if they are wanted.
+
+    A block's digest is XXH3-64 of its bytes, region after region.
+    """
+    if _suits(source_places) and _suits(target_places) and target.ctypes.data % _STRIPE == 0:
+        return _run(source, source_places, source_blocks, target, target_places, blocks, digests=digests)
+    for origin, offset, length in byte_copies(source_places, source_blocks, target_places, blocks):
+        target[offset : offset + length] = source[origin : origin + length]
+    # Of what arrived, so that a source that changed under the copy shows.
+    return _plain_digests(target, target_places, blocks) if digests else ()
+
+
+def digest_blocks(data: HostBytes, places: Places, blocks: Sequence[int]) -> Digests:
+    """As `copy_blocks` says."""
+    if _suits(places):
+        return _run(data, places, blocks, None, places, blocks, digests=True)
+    return _plain_digests(data, places, blocks)
+
+
+def _plain_digests(data: HostBytes, places: Places, blocks: Sequence[int]) -> Digests:
+    found = []
+    for block in blocks:
+        digest = xxhash.xxh3_64()
+        for start, size in zip(places.starts, places.sizes, strict=True):
+            digest.update(data[start + block * size : start + (block + 1) * size].data)
+        found.append(digest.intdigest())
+    return tuple(found)
+
+
+class _Call(ctypes.Structure):
+    """`Call` of kernels/blocks.cpp."""
+
+    _fields_ = (
+        ("source", ctypes.c_void_p),
+        ("target", ctypes.c_void_p),
+        ("source_blocks", ctypes.c_void_p),
+        ("target_blocks", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("region_bytes", ctypes.c_void_p),
+        ("source_starts", ctypes.c_void_p),
+        ("target_starts", ctypes.c_void_p),
+        ("regions", ctypes.c_int64),
+        ("digests", ctypes.c_void_p),
+    )
+
+
+def _run(
+    source: HostBytes,
+    source_places: Places,
+    source_blocks: Sequence[int],
+    target: HostBytes | None,
+    target_places: Places,
+    blocks: Sequence[int],
+    *,
+    digests: bool,
+) -> Digests:
+    found = np.empty(len(blocks), dtype=np.uint64)
+    numbers = [
+        np.array(values, dtype=np.int64)
+        for values in (source_blocks, blocks, source_places.sizes, source_places.starts, target_places.starts)
+    ]
+    sources, targets, sizes, source_starts, target_starts = (values.ctypes.data for values in numbers)
+    call = _Call(
+        source.ctypes.data,
+        None if target is None else target.ctypes.data,
+        sources,
+        targets,
+        len(blocks),
+        sizes,
+        source_starts,
+        target_starts,
+        len(source_places.sizes),
+        found.ctypes.data if digests else None,
+    )
+    _kernel()(ctypes.byref(call))
+    return tuple(found.tolist()) if digests else ()
+
+
+def _suits(places: Places) -> bool:
+    """The kernel reads and writes whole stripes."""
+    whole = all(number % _STRIPE == 0 for number in (*places.sizes, *places.starts))
+    return whole and places.block_bytes >= _LEAST_BYTES and not without_kernel()
+
+
+@functools.cache
+def without_kernel() -> str:
+    """Why the kernel cannot be used, or nothing. Compiles it where that has not been done."""
+    try:
+        _kernel()
+    except NativeUnavailable as reason:
+        log.warning("KV is copied and digested in two passes, which is slower", reason=str(reason))
+        return str(reason)
+    return ""
+
+
+@functools.cache
+def _kernel() -> Any:
+    kernel = compiled(Path(__file__).parent / "kernels").kvrelay_blocks
+    kernel.restype = None
+    return kernel

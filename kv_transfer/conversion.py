@@ -1,0 +1,148 @@
+"""Blocks of one layout made into blocks of another: unlike block sizes, orders, dtypes, and shares of the heads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kv_transfer.plan import Layers, Places
+from kvrelay.int8 import dequantise, quantise
+from kvrelay.types import SCALE_DTYPE, KvLayout, LayerKv
+
+_TORCH = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
+_PANEL = 32  # keys, or columns of values, that lie together in the kernels' order
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """`num` KV heads from `first` on."""
+
+    first: int
+    num: int
+
+    @property
+    def all(self) -> slice:
+        return slice(self.first, self.first + self.num)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Blocks, one after the other, that hold the KV of a sequence from token `start` on."""
+
+    data: torch.Tensor  # 1-D uint8, the memory that they lie in
+    layout: KvLayout
+    places: Places  # of the regions of the layers that are converted
+    blocks: Sequence[int]
+    start: int
+
+    def rows(self, tokens: range) -> slice:
+        return slice(tokens.start - self.start, tokens.stop - self.start)
+
+
+def convert(
+    source: Span, target: Span, tokens: range, layers: Layers, heads: tuple[Heads, Heads] | None = None
+) -> None:
+    """Copies the KV of `tokens`, consecutive positions that both spans hold. All else in the target stays as it is.
+
+    The first heads become the second ones, which are as many; without, all become all. int8 is made and read as
+    `kvrelay.int8` says, so it is within half a scale of what was there; other dtypes are rounded to the nearest value.
+    """
+    from_heads, to_heads = (slice(None), slice(None)) if heads is None else (heads[0].all, heads[1].all)
+    from_rows, to_rows = source.rows(tokens), target.rows(tokens)
+    for index in range(2 * layers.num):
+        taken, given = _Vectors.read(source, layers, index), _Vectors.read(target, layers, index)
+        given.put((to_rows, to_heads), taken.at((from_rows, from_heads)))
+        given.write(target, layers, index)
+
+
+Part = tuple[slice, slice]  # tokens, heads
+
+
+@dataclass(frozen=True, slots=True)
+class _Vectors:
+    """K or V of one layer: values [tokens, heads, dim] and, of int8, scales [tokens, heads]."""
+
+    values: torch.Tensor
+    scales: torch.Tensor | None
+
+    @classmethod
+    def read(cls, span: Span, layers: Layers, index: int) -> _Vectors:
+        """`index` counts K and V of the layers in turn."""
+        blocks = torch.tensor(span.blocks)
+        parts = [part[blocks] for part in _in_order(span, layers, index)]
+        heads = _layer(span, layers, index).kv_heads
+        rows = len(span.blocks) * span.layout.block_size
+        values = torch.cat([part.reshape(rows, heads, -1) for part in parts], dim=2)
+        scales = None
+        if span.layout.dtype == "int8":
+            scales = _scales(span, layers, index)[blocks].reshape(rows, heads)
+        return cls(values, scales)
+
+    def at(self, part: Part) -> _Vectors:
+        return _Vectors(self.values[part], None if self.scales is None else self.scales[part])
+
+    def put(self, part: Part, new: _Vectors) -> None:
+        values, scales = new.values, new.scales
+        if self.scales is None:
+            dtype = self.values.dtype
+            self.values[part] = values.to(dtype) if scales is None else dequantise(values, scales, dtype)
+            return
+        if scales is None:
+            values, scales = quantise(values)
+        self.values[part], self.scales[part] = values, scales
+
+    def write(self, span: Span, layers: Layers, index: int) -> None:
+        blocks = torch.tensor(span.blocks)
+        start = 0
+        for part in _in_order(span, layers, index):
+            shape = (len(span.blocks), *part.shape[1:])
+            width = math.prod(shape) // math.prod(self.values.shape[:2])
+            part[blocks] = self.values[..., start : start + width].reshape(shape)
+            start += width
+        if self.scales is not None:
+            _scales(span, layers, index)[blocks] = self.scales.view(len(span.blocks), -1, self.scales.shape[1])
+
+
+def _layer(span: Span, layers: Layers, index: int) -> LayerKv:
+    return span.layout.layers[layers.first + index // 2]
+
+
+def _in_order(span: Span, layers: Layers, index: int) -> list[torch.Tensor]:
+    """Views of K's or V's region, [num_blocks, tokens..., heads, dim...]: one, or one for some of the dim's columns and
+    one for the others."""
+    layout, layer = span.layout, _layer(span, layers, index)
+    dim = layer.v_dim if index % 2 else layer.k_dim
+    size, heads, word = layout.block_size, layer.kv_heads, layout.word
+    first = 2 * layers.num if layout.dtype == "int8" else 0
+    region = _region(span, first + index, layout.dtype)
+    num = span.places.num_blocks
+    if not word:
+        return [region.view(num, size, heads, dim)]
+    region = region.view(num, heads, size * dim)
+    if index % 2 == 0:
+        group = _PANEL if size % _PANEL == 0 else _PANEL // 2
+        return [region.view(num, heads, size // group, dim // word, group, word).permute(0, 2, 4, 1, 3, 5)]
+    whole = dim // _PANEL * _PANEL
+    panels, rest = region[..., : size * whole], region[..., size * whole :]
+    parts = [
+        panels.view(num, heads, whole // _PANEL, size // word, _PANEL, word).permute(0, 3, 5, 1, 2, 4),
+        rest.view(num, heads, size // word, dim - whole, word).permute(0, 2, 4, 1, 3),
+    ]
+    return [part for part in parts if part.numel()]
+
+
+def _scales(span: Span, layers: Layers, index: int) -> torch.Tensor:
+    """A view [num_blocks, block_size, heads] of the scales' region."""
+    heads, size = _layer(span, layers, index).kv_heads, span.layout.block_size
+    region = _region(span, index, SCALE_DTYPE)
+    if span.layout.word:
+        return region.view(-1, heads, size).transpose(1, 2)
+    return region.view(-1, size, heads)
+
+
+def _region(span: Span, number: int, dtype: str) -> torch.Tensor:
+    start, size = span.places.starts[number], span.places.sizes[number]
+    return span.data[start : start + size * span.places.num_blocks].view(_TORCH[dtype])

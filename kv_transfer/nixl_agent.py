@@ -1,0 +1,164 @@
+"""An agent of NIXL, by which one process reads another one's memory (https://github.com/ai-dynamo/nixl). Slow calls,
+for worker threads; any number of threads may make them."""
+
+from __future__ import annotations
+
+import importlib
+import ipaddress
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kv_transfer.plan import Copy
+from kvrelay.errors import KvRelayError, Unavailable, Unimplemented
+
+_POLL_S = 100e-6  # NIXL does not say when a read is over; it has to be asked
+_PROGRESS_US = 1000  # for which its own thread sleeps at most; without, it would spin
+
+
+class NixlAgent:
+    """Its name must be no other agent's. One that `serves` has a thread of NIXL's, without which peers cannot read.
+
+    UCX, which moves the bytes, listens on a TCP port of its choice: of the loopback device only where `host` is a
+    loopback address, else of the devices in UCX_NET_DEVICES, or of all. Raises Unimplemented where there is no NIXL.
+    """
+
+    def __init__(self, name: str, host: str, *, serves: bool) -> None:
+        self._nixl = _bindings()
+        self._errors = tuple(value for value in vars(self._nixl).values() if _is_error(value))
+        self._lock = threading.Lock()
+        self._given_up: list[tuple[int | None, torch.Tensor]] = []  # reads, and what they may still write to
+        config = self._nixl.nixlAgentConfig()
+        config.useProgThread = serves
+        config.pthrDelay = _PROGRESS_US
+        config.useListenThread = False
+        config.syncMode = self._nixl.NIXL_THREAD_SYNC_STRICT
+        with self._failing(Unimplemented, "NIXL does not start here"):
+            self._agent = self._nixl.nixlAgent(name, config)
+            # What the environment tells UCX goes before this.
+            self._agent.createBackend("UCX", {"engine_config": "NET_DEVICES=lo"} if _is_loopback(host) else {})
+
+    def register(self, memory: torch.Tensor) -> None:
+        """Lets peers read `memory`, on the host or a GPU, and this agent write there what it reads."""
+        with self._failing(Unimplemented, f"NIXL takes no memory on {memory.device}"):
+            self._agent.registerMem(self._regions(memory), [])
+
+    def metadata(self) -> bytes:
+        """What a peer needs in order to read what is registered."""
+        metadata: bytes = self._agent.getLocalMD()
+        return metadata
+
+    def add_peer(self, metadata: bytes) -> str:
+        """The peer's name. Raises Unimplemented for metadata that this version of NIXL cannot use."""
+        with self._failing(Unimplemented, "the sender's NIXL is not one that mine can read from"):
+            name: bytes = self._agent.loadRemoteMD(metadata)
+            return name.decode()
+
+    def drop_peer(self, name: str) -> None:
+        """Ends the connection, if there is one."""
+        with suppress(*self._errors):
+            self._agent.invalidateRemoteMD(name)
+
+    def read(
+        self, peer: str, start: int, device: int, target: torch.Tensor, copies: Sequence[Copy], patience: float
+    ) -> None:
+        """Copies from the peer's memory at the address `start`, on its GPU `device`, or on its host if that is -1.
+
+        Raises Unavailable if the peer is gone, or has not delivered in `patience` seconds. From then on `target` is the
+        agent's, since it may still be written to.
+        """
+        self._let_go()
+        request: int | None = None
+        try:
+            with self._failing(Unavailable, "the sender's memory cannot be read"):
+                request = self._request(peer, start, device, target, copies)
+                self._finish(request, patience)
+        except Unavailable:
+            with self._lock:
+                self._given_up.append((request, target))
+            raise
+
+    def _request(self, peer: str, start: int, device: int, target: torch.Tensor, copies: Sequence[Copy]) -> int:
+        numbers = np.array(copies, dtype=np.uint64).reshape(-1, 3)
+        lengths = numbers[:, 2]
+        sources = self._pieces(numbers[:, 0] + np.uint64(start), lengths, device)
+        targets = self._pieces(numbers[:, 1] + np.uint64(target.data_ptr()), lengths, target.get_device())
+        request: int = self._agent.createXferReq(self._nixl.NIXL_READ, targets, sources, peer, b"", [])
+        return request
+
+    def _finish(self, request: int, patience: float) -> None:
+        nixl, give_up = self._nixl, time.monotonic() + patience
+        state = self._agent.postXferReq(request, b"")
+        while state == nixl.NIXL_IN_PROG and time.monotonic() < give_up:
+            time.sleep(_POLL_S)
+            state = self._agent.getXferStatus(request)
+        if state != nixl.NIXL_SUCCESS:
+            raise Unavailable(f"the sender's memory could not be read in {patience:g} s")
+        self._agent.releaseXferReq(request)
+
+    def _let_go(self) -> None:
+        """Of the targets that nothing is written to any more."""
+        with self._lock:
+            given_up, self._given_up = self._given_up, []
+        for request, target in given_up:
+            if request is not None and self._is_under_way(request):
+                with self._lock:
+                    self._given_up.append((request, target))
+                continue
+            with suppress(*self._errors):
+                if request is not None:
+                    self._agent.releaseXferReq(request)
+                self._agent.deregisterMem(self._regions(target), [])
+
+    def _is_under_way(self, request: int) -> bool:
+        try:
+            return bool(self._agent.getXferStatus(request) != self._nixl.NIXL_SUCCESS)
+        except self._errors:
+            return False
+
+    def _regions(self, memory: torch.Tensor) -> Any:
+        kind, device = self._kind(memory.get_device())
+        return self._nixl.nixlRegDList(kind, [(memory.data_ptr(), memory.numel() * memory.element_size(), device, "")])
+
+    def _pieces(self, addresses: npt.NDArray[np.uint64], lengths: npt.NDArray[np.uint64], device: int) -> Any:
+        kind, device = self._kind(device)
+        rows = np.stack([addresses, lengths, np.full_like(lengths, device)], axis=1)
+        return self._nixl.nixlXferDList(kind, rows)
+
+    def _kind(self, device: int) -> tuple[Any, int]:
+        """Of memory on the GPU of that number, or, if it is -1, on the host."""
+        return (self._nixl.DRAM_SEG, 0) if device < 0 else (self._nixl.VRAM_SEG, device)
+
+    @contextmanager
+    def _failing(self, error: type[KvRelayError], what: str) -> Iterator[None]:
+        try:
+            yield
+        except self._errors as reason:
+            raise error(f"{what}: {reason}") from reason
+
+
+def _bindings() -> Any:
+    """Of the build of NIXL that fits torch's CUDA."""
+    try:
+        return importlib.import_module("nixl")._bindings
+    except ImportError as error:
+        raise Unimplemented(
+            f"transport nixl needs NIXL on both workers: pip install 'kvrelay[nixl]', or take grpc ({error})"
+        ) from error
+
+
+def _is_error(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Exception)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,60 @@
+"""Two GPUs, or one, of one host: the receiver opens the sender's arena and copies from GPU to GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from kv_transfer.arena import digest_kind
+from kv_transfer.cuda_memory import HANDLE_BYTES, CudaMemory
+from kv_transfer.transports import Source, source_of
+from kv_transfer.transports.named import NamedBlocks, NamedOutbound
+from kvrelay.errors import Unimplemented
+from kvrelay.types import KvLayout
+from kvrelay.wire.transfer import KvBlocks, KvOpen, RemoteArena
+
+
+class CudaIpcOutbound(NamedOutbound):
+    def announce(self, opening: KvOpen) -> KvOpen:
+        buffer = self._arena.buffer
+        handle, start = CudaMemory(buffer.device).export(buffer.data_ptr())
+        arena = RemoteArena(handle, start, buffer.numel(), buffer.get_device())
+        return replace(opening, arena=arena, digest=digest_kind(self._arena))
+
+
+class CudaIpcInbound:
+    """`layout` is the sender's, `device` that of the receiver's arena.
+
+    Open for one push: an arena that is open keeps its memory when its process dies, and who comes after may need it.
+    """
+
+    def __init__(self, arena: RemoteArena, layout: KvLayout, device: torch.device) -> None:
+        if len(arena.access) != HANDLE_BYTES:
+            raise Unimplemented(f"{len(arena.access)} bytes are no handle of GPU memory, which has {HANDLE_BYTES}")
+        self._arena = arena
+        self._layout = layout
+        self._named = NamedBlocks(arena.size, layout)
+        self._device = device
+        self._opened: tuple[CudaMemory, int] | None = None
+
+    def connect(self) -> None:
+        memory = CudaMemory(self._device)
+        self._opened = memory, memory.open(self._arena.access)
+
+    def source(self, frame: KvBlocks) -> Source:
+        """Does not wait for the sender, so it needs no patience."""
+        assert self._opened is not None, "connect comes first"
+        memory, base = self._opened
+        copies = self._named.copies(frame)
+        payload = torch.empty(frame.num_bytes, dtype=torch.uint8, device=self._device)
+        for source, target, length in copies:
+            memory.copy(payload.data_ptr() + target, base + self._arena.start + source, length)
+        memory.settle()
+        return source_of(payload, frame, self._layout)
+
+    def close(self) -> None:
+        if self._opened is not None:
+            memory, base = self._opened
+            memory.close(base)
+            self._opened = None

@@ -1,0 +1,164 @@
+"""The receiver reads the sender's blocks through NIXL: by RDMA, also from GPU to GPU, or whatever else UCX finds.
+
+NIXL neither authenticates nor encrypts: who has an agent's metadata can read and write what it has registered. This
+transport is for a private network.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from kv_transfer.arena import Arena, digest_kind
+from kv_transfer.nixl_agent import NixlAgent
+from kv_transfer.plan import Copy
+from kv_transfer.transports import Source, source_of
+from kv_transfer.transports.named import NamedBlocks, NamedOutbound
+from kvrelay.errors import Unavailable
+from kvrelay.types import KvLayout
+from kvrelay.wire.transfer import KvBlocks, KvOpen, RemoteArena
+
+FRAME_BYTES = 8 * 2**20
+_MAX_PEERS = 64  # senders that are remembered; one that died leaves its name behind
+
+
+class ServedArena:
+    """A sender's arena, registered at the first push that needs it."""
+
+    def __init__(self, arena: Arena, host: str) -> None:
+        self._arena = arena
+        self._host = host
+        self._lock = threading.Lock()
+        self._agent: NixlAgent | None = None
+        self._metadata = b""
+
+    def remote(self) -> RemoteArena:
+        """What a receiver needs to read from it. Slow at first."""
+        buffer = self._arena.buffer
+        with self._lock:
+            if self._agent is None:
+                agent = NixlAgent(f"kvrelay-{self._arena.nonce:x}", self._host, serves=True)
+                agent.register(buffer)
+                self._agent, self._metadata = agent, agent.metadata()
+        return RemoteArena(self._metadata, buffer.data_ptr(), buffer.numel(), buffer.get_device())
+
+    def close(self) -> None:
+        """Nobody can read from it any more."""
+        self._agent = None
+
+
+class NixlOutbound(NamedOutbound):
+    frame_bytes = FRAME_BYTES
+
+    def __init__(self, served: ServedArena, arena: Arena, *, digests: bool) -> None:
+        super().__init__(arena, digests=digests)
+        self._served = served
+
+    def announce(self, opening: KvOpen) -> KvOpen:
+        return replace(opening, arena=self._served.remote(), digest=digest_kind(self._arena))
+
+
+class NixlReader:
+    """A receiver's agent, made at the first push that needs it, the senders that it knows, and memory to read into.
+
+    `device` is that of the receiver's arena.
+    """
+
+    def __init__(self, device: torch.device, host: str, patience: float) -> None:
+        self._device = device
+        self._host = host
+        self._patience = patience
+        self._lock = threading.Lock()
+        self._made: NixlAgent | None = None
+        self._peers: OrderedDict[bytes, str] = OrderedDict()  # metadata -> name; the latest last
+        self._idle: list[torch.Tensor] = []  # registered
+
+    @contextmanager
+    def lend(self, arena: RemoteArena, layout: KvLayout) -> Iterator[NixlInbound]:
+        """For one push of a sender whose arena has this layout. Raises Unimplemented if it is none."""
+        inbound = NixlInbound(self, arena, layout)
+        try:
+            yield inbound
+        finally:
+            inbound.close()
+
+    @property
+    def known(self) -> int:
+        """Senders that it remembers."""
+        return len(self._peers)
+
+    def find(self, arena: RemoteArena) -> str:
+        """The name of the arena's agent, which is made known to ours."""
+        with self._lock:
+            if arena.access not in self._peers:
+                self._peers[arena.access] = self._agent.add_peer(arena.access)
+                if len(self._peers) > _MAX_PEERS:
+                    self._agent.drop_peer(self._peers.popitem(last=False)[1])
+            self._peers.move_to_end(arena.access)
+            return self._peers[arena.access]
+
+    def read(self, arena: RemoteArena, copies: Sequence[Copy], num_bytes: int) -> torch.Tensor:
+        """Memory with what these copies make of the arena, `num_bytes` and perhaps more, for `give_back`.
+
+        Raises Unavailable if the sender is gone or silent, and forgets it.
+        """
+        peer = self.find(arena)
+        target = self._take(num_bytes, arena.device)
+        try:
+            self._agent.read(peer, arena.start, arena.device, target, copies, self._patience)
+        except Unavailable:
+            with self._lock:
+                if self._peers.pop(arena.access, None):
+                    self._agent.drop_peer(peer)
+            raise
+        return target
+
+    def _take(self, num_bytes: int, device: int) -> torch.Tensor:
+        """Memory of at least this size for KV from the sender's `device`: on the GPU if both arenas are."""
+        where = torch.device("cpu") if device < 0 else self._device
+        with self._lock:
+            for index, memory in enumerate(self._idle):
+                if memory.numel() >= num_bytes and memory.device == where:
+                    return self._idle.pop(index)
+            memory = torch.empty(max(num_bytes, FRAME_BYTES), dtype=torch.uint8, device=where)
+            self._agent.register(memory)
+            return memory
+
+    def give_back(self, memory: torch.Tensor) -> None:
+        self._idle.append(memory)
+
+    @property
+    def _agent(self) -> NixlAgent:
+        if self._made is None:
+            self._made = NixlAgent(f"kvrelay-{secrets.token_hex(8)}", self._host, serves=False)
+        return self._made
+
+
+class NixlInbound:
+    """`layout` is the sender's."""
+
+    def __init__(self, reader: NixlReader, arena: RemoteArena, layout: KvLayout) -> None:
+        self._reader = reader
+        self._arena = arena
+        self._layout = layout
+        self._named = NamedBlocks(arena.size, layout)
+        self._memory: torch.Tensor | None = None
+
+    def connect(self) -> None:
+        self._reader.find(self._arena)
+
+    def source(self, frame: KvBlocks) -> Source:
+        self.close()
+        self._memory = self._reader.read(self._arena, self._named.copies(frame), frame.num_bytes)
+        return source_of(self._memory, frame, self._layout)
+
+    def close(self) -> None:
+        if self._memory is not None:
+            self._reader.give_back(self._memory)
+            self._memory = None

@@ -1,0 +1,157 @@
+"""What a request waits for its hand-off, and what sending costs a real prefill worker on its one core."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple, cast
+
+from kv_transfer.choice import host_id
+from kv_transfer.sender import Sender
+from kvrelay.bench.handoff.peer import Peer, receiving
+from kvrelay.bench.handoff.receiving import Settings
+from kvrelay.bench.run import Progress
+from kvrelay.clock import MonotonicClock
+from kvrelay.engine.cache import KvCache
+from kvrelay.engine.runner import ModelRunner
+from kvrelay.errors import Internal
+from kvrelay.messages import HandedOff, HandoffTarget, Prefill, TokenBatch
+from kvrelay.types import SamplingParams, SequenceSpec
+from kvrelay.worker.base import Identity
+from kvrelay.worker.session import RouterSession
+from prefill_worker.worker import PrefillWorker
+
+
+@dataclass(frozen=True, slots=True)
+class Exposed:
+    """Medians, in seconds. `alone` is the prefill's time when its KV goes nowhere."""
+
+    transport: str
+    tokens: int
+    num_bytes: int
+    prefill: float
+    alone: float
+    exposed: float  # end of prefill to acknowledged commit
+
+
+class _Nowhere:
+    """Stands for the sender where the KV is to stay where it is."""
+
+    error = None
+
+    def open(self, key: tuple[str, int], target: HandoffTarget) -> _Nowhere:
+        return self
+
+    def send(self, first: int, blocks: Sequence[int]) -> None:
+        pass
+
+    async def abort(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+@asynccontextmanager
+async def _working(runner: ModelRunner, sender: Sender | _Nowhere, chunk_tokens: int) -> AsyncIterator[PrefillWorker]:
+    worker = PrefillWorker(
+        Identity("bench", "prefill", 1, "127.0.0.1:0", host_id()),
+        runner,
+        KvCache(runner.num_blocks, runner.layout.block_size, prefix_cache=False),
+        cast(Sender, sender),
+        chunk_tokens=chunk_tokens,
+        clock=MonotonicClock(),
+    )
+    running = asyncio.create_task(worker.run())
+    try:
+        yield worker
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        await sender.close()
+
+
+async def measure_exposed(
+    runner: ModelRunner,
+    prompts: tuple[int, ...],
+    transports: tuple[str, ...],
+    runs: int,
+    chunk_tokens: int,
+    core: int,
+    progress: Progress,
+) -> list[Exposed]:
+    """Prompts of these lengths; `core` is the receiving process's. The engine runs in a thread of this process."""
+    num_blocks = runner.layout.blocks_for(max(prompts))
+    settings = Settings(runner.layout, num_blocks, runner.model_id, digests=True, core=core)
+    sender = Sender(
+        runner.kv,
+        host_id=host_id(),
+        model_id=runner.model_id,
+        layout_hash=runner.layout_hash,
+        clock=MonotonicClock(),
+    )
+    rng = random.Random(0)
+    done = progress("prompts", len(prompts) * runs * (len(transports) + 1))
+    found = []
+    async with (
+        receiving(settings) as peer,
+        _working(runner, sender, chunk_tokens) as worker,
+        _working(runner, _Nowhere(), chunk_tokens) as alone,
+    ):
+        for tokens in prompts:
+            for transport in transports:  # connects, and records the steps
+                await _prefill(worker, peer, rng, tokens, transport)
+            without: list[float] = []
+            rows: dict[str, list[_Row]] = {transport: [] for transport in transports}
+            for _ in range(runs):
+                without.append((await _prefill(alone, peer, rng, tokens, "shm", stays=True)).prefill)
+                done()
+                for transport in transports:
+                    rows[transport].append(await _prefill(worker, peer, rng, tokens, transport))
+                    done()
+            for transport, of_transport in rows.items():
+                found.append(
+                    Exposed(
+                        transport,
+                        tokens,
+                        of_transport[0].num_bytes,
+                        median(row.prefill for row in of_transport),
+                        median(without),
+                        median(row.exposed for row in of_transport),
+                    )
+                )
+    return found
+
+
+class _Row(NamedTuple):
+    prefill: float
+    exposed: float
+    num_bytes: int
+
+
+async def _prefill(
+    worker: PrefillWorker, peer: Peer, rng: random.Random, tokens: int, transport: str, *, stays: bool = False
+) -> _Row:
+    """One prompt and its hand-off; none where its KV stays, since its answer ends with its first token."""
+    (request_id, attempt), target = await peer.grant(worker.runner.layout.blocks_for(tokens), transport)
+    prompt = tuple(rng.randrange(2, worker.runner.vocab_size) for _ in range(tokens))
+    params = SamplingParams(temperature=0.0, max_tokens=1 if stays else 2, seed=0, ignore_eos=True)
+    session = RouterSession("bench")
+    worker.handle(Prefill(SequenceSpec(request_id, attempt, prompt, tokens, params), target), session)
+    prefill = 0.0
+    async for event in session.events():
+        match event:
+            case TokenBatch((first,)) if first.prefill is not None:
+                prefill = first.prefill.compute_seconds
+                if stays:
+                    return _Row(prefill, 0.0, 0)
+            case HandedOff(handoff=handoff):
+                return _Row(prefill, handoff.exposed_seconds, handoff.bytes)
+            case _:
+                raise Internal(f"a hand-off of the benchmark went wrong: {event}")
+    raise AssertionError("a session of ours ends when we do")

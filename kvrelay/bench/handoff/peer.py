@@ -1,0 +1,60 @@
+"""The receiving process, from this side."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
+
+from kvrelay.bench.handoff.receiving import Settings
+from kvrelay.child import bound_to_parent
+from kvrelay.errors import Unavailable
+from kvrelay.messages import HandoffTarget
+
+_END_WITHIN_S = 10.0
+_request_numbers = count()
+
+
+class Peer:
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def grant(self, num_blocks: int, transport: str) -> tuple[tuple[str, int], HandoffTarget]:
+        """A lease of as many blocks, and the key of the request that it is for."""
+        request_id = f"bench-{next(_request_numbers)}"
+        wish = {"request_id": request_id, "num_blocks": num_blocks, "transport": transport}
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(wish).encode() + b"\n")
+        return (request_id, 1), HandoffTarget(**json.loads(await self._line()))
+
+    async def _line(self) -> str:
+        assert self._process.stdout is not None
+        line = await self._process.stdout.readline()
+        if not line:
+            raise Unavailable("the receiving process ended; what it printed is above")
+        return line.decode()
+
+
+@asynccontextmanager
+async def receiving(settings: Settings) -> AsyncIterator[Peer]:
+    """Raises Unavailable if it does not start."""
+    process = await asyncio.create_subprocess_exec(
+        *bound_to_parent(sys.executable, "-m", "kvrelay.bench.handoff.receiving", settings.as_json()),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        peer = Peer(process)
+        await peer._line()
+        yield peer
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), _END_WITHIN_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()

@@ -1,0 +1,111 @@
+"""The whole of `kvrelay bench handoff`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kv_transfer.block_copy import without_kernel
+from kvrelay.bench.cost import model_cost
+from kvrelay.bench.handoff.exposed import Exposed, measure_exposed
+from kvrelay.bench.handoff.rates import Rate, measure_rates
+from kvrelay.bench.handoff.wire_limits import WireLimits, measure_wire_limits
+from kvrelay.bench.run import Progress
+from kvrelay.bench.subject import machine_name, model_folder
+from kvrelay.engine.runner import ModelRunner
+from kvrelay.worker.heap import keep_freed_memory
+
+_MIB = 2**20
+_SIZES = tuple(size * _MIB for size in (1, 4, 16, 64, 256, 512))
+_PROMPTS = (512, 1024, 2048, 4096)
+_EXPOSED_OVER = ("shm", "grpc")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    model: str
+    transports: tuple[str, ...]
+    cores: tuple[int, int]  # the prefill worker's and the decode worker's
+    chunk_tokens: int
+    runs: int
+    quick: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffReport:
+    model: str
+    machine: str
+    cores: tuple[int, int]
+    chunk_tokens: int
+    without_kernel: str  # why blocks were copied and digested in two passes, or nothing
+    limits: WireLimits
+    rates: tuple[Rate, ...]
+    exposed: tuple[Exposed, ...]
+
+    def share(self, rate: Rate) -> float:
+        """Of the machine's limit."""
+        limit: float = getattr(self.limits, rate.limit)
+        return rate.bytes_per_second / limit
+
+    def digest_cost(self, rate: Rate) -> float:
+        """How much longer it takes than without digests, as a share of that."""
+        same = (one for one in self.rates if (one.transport, one.num_bytes) == (rate.transport, rate.num_bytes))
+        without = next(one for one in same if not one.digests)
+        return rate.seconds / without.seconds - 1
+
+    def as_dict(self) -> dict[str, Any]:
+        rates = [
+            {
+                **asdict(rate),
+                "bytes_per_second": rate.bytes_per_second,
+                "limit": rate.limit,
+                "share": self.share(rate),
+                "digest_cost": self.digest_cost(rate) if rate.digests else None,
+            }
+            for rate in self.rates
+        ]
+        exposed = [
+            {**asdict(one), "exposed_share": one.exposed / one.alone, "slowdown": one.prefill / one.alone - 1}
+            for one in self.exposed
+        ]
+        return {**asdict(self), "rates": rates, "exposed": exposed}
+
+
+def _limits(options: Options, progress: Progress) -> WireLimits:
+    measured = progress("limits of this machine", 1)
+    limits = measure_wire_limits(options.cores)
+    measured()
+    return limits
+
+
+def run(options: Options, progress: Progress) -> HandoffReport:
+    """Raises InvalidArgument for the model, ModelRefused too; Unavailable if a process does not start or ends."""
+    sizes, prompts = (_SIZES[:3], _PROMPTS[:1]) if options.quick else (_SIZES, _PROMPTS)
+    reason = without_kernel()
+    before = _limits(options, progress)
+    os.sched_setaffinity(0, {options.cores[0]})
+    keep_freed_memory()
+    path = model_folder(options.model)
+    longest = max(prompts) + 1
+    runner = ModelRunner.load(
+        path, kv_bytes=2 * longest * model_cost(path).kv_token_bytes(), max_model_len=longest, threads=1
+    )
+    over = tuple(one for one in _EXPOSED_OVER if one in options.transports) or options.transports
+    exposed = asyncio.run(
+        measure_exposed(runner, prompts, over, options.runs, options.chunk_tokens, options.cores[1], progress)
+    )
+    layout = runner.layout
+    runner.close()
+    rates = asyncio.run(measure_rates(layout, sizes, options.transports, options.runs, options.cores[1], progress))
+    return HandoffReport(
+        model=options.model,
+        machine=machine_name(),
+        cores=options.cores,
+        chunk_tokens=options.chunk_tokens,
+        without_kernel=reason,
+        limits=before.best(_limits(options, progress)),
+        rates=tuple(rates),
+        exposed=tuple(exposed),
+    )

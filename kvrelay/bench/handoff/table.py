@@ -1,0 +1,57 @@
+"""A report on a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from kvrelay.bench.handoff.run import HandoffReport
+
+_MIB = 2**20
+
+
+def report_view(report: HandoffReport) -> RenderableType:
+    """Rates are of whole hand-offs, from the opening to the acknowledged commit; medians."""
+    limits = report.limits
+    head = [
+        f"{report.machine}, cores {report.cores[0]} and {report.cores[1]}; "
+        f"memcpy {limits.memcpy / 1e9:.1f} GB/s, one loopback connection {limits.loopback / 1e9:.1f} GB/s"
+    ]
+    if report.without_kernel:
+        head.append(f"blocks are copied and digested in two passes: {report.without_kernel}")
+    return Group(*head, _rates(report), _exposed(report))
+
+
+def _rates(report: HandoffReport) -> Table:
+    table = Table(title=f"hand-off of {report.model}'s KV", title_justify="left")
+    for column in ("transport", "MiB", "ms", "GB/s", "limit", "share", "digests cost"):
+        table.add_column(column, justify="left" if column in ("transport", "limit") else "right")
+    for rate in report.rates:
+        if rate.digests:
+            table.add_row(
+                rate.transport,
+                f"{rate.num_bytes / _MIB:g}",
+                f"{rate.seconds * 1e3:.1f}",
+                f"{rate.bytes_per_second / 1e9:.2f}",
+                rate.limit,
+                f"{report.share(rate):.0%}",
+                f"{report.digest_cost(rate):+.0%}",
+            )
+    return table
+
+
+def _exposed(report: HandoffReport) -> Table:
+    table = Table(title=f"beside the prefill, in chunks of {report.chunk_tokens}", title_justify="left")
+    for column in ("transport", "tokens", "MiB", "prefill alone, ms", "slowed by", "exposed, ms", "of prefill"):
+        table.add_column(column, justify="left" if column == "transport" else "right")
+    for one in report.exposed:
+        table.add_row(
+            one.transport,
+            str(one.tokens),
+            f"{one.num_bytes / _MIB:g}",
+            f"{one.alone * 1e3:.0f}",
+            f"{one.prefill / one.alone - 1:+.1%}",
+            f"{one.exposed * 1e3:.1f}",
+            f"{one.exposed / one.alone:.1%}",
+        )
+    return table

@@ -1,0 +1,118 @@
+"""Brings the KV of a prompt's beginning from another worker's prefix cache into this worker's."""
+
+from __future__ import annotations
+
+import grpc
+
+from kv_transfer.lease import Lease, LeaseTable
+from kv_transfer.receiver import Receiver
+from kv_transfer.sender import Sender
+from kvrelay.engine.blocks import OutOfBlocks
+from kvrelay.engine.cache import KvCache
+from kvrelay.engine.runner import ModelRunner
+from kvrelay.messages import HandoffTarget, PrefixSource
+from kvrelay.telemetry import get_logger
+from kvrelay.wire.status import error_from_rpc
+from kvrelay.wire.transfer import FetchRequest, kv_fetch
+from kvrelay.worker.base import Identity
+from kvrelay.worker.sequence import Sequence
+from prefill_worker.worth import Worth
+
+log = get_logger(__name__)
+
+_LONGEST_S = 5.0  # that a prompt waits for another worker
+_SHORTEST_S = 0.25
+
+
+class Fetcher:
+    """Asks who holds it for a push into a lease of blocks of our own. Lives on the worker's event loop."""
+
+    def __init__(
+        self, identity: Identity, runner: ModelRunner, cache: KvCache, sender: Sender, *, digests: bool, host: str
+    ) -> None:
+        self._identity = identity
+        self._runner = runner
+        self._cache = cache
+        self._clock = sender.clock
+        self._channels = sender.channels
+        self._leases = LeaseTable(identity.epoch)
+        self._arrived: dict[int, int] = {}  # lease id -> tokens that are there now
+        self.worth = Worth()
+        self.receiver = Receiver(
+            runner.kv,
+            self._leases,
+            worker_id=identity.worker_id,
+            model_id=runner.model_id,
+            layout_hash=runner.layout_hash,
+            on_commit=self._commit,
+            clock=sender.clock,
+            digests=digests,
+            host=host,
+        )
+
+    async def fetch(self, sequence: Sequence, source: PrefixSource, transport: str) -> None:
+        """Afterwards the sequence holds all its blocks and more KV than this worker's cache had, and may start; or it
+        holds nothing, if that was not to be had sooner than by computing it. Cancelled, it holds nothing either.
+        """
+        cache, began = self._cache, self._clock.now()
+        sequence.take_prefix(cache)
+        own, size = sequence.num_computed, cache.block_size
+        end = min(source.cached_tokens, len(sequence.tokens) - 1) // size * size
+        num_bytes = (end - own) // size * self._runner.layout.block_bytes
+        try:
+            if self.worth.fetching(max(0, end - own), num_bytes):
+                sequence.take_blocks(cache, len(sequence.tokens))
+                sequence.fetched_tokens = await self._ask(sequence, source, transport, end)
+        except OutOfBlocks:
+            pass  # it waits for its turn like all others
+        finally:
+            if not sequence.fetched_tokens:
+                sequence.drop_blocks(cache)
+        if sequence.fetched_tokens:
+            now = self._clock.now()
+            sequence.advance(cache, sequence.fetched_tokens)
+            sequence.cached_tokens = sequence.num_computed
+            sequence.started, sequence.fetch_seconds = now, now - began
+            self.worth.fetched(num_bytes, now - began)
+
+    async def _ask(self, sequence: Sequence, source: PrefixSource, transport: str, end: int) -> int:
+        """Tokens that came."""
+        own, size, spec = sequence.num_computed, self._cache.block_size, sequence.spec
+        patience = self._patience(end - own)
+        blocks = sequence.blocks[: end // size]
+        lease = self._leases.grant(spec.key, blocks, own // size, 2 * patience, self._clock.now(), partial=True)
+        names = sequence.hasher.extend(sequence.tokens)[own // size : end // size]
+        request = FetchRequest(*spec.key, tuple(names), self._target(lease, own, transport))
+        try:
+            await kv_fetch(self._channels.get(source.address), request, patience)
+        except grpc.aio.AioRpcError as error:
+            reason = error_from_rpc(error, source.address).message
+            log.info("prefix not fetched", request=spec.request_id, worker=source.worker_id, reason=reason)
+        finally:
+            await self.receiver.end(lease.lease_id)
+            self._leases.release()
+            arrived = self._arrived.pop(lease.lease_id, own)
+        return arrived - own
+
+    def _patience(self, tokens: int) -> float:
+        """Seconds; computing them all would take as long."""
+        rate = self.worth.tokens_per_second
+        return min(max(_SHORTEST_S, tokens / rate), _LONGEST_S) if rate else _LONGEST_S
+
+    def _commit(self, lease: Lease, first_token: int, num_tokens: int) -> None:
+        self._arrived[lease.lease_id] = num_tokens
+
+    def _target(self, lease: Lease, cached_tokens: int, transport: str) -> HandoffTarget:
+        return HandoffTarget(
+            worker_id=self._identity.worker_id,
+            address=self._identity.address,
+            epoch=self._identity.epoch,
+            lease_id=lease.lease_id,
+            generation=lease.generation,
+            num_blocks=len(lease.blocks),
+            cached_tokens=cached_tokens,
+            layout_hash=self._runner.layout_hash,
+            host_id=self._identity.host_id,
+            device=self._runner.kv.buffer.device.type,
+            transport=transport,
+        )
