@@ -92,20 +92,16 @@ def _run(
     digests: bool,
 ) -> Digests:
     found = np.empty(len(blocks), dtype=np.uint64)
-    numbers = [
-        np.array(values, dtype=np.int64)
-        for values in (source_blocks, blocks, source_places.sizes, source_places.starts, target_places.starts)
-    ]
-    sources, targets, sizes, source_starts, target_starts = (values.ctypes.data for values in numbers)
+    sources, targets = np.array(source_blocks, dtype=np.int64), np.array(blocks, dtype=np.int64)
     call = _Call(
         source.ctypes.data,
         None if target is None else target.ctypes.data,
-        sources,
-        targets,
+        sources.ctypes.data,
+        targets.ctypes.data,
         len(blocks),
-        sizes,
-        source_starts,
-        target_starts,
+        _array(source_places.sizes).ctypes.data,
+        _array(source_places.starts).ctypes.data,
+        _array(target_places.starts).ctypes.data,
         len(source_places.sizes),
         found.ctypes.data if digests else None,
     )
@@ -113,10 +109,20 @@ def _run(
     return tuple(found.tolist()) if digests else ()
 
 
+@functools.lru_cache(maxsize=256)
+def _array(values: tuple[int, ...]) -> npt.NDArray[np.int64]:
+    return np.array(values, dtype=np.int64)
+
+
+@functools.lru_cache(maxsize=256)
+def _whole_stripes(places: Places) -> bool:
+    whole = all(number % _STRIPE == 0 for number in (*places.sizes, *places.starts))
+    return whole and places.block_bytes >= _LEAST_BYTES
+
+
 def _suits(places: Places) -> bool:
     """The kernel reads and writes whole stripes."""
-    whole = all(number % _STRIPE == 0 for number in (*places.sizes, *places.starts))
-    return whole and places.block_bytes >= _LEAST_BYTES and not without_kernel()
+    return _whole_stripes(places) and not without_kernel()
 
 
 @functools.cache

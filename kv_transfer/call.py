@@ -27,6 +27,7 @@ class PushCall:
         self._address = address
         self._patience = patience
         self._call = kv_push(channel)()
+        self._writing: asyncio.Future[None] | None = None  # what `write_behind` began
         self._outcome = asyncio.ensure_future(self._wait_for_outcome())
 
     @property
@@ -48,8 +49,16 @@ class PushCall:
         """Returns when the peer's flow control has let the frame pass, or the call is over."""
         await self._step(self._call.write(frame), "took no bytes")
 
+    async def write_behind(self, frame: bytes) -> None:
+        """Begins to write a frame once the one before is written."""
+        if self._writing is not None:
+            await self._writing
+        self._writing = asyncio.ensure_future(self.write(frame))
+
     async def receipt(self) -> KvReceipt:
         """Ends the stream of frames and waits for the answer. Raises the peer's error."""
+        if self._writing is not None:
+            await self._writing
         await self._step(self._call.done_writing(), "took no bytes")
         await self._step(asyncio.shield(self._outcome), "sent no receipt")
         return self._outcome.result()
@@ -57,6 +66,9 @@ class PushCall:
     async def close(self) -> None:
         """Breaks off a call that is not over."""
         self._call.cancel()
+        if self._writing is not None:
+            await asyncio.wait({self._writing})
+            self._writing.exception()
         await asyncio.wait({self._outcome})
         self._outcome.exception()
 

@@ -6,6 +6,7 @@ block, in the order in which the blocks were named.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -46,6 +47,7 @@ class Places:
     sizes: tuple[int, ...]
 
     @classmethod
+    @functools.lru_cache(maxsize=256)
     def of_arena(cls, layout: KvLayout, num_blocks: int, layers: Layers | None = None) -> Places:
         """The regions of these layers, or all, where they lie in an arena."""
         sizes = layout.region_block_bytes
@@ -54,9 +56,11 @@ class Places:
         return cls(num_blocks, tuple(starts[region] for region in regions), tuple(sizes[region] for region in regions))
 
     @classmethod
+    @functools.lru_cache(maxsize=256)
     def of_payload(cls, layout: KvLayout, num_blocks: int, layers: Layers | None = None) -> Places:
         """The regions of these layers, or all, one after the other without the others between them."""
-        sizes = tuple(layout.region_block_bytes[region] for region in _regions(layout, layers))
+        every = layout.region_block_bytes
+        sizes = tuple(every[region] for region in _regions(layout, layers))
         starts = tuple(start * num_blocks for start in accumulate(sizes, initial=0))
         return cls(num_blocks, starts[:-1], sizes)
 

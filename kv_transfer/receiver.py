@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
 import grpc
 
+from kv_transfer.ahead import ahead
 from kv_transfer.arena import Arena
 from kv_transfer.arrivals import Arrivals
 from kv_transfer.landing import Landing, check_layouts
@@ -125,7 +126,7 @@ class Receiver:
     async def _receive_blocks(
         self, opening: KvOpen, theirs: KvLayout, frames: AsyncIterator[Frame], context: grpc.aio.ServicerContext
     ) -> KvReceipt:
-        async with self._inbound(opening, theirs) as inbound:
+        async with self._inbound(opening, theirs) as inbound, aclosing(ahead(frames)) as coming:
             await context.send_initial_metadata(())  # says to the sender that its push is taken
             await in_thread(inbound.connect)
             lease = self._find(opening)
@@ -175,10 +176,12 @@ class Receiver:
                     yield mapped
             case "nixl" if opening.arena is not None:
                 with self._nixl.lend(opening.arena, theirs) as reading:
+                    await in_thread(reading.open)
                     yield reading
             case "cuda_ipc" if opening.arena is not None:
                 opened = CudaIpcInbound(opening.arena, theirs, self._arena.buffer.device)
                 try:
+                    await in_thread(opened.open)
                     yield opened
                 finally:
                     await in_thread(opened.close)

@@ -215,7 +215,7 @@ class Push:
             await call.open(frame_to_bytes(opening))
             async with aclosing(frames):
                 async for frame in frames:
-                    await call.write(frame)
+                    await call.write_behind(frame)  # the next one is packed while this one is written
             return await call.receipt()
         except Unavailable:
             channels.retire(address, channel, self._sender.patience)

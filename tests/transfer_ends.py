@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import mmap
 import os
 import secrets
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+import pytest
 import torch
 
 from kv_transfer.channels import message_bytes
@@ -27,6 +29,10 @@ from kvrelay.wire.transfer import add_kv_transfer_servicer
 LAYOUT = KvLayout((LayerKv(2, 8, 8), LayerKv(1, 8, 4)), block_size=4, dtype="float32")
 HASH = LAYOUT.hash("test")
 KEY = ("request", 0)
+
+needs_nixl = pytest.mark.skipif(
+    importlib.util.find_spec("nixl") is None, reason="NIXL is not installed: pip install 'kvrelay[nixl]'"
+)
 
 
 class MemoryFile:

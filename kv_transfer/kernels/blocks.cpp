@@ -104,13 +104,14 @@ inline void store(uint8_t* target, Lanes value) {
 constexpr int AHEAD = 2048;  // bytes: the processor's own prefetcher stops at the end of a page
 
 template <bool COPY, bool DIGEST>
-void piece(const uint8_t* source, uint8_t* target, int64_t size, Digest& digest) {
+Digest piece(const uint8_t* source, uint8_t* target, int64_t size, Digest digest) {
     for (int64_t at = 0; at < size; at += STRIPE) {
         __builtin_prefetch(source + at + AHEAD);
         const Lanes data = load(source + at);
         if (COPY) store(target + at, data);
         if (DIGEST) digest.add(data);
     }
+    return digest;
 }
 
 struct Call {
@@ -135,7 +136,7 @@ void run(const Call& call) {
             uint8_t* target = COPY ? call.target + call.target_starts[region] + call.target_blocks[i] * size : nullptr;
             Digest& digest = digests[DIGEST ? i : 0];
             const int64_t whole = DIGEST && last ? size - STRIPE : size;
-            piece<COPY, DIGEST>(source, target, whole, digest);
+            digest = piece<COPY, DIGEST>(source, target, whole, digest);
             if (DIGEST && last) {
                 const Lanes data = load(source + whole);
                 if (COPY) store(target + whole, data);

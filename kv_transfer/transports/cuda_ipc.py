@@ -38,13 +38,17 @@ class CudaIpcInbound:
         self._device = device
         self._opened: tuple[CudaMemory, int] | None = None
 
-    def connect(self) -> None:
+    def open(self) -> None:
+        """Before anything else. Raises Unimplemented if the arena cannot be read from here."""
         memory = CudaMemory(self._device)
         self._opened = memory, memory.open(self._arena.access)
 
+    def connect(self) -> None:
+        pass
+
     def source(self, frame: KvBlocks) -> Source:
         """Does not wait for the sender, so it needs no patience."""
-        assert self._opened is not None, "connect comes first"
+        assert self._opened is not None, "open comes first"
         memory, base = self._opened
         copies = self._named.copies(frame)
         payload = torch.empty(frame.num_bytes, dtype=torch.uint8, device=self._device)

@@ -15,7 +15,7 @@ from kvrelay.errors import DataLoss
 from kvrelay.types import KvLayout
 from kvrelay.wire.transfer import KvBlocks, KvOpen
 
-FRAME_BYTES = 2**20
+FRAME_BYTES = 2 * 2**20
 
 
 class GrpcOutbound:

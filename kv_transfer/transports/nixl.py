@@ -150,8 +150,12 @@ class NixlInbound:
         self._named = NamedBlocks(arena.size, layout)
         self._memory: torch.Tensor | None = None
 
-    def connect(self) -> None:
+    def open(self) -> None:
+        """Before anything else. Raises Unimplemented if the sender cannot be read from."""
         self._reader.find(self._arena)
+
+    def connect(self) -> None:
+        pass
 
     def source(self, frame: KvBlocks) -> Source:
         self.close()

@@ -95,7 +95,7 @@ def handoff(
         str, typer.Option(metavar="DIR|HUB_ID|demo|m200", help="m200 is made on first use: 0.4 GB in the cache folder.")
     ] = "m200",
     transport: Annotated[
-        list[str] | None, typer.Option(metavar="shm|grpc|gloo", help="Give it once for each; all without.")
+        list[str] | None, typer.Option(metavar="shm|grpc|gloo|nixl", help="Give it once for each; all without.")
     ] = None,
     chunk_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Of a prompt in one step.")] = 512,
     runs: Annotated[int, typer.Option(min=1, max=100, metavar="N", help="Of which the median counts.")] = 5,

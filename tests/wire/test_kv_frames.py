@@ -15,6 +15,7 @@ from kvrelay.wire.transfer import (
     KvBlocks,
     KvCommit,
     KvOpen,
+    RemoteArena,
     SharedSegment,
     frame_from_bytes,
     frame_to_bytes,
@@ -36,6 +37,8 @@ FRAMES = st.one_of(
         KvOpen, st.text(max_size=5), INT32, INT64, INT64, INT64, st.text(max_size=5), st.text(max_size=5),
         st.none() | st.builds(SharedSegment, INT32, INT32, INT64, UINT64),
         st.text(max_size=5), st.text(max_size=5), st.none() | LAYOUTS,
+        st.none() | st.builds(RemoteArena, st.binary(max_size=70), UINT64, INT64, INT32),
+        st.text(min_size=1, max_size=5),
     ),
     st.builds(
         KvBlocks, INT32, INT32, INT32, INT32, INT32, INT64,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple, cast
@@ -66,13 +66,12 @@ async def _working(runner: ModelRunner, sender: Sender | _Nowhere, chunk_tokens:
         chunk_tokens=chunk_tokens,
         clock=MonotonicClock(),
     )
-    running = asyncio.create_task(worker.run())
     try:
-        yield worker
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(worker.run())
+            yield worker
+            running.cancel()
     finally:
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
         await sender.close()
 
 

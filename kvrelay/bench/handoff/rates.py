@@ -17,7 +17,7 @@ from kvrelay.types import KvLayout
 
 TRANSPORTS = ("shm", "grpc", "gloo")
 _MODEL = "bench"
-_LIMIT_OF = {"shm": "memcpy", "grpc": "loopback", "gloo": "loopback"}
+_LIMIT_OF = {"shm": "memcpy", "grpc": "loopback", "gloo": "loopback", "nixl": "memcpy"}
 
 
 @dataclass(frozen=True, slots=True)

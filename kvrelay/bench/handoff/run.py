@@ -88,7 +88,7 @@ def run(options: Options, progress: Progress) -> HandoffReport:
     os.sched_setaffinity(0, {options.cores[0]})
     keep_freed_memory()
     path = model_folder(options.model)
-    longest = max(prompts) + 1
+    longest = max(prompts) + 2  # the answer goes on after its first token
     runner = ModelRunner.load(
         path, kv_bytes=2 * longest * model_cost(path).kv_token_bytes(), max_model_len=longest, threads=1
     )

@@ -23,14 +23,14 @@ _DRAIN = f"""
 import os, socket, sys
 os.sched_setaffinity(0, {{int(sys.argv[2])}})
 connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
-buffer = bytearray({_WRITE_BYTES})
+memory = memoryview(bytearray({_BYTES}))
 while True:
-    left = {_BYTES}
-    while left > 0:
-        received = connection.recv_into(buffer)
+    at = 0
+    while at < {_BYTES}:
+        received = connection.recv_into(memory[at : at + {_WRITE_BYTES}])
         if not received:
             sys.exit()
-        left -= received
+        at += received
     connection.sendall(b"1")
 """
 
@@ -67,8 +67,8 @@ def _memcpy() -> float:
 
 
 def _loopback(core: int) -> float:
-    """Blocking writes to a socket whose other end reads into one buffer."""
-    data = bytes(_WRITE_BYTES)
+    """From memory to memory: blocking writes from one large buffer, whose other end reads into another."""
+    data = memoryview(np.ones(_BYTES, dtype=np.uint8)).cast("B")
     best = float("inf")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(_WITHIN_S)
@@ -82,8 +82,8 @@ def _loopback(core: int) -> float:
                 connection.settimeout(_WITHIN_S)
                 for _ in range(_TRIES):
                     started = time.perf_counter()
-                    for _ in range(_BYTES // _WRITE_BYTES):
-                        connection.sendall(data)
+                    for at in range(0, _BYTES, _WRITE_BYTES):
+                        connection.sendall(data[at : at + _WRITE_BYTES])
                     connection.recv(1)
                     best = min(best, time.perf_counter() - started)
     return _BYTES / best
