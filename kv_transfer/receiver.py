@@ -132,7 +132,7 @@ class Receiver:
             lease = self._find(opening)
             arrivals = Arrivals(lease, self._arena.layout, theirs)
             landing = Landing(self._arena, lease, theirs, opening.digest if self._digests else None)
-            async for frame in frames:
+            async for frame in coming:
                 match frame:
                     case KvBlocks():
                         arrivals.check(frame)

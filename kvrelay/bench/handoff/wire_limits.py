@@ -68,7 +68,7 @@ def _memcpy() -> float:
 
 def _loopback(core: int) -> float:
     """From memory to memory: blocking writes from one large buffer, whose other end reads into another."""
-    data = memoryview(np.ones(_BYTES, dtype=np.uint8)).cast("B")
+    data = np.ones(_BYTES, dtype=np.uint8).data
     best = float("inf")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(_WITHIN_S)
