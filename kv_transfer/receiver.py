@@ -22,7 +22,14 @@ from kv_transfer.transports.grpc import GrpcInbound
 from kv_transfer.transports.nixl import NixlReader
 from kv_transfer.transports.shm import SegmentCache
 from kvrelay.clock import Clock
-from kvrelay.errors import Cancelled, FailedPrecondition, KvRelayError, Unimplemented
+from kvrelay.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    FailedPrecondition,
+    KvRelayError,
+    ResourceExhausted,
+    Unimplemented,
+)
 from kvrelay.types import KvLayout
 from kvrelay.wire.status import abort
 from kvrelay.wire.transfer import (
@@ -38,6 +45,8 @@ from kvrelay.wire.transfer import (
 
 OnCommit = Callable[[Lease, int, int], None]
 
+_MAX_UNOPENED = 256  # pushes that have not said yet which lease they are for
+
 
 @dataclass(frozen=True, slots=True)
 class _Push:
@@ -51,6 +60,8 @@ class Receiver:
     Each frame is checked against its lease when it is about to be written. `on_commit(lease, first token,
     num tokens)` runs on the event loop once for a lease whose blocks are all there; from then on they are
     the caller's. It must not raise.
+
+    A push to a live lease ends with it, see `revoke`. Any other one may be silent for `patience` seconds.
     """
 
     def __init__(
@@ -74,6 +85,8 @@ class Receiver:
         self._on_commit = on_commit
         self._clock = clock
         self._digests = digests
+        self._patience = patience
+        self._unopened = 0
         self._segments = SegmentCache()
         self._groups = ReceiverGroups(host, patience)
         self._nixl = NixlReader(arena.buffer.device, host, patience)
@@ -107,21 +120,39 @@ class Receiver:
             await abort(context, error)
 
     async def _receive(self, frames: AsyncIterator[Frame], context: grpc.aio.ServicerContext) -> KvReceipt:
-        opening = await anext(frames, None)
-        if not isinstance(opening, KvOpen):
-            raise FailedPrecondition(f"a push begins with an open frame, not with {type(opening).__name__}")
+        opening = await self._first_of(frames)
         theirs = self._layout_of(opening)
         lease = self._find(opening)
         if lease.lease_id in self._pushes:
             raise FailedPrecondition(f"another push to lease {lease.lease_id} is under way")
+        repeated = self._leases.is_committed(lease.lease_id)
         try:
-            async with asyncio.timeout(None) as deadline:
+            async with asyncio.timeout(self._patience if repeated else None) as deadline:
                 self._pushes[lease.lease_id] = _Push(deadline)
                 return await self._receive_blocks(opening, theirs, frames, context)
         except TimeoutError:
+            if repeated:
+                raise DeadlineExceeded(f"no commit was repeated within {self._patience:g} s") from None
             raise FailedPrecondition(f"lease {lease.lease_id} was closed during the push") from None
         finally:
             self._pushes.pop(lease.lease_id).over.set()
+
+    async def _first_of(self, frames: AsyncIterator[Frame]) -> KvOpen:
+        if self._unopened >= _MAX_UNOPENED:
+            raise ResourceExhausted(
+                f"{self._unopened} pushes have sent no frame yet, more are not taken", retry_after_s=self._patience
+            )
+        self._unopened += 1
+        try:
+            async with asyncio.timeout(self._patience):
+                opening = await anext(frames, None)
+        except TimeoutError:
+            raise DeadlineExceeded(f"no open frame came within {self._patience:g} s") from None
+        finally:
+            self._unopened -= 1
+        if not isinstance(opening, KvOpen):
+            raise FailedPrecondition(f"a push begins with an open frame, not with {type(opening).__name__}")
+        return opening
 
     async def _receive_blocks(
         self, opening: KvOpen, theirs: KvLayout, frames: AsyncIterator[Frame], context: grpc.aio.ServicerContext

@@ -97,8 +97,13 @@ class PrefillWorker(Worker):
             self._schedule(relay)
 
     def _schedule(self, relay: Relay) -> None:
+        """The push is opened now, so that the two workers' first contact is over when the first blocks are computed."""
         relay.fetching = None
         self._scheduler.add(relay.sequence)
+        try:
+            relay.push = self._sender.open(relay.sequence.spec.key, relay.target)
+        except Unimplemented as error:
+            self.fail(relay.sequence.spec.key, error.code, error.message)
         self.steps.wake()
 
     def advanced(self, sequence: Sequence, tokens: SequenceTokens | None) -> None:
@@ -108,12 +113,8 @@ class PrefillWorker(Worker):
         if tokens is not None and tokens.finish_reason is not None:
             self.abort(key)  # the answer is complete: there is nothing to hand over
             return
-        if relay.push is None:
-            try:
-                relay.push = self._sender.open(key, relay.target)
-            except Unimplemented as error:
-                self.fail(key, error.code, error.message)
-                return
+        assert relay.push is not None, "a push is opened before the first step"
+        if not relay.held:
             self.cache.pool.hold(sequence.blocks)
             relay.held = list(sequence.blocks)
         if relay.push.error is not None:

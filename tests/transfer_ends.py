@@ -118,6 +118,7 @@ async def decode_end(
     layout_hash: str = HASH,
     digests: bool = True,
     port: int = 0,
+    patience: float = 10.0,
     intercept: Callable[..., Awaitable[Any]] | None = None,
 ) -> AsyncIterator[DecodeEnd]:
     """`intercept(continuation, details)` stands before the receiver, as grpc.aio.ServerInterceptor does."""
@@ -135,6 +136,7 @@ async def decode_end(
         on_commit=lambda lease, token, count: committed.append((lease, token, count)),
         clock=clock,
         digests=digests,
+        patience=patience,
     )
     server = grpc.aio.server(
         interceptors=[Interceptor(intercept)] if intercept else [],

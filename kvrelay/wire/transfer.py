@@ -156,6 +156,8 @@ def frame_from_bytes(data: bytes) -> Frame:
     try:
         if data[:1] == _BLOCKS_TAG:
             return _blocks_from_bytes(data)
+        if len(data) > _MAX_BYTES_WITHOUT_KV:
+            raise FailedPrecondition(f"{len(data)} bytes are too many for a frame that brings no KV")
         message = pb.KvFrame.FromString(data)
     except (DecodeError, varint.Malformed) as error:
         raise FailedPrecondition(f"{len(data)} bytes are no hand-off frame: {error}") from None
@@ -169,6 +171,7 @@ def frame_from_bytes(data: bytes) -> Frame:
             raise FailedPrecondition(f"hand-off frame {unknown!r} is not one that this version knows")
 
 
+_MAX_BYTES_WITHOUT_KV = 2**16  # empty layers in an open frame would take many times their own size
 _BLOCKS_TAG = varint.tag(pb.KvFrame.BLOCKS_FIELD_NUMBER)
 _PAYLOAD_TAG = varint.tag(pb.KvBlocks.PAYLOAD_FIELD_NUMBER)
 

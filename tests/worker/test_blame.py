@@ -48,7 +48,6 @@ async def test_a_transport_that_cannot_work_fails_its_request_and_not_the_worker
             await prefill.send(Prefill(spec(transport), replace(reserved.target, transport=transport)))
             if transport == "nccl":
                 assert (await failure(prefill)).code is Code.UNIMPLEMENTED
-                await prefill.tokens()
                 await decode.send(Abort(transport, 0))
         await prefill.tokens()
         assert isinstance(await prefill.event(), HandedOff)
@@ -102,9 +101,13 @@ async def test_nobody_finds_blocks_that_a_failed_step_did_not_compute(
         await decode.send(Abort("relayed", 0))
         await running.settled()
         await decode.send(RunLocal(spec("local")))
-        await prefill.send(Prefill(spec("relayed"), reserved.target))  # its lease is gone, but its timings tell
-        for session in (decode, prefill):
-            first = await session.tokens()
+        found = await decode.tokens()
+        await decode.answer()
+        await decode.send(Reserve(spec("again"), 5.0))
+        reserved = await decode.event()
+        assert isinstance(reserved, Reserved)
+        await prefill.send(Prefill(spec("again"), reserved.target))
+        for first in (found, await prefill.tokens()):
             assert first.prefill is not None
             assert first.prefill.cached_tokens == 0
 
