@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 
 from kv_transfer.lending import Lending
+from kv_transfer.plan import Layers
 from kv_transfer.sender import Push, Sender
 from kvrelay.clock import Clock
 from kvrelay.engine.cache import KvCache
@@ -25,10 +26,13 @@ from kvrelay.messages import (
 )
 from kvrelay.types import WorkerLoad
 from kvrelay.worker.base import Identity, Key, Worker
-from kvrelay.worker.sequence import Sequence
+from kvrelay.worker.sequence import Sequence, Work
 from kvrelay.worker.session import RouterSession
 from prefill_worker.fetcher import Fetcher
 from prefill_worker.scheduler import PrefillScheduler
+
+LARGE = 4 * 2**20  # bytes of KV of a chunk that leave by groups of layers, while the others are computed
+GROUPS = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +44,7 @@ class Relay:
     push: Push | None = None
     held: list[int] = field(default_factory=list)
     pushed: int = 0  # blocks of the sequence that were given to the push or that the target has cached
+    layers: int = 0  # of the blocks after these, which the step that runs computes
     fetching: asyncio.Task[None] | None = None
     closing: asyncio.Task[None] | None = None
 
@@ -106,6 +111,34 @@ class PrefillWorker(Worker):
             self.fail(relay.sequence.spec.key, error.code, error.message)
         self.steps.wake()
 
+    def stored(self, batch: list[Work], layers: int) -> None:
+        """Pushes what large chunks have stored so far, by groups of layers."""
+        group = -(-len(self.runner.layout.layers) // GROUPS)
+        for work in batch:
+            relay = self._relays.get(work.sequence.spec.key)
+            if relay is None or relay.push is None or relay.push.error is not None or layers - relay.layers < group:
+                continue
+            end = self._filled(work)
+            if (end - relay.pushed) * self.runner.layout.block_bytes >= LARGE:
+                self._push(relay, relay.push, end, layers)
+
+    def _filled(self, work: Work) -> int:
+        """Blocks of the sequence that are complete, or as full as they will be, when the step is over."""
+        sequence = work.sequence
+        return (
+            len(sequence.blocks) if work.sample else (sequence.num_computed + work.num_tokens) // self.cache.block_size
+        )
+
+    def _push(self, relay: Relay, push: Push, end: int, layers: int) -> None:
+        """The blocks up to `end`, as far as the first `layers` layers go beyond those that were pushed."""
+        if not relay.held:
+            self.cache.pool.hold(relay.sequence.blocks)
+            relay.held = list(relay.sequence.blocks)
+        if end > relay.pushed and layers > relay.layers:
+            blocks = relay.sequence.blocks[relay.pushed : end]
+            push.send(relay.pushed, blocks, Layers(relay.layers, layers - relay.layers))
+            relay.layers = layers
+
     def advanced(self, sequence: Sequence, tokens: SequenceTokens | None) -> None:
         """Pushes the blocks that this step filled; after the last chunk, commits."""
         key = sequence.spec.key
@@ -114,16 +147,12 @@ class PrefillWorker(Worker):
             self.abort(key)  # the answer is complete: there is nothing to hand over
             return
         assert relay.push is not None, "a push is opened before the first step"
-        if not relay.held:
-            self.cache.pool.hold(sequence.blocks)
-            relay.held = list(sequence.blocks)
         if relay.push.error is not None:
             self.fail(key, relay.push.error.code, relay.push.error.message)
             return
         end = sequence.num_computed // self.cache.block_size if tokens is None else len(sequence.blocks)
-        if end > relay.pushed:
-            relay.push.send(relay.pushed, sequence.blocks[relay.pushed : end])
-            relay.pushed = end
+        self._push(relay, relay.push, end, len(self.runner.layout.layers))
+        relay.pushed, relay.layers = max(end, relay.pushed), 0
         if tokens is not None:
             self._learn(sequence, tokens)
             self._scheduler.remove(sequence)

@@ -14,7 +14,7 @@ import torch
 from kvrelay.engine.kv import KvPool
 from kvrelay.engine.packed_step import PackedStep
 from kvrelay.engine.ragged_batch import store
-from kvrelay.engine.step import Part, Step
+from kvrelay.engine.step import OnLayer, Part, Step
 from kvrelay.types import LayerKv
 
 HEAD_DIMS = (64, 128, 256)
@@ -59,6 +59,7 @@ class FlashInfer:
 
     def ragged(self, inputs: PackedStep, step: Step) -> _Batch:
         self._ragged.slots = inputs.slots
+        self._ragged.on_layer = step.on_layer
         self._ragged.update(step.parts)
         return self._ragged
 
@@ -156,6 +157,7 @@ class _Batch:
     """A step, or the same memory for many. `slots` [T] are where the new tokens' KV goes."""
 
     slots: torch.Tensor
+    on_layer: OnLayer | None = None
 
     def __init__(self, kv: KvPool, new_wrapper: Callable[[_Kind], Any]) -> None:
         self._kv = kv
@@ -188,6 +190,8 @@ class _Batch:
             raise DoesNotFit("flashinfer does not know attention sinks")
         layer = self._kv.layers[layer_index]
         store(layer, self.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        if self.on_layer is not None:
+            self.on_layer(layer_index)
         kind = _Kind(query.shape[1], key.shape[1], query.shape[3], query.dtype, scale, window, softcap)
         if kind not in self._wrappers:
             self._wrappers[kind] = self._new_wrapper(kind)

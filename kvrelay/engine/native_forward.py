@@ -65,7 +65,7 @@ class NativeForward:
         if shape in self._captured:
             inputs, captured = self._captured[shape]
             inputs.fill(step)
-            self._batch.update(step.parts)
+            self._batch.update(step.parts, step.on_layer)
             return captured.run()
         if shape in self._met:
             return self._capture(step)
@@ -73,13 +73,13 @@ class NativeForward:
         return self._run(step)
 
     def _run(self, step: Step) -> torch.Tensor:
-        self._batch.update(step.parts)
+        self._batch.update(step.parts, step.on_layer)
         return self._forward(_Inputs.of(step))
 
     def _capture(self, step: Step) -> torch.Tensor:
         """Computes the step and remembers how, unless the model turns out to be one that cannot be captured."""
         inputs = _Inputs.of(step)
-        self._batch.update(step.parts)
+        self._batch.update(step.parts, step.on_layer)
         try:
             captured = CapturedForward(lambda: self._forward(inputs), self._pool)
         except (NotCapturable, RuntimeError) as reason:  # or it asks for strides that the kernels' results do not have

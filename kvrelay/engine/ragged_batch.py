@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kvrelay.engine.explicit import explicit_attention
 from kvrelay.engine.kv import KvPool, LayerViews
-from kvrelay.engine.step import Part
+from kvrelay.engine.step import OnLayer, Part
 from kvrelay.int8 import dequantise, quantise
 
 
@@ -44,6 +44,7 @@ class RaggedBatch:
     kv: KvPool
     slots: torch.Tensor  # [T] int64: block * block_size + offset, where each new token's KV goes
     parts: Sequence[RaggedPart]
+    on_layer: OnLayer | None = None
 
     def attend(
         self,
@@ -60,6 +61,8 @@ class RaggedBatch:
         """As `attention.Batch` says."""
         layer = self.kv.layers[layer_index]
         store(layer, self.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        if self.on_layer is not None:
+            self.on_layer(layer_index)
         heads, groups = key.shape[1], query.shape[1] // key.shape[1]
         query = query[0].view(heads, groups, *query.shape[2:])
         sinks = None if sinks is None else sinks.view(heads, groups)

@@ -19,7 +19,7 @@ from kvrelay.engine.native.batch import PagedBatch
 from kvrelay.engine.native.ops import check, set_threads
 from kvrelay.engine.native_forward import NativeForward
 from kvrelay.engine.sampling import Sampled, SampleRequest, sample
-from kvrelay.engine.step import Part, Step
+from kvrelay.engine.step import OnLayer, Part, Step
 from kvrelay.engine.torch_forward import TorchForward
 from kvrelay.errors import ConfigError, InvalidArgument
 from kvrelay.types import KvLayout
@@ -175,7 +175,7 @@ class ModelRunner:
             raise ConfigError(message) from error
 
     @torch.inference_mode()
-    def run(self, segments: Sequence[Segment]) -> list[list[Sampled]]:
+    def run(self, segments: Sequence[Segment], on_layer: OnLayer | None = None) -> list[list[Sampled]]:
         """One forward pass over all segments; for each what was sampled.
 
         That is nothing where nothing was asked for, one token, or up to num_draft + 1 where there are drafts.
@@ -187,12 +187,14 @@ class ModelRunner:
         ends = accumulate(len(segment.token_ids) for segment in segments)
         draws = [segment.draws for segment in segments]
         rows = [row for end, own in zip(ends, draws, strict=True) for row in range(end - len(own), end)]
-        logits = self.forward(segments, rows)
+        logits = self.forward(segments, rows, on_layer)
         sampled = iter(sample(logits, [request for own in draws for request in own]))
         return [segment.accepted(list(islice(sampled, len(own)))) for segment, own in zip(segments, draws, strict=True)]
 
     @torch.inference_mode()
-    def forward(self, segments: Sequence[Segment], rows: Sequence[int]) -> torch.Tensor:
+    def forward(
+        self, segments: Sequence[Segment], rows: Sequence[int], on_layer: OnLayer | None = None
+    ) -> torch.Tensor:
         """Logits [len(rows), vocab_size] after some of the new tokens, which are counted through all segments.
 
         Stores the KV of all. Raises InvalidArgument as `run` does.
@@ -204,7 +206,7 @@ class ModelRunner:
         for segment in segments:
             parts.append(Part(len(token_ids), len(segment.token_ids), segment.start, segment.blocks))
             token_ids += segment.token_ids
-        return self._forward(Step(token_ids, parts, rows))
+        return self._forward(Step(token_ids, parts, rows, on_layer))
 
     def close(self) -> None:
         self.kv.close()

@@ -29,7 +29,7 @@ class Sdpa:
             parts.append(PaddedParts(tables, positions, self._kv.layout.block_size))
         for i, part in enumerate(step.parts[singles:], singles):
             parts.append(SequencePart.of(part, inputs.tables[i, : self._kv.layout.blocks_for(part.end)]))
-        return RaggedBatch(self._kv, inputs.slots, parts)
+        return RaggedBatch(self._kv, inputs.slots, parts, step.on_layer)
 
     def decoding(self, inputs: PackedStep) -> SdpaDecoding:
         return SdpaDecoding(self._kv, inputs)

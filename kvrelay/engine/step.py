@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 
@@ -20,6 +20,11 @@ class Part:
         return self.past + self.new
 
 
+OnLayer = Callable[[int], None]
+"""Told in the engine's thread that a layer's new KV is stored, or, on a GPU, will be before whatever is asked of it
+next. Layers come in order; short steps may leave it out."""
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """T new tokens of several sequences, and the rows after which logits are wanted."""
@@ -27,6 +32,7 @@ class Step:
     token_ids: Sequence[int]  # [T]
     parts: Sequence[Part]
     rows: Sequence[int]
+    on_layer: OnLayer | None = None
 
     @property
     def positions(self) -> list[int]:
@@ -68,4 +74,5 @@ class Step:
             [self.token_ids[row] for row in order],
             [replace(part, row=place[part.row]) for part in parts],
             [place[row] for row in self.rows],
+            self.on_layer,
         )

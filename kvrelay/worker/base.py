@@ -145,6 +145,10 @@ class Worker(ABC):
         for session, items in outgoing.items():
             session.send(TokenBatch(tuple(items)))
 
+    def stored(self, batch: list[Work], layers: int) -> None:
+        """So many layers of the step that runs have stored its KV: a worker that sends KV may begin."""
+        return
+
     def report_failure(self, batch: list[Work], error: Exception) -> None:
         for work in batch:
             if not work.sequence.ended:

@@ -33,6 +33,10 @@ class Reporter(Protocol):
 
     def report_failure(self, batch: list[Work], error: Exception) -> None: ...
 
+    def stored(self, batch: list[Work], layers: int) -> None:
+        """So many of the model's layers have stored the KV of the step that runs."""
+        ...
+
 
 class StepLoop:
     """Runs steps for as long as there is work. All bookkeeping stays on the event loop; only the model runs in
@@ -75,9 +79,14 @@ class StepLoop:
             return
         self.idle = False
         self.changed = True
+        loop = asyncio.get_running_loop()
+
+        def on_layer(index: int) -> None:
+            loop.call_soon_threadsafe(self._reporter.stored, batch, index + 1)
+
         try:
-            sampled = await asyncio.get_running_loop().run_in_executor(
-                self._engine, self._runner.run, [self._segment(work) for work in batch]
+            sampled = await loop.run_in_executor(
+                self._engine, self._runner.run, [self._segment(work) for work in batch], on_layer
             )
         except Exception as error:
             log.exception("step failed", sequences=len(batch))

@@ -151,7 +151,7 @@ async def test_an_answer_ends_in_the_middle_of_right_guesses(
     """Of a model that says five tokens again and again, so that every guess is right, beyond the end too."""
     cycle = (10, 11, 12, EOS, 7)
 
-    def says_the_cycle(_: ModelRunner, segments: Sequence[Segment]) -> list[list[Sampled]]:
+    def says_the_cycle(_: ModelRunner, segments: Sequence[Segment], on_layer: object = None) -> list[list[Sampled]]:
         return [
             one.accepted([Sampled(cycle[len(draw.token_ids) % len(cycle)]) for draw in one.draws]) for one in segments
         ]

@@ -14,6 +14,7 @@ from kv_transfer.transports.named import NamedOutbound
 from kvrelay.config import ClusterConfig
 from kvrelay.engine.runner import ModelRunner, Segment
 from kvrelay.engine.sampling import Sampled
+from kvrelay.engine.step import OnLayer
 from kvrelay.errors import Code
 from kvrelay.messages import Abort, Failed, HandedOff, Prefill, Reserve, Reserved, RunLocal
 from kvrelay.types import SamplingParams, SequenceSpec
@@ -82,10 +83,12 @@ async def test_nobody_finds_blocks_that_a_failed_step_did_not_compute(
     fails = True
     run = ModelRunner.run
 
-    def broken(runner: ModelRunner, segments: Sequence[Segment]) -> list[list[Sampled]]:
+    def broken(
+        runner: ModelRunner, segments: Sequence[Segment], on_layer: OnLayer | None = None
+    ) -> list[list[Sampled]]:
         if fails and len(segments[0].token_ids) == len(PROMPT):
             raise RuntimeError("the device is unwell")
-        return run(runner, segments)
+        return run(runner, segments, on_layer)
 
     monkeypatch.setattr(ModelRunner, "run", broken)
     async with workers(tiny_model("llama"), CONFIG, "prefill-0", "decode-0") as running:

@@ -12,11 +12,12 @@ from kvrelay.engine.kv import KvPool
 from kvrelay.engine.native import arguments as args
 from kvrelay.engine.native.arguments import DTYPES
 from kvrelay.engine.native.ops import FLOATS
-from kvrelay.engine.native.program import call, empty
-from kvrelay.engine.step import Part
+from kvrelay.engine.native.program import aside, call, empty
+from kvrelay.engine.step import OnLayer, Part
 from kvrelay.types import KvLayout
 
 KEYS, VALUES = 0, 1
+TOLD_FROM = 64  # new tokens; a shorter step is not interrupted to tell of its layers
 
 
 class PagedBatch:
@@ -26,6 +27,7 @@ class PagedBatch:
         self._kv = kv
         self._struct = args.Batch()
         self._held: tuple[array[int], ...] = ()
+        self._on_layer: OnLayer | None = None
 
     @staticmethod
     def suits(layout: KvLayout, dtype: torch.dtype) -> bool:
@@ -33,7 +35,8 @@ class PagedBatch:
         words = all(layer.k_dim * dtype.itemsize % 4 == 0 for layer in layout.layers)
         return dtype in FLOATS and layout.block_size % 16 == 0 and words
 
-    def update(self, parts: Sequence[Part]) -> None:
+    def update(self, parts: Sequence[Part], on_layer: OnLayer | None = None) -> None:
+        self._on_layer = on_layer
         tables = array("i")
         described = array("q")
         for part in parts:
@@ -64,6 +67,8 @@ class PagedBatch:
         layer = self._kv.layers[layer_index]
         self._store(KEYS, key, layer.k, layer.k_scale)
         self._store(VALUES, value, layer.v, layer.v_scale)
+        if query.shape[2] >= TOLD_FROM:
+            aside(lambda: self._tell(layer_index))
         sinks = None if sinks is None else sinks.float().contiguous()
         query = query if query.stride(3) == 1 else query.contiguous()
         y = empty((1, query.shape[2], query.shape[1], value.shape[3]), query.dtype)
@@ -93,6 +98,10 @@ class PagedBatch:
             ),
         )
         return y
+
+    def _tell(self, layer_index: int) -> None:
+        if self._on_layer is not None:
+            self._on_layer(layer_index)
 
     def _store(self, side: int, new: torch.Tensor, region: torch.Tensor, scale: torch.Tensor | None) -> None:
         new = new if new.stride(3) == 1 else new.contiguous()

@@ -139,6 +139,13 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype) if program is None else program.pool.empty(shape, dtype)
 
 
+def aside(function: Callable[[], None]) -> None:
+    """Calls something that is no kernel, and adds it to the program that is recorded."""
+    if _recording.program is not None:
+        _recording.program.add_torch(function)
+    function()
+
+
 def call(kernel: str, arguments: ctypes.Structure) -> None:
     """Runs a kernel, and adds it to the program that is recorded."""
     function = getattr(library(), kernel)
