@@ -11,6 +11,7 @@ from statistics import median
 from typing import NamedTuple, cast
 
 from kv_transfer.choice import host_id
+from kv_transfer.plan import Layers
 from kv_transfer.sender import Sender
 from kvrelay.bench.handoff.peer import Peer, receiving
 from kvrelay.bench.handoff.receiving import Settings
@@ -46,7 +47,7 @@ class _Nowhere:
     def open(self, key: tuple[str, int], target: HandoffTarget) -> _Nowhere:
         return self
 
-    def send(self, first: int, blocks: Sequence[int]) -> None:
+    def send(self, first: int, blocks: Sequence[int], layers: Layers | None = None) -> None:
         pass
 
     async def abort(self) -> None:
