@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint proto venv clean
+.PHONY: demo test lint fuzz soak proto venv clean
 
 # Installs once per change of pyproject.toml.
 $(VENV)/.installed: pyproject.toml
@@ -23,6 +23,14 @@ lint: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+# Hand-offs that are damaged on their way, for SECONDS; and many that are broken off, after which nothing may be left.
+SECONDS ?= 120
+fuzz: venv
+	$(BIN)/python tests/kv_transfer/fuzz_frames.py --seconds $(SECONDS)
+
+soak: venv
+	$(BIN)/python tests/kv_transfer/soak_handoffs.py
 
 proto: venv
 	$(BIN)/python scripts/generate_stubs.py

@@ -44,6 +44,8 @@ class PushCall:
         """
         await self.write(opening)
         await self._step(self._call.initial_metadata(), "did not answer")
+        if self._call.done():  # refused; a write now would stand in the way of the reason
+            await asyncio.wait({self._outcome}, timeout=self._patience)
 
     async def write(self, frame: bytes) -> None:
         """Returns when the peer's flow control has let the frame pass, or the call is over."""

@@ -138,16 +138,18 @@ class Receiver:
             self._pushes.pop(lease.lease_id).over.set()
 
     async def _first_of(self, frames: AsyncIterator[Frame]) -> KvOpen:
-        if self._unopened >= _MAX_UNOPENED:
-            raise ResourceExhausted(
-                f"{self._unopened} pushes have sent no frame yet, more are not taken", retry_after_s=self._patience
-            )
+        """Waits for it, unless too many do."""
+        wait = self._patience if self._unopened < _MAX_UNOPENED else 0
         self._unopened += 1
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(wait):
                 opening = await anext(frames, None)
         except TimeoutError:
-            raise DeadlineExceeded(f"no open frame came within {self._patience:g} s") from None
+            if not wait:
+                raise ResourceExhausted(
+                    f"{_MAX_UNOPENED} pushes are waited for that have sent no frame", retry_after_s=self._patience
+                ) from None
+            raise DeadlineExceeded(f"no open frame came within {wait:g} s") from None
         finally:
             self._unopened -= 1
         if not isinstance(opening, KvOpen):

@@ -57,7 +57,8 @@ def _is_memory_file(path: str, segment: SharedSegment) -> bool:
 
 def _map(segment: SharedSegment) -> HostBytes:
     try:
-        fd = os.open(_path(segment), os.O_RDONLY | os.O_CLOEXEC)
+        # What the peer names may be a pipe, which is not waited for.
+        fd = os.open(_path(segment), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise Unimplemented(
             f"cannot open {_path(segment)}: {error.strerror}; is it on this host, of this user?"

@@ -42,8 +42,17 @@ from kvrelay.errors import (
     Unavailable,
     Unimplemented,
 )
-from kvrelay.types import KvLayout
-from kvrelay.wire.transfer import Frame, KvBlocks, KvCommit, KvOpen, RemoteArena, SharedSegment, frame_from_bytes, frame_to_bytes
+from kvrelay.types import KvLayout, LayerKv
+from kvrelay.wire.transfer import (
+    Frame,
+    KvBlocks,
+    KvCommit,
+    KvOpen,
+    RemoteArena,
+    SharedSegment,
+    frame_from_bytes,
+    frame_to_bytes,
+)
 
 UNLIKE = replace(LAYOUT, block_size=8)
 NUM_BLOCKS = 24
@@ -172,13 +181,17 @@ class Damage:
                 return draw.choice(TEXTS)
             case tuple() if value and isinstance(value[0], int):
                 return draw.choice([(), value[1:], value + value, value[::-1], value * 1000, self._with_another(value)])
-            case tuple() if value:
+            case bytes():
+                return draw.randbytes(draw.choice([0, 1, 100, 10_000]))
+            case tuple() if value and isinstance(value[0], LayerKv):
+                return draw.choice([(), value[1:], value + value, value * 30_000])
+            case tuple():
                 return draw.choice([(), (draw.randbytes(draw.choice([1, 100, 10_000])),)])
             case KvLayout():
                 changes = {"block_size": draw.choice(INTS[1:8]), "dtype": draw.choice(["float16", "int8", "x"])}
                 name = draw.choice([*changes, "word"])
                 return replace(value, **{name: changes.get(name, draw.choice([1, 2, 3]))})
-            case tuple() | None:
+            case None:
                 return value
             case _:
                 name = draw.choice(fields(value)).name
@@ -228,13 +241,13 @@ class Damage:
 def parse(messages: Sequence[bytes]) -> None:
     """Each one is a frame, which is the same once written and read again, or refused; and costs memory by its size."""
     for message in messages:
-        limit = BYTES_PER_BYTE * len(message) + BYTES_BESIDES
-        tracemalloc.reset_peak()
-        before = tracemalloc.get_traced_memory()[0]
         frame = None
+        tracemalloc.start()
         with contextlib.suppress(FailedPrecondition):
             frame = frame_from_bytes(message)
-        used = tracemalloc.get_traced_memory()[1] - before
+        used = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        limit = BYTES_PER_BYTE * len(message) + BYTES_BESIDES
         assert used <= limit, f"{used} bytes were allocated for a frame of {len(message)}"
         if frame is not None:
             again = frame_from_bytes(frame_to_bytes(frame))
@@ -249,7 +262,7 @@ class Target:
         self._channel = channel
 
     async def take(self, wish: Wish, damage: Damage | None, draw: random.Random, like: list[bytes]) -> str:
-        """Returns what it was refused for. `like`: what the blocks hold after a commit; empty: this is how it is learnt."""
+        """Returns what it was refused for. `like`: what the blocks hold after a commit; empty where that is learnt."""
         decode = self._decode
         numbers = draw.sample(range(NUM_BLOCKS), wish.num_blocks + 2)
         leases, now = decode.leases, decode.clock.now()
@@ -344,7 +357,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, action="append")
     arguments = parser.parse_args()
-    tracemalloc.start()
     outcomes = asyncio.run(run(arguments.seed, arguments.seconds))
     print(f"{outcomes.total()} damaged pushes:", ", ".join(f"{count} {name}" for name, count in outcomes.most_common()))
 

@@ -1,0 +1,28 @@
+"""A little of what `make fuzz` and `make soak` do for long."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def run(script: str, *arguments: str) -> str:
+    command = [sys.executable, str(HERE / script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_damaged_pushes_harm_nobody() -> None:
+    out = run("fuzz_frames.py", "--seconds", "2")
+    assert " DataLoss" in out
+    assert " FailedPrecondition" in out
+
+
+def test_handoffs_leave_nothing_behind() -> None:
+    out = run("soak_handoffs.py", "--handoffs", "300")
+    for ending in ("commit: committed", "abort: Cancelled", "cancel: CancelledError"):
+        assert ending in out

@@ -1,0 +1,86 @@
+"""A network between two ends that can fail: everything stops, is held back, or is reset."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+
+class TcpProxy:
+    """Passes bytes on in both directions, while it may.
+
+    `passes` of each direction is an event. `limit`: bytes that the clients may still send; none is no limit.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._host, _, self._port = address.rpartition(":")
+        self.address = ""
+        self.passes = {"up": asyncio.Event(), "down": asyncio.Event()}
+        self.heal()
+        self.limit: int | None = None
+        self.held_back = 0  # bytes that came and did not pass at once
+        self._connections: set[asyncio.StreamWriter] = set()
+
+    def part(self) -> None:
+        """From now on nothing passes in either direction; nothing is lost."""
+        for event in self.passes.values():
+            event.clear()
+
+    def heal(self) -> None:
+        for event in self.passes.values():
+            event.set()
+
+    def reset(self) -> None:
+        """Breaks off all connections; what was held back is lost."""
+        for writer in self._connections:
+            writer.transport.abort()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            up_reader, up_writer = await asyncio.open_connection(self._host, int(self._port))
+            ends = {writer, up_writer}
+            self._connections |= ends
+            ways = [
+                asyncio.create_task(self._pass(reader, up_writer, "up")),
+                asyncio.create_task(self._pass(up_reader, writer, "down")),
+            ]
+            try:
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for way in ways:
+                    way.cancel()
+                await asyncio.gather(*ways, return_exceptions=True)
+                for end in ends:
+                    end.transport.abort()
+                self._connections -= ends
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str) -> None:
+        while data := await reader.read(2**16):
+            if way == "up" and self.limit is not None:
+                passing, data = data[: self.limit], data[self.limit :]
+                self.limit -= len(passing)
+                writer.write(passing)
+                if data:
+                    self.passes["up"].clear()
+            if not self.passes[way].is_set():
+                self.held_back += len(data)
+            await self.passes[way].wait()
+            self.limit = None if way == "up" and data else self.limit
+            writer.write(data)
+            await writer.drain()
+
+
+@asynccontextmanager
+async def proxy_to(address: str) -> AsyncIterator[TcpProxy]:
+    proxy = TcpProxy(address)
+    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()[:2]
+    proxy.address = f"{host}:{port}"
+    try:
+        yield proxy
+    finally:
+        server.close()
+        proxy.reset()
+        proxy.heal()
+        await server.wait_closed()
