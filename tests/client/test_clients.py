@@ -247,7 +247,7 @@ def test_a_deadline_ends_an_answer_that_does_not(twin: Twin) -> None:
             twin.result(target, "p", timeout=0.2)
         assert router.cancelled.wait(10)
     assert router.time_remaining[0] is not None
-    assert router.time_remaining[0] <= 0.2
+    assert router.time_remaining[0] <= 0.2 + 0.01  # gRPC rounds deadlines
 
 
 def test_a_deadline_in_the_past_sends_nothing(twin: Twin) -> None:
