@@ -123,6 +123,7 @@ class Push:
         self._first_sent_at: float | None = None
         self._ending: tuple[int, int] | None = None  # first token, num tokens
         self._aborted = False
+        self._taken = asyncio.Event()
         self._news = asyncio.Event()  # a run, the ending, an abort, or the end of the call
         self._commit_frame: KvCommit | None = None  # once the peer may have it
         self._current: PushCall | None = None
@@ -138,6 +139,10 @@ class Push:
             layers = layers or Layers(0, len(self._sender.arena.layout.layers))
             self._runs.append(Run(first, tuple(blocks), layers))
             self._news.set()
+
+    async def opened(self) -> None:
+        """Until the decode worker takes the push, or it has failed."""
+        await self._taken.wait()
 
     async def commit(self, first_token: int, num_tokens: int, prefill_done_at: float) -> Handoff:
         """Waits until all blocks are with the decode worker and the request has become its own.
@@ -178,6 +183,8 @@ class Push:
         except Exception as error:  # whatever it is, it is this push's alone and has to be told
             log.exception("push failed", request=self._key[0], worker=self._target.worker_id)
             self.error = Internal(f"the push broke off: {error}")
+        finally:
+            self._taken.set()
 
     async def _hand_over_or_ask_again(self) -> KvReceipt:
         try:
@@ -230,6 +237,7 @@ class Push:
         self.bytes_packed = 0
         if not self._refused:
             await in_thread(outbound.connect)  # even if aborted, since the receiver is connecting too
+            self._taken.set()
         count = 0
         digest = xxhash.xxh3_64()
 

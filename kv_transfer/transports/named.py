@@ -19,7 +19,7 @@ from kvrelay.wire.transfer import KvBlocks, KvOpen, SharedSegment
 
 
 class NamedOutbound:
-    frame_bytes = 32 * 2**20
+    frame_bytes = 16 * 2**20
 
     def __init__(self, arena: Arena, *, digests: bool) -> None:
         self._arena = arena

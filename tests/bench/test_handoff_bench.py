@@ -43,11 +43,22 @@ def test_the_command_measures_what_it_says() -> None:
 def test_a_report_on_a_terminal() -> None:
     rates = tuple(Rate("shm", 64 * MIB, digests, seconds) for digests, seconds in ((True, 0.011), (False, 0.010)))
     exposed = (Exposed("shm", 2048, 32 * MIB, prefill=1.02, alone=1.0, exposed=0.05),)
-    report = HandoffReport("m200", "a CPU", (0, 1), 512, "no compiler", WireLimits(12e9, 4e9), rates, exposed)
+    report = HandoffReport(
+        "m200", "a CPU", (0, 1), 512, "no compiler", WireLimits((12e9,), (3e9, 4e9, 6e9)), rates, exposed
+    )
     assert report.share(rates[0]) == pytest.approx(64 * MIB / 0.011 / 12e9)
     assert report.digest_cost(rates[0]) == pytest.approx(0.1)
     out = io.StringIO()
     Console(width=120, file=out).print(report_view(report))
     text = out.getvalue()
-    for words in ("memcpy 12.0 GB/s", "no compiler", "6.10", "+10%", "+2.0%", "5.0%", "50.0"):
+    for words in (
+        "memcpy 12.0 GB/s",
+        "4.0 GB/s (single passes 3.0 to 6.0)",
+        "no compiler",
+        "6.10",
+        "+10%",
+        "+2.0%",
+        "5.0%",
+        "50.0",
+    ):
         assert words in text, text

@@ -70,7 +70,8 @@ class HandoffReport:
             {**asdict(one), "exposed_share": one.exposed / one.alone, "slowdown": one.prefill / one.alone - 1}
             for one in self.exposed
         ]
-        return {**asdict(self), "rates": rates, "exposed": exposed}
+        limits = {"memcpy": self.limits.memcpy, "loopback": self.limits.loopback, **asdict(self.limits)}
+        return {**asdict(self), "limits": limits, "rates": rates, "exposed": exposed}
 
 
 def _limits(options: Options, progress: Progress) -> WireLimits:
@@ -105,7 +106,7 @@ def run(options: Options, progress: Progress) -> HandoffReport:
         cores=options.cores,
         chunk_tokens=options.chunk_tokens,
         without_kernel=reason,
-        limits=before.best(_limits(options, progress)),
+        limits=before.joined(_limits(options, progress)),
         rates=tuple(rates),
         exposed=tuple(exposed),
     )

@@ -11,11 +11,13 @@ _MIB = 2**20
 
 
 def report_view(report: HandoffReport) -> RenderableType:
-    """Rates are of whole hand-offs, from the opening to the acknowledged commit; medians."""
+    """Rates are from the first blocks given to an open push to the acknowledged commit; all figures are medians."""
     limits = report.limits
+    passes = limits.loopback_passes
     head = [
         f"{report.machine}, cores {report.cores[0]} and {report.cores[1]}; "
-        f"memcpy {limits.memcpy / 1e9:.1f} GB/s, one loopback connection {limits.loopback / 1e9:.1f} GB/s"
+        f"memcpy {limits.memcpy / 1e9:.1f} GB/s, one loopback connection {limits.loopback / 1e9:.1f} GB/s "
+        f"(single passes {min(passes) / 1e9:.1f} to {max(passes) / 1e9:.1f})"
     ]
     if report.without_kernel:
         head.append(f"blocks are copied and digested in two passes: {report.without_kernel}")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from kvrelay.errors import Unavailable
 _BYTES = 256 * 2**20
 _WRITE_BYTES = 2**20
 _TRIES = 5
+_CONNECTIONS = 4
 _WITHIN_S = 30.0
 
 _DRAIN = f"""
@@ -37,39 +39,51 @@ while True:
 
 @dataclass(frozen=True, slots=True)
 class WireLimits:
-    """Bytes per second."""
+    """Bytes per second of each pass, in the order that they were made."""
 
-    memcpy: float
-    loopback: float
+    memcpy_passes: tuple[float, ...]
+    loopback_passes: tuple[float, ...]
 
-    def best(self, other: WireLimits) -> WireLimits:
-        return WireLimits(max(self.memcpy, other.memcpy), max(self.loopback, other.loopback))
+    @property
+    def memcpy(self) -> float:
+        return median(self.memcpy_passes)
+
+    @property
+    def loopback(self) -> float:
+        return median(self.loopback_passes)
+
+    def joined(self, other: WireLimits) -> WireLimits:
+        return WireLimits(self.memcpy_passes + other.memcpy_passes, self.loopback_passes + other.loopback_passes)
 
 
 def measure_wire_limits(cores: tuple[int, int]) -> WireLimits:
-    """The best of some tries each. Binds the thread that calls it to the first core meanwhile."""
+    """Several passes each, over several connections. Binds the thread that calls it to the first core meanwhile."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {cores[0]})
     try:
-        return WireLimits(_memcpy(), _loopback(cores[1]))
+        loopback = [rate for _ in range(_CONNECTIONS) for rate in _loopback(cores[1])]
+        return WireLimits(tuple(_memcpy()), tuple(loopback))
     finally:
         os.sched_setaffinity(0, allowed)
 
 
-def _memcpy() -> float:
+def _memcpy() -> list[float]:
     source, target = np.ones(_BYTES, dtype=np.uint8), np.zeros(_BYTES, dtype=np.uint8)
-    best = float("inf")
+    rates = []
     for _ in range(_TRIES):
         started = time.perf_counter()
         np.copyto(target, source)
-        best = min(best, time.perf_counter() - started)
-    return _BYTES / best
+        rates.append(_BYTES / (time.perf_counter() - started))
+    return rates
 
 
-def _loopback(core: int) -> float:
-    """From memory to memory: blocking writes from one large buffer, whose other end reads into another."""
+def _loopback(core: int) -> list[float]:
+    """From memory to memory: blocking writes from one large buffer, whose other end reads into another.
+
+    The connection's first pass, in which its buffers grow, does not count.
+    """
     data = np.ones(_BYTES, dtype=np.uint8).data
-    best = float("inf")
+    rates = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(_WITHIN_S)
         port = listener.getsockname()[1]
@@ -80,10 +94,10 @@ def _loopback(core: int) -> float:
                 raise Unavailable("the reading end of the loopback connection did not start") from None
             with connection:
                 connection.settimeout(_WITHIN_S)
-                for _ in range(_TRIES):
+                for _ in range(1 + _TRIES):
                     started = time.perf_counter()
                     for at in range(0, _BYTES, _WRITE_BYTES):
                         connection.sendall(data[at : at + _WRITE_BYTES])
                     connection.recv(1)
-                    best = min(best, time.perf_counter() - started)
-    return _BYTES / best
+                    rates.append(_BYTES / (time.perf_counter() - started))
+    return rates[1:]
