@@ -11,7 +11,7 @@ from itertools import count
 from kvrelay.config import ClusterConfig
 from kvrelay.engine.hashing import BlockHasher
 from kvrelay.errors import FailedPrecondition, KvRelayError, ResourceExhausted
-from kvrelay.messages import Event, Refused, Renew, SequenceTokens, TokenBatch
+from kvrelay.messages import Event, Failed, HandedOff, Refused, Renew, Reserved, TokenBatch
 from kvrelay.types import WorkerInfo
 from router.effects import Effect, Send
 from router.lifecycle import RETRY_AFTER_S, Lifecycle, Settings
@@ -148,7 +148,9 @@ class Dispatcher:
         if isinstance(event, TokenBatch):
             effects: list[Effect] = []
             for sequence in event.sequences:
-                effects += self._on_event(worker_id, sequence, now)
+                entry = self._entries.get(sequence.request_id)
+                if entry is not None:
+                    effects += self._settle(entry, entry.life.on_event(worker_id, sequence, now))
         else:
             effects = self._on_event(worker_id, event, now)
         return effects + self._pump(now) if self._queue else effects
@@ -170,8 +172,7 @@ class Dispatcher:
 
     # Inside
 
-    def _on_event(self, worker_id: str, event: SequenceTokens | Event, now: float) -> list[Effect]:
-        assert not isinstance(event, TokenBatch)
+    def _on_event(self, worker_id: str, event: Reserved | Refused | HandedOff | Failed, now: float) -> list[Effect]:
         entry = self._entries.get(event.request_id)
         if entry is None:
             return []

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Mapping
+from itertools import islice
 from typing import Protocol
 
 from kvrelay.clock import Clock
@@ -19,9 +21,11 @@ from router.registry import RouterRegistry
 from router.request import Request
 from router.sessions import WorkerSession
 from router.stream import Stream, TokenSink
+from router.turns import Turns
 
 POLL_S = 0.5
 TICK_S = 0.05
+RECENT = 60  # streams that ended are kept, to be looked at
 FORGET_S = 5.0  # a worker may be absent from a registry that was flushed, until its next heartbeats
 
 log = get_logger("router.driver")
@@ -59,12 +63,18 @@ class Driver:
         self._sessions: dict[str, tuple[WorkerSession, asyncio.Task[None]]] = {}
         self._last_seen: dict[str, float] = {}
         self._streams: dict[str, Stream] = {}
+        self._turns = Turns()
+        self.recent: deque[Stream] = deque(maxlen=RECENT)  # that ended, oldest first
         self.changed = asyncio.Event()  # set when `state` may have changed
         self._work = asyncio.Event()  # set while there are requests, and
         self._idle = asyncio.Event()  # while there are none
         self._idle.set()
 
     # Requests
+
+    def newest(self, number: int) -> list[Stream]:
+        """So many of those that have not ended."""
+        return list(islice(reversed(self._streams.values()), number))
 
     def check_open(self) -> None:
         """Raises Unavailable while draining, ResourceExhausted when the queue is full."""
@@ -77,7 +87,7 @@ class Driver:
         self.check_open()
         now = self._clock.now()
         life, effects = self.dispatcher.submit(request, now)
-        self._streams[request.request_id] = stream = Stream(life, text, self._clock)
+        self._streams[request.request_id] = stream = Stream(life, text, self._clock, self._turns)
         self._work.set()
         self._idle.clear()
         self._carry_out(effects, now)
@@ -195,6 +205,7 @@ class Driver:
                     stream = self._streams.pop(request_id)
                     stream.end(effect, now)
                     self._observer.ended(stream)
+                    self.recent.append(stream)
                     if not self._streams:
                         self._work.clear()
                         self._idle.set()

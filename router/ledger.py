@@ -8,14 +8,14 @@ from kvrelay.types import Attempt, Handoff, Ledger, PrefillTimings
 class Timeline:
     """The moments of one request, in monotonic seconds of the router's clock.
 
-    The time to first token is cut into phases that follow each other without gaps: each `mark` ends the
-    phase that it names. A phase that comes again, in a new attempt, is added to its first part.
+    Each mark ends the phase that it names; phases follow each other from the arrival without gaps. Those up to the
+    first token are the ledger's; the ledger adds a phase that comes again, in a new attempt, to its first part.
     """
 
     def __init__(self, arrival: float) -> None:
         self._arrival = arrival
-        self._marked = arrival
-        self._phases: dict[str, float] = {}
+        self._marks: list[tuple[str, float]] = []
+        self._marks_to_first = 0  # how many of the marks lead up to the first token
         self._first: float | None = None
         self._second: float | None = None
         self._last: float | None = None
@@ -24,34 +24,58 @@ class Timeline:
     def has_first_token(self) -> bool:
         return self._first is not None
 
+    @property
+    def marks(self) -> tuple[tuple[str, float], ...]:
+        """(phase, when it ended), up to the last that was heard."""
+        return (*self._marks, *self._decoded)
+
     def mark(self, phase: str, now: float) -> None:
-        if self._first is None:
-            self._phases[phase] = self._phases.get(phase, 0.0) + now - self._marked
-            self._marked = now
+        self._marks += self._decoded
+        if self._marks and self._marks[-1][0] == phase:
+            self._marks.pop()  # a queued request that no worker had room for is still queued
+        self._marks.append((phase, now))
 
     def tokens(self, now: float, count: int, prefill: PrefillTimings | None) -> None:
         """`count` tokens came. The worker's timings split the time since the last mark; the rest is `return`."""
+        if self._first is None or prefill is not None:
+            self._prefilled(now, prefill)
         if self._first is None:
-            if prefill is not None:
-                computing = min(self._marked + prefill.queue_seconds, now)
-                if prefill.fetch_seconds:
-                    self.mark("fetch", min(self._marked + prefill.fetch_seconds, computing))
-                self.mark("prefill_queue", computing)
-                self.mark("prefill", min(computing + prefill.compute_seconds, now))
-            self.mark("return", now)
             self._first = now
+            self._marks_to_first = len(self._marks)
             count -= 1
         if self._second is None and count > 0:
             self._second = now
         self._last = now
 
+    def _prefilled(self, now: float, prefill: PrefillTimings | None) -> None:
+        if prefill is not None:
+            computing = min(self._marked + prefill.queue_seconds, now)
+            if prefill.fetch_seconds:
+                self.mark("fetch", min(self._marked + prefill.fetch_seconds, computing))
+            self.mark("prefill_queue", computing)
+            self.mark("prefill", min(computing + prefill.compute_seconds, now))
+        self.mark("return", now)
+
+    @property
+    def _marked(self) -> float:
+        return self._marks[-1][1] if self._marks else self._arrival
+
+    @property
+    def _decoded(self) -> tuple[tuple[str, float], ...]:
+        """The phase of the tokens that came after the last mark, if any did."""
+        return (("decode", self._last),) if self._last is not None and self._last > self._marked else ()
+
     def ledger(
         self, emitted: float | None, ended: float, handoff: Handoff | None, attempts: tuple[Attempt, ...]
     ) -> Ledger:
         """`emitted` is when the first token was handed to the client's stream."""
-        phases = dict(self._phases)
+        phases: dict[str, float] = {}
+        marked = self._arrival
+        for phase, at in self._marks if self._first is None else self._marks[: self._marks_to_first]:
+            phases[phase] = phases.get(phase, 0.0) + at - marked
+            marked = at
         if emitted is not None:
-            phases["emit"] = emitted - self._marked
+            phases["emit"] = emitted - marked
         first = self._first
         return Ledger(
             phases=tuple(phases.items()),

@@ -155,12 +155,12 @@ class Lifecycle:
         if stranger or event.attempt != self.attempt or self.ended:
             return []
         match event:
+            case SequenceTokens():
+                return self._tokens(worker_id, event, now)
             case Reserved():
                 return self._reserved(worker_id, event.target, now)
             case Refused():
                 return self._refused(worker_id)
-            case SequenceTokens():
-                return self._tokens(worker_id, event, now)
             case HandedOff():
                 return self._handed_off(worker_id, event.handoff)
             case Failed():
@@ -269,8 +269,10 @@ class Lifecycle:
         """Takes what is new of the tokens: duplicates and any beyond max_tokens fall away."""
         assert self.assignment is not None
         start = len(self.tokens)
-        new = slice(start - event.index, self.request.sampling.max_tokens - event.index)
-        token_ids = event.token_ids[new]
+        token_ids, logprobs = event.token_ids, event.logprobs
+        if start != event.index or start + len(token_ids) > self.request.sampling.max_tokens:
+            new = slice(start - event.index, self.request.sampling.max_tokens - event.index)
+            token_ids, logprobs = token_ids[new], logprobs[new]
         if not token_ids:
             return []
         if not self.timeline.has_first_token and event.prefill is not None:
@@ -278,7 +280,7 @@ class Lifecycle:
             self.fetched_tokens = event.prefill.fetched_tokens
         self.timeline.tokens(now, len(token_ids), event.prefill)
         self.tokens += token_ids
-        return [Emit(self.request.request_id, start, token_ids, event.logprobs[new], self.assignment.path)]
+        return [Emit(self.request.request_id, start, token_ids, logprobs, self.assignment.path)]
 
     def _handed_off(self, worker_id: str, handoff: Handoff) -> list[Effect]:
         assert self.assignment is not None

@@ -12,6 +12,7 @@ from kvrelay.wire.inference import GenerateResponse
 from router.effects import Emit, End
 from router.lifecycle import Lifecycle
 from router.policy import Assignment
+from router.turns import Turns
 
 
 class TokenSink(Protocol):
@@ -32,7 +33,7 @@ class Stream:
     memory than its answer's max_tokens.
     """
 
-    def __init__(self, life: Lifecycle, text: TokenSink, clock: Clock) -> None:
+    def __init__(self, life: Lifecycle, text: TokenSink, clock: Clock, turns: Turns) -> None:
         """`text` has taken in the tokens that the client has already."""
         self.request = life.request
         self.path: Path | None = None
@@ -47,25 +48,28 @@ class Stream:
         self._token_ids: list[int] = []
         self._pieces: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
-        self._news = asyncio.Event()
+        self._turns = turns
+        self._reader: asyncio.Future[None] | None = None  # `responses`, while it waits for something to send
         self._begun = asyncio.Event()
 
     def push(self, emit: Emit, now: float) -> bool:
         """Takes tokens in; False once the text has reached a stop string."""
-        if self._text.stopped:
+        text = self._text
+        if text.stopped:
             return False
         self.path = emit.path
         for offset, token_id in enumerate(emit.token_ids):
             self._token_ids.append(token_id)
-            self._pieces.append(self._text.push(token_id))
+            self._pieces.append(text.push(token_id))
             self._logprobs += emit.logprobs[offset : offset + 1]
             self.num_tokens += 1
-            if self._text.stopped:
+            if text.stopped:
                 break
+        if self.token_at is None:
+            self._begun.set()
         self.token_at = now
-        self._begun.set()
-        self._news.set()
-        return not self._text.stopped
+        self._wake_reader()
+        return not text.stopped
 
     def end(self, end: End, now: float) -> None:
         assert self.ended is None, f"{self.request.request_id} ended twice"
@@ -74,7 +78,7 @@ class Stream:
         if end.error is None:
             self._pieces.append(self._text.finish())
         self._begun.set()
-        self._news.set()
+        self._wake_reader()
 
     async def begun(self) -> None:
         """Until there is a token, or the end. Raises the typed error that ended the request without one."""
@@ -85,8 +89,12 @@ class Stream:
     async def responses(self) -> AsyncIterator[GenerateResponse]:
         """Ends after the response that has a finish_reason, or raises the typed error that ended the request."""
         while True:
-            await self._news.wait()
-            self._news.clear()
+            turn = asyncio.get_running_loop().create_future()
+            if self._token_ids or self.ended is not None:
+                self._turns.queue(turn)
+            else:
+                self._reader = turn
+            await turn
             if self.ended is not None and self.ended.error is None:
                 yield self._take()
                 return
@@ -94,6 +102,11 @@ class Stream:
                 yield self._take()
             if self.ended is not None and self.ended.error is not None:
                 raise self.ended.error
+
+    @property
+    def life(self) -> Lifecycle:
+        """To be read; its driver is the one that feeds it."""
+        return self._life
 
     def ledger(self) -> Ledger:
         life = self._life
@@ -110,6 +123,11 @@ class Stream:
     def assignment(self) -> Assignment | None:
         """Of the last attempt."""
         return self._life.last_assignment
+
+    def _wake_reader(self) -> None:
+        if self._reader is not None:
+            self._turns.queue(self._reader)
+            self._reader = None
 
     def _take(self) -> GenerateResponse:
         if self.first_handed_at is None and self._token_ids:

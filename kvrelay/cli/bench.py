@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -118,6 +119,39 @@ def handoff(
         report = run(
             Options(model, tuple(transport or TRANSPORTS), (first, second), chunk_tokens, runs, quick), progress
         )
+    if as_json:
+        print(json.dumps(report.as_dict()))
+    else:
+        console().print(report_view(report))
+
+
+@app.command()
+@requires_cluster_extra
+def router(
+    seconds: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Of each case.")] = 5.0,
+    requests: Annotated[
+        int, typer.Option(min=100, metavar="N", help="Short ones, for the growth of the router's memory.")
+    ] = 100_000,
+    quick: Annotated[bool, typer.Option("--quick", help="A few small cases.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Stream tokens through a router on one core, from workers without an engine, which answer at once.
+
+    What the router uses of its core, and how much later a token comes through it. Workers and clients are on another
+    core. Nothing else should run.
+
+    Example: kvrelay bench router --quick
+    """
+    import uvloop
+
+    from kvrelay.bench.router.run import Options, run
+    from kvrelay.bench.router.table import report_view
+    from kvrelay.bench.subject import first_cores
+
+    first, second = first_cores(2)
+    options = Options((first, second), min(seconds, 1.0) if quick else seconds, requests, quick)
+    with _progress() as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        report = runner.run(run(options, progress))
     if as_json:
         print(json.dumps(report.as_dict()))
     else:

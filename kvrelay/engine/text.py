@@ -21,6 +21,7 @@ class Tokenizer:
         backend.no_truncation()  # the file may carry settings of its training
         backend.no_padding()
         self._backend = backend
+        self._lengths: dict[int, int] = {}  # token id -> characters of its text
 
     @classmethod
     def load(cls, model_folder: str | Path) -> Tokenizer:
@@ -56,6 +57,15 @@ class Tokenizer:
         A text that a chat template made has them already: pass False.
         """
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def length_of(self, ids: Sequence[int]) -> int:
+        """Characters of their text."""
+        if len(ids) != 1:
+            return len(self.decode(ids))
+        length = self._lengths.get(ids[0])
+        if length is None:
+            length = self._lengths[ids[0]] = len(self.decode(ids))
+        return length
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Text of the ids. Bytes that are no UTF-8 show as U+FFFD; ids that are no token show as nothing."""
@@ -96,12 +106,13 @@ class _Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
+        self._special_ids = tokenizer.special_ids
         self._window = list(prompt_ids[-_MAX_WINDOW:])
         self._context = len(self._window)  # tokens
         self._shown = len(tokenizer.decode(self._window).rstrip(_REPLACEMENT))  # characters of the window's text
 
     def push(self, token_id: int) -> str:
-        if token_id in self._tokenizer.special_ids:
+        if token_id in self._special_ids:
             return ""
         self._window.append(token_id)
         text = self._tokenizer.decode(self._window)
@@ -117,7 +128,7 @@ class _Detokenizer:
         piece = text[self._shown :]
         self._window = self._window[self._context :]
         self._context = len(self._window)
-        self._shown = len(self._tokenizer.decode(self._window))
+        self._shown = self._tokenizer.length_of(self._window)
         return piece
 
 
@@ -131,6 +142,8 @@ class _StopStrings:
         self.met = False
 
     def push(self, text: str) -> str:
+        if not self._strings:
+            return text
         if self.met:
             return ""
         self._held += text

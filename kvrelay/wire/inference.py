@@ -155,18 +155,20 @@ def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
 
 
 def response_to_proto(response: GenerateResponse) -> pb.GenerateResponse:
-    return pb.GenerateResponse(
-        request_id=response.request_id,
-        index=response.index,
-        token_ids=response.token_ids,
-        text=response.text,
-        logprobs=[logprobs_to_proto(one) for one in response.logprobs],
-        finish_reason=response.finish_reason or "",
-        usage=None if response.usage is None else _to_message(pb.Usage, response.usage),
-        path=response.path or "",
-        why=response.why,
-        ledger=None if response.ledger is None else ledger_to_proto(response.ledger),
+    message = pb.GenerateResponse(
+        request_id=response.request_id, index=response.index, token_ids=response.token_ids, text=response.text
     )
+    if response.logprobs:
+        message.logprobs.extend(map(logprobs_to_proto, response.logprobs))
+    if response.finish_reason is not None:
+        message.finish_reason = response.finish_reason
+        message.path = response.path or ""
+        message.why = response.why
+        if response.usage is not None:
+            message.usage.CopyFrom(_to_message(pb.Usage, response.usage))
+        if response.ledger is not None:
+            message.ledger.CopyFrom(ledger_to_proto(response.ledger))
+    return message
 
 
 def response_from_proto(message: pb.GenerateResponse) -> GenerateResponse:

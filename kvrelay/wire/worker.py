@@ -221,22 +221,24 @@ def _tokens_to_proto(tokens: SequenceTokens) -> pb.SequenceTokens:
 
 
 def _tokens_from_proto(message: pb.SequenceTokens) -> SequenceTokens:
-    timings = message.prefill
+    """Once for each token that is streamed: what is not there is not looked into."""
     return SequenceTokens(
-        request_id=message.request_id,
-        attempt=message.attempt,
-        index=message.index,
-        token_ids=tuple(message.token_ids),
-        logprobs=tuple(logprobs_from_proto(one) for one in message.logprobs),
-        finish_reason=finish_reason_from_proto(message.finish_reason),
-        prefill=PrefillTimings(
-            timings.queue_seconds,
-            timings.compute_seconds,
-            timings.cached_tokens,
-            timings.chunks,
-            timings.fetched_tokens,
-            timings.fetch_seconds,
-        )
-        if message.HasField("prefill")
-        else None,
+        message.request_id,
+        message.attempt,
+        message.index,
+        tuple(message.token_ids),
+        tuple(map(logprobs_from_proto, message.logprobs)) if message.logprobs else (),
+        finish_reason_from_proto(message.finish_reason),
+        _timings_from_proto(message.prefill) if message.HasField("prefill") else None,
+    )
+
+
+def _timings_from_proto(message: pb.PrefillTimings) -> PrefillTimings:
+    return PrefillTimings(
+        message.queue_seconds,
+        message.compute_seconds,
+        message.cached_tokens,
+        message.chunks,
+        message.fetched_tokens,
+        message.fetch_seconds,
     )

@@ -1,0 +1,1 @@
+"""What a router costs, with workers that answer at once."""

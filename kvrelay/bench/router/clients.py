@@ -1,0 +1,115 @@
+"""Clients that do as little as they can: what they cost, the router does not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import grpc
+
+from kvrelay.errors import Unavailable
+from kvrelay.wire.inference import GenerateRequest, InferenceServiceStub, SamplingOptions, request_to_proto
+
+
+@dataclass(slots=True)
+class Received:
+    """Of all streams; latencies are in seconds, from when a worker said a token to when a client had it."""
+
+    requests: int = 0
+    tokens: int = 0
+    messages: int = 0
+    latencies: list[float] = field(default_factory=list)
+
+
+class Client(Protocol):
+    """Runs one request to its end, counting what comes. Raises Unavailable for an answer that is not whole."""
+
+    async def run(self, request_id: str, prompt: tuple[int, ...], max_tokens: int, received: Received) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class GrpcClient:
+    def __init__(self, target: str, said: defaultdict[str, list[float]]) -> None:
+        self._channel = grpc.aio.insecure_channel(target, options=[("grpc.use_local_subchannel_pool", 1)])
+        self._stub = InferenceServiceStub(self._channel)
+        self._said = said
+
+    async def run(self, request_id: str, prompt: tuple[int, ...], max_tokens: int, received: Received) -> None:
+        sampling = SamplingOptions(max_tokens=max_tokens, ignore_eos=True, temperature=0.0)
+        request = GenerateRequest(request_id=request_id, token_ids=prompt, sampling=sampling)
+        got = 0
+        async for message in self._stub.Generate(request_to_proto(request)):
+            now = time.perf_counter()
+            count = len(message.token_ids)
+            received.messages += 1
+            received.tokens += count
+            received.latencies += [now - at for at in self._said[request_id][got : got + count]]
+            got += count
+        received.requests += 1
+        del self._said[request_id]
+        if got != max_tokens:
+            raise Unavailable(f"{request_id} got {got} of {max_tokens} tokens")
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+class HttpClient:
+    """One connection, for one request at a time. Of the events it only counts `word`, the text of each token."""
+
+    def __init__(self, address: str, word: bytes, said: defaultdict[str, list[float]]) -> None:
+        self._host, _, port = address.rpartition(":")
+        self._port = int(port)
+        self._word = word
+        self._said = said
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def run(self, request_id: str, prompt: tuple[int, ...], max_tokens: int, received: Received) -> None:
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(self._host, self._port)
+        reader, writer = self._streams
+        body = {
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "ignore_eos": True,
+            "request_id": request_id,
+        }
+        data = json.dumps(body).encode()
+        head = (
+            "POST /v1/completions HTTP/1.1\r\nhost: bench\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+        )
+        writer.write(head.encode() + data)
+        status = await reader.readuntil(b"\r\n\r\n")
+        if not status.startswith(b"HTTP/1.1 200 "):
+            raise Unavailable(f"{request_id}: {status.decode(errors='replace').splitlines()[0]}")
+        got = 0
+        tail = b""  # what the next piece may complete
+        while b"0\r\n\r\n" not in tail:
+            piece = await reader.read(2**16)
+            if not piece:
+                raise Unavailable(f"{request_id}: the connection ended before the answer did")
+            now = time.perf_counter()
+            data = tail[1 - len(self._word) :] + piece
+            count = data.count(self._word)
+            received.latencies += [now - at for at in self._said[request_id][got : got + count]]
+            received.messages += piece.count(b"data: {")
+            received.tokens += count
+            got += count
+            tail = data[-32:]
+        received.requests += 1
+        del self._said[request_id]
+        if got != max_tokens:
+            raise Unavailable(f"{request_id} got {got} of {max_tokens} tokens")
+
+    async def close(self) -> None:
+        if self._streams is not None:
+            self._streams[1].close()
+            await self._streams[1].wait_closed()

@@ -1,0 +1,99 @@
+"""A router on a core of its own, and what it has used."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kvrelay.child import bound_to_parent
+from kvrelay.errors import Unavailable
+
+_READY_S = 60.0
+_STOP_S = 20.0
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class RouterProcess:
+    """`grpc` and `http` are HOST:PORT, once it is ready."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.grpc = ""
+        self.http = ""
+        self._process = process
+
+    async def ready(self) -> None:
+        """Raises Unavailable if it does not get there."""
+        assert self._process.stdout is not None
+        try:
+            line = await asyncio.wait_for(self._process.stdout.readline(), _READY_S)
+        except TimeoutError:
+            raise Unavailable(f"the router was not ready within {_READY_S:g} s; what it logged is above") from None
+        if not line:
+            raise Unavailable("the router ended before it was ready; what it logged is above")
+        words = dict(word.split("=", 1) for word in line.decode().split()[2:])
+        self.grpc, self.http = words["grpc"], words["http"].removeprefix("http://")
+
+    def cpu_seconds(self) -> float:
+        """User and system time of all its threads."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+
+    def resident_bytes(self) -> int:
+        return int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]) * _PAGE
+
+
+@asynccontextmanager
+async def starting_router(
+    redis_url: str, model: str, prefill: int, decode: int, max_batch: int, core: int
+) -> AsyncIterator[RouterProcess]:
+    """It gets ready when as many workers are in the registry."""
+    config = {
+        "model": {"path": model},
+        "listen": {"grpc": "127.0.0.1:0", "http": "127.0.0.1:0", "admin": "127.0.0.1:0"},
+        "prefill": {"replicas": prefill},
+        "decode": {"replicas": decode, "max_batch": max_batch},
+        "redis": {"url": redis_url},
+    }
+    with tempfile.TemporaryDirectory(prefix="kvrelay-bench-") as folder:
+        process = await _start(_write(folder, config), core)
+        try:
+            yield RouterProcess(process)
+        finally:
+            await _stop(process)
+
+
+def _write(folder: str, config: dict[str, Any]) -> Path:
+    path = Path(folder, "router.yaml")
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    return path
+
+
+async def _start(config: Path, core: int) -> asyncio.subprocess.Process:
+    command = bound_to_parent(sys.executable, "-m", "kvrelay.cli.main", "router", "-c", str(config))
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})  # which the child inherits
+    try:
+        return await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, env={**os.environ, "KVRELAY_LOG_LEVEL": "warning"}
+        )
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), _STOP_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()

@@ -1,0 +1,241 @@
+"""The whole of `kvrelay bench router`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import count
+from random import Random
+from statistics import quantiles
+from typing import Any, Literal
+
+from kvrelay.bench.router.at_once import AtOnceWorker
+from kvrelay.bench.router.clients import Client, GrpcClient, HttpClient, Received
+from kvrelay.bench.router.router_process import RouterProcess, starting_router
+from kvrelay.bench.run import Progress
+from kvrelay.bench.subject import machine_name, model_folder
+from kvrelay.embedded_redis import EmbeddedRedis
+from kvrelay.engine.text import Tokenizer
+from kvrelay.registry import Registry
+
+Door = Literal["grpc", "http"]
+_BATCH = 32  # sequences of a decode worker, which has seats for twice as many
+_PROMPT_TOKENS = 256
+_SHORT = 80  # tokens of a prompt: enough for the prefill pool
+_OUTPUT_TOKENS = 128
+_VOCABULARY = range(10, 300)  # of the bundled model: no special token
+_LETTERS = 4  # more than that are no part of what else stands in an event
+_WARM_UP_S = 2.0
+_HEARTBEAT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    cores: tuple[int, int]  # the router's, and that of workers and clients
+    seconds: float  # of each case
+    requests: int  # one after the other, for the growth of memory
+    quick: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    door: Door
+    streams: int
+    tokens_per_second: int  # that the workers give
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    case: Case
+    tokens_per_second: float
+    tokens_per_message: float
+    router_core: float  # share of one core that the router used
+    latency_p50: float  # seconds that the router adds to a token
+    latency_p99: float
+
+    @property
+    def tokens_per_core(self) -> float:
+        """Tokens in a second of the router's processor time."""
+        return self.tokens_per_second / self.router_core
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Of the router's resident memory."""
+
+    requests: int
+    before: int  # bytes, after a tenth of the requests
+    after: int
+    requests_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class RouterReport:
+    machine: str
+    cores: tuple[int, int]
+    cases: tuple[Measured, ...]
+    growth: Growth
+
+    def as_dict(self) -> dict[str, Any]:
+        cases = [{**asdict(one), "tokens_per_core": one.tokens_per_core} for one in self.cases]
+        return {**asdict(self), "cases": cases}
+
+
+_CASES = (
+    *(Case("grpc", 256, rate) for rate in (5_000, 10_000, 20_000)),
+    Case("grpc", 1024, 10_000),
+    *(Case("http", 256, rate) for rate in (2_500, 5_000, 10_000)),
+    Case("http", 1024, 5_000),
+)
+_QUICK_CASES = (Case("grpc", 32, 1_000), Case("http", 32, 500))
+
+
+async def run(options: Options, progress: Progress) -> RouterReport:
+    """Raises Unavailable if the router or its registry does not start, or an answer is not whole."""
+    os.sched_setaffinity(0, {options.cores[1]})
+    cases = _QUICK_CASES if options.quick else _CASES
+    done = progress("streams", len(cases))
+    measured = []
+    for case in cases:
+        measured.append(await _measure(case, options))
+        done()
+    return RouterReport(machine_name(), options.cores, tuple(measured), await _grow(options, progress))
+
+
+async def _measure(case: Case, options: Options) -> Measured:
+    """Streams that never cease: one ends, the next one begins."""
+    said: defaultdict[str, list[float]] = defaultdict(list)
+    received = Received()
+    async with _cluster(case.streams // _BATCH, case.streams / case.tokens_per_second, said, options) as router:
+        streams = [
+            asyncio.create_task(_stream(number, _client(case.door, router, said), received))
+            for number in range(case.streams)
+        ]
+        try:
+            await _while_all_live(streams, min(_WARM_UP_S, options.seconds))
+            received.latencies.clear()
+            tokens, messages, used, started = (
+                received.tokens,
+                received.messages,
+                router.cpu_seconds(),
+                time.perf_counter(),
+            )
+            await _while_all_live(streams, options.seconds)
+            seconds = time.perf_counter() - started
+            tokens, messages, used = received.tokens - tokens, received.messages - messages, router.cpu_seconds() - used
+        finally:
+            await _end(streams)
+    percentiles = quantiles(received.latencies, n=100)
+    return Measured(
+        case,
+        tokens_per_second=tokens / seconds,
+        tokens_per_message=tokens / messages,
+        router_core=used / seconds,
+        latency_p50=percentiles[49],
+        latency_p99=percentiles[98],
+    )
+
+
+async def _grow(options: Options, progress: Progress) -> Growth:
+    """Requests of a few tokens, one after the other on each of some streams."""
+    said: defaultdict[str, list[float]] = defaultdict(list)
+    number = 500 if options.quick else options.requests
+    done = progress("requests", 10)
+    started, tenths = time.perf_counter(), []
+    async with _cluster(2, 0.002, said, options) as router:
+        client = _client("grpc", router, said)
+        received, ids, random = Received(), count(), Random(0)
+
+        async def several(until: int) -> None:
+            while (one := next(ids)) < until:
+                await client.run(f"short-{one}", tuple(random.choices(_VOCABULARY, k=_SHORT)), 2, received)
+                received.latencies.clear()
+
+        for tenth in range(1, 11):
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(_BATCH):
+                    tasks.create_task(several(number * tenth // 10))
+            ids = count(number * tenth // 10)
+            tenths.append(router.resident_bytes())
+            done()
+        await client.close()
+    return Growth(number, tenths[0], tenths[-1], received.requests / (time.perf_counter() - started))
+
+
+@asynccontextmanager
+async def _cluster(
+    decode: int, interval: float, said: defaultdict[str, list[float]], options: Options
+) -> AsyncIterator[RouterProcess]:
+    """A router, one prefill worker, and decode workers whose steps come each `interval` seconds, in turns."""
+    token, _ = _a_word()
+    async with (
+        EmbeddedRedis() as redis,
+        # Before there are gRPC threads, which would hear of the fork.
+        starting_router(redis.url, model_folder("demo"), 1, decode, 2 * _BATCH, options.cores[0]) as router,
+        AsyncExitStack() as ends,
+    ):
+        registry = await Registry.connect(redis.url)
+        ends.push_async_callback(registry.close)
+        peers: dict[str, AtOnceWorker] = {}
+        AtOnceWorker("prefill-0", "prefill", token, said, peers)
+        for number in range(decode):
+            AtOnceWorker(f"decode-{number}", "decode", token, said, peers)
+        tasks = [asyncio.create_task(_beat(registry, list(peers.values())))]
+        ends.push_async_callback(_end, tasks)
+        for number, worker in enumerate(peers.values()):
+            await worker.start()
+            ends.push_async_callback(worker.stop)
+            tasks.append(asyncio.create_task(worker.run(interval, interval * number / decode)))
+        await router.ready()
+        yield router
+
+
+async def _beat(registry: Registry, workers: list[AtOnceWorker]) -> None:
+    while True:
+        for worker in workers:
+            await registry.publish_worker(worker.info)
+        await asyncio.sleep(_HEARTBEAT_S)
+
+
+def _client(door: Door, router: RouterProcess, said: defaultdict[str, list[float]]) -> Client:
+    return GrpcClient(router.grpc, said) if door == "grpc" else HttpClient(router.http, _a_word()[1], said)
+
+
+@cache
+def _a_word() -> tuple[int, bytes]:
+    """A token that is a word, and its text."""
+    tokenizer = Tokenizer.load(model_folder("demo"))
+    for token in range(tokenizer.vocab_size):
+        text = tokenizer.decode([token])
+        if len(text) > _LETTERS and text.isascii() and text.strip().isalpha():
+            return token, text.encode()
+    raise AssertionError("the bundled model has no words")
+
+
+async def _stream(number: int, client: Client, received: Received) -> None:
+    random = Random(number)
+    try:
+        for turn in count():
+            prompt = tuple(random.choices(_VOCABULARY, k=_PROMPT_TOKENS))
+            await client.run(f"bench-{number}-{turn}", prompt, _OUTPUT_TOKENS, received)
+    finally:
+        await client.close()
+
+
+async def _while_all_live(tasks: list[asyncio.Task[None]], seconds: float) -> None:
+    """Raises what one of them raises."""
+    done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+    for one in done:
+        one.result()
+
+
+async def _end(tasks: list[asyncio.Task[None]]) -> None:
+    for one in tasks:
+        one.cancel()
+    await asyncio.wait(tasks)
