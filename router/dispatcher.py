@@ -60,6 +60,7 @@ class Dispatcher:
         self._workers: dict[str, _Worker] = {}
         self._index = PrefixIndex()
         self._numbers = count(1)
+        self._left = False  # whether a request has left its workers since the queue was last looked at
         self._renew_at = 0.0
         self._wait = Wait("no decode worker is ready", no_worker=True)
 
@@ -153,7 +154,7 @@ class Dispatcher:
                     effects += self._settle(entry, entry.life.on_event(worker_id, sequence, now))
         else:
             effects = self._on_event(worker_id, event, now)
-        return effects + self._pump(now) if self._queue else effects
+        return effects + self._pump(now) if self._left and self._queue else effects
 
     def tick(self, now: float) -> list[Effect]:
         """To be called a few times in the least of lease, deadline and retry delays."""
@@ -203,6 +204,7 @@ class Dispatcher:
     def _make_room(self, left: Assignment | None, full_until: tuple[str, float] | None) -> None:
         """Workers that a request left may have room again, unless one of them just said that it has none."""
         assert left is not None, "a request ran without an assignment"
+        self._left = True
         for worker_id in (left.prefill, left.decode):
             if worker_id in self._workers:
                 self._workers[worker_id].full_until = 0.0
@@ -212,6 +214,7 @@ class Dispatcher:
     def _pump(self, now: float) -> list[Effect]:
         """Places waiting requests, best first, until one finds no room; those behind it do not overtake it."""
         effects: list[Effect] = []
+        self._left = False
         self._wait = Wait("it may have killed a worker, so it waits for its turn alone")
         put_back: list[tuple[int, int, str]] = []
         while self._queue:
