@@ -28,10 +28,11 @@ Door = Literal["grpc", "http"]
 _BATCH = 32  # sequences of a decode worker, which has seats for twice as many
 _PROMPT_TOKENS = 256
 _SHORT = 80  # tokens of a prompt: enough for the prefill pool
-_OUTPUT_TOKENS = 128
+_OUTPUT_TOKENS = 512
 _VOCABULARY = range(10, 300)  # of the bundled model: no special token
 _LETTERS = 4  # more than that are no part of what else stands in an event
 _WARM_UP_S = 2.0
+_ADMISSION_S = 0.006  # more of it for each stream, as all begin at once
 _HEARTBEAT_S = 1.0
 
 
@@ -118,7 +119,7 @@ async def _measure(case: Case, options: Options) -> Measured:
             for number in range(case.streams)
         ]
         try:
-            await _while_all_live(streams, min(_WARM_UP_S, options.seconds))
+            await _while_all_live(streams, _WARM_UP_S + _ADMISSION_S * case.streams)
             received.latencies.clear()
             tokens, messages, used, started = (
                 received.tokens,
