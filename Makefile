@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint fuzz soak proto venv clean
+.PHONY: demo test lint fuzz schemathesis soak proto venv clean
 
 # Installs once per change of pyproject.toml.
 $(VENV)/.installed: pyproject.toml
@@ -28,6 +28,11 @@ lint: venv
 SECONDS ?= 120
 fuzz: venv
 	$(BIN)/python tests/kv_transfer/fuzz_frames.py --seconds $(SECONDS)
+
+# The HTTP door, asked what its OpenAPI description allows and what it does not.
+EXAMPLES ?= 200
+schemathesis: venv
+	SCHEMATHESIS_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/router/test_openapi_schemathesis.py --timeout 3600
 
 soak: venv
 	$(BIN)/python tests/kv_transfer/soak_handoffs.py

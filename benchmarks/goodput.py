@@ -9,7 +9,7 @@ import asyncio
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +21,9 @@ from systems import SYSTEMS, Setup
 from kvrelay.bench.cost import model_cost
 from kvrelay.bench.reference_model import NAME, reference_model
 from kvrelay.loadtest.lengths import parse_lengths
-from kvrelay.loadtest.report import Report, load_report
+from kvrelay.loadtest.rate import constant
+from kvrelay.loadtest.report import Report
+from kvrelay.loadtest.report_file import load_report, save
 from kvrelay.loadtest.runner import Sender, run_load
 from kvrelay.loadtest.slo import Slo, parse_slos
 from kvrelay.loadtest.statistics import Summary
@@ -75,7 +77,7 @@ def main(
     load = Load(parse_slos(slo), ascending, itl_rate, num_requests, seed, model_cost(path).vocab_size)
     for one in system:
         for rate, report in asyncio.run(_measure(one, setup, load)).items():
-            report.save(out / f"{one}-{rate:g}.json")
+            save(report, out / f"{one}-{rate:g}.json")
     files = sorted(out.glob("*.json"))
     reports = [(file.stem.rpartition("-")[0], load_report(file)) for file in files]
     Console(width=140).print(summary(reports))
@@ -101,7 +103,7 @@ async def _measure(system: str, setup: Setup, load: Load) -> dict[float, Report]
 
 async def offer(sender: Sender, system: str, load: Load, rate: float, num_requests: int) -> Report:
     workload = Workload(
-        rate=rate,
+        rate=constant(rate),
         burstiness=1.0,
         num_requests=num_requests,
         duration=None,
@@ -111,7 +113,7 @@ async def offer(sender: Sender, system: str, load: Load, rate: float, num_reques
         seed=load.seed,
     )
     rows = await run_load(workload.plan(load.vocab_size), sender, lambda _: None)
-    return Report({"target": system, **asdict(workload)}, load.objectives, rows)
+    return Report({"target": system, **workload.options(), "rate": rate}, load.objectives, rows)
 
 
 def goodput(reports: Sequence[tuple[str, Report]]) -> dict[str, float | None]:

@@ -6,13 +6,27 @@ Logged are names, numbers and reasons; never prompts, tokens or credentials.
 from __future__ import annotations
 
 import logging
+import os
+import re
 import sys
 
 import structlog
 
+from kvrelay.errors import InvalidArgument
 
-def configure_logging(level: str = "info") -> None:
-    """Sets the process-wide log format and threshold (`debug`, `info`, `warning`, `error`)."""
+LEVELS = ("debug", "info", "warning", "error")
+LEVEL_VARIABLE = "KVRELAY_LOG_LEVEL"  # in the environment, so that the processes of a cluster inherit it
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+
+
+def configure_logging(default: str = "info") -> None:
+    """Sets the process-wide log format, and its threshold to KVRELAY_LOG_LEVEL or else `default`.
+
+    Raises InvalidArgument for a level that is not one of LEVELS.
+    """
+    level = (os.environ.get(LEVEL_VARIABLE) or default).lower()
+    if level not in LEVELS:
+        raise InvalidArgument(f"{LEVEL_VARIABLE} is {level!r}; allowed are {', '.join(LEVELS)}", field="log_level")
     to_person = sys.stderr.isatty()
     renderer: structlog.typing.Processor = (
         structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"], drop_missing=True)
@@ -37,3 +51,9 @@ def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
     """A logger whose lines carry `component=name`."""
     logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(component=name)
     return logger
+
+
+def trace_id(traceparent: str) -> str | None:
+    """Of a W3C `traceparent`; None if there is none, or it is not valid."""
+    match = _TRACEPARENT.fullmatch(traceparent)
+    return match[1] if match and int(match[1], 16) else None

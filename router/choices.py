@@ -1,4 +1,4 @@
-"""The answers to one HTTP request, of which each prompt has one, as they come."""
+"""The answers to one HTTP request, of which each prompt has `n`, as they come."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvrelay.errors import KvRelayError
-from kvrelay.types import Path, TokenLogprobs
+from kvrelay.types import Path, TokenLogprobs, Usage
 from kvrelay.wire.inference import GenerateResponse
 from router.intake import Intake
 from router.openai_request import Completion
@@ -27,12 +27,12 @@ class Choices:
         self._texts: dict[int, str] = {}
 
     @classmethod
-    async def open(cls, intake: Intake, completion: Completion, arrival: float) -> Choices:
+    async def open(cls, intake: Intake, completion: Completion, arrival: float, traceparent: str = "") -> Choices:
         """Raises what Intake.open raises, for the first prompt that it raises for; none is running then."""
         streams: list[Stream] = []
         try:
             for request in completion.requests:
-                stream = await intake.open(request, arrival, None)
+                stream = await intake.open(request, arrival, None, traceparent)
                 streams.append(stream)
         except BaseException:
             for stream in streams:
@@ -42,6 +42,17 @@ class Choices:
 
     def __len__(self) -> int:
         return len(self._streams)
+
+    async def echoes(self) -> list[str]:
+        """For each choice the text of its prompt."""
+        return [
+            one.prompt if one.prompt is not None else await self._intake.text.decode(one.token_ids)
+            for one in self._completion.requests
+        ]
+
+    def usage(self, index: int, response: GenerateResponse) -> Usage:
+        """Of the choice `index`, up to and with this response."""
+        return replace(self._streams[index].usage(), completion_tokens=response.index + len(response.token_ids))
 
     @property
     def path(self) -> Path | None:

@@ -52,6 +52,7 @@ class Heartbeat:
         while True:
             try:
                 await self._registry.publish_router(self.load())
+                self._metrics.desired = await self._registry.desired()
                 for decision in reversed(await self._registry.decisions(DECISIONS)):
                     if decision.unix_time > counted:
                         counted = decision.unix_time

@@ -39,8 +39,10 @@ class Intake:
         """Tokens that prompt and answer may have together: the model's limit, or less if a worker holds less."""
         return min(self.card.info.max_model_len, *(one.max_model_len for one in self._driver.dispatcher.workers), 2**31)
 
-    async def open(self, request: GenerateRequest, arrival: float, time_left: float | None) -> Stream:
-        """`time_left` is what is left of the client's time at `arrival`, in seconds.
+    async def open(
+        self, request: GenerateRequest, arrival: float, time_left: float | None, traceparent: str = ""
+    ) -> Stream:
+        """`time_left` is what is left of the client's time at `arrival`, in seconds; `traceparent` names its span.
 
         Raises InvalidArgument, NotFound, DeadlineExceeded, and what Driver.submit raises.
         """
@@ -66,6 +68,8 @@ class Intake:
             priority=request.priority,
             resume=request.resume,
             complete="stop" if text.stopped else self._completed(request.resume, sampling),
+            chat=bool(request.messages),
+            traceparent=traceparent,
         )
         return self._driver.submit(admitted, text)
 

@@ -25,6 +25,10 @@ class Timeline:
         return self._first is not None
 
     @property
+    def first_token_at(self) -> float | None:
+        return self._first
+
+    @property
     def marks(self) -> tuple[tuple[str, float], ...]:
         """(phase, when it ended), up to the last that was heard."""
         return (*self._marks, *self._decoded)

@@ -22,10 +22,16 @@ from router.intake import Intake
 from router.listeners import grpc_server, http_server
 from router.metrics import ClusterCollector, Metrics
 from router.model_card import ModelCard
+from router.observers import Observers
 from router.openai import build_app
+from router.page import StatusPage
+from router.process import favour_the_loop, settle_heap
 from router.registry import RouterRegistry
+from router.request_log import RequestLog
 from router.service import InferenceService
+from router.status import ClusterView
 from router.text import Text
+from router.tracing import Tracing
 
 DRAIN_S = 30.0  # for streams in flight to end by themselves
 
@@ -59,6 +65,7 @@ async def serve(config: ClusterConfig, *, redis_url: str, model_path: str, ready
     card = ModelCard.load(model_path, config.model)
     text = Text.load(model_path)
     registry = await Registry.connect(redis_url)
+    settle_heap()
     try:
         await run_router(config, registry, card, text, ready, stop)
     finally:
@@ -78,20 +85,21 @@ async def run_router(
     clock = MonotonicClock()
     router_id = f"router-{uuid.uuid4().hex[:8]}"
     metrics = Metrics(card.info.id)
-    driver = Driver(config, registry, router_id, clock, metrics)
-    metrics.registry.register(ClusterCollector(card.info.id, driver))
+    tracing = Tracing.from_environment(card.info.id, clock)
+    driver = Driver(config, registry, router_id, clock, Observers(metrics, RequestLog(), tracing))
+    metrics.registry.register(ClusterCollector(card.info.id, driver, metrics))
     intake = Intake(card, text, driver, config.router, clock)
     heartbeat = Heartbeat(router_id, driver, metrics, registry, clock)
+    view = ClusterView(driver, registry, heartbeat, card.info.id, config)
+    page = StatusPage(intake, driver, metrics, view, clock)
 
     public, grpc_address, public_health = grpc_server(config.listen.grpc, "listen.grpc", (inference.SERVICE_NAME,))
     admin, admin_address, _ = grpc_server(config.listen.admin, "listen.admin", (cluster.SERVICE_NAME,))
     http, socket, http_address = http_server(
-        build_app(intake, driver, metrics, clock), config.listen.http, "listen.http"
+        build_app(intake, driver, metrics, clock, page), config.listen.http, "listen.http"
     )
     inference.add_InferenceServiceServicer_to_server(InferenceService(intake, clock), public)
-    cluster.add_ClusterServiceServicer_to_server(
-        ClusterService(driver, registry, heartbeat, card.info.id, config), admin
-    )
+    cluster.add_ClusterServiceServicer_to_server(ClusterService(driver, registry, view), admin)
 
     async def announce() -> None:
         """Keeps gRPC's health service in step with the state; says once that the router is ready."""
@@ -110,7 +118,8 @@ async def run_router(
     async with asyncio.TaskGroup() as tasks:
         await public.start()
         await admin.start()
-        loops = [tasks.create_task(one) for one in (driver.run(), heartbeat.run(), announce())]
+        favour_the_loop()
+        loops = [tasks.create_task(one) for one in (driver.run(), heartbeat.run(), page.run(), announce())]
         web = tasks.create_task(http.serve(sockets=[socket]))
         await stop.drain.wait()
         log.info("draining", requests=driver.dispatcher.unfinished)
@@ -122,6 +131,7 @@ async def run_router(
         for task in loops:
             task.cancel()
     await heartbeat.end()
+    await tracing.close()
 
 
 async def _drain(driver: Driver, stop: StopRequest) -> None:

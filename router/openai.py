@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -18,31 +18,51 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+import kvrelay
 from kvrelay.clock import Clock
-from kvrelay.errors import Cancelled, Code, InvalidArgument, KvRelayError
+from kvrelay.errors import Cancelled, Code, Internal, InvalidArgument, KvRelayError
+from kvrelay.telemetry import get_logger
+from kvrelay.wire.inference import GenerateResponse
 from router.choices import Choices
 from router.driver import Driver
 from router.intake import Intake
 from router.metrics import Metrics
-from router.openai_request import Completion, Json, load_json, parse_chat, parse_completion, parse_messages
-from router.openai_response import Shape, account, error_body
-from router.validation import check_model, check_text, check_token_ids
+from router.openai_request import (
+    Completion,
+    Json,
+    load_json,
+    parse_chat,
+    parse_completion,
+    parse_detokenize,
+    parse_tokenize,
+)
+from router.openai_response import DONE, Head, Shape, error_body, event
+from router.openapi import describe
+from router.page import StatusPage
+from router.validation import check_model, check_request_id, check_text, check_token_ids
 
 MAX_BODY_BYTES = 4 * 2**20
 Handler = Callable[[Request], Awaitable[Response]]
 T = TypeVar("T")
+_STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # the latter is nginx's
+
+log = get_logger("router.openai")
 
 
-def build_app(intake: Intake, driver: Driver, metrics: Metrics, clock: Clock) -> Starlette:
+def build_app(intake: Intake, driver: Driver, metrics: Metrics, clock: Clock, page: StatusPage) -> Starlette:
     door = OpenAiDoor(intake, driver, metrics, clock)
     routes = [
         Route("/v1/models", _typed(door.models), methods=["GET"]),
+        Route("/v1/models/{id:path}", _typed(door.model), methods=["GET"]),
         Route("/v1/completions", _typed(door.completions), methods=["POST"]),
         Route("/v1/chat/completions", _typed(door.chat), methods=["POST"]),
         Route("/tokenize", _typed(door.tokenize), methods=["POST"]),
         Route("/detokenize", _typed(door.detokenize), methods=["POST"]),
         Route("/health", _typed(door.health), methods=["GET"]),
         Route("/metrics", _typed(door.metrics), methods=["GET"]),
+        Route("/version", _typed(door.version), methods=["GET"]),
+        Route("/openapi.json", _typed(door.openapi), methods=["GET"]),
+        *page.routes(),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
 
@@ -57,41 +77,57 @@ class OpenAiDoor:
 
     async def completions(self, request: Request) -> Response:
         arrival = self._clock.now()
-        return await self._generate(request, parse_completion(await _read(request)), arrival)
+        completion = parse_completion(await _read(request), request.state.request_id)
+        return await self._generate(request, completion, arrival)
 
     async def chat(self, request: Request) -> Response:
         arrival = self._clock.now()
-        return await self._generate(request, parse_chat(await _read(request)), arrival)
+        completion = parse_chat(await _read(request), request.state.request_id)
+        return await self._generate(request, completion, arrival)
 
     async def models(self, request: Request) -> Response:
-        card = {
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        check_model(request.path_params["id"], self._intake.card)
+        return JSONResponse(self._model())
+
+    def _model(self) -> Json:
+        return {
             "id": self._intake.card.info.id,
             "object": "model",
             "created": self._started,
             "owned_by": "kvrelay",
             "max_model_len": self._intake.max_model_len,
         }
-        return JSONResponse({"object": "list", "data": [card]})
+
+    async def version(self, request: Request) -> Response:
+        return JSONResponse({"version": kvrelay.__version__})
+
+    async def openapi(self, request: Request) -> Response:
+        return JSONResponse(describe(kvrelay.__version__))
 
     async def tokenize(self, request: Request) -> Response:
-        body = await _read(request)
-        check_model(str(body.get("model") or ""), self._intake.card)
-        if "messages" in body:
-            tokens = await self._intake.text.encode_chat(parse_messages(body["messages"]))
+        asked = parse_tokenize(await _read(request))
+        check_model(asked.model, self._intake.card)
+        text = self._intake.text
+        if asked.prompt is None:
+            tokens = await text.encode_chat(asked.messages)
         else:
-            text = body.get("prompt")
-            if not isinstance(text, str):
-                raise InvalidArgument("prompt must be text", field="prompt")
-            check_text("prompt", text)
-            tokens = await self._intake.text.encode(text, body.get("add_special_tokens") is not False)
-        return JSONResponse({"count": len(tokens), "max_model_len": self._intake.max_model_len, "tokens": tokens})
+            check_text("prompt", asked.prompt)
+            tokens = await text.encode(asked.prompt, asked.add_special_tokens)
+        found: dict[str, object] = {
+            "count": len(tokens),
+            "max_model_len": self._intake.max_model_len,
+            "tokens": tokens,
+        }
+        if asked.return_token_strs:
+            found["token_strs"] = text.spell(tokens)
+        return JSONResponse(found)
 
     async def detokenize(self, request: Request) -> Response:
-        body = await _read(request)
-        check_model(str(body.get("model") or ""), self._intake.card)
-        tokens = body.get("tokens")
-        if not isinstance(tokens, list) or not all(type(one) is int for one in tokens):
-            raise InvalidArgument("tokens must be a list of integers", field="tokens")
+        model, tokens = parse_detokenize(await _read(request))
+        check_model(model, self._intake.card)
         check_token_ids("tokens", tokens, self._intake.card)
         return JSONResponse({"prompt": await self._intake.text.decode(tokens)})
 
@@ -103,14 +139,16 @@ class OpenAiDoor:
         return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def _generate(self, request: Request, completion: Completion, arrival: float) -> Response:
-        shape = Shape(
-            completion,
-            id=("chatcmpl-" if completion.chat else "cmpl-") + uuid.uuid4().hex,
-            created=int(time.time()),
-            model=self._intake.card.info.id,
-        )
-        choices = await Choices.open(self._intake, completion, arrival)
+        traceparent = request.headers.get("traceparent", "")
+        choices = await Choices.open(self._intake, completion, arrival, traceparent)
+        request.state.request_id = completion.request_id  # which has been checked
         try:
+            head = Head(
+                id=("chatcmpl-" if completion.chat else "cmpl-") + request.state.request_id,
+                created=int(time.time()),
+                model=self._intake.card.info.id,
+            )
+            shape = Shape(completion, head, await choices.echoes() if completion.echo else ())
             if not completion.stream:
                 answers, logprobs = await _unless_gone(request, choices.whole())
                 return JSONResponse(shape.whole(answers, logprobs), headers={"x-kvrelay-path": answers[0].path or ""})
@@ -119,37 +157,35 @@ class OpenAiDoor:
             choices.cancel()
             raise
         return StreamingResponse(
-            _events(shape, choices),
+            _events(completion, shape, choices, request.state.request_id),
             media_type="text/event-stream",
-            headers={"x-kvrelay-path": choices.path or "", "cache-control": "no-cache"},
+            headers=_STREAM_HEADERS | {"x-kvrelay-path": choices.path or ""},
         )
 
 
-async def _events(shape: Shape, choices: Choices) -> AsyncIterator[str]:
+async def _events(completion: Completion, shape: Shape, choices: Choices, request_id: str) -> AsyncIterator[str]:
     """The server-sent events of a stream; leaving it ends the generation."""
     try:
-        ends = []
+        ends: dict[int, GenerateResponse] = {}
         async with aclosing(choices.responses()) as responses:
             async for index, response, logprobs in responses:
-                chunk = shape.chunk(index, response, logprobs)
+                last = ""
                 if response.finish_reason is not None:
-                    ends.append((index, response))
-                    if len(ends) == len(choices) and not shape.completion.include_usage:
-                        chunk["kvrelay"] = account([one for _, one in sorted(ends, key=lambda end: end[0])])
-                yield _event(chunk)
-        if shape.completion.include_usage:
-            answers = [one for _, one in sorted(ends, key=lambda end: end[0])]
-            chunk = shape.usage_chunk([one.usage for one in answers if one.usage is not None])
-            yield _event(chunk | {"kvrelay": account(answers)})
+                    ends[index] = response
+                    if len(ends) == len(choices) and not completion.include_usage:
+                        last = shape.last_members([ends[one] for one in sorted(ends)])
+                usage = choices.usage(index, response) if completion.continuous_usage else None
+                yield shape.chunk(index, response, logprobs, usage, last)
+        if completion.include_usage:
+            yield shape.usage_chunk([ends[one] for one in sorted(ends)])
     except KvRelayError as error:
-        yield _event(error_body(error))
+        yield event(error_body(error))
+    except Exception:
+        log.exception("unexpected error", request=request_id)
+        yield event(error_body(_unexpected(request_id)))
     finally:
         choices.cancel()
-    yield "data: [DONE]\n\n"
-
-
-def _event(body: Json) -> str:
-    return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    yield DONE
 
 
 async def _read(request: Request) -> Json:
@@ -184,24 +220,49 @@ async def _gone(request: Request) -> None:
 
 
 def _typed(handler: Handler) -> Handler:
-    """Answers a typed error in OpenAI's shape."""
+    """Gives the request its id, and answers an error in OpenAI's shape."""
 
     async def handle(request: Request) -> Response:
+        given = request.headers.get("x-request-id", "")
+        request_id = request.state.request_id = given or uuid.uuid4().hex
         try:
-            return await handler(request)
+            check_request_id(given)
+            response = await handler(request)
+            request_id = request.state.request_id  # the body may have named another
         except ClientDisconnect:
             return Response(status_code=Code.CANCELLED.http_status)
+        except HTTPException as error:
+            response = await _http_error(request, error)
         except KvRelayError as error:
-            headers = {}
-            if error.retry_after_s is not None:
-                headers["retry-after"] = str(math.ceil(error.retry_after_s))
-            return JSONResponse(error_body(error), status_code=error.code.http_status, headers=headers)
+            if error.field == "request_id":
+                request_id = uuid.uuid4().hex  # the given one may not be fit for a header
+            response = _error_response(error)
+        except Exception:
+            log.exception("unexpected error", request=request_id)
+            response = _error_response(_unexpected(request_id))
+        response.headers["x-request-id"] = request_id
+        return response
 
     return handle
+
+
+def _error_response(error: KvRelayError) -> Response:
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(math.ceil(error.retry_after_s))
+    if error.code is Code.UNIMPLEMENTED:
+        headers["x-should-retry"] = "false"  # OpenAI's clients would, as after any 5xx
+    return JSONResponse(error_body(error), status_code=error.code.http_status, headers=headers)
+
+
+def _unexpected(request_id: str) -> KvRelayError:
+    """All that a client learns; the log has the trace."""
+    return Internal(f"an unexpected error in the router; its log has the reason under request {request_id}")
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     """Unknown paths, wrong methods, bodies that are too large."""
     assert isinstance(error, HTTPException)
-    body = {"message": error.detail, "type": "invalid_request_error", "param": None, "code": error.status_code}
+    kind = "not_found_error" if error.status_code == HTTPStatus.NOT_FOUND else "invalid_request_error"
+    body = {"message": error.detail, "type": kind, "param": None, "code": error.status_code}
     return JSONResponse({"error": body}, status_code=error.status_code, headers=error.headers)

@@ -6,45 +6,69 @@ A field that kvrelay does not have is an error if it would change the answer, an
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
+
+import xxhash
 
 from kvrelay.errors import InvalidArgument, PermissionDenied, Unimplemented
 from kvrelay.wire.inference import GenerateRequest, SamplingOptions
+from router.openapi_fields import CHAT, COMPLETION, DETOKENIZE, MAX_CHOICES, PASSED_OVER, TOKENIZE
 
-MAX_PROMPTS = 64  # in one request
 Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One HTTP request: a generation per prompt, and how the client wants to be told."""
+    """One HTTP request: `n` generations per prompt, and how the client wants to be told.
 
+    `requests` are in the order of the choices: those of the first prompt, those of the second, ...
+    """
+
+    request_id: str  # of the whole; each of several requests has its own, which begins with it
     requests: tuple[GenerateRequest, ...]
+    n: int
     chat: bool
     stream: bool
     include_usage: bool
+    continuous_usage: bool
     return_token_ids: bool
+    echo: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenize:
+    """Either a prompt or (role, content) pairs."""
+
+    model: str
+    prompt: str | None
+    messages: tuple[tuple[str, str], ...]
+    add_special_tokens: bool
+    return_token_strs: bool
 
 
 _NUMBERS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
-_INTEGERS = ("seed", "min_tokens")
-_COMMON = {
-    "model", "stream", "stream_options", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "top_k", "logit_bias",
-    "logprobs", "request_id", "priority", "return_token_ids", *_NUMBERS, *_INTEGERS,
-}  # fmt: skip
-_OF_COMPLETIONS = _COMMON | {"prompt"}
-_OF_CHAT = _COMMON | {"messages", "max_completion_tokens", "top_logprobs"}
+_SEED = 2**63 - 1
 
-# What these say has no bearing on the tokens.
-_PASSED_OVER = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 # Features that kvrelay lacks, with the values that ask for nothing.
 _ONLY: dict[str, tuple[object, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
+    "prompt_logprobs": (),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": ([],),
+    "guided_grammar": (),
+    "reasoning_effort": ("none",),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "truncate_prompt_tokens": (),
+    "length_penalty": (1,),
+    "return_tokens_as_token_ids": (False,),
+    "documents": ([],),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -76,24 +100,55 @@ def load_json(body: bytes) -> Json:
     return value
 
 
-def parse_completion(body: Json) -> Completion:
-    _check_fields(body, _OF_COMPLETIONS)
+def parse_completion(body: Json, request_id: str = "") -> Completion:
+    """`request_id` is what the request is called if the body does not say."""
+    _check_fields(body, COMPLETION)
     logprobs = _get(body, "logprobs", _integer)
+    echo = _get(body, "echo", _boolean) or False
+    if echo and logprobs is not None:
+        raise InvalidArgument(
+            "echo with logprobs asks for the prompt's logprobs, which are not computed; leave one of them out",
+            field="logprobs",
+        )
     sampling = _sampling(body, _get(body, "max_tokens", _integer), logprobs)
-    prompts = _prompts(body.get("prompt"))
-    return _completion(body, sampling, prompts, chat=False)
+    return _completion(body, sampling, _prompts(body.get("prompt")), request_id, chat=False, echo=echo)
 
 
-def parse_chat(body: Json) -> Completion:
-    _check_fields(body, _OF_CHAT)
+def parse_chat(body: Json, request_id: str = "") -> Completion:
+    """`request_id` is what the request is called if the body does not say."""
+    _check_fields(body, CHAT)
     wanted = _get(body, "logprobs", _boolean)
     top = _get(body, "top_logprobs", _integer)
-    if top is not None and not wanted:
+    if top and not wanted:
         raise InvalidArgument("top_logprobs needs logprobs: true", field="top_logprobs")
     limit = _get(body, "max_completion_tokens", _integer)
     limit = _get(body, "max_tokens", _integer) if limit is None else limit
     sampling = _sampling(body, limit, (top or 0) if wanted else None)
-    return _completion(body, sampling, [{"messages": parse_messages(body.get("messages"))}], chat=True)
+    source = {"messages": parse_messages(body.get("messages"))}
+    return _completion(body, sampling, [source], request_id, chat=True, echo=False)
+
+
+def parse_tokenize(body: Json) -> Tokenize:
+    _check_fields(body, TOKENIZE)
+    messages = body.get("messages")
+    prompt = _get(body, "prompt", _string)
+    if (prompt is None) == (messages is None):
+        raise InvalidArgument("give either prompt or messages", field="prompt")
+    return Tokenize(
+        model=_get(body, "model", _string) or "",
+        prompt=prompt,
+        messages=() if messages is None else parse_messages(messages),
+        add_special_tokens=_get(body, "add_special_tokens", _boolean) is not False,
+        return_token_strs=_get(body, "return_token_strs", _boolean) or False,
+    )
+
+
+def parse_detokenize(body: Json) -> tuple[str, list[int]]:
+    """Model and token ids."""
+    _check_fields(body, DETOKENIZE)
+    if body.get("tokens") is None:
+        raise InvalidArgument("tokens must be a list of token ids", field="tokens")
+    return _get(body, "model", _string) or "", _list(body, "tokens", _integer)
 
 
 def parse_messages(value: object) -> tuple[tuple[str, str], ...]:
@@ -107,6 +162,8 @@ def _message(value: object, position: int) -> tuple[str, str]:
     where = f"messages[{position}]"
     if not isinstance(value, dict) or not isinstance(value.get("role"), str):
         raise InvalidArgument(f"{where} must be an object with a role", field="messages")
+    if value.get("tool_calls") or value.get("function_call"):
+        raise InvalidArgument(f"{where} has tool calls, which are not supported", field="messages")
     content = value.get("content")
     if isinstance(content, list):
         parts = [one.get("text") if isinstance(one, dict) and one.get("type") == "text" else None for one in content]
@@ -118,22 +175,65 @@ def _message(value: object, position: int) -> tuple[str, str]:
     return value["role"], content
 
 
-def _completion(body: Json, sampling: SamplingOptions, sources: list[dict[str, Any]], chat: bool) -> Completion:
+def _completion(
+    body: Json, sampling: SamplingOptions, sources: list[dict[str, Any]], request_id: str, *, chat: bool, echo: bool
+) -> Completion:
     options = _get(body, "stream_options", _object) or {}
-    request_id = _get(body, "request_id", _string) or ""
+    n = _choices_per_prompt(body, len(sources))
+    request_id = _get(body, "request_id", _string) or request_id
     model = _get(body, "model", _string) or ""
     priority = _get(body, "priority", _integer) or 0
     requests = []
-    for number, source in enumerate(sources):
-        one = f"{request_id}-{number}" if request_id and len(sources) > 1 else request_id
-        requests.append(GenerateRequest(request_id=one, model=model, sampling=sampling, priority=priority, **source))
+    for number in range(len(sources) * n):
+        prompt, choice = divmod(number, n)
+        one = f"{request_id}-{number}" if request_id and len(sources) * n > 1 else request_id
+        seed = sampling.seed if choice == 0 else _seed_of(sampling.seed, choice)
+        requests.append(
+            GenerateRequest(
+                request_id=one,
+                model=model,
+                sampling=sampling if seed == sampling.seed else replace(sampling, seed=seed),
+                priority=priority,
+                **sources[prompt],
+            )
+        )
     return Completion(
+        request_id=request_id,
         requests=tuple(requests),
+        n=n,
         chat=chat,
         stream=_get(body, "stream", _boolean) or False,
         include_usage=_get(options, "include_usage", _boolean) or False,
+        continuous_usage=_get(options, "continuous_usage_stats", _boolean) or False,
         return_token_ids=_get(body, "return_token_ids", _boolean) or False,
+        echo=echo,
     )
+
+
+def _choices_per_prompt(body: Json, num_prompts: int) -> int:
+    n: int = _get(body, "n", _integer) or 1
+    if body.get("n") == 0 or not 1 <= n * num_prompts <= MAX_CHOICES:
+        raise InvalidArgument(
+            f"n is {body['n']!s:.20} for {num_prompts} prompts; allowed is 1 or more, and {MAX_CHOICES} choices "
+            "in one request",
+            field="n",
+        )
+    best_of = _get(body, "best_of", _integer)
+    if best_of not in (None, n):
+        raise InvalidArgument(
+            f"best_of is {best_of!s:.20}; it must equal n, {n}, since answers are not ranked", field="best_of"
+        )
+    return n
+
+
+def _seed_of(seed: int | None, choice: int) -> int | None:
+    """Of the second and later choices of a prompt: 63 bits of the XXH3 hash of "SEED-CHOICE", in decimals.
+
+    Without a seed, admission draws one from the request id, and each choice has its own.
+    """
+    if seed is None or not 0 <= seed <= _SEED:
+        return seed  # which validation refuses
+    return xxhash.xxh3_64_intdigest(f"{seed}-{choice}".encode()) & _SEED
 
 
 def _prompts(value: object) -> list[dict[str, Any]]:
@@ -144,8 +244,8 @@ def _prompts(value: object) -> list[dict[str, Any]]:
         raise InvalidArgument("prompt must be text, token ids, or a list of either, and not empty", field="prompt")
     if all(map(_is_integer, value)):
         return [{"token_ids": _token_ids(value)}]
-    if len(value) > MAX_PROMPTS:
-        raise InvalidArgument(f"prompt is a list of {len(value)}; allowed are {MAX_PROMPTS}", field="prompt")
+    if len(value) > MAX_CHOICES:
+        raise InvalidArgument(f"prompt is a list of {len(value)}; allowed are {MAX_CHOICES}", field="prompt")
     if all(isinstance(one, str) for one in value):
         return [{"prompt": one} for one in value]
     if all(isinstance(one, list) and one and all(map(_is_integer, one)) for one in value):
@@ -185,9 +285,9 @@ def _logit_bias(body: Json) -> list[tuple[int, float]]:
     return found
 
 
-def _check_fields(body: Json, known: set[str]) -> None:
+def _check_fields(body: Json, known: Collection[str]) -> None:
     for name, value in body.items():
-        if name in known or name in _PASSED_OVER or value is None:
+        if name in known or name in PASSED_OVER or value is None:
             continue
         if name in _FORBIDDEN:
             raise PermissionDenied(f"{name} is not for clients to set; leave it out", field=name)
@@ -196,8 +296,8 @@ def _check_fields(body: Json, known: set[str]) -> None:
         if name not in _ONLY:
             raise InvalidArgument(f"{name!r:.60} is not a field that is known here; leave it out", field=name[:60])
         if value not in _ONLY[name]:
-            allowed = " or ".join(json.dumps(one) for one in _ONLY[name])
-            raise InvalidArgument(f"{name} is not supported; leave it out, or give {allowed}", field=name)
+            allowed = "".join(f", or give {json.dumps(one)}" for one in _ONLY[name])
+            raise InvalidArgument(f"{name} is not supported; leave it out{allowed}", field=name)
 
 
 # Readers of one value: each returns it, or raises InvalidArgument.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from kvrelay.errors import KvRelayError
@@ -12,66 +14,117 @@ from kvrelay.wire.inference import GenerateResponse
 from router.openai_request import Completion
 
 Json = dict[str, Any]
+DONE = "data: [DONE]\n\n"
+
+
+def to_json(body: object) -> str:
+    """In ASCII: some clients take U+2028 and its like for the end of a line, and so of an event."""
+    return json.dumps(body, separators=(",", ":"))
+
+
+def event(body: object) -> str:
+    """As a server-sent event."""
+    return f"data: {to_json(body)}\n\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Head:
     """What all bodies of one answer have in common."""
 
-    completion: Completion
     id: str
     created: int  # unix seconds
     model: str
 
-    def chunk(self, index: int, response: GenerateResponse, logprobs: Json | None) -> Json:
-        """What one response of the choice `index` adds."""
-        choice: Json = {"index": index, "logprobs": logprobs, "finish_reason": response.finish_reason}
-        if self.completion.chat:
-            delta: Json = {"content": response.text} if response.token_ids or response.text else {}
-            choice["delta"] = {"role": "assistant"} | delta if response.index == 0 and response.token_ids else delta
-        else:
-            choice["text"] = response.text
-        return self._body([self._with_ids(choice, response.token_ids)], chunk=True)
 
-    def usage_chunk(self, usages: Sequence[Usage]) -> Json:
-        return self._body([], chunk=True) | {"usage": usage_body(usages)}
+class Shape:
+    """Bodies of one answer. A chunk of a stream is written around what all of them have in common."""
+
+    def __init__(self, completion: Completion, head: Head, echoes: Sequence[str]) -> None:
+        """`echoes`: for each choice what its text begins with; empty for none."""
+        self._completion = completion
+        self._head = head
+        self._echoes = echoes
+        opened = to_json(self._body([], chunk=True)).removesuffix("]}")
+        self._before = f'data: {opened}{{"index":'
+        usage = completion.include_usage and not completion.continuous_usage
+        self._after = ',"usage":null' if usage else ""
+
+    def chunk(
+        self, index: int, response: GenerateResponse, logprobs: Json | None, usage: Usage | None, last: str
+    ) -> str:
+        """The event for what one response adds to the choice `index`.
+
+        `usage`: of the choice so far, if the client wants it in each chunk. `last`: members that the last chunk has.
+        """
+        completion = self._completion
+        text = response.text
+        if completion.chat:
+            has_text = text or response.token_ids
+            content = f'"content":{encode_basestring_ascii(text)}' if has_text else ""
+            if response.index == 0:
+                content = f'"role":"assistant",{content}' if content else '"role":"assistant"'
+            said = f'"delta":{{{content}}}'
+        else:
+            if completion.echo and response.index == 0:
+                text = self._echoes[index] + text
+            said = f'"text":{encode_basestring_ascii(text)}'
+        ids = f',"token_ids":{to_json(response.token_ids)}' if completion.return_token_ids else ""
+        finish = "null" if response.finish_reason is None else f'"{response.finish_reason}"'
+        scores = "null" if logprobs is None else to_json(logprobs)
+        told = self._after if usage is None else f',"usage":{to_json(usage_body([usage], 1))}'
+        return f'{self._before}{index},{said},"logprobs":{scores},"finish_reason":{finish}{ids}}}]{told}{last}}}\n\n'
+
+    def last_members(self, answers: Sequence[GenerateResponse]) -> str:
+        """What the last chunk has beside its choice."""
+        return f',"kvrelay":{to_json(account(answers))}'
+
+    def usage_chunk(self, answers: Sequence[GenerateResponse]) -> str:
+        """The event after all choices."""
+        usage = usage_body(_usages(answers), self._completion.n)
+        return event(self._body([], chunk=True) | {"usage": usage, "kvrelay": account(answers)})
 
     def whole(self, answers: Sequence[GenerateResponse], logprobs: Sequence[Json | None]) -> Json:
         """All choices, each as one response that holds all of its answer."""
         choices = []
         for index, (answer, one) in enumerate(zip(answers, logprobs, strict=True)):
             choice: Json = {"index": index, "logprobs": one, "finish_reason": answer.finish_reason}
-            if self.completion.chat:
+            if self._completion.chat:
                 choice["message"] = {"role": "assistant", "content": answer.text}
             else:
-                choice["text"] = answer.text
-            choices.append(self._with_ids(choice, answer.token_ids))
-        usages = [answer.usage for answer in answers if answer.usage is not None]
-        return self._body(choices, chunk=False) | {"usage": usage_body(usages), "kvrelay": account(answers)}
-
-    def _with_ids(self, choice: Json, token_ids: Sequence[int]) -> Json:
-        return choice | {"token_ids": list(token_ids)} if self.completion.return_token_ids else choice
+                choice["text"] = self._echoes[index] + answer.text if self._completion.echo else answer.text
+            if self._completion.return_token_ids:
+                choice["token_ids"] = list(answer.token_ids)
+            choices.append(choice)
+        usage = usage_body(_usages(answers), self._completion.n)
+        return self._body(choices, chunk=False) | {"usage": usage, "kvrelay": account(answers)}
 
     def _body(self, choices: list[Json], chunk: bool) -> Json:
         name = "text_completion"
-        if self.completion.chat:
+        if self._completion.chat:
             name = "chat.completion.chunk" if chunk else "chat.completion"
-        return {"id": self.id, "object": name, "created": self.created, "model": self.model, "choices": choices}
+        head = self._head
+        return {"id": head.id, "object": name, "created": head.created, "model": head.model, "choices": choices}
 
 
-def usage_body(usages: Sequence[Usage]) -> Json:
-    prompt = sum(one.prompt_tokens for one in usages)
+def _usages(answers: Sequence[GenerateResponse]) -> list[Usage]:
+    return [one.usage for one in answers if one.usage is not None]
+
+
+def usage_body(usages: Sequence[Usage], n: int) -> Json:
+    """A prompt counts once, however many choices it has: `n`, one after the other."""
+    prompts = usages[::n]
+    prompt = sum(one.prompt_tokens for one in prompts)
     completion = sum(one.completion_tokens for one in usages)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(one.cached_tokens for one in usages)},
+        "prompt_tokens_details": {"cached_tokens": sum(one.cached_tokens for one in prompts)},
     }
 
 
 def account(answers: Sequence[GenerateResponse]) -> Json | list[Json]:
-    """Path, reason and ledger of the answer; of several prompts' answers, a list in their order."""
+    """Path, reason and ledger of the answer; of several choices, a list in their order."""
     found = [
         {"request_id": one.request_id, "path": one.path, "why": one.why, "ledger": _ledger(one.ledger)}
         for one in answers

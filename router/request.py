@@ -20,3 +20,5 @@ class Request:
     resume: tuple[int, ...] = ()  # tokens of the answer that the client already has
     complete: FinishReason | None = None  # why `resume` is the whole answer, if it is
     salt: str = ""
+    chat: bool = False  # whether it came as messages
+    traceparent: str = ""  # of the client's span, as W3C Trace Context writes it; not validated

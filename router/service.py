@@ -29,7 +29,9 @@ class InferenceService(InferenceServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
         arrival = self._clock.now()
         try:
-            stream = await self._intake.open(request_from_proto(request), arrival, context.time_remaining())
+            stream = await self._intake.open(
+                request_from_proto(request), arrival, context.time_remaining(), _traceparent(context)
+            )
             try:
                 async with asyncio.timeout(stream.request.deadline - arrival + READ_GRACE_S):
                     async for response in stream.responses():
@@ -45,3 +47,7 @@ class InferenceService(InferenceServiceServicer):
         self, request: pb.ListModelsRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListModelsResponse:
         return models_to_proto([self._intake.card.info])
+
+
+def _traceparent(context: grpc.aio.ServicerContext) -> str:
+    return next((value for key, value in context.invocation_metadata() or () if key == "traceparent"), "")

@@ -26,6 +26,10 @@ class Text:
         """Raises ModelRefused for a broken tokenizer or chat template."""
         return cls(_unless_absent(Tokenizer.load, folder), _unless_absent(ChatTemplate.load, folder))
 
+    @property
+    def has_chat(self) -> bool:
+        return self._chat is not None
+
     async def close(self) -> None:
         if self._chat is not None:
             await self._chat.aclose()
@@ -50,6 +54,10 @@ class Text:
         if len(token_ids) <= INLINE:
             return self._needed().decode(token_ids)
         return await asyncio.to_thread(self._needed().decode, token_ids)
+
+    def spell(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary has it. Raises NotFound without a tokenizer."""
+        return self._needed().spell(token_ids)
 
     def open_stream(self, stop: tuple[str, ...], prompt: Sequence[int]) -> TokenSink:
         """Raises NotFound for stop strings without a tokenizer."""

@@ -16,6 +16,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+WHY = "5 uncached prompt tokens are below local_below_tokens=64"
+
 
 def sse(*events: Any) -> StreamingResponse:
     async def body() -> AsyncIterator[str]:
@@ -34,7 +36,7 @@ def answer(body: dict[str, Any]) -> list[Any]:
     return [
         *steps,
         {"choices": [{"text": "", "token_ids": [9], "finish_reason": "length"}]},
-        {"choices": [], "usage": usage, "kvrelay": {"path": "local", "why": "short"}},
+        {"choices": [], "usage": usage, "kvrelay": {"path": "local", "why": WHY}},
         "[DONE]",
     ]
 

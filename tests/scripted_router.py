@@ -16,6 +16,10 @@ from kvrelay.wire import cluster
 from kvrelay.wire import inference as wire
 from kvrelay.wire.status import abort
 
+WHY: dict[Path, str] = {
+    "disaggregated": "policy",
+    "local": "5 uncached prompt tokens are below local_below_tokens=64",
+}
 Step = wire.GenerateResponse | KvRelayError | float | str  # send, fail, stay for some seconds, or "hang"
 LEDGER = Ledger(
     phases=(("queue", 0.002), ("prefill", 0.008)),
@@ -41,7 +45,7 @@ def last(response: wire.GenerateResponse, path: Path = "disaggregated") -> wire.
         finish_reason="length",
         usage=Usage(prompt_tokens=7, cached_tokens=2, completion_tokens=response.index + len(response.token_ids)),
         path=path,
-        why="policy",
+        why=WHY[path],
         ledger=LEDGER,
     )
 
@@ -93,7 +97,10 @@ class ScriptedRouter(wire.InferenceServiceServicer):
 
 
 @contextmanager
-def serving(servicer: wire.InferenceServiceServicer | cluster.ClusterServiceServicer) -> Iterator[str]:
+def serving(
+    servicer: wire.InferenceServiceServicer | cluster.ClusterServiceServicer,
+    credentials: grpc.ServerCredentials | None = None,
+) -> Iterator[str]:
     """Serves from a thread of its own, so that blocking clients can be tested too; yields HOST:PORT."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
@@ -105,7 +112,10 @@ def serving(servicer: wire.InferenceServiceServicer | cluster.ClusterServiceServ
             cluster.add_ClusterServiceServicer_to_server(servicer, server)
         else:
             wire.add_InferenceServiceServicer_to_server(servicer, server)
-        port = server.add_insecure_port("127.0.0.1:0")
+        if credentials is None:
+            port = server.add_insecure_port("127.0.0.1:0")
+        else:
+            port = server.add_secure_port("127.0.0.1:0", credentials)
         await server.start()
         return server, port
 

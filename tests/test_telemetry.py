@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
+from kvrelay.errors import InvalidArgument
 from kvrelay.telemetry import configure_logging, get_logger
 
 
@@ -42,3 +43,13 @@ def test_lines_below_the_level_are_dropped(capsys: pytest.CaptureFixture[str]) -
     configure_logging("error")
     get_logger("registry").warning("skipped")
     assert capsys.readouterr().err == ""
+
+
+def test_the_environment_sets_the_level(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVRELAY_LOG_LEVEL", "DEBUG")
+    configure_logging("error")
+    get_logger("registry").debug("seen")
+    assert json.loads(capsys.readouterr().err)["event"] == "seen"
+    monkeypatch.setenv("KVRELAY_LOG_LEVEL", "loud")
+    with pytest.raises(InvalidArgument, match="'loud'; allowed are debug, info, warning, error"):
+        configure_logging()

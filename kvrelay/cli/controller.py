@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
-from kvrelay.cli.serve import Config
+from kvrelay.cli.serve import Config, LogLevel, set_log_level
 
 if TYPE_CHECKING:
     from kvrelay.config import AutoscalingPolicy, ClusterConfig
@@ -28,6 +28,7 @@ def controller(
         str | None,
         typer.Option(envvar="KVRELAY_RAY_ADDRESS", help="A running Ray cluster; without it, one starts here."),
     ] = None,
+    log_level: LogLevel = None,
 ) -> None:
     """Run the workers of a cluster as Ray actors, and scale them; `serve` starts one by itself.
 
@@ -40,6 +41,7 @@ def controller(
 
     loaded = load_config(config)
     policy = None if loaded.autoscaling is None else load_policy(Path(loaded.autoscaling))
+    set_log_level(log_level)
     configure_logging()
     asyncio.run(_control(loaded, policy, ray_address))
 

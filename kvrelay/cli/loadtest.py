@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
+from kvrelay.cli import loadtest_options as options
 from kvrelay.cli import render
-from kvrelay.errors import InvalidArgument, NotFound
 
 if TYPE_CHECKING:
-    from kvrelay.loadtest.row import Row
-    from kvrelay.loadtest.workload import Workload
+    from kvrelay.loadtest.report import Report
+    from kvrelay.loadtest.sweep import Sweep
+
+INTERRUPTED = 130  # as shells say it: 128 + SIGINT
 
 app = typer.Typer(
     help="Measure a cluster under load.",
@@ -26,124 +24,219 @@ app = typer.Typer(
 
 @app.command()
 def run(
-    slo: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,  # what follows the first after --goodput
-    target: Annotated[
-        str, typer.Option(envvar="KVRELAY_TARGET", metavar="HOST:PORT|http://HOST:PORT", help="gRPC, or HTTP.")
-    ] = "127.0.0.1:50051",
-    rate: Annotated[float, typer.Option(metavar="R", help="Requests per second; inf sends all at once.")] = 1.0,
-    num_requests: Annotated[int | None, typer.Option(min=1, metavar="N", help="100 without --duration.")] = None,
-    duration: Annotated[float | None, typer.Option(metavar="SECONDS", help="Arrivals end after it.")] = None,
-    burstiness: Annotated[float, typer.Option(metavar="B", help="1 is Poisson; less comes in bursts.")] = 1.0,
-    prompt_tokens: Annotated[
-        str, typer.Option(metavar="DIST", help="N, LOW-HIGH, or lognormal:median=M,sigma=S,min=A,max=B.")
-    ] = "256",
-    output_tokens: Annotated[str, typer.Option(metavar="DIST", help="Likewise.")] = "64",
-    seed: Annotated[int, typer.Option(metavar="S", help="The same seed plans the same load.")] = 0,
-    text: Annotated[bool, typer.Option("--text/--token-ids", help="Send words instead of random token ids.")] = False,
-    vocab_size: Annotated[int | None, typer.Option(min=1, metavar="N", help="If the target does not tell.")] = None,
-    timeout: Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="For each request.")] = 600.0,
-    goodput: Annotated[
-        list[str] | None, typer.Option(metavar="METRIC:MS...", help="Objectives: ttft:MS tpot:MS e2e:MS.")
+    slo: options.Words = None,
+    target: options.TargetOption = "127.0.0.1:50051",
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="R", help="Requests per second, inf, or stages R:SECONDS,FROM-TO:SECONDS,...; 1 if not given."
+        ),
     ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Closed loop: as many at a time, whatever the rate.")
+    ] = None,
+    num_requests: options.NumRequests = None,
+    duration: options.Duration = None,
+    burstiness: options.Burstiness = None,
+    prompt_tokens: options.PromptTokens = None,
+    output_tokens: options.OutputTokens = None,
+    seed: options.Seed = 0,
+    text: options.Text = False,
+    vocab_size: options.VocabSize = None,
+    timeout: options.Timeout = 600.0,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Replay: Mooncake JSONL, Azure CSV, ServeGen client or folder."),
+    ] = None,
+    trace_format: Annotated[
+        str | None, typer.Option(metavar="mooncake|azure|servegen", help="If the file does not tell.")
+    ] = None,
+    trace_start: Annotated[float, typer.Option(metavar="SECONDS", help="Begin there in the trace.")] = 0.0,
+    time_scale: Annotated[str, typer.Option(metavar="X", help="Of the times between requests; 1/10 is faster.")] = "1",
+    length_scale: Annotated[str, typer.Option(metavar="X", help="Of prompts, their shared blocks, and answers.")] = "1",
+    goodput: options.Goodput = None,
     expect_path: Annotated[
         str | None, typer.Option(metavar="PATH", help="Exit 1 if a request took another: disaggregated, local.")
     ] = None,
-    file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all rows and numbers to it.")
-    ] = None,
+    allow_local: options.AllowLocal = False,
+    admin: options.Admin = None,
+    metrics: options.Metrics = None,
+    file: options.Json = None,
+    html: options.Html = None,
 ) -> None:
     """Send requests as they come due, however many are under way, and measure from when each was due.
 
-    Exits 1 if a request failed.
+    Exits 1 if a request failed, or went local that should have been disaggregated. Ctrl-C ends the test and reports
+    on what there is.
 
     Example: kvrelay loadtest run --rate 2 --num-requests 100 --prompt-tokens 32-512 --goodput ttft:200 tpot:50
-    """
-    import asyncio
 
-    from kvrelay.loadtest.lengths import parse_lengths
-    from kvrelay.loadtest.report import Report
+    Example: kvrelay loadtest run --trace conversation.jsonl --length-scale 1/32 --duration 600 --html run.html
+    """
+    from kvrelay.cli.loadtest_run import Settings, run_test
     from kvrelay.loadtest.slo import parse_slos
     from kvrelay.loadtest.tables import report_table
-    from kvrelay.loadtest.workload import Workload
 
-    for name, number in (("rate", rate), ("burstiness", burstiness), ("duration", duration)):
-        if number is not None and not number > 0:
-            raise typer.BadParameter(f"--{name} {number:g} is not above 0.")
-    if math.isinf(rate) and num_requests is None:
-        raise typer.BadParameter("--rate inf needs --num-requests.")
-    workload = Workload(
-        rate=rate,
-        burstiness=burstiness,
-        num_requests=num_requests if num_requests or duration else 100,
-        duration=duration,
-        prompt_tokens=parse_lengths(prompt_tokens, "prompt_tokens"),
-        output_tokens=parse_lengths(output_tokens, "output_tokens"),
-        text=text,
-        seed=seed,
-    )
-    slos = parse_slos([*(goodput or ()), *(slo or ())])
+    options.can_be_written(file, html)
+
+    if concurrency:
+        exclusive = {"--rate": rate, "--burstiness": burstiness}
+        options.exclude("--concurrency", exclusive, "a closed loop sends when a slot is free")
+    if trace is not None:
+        exclusive = {"--rate": rate, "--burstiness": burstiness, "--text": text}
+        options.exclude("--trace", exclusive, "the trace says what comes when; see --time-scale")
+        shape = (trace, trace_format, trace_start, time_scale, length_scale, num_requests, duration)
+        load: options.Load = options.replay(*shape, prompt_tokens, output_tokens, seed)
+    else:
+        for name, value in (("format", trace_format), ("start", trace_start)):
+            if value:
+                raise typer.BadParameter(f"--trace-{name} needs --trace.")
+        if (time_scale, length_scale) != ("1", "1"):
+            raise typer.BadParameter("--time-scale and --length-scale need --trace.")
+        lengths = (prompt_tokens, output_tokens, text, seed)
+        load = options.workload(rate, concurrency, burstiness, num_requests, duration, *lengths)
     if expect_path not in (None, "disaggregated", "local"):
         raise typer.BadParameter(f"--expect-path {expect_path} is neither disaggregated nor local.")
-    rows = asyncio.run(_run(target, timeout, workload, vocab_size))
-    report = Report({"target": target, "timeout": timeout, **asdict(workload)}, slos, rows)
-    if file is not None:
-        report.save(file)
+    settings = Settings(target, timeout, admin, metrics, vocab_size, parse_slos([*(goodput or ()), *(slo or ())]))
+    report = run_test(settings, load, concurrency, duration)
     render.console().print(report_table(report))
-    failed = sum(report.errors.values())
-    strayed = len(report.answered) - report.paths.get(expect_path, 0) if expect_path else 0
-    if failed:
-        first = next(row for row in rows if row.error)
-        typer.echo(f"kvrelay: {failed} of {len(rows)} requests failed; the first: {first.message}", err=True)
-    if strayed:
-        typer.echo(f"kvrelay: {strayed} of {len(report.answered)} requests did not go {expect_path}", err=True)
-    if failed or strayed:
-        raise typer.Exit(1)
-
-
-async def _run(target: str, timeout: float, workload: Workload, vocab_size: int | None) -> tuple[Row, ...]:  # noqa: ASYNC109
-    from kvrelay.loadtest.grpc_sender import GrpcSender
-    from kvrelay.loadtest.http_sender import HttpSender
-    from kvrelay.loadtest.runner import run_load
-
-    kind: type[HttpSender] | type[GrpcSender] = HttpSender if "://" in target else GrpcSender
-    async with kind(target, timeout) as sender:
-        models = await sender.models()
-        if not models:
-            raise NotFound(f"{target} serves no model")
-        vocab_size = vocab_size or models[0].vocab_size
-        if not (vocab_size or workload.text):
-            raise InvalidArgument(f"{target} does not tell its vocabulary; give --vocab-size or --text")
-        plan = workload.plan(vocab_size)
-        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        console = Console(stderr=True)
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-            bar = progress.add_task("requests", total=len(plan))
-            return await run_load(plan, sender, lambda _: progress.advance(bar))
+    _write(report, file, html)
+    _exit(_complaints(report, expect_path, allow_local), report.interrupted)
 
 
 @app.command()
-def report(file: Annotated[Path, typer.Argument(help="What `run --json` wrote.")]) -> None:
-    """Print the table of a saved test.
+def sweep(
+    slo: options.Words = None,
+    target: options.TargetOption = "127.0.0.1:50051",
+    rates: Annotated[
+        str,
+        typer.Option(metavar="R,R,...|LOW..HIGH", help="Try each, or search between two."),
+    ] = "1..32",
+    attainment: Annotated[
+        float, typer.Option(metavar="SHARE", help="Of the requests, that must meet every objective.")
+    ] = 0.9,
+    precision: Annotated[float, typer.Option(metavar="SHARE", help="How closely a search finds the rate.")] = 0.1,
+    num_requests: options.NumRequests = None,
+    duration: options.Duration = None,
+    burstiness: options.Burstiness = None,
+    prompt_tokens: options.PromptTokens = None,
+    output_tokens: options.OutputTokens = None,
+    seed: options.Seed = 0,
+    text: options.Text = False,
+    vocab_size: options.VocabSize = None,
+    timeout: options.Timeout = 600.0,
+    goodput: options.Goodput = None,
+    allow_local: options.AllowLocal = False,
+    admin: options.Admin = None,
+    metrics: options.Metrics = None,
+    file: options.Json = None,
+    html: options.Html = None,
+) -> None:
+    """Find the highest rate at which enough requests meet every objective.
 
-    Example: kvrelay loadtest report before.json
+    Each rate gets the same lengths and gaps, and prompts of its own, so that no cache helps from one to the next. A
+    request that fails misses its objectives.
+
+    Example: kvrelay loadtest sweep --rates 1..16 --goodput ttft:500 tpot:50 --attainment 0.9 --html sweep.html
     """
-    from kvrelay.loadtest.report import load_report
-    from kvrelay.loadtest.tables import report_table
+    from kvrelay.cli.loadtest_run import Settings, run_sweep
+    from kvrelay.loadtest.slo import parse_slos
+    from kvrelay.loadtest.tables import sweep_table
 
-    render.console().print(report_table(load_report(file)))
+    options.can_be_written(file, html)
+    options.above_zero(attainment=attainment, precision=precision)
+    if attainment > 1:
+        raise typer.BadParameter(f"--attainment {attainment:g} is a share, so at most 1.")
+    slos = parse_slos([*(goodput or ()), *(slo or ())])
+    if not slos:
+        raise typer.BadParameter("a sweep needs objectives: --goodput ttft:MS tpot:MS e2e:MS.")
+    settings = Settings(target, timeout, admin, metrics, vocab_size, slos)
+    lengths = (prompt_tokens, output_tokens, text, seed)
+
+    load = options.workload(None, None, burstiness, num_requests, duration, *lengths)
+    found = run_sweep(settings, load, options.sweep_rates(rates), attainment, precision)
+    render.console().print(sweep_table(found))
+    _write(found, file, html)
+    reports = [report for _, report in found.runs]
+    strayed = [] if allow_local else [text for report in reports for text in _strayed(report)]
+    _exit(strayed, any(report.interrupted for report in reports))
+
+
+@app.command()
+def report(
+    file: Annotated[Path, typer.Argument(help="What `run --json` or `sweep --json` wrote.")],
+    html: options.Html = None,
+) -> None:
+    """Print the table of a saved test, or write its page.
+
+    Example: kvrelay loadtest report before.json --html before.html
+    """
+    from kvrelay.loadtest.report_file import load
+    from kvrelay.loadtest.sweep import Sweep
+    from kvrelay.loadtest.tables import report_table, sweep_table
+
+    found = load(file)
+    render.console().print(sweep_table(found) if isinstance(found, Sweep) else report_table(found))
+    _write(found, None, html)
 
 
 @app.command()
 def compare(
     first: Annotated[Path, typer.Argument(help="What `run --json` wrote.")],
     second: Annotated[Path, typer.Argument(help="Likewise, later.")],
+    html: options.Html = None,
 ) -> None:
     """Print two saved tests side by side.
 
-    Example: kvrelay loadtest compare before.json after.json
+    Example: kvrelay loadtest compare before.json after.json --html change.html
     """
-    from kvrelay.loadtest.report import load_report
+    from kvrelay.loadtest.html_report import compare_page
+    from kvrelay.loadtest.report_file import load_report, write
     from kvrelay.loadtest.tables import comparison_table
 
-    table = comparison_table(load_report(first), load_report(second), (first.stem, second.stem))
-    render.console().print(table)
+    reports = load_report(first), load_report(second)
+    names = (first.stem, second.stem) if first.stem != second.stem else (str(first), str(second))
+    if html is not None:
+        write(html, compare_page(reports, names))
+    render.console().print(comparison_table(*reports, names))
+
+
+def _write(result: Report | Sweep, file: Path | None, html: Path | None) -> None:
+    from kvrelay.loadtest.html_report import page
+    from kvrelay.loadtest.report_file import save, write
+
+    if file is not None:
+        save(result, file)
+    if html is not None:
+        write(html, page(result))
+
+
+def _complaints(report: Report, expect_path: str | None, allow_local: bool) -> list[str]:
+    found = []
+    answered = len(report.answered)
+    if failed := [row for row in report.rows if row.error]:
+        found.append(f"{len(failed)} of {len(report.rows)} requests failed; the first: {failed[0].message}")
+    if expect_path and (others := answered - report.paths.get(expect_path, 0)):
+        found.append(f"{others} of {answered} requests did not go {expect_path}")
+    if not allow_local and expect_path != "local":
+        found += _strayed(report)
+    return found
+
+
+def _strayed(report: Report) -> list[str]:
+    rows = report.strayed
+    if not rows:
+        return []
+    return [
+        f"{len(rows)} of {len(report.answered)} requests should have been disaggregated and went local; the first: "
+        f"{rows[0].why or 'no reason told'} (--allow-local accepts that)"
+    ]
+
+
+def _exit(complaints: list[str], interrupted: bool) -> None:
+    for one in complaints:
+        typer.echo(f"kvrelay: {one}", err=True)
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
+    if complaints:
+        raise typer.Exit(1)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
-from kvrelay.cli.serve import Config
+from kvrelay.cli.serve import Config, LogLevel, set_log_level
 
 
 @requires_cluster_extra
-def router(config: Config = None) -> None:
+def router(config: Config = None, log_level: LogLevel = None) -> None:
     """Run one router over workers that a controller runs; `serve` starts one by itself.
 
     redis.url in the configuration names the Redis that they share. Prints one line on stdout when it can serve.
@@ -24,6 +24,7 @@ def router(config: Config = None) -> None:
     from kvrelay.telemetry import configure_logging
 
     loaded = load_config(config)
+    set_log_level(log_level)
     configure_logging()
 
     def ready(line: str) -> None:

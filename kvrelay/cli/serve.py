@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +20,10 @@ Config = Annotated[
 Model = Annotated[
     str | None, typer.Option(envvar="KVRELAY_MODEL", help="A folder, a hub id, or demo.", metavar="DIR|HUB_ID|demo")
 ]
+LogLevel = Annotated[
+    str | None,
+    typer.Option(envvar="KVRELAY_LOG_LEVEL", metavar="debug|info|warning|error", help="Least level that is logged."),
+]
 
 ANY_PORT = {f"listen.{door}": "127.0.0.1:0" for door in ("grpc", "http", "admin")}
 """Overrides for a cluster of a command's own, beside any other on this machine."""
@@ -33,6 +38,7 @@ def serve(
     grpc_port: Annotated[int | None, typer.Option(envvar="KVRELAY_GRPC_PORT", help="0 picks a free one.")] = None,
     http_port: Annotated[int | None, typer.Option(envvar="KVRELAY_HTTP_PORT", help="0 picks a free one.")] = None,
     admin_port: Annotated[int | None, typer.Option(envvar="KVRELAY_ADMIN_PORT", help="0 picks a free one.")] = None,
+    log_level: LogLevel = None,
 ) -> None:
     """Run a cluster in the foreground: Redis, Ray, prefill and decode workers, a router.
 
@@ -51,8 +57,17 @@ def serve(
         if port is not None:
             overrides[f"listen.{door}"] = f"{getattr(listen, door).rpartition(':')[0]}:{port}"
     loaded = load_config(config, overrides)
+    set_log_level(log_level)
     configure_logging("warning")
     raise typer.Exit(asyncio.run(_serve(loaded)))
+
+
+def set_log_level(level: str | None) -> None:
+    """For this process and those that it starts."""
+    from kvrelay.telemetry import LEVEL_VARIABLE
+
+    if level is not None:
+        os.environ[LEVEL_VARIABLE] = level
 
 
 async def _serve(config: Any) -> int:

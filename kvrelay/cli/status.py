@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvrelay.cli import render
+from kvrelay.errors import KvRelayError, Unavailable
+
+if TYPE_CHECKING:
+    from kvrelay.wire.cluster import ClusterStatus
 
 Admin = Annotated[str, typer.Option(envvar="KVRELAY_ADMIN", metavar="HOST:PORT", help="The cluster's admin listener.")]
 DEFAULT_ADMIN = "127.0.0.1:50052"
@@ -36,20 +42,43 @@ def top(
     admin: Admin = DEFAULT_ADMIN,
     interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Between two looks.")] = 1.0,
 ) -> None:
-    """Show the same live, until Ctrl-C.
+    """Show pools, workers, KV occupancy, latencies and scaling decisions live, until Ctrl-C.
+
+    When the router goes away, what was last known stays, marked so, until it is back.
 
     Example: kvrelay top --interval 0.5
     """
     from rich.live import Live
 
-    from kvrelay.client.admin import AdminClient
+    from kvrelay.cli.top_view import top_view
 
     console = render.console()
     if not console.is_terminal:
         raise typer.BadParameter("the output is not a terminal; use kvrelay status")
-    with AdminClient(admin) as client, Live(console=console, screen=True, auto_refresh=False) as live:
+    try:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            for now, trouble in looks(admin, interval):
+                live.update(top_view(now, trouble), refresh=True)
+    except KeyboardInterrupt:
+        return
+
+
+def looks(admin: str, interval: float) -> Iterator[tuple[ClusterStatus, str]]:
+    """(what is known, why it is not that of now or ""), without end. Raises Unavailable if the first look fails."""
+    from kvrelay.client.admin import AdminClient
+
+    known: ClusterStatus | None = None
+    while True:
         try:
-            for now in client.watch(interval):
-                live.update(render.status_view(now), refresh=True)
-        except KeyboardInterrupt:
-            return
+            with AdminClient(admin) as client:
+                for known in client.watch(interval):
+                    yield known, ""
+            trouble = f"{admin}: the router is stopping"
+        except KvRelayError as error:
+            if known is None:
+                raise
+            trouble = error.message
+        if known is None:
+            raise Unavailable(trouble)
+        yield known, trouble
+        time.sleep(interval)

@@ -1,9 +1,27 @@
 """The SDK: a blocking client and its asyncio twin over one core without I/O."""
 
 from kvrelay.client.aio import AsyncClient, AsyncStream
-from kvrelay.client.answer import Completion
+from kvrelay.client.answer import Completion, Token
 from kvrelay.client.blocking import Client, Stream
 from kvrelay.client.request import GenerateOptions
 from kvrelay.client.retry import RetryPolicy
+from kvrelay.types import Attempt, Handoff, Ledger, TokenLogprobs, Usage
+from kvrelay.wire.inference import GenerateResponse, ModelInfo
 
-__all__ = ["AsyncClient", "AsyncStream", "Client", "Completion", "GenerateOptions", "RetryPolicy", "Stream"]
+__all__ = [
+    "AsyncClient",
+    "AsyncStream",
+    "Attempt",
+    "Client",
+    "Completion",
+    "GenerateOptions",
+    "GenerateResponse",
+    "Handoff",
+    "Ledger",
+    "ModelInfo",
+    "RetryPolicy",
+    "Stream",
+    "Token",
+    "TokenLogprobs",
+    "Usage",
+]

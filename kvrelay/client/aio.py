@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator, Generator
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 import grpc
 
-from kvrelay.client.answer import Completion
+from kvrelay.client.answer import Completion, Token, tokens_of
 from kvrelay.client.base import BaseClient, BaseStream
 from kvrelay.client.request import GenerateOptions
 from kvrelay.client.retry import Retry
@@ -20,7 +21,7 @@ from kvrelay.wire.status import error_from_rpc
 
 
 class AsyncClient(BaseClient):
-    """A client of one cluster for asyncio. Close it, or use it in `async with`."""
+    """A client of one cluster for asyncio, on one event loop. Close it, or use it in `async with`."""
 
     _grpc = grpc.aio
     _sleep = staticmethod(asyncio.sleep)
@@ -70,7 +71,7 @@ class AsyncClient(BaseClient):
 
 
 class AsyncStream(BaseStream):
-    """An answer as it comes: iterate for its responses, or await `result`. Leaving it early cancels the request."""
+    """An answer as it comes: iterate for its responses, or await it whole. Leaving it early cancels the request."""
 
     def __init__(self, client: AsyncClient, retry: Retry, prompt: str | None, options: GenerateOptions) -> None:
         super().__init__(retry, prompt, options)
@@ -98,6 +99,15 @@ class AsyncStream(BaseStream):
         async for _ in self:
             pass
         return self._answer.completion(self._retry.calls)
+
+    def __await__(self) -> Generator[Any, None, Completion]:
+        return self.result().__await__()
+
+    async def tokens(self) -> AsyncIterator[Token]:
+        """The tokens that are left, one by one."""
+        async for response in self:
+            for token in tokens_of(response):
+                yield token
 
     def cancel(self) -> None:
         """Ends the request unless it has finished; reading on raises Cancelled."""

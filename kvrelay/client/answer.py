@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from kvrelay.errors import DataLoss
@@ -27,6 +28,21 @@ class Completion:
     calls: int  # 1 unless a call failed and the answer went on in another
 
 
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token of an answer. `logprobs` if they were asked for."""
+
+    index: int  # in the answer, from 0
+    token_id: int
+    logprobs: TokenLogprobs | None
+
+
+def tokens_of(response: GenerateResponse) -> Iterator[Token]:
+    """A response's tokens, one by one."""
+    for offset, token_id in enumerate(response.token_ids):
+        yield Token(response.index + offset, token_id, response.logprobs[offset] if response.logprobs else None)
+
+
 class Answer:
     """Collects responses over any number of calls: drops what it has, refuses what leaves a gap."""
 
@@ -43,6 +59,10 @@ class Answer:
     @property
     def finished(self) -> bool:
         return self._last is not None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._token_ids)
 
     def request(self) -> GenerateRequest:
         """What the next call asks for: the rest of the answer."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -12,7 +14,7 @@ import grpc
 from kvrelay.client.answer import Answer
 from kvrelay.client.request import GenerateOptions, build_request
 from kvrelay.client.retry import Retry, RetryPolicy
-from kvrelay.errors import Cancelled, InvalidArgument, KvRelayError
+from kvrelay.errors import Cancelled, FailedPrecondition, InvalidArgument, KvRelayError
 from kvrelay.wire import inference as wire
 
 _TARGET = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[^:/\s\[\]]+):\d{1,5}$")
@@ -32,7 +34,12 @@ class BaseClient:
 
     targets: HOST:PORT of a router, or several; when one is unavailable the next is tried.
     timeout: seconds for a call with all its retries, where the call itself names none.
-    token: sent as a bearer token. tls: `grpc.ssl_channel_credentials(...)`; without it nothing is encrypted.
+    token: sent as a bearer token; without tls, anyone on the way can read it.
+    tls: True trusts what this machine trusts, bytes are PEM certificates of the authorities to trust instead, and
+    `grpc.ssl_channel_credentials(...)` is for the rest, as a client certificate. Without it nothing is encrypted.
+
+    A client that was used does not survive a fork, as gRPC's connections do not: the child's calls raise
+    FailedPrecondition. Make a client in each process, or none before the fork.
     Raises InvalidArgument for a target that is not HOST:PORT.
     """
 
@@ -45,7 +52,7 @@ class BaseClient:
         timeout: float = 600.0,
         retry: RetryPolicy | None = None,
         token: str | None = None,
-        tls: grpc.ChannelCredentials | None = None,
+        tls: bool | bytes | grpc.ChannelCredentials = False,
     ) -> None:
         self.targets = (targets,) if isinstance(targets, str) else tuple(targets)
         if not self.targets:
@@ -55,7 +62,9 @@ class BaseClient:
         self._timeout = timeout
         self._policy = retry or RetryPolicy()
         self._metadata = () if token is None else (("authorization", f"Bearer {token}"),)
-        self._tls = tls
+        self._credentials = _credentials(tls)
+        self._lock = threading.Lock()  # two threads may come with the first call
+        self._pid = 0  # of the process that the channels are in
         self._channels: list[Any] = []
         self._stubs: list[wire.InferenceServiceStub] = []
         self._closed = False
@@ -64,19 +73,35 @@ class BaseClient:
         """Of the target with that index. Its channel connects upon first use."""
         if self._closed:
             raise Cancelled("the client is closed")
-        if not self._channels:
-            self._channels = [
-                self._grpc.insecure_channel(target, _CHANNEL_OPTIONS)
-                if self._tls is None
-                else self._grpc.secure_channel(target, self._tls, _CHANNEL_OPTIONS)
-                for target in self.targets
-            ]
-            self._stubs = [wire.InferenceServiceStub(channel) for channel in self._channels]
+        with self._lock:
+            if not self._channels:
+                self._channels = [
+                    self._grpc.insecure_channel(target, _CHANNEL_OPTIONS)
+                    if self._credentials is None
+                    else self._grpc.secure_channel(target, self._credentials, _CHANNEL_OPTIONS)
+                    for target in self.targets
+                ]
+                self._stubs = [wire.InferenceServiceStub(channel) for channel in self._channels]
+                self._pid = os.getpid()
+        if self._pid != os.getpid():
+            raise FailedPrecondition("this process was forked from one that used the client; make another client here")
         return self._stubs[index]
+
+    def __repr__(self) -> str:
+        security = "" if self._credentials is None else ", TLS"
+        return f"<kvrelay.{type(self).__name__} of {', '.join(self.targets)}{security}{', closed' * self._closed}>"
 
     def _retry(self, timeout: float | None, *, patient: bool = False) -> Retry:
         deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
         return Retry(_PATIENT if patient else self._policy, len(self.targets), deadline)
+
+
+def _credentials(tls: bool | bytes | grpc.ChannelCredentials) -> grpc.ChannelCredentials | None:
+    if tls is False:
+        return None
+    if tls is True or isinstance(tls, bytes):
+        return grpc.ssl_channel_credentials(None if tls is True else tls)
+    return tls
 
 
 class BaseStream:
@@ -88,6 +113,10 @@ class BaseStream:
         self._answer = Answer(request, time.monotonic())
         self._retry = retry
         self._error: KvRelayError | None = None
+
+    def __repr__(self) -> str:
+        state = "finished" if self._answer.finished else "under way" if self._error is None else repr(self._error)
+        return f"<kvrelay.{type(self).__name__}: {self._answer.num_tokens} tokens, {self._retry.calls} calls, {state}>"
 
     def _finished(self) -> bool:
         """Raises the error that ended the answer, if one did."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 import grpc
 
-from kvrelay.client.answer import Completion
+from kvrelay.client.answer import Completion, Token, tokens_of
 from kvrelay.client.base import BaseClient, BaseStream
 from kvrelay.client.request import GenerateOptions
 from kvrelay.client.retry import Retry
@@ -19,7 +20,10 @@ from kvrelay.wire.status import error_from_rpc
 
 
 class Client(BaseClient):
-    """A blocking client of one cluster; threads may share it. Close it, or use it in `with`."""
+    """A blocking client of one cluster.
+
+    Threads may share it. A stream is read by one thread at a time, and cancelled by any. Close it, or use it in `with`.
+    """
 
     _grpc = grpc
     _sleep = staticmethod(time.sleep)
@@ -97,6 +101,16 @@ class Stream(BaseStream):
         for _ in self:
             pass
         return self._answer.completion(self._retry.calls)
+
+    @property
+    def text(self) -> str:
+        """The whole answer's text; reads the rest first."""
+        return self.result().text
+
+    def tokens(self) -> Iterator[Token]:
+        """The tokens that are left, one by one."""
+        for response in self:
+            yield from tokens_of(response)
 
     def cancel(self) -> None:
         """Ends the request unless it has finished; reading on raises Cancelled. Any thread may call this."""

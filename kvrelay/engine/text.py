@@ -67,6 +67,10 @@ class Tokenizer:
             length = self._lengths[ids[0]] = len(self.decode(ids))
         return length
 
+    def spell(self, ids: Iterable[int]) -> list[str]:
+        """Each token as the vocabulary has it, with its marks for spaces and bytes; ids that are no token are empty."""
+        return [self._backend.id_to_token(one) or "" for one in ids]
+
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Text of the ids. Bytes that are no UTF-8 show as U+FFFD; ids that are no token show as nothing."""
         return self._backend.decode(ids, skip_special_tokens=skip_special)

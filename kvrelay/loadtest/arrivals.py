@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
+from itertools import islice, takewhile
 from random import Random
+
+from kvrelay.loadtest.rate import Rate, arrivals, seconds_of
 
 
 def arrival_times(
-    rate: float, burstiness: float, count: int | None, duration: float | None, random: Random
+    rate: Rate, burstiness: float, count: int | None, duration: float | None, random: Random
 ) -> list[float]:
-    """Seconds after the start, ascending, the first at 0; ends at `count` arrivals or `duration` seconds.
+    """Seconds after the start, ascending; ends at `count` arrivals, after `duration` seconds or with the rate.
 
-    The gaps are drawn from a gamma distribution with mean 1/rate and shape `burstiness`: 1 is a Poisson
-    process, less comes in bursts, more is more even. An infinite rate lets all arrive at once.
+    The gaps are drawn from a gamma distribution with mean 1/rate and shape `burstiness`: 1 is a Poisson process,
+    less comes in bursts, more is more even, and infinity is constant. An infinite rate lets all arrive at once.
     """
-    assert count is not None or (duration is not None and math.isfinite(rate)), "an endless test"
-    times: list[float] = []
-    now = 0.0
-    while (count is None or len(times) < count) and (duration is None or now < duration):
-        times.append(now)
-        if math.isfinite(rate):
-            now += random.gammavariate(burstiness, 1 / (rate * burstiness))
-    return times
+
+    def gap(_stage: int) -> float:
+        return 1.0 if math.isinf(burstiness) else random.gammavariate(burstiness, 1 / burstiness)
+
+    end = min(math.inf if duration is None else duration, seconds_of(rate))
+    assert count is not None or (math.isfinite(end) and math.isfinite(rate[0].first)), "an endless test"
+    return list(islice(takewhile(lambda time: time < end, arrivals(rate, gap)), count))

@@ -32,9 +32,10 @@ class GrpcSender:
             seed=request.seed,
         )
         try:
-            async for event in stream:
-                watch.tokens(len(event.token_ids))
-            answer = await stream.result()
+            async with stream:
+                async for event in stream:
+                    watch.tokens(len(event.token_ids))
+                answer = await stream.result()
         except KvRelayError as error:
             return watch.failed(error)
         return watch.answered(
@@ -43,6 +44,8 @@ class GrpcSender:
             finish_reason=answer.finish_reason,
             path=answer.path or "",
             why=answer.why,
+            request_id=answer.request_id,
+            ledger=answer.ledger,
         )
 
     async def __aenter__(self) -> Self:

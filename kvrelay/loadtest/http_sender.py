@@ -9,9 +9,10 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from kvrelay.errors import DeadlineExceeded, InvalidArgument, KvRelayError, Unavailable, error_for
+from kvrelay.errors import DeadlineExceeded, Internal, InvalidArgument, KvRelayError, NotFound, Unavailable, error_for
 from kvrelay.loadtest import sse
 from kvrelay.loadtest.row import Row
+from kvrelay.loadtest.row_json import ledger_from_json
 from kvrelay.loadtest.stopwatch import Stopwatch
 from kvrelay.loadtest.workload import PlannedRequest
 from kvrelay.wire.inference import ModelInfo
@@ -43,6 +44,13 @@ class HttpSender:
         self._model = found[0].id if found else ""
         return found
 
+    async def metrics(self) -> str:
+        """What /metrics answers. Raises KvRelayError."""
+        async with self._call("GET", "/metrics") as response:
+            if response.status != 200:
+                raise NotFound(f"/metrics answers with HTTP {response.status}")
+            return b"".join([piece async for piece in response.body]).decode(errors="replace")
+
     async def send(self, request: PlannedRequest, start: float) -> Row:
         watch = Stopwatch(start, request.at)
         try:
@@ -68,12 +76,18 @@ class HttpSender:
                     finish_reason = choice.get("finish_reason") or finish_reason
                     # A server that does not return ids sends one token with each piece of text.
                     watch.tokens(len(choice.get("token_ids") or ()) or bool(choice.get("text")))
+        try:
+            ledger = ledger_from_json(account.get("ledger"))
+        except (KeyError, TypeError, ValueError) as error:
+            raise Internal(f"the answer's ledger cannot be read: {error!r}") from error
         return watch.answered(
             prompt_tokens=usage.get("prompt_tokens", 0),
             cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0),
             finish_reason=finish_reason,
             path=response.headers.get("x-kvrelay-path", ""),
             why=account.get("why", ""),
+            request_id=account.get("request_id", ""),
+            ledger=ledger,
         )
 
     def _body(self, request: PlannedRequest) -> dict[str, Any]:

@@ -26,6 +26,9 @@ class Uniform:
     def draw(self, random: Random) -> int:
         return random.randint(self.low, self.high)
 
+    def __str__(self) -> str:
+        return f"{self.low}" if self.low == self.high else f"{self.low}-{self.high}"
+
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
@@ -38,6 +41,9 @@ class LogNormal:
 
     def draw(self, random: Random) -> int:
         return max(self.low, min(self.high, round(random.lognormvariate(math.log(self.median), self.sigma))))
+
+    def __str__(self) -> str:
+        return f"lognormal:median={self.median:g},sigma={self.sigma:g},min={self.low},max={self.high}"
 
 
 def parse_lengths(text: str, field: str) -> Lengths:

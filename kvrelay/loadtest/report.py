@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from kvrelay.errors import InvalidArgument
+from kvrelay.loadtest.reuse import Reuse
 from kvrelay.loadtest.row import Row
 from kvrelay.loadtest.slo import Slo
-from kvrelay.loadtest.statistics import Summary, summarize
+from kvrelay.loadtest.statistics import Summary, percentile, summarize
+from kvrelay.loadtest.timeline import Timeline
 
-FORMAT = "kvrelay-loadtest-1"
+# A generator is late when its p99 is above both.
+LATE_S = 0.01
+LATE_SHARE = 0.05  # of the median TTFT
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,9 @@ class Report:
     options: dict[str, Any]  # what the test was asked to do
     slos: tuple[Slo, ...]
     rows: tuple[Row, ...]  # in order of arrival
+    timeline: Timeline | None = None  # of a cluster that tells
+    reuse: Reuse | None = None  # of prompts of token ids
+    interrupted: bool = False
 
     @property
     def answered(self) -> tuple[Row, ...]:
@@ -44,7 +47,10 @@ class Report:
     @property
     def good_share(self) -> float:
         """Of all requests, those that met every objective. A failed one meets none."""
-        return sum(all(slo.met(row) for slo in self.slos) for row in self.answered) / len(self.rows)
+        return sum(map(self.good, self.answered)) / len(self.rows) if self.rows else 0.0
+
+    def good(self, row: Row) -> bool:
+        return all(slo.met(row) for slo in self.slos)
 
     def rates(self) -> dict[str, float]:
         """Per second of the test's duration."""
@@ -55,13 +61,13 @@ class Report:
             "prompt tokens": sum(row.prompt_tokens for row in answered),
         }
         if self.slos:
-            totals["goodput requests"] = sum(all(slo.met(row) for slo in self.slos) for row in answered)
+            totals["goodput requests"] = sum(map(self.good, answered))
         return {name: total / seconds if seconds else 0.0 for name, total in totals.items()}
 
-    def latencies(self) -> dict[str, Summary | None]:
+    def samples(self) -> dict[str, list[float]]:
         """In seconds, of the answered requests."""
         rows = self.answered
-        samples: dict[str, list[float | None]] = {
+        found: dict[str, list[float | None]] = {
             "TTFT": [row.ttft_s for row in rows],
             "second token gap": [row.second_token_gap_s for row in rows],
             "ITL": [gap for row in rows for gap in row.itl_s],
@@ -69,41 +75,40 @@ class Report:
             "E2E": [row.e2e_s for row in rows],
             "late start": [row.late_s for row in rows],
         }
-        return {name: summarize([one for one in sample if one is not None]) for name, sample in samples.items()}
+        return {name: [one for one in sample if one is not None] for name, sample in found.items()}
 
-    def save(self, file: Path) -> None:
-        """Raises InvalidArgument if the file cannot be written."""
-        latencies = self.latencies().items()
-        document = {
-            "format": FORMAT,
-            "options": self.options,
-            "slos": [asdict(slo) for slo in self.slos],
-            "duration_seconds": self.duration_s,
-            "rates_per_second": self.rates(),
-            "latencies_seconds": {name: summary and asdict(summary) for name, summary in latencies},
-            "errors": self.errors,
-            "paths": self.paths,
-            "requests": [asdict(row) for row in self.rows],
-        }
-        try:
-            file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise InvalidArgument(f"{file}: {error.strerror}") from error
+    def latencies(self) -> dict[str, Summary | None]:
+        """In seconds, of the answered requests."""
+        return {name: summarize(sample) for name, sample in self.samples().items()}
 
+    @property
+    def late_p99_s(self) -> float:
+        """Of what the sender itself was late."""
+        return percentile(sorted(row.late_s for row in self.rows), 99) if self.rows else 0.0
 
-def load_report(file: Path) -> Report:
-    """Reads what `save` wrote; the numbers are computed again from the rows. Raises InvalidArgument."""
-    try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-        if document["format"] != FORMAT:
-            raise ValueError(f"format {document['format']!r} is not {FORMAT}")
-        rows: Sequence[dict[str, Any]] = document["requests"]
-        return Report(
-            options=document["options"],
-            slos=tuple(Slo(**slo) for slo in document["slos"]),
-            rows=tuple(Row(**row | {"itl_s": tuple(row["itl_s"])}) for row in rows),
-        )
-    except OSError as error:
-        raise InvalidArgument(f"{file}: {error.strerror}") from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise InvalidArgument(f"{file}: not a file that `kvrelay loadtest run --json` wrote: {error}") from error
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Why these numbers may say less than they seem to."""
+        found = []
+        ttft = self.latencies()["TTFT"]
+        if self.late_p99_s > max(LATE_S, LATE_SHARE * (ttft.median if ttft else 0.0)):
+            found.append(
+                f"the load generator was late itself: p99 {self.late_p99_s * 1000:.0f} ms after the scheduled "
+                "arrival; that is in every latency here. Give it a core of its own, or lower the rate"
+            )
+        if self.interrupted:
+            found.append(f"interrupted: only the {len(self.rows)} requests that had ended are counted")
+        cut = self.options.get("cut")
+        if cut and cut["requests"]:
+            found.append(
+                f"{cut['requests']} requests were cut to the model's context: "
+                f"{cut['tokens'] / cut['of_tokens']:.1%} of all the tokens asked for"
+            )
+        if self.timeline is not None and self.timeline.missed:
+            found.append(f"the cluster's status did not come in time {self.timeline.missed} times")
+        return tuple(found)
+
+    @property
+    def strayed(self) -> tuple[Row, ...]:
+        """Requests that should have been disaggregated and were not."""
+        return tuple(row for row in self.answered if row.should_have_been_disaggregated)

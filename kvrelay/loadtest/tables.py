@@ -8,7 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from kvrelay.loadtest.report import Report
+from kvrelay.loadtest.reuse import Reuse
 from kvrelay.loadtest.statistics import Summary
+from kvrelay.loadtest.sweep import Sweep
 
 _COLUMNS = tuple(one.name for one in fields(Summary))
 
@@ -29,7 +31,45 @@ def report_table(report: Report) -> RenderableType:
         lines.append("goodput: " + ", ".join(f"{slo.metric} within {slo.milliseconds:g} ms" for slo in report.slos))
     if report.errors:
         lines.append(f"errors: {_counts(report.errors)}")
+    if report.reuse is not None and (report.reuse.unlimited or report.reuse.reported):
+        lines += _reuse(report.reuse)
+    lines += [f"warning: {one}" for one in report.warnings]
     return Group(*lines, table)
+
+
+def sweep_table(sweep: Sweep) -> RenderableType:
+    """A line for each rate. Latencies in milliseconds."""
+    table = Table(title="milliseconds", title_justify="left")
+    for column in ("requests/s", "within SLOs", "goodput/s", "errors", "TTFT p50", "p99", "TPOT p50", "ITL p99"):
+        table.add_column(column, justify="right")
+    for rate, report in sweep.runs:
+        latencies = report.latencies()
+        cells = (("TTFT", "median"), ("TTFT", "p99"), ("TPOT", "median"), ("ITL", "p99"))
+        table.add_row(
+            f"{rate:.4g}",
+            f"{report.good_share:.0%}",
+            f"{report.rates()['goodput requests']:.2f}",
+            str(sum(report.errors.values())),
+            *("-" if latencies[name] is None else _milliseconds(getattr(latencies[name], one)) for name, one in cells),
+        )
+    asked = f"with at least {sweep.attainment:.0%} of the requests within every objective"
+    if sweep.best_rate is None:
+        verdict = f"no rate {asked}; try lower ones"
+    else:
+        verdict = f"goodput: {sweep.best_rate:.4g} requests/s is the highest rate tried {asked}"
+    warnings = [f"warning at {rate:.4g}/s: {one}" for rate, report in sweep.runs for one in report.warnings]
+    return Group(table, verdict, *warnings)
+
+
+def _reuse(reuse: Reuse) -> list[str]:
+    """The target's account, and what could have been."""
+    shares = reuse.shares()
+    counters = f", its counters {shares['counters']:.1%}" if "counters" in shares else ""
+    return [
+        f"prefix reuse: {shares['reported']:.1%} of the prompt tokens, by the target with each answer{counters}",
+        f"an unlimited cache of blocks of {reuse.block_tokens} would have had {shares['unlimited']:.1%}; "
+        f"{shares['computed']:.1%} had been computed when their request was sent",
+    ]
 
 
 def comparison_table(first: Report, second: Report, names: tuple[str, str]) -> Table:

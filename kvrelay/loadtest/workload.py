@@ -1,12 +1,16 @@
-"""What a test sends, and when: drawn completely before it starts, from one seed."""
+"""What a test sends, and when: drawn from one seed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import repeat
 from random import Random
+from typing import Any
 
 from kvrelay.loadtest.arrivals import arrival_times
 from kvrelay.loadtest.lengths import Lengths
+from kvrelay.loadtest.rate import Rate, rate_text
 
 _WORDS = (
     *("the", "a", "one", "river", "mountain", "night", "child", "king", "story", "old", "small", "bright"),
@@ -22,10 +26,16 @@ class PlannedRequest:
     output_tokens: int
     seed: int
 
+    def variant(self, number: int, vocab_size: int) -> PlannedRequest:
+        """As long, but it shares no prefix with the same request's other variants, so no cache helps it."""
+        if self.token_ids is None:
+            return replace(self, prompt=f"{number} {self.prompt}")
+        return replace(self, token_ids=tuple((token + number) % vocab_size for token in self.token_ids))
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    rate: float  # requests per second
+    rate: Rate | None  # None: closed loop, each request is due at once
     burstiness: float
     num_requests: int | None
     duration: float | None  # seconds
@@ -34,11 +44,28 @@ class Workload:
     text: bool  # as many common words instead of token ids
     seed: int
 
-    def plan(self, vocab_size: int) -> list[PlannedRequest]:
-        """Token ids are below vocab_size."""
+    def plan(self, vocab_size: int, max_model_len: int = 0) -> Iterator[PlannedRequest]:
+        """Token ids are below vocab_size. A closed loop without num_requests has no end."""
         random = Random(self.seed)
-        times = arrival_times(self.rate, self.burstiness, self.num_requests, self.duration, random)
-        return [self._request(at, vocab_size, random) for at in times]
+        times: list[float] | repeat[float]
+        if self.rate is not None:
+            times = arrival_times(self.rate, self.burstiness, self.num_requests, self.duration, random)
+        else:
+            times = repeat(0.0) if self.num_requests is None else repeat(0.0, self.num_requests)
+        return (self._request(at, vocab_size, random) for at in times)
+
+    def options(self) -> dict[str, Any]:
+        """What was asked for, as JSON's values."""
+        return {
+            "rate": None if self.rate is None else rate_text(self.rate),
+            "burstiness": self.burstiness,
+            "num_requests": self.num_requests,
+            "duration": self.duration,
+            "prompt_tokens": str(self.prompt_tokens),
+            "output_tokens": str(self.output_tokens),
+            "text": self.text,
+            "seed": self.seed,
+        }
 
     def _request(self, at: float, vocab_size: int, random: Random) -> PlannedRequest:
         length = self.prompt_tokens.draw(random)

@@ -89,7 +89,7 @@ class StepLoop:
                 self._engine, self._runner.run, [self._segment(work) for work in batch], on_layer
             )
         except Exception as error:
-            log.exception("step failed", sequences=len(batch))
+            log.exception("step failed", requests=[work.sequence.spec.request_id for work in batch])
             # In this order: what has ended gives its blocks back, and nobody finds in them what was not computed.
             self._reporter.report_failure(batch, error)
             self._scheduler.complete(batch)

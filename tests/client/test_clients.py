@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 import pytest
@@ -15,6 +16,7 @@ from scripted_router import LEDGER, ScriptedRouter, last, serving, tokens
 import kvrelay
 from kvrelay.client.base import BaseClient
 from kvrelay.errors import Code, error_for
+from kvrelay.types import TokenLogprobs
 from kvrelay.wire.inference import GenerateResponse, ModelInfo
 
 
@@ -385,3 +387,70 @@ def test_every_public_name_is_there() -> None:
     assert all(getattr(kvrelay, name) is not None for name in kvrelay.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Klient'"):
         kvrelay.Klient  # noqa: B018
+
+
+def test_tokens_one_by_one_with_index_and_logprobs() -> None:
+    some = tokens(1, 101, 102)
+    script = [tokens(0, 100), replace(some, logprobs=(TokenLogprobs(-0.5), TokenLogprobs(-1.0))), last(tokens(3, 103))]
+    with serving(ScriptedRouter(script, script)) as target:
+        with kvrelay.Client(target) as client:
+            blocking = list(client.generate("p").tokens())
+
+        async def read() -> list[kvrelay.Token]:
+            async with kvrelay.AsyncClient(target) as client:
+                return [token async for token in client.generate("p").tokens()]
+
+        assert asyncio.run(read()) == blocking
+    assert [(one.index, one.token_id) for one in blocking] == [(0, 100), (1, 101), (2, 102), (3, 103)]
+    assert [one.logprobs and one.logprobs.logprob for one in blocking] == [None, -0.5, -1.0, None]
+
+
+def test_a_stream_is_text_or_may_be_awaited_whole() -> None:
+    with serving(ScriptedRouter()) as target:
+        with kvrelay.Client(target) as client:
+            stream = client.generate("p", max_tokens=2)
+            assert (stream.text, stream.text) == (" t100 t101", " t100 t101")
+            assert repr(client) == f"<kvrelay.Client of {target}>"
+            assert repr(stream) == "<kvrelay.Stream: 2 tokens, 1 calls, finished>"
+
+        async def read() -> str:
+            async with kvrelay.AsyncClient(target) as client:
+                return (await client.generate("p", max_tokens=2)).text
+
+        assert asyncio.run(read()) == " t100 t101"
+
+
+def test_threads_that_come_with_the_first_call_share_one_channel() -> None:
+    with serving(ScriptedRouter()) as target, kvrelay.Client(target) as client:
+        barrier = threading.Barrier(8)
+        stubs: list[object] = []
+
+        def call() -> None:
+            barrier.wait(10)
+            stubs.append(client._stub(0))
+
+        threads = [threading.Thread(target=call) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+    assert len(stubs) == 8
+    assert len(set(map(id, stubs))) == 1
+
+
+def test_a_client_that_was_used_says_that_it_does_not_survive_a_fork() -> None:
+    code = (
+        "import os, sys, kvrelay\n"
+        "client = kvrelay.Client(sys.argv[1])\n"
+        "client.models()\n"
+        "if os.fork() == 0:\n"
+        "    try:\n"
+        "        client.models()\n"
+        "    except kvrelay.FailedPrecondition as error:\n"
+        "        os._exit(7 if 'forked' in error.message else 1)\n"
+        "    os._exit(1)\n"
+        "assert os.waitstatus_to_exitcode(os.wait()[1]) == 7\n"
+        "client.models()\n"
+    )
+    with serving(ScriptedRouter()) as target:
+        subprocess.run([sys.executable, "-c", code, target], check=True, timeout=60)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kvrelay.errors import InvalidArgument
 from kvrelay.loadtest.arrivals import arrival_times
 from kvrelay.loadtest.lengths import LogNormal, Uniform, parse_lengths
+from kvrelay.loadtest.rate import constant
 from kvrelay.loadtest.row import Row
 from kvrelay.loadtest.slo import Slo, parse_slos
 from kvrelay.loadtest.statistics import summarize
@@ -36,7 +37,7 @@ def test_nothing_has_no_summary() -> None:
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
 def test_gaps_have_the_rate_and_the_burstiness_asked_for(burstiness: float) -> None:
-    times = arrival_times(20.0, burstiness, 20_000, None, Random(1))
+    times = arrival_times(constant(20.0), burstiness, 20_000, None, Random(1))
     gaps = np.diff(times)
     assert times[0] == 0.0
     assert np.mean(gaps) == pytest.approx(1 / 20, rel=0.05)
@@ -44,16 +45,16 @@ def test_gaps_have_the_rate_and_the_burstiness_asked_for(burstiness: float) -> N
 
 
 def test_an_infinite_rate_sends_all_at_once() -> None:
-    assert arrival_times(math.inf, 1.0, 3, None, Random(0)) == [0.0, 0.0, 0.0]
+    assert arrival_times(constant(math.inf), 1.0, 3, None, Random(0)) == [0.0, 0.0, 0.0]
 
 
 @given(rate=st.floats(0.1, 100), duration=st.floats(0.1, 5), count=st.none() | st.integers(1, 50), seed=st.integers())
 def test_arrivals_end_at_what_comes_first(rate: float, duration: float, count: int | None, seed: int) -> None:
-    times = arrival_times(rate, 1.0, count, duration, Random(seed))
+    times = arrival_times(constant(rate), 1.0, count, duration, Random(seed))
     assert times == sorted(times)
     assert all(0 <= time < duration for time in times)
     assert count is None or len(times) <= count
-    longer = arrival_times(rate, 1.0, count, duration * 2, Random(seed))
+    longer = arrival_times(constant(rate), 1.0, count, duration * 2, Random(seed))
     assert longer[: len(times)] == times
 
 
@@ -97,16 +98,16 @@ def test_a_lognormal_has_its_median() -> None:
 
 
 def workload(text: bool = False, seed: int = 5) -> Workload:
-    return Workload(10.0, 1.0, 20, None, Uniform(3, 9), Uniform(1, 4), text, seed)
+    return Workload(constant(10.0), 1.0, 20, None, Uniform(3, 9), Uniform(1, 4), text, seed)
 
 
 def test_a_seed_plans_the_same_load_again() -> None:
-    assert workload().plan(100) == workload().plan(100)
-    assert workload().plan(100) != workload(seed=6).plan(100)
+    assert list(workload().plan(100)) == list(workload().plan(100))
+    assert list(workload().plan(100)) != list(workload(seed=6).plan(100))
 
 
 def test_planned_requests_are_within_bounds() -> None:
-    plan = workload().plan(7)
+    plan = list(workload().plan(7))
     assert len(plan) == 20
     assert {token for request in plan for token in request.token_ids or ()} == set(range(7))
     assert all(request.prompt is None and 3 <= len(request.token_ids or ()) <= 9 for request in plan)

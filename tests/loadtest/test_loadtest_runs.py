@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from openai_server import HttpServer, http_serving, sse
-from scripted_router import ScriptedRouter, serving
+from openai_server import WHY, HttpServer, http_serving, sse
+from scripted_router import ScriptedRouter, Step, last, serving, tokens
 from starlette.responses import JSONResponse, Response
 
 from kvrelay.cli.main import run
+from kvrelay.config import RouterConfig
 from kvrelay.errors import ResourceExhausted, Unavailable
 from kvrelay.loadtest.row import Row
 from kvrelay.loadtest.runner import run_load
 from kvrelay.loadtest.workload import PlannedRequest
+from router.policy import Assignment, WorkerView, assign
 
 Output = pytest.CaptureFixture[str]
 LOAD = ["--rate", "inf", "--num-requests", "12", "--prompt-tokens", "5-9", "--output-tokens", "3"]
+
+
+SAMPLE = str(Path(__file__).parent / "traces" / "mooncake_conversation_60.jsonl")
 
 
 def loadtest(*arguments: str) -> int:
@@ -78,6 +87,137 @@ def test_an_unexpected_path_fails_the_run(capsys: Output) -> None:
     assert capsys.readouterr().err == "kvrelay: 12 of 12 requests did not go disaggregated\n"
 
 
+def gone_local(why: str) -> list[Step]:
+    return [replace(last(tokens(0, 1), "local"), why=why)]
+
+
+def test_a_long_prompt_that_went_local_fails_the_run(capsys: Output) -> None:
+    scripts = [gone_local("no prefill worker is ready"), gone_local(WHY)]
+    load = ["--num-requests", "2", "--rate", "inf"]
+    with serving(ScriptedRouter(*scripts, *scripts)) as target:
+        assert loadtest("--target", target, *load) == 1
+        err = capsys.readouterr().err
+        assert err.startswith(
+            "kvrelay: 1 of 2 requests should have been disaggregated and went local; the first: no pref"
+        )
+        assert err.count("\n") == 1
+        assert loadtest("--target", target, *load, "--allow-local") == 0
+
+
+def test_reasons_are_the_routers_own() -> None:
+    decode = WorkerView("decode-0", "decode", cached_tokens=90)
+    for uncached, workers, strayed in ((10, [decode], False), (100, [decode], True)):
+        chosen = assign(workers, 90 + uncached, frozenset(), RouterConfig())
+        assert isinstance(chosen, Assignment)
+        assert chosen.path == "local"
+        assert Row(0.0, 0.0, path=chosen.path, why=chosen.why).should_have_been_disaggregated == strayed
+
+
+def test_a_closed_loop(capsys: Output, tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    with serving(ScriptedRouter()) as target:
+        assert loadtest("--target", target, "--concurrency", "3", "--num-requests", "9", "--json", str(file)) == 0
+        assert loadtest("--target", target, "--concurrency", "2", "--duration", "0.1") == 0
+    document = json.loads(file.read_text())
+    assert document["options"]["concurrency"] == 3
+    due = sorted(row["scheduled_s"] for row in document["requests"])
+    assert due[:3] == [0.0, 0.0, 0.0]
+    assert due[3] > 0
+
+
+def test_a_trace_is_replayed(capsys: Output, tmp_path: Path) -> None:
+    file, page, router = tmp_path / "run.json", tmp_path / "run.html", ScriptedRouter()
+    scales = ["--time-scale", "1/100", "--length-scale", "1/32"]
+    with serving(router) as target:
+        files = ["--json", str(file), "--html", str(page)]
+        assert loadtest("--target", target, "--trace", SAMPLE, *scales, "--num-requests", "40", *files) == 0
+    shown = capsys.readouterr().out
+    assert "prefix reuse: " in shown
+    assert "an unlimited cache of blocks of 16 would have had" in shown
+    requests = sorted(router.requests, key=lambda one: one.token_ids)
+    assert len(requests) == 40
+    shared = requests[0].token_ids[:16]
+    assert sum(one.token_ids[:16] == shared for one in requests) == 40  # block 0 is everybody's
+    reuse = json.loads(file.read_text())["reuse"]
+    assert 0 < reuse["shares"]["unlimited"] < 1
+    assert reuse["reported"] == 40 * 2
+    assert "</html>" in page.read_text()
+
+
+def test_a_broken_trace_is_one_line_and_2(capsys: Output, tmp_path: Path) -> None:
+    file = tmp_path / "t.jsonl"
+    file.write_text('{"timestamp": 0}\n')
+    with serving(ScriptedRouter()) as target:
+        assert loadtest("--target", target, "--trace", str(file)) == 2
+    err = capsys.readouterr().err
+    assert "t.jsonl:1: " in err
+    assert err.count("\n") == 1
+
+
+def test_ctrl_c_reports_on_what_there_is(capsys: Output, tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    router = ScriptedRouter([last(tokens(0, 1))], ["hang"])
+
+    def interrupt() -> None:
+        if router.hanging.wait(30):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with serving(router) as target:
+        assert loadtest("--target", target, "--concurrency", "1", "--num-requests", "9", "--json", str(file)) == 130
+    thread.join()
+    assert "interrupted: only the 1 requests that had ended are counted" in capsys.readouterr().out
+    document = json.loads(file.read_text())
+    assert document["interrupted"]
+    assert len(document["requests"]) == 1
+
+
+def test_a_sweep(capsys: Output, tmp_path: Path) -> None:
+    file, page, router = tmp_path / "sweep.json", tmp_path / "sweep.html", ScriptedRouter()
+    load = ["--rates", "200,400", "--num-requests", "5", "--goodput", "ttft:60000"]
+    with serving(router) as target:
+        files = ["--json", str(file), "--html", str(page)]
+        assert run(["loadtest", "sweep", "--target", target, *load, *files]) == 0
+    live = capsys.readouterr().out
+    assert "goodput: 400 requests/s is the highest rate tried" in live
+    prompts = [one.token_ids for one in router.requests]
+    first, second = sorted(map(len, prompts[:5])), sorted(map(len, prompts[5:]))
+    assert first == second  # the same lengths at each rate
+    assert len({one[:4] for one in prompts}) == 10  # and no prefix in common
+    document = json.loads(file.read_text())
+    assert (document["best_rate"], [one["rate"] for one in document["runs"]]) == (400, [200, 400])
+    assert run(["loadtest", "report", str(file)]) == 0
+    assert capsys.readouterr().out == live
+    assert run(["loadtest", "compare", str(file), str(file)]) == 2
+    assert "a sweep" in capsys.readouterr().err
+
+
+def test_a_sweep_searches(capsys: Output) -> None:
+    with serving(ScriptedRouter()) as target:
+        load = ["--rates", "100..200", "--num-requests", "2", "--goodput", "ttft:0.001"]
+        assert run(["loadtest", "sweep", "--target", target, *load]) == 0
+    assert "no rate with at least 90% of the requests within every objective" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "--goodput"),
+        (["--goodput", "ttft:1", "--rates", "0,1"], "--rates"),
+        (["--goodput", "ttft:1", "--rates", "4..2"], "--rates"),
+        (["--goodput", "ttft:1", "--rates", "1..inf"], "--rates"),
+        (["--goodput", "ttft:1", "--attainment", "1.5"], "--attainment"),
+        (["--goodput", "ttft:1", "--precision", "0"], "--precision"),
+    ],
+)
+def test_bad_sweeps_are_one_line_and_2(capsys: Output, arguments: list[str], words: str) -> None:
+    assert run(["loadtest", "sweep", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert err.count("\n") == 1
+
+
 def test_report_and_compare_print_saved_runs(capsys: Output, tmp_path: Path) -> None:
     before, after = str(tmp_path / "before.json"), str(tmp_path / "after.json")
     with serving(ScriptedRouter()) as target:
@@ -89,6 +229,11 @@ def test_report_and_compare_print_saved_runs(capsys: Output, tmp_path: Path) -> 
     assert capsys.readouterr().out == live
     assert run(["loadtest", "compare", before, after]) == 0
     shown = capsys.readouterr().out
+    for command in (["report", before], ["compare", before, after]):
+        page = tmp_path / "page.html"
+        assert run(["loadtest", *command, "--html", str(page)]) == 0
+        assert "</html>" in page.read_text()
+        page.unlink()
     for words in ("before", "after", "change", "TTFT p99, ms", "requests per s", "errors"):
         assert words in shown
 
@@ -97,6 +242,26 @@ def test_report_and_compare_print_saved_runs(capsys: Output, tmp_path: Path) -> 
     ("arguments", "words"),
     [
         (["--rate", "0"], "--rate"),
+        (["--rate", "1,2"], "--rate"),
+        (["--concurrency", "0"], "--concurrency"),
+        (["--concurrency", "2", "--rate", "1"], "exclude"),
+        (["--concurrency", "2", "--burstiness", "1"], "exclude"),
+        (["--trace-format", "azure"], "needs --trace"),
+        (["--trace-start", "5"], "needs --trace"),
+        (["--time-scale", "2"], "need --trace"),
+        (["--trace", "absent.jsonl"], "absent.jsonl: No such file"),
+        (["--trace", SAMPLE, "--rate", "1"], "exclude"),
+        (["--trace", SAMPLE, "--text"], "exclude"),
+        (["--trace", SAMPLE, "--prompt-tokens", "9"], "exclude"),
+        (["--trace", SAMPLE, "--trace-format", "csv"], "--trace-format"),
+        (["--trace", SAMPLE, "--time-scale", "1/0"], "--time-scale"),
+        (["--trace", SAMPLE, "--length-scale", "-1"], "--length-scale"),
+        (["--trace", SAMPLE, "--trace-start", "-1"], "--trace-start"),
+        (["--trace", SAMPLE, "--trace-format", "servegen"], "--num-requests"),
+        (["--duration", "-1"], "--duration"),
+        (["--admin", "nowhere"], "nowhere"),
+        (["--json", "absent/run.json"], "no such folder"),
+        (["--html", "."], "a folder"),
         (["--rate", "nan"], "--rate"),
         (["--rate", "inf"], "--num-requests"),
         (["--burstiness", "-1"], "--burstiness"),
@@ -156,7 +321,7 @@ def test_a_run_over_http(capsys: Output, tmp_path: Path) -> None:
     assert "12 of 12 requests answered" in capsys.readouterr().out
     for row in json.loads(file.read_text())["requests"]:
         assert (row["output_tokens"], row["cached_tokens"], row["finish_reason"]) == (3, 1, "length")
-        assert (row["path"], row["why"]) == ("local", "short")
+        assert (row["path"], row["why"]) == ("local", WHY)
         assert 5 <= row["prompt_tokens"] <= 9
         assert 0 < row["ttft_s"] <= row["e2e_s"]
     for body in server.bodies:
@@ -169,7 +334,7 @@ def test_a_server_that_returns_no_ids_is_counted_by_pieces(tmp_path: Path) -> No
     server, file = HttpServer(), tmp_path / "run.json"
     server.replies = [sse({"choices": [{"text": " a"}]}, {"choices": [{"text": " b"}]}, "[DONE]")]
     with http_serving(server) as target:
-        assert loadtest("--target", target, "--num-requests", "1", "--json", str(file)) == 0
+        assert loadtest("--target", target, "--num-requests", "1", "--allow-local", "--json", str(file)) == 0
     (row,) = json.loads(file.read_text())["requests"]
     assert (row["output_tokens"], len(row["itl_s"])) == (2, 1)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrelay.errors import InvalidArgument, KvRelayError, PermissionDenied, Unimplemented
-from router.openai_request import load_json, parse_chat, parse_completion
+from router.openai_request import load_json, parse_chat, parse_completion, parse_detokenize, parse_tokenize
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,17 @@ def test_prompts_that_are_none(prompt: object) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "kind"),
     [
-        ("n", 2, InvalidArgument),
+        ("n", 0, InvalidArgument),
+        ("n", -1, InvalidArgument),
+        ("n", 65, InvalidArgument),
         ("n", 10**9, InvalidArgument),
         ("best_of", 3, InvalidArgument),
-        ("echo", True, InvalidArgument),
+        ("echo", "yes", InvalidArgument),
+        ("prompt_logprobs", 0, InvalidArgument),
+        ("structured_outputs", {"json": {}}, InvalidArgument),
+        ("guided_json", {}, InvalidArgument),
+        ("include_stop_str_in_output", True, InvalidArgument),
+        ("skip_special_tokens", False, InvalidArgument),
         ("suffix", "end", InvalidArgument),
         ("response_format", {"type": "json_object"}, InvalidArgument),
         ("no_such_field", 1, InvalidArgument),
@@ -168,8 +175,61 @@ def test_chat() -> None:
         ({"messages": [{"role": "user", "content": "x"}], "prompt": "y"}, InvalidArgument),
         ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2}, InvalidArgument),
         ({"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]}, InvalidArgument),
+        ({"messages": [{"role": "user", "content": "x"}], "echo": True}, InvalidArgument),
+        ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}]}, InvalidArgument),
     ],
 )
 def test_chats_that_are_refused(body: dict[str, object], kind: type[KvRelayError]) -> None:
     with pytest.raises(kind):
         parse_chat(json.loads(json.dumps(body)))
+
+
+def test_n_choices_per_prompt_in_the_order_of_prompts() -> None:
+    body = {"prompt": ["a", "b"], "n": 3, "best_of": 3, "seed": 5, "request_id": "r"}
+    completion = parse_completion(body)
+    assert completion.n == 3
+    assert [one.prompt for one in completion.requests] == ["a", "a", "a", "b", "b", "b"]
+    assert [one.request_id for one in completion.requests] == [f"r-{number}" for number in range(6)]
+    seeds = [one.sampling.seed for one in completion.requests]
+    assert seeds[0] == 5
+    assert len(set(seeds[:3])) == 3
+    assert seeds[:3] == seeds[3:]
+    assert parse_completion(body) == completion
+    one_more = parse_completion(body | {"n": 4, "best_of": 4})
+    assert [one.sampling.seed for one in one_more.requests[:3]] == seeds[:3]
+
+
+def test_choices_without_a_seed_take_theirs_from_their_ids() -> None:
+    requests = parse_completion({"prompt": "a", "n": 2}, "given").requests
+    assert [(one.request_id, one.sampling.seed) for one in requests] == [("given-0", None), ("given-1", None)]
+
+
+def test_the_bound_is_on_prompts_times_n() -> None:
+    assert len(parse_completion({"prompt": ["a"] * 32, "n": 2}).requests) == 64
+    with pytest.raises(InvalidArgument) as caught:
+        parse_completion({"prompt": ["a"] * 33, "n": 2})
+    assert caught.value.field == "n"
+
+
+def test_echo_has_no_logprobs_of_the_prompt() -> None:
+    assert parse_completion({"prompt": "a", "echo": True}).echo
+    with pytest.raises(InvalidArgument, match="echo"):
+        parse_completion({"prompt": "a", "echo": True, "logprobs": 1})
+
+
+def test_fields_that_change_nothing_are_passed_over() -> None:
+    body = {"messages": [{"role": "user", "content": "x"}]}
+    more = {"parallel_tool_calls": True, "user": "u", "metadata": {"a": "b"}, "store": False, "max_tokens": None}
+    assert parse_chat(body | more) == parse_chat(body)
+
+
+@pytest.mark.parametrize("body", [{}, {"prompt": "a", "messages": [{"role": "user", "content": "x"}]}, {"prompt": 5}])
+def test_bodies_of_tokenize_that_are_refused(body: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgument):
+        parse_tokenize(body)
+
+
+@pytest.mark.parametrize("body", [{}, {"tokens": 5}, {"tokens": ["a"]}, {"tokens": [True]}, {"tokens": [1], "x": 1}])
+def test_bodies_of_detokenize_that_are_refused(body: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgument):
+        parse_detokenize(body)

@@ -12,8 +12,11 @@ import httpx
 import pytest
 from fake_worker import answer
 from router_harness import DEMO, RouterHarness, running_router
+from structlog.testing import capture_logs
 
+import kvrelay
 from kvrelay.engine.text import Tokenizer
+from router.openai_request import parse_completion
 
 PROMPT = list(range(10, 50))
 SHORT = [11, 12, 13]
@@ -161,7 +164,21 @@ async def freed(router: RouterHarness) -> None:
 @pytest.mark.parametrize(
     ("request_", "status", "param"),
     [
-        (body(n=2), 400, "n"),
+        (body(n=10**9), 400, "n"),
+        (body(n=0), 400, "n"),
+        (body(""), 400, "prompt"),
+        (body("a\0b"), 400, "prompt"),
+        (body([2**63]), 400, "token_ids"),
+        (body(max_tokens=-1), 400, "max_tokens"),
+        (body(top_p=0), 400, "top_p"),
+        (body(logprobs=21), 400, "logprobs"),
+        (body(logit_bias={"5": 1e6}), 400, "logit_bias"),
+        (body(logit_bias={str(one): 1 for one in range(301)}), 400, "logit_bias"),
+        (body(stop=["x"] * 10**4), 400, "stop"),
+        (body(stop=[""]), 400, "stop"),
+        (body(request_id="a\r\nb"), 400, "request_id"),
+        (body(request_id="x" * 10_000), 400, "request_id"),
+        (body(chat_template="{{ 7 }}"), 403, "chat_template"),
         (body(temperature=-1), 400, "temperature"),
         (body([]), 400, "prompt"),
         (body([5000]), 400, "token_ids"),
@@ -203,6 +220,113 @@ async def test_bodies_that_cannot_be_read(http: httpx.AsyncClient) -> None:
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, 404)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff\xfe",
+        b'{"prompt": "a", "temperature": NaN}',
+        b'{"prompt": "a", "temperature": Infinity}',
+        b'{"prompt": "a", "prompt": "b"}',
+        b'{"prompt": "a", "logit_bias": ' + b'{"a":' * 10**5 + b"1" + b"}" * 10**5 + b"}",
+    ],
+)
+async def test_bodies_that_are_not_clean_json(http: httpx.AsyncClient, content: bytes) -> None:
+    response = await http.post("/v1/completions", content=content)
+    assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+async def test_methods(http: httpx.AsyncClient) -> None:
+    head = await http.head("/v1/models")
+    assert (head.status_code, head.content) == (200, b"")
+    options = await http.options("/v1/completions")
+    assert (options.status_code, options.headers["allow"]) == (405, "POST")
+    assert options.json()["error"]["code"] == 405
+
+
+async def test_request_ids(http: httpx.AsyncClient) -> None:
+    given = await http.post("/v1/completions", json=body(), headers={"x-request-id": "mine-1"})
+    assert given.headers["x-request-id"] == "mine-1"
+    assert given.json()["id"] == "cmpl-mine-1"
+    assert given.json()["kvrelay"]["request_id"] == "mine-1"
+    in_body = await http.post("/v1/completions", json=body(request_id="mine-2"), headers={"x-request-id": "other"})
+    assert in_body.headers["x-request-id"] == "mine-2"
+    made = await http.post("/v1/completions", json=body())
+    assert made.json()["id"] == "cmpl-" + made.headers["x-request-id"]
+    wrong = await http.post("/v1/completions", json=body(n=0), headers={"x-request-id": "mine-3"})
+    assert (wrong.status_code, wrong.headers["x-request-id"]) == (400, "mine-3")
+    unfit = await http.post("/v1/completions", json=body(), headers={"x-request-id": "x" * 129})
+    assert (unfit.status_code, unfit.json()["error"]["param"]) == (400, "request_id")
+    assert len(unfit.headers["x-request-id"]) == 32
+
+
+async def test_unexpected_errors_keep_their_reason_in_the_log(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object) -> None:
+        raise ZeroDivisionError("secret detail")
+
+    monkeypatch.setattr("router.intake.Intake.open", broken)
+    with capture_logs() as lines:
+        response = await http.post("/v1/completions", json=body(), headers={"x-request-id": "unlucky"})
+    assert (response.status_code, response.headers["x-request-id"]) == (500, "unlucky")
+    assert response.json()["error"]["type"] == "internal_error"
+    assert "unlucky" in response.json()["error"]["message"]
+    assert "secret" not in response.text
+    assert [line["request"] for line in lines if line.get("exc_info")] == ["unlucky"]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_n_choices(http: httpx.AsyncClient, streamed: bool) -> None:
+    request = body([PROMPT, SHORT], n=2)
+    expected = [answer(tuple(one.token_ids), one.sampling.seed or 0, 8) for one in parse_completion(request).requests]
+    tokens: list[list[int]] = [[], [], [], []]
+    if streamed:
+        chunks = await events(http, "/v1/completions", request | {"stream_options": {"include_usage": True}})
+        assert all(chunk["usage"] is None for chunk in chunks[:-1])
+        for chunk in chunks:
+            for choice in chunk["choices"]:
+                tokens[choice["index"]] += choice["token_ids"]
+        usage = chunks[-1]["usage"]
+    else:
+        found = (await http.post("/v1/completions", json=request)).json()
+        assert [choice["index"] for choice in found["choices"]] == [0, 1, 2, 3]
+        tokens = [choice["token_ids"] for choice in found["choices"]]
+        usage = found["usage"]
+    assert tokens == expected
+    assert tokens[0] != tokens[1]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(PROMPT) + len(SHORT), 32)
+
+
+async def test_echo(http: httpx.AsyncClient) -> None:
+    for prompt, text in (("Once upon a time", "Once upon a time"), (PROMPT, TOKENIZER.decode(PROMPT))):
+        plain = (await http.post("/v1/completions", json=body(prompt))).json()["choices"][0]["text"]
+        echoed = (await http.post("/v1/completions", json=body(prompt, echo=True, n=2))).json()["choices"]
+        assert echoed[0]["text"] == text + plain
+        assert echoed[1]["text"].startswith(text)
+        chunks = await events(http, "/v1/completions", body(prompt, echo=True))
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text + plain
+
+
+async def test_usage_in_each_chunk(http: httpx.AsyncClient) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = await events(http, "/v1/completions", body(stream_options=options))
+    counted = 0
+    for chunk in chunks[:-1]:
+        counted += len(chunk["choices"][0]["token_ids"])
+        assert chunk["usage"]["prompt_tokens"] == len(PROMPT)
+        assert chunk["usage"]["completion_tokens"] == counted
+    assert chunks[-1]["usage"]["completion_tokens"] == counted == 8
+
+
+async def test_headers_of_a_stream(http: httpx.AsyncClient) -> None:
+    async with http.stream("POST", "/v1/completions", json=body(stream=True, request_id="s-1")) as response:
+        await response.aread()
+    assert response.headers["cache-control"] == "no-cache"
+    assert response.headers["x-accel-buffering"] == "no"
+    assert response.headers["x-request-id"] == "s-1"
+
+
 async def test_retry_after(router: RouterHarness, http: httpx.AsyncClient) -> None:
     router.workers["decode-0"].may_step.clear()
     flying = asyncio.create_task(http.post("/v1/completions", json=body(SHORT)))
@@ -222,10 +346,17 @@ async def test_retry_after(router: RouterHarness, http: httpx.AsyncClient) -> No
 async def test_models_health_and_tokens(http: httpx.AsyncClient) -> None:
     (model,) = (await http.get("/v1/models")).json()["data"]
     assert (model["id"], model["max_model_len"]) == ("demo", 4096)
+    assert (await http.get("/v1/models/demo")).json() == model
+    missing = await http.get("/v1/models/some/other")
+    assert (missing.status_code, missing.json()["error"]["param"]) == (404, "model")
+    assert (await http.get("/version")).json() == {"version": kvrelay.__version__}
     health = await http.get("/health")
     assert (health.status_code, health.json()) == (200, {"status": "ready"})
     tokens = (await http.post("/tokenize", json={"prompt": "Once upon"})).json()
     assert tokens == {"count": len(tokens["tokens"]), "max_model_len": 4096, "tokens": TOKENIZER.encode("Once upon")}
+    spelt = (await http.post("/tokenize", json={"prompt": "Once upon", "return_token_strs": True})).json()
+    assert len(spelt["token_strs"]) == spelt["count"]
+    assert spelt["token_strs"] == ["<s>", "Once", "Ġupon"]
     text = (await http.post("/detokenize", json={"tokens": tokens["tokens"]})).json()
     assert text == {"prompt": "Once upon"}
     chat = (await http.post("/tokenize", json={"messages": [{"role": "user", "content": "hi"}]})).json()
@@ -262,6 +393,6 @@ async def test_metrics(http: httpx.AsyncClient) -> None:
         'kvrelay_num_requests_running{model_name="demo",pool="decode",worker="decode-0"} 0.0',
         'kvrelay_spec_decode_num_draft_tokens_total{model_name="demo",pool="decode",worker="decode-0"} 0.0',
         'kvrelay_spec_decode_num_accepted_tokens_total{model_name="demo",pool="decode",worker="decode-0"} 0.0',
-        'kvrelay_pool_replicas{pool="decode",state="ready"} 1.0',
+        'kvrelay_pool_replicas{model_name="demo",pool="decode",state="ready"} 1.0',
     ):
         assert line in text

@@ -38,3 +38,17 @@ def test_scaling_decisions_by_direction() -> None:
     for direction in ("up", "down"):
         labels = {"model_name": "demo", "pool": "decode", "direction": direction}
         assert metrics.registry.get_sample_value("kvrelay_scaling_decision_total", labels) == 1.0
+
+
+def test_a_message_of_many_tokens_is_as_many_observations() -> None:
+    metrics = Metrics("demo")
+    metrics.tokens(None, 4, 1.0, 1.2)  # type: ignore[arg-type]  # the stream is asked at its first token only
+    metrics.tokens(None, 0, 1.2, 1.3)  # type: ignore[arg-type]  # none was left after a stop string
+    read = metrics.registry.get_sample_value
+    labels = {"model_name": "demo"}
+    assert read("kvrelay_generation_tokens_total", labels) == 4
+    assert read("kvrelay_inter_token_latency_seconds_count", labels) == 4
+    assert read("kvrelay_inter_token_latency_seconds_sum", labels) == pytest.approx(0.2)
+    assert read("kvrelay_inter_token_latency_seconds_bucket", labels | {"le": "0.05"}) == 4
+    assert read("kvrelay_inter_token_latency_seconds_bucket", labels | {"le": "0.04"}) == 0
+    assert metrics.itl.p95(1.3) == pytest.approx(0.05)

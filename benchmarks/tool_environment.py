@@ -1,0 +1,80 @@
+"""A load tool's Python environment: made, and run in."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from load_tools import LoadTool
+
+from kvrelay.child import bound_to_parent
+from kvrelay.errors import DeadlineExceeded, Unavailable
+
+_LAST_WORDS = 15  # lines of the log that go with an error
+_SETTINGS = {
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    # Fewer threads and processes beside the cluster, which has the same cores.
+    "OMP_NUM_THREADS": "1",
+    "GUIDELLM__MAX_WORKER_PROCESSES": "1",
+}
+
+
+def install(tool: LoadTool, cache: Path) -> Path:
+    """The Python of the tool's own environment under `cache`, made on first use. Raises Unavailable if pip fails."""
+    folder = cache / tool.name
+    python = folder / "venv" / "bin" / "python"
+    wanted = "\n".join(requirement for call in tool.requirements for requirement in call)
+    installed = folder / "installed.txt"  # written when all is there
+    if not installed.exists() or installed.read_text() != wanted:
+        folder.mkdir(parents=True, exist_ok=True)
+        calls = [("-m", "pip", "install", *call) for call in tool.requirements]
+        with (folder / "install.log").open("wb") as log:
+            for command in (
+                [sys.executable, "-m", "venv", "--clear", folder / "venv"],
+                *([python, *one] for one in calls),
+            ):
+                if subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False).returncode:
+                    raise _failure(tool.name, Path(log.name))
+        installed.write_text(wanted)
+    return python
+
+
+def version(tool: LoadTool, python: Path) -> str:
+    """Raises Unavailable if the tool is not there."""
+    code = f"import importlib.metadata as m; print(m.version({tool.name!r}))"
+    asked = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    if asked.returncode:
+        raise Unavailable(f"{python} has no {tool.name}")
+    return asked.stdout.strip()
+
+
+async def run(command: list[str], log: Path, within_s: float) -> None:
+    """`log` takes what it prints. Raises Unavailable for a failure, DeadlineExceeded."""
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *bound_to_parent(*command),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=os.environ | _SETTINGS,
+        )
+    try:
+        code = await asyncio.wait_for(process.wait(), within_s)
+    except TimeoutError:
+        raise DeadlineExceeded(f"{command[0]} has not ended after {within_s:g} s: {log}") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if code:
+        raise _failure(command[0], log)
+
+
+def _failure(what: str, log: Path) -> Unavailable:
+    last = "\n".join(log.read_text(errors="replace").splitlines()[-_LAST_WORDS:])
+    return Unavailable(f"{what} failed: {log}\n{last}")

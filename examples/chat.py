@@ -1,0 +1,31 @@
+"""A conversation: each line from stdin is a message, an empty one or Ctrl-D ends.
+
+The model needs a chat template. Turns share their beginning, so most of a later prompt comes from the prefix cache.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import kvrelay
+
+
+def main() -> None:
+    messages: list[dict[str, str]] = [{"role": "system", "content": "You tell short stories."}]
+    with kvrelay.Client(os.environ.get("KVRELAY_TARGET", "127.0.0.1:50051")) as client:
+        client.wait_ready()
+        for line in sys.stdin:
+            if not line.strip():
+                return
+            messages.append({"role": "user", "content": line.strip()})
+            with client.generate(messages=messages, max_tokens=32) as stream:
+                for event in stream:
+                    print(event.text, end="", flush=True)
+                answer = stream.result()
+            messages.append({"role": "assistant", "content": answer.text})
+            print(f"\n[{answer.usage.cached_tokens} of {answer.usage.prompt_tokens} prompt tokens were cached]")
+
+
+if __name__ == "__main__":
+    main()

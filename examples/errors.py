@@ -1,0 +1,47 @@
+"""Deadlines, cancellation and errors, each of a type of its own."""
+
+from __future__ import annotations
+
+import os
+
+import kvrelay
+
+
+def main() -> None:
+    policy = kvrelay.RetryPolicy(max_attempts=3, max_backoff_s=1.0)
+    with kvrelay.Client(os.environ.get("KVRELAY_TARGET", "127.0.0.1:50051"), retry=policy) as client:
+        client.wait_ready()
+        try:
+            client.generate("A long story:", max_tokens=4000, ignore_eos=True, timeout=0.25).result()
+        except kvrelay.DeadlineExceeded as error:
+            print("deadline:", error)
+
+        try:
+            client.generate("A story:", top_p=7.0).result()
+        except kvrelay.InvalidArgument as error:
+            print(f"bad argument, field {error.field}:", error)
+
+        try:
+            client.generate("A story:", model="no-such-model").result()
+        except kvrelay.NotFound as error:
+            print("no such model:", error)
+
+        stream = client.generate("A story:", max_tokens=4000, ignore_eos=True)
+        print("first piece:", repr(next(stream).text))
+        stream.cancel()  # frees its place on the workers
+        try:
+            next(stream)
+        except kvrelay.Cancelled as error:
+            print("cancelled:", error)
+
+    try:
+        with kvrelay.Client("127.0.0.1:1", retry=policy) as nobody:
+            nobody.models(timeout=2.0)
+    except kvrelay.Unavailable as error:
+        print("nobody there:", error)
+    except kvrelay.KvRelayError as error:  # the root of the tree: whatever else there may be
+        print(type(error).__name__, error)
+
+
+if __name__ == "__main__":
+    main()

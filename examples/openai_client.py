@@ -1,0 +1,33 @@
+"""The `openai` package against kvrelay: only the base URL is another.
+
+pip install openai
+"""
+
+from __future__ import annotations
+
+import os
+
+from openai import OpenAI
+
+
+def main() -> None:
+    base = os.environ.get("KVRELAY_HTTP", "http://127.0.0.1:8000")
+    with OpenAI(base_url=f"{base}/v1", api_key="none") as client:
+        model = client.models.list().data[0].id
+        chunks = client.completions.create(
+            model=model,
+            prompt="Once upon a time there was a brave little fox named Ruby.",
+            max_tokens=32,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"ignore_eos": True},
+        )
+        for chunk in chunks:
+            if chunk.choices:
+                print(chunk.choices[0].text, end="", flush=True)
+            if chunk.usage is not None:
+                print(f"\n{chunk.usage.completion_tokens} tokens")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""Print an answer as it comes.
+
+python examples/stream.py "Once upon a time"
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import kvrelay
+
+
+def main(prompt: str) -> None:
+    with kvrelay.Client(os.environ.get("KVRELAY_TARGET", "127.0.0.1:50051")) as client:
+        client.wait_ready()
+        with client.generate(prompt, max_tokens=40, temperature=0.0) as stream:
+            for event in stream:
+                print(event.text, end="", flush=True)
+            answer = stream.result()  # all of it is here already
+    print(f"\n\n{answer.finish_reason} after {answer.usage.completion_tokens} tokens, {answer.path}: {answer.why}")
+    if answer.ledger is not None:
+        for phase, seconds in answer.ledger.phases:
+            print(f"  {phase:14} {seconds * 1000:8.2f} ms")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "Once upon a time there was a brave little fox named Ruby.")

@@ -1,0 +1,52 @@
+"""kvrelay inside a web application: one client for the app's life, each answer streamed to its browser.
+
+    pip install starlette uvicorn
+    uvicorn --app-dir examples web_app:app --port 8080
+    curl -N "http://127.0.0.1:8080/story?about=a+fox"
+
+A browser that leaves cancels its request. The same works in FastAPI, which is built on Starlette.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TypedDict
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+import kvrelay
+
+
+class State(TypedDict):
+    client: kvrelay.AsyncClient
+
+
+@asynccontextmanager
+async def lifespan(app: Starlette) -> AsyncIterator[State]:
+    async with kvrelay.AsyncClient(os.environ.get("KVRELAY_TARGET", "127.0.0.1:50051")) as client:
+        yield {"client": client}
+
+
+async def story(request: Request) -> Response:
+    about = request.query_params.get("about", "a fox")
+    stream = request.state.client.generate(f"Once upon a time there was {about}.", max_tokens=32, timeout=30.0)
+    try:
+        first = await anext(stream)  # an error that comes before any text still has a status of its own
+    except kvrelay.KvRelayError as error:
+        return JSONResponse({"error": error.message}, status_code=error.code.http_status)
+
+    async def text() -> AsyncIterator[str]:
+        async with stream:
+            yield first.text
+            async for event in stream:
+                yield event.text
+
+    return StreamingResponse(text(), media_type="text/plain")
+
+
+app = Starlette(routes=[Route("/story", story)], lifespan=lifespan)

@@ -1,0 +1,123 @@
+"""Runs load tests from the command line: a progress bar, and Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from kvrelay.cli.loadtest_options import Load
+from kvrelay.errors import InvalidArgument
+from kvrelay.loadtest.measure import Run, measure
+from kvrelay.loadtest.rate import constant
+from kvrelay.loadtest.replay import Replay
+from kvrelay.loadtest.report import Report
+from kvrelay.loadtest.row import Row
+from kvrelay.loadtest.slo import Slo
+from kvrelay.loadtest.sweep import Sweep, bisect, try_rates
+from kvrelay.loadtest.target import Target, open_target
+from kvrelay.loadtest.workload import PlannedRequest, Workload
+
+Rates = list[float] | tuple[float, float]  # each of them, or the bounds of a search
+Plan = Sequence[PlannedRequest] | Iterator[PlannedRequest]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is the same at every rate of a sweep."""
+
+    target: str
+    timeout: float
+    admin: str | None
+    metrics: str | None
+    vocab_size: int | None
+    slos: tuple[Slo, ...]
+
+
+def run_test(settings: Settings, load: Load, concurrency: int | None, duration: float | None) -> Report:
+    """Raises KvRelayError if the target cannot be tested; Ctrl-C ends the test and is in the report."""
+
+    async def go() -> Report:
+        async with _opened(settings) as (target, stop):
+            options = _options(settings, target, load) | {"concurrency": concurrency}
+            plan: Plan = load.plan(_vocab_size(settings, target, load), target.model.max_model_len)
+            endless = concurrency is not None and isinstance(load, Workload) and load.num_requests is None
+            if not endless:
+                plan = list(plan)  # so that drawing it delays nothing later
+            with _progress("requests", plan) as done:
+                run = Run(plan, options, settings.slos, concurrency, duration)
+                return await measure(target, run, done, stop)
+
+    return asyncio.run(go())
+
+
+def run_sweep(
+    settings: Settings,
+    load: Workload,
+    rates: Rates,
+    attainment: float,
+    precision: float,
+) -> Sweep:
+    async def go() -> Sweep:
+        async with _opened(settings) as (target, stop):
+            tried = 0
+
+            async def offer(rate: float) -> Report:
+                nonlocal tried
+                tried += 1
+                one = replace(load, rate=constant(rate))
+                vocab_size = _vocab_size(settings, target, one)
+                plan = [request.variant(tried, vocab_size) for request in one.plan(vocab_size)]
+                with _progress(f"{rate:.3g} requests/s", plan) as done:
+                    return await measure(target, Run(plan, _options(settings, target, one), settings.slos), done, stop)
+
+            if isinstance(rates, tuple):
+                return await bisect(offer, *rates, precision, attainment)
+            return await try_rates(offer, rates, attainment)
+
+    return asyncio.run(go())
+
+
+@asynccontextmanager
+async def _opened(settings: Settings) -> AsyncIterator[tuple[Target, asyncio.Event]]:
+    """The first Ctrl-C sets the event, a second one ends the program."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def interrupted() -> None:
+        stop.set()
+        loop.remove_signal_handler(signal.SIGINT)
+
+    async with open_target(settings.target, settings.timeout, settings.admin, settings.metrics) as target:
+        loop.add_signal_handler(signal.SIGINT, interrupted)
+        try:
+            yield target, stop
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+
+
+def _vocab_size(settings: Settings, target: Target, load: Load) -> int:
+    found = settings.vocab_size or target.model.vocab_size
+    if not found and not (isinstance(load, Workload) and load.text):
+        raise InvalidArgument(f"{settings.target} does not tell its vocabulary; give --vocab-size or --text")
+    return found
+
+
+def _options(settings: Settings, target: Target, load: Load) -> dict[str, Any]:
+    found = {"target": settings.target, "model": target.model.id, "timeout": settings.timeout, **load.options()}
+    return found | ({"cut": asdict(load.cut(target.model.max_model_len))} if isinstance(load, Replay) else {})
+
+
+@contextmanager
+def _progress(what: str, plan: Plan) -> Iterator[Callable[[Row], None]]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task(what, total=len(plan) if isinstance(plan, Sequence) else None)
+        yield lambda _: progress.advance(bar)

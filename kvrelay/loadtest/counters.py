@@ -1,0 +1,29 @@
+"""What a target's Prometheus counters say of its prefix caches."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+# kvrelay's names and vLLM's, which mean the same: tokens looked up, tokens found.
+_COUNTER = re.compile(r"^(?:kvrelay_|vllm:)prefix_cache_(hits|queries)(?:_total)?(?:\{.*\})? (\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCache:
+    """In tokens, since the server's start or since an earlier look."""
+
+    hits: int
+    queries: int
+
+    def since(self, before: PrefixCache) -> PrefixCache:
+        return PrefixCache(self.hits - before.hits, self.queries - before.queries)
+
+
+def read_counters(exposition: str) -> PrefixCache | None:
+    """From what /metrics answers; None if they are not in it."""
+    found = {"hits": 0.0, "queries": 0.0}
+    series = _COUNTER.findall(exposition)
+    for name, number in series:
+        found[name] += float(number)
+    return PrefixCache(int(found["hits"]), int(found["queries"])) if series else None

@@ -1,0 +1,52 @@
+"""Latency samples as curves: cumulative shares, and histograms that several runs can share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from kvrelay.loadtest.statistics import percentile
+
+BINS = 48
+_STEPS = 200  # of the cumulative curve
+_LONG_TAIL = 12.0  # p99 over median, from which the axis is logarithmic
+Json = dict[str, Any]
+
+
+def distribution(samples: Sequence[Sequence[float]]) -> Json | None:
+    """samples: of each run, seconds. None if no run has any. What it returns is in milliseconds.
+
+    The axis ends a little above the highest p99; `beyond` counts what lies outside.
+    """
+    runs = [sorted(value * 1000 for value in sample) for sample in samples]
+    filled = [run for run in runs if run]
+    if not filled:
+        return None
+    p99 = max(percentile(run, 99) for run in filled)
+    logarithmic = p99 > _LONG_TAIL * max(percentile(run, 50) for run in filled) > 0
+    high = 1.15 * p99 or 1.0
+    low = max(high / 1e5, 0.9 * min(percentile(run, 0.5) for run in filled)) if logarithmic else 0.0
+    return {
+        "log": logarithmic,
+        "low": low,
+        "high": high,
+        "runs": [
+            {
+                "n": len(run),
+                "cdf": [percentile(run, 100 * step / _STEPS) for step in range(_STEPS + 1)] if run else [],
+                "bins": _bins(run, low, high, logarithmic),
+                "beyond": sum(value >= high for value in run),
+            }
+            for run in runs
+        ],
+    }
+
+
+def _bins(run: Sequence[float], low: float, high: float, logarithmic: bool) -> list[int]:
+    counts = [0] * BINS
+    for value in run:
+        if value < high:
+            share = math.log(max(value, low) / low) / math.log(high / low) if logarithmic else value / high
+            counts[min(BINS - 1, int(share * BINS))] += 1
+    return counts

@@ -1,0 +1,260 @@
+// The plots.
+
+// Distributions: the cumulative share over the histogram, on one axis
+
+function latencyCard(name, found) {
+  const slo = Math.min(...RUNS.map((run) => run.slos[{ TTFT: "ttft", TPOT: "tpot", E2E: "e2e" }[name]] ?? Infinity));
+  const beyond = found.runs.map((run, index) => run.beyond
+    ? `${RUNS.length > 1 ? `${RUNS[index].name}: ` : ""}${percent(run.beyond / run.n)} beyond the axis, up to ${ms(run.cdf.at(-1))}` : "").filter(Boolean).join("; ");
+  const plot = chart(262, `${NAMES[name]}: cumulative share and histogram`, (svg, width) => {
+    const [left, right, top, middle, base] = [40, width - 10, 12, 150, 226];
+    const x = scale(found.low, found.high, left, right, found.log);
+    const y = scale(0, 1, middle, top);
+    const peak = Math.max(...found.runs.flatMap((run) => run.bins.map((count) => count / Math.max(1, run.n)))) || 1;
+    const h = scale(0, peak, base, middle + 18);
+    yGrid(svg, y, [0, 0.5, 0.9, 1], left, right, (value) => `${value * 100}%`);
+    found.runs.forEach((run, index) => {
+      const bin = (right - left) / run.bins.length;
+      run.bins.forEach((count, place) => {
+        if (!count) return;
+        const up = h(count / run.n);
+        shape("rect", {
+          x: left + place * bin + 0.5, width: Math.max(1, bin - 1), y: up, height: base - up, rx: 1,
+          fill: runColour(index), "fill-opacity": found.runs.length > 1 ? 0.45 : 0.75,
+        }, svg);
+      });
+    });
+    const values = found.log ? logTicks(found.low, found.high) : ticks(0, found.high, Math.max(3, width / 90));
+    xAxis(svg, x, values, base, number, "ms", left, right);
+    if (slo < found.high) {
+      shape("line", { x1: x(slo), x2: x(slo), y1: top - 4, y2: base, class: "slo" }, svg);
+      const end = x(slo) > right - 90;
+      shape("text", { x: x(slo) + (end ? -5 : 5), y: middle + 14, class: "slo-text", "text-anchor": end ? "end" : "start" }, svg, `SLO ${number(slo)} ms`);
+    }
+    found.runs.forEach((run, index) => {
+      if (!run.n) return;
+      const steps = run.cdf.length - 1;
+      const points = run.cdf.map((value, step) => [x(Math.min(value, found.high)), y(step / steps)]);
+      shape("path", { d: path(points), fill: "none", stroke: runColour(index), "stroke-width": 2, "stroke-linejoin": "round" }, svg);
+      if (found.runs.length === 1)
+        for (const share of [0.5, 0.9, 0.99])
+          shape("circle", { cx: x(run.cdf[share * steps]), cy: y(share), r: 3.2, fill: runColour(index), stroke: "var(--card)", "stroke-width": 1.5 }, svg);
+    });
+    const cross = shape("line", { y1: top, y2: base, class: "cross", visibility: "hidden" }, svg);
+    const area = shape("rect", { x: left, y: top, width: right - left, height: base - top, fill: "transparent" }, svg);
+    area.addEventListener("pointermove", (event) => {
+      const place = Math.max(left, Math.min(right, event.clientX - svg.getBoundingClientRect().left));
+      const value = x.inverse(place);
+      cross.setAttribute("x1", place); cross.setAttribute("x2", place); cross.setAttribute("visibility", "visible");
+      showTip(event, [[null, `within ${ms(value)}`], ...found.runs.map((run, index) => {
+        const at = run.cdf.findIndex((one) => one > value);
+        return [runColour(index), `${percent(at < 0 ? 1 : Math.max(0, at - 1) / (run.cdf.length - 1))} of ${run.n.toLocaleString("en")}${RUNS.length > 1 ? ` · ${RUNS[index].name}` : ""}`];
+      })]);
+    });
+    area.addEventListener("pointerleave", () => { cross.setAttribute("visibility", "hidden"); hideTip(); });
+  });
+  const sub = RUNS.map((run) => {
+    const one = run.latencies[name];
+    return one ? `${RUNS.length > 1 ? `${run.name}: ` : ""}median ${ms(one.median * 1000)}, p90 ${ms(one.p90 * 1000)}, p99 ${ms(one.p99 * 1000)}` : "";
+  }).filter(Boolean).join(" · ");
+  return card(NAMES[name], sub, plot, beyond && element("p", { class: "sub", style: "margin:6px 0 0" }, beyond));
+}
+
+// Lines over time, with one crosshair for all of a group
+
+function lines(group, title, series, span, marks, format) {
+  const filled = series.filter((one) => one.points.length);
+  const plot = chart(150, `${title} over time`, (svg, width) => {
+    const [left, right, top, base] = [44, width - 12, marks.length ? 20 : 10, 116];
+    const high = Math.max(0, ...filled.flatMap((one) => one.points.map((point) => point[1]))) || 1;
+    const x = scale(0, span, left, right);
+    const grid = ticks(0, high, 3).filter((value) => format !== String || Number.isInteger(value));
+    const y = scale(0, Math.max(high, grid.at(-1)) * 1.04, base, top);
+    yGrid(svg, y, grid, left, right, format === String ? number : format);
+    const values = ticks(0, span, Math.max(3, width / 110));
+    xAxis(svg, x, values, base, number, "seconds", left, right);
+    for (const one of filled) {
+      const points = one.points.map(([at, value]) => [x(at), y(value)]);
+      const drawn = path(one.step ? stepped(points) : points);
+      if (one.fill) shape("path", { d: `${drawn}L${points.at(-1)[0]} ${base}L${points[0][0]} ${base}Z`, fill: one.colour, "fill-opacity": 0.13 }, svg);
+      shape("path", { d: drawn, fill: "none", stroke: one.colour, "stroke-width": 1.8, "stroke-linejoin": "round", "stroke-dasharray": one.dash || "none" }, svg);
+    }
+    marks.forEach((mark, index) => {
+      shape("line", { x1: x(mark.at_s), x2: x(mark.at_s), y1: top - 4, y2: base, class: "mark" }, svg);
+      const flag = shape("g", { style: "cursor:default" }, svg);
+      shape("circle", { cx: x(mark.at_s), cy: top - 10, r: 8, fill: colour(mark.pool) }, flag);
+      shape("text", { x: x(mark.at_s), y: top - 6.5, "text-anchor": "middle", style: "fill:#fff;font-weight:650;font-size:10px" }, flag, index + 1);
+      flag.addEventListener("pointermove", (event) => showTip(event, [[colour(mark.pool), `${mark.pool} ${mark.before} → ${mark.after}`], [null, `${seconds(mark.at_s)}: ${mark.reason}`]]));
+      flag.addEventListener("pointerleave", hideTip);
+    });
+    const cross = shape("line", { y1: top, y2: base, class: "cross", visibility: "hidden" }, svg);
+    group.push((at) => {
+      if (!svg.isConnected) return;
+      cross.setAttribute("visibility", at === null ? "hidden" : "visible");
+      if (at !== null) { cross.setAttribute("x1", x(at)); cross.setAttribute("x2", x(at)); }
+    });
+    const area = shape("rect", { x: left, y: top, width: right - left, height: base - top, fill: "transparent" }, svg);
+    area.addEventListener("pointermove", (event) => {
+      const at = Math.max(0, Math.min(span, x.inverse(event.clientX - svg.getBoundingClientRect().left)));
+      group.forEach((move) => move(at));
+      showTip(event, [[null, seconds(at)], ...filled.map((one) => {
+        const last = one.points.findLast((point) => point[0] <= at) ?? one.points[0];
+        return [one.colour, `${one.name}: ${format(+last[1].toPrecision(4))}`];
+      })]);
+    });
+    area.addEventListener("pointerleave", () => { group.forEach((move) => move(null)); hideTip(); });
+  });
+  return card(title, null, legend(filled.map((one) => [one.colour, one.name, "line"])), plot);
+}
+
+function dots(run, span) {
+  const slo = run.slos.ttft ?? Infinity;
+  const values = run.dots.map((one) => one[1]).filter((one) => one > 0).sort((a, b) => a - b);
+  if (!values.length) return null;
+  const [low, high] = [values[0] * 0.8, values.at(-1) * 1.2];
+  const paint = (where) => colour(where === "local" ? "handoff" : where ? "prefill" : "queue");
+  const paths = [...new Set(run.dots.map((one) => one[2]))];
+  const plot = chart(210, "TTFT of each request by its arrival", (svg, width) => {
+    const [left, right, top, base] = [52, width - 12, 10, 176];
+    const x = scale(0, span, left, right);
+    const y = scale(low, high, base, top, true);
+    yGrid(svg, y, logTicks(low, high).filter((_, index, all) => all.length < 7 || index % 2 === 0), left, right, number);
+    shape("text", { x: left - 7, y: top, "text-anchor": "end" }, svg, "ms");
+    xAxis(svg, x, ticks(0, span, Math.max(3, width / 110)), base, number, "seconds", left, right);
+    if (slo < high && slo > low) {
+      shape("line", { x1: left, x2: right, y1: y(slo), y2: y(slo), class: "slo" }, svg);
+      shape("text", { x: right, y: y(slo) - 5, "text-anchor": "end", class: "slo-text" }, svg, `SLO ${number(slo)} ms`);
+    }
+    for (const [at, value, where] of run.dots) {
+      const dot = shape("circle", { cx: x(at).toFixed(1), cy: y(value).toFixed(1), r: 2.6, fill: paint(where), "fill-opacity": 0.6 }, svg);
+      dot.addEventListener("pointermove", (event) => showTip(event, [[paint(where), `TTFT ${ms(value)}`], [null, `due at ${seconds(at)}${where ? `, ${where}` : ""}`]]));
+      dot.addEventListener("pointerleave", hideTip);
+    }
+  });
+  return card("Time to first token, request by request", "By scheduled arrival.", paths.some(Boolean) ? legend(paths.map((one) => [paint(one), one || "path not told"])) : null, plot);
+}
+
+function timeline(run) {
+  const found = run.timeline;
+  const span = Math.max(run.duration, found?.samples.at(-1)?.at_s ?? 0) || 1;
+  const out = [dots(run, span)];
+  if (!found || !found.samples.length) return out;
+  const of = (pick) => found.samples.map((one) => [one.at_s, pick(one)]);
+  const pools = Object.keys(found.samples[0].pools);
+  const each = (field, extra = {}) => pools.map((pool) => ({ name: pool, colour: colour(pool), points: of((one) => one.pools[pool]?.[field] ?? 0), ...extra }));
+  const group = [];
+  const marks = found.decisions;
+  out.push(
+    lines(group, "Queue depth, requests", [{ name: "router", colour: colour("router"), points: of((one) => one.waiting), step: true, fill: true }, ...each("waiting", { step: true })], span, marks, String),
+    lines(group, "Requests running", each("running", { step: true }), span, marks, String),
+    lines(group, "Pool size, workers", [...each("workers", { step: true }), ...each("desired", { step: true, dash: "2 3" }).map((one) => ({ ...one, name: `${one.name}, wanted` }))], span, marks, String),
+    lines(group, "KV occupancy", each("kv_share", { fill: true }), span, marks, percent),
+    lines(group, "Tokens per second", each("tokens_per_second"), span, marks, number),
+  );
+  if (marks.length)
+    out.push(card("Scaling decisions", null, table(["", "time", "pool", "workers", "reason"],
+      marks.map((one, index) => [String(index + 1), seconds(one.at_s), one.pool, `${one.before} → ${one.after}`, one.reason]), [4])));
+  return out;
+}
+
+// Requests as bars of phases
+
+function gantt(run) {
+  const rows = run.gantt.rows.filter((one) => one.segments.length || one.error);
+  if (!rows.length) return null;
+  const span = Math.max(...rows.map((one) => one.segments.at(-1)?.[2] ?? one.at)) || 1;
+  const kinds = Object.keys(KINDS).filter((kind) => rows.some((one) => one.segments.some((part) => part[0] === kind && part[2] > part[1])));
+  const tall = Math.max(3, Math.min(14, 640 / rows.length));
+  const plot = chart(rows.length * tall + 48, "Requests by phase", (svg, width) => {
+    const [left, right, top] = [width < 500 ? 30 : 44, width - 12, 8];
+    const base = top + rows.length * tall;
+    const x = scale(0, span, left, right);
+    for (const value of ticks(0, span, Math.max(3, width / 110)))
+      shape("line", { x1: x(value), x2: x(value), y1: top, y2: base, class: "grid-line" }, svg);
+    xAxis(svg, x, ticks(0, span, Math.max(3, width / 110)), base + 2, number, "seconds", left, right);
+    rows.forEach((one, index) => {
+      const y = top + index * tall;
+      const line = shape("g", {}, svg);
+      shape("rect", { x: left, width: right - left, y, height: tall, fill: "transparent" }, line);
+      if (index % Math.ceil(22 / tall) === 0)
+        shape("text", { x: left - 6, y: y + tall / 2 + 4, "text-anchor": "end" }, line, String(one.id));
+      for (const [kind, start, stop] of one.segments)
+        if (stop > start) shape("rect", { x: x(start).toFixed(2), width: Math.max(0.7, x(stop) - x(start)).toFixed(2), y: (y + tall * 0.1).toFixed(2), height: (tall * 0.8).toFixed(2), fill: colour(kind) }, line);
+      if (one.first !== null && tall >= 5)
+        shape("rect", { x: x(one.first) - 0.75, width: 1.5, y, height: tall, fill: "var(--ink)" }, line);
+      if (one.error) shape("circle", { cx: x(one.at), cy: y + tall / 2, r: Math.max(2.4, tall / 2.6), fill: colour("error") }, line);
+      line.addEventListener("pointermove", (event) => showTip(event, ganttTip(one)));
+      line.addEventListener("pointerleave", hideTip);
+    });
+  });
+  const items = kinds.map((kind) => [colour(kind), KINDS[kind]]);
+  if (tall >= 5) items.push(["var(--ink)", "first token", "tick"]);
+  if (rows.some((one) => one.error)) items.push([colour("error"), "failed"]);
+  const which = run.gantt.step > 1 ? `One in ${run.gantt.step} of ${run.requests} requests, a line each.` : `${rows.length} requests, a line each.`;
+  return card("Requests by phase", `${which} A bar begins at the scheduled arrival; hand-off is what of it came after the end of prefill.`, legend(items), plot);
+}
+
+function ganttTip(one) {
+  const [prompt, cached, output] = one.tokens;
+  const rows = [[null, `request ${one.id}, due at ${seconds(one.at)}`]];
+  if (one.error) return [...rows, [colour("error"), one.error]];
+  for (const [kind, start, stop] of one.segments) if (stop > start) rows.push([colour(kind), `${KINDS[kind]} ${ms((stop - start) * 1000)}`]);
+  rows.push([null, `first token after ${ms((one.first - one.at) * 1000)}`], [null, `${prompt} prompt tokens, ${cached} cached, ${output} out`]);
+  if (one.handoff) rows.push([null, `hand-off over ${one.handoff.transport}: ${(one.handoff.bytes / 2 ** 20).toFixed(2)} MiB in ${ms(one.handoff.ms)}`]);
+  if (one.path) rows.push([null, `${one.path}: ${one.why}`]);
+  return rows;
+}
+
+// Goodput against rate
+
+function panel(title, sub, unit, series, options) {
+  const all = series.flatMap((one) => one.points);
+  const rates = all.map((one) => one[0]);
+  const plot = chart(230, title, (svg, width) => {
+    const [left, right, top, base] = [48, width - 14, 12, 190];
+    const low = Math.min(...rates);
+    const high = Math.max(...rates);
+    const wide = high > 6 * low;
+    const x = scale(wide ? low * 0.9 : 0, high * 1.05, left, right, wide);
+    const most = options.high ?? Math.max(...all.map((one) => one[1])) * 1.08;
+    const grid = ticks(0, most, 4);
+    const y = scale(0, Math.max(most, 1e-9), base, top);
+    yGrid(svg, y, grid.filter((value) => value <= most), left, right, options.format);
+    xAxis(svg, x, wide ? logTicks(low * 0.9, high * 1.05) : ticks(0, high, Math.max(3, width / 80)), base, number, "requests per second", left, right);
+    for (const [value, text] of options.limits ?? []) {
+      if (value > most) continue;
+      shape("line", { x1: left, x2: right, y1: y(value), y2: y(value), class: "slo" }, svg);
+      shape("text", { x: left + 4, y: y(value) - 5, class: "slo-text" }, svg, text);
+    }
+    if (DATA.sweep.best) {
+      const at = x(DATA.sweep.best);
+      shape("line", { x1: at, x2: at, y1: top, y2: base, class: "mark" }, svg);
+      const end = at > right - 100;
+      shape("text", { x: at + (end ? -6 : 6), y: base - 8, class: "strong", "text-anchor": end ? "end" : "start" }, svg, `${number(DATA.sweep.best)}/s`);
+    }
+    for (const one of series) {
+      const points = one.points.map(([rate, value]) => [x(rate), y(Math.min(value, most))]);
+      shape("path", { d: path(points), fill: "none", stroke: one.colour, "stroke-width": 2, "stroke-dasharray": one.dash || "none" }, svg);
+      if (one.dash) continue;
+      one.points.forEach(([rate, value], index) => {
+        const dot = shape("circle", { cx: points[index][0], cy: points[index][1], r: 4.5, fill: one.colour, stroke: "var(--card)", "stroke-width": 1.5 }, svg);
+        dot.addEventListener("pointermove", (event) => showTip(event, [[one.colour, `${options.format(value)}${unit} at ${number(rate)} requests/s`], [null, one.name]]));
+        dot.addEventListener("pointerleave", hideTip);
+      });
+    }
+  });
+  return card(title, sub, series.length > 1 ? legend(series.map((one) => [one.colour, one.name, "line"])) : null, plot);
+}
+
+function sweep() {
+  const { runs, attainment, slos } = DATA.sweep;
+  const of = (pick) => runs.map((one) => [one.rate, pick(one)]);
+  const stat = (name, which) => runs.filter((one) => one.latencies[name]).map((one) => [one.rate, one.latencies[name][which] * 1000]);
+  const pair = (name) => [{ name: "median", colour: colour("prefill"), points: stat(name, "median") }, { name: "p99", colour: colour("handoff"), points: stat(name, "p99") }];
+  const limit = (metric) => (slos[metric] ? [[slos[metric], `SLO ${number(slos[metric])} ms`]] : []);
+  return element("div", { class: "grid" },
+    panel("Requests within every objective", `At least ${percent(attainment)} are asked for.`, "", [{ name: "within every objective", colour: colour("decode"), points: of((one) => one.share) }], { high: 1.05, format: (value) => `${Math.round(value * 100)}%`, limits: [[attainment, percent(attainment)]] }),
+    panel("Goodput", "Requests per second that met every objective; the dashed line is all that were offered.", "/s", [{ name: "goodput", colour: colour("decode"), points: of((one) => one.goodput) }, { name: "offered", colour: colour("queue"), points: of((one) => one.rate), dash: "4 4" }], { format: number }),
+    panel("Time to first token", "Milliseconds.", " ms", pair("TTFT"), { format: number, limits: limit("ttft") }),
+    panel("Time per output token", "Milliseconds.", " ms", pair("TPOT"), { format: number, limits: limit("tpot") }));
+}

@@ -1,0 +1,52 @@
+"""The phases of a request as the page shows them, from its ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvrelay.loadtest.row import Row
+
+_AFTER_PREFILL = ("return", "emit")  # phases in which the first token travels; the hand-off goes on beside them
+Segment = tuple[str, float, float]  # kind, from, to
+
+
+def segments(row: Row) -> list[Segment]:
+    """Of an answered request, in seconds after the test's start, in order and without gaps.
+
+    send: the client and the network; queue; prefill; handoff: what of it came after the end of prefill; decode.
+    The first token is out at the end of prefill. Without a ledger: first (up to the first token) and decode.
+    """
+    if row.ttft_s is None or row.e2e_s is None:
+        return []
+    first, end = row.scheduled_s + row.ttft_s, row.scheduled_s + row.e2e_s
+    ledger = row.ledger
+    if ledger is None or not ledger.phases:
+        return [("first", row.scheduled_s, first), ("decode", first, end)]
+    now = max(row.scheduled_s, first - ledger.ttft_seconds)  # when the router had it
+    found = [("send", row.scheduled_s, now)]
+    before = [one for one in ledger.phases if one[0] not in _AFTER_PREFILL]
+    steps = [("prefill" if name == "prefill" else "queue", seconds) for name, seconds in before]
+    if ledger.handoff is not None:
+        steps.append(("handoff", ledger.handoff.exposed_seconds))
+    for kind, seconds in steps:
+        until = min(now + seconds, end)
+        if found[-1][0] == kind:
+            found[-1] = (kind, found[-1][1], until)
+        else:
+            found.append((kind, now, until))
+        now = until
+    return [*found, ("decode", now, end)]
+
+
+def ttft_parts(rows: Sequence[Row]) -> dict[str, float]:
+    """Mean seconds of the ledger's phases, and of the client and the network before them; empty without ledgers."""
+    sums: dict[str, float] = {}
+    told = 0
+    for row in rows:
+        if row.ledger is None or not row.ledger.phases or row.ttft_s is None:
+            continue
+        told += 1
+        outside = max(0.0, row.ttft_s - row.ledger.ttft_seconds)
+        for name, seconds in (("client and network", outside), *row.ledger.phases):
+            sums[name] = sums.get(name, 0.0) + seconds
+    return {name: total / told for name, total in sums.items()}

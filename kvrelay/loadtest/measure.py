@@ -1,0 +1,82 @@
+"""One test: sends a plan to a target and gathers all that can be known of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from kvrelay.errors import KvRelayError
+from kvrelay.loadtest.counters import PrefixCache
+from kvrelay.loadtest.report import Report
+from kvrelay.loadtest.reuse import measure_reuse
+from kvrelay.loadtest.row import Row
+from kvrelay.loadtest.runner import run_closed_loop, run_load
+from kvrelay.loadtest.slo import Slo
+from kvrelay.loadtest.target import Target
+from kvrelay.loadtest.timeline import Watch
+from kvrelay.loadtest.workload import PlannedRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    plan: Iterable[PlannedRequest]
+    options: dict[str, Any]  # for the report
+    slos: tuple[Slo, ...]
+    concurrency: int | None = None  # slots of a closed loop; None: open loop
+    duration: float | None = None  # seconds of a closed loop
+
+
+async def measure(target: Target, run: Run, done: Callable[[Row], None], stop: asyncio.Event) -> Report:
+    """`done` sees each row as it comes; `stop` ends the test early. Raises no error once requests have been sent."""
+    prompts: dict[int, Sequence[int]] = {}
+    requests = _noting(run.plan, prompts)
+    before = await target.counters()
+    async with _watching(target) as watch:
+        if run.concurrency is None:
+            rows = await run_load(requests, target.sender, done, stop)
+        else:
+            rows = await run_closed_loop(requests, run.concurrency, run.duration, target.sender, done, stop)
+    grown = await _grown(target, before)
+    return Report(
+        run.options,
+        run.slos,
+        rows,
+        timeline=None if watch is None else watch.timeline(),
+        reuse=measure_reuse(prompts, rows, target.block_tokens, grown) if prompts else None,
+        interrupted=stop.is_set(),
+    )
+
+
+async def _grown(target: Target, before: PrefixCache | None) -> PrefixCache | None:
+    """None if the target's counters do not come any more: what was measured must not be lost for them."""
+    try:
+        after = await target.counters()
+    except KvRelayError:
+        return None
+    return None if after is None or before is None else after.since(before)
+
+
+def _noting(plan: Iterable[PlannedRequest], prompts: dict[int, Sequence[int]]) -> Iterator[PlannedRequest]:
+    """Keeps the token ids of what is sent."""
+    for index, request in enumerate(plan):
+        if request.token_ids is not None:
+            prompts[index] = request.token_ids
+        yield request
+
+
+@asynccontextmanager
+async def _watching(target: Target) -> AsyncIterator[Watch | None]:
+    if target.admin is None:
+        yield None
+        return
+    watch = Watch(target.admin)
+    task = asyncio.create_task(watch.run())
+    try:
+        yield watch
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task

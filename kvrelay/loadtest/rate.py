@@ -1,0 +1,93 @@
+"""How many requests arrive per second, over time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from kvrelay.errors import InvalidArgument
+
+_FORMS = "write R requests per second, inf, or stages R:SECONDS and FROM-TO:SECONDS with commas between them"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The rate goes in a straight line from `first` to `last` requests per second."""
+
+    first: float
+    last: float
+    seconds: float = math.inf
+
+    @property
+    def arrivals(self) -> float:
+        """Expected in the whole stage."""
+        mean = (self.first + self.last) / 2
+        return mean * self.seconds if mean else 0.0
+
+    def time_of(self, arrivals: float) -> float:
+        """Seconds after the stage's start when so many arrivals are expected: rate t + slope t^2 / 2 = arrivals."""
+        if arrivals == 0 or math.isinf(self.first):
+            return 0.0
+        slope = 0.0 if self.first == self.last else (self.last - self.first) / self.seconds
+        return 2 * arrivals / (self.first + math.sqrt(max(0.0, self.first**2 + 2 * slope * arrivals)))
+
+    def __str__(self) -> str:
+        rate = f"{self.first:g}" if self.first == self.last else f"{self.first:g}-{self.last:g}"
+        return rate if math.isinf(self.seconds) else f"{rate}:{self.seconds:g}"
+
+
+Rate = tuple[Stage, ...]  # one after another
+
+
+def constant(rate: float) -> Rate:
+    return (Stage(rate, rate),)
+
+
+def rate_text(rate: Rate) -> str:
+    """What `parse_rate` reads."""
+    return ",".join(map(str, rate))
+
+
+def seconds_of(rate: Rate) -> float:
+    return math.fsum(stage.seconds for stage in rate)
+
+
+def arrivals(rate: Sequence[Stage], gap: Callable[[int], float]) -> Iterator[float]:
+    """Times of arrivals in seconds after the start, the first as soon as the rate is above 0.
+
+    gap(n) draws, in stage n, how many expected arrivals lie between one arrival and the next: 1 in the mean.
+    Gaps are stretched by the rate, and one that a stage ends in goes on in the next.
+    """
+    begin, due = 0.0, 0.0
+    for number, stage in enumerate(rate):
+        while due < stage.arrivals:
+            yield begin + stage.time_of(due)
+            due += gap(number)
+        due -= stage.arrivals
+        begin += stage.seconds
+
+
+def parse_rate(text: str) -> Rate:
+    """`4`, `inf`, `1:30,2:30` (steps) or `1-6:60` (a ramp). Raises InvalidArgument."""
+    try:
+        stages = tuple(_stage(part) for part in text.split(","))
+    except ValueError as error:
+        raise InvalidArgument(f"--rate {text!r}: {error}; {_FORMS}", field="rate") from error
+    if len(stages) > 1 and not math.isfinite(seconds_of(stages)):
+        raise InvalidArgument(f"--rate {text!r}: a stage among others needs its SECONDS; {_FORMS}", field="rate")
+    if not sum(stage.arrivals for stage in stages) > 0:
+        raise InvalidArgument(f"--rate {text!r} is not above 0; {_FORMS}", field="rate")
+    return stages
+
+
+def _stage(text: str) -> Stage:
+    rates, colon, seconds = text.partition(":")
+    first, dash, last = rates.partition("-")
+    stage = Stage(float(first), float(last if dash else first), float(seconds) if colon else math.inf)
+    ramp, bounded = stage.first != stage.last, math.isfinite(stage.seconds)
+    if not (stage.first >= 0 and stage.last >= 0 and stage.seconds > 0):
+        raise ValueError("rates and seconds must not be negative")
+    if (ramp or colon) and not (bounded and math.isfinite(stage.first + stage.last)):
+        raise ValueError("a stage's rates and seconds must be finite")
+    return stage

@@ -1,0 +1,93 @@
+"""How much of the prompts a prefix cache could have held, and how much the target says that it did."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvrelay.loadtest.counters import PrefixCache
+from kvrelay.loadtest.row import Row
+
+Prompt = Sequence[int]  # token ids
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """In prompt tokens of the answered requests. A cache reuses whole blocks and leaves the last token to compute."""
+
+    block_tokens: int
+    prompt: int
+    unlimited: int  # that a cache without limits would hold, if each prompt were computed at once
+    computed: int  # of these, the tokens of prompts whose first token had come before the request was sent
+    reported: int  # by the target, request by request
+    counters: PrefixCache | None = None  # the target's own, from before the test to after it
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Reuse:
+        """What dataclasses.asdict made. Raises KeyError or TypeError for something else."""
+        counters = value["counters"]
+        return cls(**value | {"counters": None if counters is None else PrefixCache(**counters)})
+
+    def shares(self) -> dict[str, float]:
+        """Of the prompt tokens; the counters' hits of their queries."""
+        shares = {"unlimited": self.unlimited, "computed": self.computed, "reported": self.reported}
+        found = {name: tokens / self.prompt if self.prompt else 0.0 for name, tokens in shares.items()}
+        if self.counters is not None and self.counters.queries:
+            found["counters"] = self.counters.hits / self.counters.queries
+        return found
+
+
+def measure_reuse(
+    prompts: Mapping[int, Prompt], rows: Sequence[Row], block_tokens: int, counters: PrefixCache | None = None
+) -> Reuse:
+    """prompts: by place in the plan. counters: what the target's grew by."""
+    answered = [row for row in rows if row.ok and row.ttft_s is not None]
+    by_arrival = sorted(answered, key=lambda row: (row.scheduled_s, row.index))
+    seen: set[int] = set()
+    unlimited = 0
+    for row in by_arrival:
+        prompt = prompts[row.index]
+        unlimited += _reusable(prompt, block_tokens, seen)
+        seen.update(_prefixes(prompt, block_tokens))
+    return Reuse(
+        block_tokens=block_tokens,
+        prompt=sum(len(prompts[row.index]) for row in answered),
+        unlimited=unlimited,
+        computed=_computed(prompts, by_arrival, block_tokens),
+        reported=sum(row.cached_tokens for row in answered),
+        counters=counters,
+    )
+
+
+def _computed(prompts: Mapping[int, Prompt], rows: Sequence[Row], block_tokens: int) -> int:
+    """Like an unlimited cache, but a prompt's blocks are there from its first token on."""
+    seen: set[int] = set()
+    computing: list[tuple[float, int]] = []  # when a prompt's first token came, and which
+    total = 0
+    for row in sorted(rows, key=lambda row: row.scheduled_s + row.late_s):
+        assert row.ttft_s is not None
+        while computing and computing[0][0] <= row.scheduled_s + row.late_s:
+            seen.update(_prefixes(prompts[heapq.heappop(computing)[1]], block_tokens))
+        total += _reusable(prompts[row.index], block_tokens, seen)
+        heapq.heappush(computing, (row.scheduled_s + row.ttft_s, row.index))
+    return total
+
+
+def _reusable(prompt: Prompt, block_tokens: int, seen: set[int]) -> int:
+    blocks = 0
+    for prefix in _prefixes(prompt, block_tokens):
+        if prefix not in seen:
+            break
+        blocks += 1
+    return min(blocks, math.ceil(len(prompt) / block_tokens) - 1) * block_tokens
+
+
+def _prefixes(prompt: Prompt, block_tokens: int) -> Iterator[int]:
+    """A hash for each whole block, of it and all before it."""
+    before = 0
+    for end in range(block_tokens, len(prompt) + 1, block_tokens):
+        before = hash((before, tuple(prompt[end - block_tokens : end])))
+        yield before

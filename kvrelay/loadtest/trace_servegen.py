@@ -1,0 +1,121 @@
+"""ServeGen's clients: each a rate and a burstiness by window, and how long its requests are (arXiv 2505.09999).
+
+A client is `chunk-N-trace.csv`, without a header: start of the window in seconds, requests per second, coefficient of
+variation of the gaps, the distribution fitted to them (Gamma, Weibull or none) and its shape and scale. The scale is
+not used: gaps are stretched to the window's rate. `chunk-N-dataset.json` beside it holds lengths by window.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import heapq
+import json
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from kvrelay.errors import InvalidArgument
+from kvrelay.loadtest.lengths import Lengths
+from kvrelay.loadtest.rate import Stage, arrivals
+from kvrelay.loadtest.trace import TraceError, TraceRequest
+
+SUFFIX = "-trace.csv"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    begin: float  # seconds
+    rate: float
+    distribution: str
+    shape: float
+
+    def gap(self, random: Random) -> float:
+        """With mean 1."""
+        if self.distribution == "Gamma":
+            return random.gammavariate(self.shape, 1 / self.shape)
+        if self.distribution == "Weibull":
+            return random.weibullvariate(1, self.shape) / math.gamma(1 + 1 / self.shape)
+        return random.expovariate(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Empirical:
+    """Lengths with their probabilities."""
+
+    values: tuple[int, ...]
+    weights: tuple[float, ...]
+    low = 1
+
+    def draw(self, random: Random) -> int:
+        return max(self.low, random.choices(self.values, self.weights)[0])
+
+
+LengthsByTime = list[tuple[float, Lengths, Lengths]]  # from this second on: prompts, answers
+
+
+def read_servegen(
+    path: Path, seed: int, begin: float, prompt_tokens: Lengths, output_tokens: Lengths
+) -> Iterator[TraceRequest]:
+    """Requests from `begin` seconds on, of one client's file or of all clients in a folder.
+
+    The lengths given are those of clients without a dataset. Raises TraceError, InvalidArgument.
+    """
+    files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
+    if not files:
+        raise InvalidArgument(f"{path} holds no file named *{SUFFIX}", field="trace")
+    clients = [_client(file, seed, begin, (0.0, prompt_tokens, output_tokens)) for file in files]
+    return heapq.merge(*clients, key=lambda request: request.at)
+
+
+def _client(file: Path, seed: int, begin: float, default: tuple[float, Lengths, Lengths]) -> Iterator[TraceRequest]:
+    with file.open(encoding="utf-8", newline="") as lines:
+        windows = list(_windows(file, lines))
+    ends = [*(window.begin for window in windows[1:]), windows[-1].begin + 600.0] if windows else []
+    both = [(window, end) for window, end in zip(windows, ends, strict=True) if end > begin]
+    if not both:
+        return
+    lengths = [default, *_lengths(file.with_name(file.name.removesuffix(SUFFIX) + "-dataset.json"))]
+    random = Random(f"{seed}/{file.name}")
+    first = both[0][0].begin
+    stages = [Stage(window.rate, window.rate, end - window.begin) for window, end in both]
+    for at in arrivals(stages, lambda number: both[number][0].gap(random)):
+        _, prompt, answer = lengths[bisect_right(lengths, first + at, key=lambda one: one[0]) - 1]
+        yield TraceRequest(first + at, prompt.draw(random), answer.draw(random))
+
+
+def _windows(file: Path, lines: Iterable[str]) -> Iterator[Window]:
+    before = -math.inf
+    rows = csv.reader(lines)
+    for row in rows:
+        try:
+            begin, rate, _variation, distribution, shape, _scale = row
+            window = Window(float(begin), float(rate), distribution, float(shape))
+        except ValueError as error:
+            raise TraceError(file, rows.line_num, "not six columns: start,rate,cv,pattern,shape,scale") from error
+        if distribution not in ("", "Gamma", "Weibull"):
+            raise TraceError(file, rows.line_num, f"pattern {distribution!r} is neither Gamma nor Weibull")
+        if not (0 <= window.rate < math.inf and (window.shape > 0 or not distribution) and before < window.begin):
+            raise TraceError(file, rows.line_num, "starts must ascend, rates not be negative, shapes be above 0")
+        before = window.begin
+        yield window
+
+
+def _lengths(file: Path) -> LengthsByTime:
+    """Windows without data are left out: the one before goes on."""
+    if not file.exists():
+        return []
+    found = []
+    try:
+        for begin, entry in json.loads(file.read_text(encoding="utf-8")).items():
+            both = [ast.literal_eval(entry[name]) for name in ("input_tokens", "output_tokens")]
+            if all(both):
+                prompts, answers = (Empirical(tuple(map(int, one)), tuple(map(float, one.values()))) for one in both)
+                found.append((float(begin), prompts, answers))
+    except (ValueError, SyntaxError, KeyError, TypeError, AttributeError) as error:
+        what = "not windows of input_tokens and output_tokens, each a text of {length: probability}"
+        raise InvalidArgument(f"{file}: {what}: {error!r}", field="trace") from error
+    return sorted(found, key=lambda one: one[0])

@@ -1,0 +1,178 @@
+"""The status page at `/`: its files, and the snapshot of the cluster that it asks for once a second.
+
+A browser polls rather than holds a stream open: one that is slow or gone then costs nothing, and a page in several
+tabs does not use up the few connections that a browser opens to one server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from importlib import resources
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from kvrelay.clock import Clock
+from kvrelay.types import WorkerLoad
+from kvrelay.wire.cluster import PoolStatus, WorkerStatus
+from router import recent
+from router.driver import RECENT, Driver
+from router.history import SAMPLE_S, History, Sample
+from router.intake import Intake
+from router.metrics import Metrics
+from router.status import ClusterView
+
+SNAPSHOT_S = 0.9  # one made less than this ago is given again; pages ask once a second
+MAX_VIEWERS = 64  # that are given the same snapshot
+MAX_WORKERS = 64  # of a pool that are shown
+_TYPES = {"css": "text/css", "html": "text/html", "js": "text/javascript", "svg": "image/svg+xml"}
+_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-cache",
+}
+Json = dict[str, Any]
+
+
+class StatusPage:
+    """Nothing is computed for it while nobody looks, but for one sample of the history every SAMPLE_S seconds."""
+
+    def __init__(self, intake: Intake, driver: Driver, metrics: Metrics, view: ClusterView, clock: Clock) -> None:
+        self._intake = intake
+        self._driver = driver
+        self._metrics = metrics
+        self._view = view
+        self._clock = clock
+        self._history = History()
+        self._rows = recent.Rows()
+        self._making = asyncio.Lock()
+        self._snapshot = b""
+        self._made_at = float("-inf")
+        self._given = 0
+
+    def routes(self) -> list[Route]:
+        folder = resources.files("router") / "page"
+        files = {one.name: one.read_bytes() for one in folder.iterdir() if one.name.rpartition(".")[2] in _TYPES}
+        return [
+            Route("/", _file("index.html", files["index.html"]), methods=["GET"]),
+            *(Route(f"/page/{name}", _file(name, body), methods=["GET"]) for name, body in files.items()),
+            Route("/status.json", self.status, methods=["GET"]),
+        ]
+
+    async def status(self, request: Request) -> Response:
+        """The same bytes for all who ask within SNAPSHOT_S, MAX_VIEWERS of them."""
+        async with self._making:
+            if self._clock.now() - self._made_at >= SNAPSHOT_S:
+                self._snapshot = await self._make()
+                self._made_at = self._clock.now()
+                self._given = 0
+        self._given += 1
+        if self._given > MAX_VIEWERS:
+            message = f"{MAX_VIEWERS} pages are looking at this router already"
+            return JSONResponse({"error": {"message": message}}, 429, _HEADERS | {"retry-after": "1"})
+        return Response(self._snapshot, headers=_HEADERS, media_type="application/json")
+
+    async def run(self) -> None:
+        """Keeps the history, until cancelled."""
+        while True:
+            self._history.add(self._sample())
+            await asyncio.sleep(SAMPLE_S)
+
+    def _sample(self) -> Sample:
+        now = self._clock.now()
+        rates = self._history.rate(self._metrics.totals, now)
+        dispatcher = self._driver.dispatcher
+        prefill = [one.load for one in self._driver.known if one.pool == "prefill"]
+        decode = [one.load for one in self._driver.known if one.pool == "decode"]
+        ttft, itl = (window.percentiles(now, 0.5, 0.95) for window in (self._metrics.ttft, self._metrics.itl))
+        return Sample(
+            generated_per_s=rates["generated_tokens"],
+            prompt_per_s=rates["prompt_tokens"],
+            running=dispatcher.running,
+            waiting=dispatcher.waiting,
+            prefill_queue=sum(one.waiting for one in prefill),
+            decode_kv=_held(decode),
+            prefill_workers=len(prefill),
+            decode_workers=len(decode),
+            ttft_p50=ttft[0],
+            ttft_p95=ttft[1],
+            itl_p50=itl[0],
+            itl_p95=itl[1],
+        )
+
+    async def _make(self) -> bytes:
+        status = await self._view.status()
+        now = self._clock.now()
+        router = status.router
+        figures = {
+            "now": round(now * 1000, 2),  # the clock of the requests' times, in ms
+            "model": status.model,
+            "max_model_len": self._intake.max_model_len,
+            "chat": self._intake.text.has_chat,
+            "state": status.state,
+            "registry": status.registry,
+            "router": {"id": router.router_id, "rss_bytes": router.rss_bytes, "waiting_tokens": router.waiting_tokens},
+            "running": router.running,
+            "waiting": router.waiting,
+            "totals": self._metrics.totals,
+            "ttft": self._metrics.ttft.percentiles(now, 0.5, 0.95),
+            "itl": self._metrics.itl.percentiles(now, 0.5, 0.95),
+            "pools": [_pool(one) for one in status.pools],
+            "decisions": [asdict(one) | {"reason": one.reason[: recent.MAX_WHY]} for one in status.decisions],
+            "history": {"every_s": SAMPLE_S} | self._history.columns(),
+        }
+        requests = self._rows.json([*self._driver.newest(RECENT), *self._driver.recent], now, RECENT)
+        return f'{json.dumps(figures, separators=(",", ":"))[:-1]},"requests":{requests}}}'.encode()
+
+
+def _pool(pool: PoolStatus) -> Json:
+    states = [one.state for one in pool.workers]
+    return {
+        "name": pool.name,
+        "desired": pool.desired,
+        "ready": states.count("ready"),
+        "size": len(states),
+        "workers": [_worker(one) for one in pool.workers[:MAX_WORKERS]],
+    }
+
+
+def _worker(worker: WorkerStatus) -> Json:
+    load = worker.load
+    return {
+        "id": worker.worker_id,
+        "epoch": worker.epoch,
+        "state": worker.state,
+        "running": load.running,
+        "waiting": load.waiting,
+        "leases": load.leases,
+        "blocks_total": load.blocks_total,
+        "blocks_held": load.blocks_held,
+        "blocks_cached": load.blocks_cached,
+        "kv_bytes": load.kv_bytes,
+        "rss_bytes": load.rss_bytes,
+        "tokens_per_s": round(load.tokens_per_second, 1),
+        "preemptions": load.preemptions,
+        "integrity": "" if load.integrity_ok else load.integrity_error[: recent.MAX_WHY],
+    }
+
+
+def _held(loads: list[WorkerLoad]) -> float | None:
+    total = sum(one.blocks_total for one in loads)
+    return sum(one.blocks_held for one in loads) / total if total else None
+
+
+def _file(name: str, body: bytes) -> Callable[[Request], Awaitable[Response]]:
+    async def give(request: Request) -> Response:
+        return Response(body, headers=_HEADERS, media_type=_TYPES[name.rpartition(".")[2]])
+
+    return give

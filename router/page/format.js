@@ -1,0 +1,33 @@
+// Numbers as people read them.
+
+export const count = (value) => Math.round(value).toLocaleString("en");
+
+export const percent = (share) => (share === null || Number.isNaN(share) ? "–" : `${Math.round(share * 100)} %`);
+
+/** Three digits or so with their unit: ["12.3", "ms"]. */
+export function duration(ms) {
+  if (ms === null || ms === undefined) return ["–", "ms"];
+  if (ms < 9.95) return [ms.toFixed(ms < 0.95 ? 2 : 1), "ms"];
+  if (ms < 999.5) return [ms.toFixed(0), "ms"];
+  if (ms < 9995) return [(ms / 1000).toFixed(2), "s"];
+  return ms < 99950 ? [(ms / 1000).toFixed(1), "s"] : [(ms / 1000).toFixed(0), "s"];
+}
+
+export const time = (ms) => (ms === null || ms === undefined ? "–" : duration(ms).join(" "));
+
+export function rate(value) {
+  return value >= 99.95 || value === 0 ? count(value) : value.toFixed(1);
+}
+
+export function bytes(value) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  while (value >= 1000 && unit < units.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
+  return `${unit === 0 || value >= 100 ? value.toFixed(0) : value.toPrecision(3)} ${units[unit]}`;
+}
+
+export const clock = (unixSeconds) =>
+  new Date(unixSeconds * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });

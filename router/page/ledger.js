@@ -1,0 +1,90 @@
+// One request's account: who served it, where the time to its first token went, what came after.
+
+import { el } from "/page/dom.js";
+import { bytes, count, time } from "/page/format.js";
+import { kindOf, meaningOf, nameOf } from "/page/phases.js";
+
+/** `account` has path, why and ledger, as the last chunk of an answer and the rows of the snapshot do. */
+export function ledgerView({ path, why, prefill, decode, ledger }) {
+  const last = ledger.attempts.at(-1);
+  const phases = Object.entries(ledger.phases).filter(([, seconds]) => seconds > 0);
+  return el(
+    "div", { class: "ledger" },
+    route(path, prefill ?? last?.prefill_worker, decode ?? last?.decode_worker, ledger.handoff),
+    el("p", { class: "why", text: why || "no worker was chosen" }),
+    phases.length ? bar(phases) : null,
+    phases.length ? table(phases, ledger) : null,
+    facts(ledger),
+    ledger.handoff ? handoff(ledger.handoff) : null,
+    ledger.attempts.length > 1 ? attempts(ledger.attempts) : null,
+  );
+}
+
+function route(path, prefill, decode, handoff) {
+  return el(
+    "p", { class: "route" },
+    prefill ? el("span", { class: "chip prefill", text: prefill }) : null,
+    prefill ? el("span", { class: "arrow", text: handoff ? bytes(handoff.bytes) : "" }) : null,
+    decode ? el("span", { class: "chip decode", text: decode }) : null,
+    el("span", { class: "quiet path", text: path ?? "" }),
+  );
+}
+
+function bar(phases) {
+  const view = el("div", { class: "stack", "aria-hidden": "true" });
+  for (const [phase, seconds] of phases) {
+    const part = el("span", { class: `fill ${kindOf(phase)}`, title: `${nameOf(phase)} ${time(seconds * 1000)}` });
+    part.style.flexGrow = seconds * 1e6; // below 1 in all, and they would not fill the bar
+    view.append(part);
+  }
+  return view;
+}
+
+function table(phases, ledger) {
+  const rows = phases.map(([phase, seconds]) =>
+    el(
+      "tr", {},
+      el("th", { scope: "row" }, el("i", { class: `swatch ${kindOf(phase)}` }), nameOf(phase)),
+      el("td", { class: "quiet meaning", text: meaningOf(phase) }),
+      el("td", { class: "number", text: time(seconds * 1000) }),
+    ),
+  );
+  const sum = phases.reduce((all, [, seconds]) => all + seconds, 0);
+  rows.push(
+    el(
+      "tr", { class: "sum" },
+      el("th", { scope: "row", text: ledger.ttft_seconds ? "first token" : "so far" }),
+      el("td", { class: "quiet meaning", text: ledger.ttft_seconds ? "TTFT, the sum" : "no token came" }),
+      el("td", { class: "number", text: time(sum * 1000) }),
+    ),
+  );
+  return el("table", {}, el("tbody", {}, ...rows));
+}
+
+function facts(ledger) {
+  const pairs = [
+    ["gap to token 2", ledger.second_token_gap_seconds],
+    ["first to last", ledger.decode_seconds],
+    ["end to end", ledger.e2e_seconds],
+  ];
+  return el(
+    "dl", { class: "facts" },
+    ...pairs.map(([name, seconds]) => el("div", {}, el("dt", { text: name }), el("dd", { text: seconds ? time(seconds * 1000) : "–" }))),
+  );
+}
+
+function handoff(one) {
+  const parts = [
+    `${count(one.blocks)} blocks × ${bytes(one.block_bytes)} = ${bytes(one.bytes)} over ${one.transport} in ${time(one.seconds * 1000)}`,
+    `${time(one.exposed_seconds * 1000)} of it after the end of prefill`,
+  ];
+  if (one.cached_blocks) parts.push(`${count(one.cached_blocks)} blocks were there already`);
+  return el("p", { class: "handoff-facts" }, el("i", { class: "swatch handoff" }), `hand-off: ${parts.join("; ")}`);
+}
+
+function attempts(all) {
+  const items = all.map((one) =>
+    el("li", { text: `${[one.prefill_worker, one.decode_worker].filter(Boolean).join(" → ")}: ${one.outcome}` }),
+  );
+  return el("ol", { class: "attempts", "aria-label": "attempts" }, ...items);
+}

@@ -1,0 +1,62 @@
+// Asks the router for its state once a second, shows it, and says so when there is none.
+
+import { byId, say } from "/page/dom.js";
+import { clock } from "/page/format.js";
+import { Figures } from "/page/figures.js";
+import { Gantt } from "/page/gantt.js";
+import { Pools } from "/page/pools.js";
+import { Prompt } from "/page/prompt.js";
+
+const POLL_MS = 1000;
+const TIMEOUT_MS = 8000;
+
+const gantt = new Gantt();
+const prompt = new Prompt((id) => gantt.mine.add(id));
+const parts = [new Figures(), new Pools(), gantt, prompt];
+let heard = null; // unix seconds
+let timer = 0;
+
+async function poll() {
+  clearTimeout(timer);
+  if (document.hidden) return; // goes on when it is seen again
+  const begun = performance.now();
+  try {
+    const response = await fetch("/status.json", { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
+    const body = await response.json();
+    if (response.ok) show(body);
+    else state("busy", "too many viewers", body.error.message);
+  } catch {
+    prompt.gone();
+    const since = heard === null ? "" : `; last heard of at ${clock(heard)}`;
+    state("gone", "router gone", `trying again${since}`);
+  }
+  timer = setTimeout(poll, Math.max(0, POLL_MS - (performance.now() - begun)));
+}
+
+function show(snapshot) {
+  heard = Date.now() / 1000;
+  say(byId("model"), snapshot.model);
+  document.title = `kvrelay: ${snapshot.model}`;
+  for (const part of parts) part.show(snapshot);
+  state(...stateOf(snapshot));
+}
+
+function stateOf(snapshot) {
+  if (snapshot.state === "draining") return ["draining", "draining", "streams end, new requests are refused"];
+  if (snapshot.state === "starting") {
+    const pools = snapshot.pools.map((pool) => `${pool.ready} of ${pool.desired} ${pool.name}`);
+    return ["starting", "starting", `${pools.join(", ")} workers are ready`];
+  }
+  if (snapshot.registry !== "ok") return ["away", "registry away", `pools are as last seen. ${snapshot.registry}`];
+  return ["ready", "ready", ""];
+}
+
+function state(name, word, text) {
+  document.body.dataset.state = name;
+  say(byId("state-word"), word);
+  say(byId("state-text"), text);
+  byId("state-text").title = text;
+}
+
+document.addEventListener("visibilitychange", poll);
+poll();

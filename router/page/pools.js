@@ -1,0 +1,97 @@
+// Pools and their workers, how large they are and should be, and why that changed.
+
+import { byId, el, keyed, say } from "/page/dom.js";
+import { bytes, clock, count, percent, rate } from "/page/format.js";
+import { Sparkline } from "/page/sparkline.js";
+
+const COLUMNS = [["worker", ""], ["KV", "kv"], ["running", "number"], ["waiting", "number"], ["tok/s", "number"]];
+
+export class Pools {
+  constructor() {
+    this.lines = {};
+  }
+
+  show(snapshot) {
+    keyed(byId("pool-list"), snapshot.pools, (pool) => pool.name, poolNode, updatePool);
+    keyed(byId("sizes"), snapshot.pools, (pool) => pool.name, (pool) => this.sizeNode(pool), (node, pool) => {
+      const [, , have] = node.children;
+      say(have, `${pool.ready} ready, ${pool.desired} wanted`);
+      node.classList.toggle("short", pool.ready !== pool.desired);
+      this.lines[pool.name].draw(snapshot.history[`${pool.name}_workers`], { top: pool.desired + 0.5, steps: true });
+    });
+    const decisions = byId("decisions");
+    keyed(decisions, snapshot.decisions, (one) => `${one.unix_time} ${one.pool}`, decisionNode, () => {});
+    decisions.classList.toggle("none", !snapshot.decisions.length);
+    const { waiting, router } = snapshot;
+    say(byId("queue"), waiting ? `router queue: ${count(waiting)} requests, ${count(router.waiting_tokens)} tokens` : "router queue empty");
+    const { finished, failed, handoff_bytes } = snapshot.totals;
+    say(byId("totals"), `${count(finished)} answered, ${count(failed)} failed, ${bytes(handoff_bytes)} handed off`);
+  }
+
+  sizeNode(pool) {
+    this.lines[pool.name] = new Sparkline(pool.name);
+    return el("div", { class: "size" }, el("span", { class: "name" }, el("i", { class: `swatch ${pool.name}` }), pool.name), this.lines[pool.name].element, el("span", { class: "quiet have" }));
+  }
+}
+
+function poolNode(pool) {
+  const head = el("tr", {}, ...COLUMNS.map(([name, kind]) => el("th", { scope: "col", class: kind, text: name })));
+  return el(
+    "div", { class: `pool ${pool.name}` },
+    el("h3", {}, el("i", { class: `swatch ${pool.name}` }), pool.name, el("span", { class: "pips" }), el("span", { class: "quiet" })),
+    el("table", {}, el("thead", {}, head), el("tbody")),
+    el("p", { class: "quiet more" }),
+  );
+}
+
+function updatePool(node, pool) {
+  const [title, table, more] = node.children;
+  const [, pips, text] = title.children;
+  say(text, `${pool.ready} of ${pool.desired} ready`);
+  const places = Math.min(16, Math.max(pool.desired, pool.size));
+  keyed(pips, [...Array(places).keys()], (index) => index, () => el("i"), (pip, index) => {
+    pip.className = index < pool.ready ? "up" : index < pool.size ? "coming" : "";
+  });
+  keyed(table.tBodies[0], pool.workers, (worker) => worker.id, workerNode, updateWorker);
+  const hidden = pool.size - pool.workers.length;
+  say(more, pool.size ? (hidden ? `and ${hidden} more` : "") : "no worker yet");
+}
+
+function workerNode() {
+  const held = el("i", { class: "held" });
+  const cached = el("i", { class: "cached" });
+  return el(
+    "tr", {},
+    el("th", { scope: "row" }, el("span", { class: "id" }), el("small", { class: "quiet" })),
+    el("td", { class: "kv" }, el("span", { class: "meter" }, held, cached), el("span", { class: "number" })),
+    ...[1, 2, 3].map(() => el("td", { class: "number" })),
+  );
+}
+
+function updateWorker(node, worker) {
+  const [name, kv, running, waiting, speed] = node.children;
+  const total = worker.blocks_total || 1;
+  say(name.firstChild, worker.id);
+  say(name.lastChild, worker.state === "ready" ? `e${worker.epoch}` : worker.state);
+  name.lastChild.className = worker.state === "ready" ? "quiet" : `badge ${worker.state}`;
+  name.title = worker.integrity || `epoch ${worker.epoch}, ${worker.state}; ${bytes(worker.rss_bytes)} resident, ${count(worker.preemptions)} preemptions`;
+  node.classList.toggle("broken", Boolean(worker.integrity));
+  const [held, cached] = kv.firstChild.children;
+  held.style.width = `${(100 * worker.blocks_held) / total}%`;
+  cached.style.width = `${(100 * worker.blocks_cached) / total}%`;
+  kv.firstChild.title = `${count(worker.blocks_held)} of ${count(total)} blocks held, ${count(worker.blocks_cached)} cached; ${bytes(worker.kv_bytes)}`;
+  say(kv.lastChild, percent(worker.blocks_held / total));
+  say(running, count(worker.running));
+  say(waiting, count(worker.waiting));
+  say(speed, rate(worker.tokens_per_s));
+}
+
+function decisionNode(one) {
+  const direction = one.after > one.before ? "up" : "down";
+  return el(
+    "li", {},
+    el("time", { datetime: new Date(one.unix_time * 1000).toISOString(), text: clock(one.unix_time) }),
+    el("span", { class: "change" }, el("i", { class: `swatch ${one.pool}` }), `${one.pool} ${one.before} → ${one.after}`, el("span", { class: "unseen", text: direction })),
+    el("span", { class: "quiet", text: one.reason }),
+  );
+}

@@ -1,0 +1,174 @@
+// A prompt of one's own: its tokens as they come, the time between them, and the ledger at the end.
+
+import { byId, el, say } from "/page/dom.js";
+import { rate, time } from "/page/format.js";
+import { ledgerView } from "/page/ledger.js";
+
+const MAX_BARS = 256;
+
+export class Prompt {
+  /** `served` is told the id of each request that was answered. */
+  constructor(served) {
+    this.served = served;
+    this.controller = null;
+    byId("ask-form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.send();
+    });
+    byId("prompt").addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("ask-form").requestSubmit();
+    });
+    byId("stop").addEventListener("click", () => this.controller?.abort());
+  }
+
+  show(snapshot) {
+    this.model = snapshot.model;
+    byId("mode-field").hidden = !snapshot.chat;
+    byId("max-tokens").max = snapshot.max_model_len;
+    this.open = snapshot.state === "ready";
+    this.buttons();
+  }
+
+  gone() {
+    this.open = false;
+    this.buttons();
+  }
+
+  buttons() {
+    byId("send").disabled = !this.open || this.controller !== null;
+    byId("stop").disabled = this.controller === null;
+  }
+
+  async send() {
+    if (this.controller || !this.open) return;
+    this.controller = new AbortController();
+    this.buttons();
+    this.begin();
+    try {
+      await this.stream(this.controller.signal);
+      this.summary();
+    } catch (error) {
+      this.note(this.controller.signal.aborted ? "stopped" : error.message);
+      this.summary();
+    } finally {
+      this.controller.abort(); // what is left of an answer that went wrong
+      this.controller = null;
+      this.buttons();
+    }
+  }
+
+  begin() {
+    this.sent = performance.now();
+    this.arrivals = []; // [ms since it was sent, tokens]
+    this.longest = 0;
+    byId("answer").replaceChildren(el("span", { class: "cursor", "aria-hidden": "true" }));
+    byId("gap-bars").replaceChildren();
+    say(byId("gap-text"), "waiting for the first token");
+    byId("answer-ledger").replaceChildren(el("p", { class: "quiet", text: "With the last token comes the ledger." }));
+  }
+
+  async stream(signal) {
+    const chat = byId("mode").value === "chat" && !byId("mode-field").hidden;
+    const text = byId("prompt").value;
+    const body = {
+      model: this.model,
+      max_tokens: byId("max-tokens").valueAsNumber,
+      temperature: byId("temperature").valueAsNumber,
+      stream: true,
+      return_token_ids: true,
+      ...(chat ? { messages: [{ role: "user", content: text }] } : { prompt: text }),
+    };
+    const response = await fetch(chat ? "/v1/chat/completions" : "/v1/completions", {
+      method: "POST",
+      headers: { "content-type": "application/json" },
+      body: JSON.stringify(body),
+      signal,
+    });
+    if (!response.ok) throw new Error(await refusal(response));
+    let whole = false;
+    for await (const data of events(response.body)) {
+      if (data === "[DONE]") whole = true;
+      else this.take(JSON.parse(data));
+    }
+    if (!whole) throw new Error("the stream broke off");
+  }
+
+  take(chunk) {
+    if (chunk.error) throw new Error(chunk.error.message);
+    const choice = chunk.choices[0];
+    const tokens = choice?.token_ids?.length ?? 0;
+    const text = choice?.text ?? choice?.delta?.content ?? "";
+    if (tokens || text) this.token(text, tokens);
+    if (chunk.kvrelay) {
+      this.served(chunk.kvrelay.request_id);
+      byId("answer-ledger").replaceChildren(ledgerView(chunk.kvrelay));
+    }
+  }
+
+  token(text, tokens) {
+    const at = performance.now() - this.sent;
+    const gap = at - (this.arrivals.at(-1)?.[0] ?? 0);
+    const number = this.tokens() + 1;
+    const answer = byId("answer");
+    const atEnd = answer.scrollHeight - answer.scrollTop - answer.clientHeight < 8;
+    answer.insertBefore(el("span", { class: "token", title: `token ${number}: ${time(gap)} after the last`, text }), answer.lastChild);
+    if (atEnd) answer.scrollTop = answer.scrollHeight;
+    if (this.arrivals.length) this.bar(gap, number);
+    if (tokens) this.arrivals.push([at, tokens]);
+    say(byId("gap-text"), this.pace());
+  }
+
+  bar(gap, number) {
+    const bars = byId("gap-bars");
+    const bar = el("span", { title: `token ${number}: ${time(gap)}`, class: this.arrivals.length === 1 ? "second" : "" });
+    bar.dataset.gap = gap;
+    bars.append(bar);
+    if (bars.children.length > MAX_BARS) bars.firstChild.remove();
+    const grown = gap > this.longest;
+    this.longest = Math.max(this.longest, gap);
+    for (const one of grown ? bars.children : [bar]) one.style.height = `${Math.max(4, (one.dataset.gap / this.longest) * 100)}%`;
+  }
+
+  tokens() {
+    return this.arrivals.reduce((sum, [, tokens]) => sum + tokens, 0);
+  }
+
+  pace() {
+    const [first, ...rest] = this.arrivals;
+    if (!first) return "no token came";
+    const text = `first token after ${time(first[0])}`;
+    if (!rest.length) return text;
+    const seconds = (rest.at(-1)[0] - first[0]) / 1000;
+    return `${text}, token 2 ${time(rest[0][0] - first[0])} later, then ${rate((this.tokens() - first[1]) / seconds)} tokens/s; tallest bar ${time(this.longest)}`;
+  }
+
+  summary() {
+    byId("answer").querySelector(".cursor")?.remove();
+    const text = this.pace();
+    say(byId("gap-text"), text);
+    byId("gap-bars").setAttribute("aria-label", `Time between tokens: ${text}`);
+  }
+
+  note(text) {
+    byId("answer").append(el("span", { class: "note", text }));
+    byId("answer-ledger").replaceChildren(el("p", { class: "quiet", text: "An answer that did not end has its row, and its ledger there, among the requests." }));
+  }
+}
+
+async function refusal(response) {
+  const body = await response.json().catch(() => null);
+  return body?.error?.message ?? `the router answered with status ${response.status}`;
+}
+
+/** The data of each server-sent event. */
+async function* events(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) if (part.startsWith("data: ")) yield part.slice(6);
+  }
+}

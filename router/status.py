@@ -1,0 +1,55 @@
+"""What a router knows of its cluster, for those who look at it."""
+
+from __future__ import annotations
+
+from kvrelay.config import ClusterConfig
+from kvrelay.errors import KvRelayError
+from kvrelay.types import POOLS, PoolName, ScalingDecision
+from kvrelay.wire.cluster import ClusterStatus, PoolStatus, WorkerStatus
+from router.driver import Driver
+from router.heartbeat import Heartbeat
+from router.registry import RouterRegistry
+
+DECISIONS = 20
+
+
+class ClusterView:
+    """The last that is known: a registry that is away leaves its part as it was, and is named in the status."""
+
+    def __init__(
+        self, driver: Driver, registry: RouterRegistry, heartbeat: Heartbeat, model: str, config: ClusterConfig
+    ) -> None:
+        self._driver = driver
+        self._registry = registry
+        self._heartbeat = heartbeat
+        self._model = model
+        self._config = config
+        self._desired: dict[PoolName, int] = {"prefill": config.prefill.replicas, "decode": config.decode.replicas}
+        self._decisions: tuple[ScalingDecision, ...] = ()
+
+    async def desired(self) -> dict[PoolName, int]:
+        """Workers that each pool should have. Raises Unavailable."""
+        self._desired |= await self._registry.desired()
+        return self._desired
+
+    async def status(self) -> ClusterStatus:
+        state = self._driver.registry_state
+        try:
+            await self.desired()
+            self._decisions = await self._registry.decisions(DECISIONS)
+        except KvRelayError as error:
+            state = error.message
+        known = self._driver.known
+        return ClusterStatus(
+            model=self._model,
+            state=self._driver.state,
+            pools=tuple(
+                PoolStatus(pool, self._desired[pool], tuple(WorkerStatus.of(one) for one in known if one.pool == pool))
+                for pool in POOLS
+            ),
+            decisions=self._decisions,
+            router=self._heartbeat.load(),
+            block_bytes=max((one.block_bytes for one in known), default=0),
+            block_size=self._config.kv.block_size,
+            registry=state,
+        )
