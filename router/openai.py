@@ -99,6 +99,7 @@ class OpenAiDoor:
             "created": self._started,
             "owned_by": "kvrelay",
             "max_model_len": self._intake.max_model_len,
+            "vocab_size": self._intake.card.vocab_size,
         }
 
     async def version(self, request: Request) -> Response:

@@ -149,6 +149,7 @@ _SCHEMAS: dict[str, Schema] = {
             "created": _COUNT,
             "owned_by": {"type": "string"},
             "max_model_len": _COUNT,
+            "vocab_size": _COUNT,
         }
     ),
     "Models": _object({"object": {"const": "list"}, "data": _list(_ref("Model"))}),

@@ -134,16 +134,16 @@ class Stream:
             self.first_handed_at = self._clock.now()
         token_ids, pieces, logprobs = self._token_ids, self._pieces, self._logprobs
         self._token_ids, self._pieces, self._logprobs = [], [], []
-        last = self.ended is not None
+        end = self.ended if self.ended is not None and self.ended.error is None else None
         return GenerateResponse(
             request_id=self.request.request_id,
             index=self.num_tokens - len(token_ids),
             token_ids=tuple(token_ids),
             text="".join(pieces),
             logprobs=tuple(logprobs),
-            finish_reason="stop" if last and self._text.stopped else self.ended.finish_reason if self.ended else None,
-            usage=self.usage() if last else None,
-            path=self._life.path if last else None,
-            why=self.assignment.why if last and self.assignment else "",
-            ledger=self.ledger() if last else None,
+            finish_reason="stop" if end and self._text.stopped else end.finish_reason if end else None,
+            usage=self.usage() if end else None,
+            path=self._life.path if end else None,
+            why=self.assignment.why if end and self.assignment else "",
+            ledger=self.ledger() if end else None,
         )

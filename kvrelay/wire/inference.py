@@ -162,12 +162,14 @@ def response_to_proto(response: GenerateResponse) -> pb.GenerateResponse:
         message.logprobs.extend(map(logprobs_to_proto, response.logprobs))
     if response.finish_reason is not None:
         message.finish_reason = response.finish_reason
-        message.path = response.path or ""
+    if response.path is not None:
+        message.path = response.path
+    if response.why:
         message.why = response.why
-        if response.usage is not None:
-            message.usage.CopyFrom(_to_message(pb.Usage, response.usage))
-        if response.ledger is not None:
-            message.ledger.CopyFrom(ledger_to_proto(response.ledger))
+    if response.usage is not None:
+        message.usage.CopyFrom(_to_message(pb.Usage, response.usage))
+    if response.ledger is not None:
+        message.ledger.CopyFrom(ledger_to_proto(response.ledger))
     return message
 
 
