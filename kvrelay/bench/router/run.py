@@ -71,9 +71,17 @@ class Growth:
     """Of the router's resident memory."""
 
     requests: int
-    before: int  # bytes, after a tenth of the requests
-    after: int
+    resident: tuple[int, ...]  # bytes, after each tenth of the requests
     requests_per_second: float
+
+    @property
+    def half(self) -> int:
+        """Bytes after half of them: what the router remembers of prefixes has reached its bound by then."""
+        return self.resident[4]
+
+    @property
+    def whole(self) -> int:
+        return self.resident[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +174,7 @@ async def _grow(options: Options, progress: Progress) -> Growth:
             tenths.append(router.resident_bytes())
             done()
         await client.close()
-    return Growth(number, tenths[0], tenths[-1], received.requests / (time.perf_counter() - started))
+    return Growth(number, tuple(tenths), received.requests / (time.perf_counter() - started))
 
 
 @asynccontextmanager

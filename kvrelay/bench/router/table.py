@@ -40,6 +40,6 @@ def report_view(report: RouterReport) -> RenderableType:
         )
     memory = (
         f"{growth.requests:,} requests at {growth.requests_per_second:,.0f} a second: "
-        f"{growth.before / _MIB:.1f} MiB resident after a tenth of them, {growth.after / _MIB:.1f} MiB after the last"
+        f"{growth.half / _MIB:.1f} MiB resident after half of them, {growth.whole / _MIB:.1f} MiB after the last"
     )
     return Group(head, table, memory)
