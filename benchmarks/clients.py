@@ -19,7 +19,7 @@ from agreement import Comparison, agreement_table, compare
 from load_tools import TOOLS, Load
 from rich.console import Console
 from tokenizers import Tokenizer
-from tool_environment import install, run, version
+from tool_environment import LOG, fresh_folder, install, run, version
 
 from kvrelay.bench.subject import model_folder
 from kvrelay.config_file import load_config
@@ -78,13 +78,14 @@ async def _run(pythons: Mapping[str, Path], load: Load, target: str | None, out:
     found = []
     async with _served(load, target) as url:
         load = replace(load, url=url, model=await _model(url))
-        await _ours(replace(load, num_requests=_WARM_UP), out / "warm-up")
+        # Prompts of its own, as each run has: a target may have a prefix cache.
+        await _ours(replace(load, num_requests=_WARM_UP, seed=len(pythons) + 1), out / "warm-up")
         before = await _ours(load, out / "before")
         for number, (name, python) in enumerate(pythons.items(), start=1):
             log.print(f"{name}: {load.num_requests} requests")
             tool = TOOLS[name]
-            folder = _folder(out / name)
-            await run(tool.command(python.parent, load, folder), folder / "log", _longest_s(load))
+            folder = fresh_folder(out / name)
+            await run(tool.command(python.parent, load, folder), folder / LOG, _longest_s(load))
             after = await _ours(replace(load, seed=number), out / f"after-{name}")
             found.append(compare(name, version(tool, python), tool.read(folder), tool.itl_of, before, after))
             before = after
@@ -116,7 +117,7 @@ async def _model(url: str) -> str:
 
 async def _ours(load: Load, folder: Path) -> tuple[Row, ...]:
     """`kvrelay loadtest run`, in a process of its own as the tools are. Raises Unavailable if a request fails."""
-    result = _folder(folder) / "result.json"
+    result = fresh_folder(folder) / "result.json"
     words = Tokenizer.from_file(f"{load.tokenizer}/tokenizer.json").get_vocab_size()
     command = [
         *(sys.executable, "-m", "kvrelay.cli.main", "loadtest", "run", "--target", load.url),
@@ -124,13 +125,8 @@ async def _ours(load: Load, folder: Path) -> tuple[Row, ...]:
         *("--prompt-tokens", str(load.prompt_tokens), "--output-tokens", str(load.output_tokens)),
         *("--vocab-size", str(words), "--seed", str(load.seed), "--json", str(result)),
     ]
-    await run(command, folder / "log", _longest_s(load))
+    await run(command, folder / LOG, _longest_s(load))
     return load_report(result).rows
-
-
-def _folder(path: Path) -> Path:
-    path.mkdir(parents=True, exist_ok=True)
-    return path
 
 
 def _longest_s(load: Load) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,9 @@ from pathlib import Path
 from load_tools import LoadTool
 
 from kvrelay.child import bound_to_parent
-from kvrelay.errors import DeadlineExceeded, Unavailable
+from kvrelay.errors import DeadlineExceeded, InvalidArgument, Unavailable
 
+LOG = "log"  # in the folder of a run
 _LAST_WORDS = 15  # lines of the log that go with an error
 _SETTINGS = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -42,6 +44,17 @@ def install(tool: LoadTool, cache: Path) -> Path:
                     raise _failure(tool.name, Path(log.name))
         installed.write_text(wanted)
     return python
+
+
+def fresh_folder(path: Path) -> Path:
+    """Empty: an earlier run's result must not pass for this one's. Raises InvalidArgument if it is not one."""
+    if path.exists():
+        if not (path / LOG).is_file():
+            raise InvalidArgument(f"{path} is there and not of an earlier run; give another --out")
+        shutil.rmtree(path)
+    path.mkdir(parents=True)
+    (path / LOG).touch()
+    return path
 
 
 def version(tool: LoadTool, python: Path) -> str:

@@ -3,7 +3,7 @@
     python examples/batch.py prompts.jsonl answers.jsonl
 
 Each line of the first is {"prompt": ..., and anything else that `generate` takes}. Answers are written as they are
-ready, with the number of their line; a line that fails says so in its place, and the others go on.
+ready, with the number of their line, from 1; a line that fails says so in its place, and the others go on.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ async def answer_all(lines: Iterator[tuple[int, str]], out: TextIO) -> None:
                 except (kvrelay.KvRelayError, ValueError, TypeError) as error:
                     row = {"line": number, "error": f"{type(error).__name__}: {error}"}
                 out.write(json.dumps(row) + "\n")
+                out.flush()  # what is answered stays, whatever happens
 
         async with asyncio.TaskGroup() as tasks:
             for _ in range(AT_ONCE):
@@ -40,4 +41,4 @@ async def answer_all(lines: Iterator[tuple[int, str]], out: TextIO) -> None:
 
 if __name__ == "__main__":
     with open(sys.argv[1], encoding="utf-8") as source, open(sys.argv[2], "w", encoding="utf-8") as target:
-        asyncio.run(answer_all(enumerate(source), target))
+        asyncio.run(answer_all(enumerate(source, 1), target))

@@ -13,10 +13,12 @@ import sys
 import structlog
 
 from kvrelay.errors import InvalidArgument
+from kvrelay.log_writer import LogWriter
 
 LEVELS = ("debug", "info", "warning", "error")
 LEVEL_VARIABLE = "KVRELAY_LOG_LEVEL"  # in the environment, so that the processes of a cluster inherit it
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+_WRITER = LogWriter()
 
 
 def configure_logging(default: str = "info") -> None:
@@ -42,7 +44,7 @@ def configure_logging(default: str = "info") -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=lambda *_: _WRITER,
         cache_logger_on_first_use=False,
     )
 
@@ -51,6 +53,11 @@ def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
     """A logger whose lines carry `component=name`."""
     logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(component=name)
     return logger
+
+
+def flush_logs() -> None:
+    """Until all that was logged is written, for a second at most. A process that ends normally does so by itself."""
+    _WRITER.flush()
 
 
 def trace_id(traceparent: str) -> str | None:

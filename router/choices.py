@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
-from kvrelay.errors import KvRelayError
-from kvrelay.types import Path, TokenLogprobs, Usage
+from kvrelay.errors import NotFound
+from kvrelay.types import Path, Usage
 from kvrelay.wire.inference import GenerateResponse
 from router.intake import Intake
 from router.openai_request import Completion
@@ -28,12 +29,19 @@ class Choices:
 
     @classmethod
     async def open(cls, intake: Intake, completion: Completion, arrival: float, traceparent: str = "") -> Choices:
-        """Raises what Intake.open raises, for the first prompt that it raises for; none is running then."""
+        """Raises what Intake.open raises, for the first prompt that it raises for; none is running then.
+
+        Raises NotFound for texts that a model without a tokenizer cannot give.
+        """
+        _check_texts(intake, completion)
         streams: list[Stream] = []
         try:
-            for request in completion.requests:
-                stream = await intake.open(request, arrival, None, traceparent)
-                streams.append(stream)
+            token_ids: tuple[int, ...] = ()
+            for number, request in enumerate(completion.requests):
+                if number % completion.n == 0:  # the first choice of a prompt
+                    # What is checked is the id that the client gave; those of the choices are longer.
+                    token_ids = await intake.tokenize(replace(request, request_id=completion.request_id))
+                streams.append(intake.admit(request, token_ids, arrival, None, traceparent))
         except BaseException:
             for stream in streams:
                 intake.cancel(stream)
@@ -45,10 +53,12 @@ class Choices:
 
     async def echoes(self) -> list[str]:
         """For each choice the text of its prompt."""
-        return [
+        n = self._completion.n
+        texts = [
             one.prompt if one.prompt is not None else await self._intake.text.decode(one.token_ids)
-            for one in self._completion.requests
+            for one in self._completion.requests[::n]
         ]
+        return [text for text in texts for _ in range(n)]
 
     def usage(self, index: int, response: GenerateResponse) -> Usage:
         """Of the choice `index`, up to and with this response."""
@@ -78,13 +88,13 @@ class Choices:
     async def responses(self) -> AsyncGenerator[tuple[int, GenerateResponse, Logprobs], None]:
         """(index of the choice, what came of it, its logprobs in OpenAI's shape). Raises the first error of any."""
         # One place: a client that reads slowly leaves the tokens in the streams, where they are joined.
-        merged: asyncio.Queue[tuple[int, GenerateResponse | KvRelayError]] = asyncio.Queue(maxsize=1)
+        merged: asyncio.Queue[tuple[int, GenerateResponse | Exception]] = asyncio.Queue(maxsize=1)
 
         async def feed(index: int, stream: Stream) -> None:
             try:
                 async for response in stream.responses():
                     await merged.put((index, response))
-            except KvRelayError as error:
+            except Exception as error:  # noqa: BLE001 - the reader raises it
                 await merged.put((index, error))
 
         feeders = [asyncio.create_task(feed(index, one)) for index, one in enumerate(self._streams)]
@@ -92,7 +102,7 @@ class Choices:
             remaining = len(feeders)
             while remaining:
                 index, response = await merged.get()
-                if isinstance(response, KvRelayError):
+                if isinstance(response, Exception):
                     raise response
                 remaining -= response.finish_reason is not None
                 yield index, response, await self._logprobs(index, response)
@@ -114,10 +124,18 @@ class Choices:
 
 
 def _joined(parts: Sequence[GenerateResponse]) -> GenerateResponse:
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    token_ids: tuple[int, ...] = ()
-    for one in parts:
-        token_ids += one.token_ids
-        logprobs += one.logprobs
-    text = "".join(one.text for one in parts)
-    return replace(parts[-1], index=parts[0].index, token_ids=token_ids, text=text, logprobs=logprobs)
+    return replace(
+        parts[-1],
+        index=parts[0].index,
+        token_ids=tuple(chain.from_iterable(one.token_ids for one in parts)),
+        text="".join(one.text for one in parts),
+        logprobs=tuple(chain.from_iterable(one.logprobs for one in parts)),
+    )
+
+
+def _check_texts(intake: Intake, completion: Completion) -> None:
+    """Before anything runs, which would run in vain."""
+    wanted = {"echo": completion.echo, "logprobs": completion.requests[0].sampling.logprobs is not None}
+    for field, given in wanted.items():
+        if given and not intake.text.has_tokenizer:
+            raise NotFound(f"this model has no tokenizer to tell texts with; leave {field} out", field=field)

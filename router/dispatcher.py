@@ -217,6 +217,9 @@ class Dispatcher:
         self._left = False
         self._wait = Wait("it may have killed a worker, so it waits for its turn alone")
         put_back: list[tuple[int, int, str]] = []
+        if len(self._queue) > 2 * len(self._queued) + 64:  # most of them left while they waited
+            self._queue = [self._entries[one].order for one in self._queued]
+            heapq.heapify(self._queue)
         while self._queue:
             request_id = self._queue[0][2]
             if request_id not in self._queued or self._entries[request_id].order != self._queue[0]:

@@ -25,7 +25,7 @@ from router.turns import Turns
 
 POLL_S = 0.5
 TICK_S = 0.05
-RECENT = 60  # streams that ended are kept, to be looked at
+RECENT = 60  # streams that ended are kept, to be looked at; they hold the tokens of their prompts
 FORGET_S = 5.0  # a worker may be absent from a registry that was flushed, until its next heartbeats
 
 log = get_logger("router.driver")
@@ -64,7 +64,7 @@ class Driver:
         self._last_seen: dict[str, float] = {}
         self._streams: dict[str, Stream] = {}
         self._turns = Turns()
-        self.recent: deque[Stream] = deque(maxlen=RECENT)  # that ended, oldest first
+        self.recent: deque[Stream] = deque(maxlen=RECENT)  # that ended, oldest first, for one who takes them out
         self.changed = asyncio.Event()  # set when `state` may have changed
         self._work = asyncio.Event()  # set while there are requests, and
         self._idle = asyncio.Event()  # while there are none
@@ -204,11 +204,11 @@ class Driver:
                 case End(request_id):
                     stream = self._streams.pop(request_id)
                     stream.end(effect, now)
-                    self._observer.ended(stream)
                     self.recent.append(stream)
                     if not self._streams:
                         self._work.clear()
                         self._idle.set()
+                    self._observer.ended(stream)
 
     def _emit(self, request_id: str, emit: Emit, now: float) -> None:
         stream = self._streams.get(request_id)

@@ -48,15 +48,17 @@ class Heartbeat:
 
     async def run(self) -> None:
         """Until cancelled. While the registry is away nothing is published; the driver logs that."""
-        counted = float("-inf")
+        counted: float | None = None  # unix seconds of the newest decision that was seen
         while True:
             try:
                 await self._registry.publish_router(self.load())
                 self._metrics.desired = await self._registry.desired()
-                for decision in reversed(await self._registry.decisions(DECISIONS)):
-                    if decision.unix_time > counted:
-                        counted = decision.unix_time
+                decisions = await self._registry.decisions(DECISIONS)
+                for decision in reversed(decisions):
+                    if counted is not None and decision.unix_time > counted:
                         self._metrics.scaled(decision)
+                # What the first look finds was decided before this router began to count.
+                counted = max((counted or 0.0, *(one.unix_time for one in decisions)))
             except Unavailable as error:
                 log.debug("no heartbeat", error=error.message)
             await asyncio.sleep(HEARTBEAT_S)

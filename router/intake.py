@@ -44,16 +44,38 @@ class Intake:
     ) -> Stream:
         """`time_left` is what is left of the client's time at `arrival`, in seconds; `traceparent` names its span.
 
-        Raises InvalidArgument, NotFound, DeadlineExceeded, and what Driver.submit raises.
+        Raises DeadlineExceeded, and what `tokenize` and `admit` raise.
+        """
+        if time_left is not None and time_left <= 0:
+            raise DeadlineExceeded("the deadline had passed when the request arrived; nothing was done")
+        return self.admit(request, await self.tokenize(request), arrival, time_left, traceparent)
+
+    async def tokenize(self, request: GenerateRequest) -> tuple[int, ...]:
+        """The prompt of a request that is checked first. Raises InvalidArgument, NotFound and what check_open does."""
+        check_request(request, self.card)
+        self._driver.check_open()  # before tokenizing, which would cost more than the refusal
+        if request.token_ids:
+            return request.token_ids
+        if request.messages:
+            return await self.text.encode_chat(request.messages)
+        assert request.prompt is not None, "check_request lets no request without a source pass"
+        return await self.text.encode(request.prompt)
+
+    def admit(
+        self,
+        request: GenerateRequest,
+        token_ids: tuple[int, ...],
+        arrival: float,
+        time_left: float | None,
+        traceparent: str = "",
+    ) -> Stream:
+        """A request that `tokenize` has checked, or one like it but for id and seed.
+
+        Raises InvalidArgument for what does not fit into the context, and what Driver.submit raises.
         """
         timeout = self._config.default_deadline_s if time_left is None else time_left
         # The client's own clock ends the call too, and then it hears no reason: ours is a little ahead.
         deadline = arrival + timeout - min(0.1, timeout / 10)
-        if timeout <= 0:
-            raise DeadlineExceeded("the deadline had passed when the request arrived; nothing was done")
-        check_request(request, self.card)
-        self._driver.check_open()  # before tokenizing, which would cost more than the refusal
-        token_ids = await self._token_ids(request)
         request_id = request.request_id or uuid.uuid4().hex
         sampling = admit_sampling(request, request_id, len(token_ids), self.max_model_len)
         text = self.text.open_stream(sampling.stop, token_ids)
@@ -77,14 +99,6 @@ class Intake:
         """The client is gone, or has all that it wants."""
         if stream.ended is None:
             self._driver.cancel(stream.request.request_id)
-
-    async def _token_ids(self, request: GenerateRequest) -> tuple[int, ...]:
-        if request.token_ids:
-            return request.token_ids
-        if request.messages:
-            return await self.text.encode_chat(request.messages)
-        assert request.prompt is not None, "check_request lets no request without a source pass"
-        return await self.text.encode(request.prompt)
 
     def _completed(self, resume: tuple[int, ...], sampling: SamplingParams) -> FinishReason | None:
         """Whether the tokens that a client already has are all there will be."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from kvrelay.telemetry import get_logger
 from router.metrics import Metrics
 from router.stream import Stream
+
+log = get_logger("router.observers")
 
 
 class EndObserver(Protocol):
@@ -13,12 +16,23 @@ class EndObserver(Protocol):
 
 
 class Observers:
-    """An Observer of the driver: of tokens hear the metrics alone, without a step between; of the end hear all."""
+    """An Observer of the driver: of tokens hear the metrics alone, without a step between; of the end hear all.
+
+    The metrics are the router's own. What another raises is logged, the first time, and ends nothing.
+    """
 
     def __init__(self, metrics: Metrics, *others: EndObserver) -> None:
         self.tokens = metrics.tokens
-        self._told: tuple[EndObserver, ...] = (metrics, *others)
+        self._metrics = metrics
+        self._others = others
+        self._failed: set[EndObserver] = set()
 
     def ended(self, stream: Stream) -> None:
-        for one in self._told:
-            one.ended(stream)
+        self._metrics.ended(stream)
+        for one in self._others:
+            try:
+                one.ended(stream)
+            except Exception:
+                if one not in self._failed:
+                    self._failed.add(one)
+                    log.exception("an observer failed; its next failures are not logged", observer=type(one).__name__)

@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from http import HTTPStatus
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 import kvrelay
 from kvrelay.clock import Clock
@@ -36,10 +37,10 @@ from router.openai_request import (
     parse_detokenize,
     parse_tokenize,
 )
-from router.openai_response import DONE, Head, Shape, error_body, event
+from router.openai_response import DONE, Head, Shape, error_body, event, to_json
 from router.openapi import describe
 from router.page import StatusPage
-from router.validation import check_model, check_request_id, check_text, check_token_ids
+from router.validation import check_messages, check_model, check_request_id, check_text, check_token_ids
 
 MAX_BODY_BYTES = 4 * 2**20
 Handler = Callable[[Request], Awaitable[Response]]
@@ -62,7 +63,8 @@ def build_app(intake: Intake, driver: Driver, metrics: Metrics, clock: Clock, pa
         Route("/metrics", _typed(door.metrics), methods=["GET"]),
         Route("/version", _typed(door.version), methods=["GET"]),
         Route("/openapi.json", _typed(door.openapi), methods=["GET"]),
-        *page.routes(),
+        Route("/status.json", _typed(page.status), methods=["GET"]),
+        *page.files(),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
 
@@ -113,6 +115,7 @@ class OpenAiDoor:
         check_model(asked.model, self._intake.card)
         text = self._intake.text
         if asked.prompt is None:
+            check_messages(asked.messages)
             tokens = await text.encode_chat(asked.messages)
         else:
             check_text("prompt", asked.prompt)
@@ -157,11 +160,22 @@ class OpenAiDoor:
         except BaseException:
             choices.cancel()
             raise
-        return StreamingResponse(
-            _events(completion, shape, choices, request.state.request_id),
-            media_type="text/event-stream",
-            headers=_STREAM_HEADERS | {"x-kvrelay-path": choices.path or ""},
-        )
+        return _EventStream(choices, _events(completion, shape, choices, request.state.request_id))
+
+
+class _EventStream(StreamingResponse):
+    """Ends the generation also when its events are never asked for, since the connection was lost before."""
+
+    def __init__(self, choices: Choices, events: AsyncIterator[str]) -> None:
+        headers = _STREAM_HEADERS | {"x-kvrelay-path": choices.path or ""}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self._choices = choices
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._choices.cancel()
 
 
 async def _events(completion: Completion, shape: Shape, choices: Choices, request_id: str) -> AsyncIterator[str]:
@@ -253,7 +267,12 @@ def _error_response(error: KvRelayError) -> Response:
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
     if error.code is Code.UNIMPLEMENTED:
         headers["x-should-retry"] = "false"  # OpenAI's clients would, as after any 5xx
-    return JSONResponse(error_body(error), status_code=error.code.http_status, headers=headers)
+    return _error_json(error_body(error), error.code.http_status, headers)
+
+
+def _error_json(body: Json, status: int, headers: Mapping[str, str] | None) -> Response:
+    """In ASCII: what a client sent, and an error repeats, need not be text that UTF-8 can hold."""
+    return Response(to_json(body), status, headers, media_type="application/json")
 
 
 def _unexpected(request_id: str) -> KvRelayError:
@@ -266,4 +285,4 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = "not_found_error" if error.status_code == HTTPStatus.NOT_FOUND else "invalid_request_error"
     body = {"message": error.detail, "type": kind, "param": None, "code": error.status_code}
-    return JSONResponse({"error": body}, status_code=error.status_code, headers=error.headers)
+    return _error_json({"error": body}, error.status_code, error.headers)

@@ -100,7 +100,7 @@ _COMMON: dict[str, Schema] = {
         additionalProperties={"type": "number", "minimum": -100, "maximum": 100},
     ),
     "request_id": _optional(
-        "string", "Instead of the header x-request-id.", maxLength=MAX_REQUEST_ID, pattern="^[ -~]*$"
+        "string", "Instead of the header x-request-id.", maxLength=MAX_REQUEST_ID, pattern="^([!-~]([ -~]*[!-~])?)?$"
     ),
     "priority": _optional("integer", "", minimum=-_INT32 - 1, maximum=_INT32, default=0),
     "return_token_ids": _flag("Choices carry token_ids."),

@@ -14,10 +14,11 @@ from importlib import resources
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from kvrelay.clock import Clock
+from kvrelay.errors import ResourceExhausted
 from kvrelay.types import WorkerLoad
 from kvrelay.wire.cluster import PoolStatus, WorkerStatus
 from router import recent
@@ -45,7 +46,7 @@ Json = dict[str, Any]
 
 
 class StatusPage:
-    """Nothing is computed for it while nobody looks, but for one sample of the history every SAMPLE_S seconds."""
+    """Nothing is computed for it while nobody looks, but for one sample and the last rows every SAMPLE_S seconds."""
 
     def __init__(self, intake: Intake, driver: Driver, metrics: Metrics, view: ClusterView, clock: Clock) -> None:
         self._intake = intake
@@ -54,23 +55,22 @@ class StatusPage:
         self._view = view
         self._clock = clock
         self._history = History()
-        self._rows = recent.Rows()
+        self._rows = recent.Rows(driver.recent)
         self._making = asyncio.Lock()
         self._snapshot = b""
         self._made_at = float("-inf")
         self._given = 0
 
-    def routes(self) -> list[Route]:
+    def files(self) -> list[Route]:
         folder = resources.files("router") / "page"
         files = {one.name: one.read_bytes() for one in folder.iterdir() if one.name.rpartition(".")[2] in _TYPES}
         return [
             Route("/", _file("index.html", files["index.html"]), methods=["GET"]),
             *(Route(f"/page/{name}", _file(name, body), methods=["GET"]) for name, body in files.items()),
-            Route("/status.json", self.status, methods=["GET"]),
         ]
 
     async def status(self, request: Request) -> Response:
-        """The same bytes for all who ask within SNAPSHOT_S, MAX_VIEWERS of them."""
+        """The same bytes for all who ask within SNAPSHOT_S, MAX_VIEWERS of them. Raises ResourceExhausted for more."""
         async with self._making:
             if self._clock.now() - self._made_at >= SNAPSHOT_S:
                 self._snapshot = await self._make()
@@ -78,14 +78,14 @@ class StatusPage:
                 self._given = 0
         self._given += 1
         if self._given > MAX_VIEWERS:
-            message = f"{MAX_VIEWERS} pages are looking at this router already"
-            return JSONResponse({"error": {"message": message}}, 429, _HEADERS | {"retry-after": "1"})
+            raise ResourceExhausted(f"{MAX_VIEWERS} pages are looking at this router already", retry_after_s=1.0)
         return Response(self._snapshot, headers=_HEADERS, media_type="application/json")
 
     async def run(self) -> None:
-        """Keeps the history, until cancelled."""
+        """Keeps the history and the rows of what ended, until cancelled."""
         while True:
             self._history.add(self._sample())
+            self._rows.keep(self._clock.now())
             await asyncio.sleep(SAMPLE_S)
 
     def _sample(self) -> Sample:
@@ -131,7 +131,7 @@ class StatusPage:
             "decisions": [asdict(one) | {"reason": one.reason[: recent.MAX_WHY]} for one in status.decisions],
             "history": {"every_s": SAMPLE_S} | self._history.columns(),
         }
-        requests = self._rows.json([*self._driver.newest(RECENT), *self._driver.recent], now, RECENT)
+        requests = self._rows.json(self._driver.newest(RECENT), now, RECENT)
         return f'{json.dumps(figures, separators=(",", ":"))[:-1]},"requests":{requests}}}'.encode()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
@@ -13,22 +14,40 @@ from router.stream import Stream
 
 Json = dict[str, Any]
 MAX_WHY = 300  # characters of a reason
+HAND_S = 1.0  # for the client to take the first token of an answer that has ended
 # What comes after a phase, as long as nothing has been heard of its end.
 _NEXT = {"reserve": "prefill", "return": "decode", "decode": "decode"}
 
 
 class Rows:
-    """The newest requests as JSON. The row of one that ended is made once: it does not change any more."""
+    """The newest requests as JSON. Of one that ended its row is kept, and not the stream with its tokens."""
 
-    def __init__(self) -> None:
-        self._ended: dict[Stream, str] = {}
+    def __init__(self, ended: deque[Stream]) -> None:
+        """`ended` is where the driver puts those that have ended; they are taken out of it."""
+        self._ended = ended
+        self._kept: deque[tuple[float, str]] = deque(maxlen=ended.maxlen)  # (arrival, row)
 
-    def json(self, streams: Iterable[Stream], now: float, limit: int) -> str:
+    def keep(self, now: float) -> None:
+        """To be called now and then."""
+        later = []
+        while self._ended:
+            stream = self._ended.popleft()
+            if stream.first_handed_at is None and now - stream.ended_at < HAND_S:
+                later.append(stream)  # its row is not final
+            else:
+                self._kept.append(_arrival_and_row(stream, now))
+        self._ended.extend(later)
+
+    def json(self, live: Iterable[Stream], now: float, limit: int) -> str:
         """A list of the `limit` requests that arrived last, newest first."""
-        newest = sorted(streams, key=lambda stream: stream.request.arrival, reverse=True)[:limit]
-        rows = {one: self._ended.get(one) or json.dumps(row(one, now), separators=(",", ":")) for one in newest}
-        self._ended = {one: text for one, text in rows.items() if one.ended is not None and one.first_handed_at}
-        return f"[{','.join(rows.values())}]"
+        self.keep(now)
+        rows = [*(_arrival_and_row(one, now) for one in (*live, *self._ended)), *self._kept]
+        rows.sort(key=lambda pair: pair[0], reverse=True)
+        return f"[{','.join(text for _, text in rows[:limit])}]"
+
+
+def _arrival_and_row(stream: Stream, now: float) -> tuple[float, str]:
+    return stream.request.arrival, json.dumps(row(stream, now), separators=(",", ":"))
 
 
 def row(stream: Stream, now: float) -> Json:
@@ -66,7 +85,9 @@ def _ledger(ledger: Ledger) -> Json:
         "decode_seconds": round(ledger.decode_seconds, 6),
         "e2e_seconds": round(ledger.e2e_seconds, 6),
         "handoff": None if ledger.handoff is None else asdict(ledger.handoff),
-        "attempts": [asdict(one) for one in ledger.attempts],
+        "attempts": [
+            asdict(one) | {"why": one.why[:MAX_WHY], "outcome": one.outcome[:MAX_WHY]} for one in ledger.attempts
+        ],
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Protocol
 
 from kvrelay.clock import Clock
@@ -73,10 +74,12 @@ class Stream:
 
     def end(self, end: End, now: float) -> None:
         assert self.ended is None, f"{self.request.request_id} ended twice"
-        self.ended = end
-        self.ended_at = now
         if end.error is None:
             self._pieces.append(self._text.finish())
+            if self._text.stopped:  # by the last token that it was allowed, which the workers do not see
+                end = replace(end, finish_reason="stop")
+        self.ended = end
+        self.ended_at = now
         self._begun.set()
         self._wake_reader()
 
@@ -95,13 +98,14 @@ class Stream:
             else:
                 self._reader = turn
             await turn
-            if self.ended is not None and self.ended.error is None:
+            end = self.ended  # as it is now: tokens and an end may come while the client takes what is yielded
+            if end is not None and end.error is None:
                 yield self._take()
                 return
             if self._token_ids:
                 yield self._take()
-            if self.ended is not None and self.ended.error is not None:
-                raise self.ended.error
+            if end is not None and end.error is not None:
+                raise end.error
 
     @property
     def life(self) -> Lifecycle:
@@ -141,7 +145,7 @@ class Stream:
             token_ids=tuple(token_ids),
             text="".join(pieces),
             logprobs=tuple(logprobs),
-            finish_reason="stop" if end and self._text.stopped else end.finish_reason if end else None,
+            finish_reason=end.finish_reason if end else None,
             usage=self.usage() if end else None,
             path=self._life.path if end else None,
             why=self.assignment.why if end and self.assignment else "",

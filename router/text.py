@@ -30,6 +30,10 @@ class Text:
     def has_chat(self) -> bool:
         return self._chat is not None
 
+    @property
+    def has_tokenizer(self) -> bool:
+        return self._tokenizer is not None
+
     async def close(self) -> None:
         if self._chat is not None:
             await self._chat.aclose()

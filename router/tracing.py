@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 FLUSH_S = 3.0  # for the last spans, when the router ends
 _SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "presence_penalty", "frequency_penalty", "seed")
+_OFF = {("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")}
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 log = get_logger("router.tracing")
@@ -39,9 +40,13 @@ class Tracing:
 
     @classmethod
     def from_environment(cls, model: str, clock: Clock) -> Tracing:
-        """Configured by OpenTelemetry's own OTEL_* variables; on if they name an endpoint."""
-        off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or not any(map(os.environ.get, _ENDPOINTS))
-        return cls(model, clock, None if off else _provider())
+        """Configured by OpenTelemetry's own OTEL_* variables; on if they name an endpoint and do not turn it off.
+
+        Wrong values of theirs are logged, and there are no traces.
+        """
+        given = {(name, os.environ.get(name, "").strip().lower()) for name, _ in _OFF}
+        off = not given.isdisjoint(_OFF)
+        return cls(model, clock, _provider() if any(map(os.environ.get, _ENDPOINTS)) and not off else None)
 
     def ended(self, stream: Stream) -> None:
         if self._tracer is None:
@@ -98,7 +103,6 @@ class Tracing:
             "gen_ai.usage.input_tokens": usage.prompt_tokens,
             "gen_ai.usage.output_tokens": usage.completion_tokens,
             "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
-            "gen_ai.request.stop_sequences": request.sampling.stop or None,
             **{f"gen_ai.request.{name}": getattr(request.sampling, name) for name in _SAMPLING},
             "error.type": error and error.code.name,
             "kvrelay.path": life.path,
@@ -116,20 +120,27 @@ class Tracing:
 
 def _provider() -> TracerProvider | None:
     try:
-        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+        from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        given = OTELResourceDetector().detect().attributes  # OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES
+        named = Resource.create({} if given.get(SERVICE_NAME) else {SERVICE_NAME: "kvrelay"})
+        provider = TracerProvider(resource=named, shutdown_on_exit=False)
+        provider.add_span_processor(BatchSpanProcessor(_exporter()))
     except ImportError:
         log.warning("OTEL_EXPORTER_OTLP_ENDPOINT is set, but traces need the extra: pip install 'kvrelay[otel]'")
         return None
-    named = Resource.create() if os.environ.get("OTEL_SERVICE_NAME") else Resource.create({SERVICE_NAME: "kvrelay"})
-    provider = TracerProvider(resource=named, shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(_exporter()))
+    except Exception as error:  # noqa: BLE001 - of many kinds, which the SDK does not document
+        log.warning("there are no traces: an OTEL_* variable is wrong", error=f"{type(error).__name__}: {error}")
+        return None
     return provider
 
 
 def _exporter() -> SpanExporter:
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+    if protocol not in (None, "", "grpc", "http/protobuf"):
+        raise ValueError(f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}; allowed are grpc and http/protobuf")
     if protocol == "http/protobuf":
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
 

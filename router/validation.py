@@ -52,8 +52,8 @@ def check_request_id(request_id: str) -> None:
         raise InvalidArgument(
             f"request_id has {len(request_id)} characters; allowed are {MAX_REQUEST_ID}", field="request_id"
         )
-    if not request_id.isprintable() or not request_id.isascii():
-        raise _bad("request_id", request_id, "printable ASCII")
+    if not request_id.isprintable() or not request_id.isascii() or request_id != request_id.strip():
+        raise _bad("request_id", request_id, "printable ASCII that neither begins nor ends with a space")
 
 
 def check_model(model: str, card: ModelCard) -> None:
@@ -69,6 +69,15 @@ def check_text(field: str, text: str) -> None:
         raise InvalidArgument(f"{field} has a NUL character at {text.index(chr(0))}; remove it", field=field)
     if any("\ud800" <= one <= "\udfff" for one in text):
         raise InvalidArgument(f"{field} has half of a surrogate pair; send valid Unicode", field=field)
+
+
+def check_messages(messages: Iterable[tuple[str, str]]) -> None:
+    """Of (role, content) pairs. Raises InvalidArgument as check_text does; content may be empty."""
+    for position, (role, content) in enumerate(messages):
+        if not role:
+            raise InvalidArgument(f"messages[{position}] has no role", field="messages")
+        for text in filter(None, (role, content)):
+            check_text("messages", text)
 
 
 def check_token_ids(field: str, token_ids: Iterable[int], card: ModelCard) -> None:
@@ -133,11 +142,7 @@ def _check_source(request: GenerateRequest) -> None:
         )
     if request.prompt is not None:
         check_text("prompt", request.prompt)
-    for position, (role, content) in enumerate(request.messages):
-        if not role:
-            raise InvalidArgument(f"messages[{position}] has no role", field="messages")
-        if content:
-            check_text("messages", content)
+    check_messages(request.messages)
 
 
 def _check_sampling(options: SamplingOptions, card: ModelCard) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kvrelay.loadtest.sweep import Sweep
 
 INTERRUPTED = 130  # as shells say it: 128 + SIGINT
+_SWEEP_S = 60.0  # at each rate, if nothing else is asked for: time enough for a queue to show
 
 app = typer.Typer(
     help="Measure a cluster under load.",
@@ -116,8 +117,8 @@ def sweep(
         float, typer.Option(metavar="SHARE", help="Of the requests, that must meet every objective.")
     ] = 0.9,
     precision: Annotated[float, typer.Option(metavar="SHARE", help="How closely a search finds the rate.")] = 0.1,
-    num_requests: options.NumRequests = None,
-    duration: options.Duration = None,
+    num_requests: options.SweepRequests = None,
+    duration: options.SweepDuration = None,
     burstiness: options.Burstiness = None,
     prompt_tokens: options.PromptTokens = None,
     output_tokens: options.OutputTokens = None,
@@ -135,7 +136,7 @@ def sweep(
     """Find the highest rate at which enough requests meet every objective.
 
     Each rate gets the same lengths and gaps, and prompts of its own, so that no cache helps from one to the next. A
-    request that fails misses its objectives.
+    request that fails misses its objectives. Exits 1 if at a rate none was answered: what came before is reported.
 
     Example: kvrelay loadtest sweep --rates 1..16 --goodput ttft:500 tpot:50 --attainment 0.9 --html sweep.html
     """
@@ -153,13 +154,17 @@ def sweep(
     settings = Settings(target, timeout, admin, metrics, vocab_size, slos)
     lengths = (prompt_tokens, output_tokens, text, seed)
 
+    if num_requests is None and duration is None:
+        duration = _SWEEP_S
     load = options.workload(None, None, burstiness, num_requests, duration, *lengths)
     found = run_sweep(settings, load, options.sweep_rates(rates), attainment, precision)
     render.console().print(sweep_table(found))
     _write(found, file, html)
     reports = [report for _, report in found.runs]
-    strayed = [] if allow_local else [text for report in reports for text in _strayed(report)]
-    _exit(strayed, any(report.interrupted for report in reports))
+    complaints = [_dead(rate, report) for rate, report in found.dead]
+    if not allow_local:
+        complaints += [text for report in reports for text in _strayed(report)]
+    _exit(complaints, any(report.interrupted for report in reports))
 
 
 @app.command()
@@ -231,6 +236,12 @@ def _strayed(report: Report) -> list[str]:
         f"{len(rows)} of {len(report.answered)} requests should have been disaggregated and went local; the first: "
         f"{rows[0].why or 'no reason told'} (--allow-local accepts that)"
     ]
+
+
+def _dead(rate: float, report: Report) -> str:
+    sent = len(report.rows)
+    first = report.rows[0].message if sent else "none was sent"
+    return f"the sweep ended at {rate:.4g} requests/s, where none of {sent} was answered; the first: {first}"
 
 
 def _exit(complaints: list[str], interrupted: bool) -> None:

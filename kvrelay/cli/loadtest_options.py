@@ -19,6 +19,10 @@ TargetOption = Annotated[
 ]
 NumRequests = Annotated[int | None, typer.Option(min=1, metavar="N", help="100 without --duration or --trace.")]
 Duration = Annotated[float | None, typer.Option(metavar="SECONDS", help="Nothing is sent after it.")]
+SweepRequests = Annotated[int | None, typer.Option(min=1, metavar="N", help="At each rate; ends it if it comes first.")]
+SweepDuration = Annotated[
+    float | None, typer.Option(metavar="SECONDS", help="At each rate; 60 if neither it nor --num-requests is given.")
+]
 Burstiness = Annotated[
     float | None, typer.Option(metavar="B", help="1 is Poisson; less comes in bursts; inf is evenly spaced.")
 ]
@@ -54,6 +58,12 @@ class Load(Protocol):
     def plan(self, vocab_size: int, max_model_len: int = 0) -> Iterator[PlannedRequest]: ...
 
     def options(self) -> dict[str, Any]: ...
+
+
+def _check_duration(duration: float | None) -> None:
+    above_zero(duration=duration)
+    if duration == float("inf"):
+        raise typer.BadParameter("--duration inf has no end.")
 
 
 def above_zero(**numbers: float | None) -> None:
@@ -94,7 +104,8 @@ def workload(
     from kvrelay.loadtest.rate import parse_rate, seconds_of
     from kvrelay.loadtest.workload import Workload
 
-    above_zero(burstiness=burstiness, duration=duration)
+    above_zero(burstiness=burstiness)
+    _check_duration(duration)
     stages = None if concurrency else parse_rate(rate or "1")
     if stages and math.isinf(stages[0].first) and num_requests is None:
         raise typer.BadParameter("--rate inf needs --num-requests.")
@@ -128,7 +139,7 @@ def replay(
     from kvrelay.loadtest.replay import Replay
     from kvrelay.loadtest.trace_file import FORMATS, guess_format
 
-    above_zero(duration=duration)
+    _check_duration(duration)
     if not begin >= 0:
         raise typer.BadParameter(f"--trace-start {begin:g} is below 0.")
     if form not in (None, *FORMATS):

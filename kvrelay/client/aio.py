@@ -11,7 +11,7 @@ from typing import Any, Self, Unpack
 
 import grpc
 
-from kvrelay.client.answer import Completion, Token, tokens_of
+from kvrelay.client.answer import Completion, Token
 from kvrelay.client.base import BaseClient, BaseStream
 from kvrelay.client.request import GenerateOptions
 from kvrelay.client.retry import Retry
@@ -29,7 +29,7 @@ class AsyncClient(BaseClient):
     def generate(
         self, prompt: str | None = None, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
     ) -> AsyncStream:
-        """Starts an answer. Nothing is sent before the stream is read.
+        """Starts an answer. Nothing is sent before the stream is read, and `timeout` seconds count from then.
 
         Raises InvalidArgument at once for values of the wrong kind. Failures while reading are tried again,
         elsewhere if possible, from the token where they happened; what is final is raised from the stream.
@@ -52,6 +52,10 @@ class AsyncClient(BaseClient):
                 return wire.models_from_proto(
                     await list_models(wire.pb.ListModelsRequest(), timeout=timeout, metadata=self._metadata)
                 )
+            except asyncio.CancelledError:
+                if not _task_cancelled():
+                    self._raise_if_closed()
+                raise
             except grpc.RpcError as error:
                 await self._sleep(retry.failed(error_from_rpc(error, self.targets[retry.target]), time.monotonic()))
 
@@ -73,10 +77,7 @@ class AsyncClient(BaseClient):
 class AsyncStream(BaseStream):
     """An answer as it comes: iterate for its responses, or await it whole. Leaving it early cancels the request."""
 
-    def __init__(self, client: AsyncClient, retry: Retry, prompt: str | None, options: GenerateOptions) -> None:
-        super().__init__(retry, prompt, options)
-        self._client = client
-        self._call: Any = None
+    _client: AsyncClient
 
     def __aiter__(self) -> Self:
         return self
@@ -90,8 +91,7 @@ class AsyncStream(BaseStream):
                 self._drop_call()
                 await self._client._sleep(self._failed(error))
         if self._call is not None:
-            with suppress(grpc.RpcError):  # the answer is whole; how its call ends changes nothing
-                await self._call.read()
+            await self._drain(self._call)
         raise StopAsyncIteration
 
     async def result(self) -> Completion:
@@ -104,9 +104,11 @@ class AsyncStream(BaseStream):
         return self.result().__await__()
 
     async def tokens(self) -> AsyncIterator[Token]:
-        """The tokens that are left, one by one."""
+        """The tokens that are left, one by one. Whoever stops early finds the rest here again."""
+        for token in self._take():
+            yield token
         async for response in self:
-            for token in tokens_of(response):
+            for token in self._take(response):
                 yield token
 
     def cancel(self) -> None:
@@ -122,6 +124,17 @@ class AsyncStream(BaseStream):
     ) -> None:
         self.cancel()
 
+    async def _drain(self, call: Any) -> None:
+        """The answer is whole; how its call ends changes nothing."""
+        if self._client._forked:
+            return
+        try:
+            with suppress(grpc.RpcError):
+                await call.read()
+        except asyncio.CancelledError:
+            if _task_cancelled():
+                raise
+
     async def _read(self) -> wire.GenerateResponse:
         client, index = self._client, self._retry.target
         target = client.targets[index]
@@ -131,7 +144,9 @@ class AsyncStream(BaseStream):
         try:
             message = await self._call.read()
         except asyncio.CancelledError:
-            self._finished()  # raises Cancelled if it was our `cancel` that ended the call, not the task's
+            if not _task_cancelled():
+                self._finished()  # raises Cancelled if our `cancel` ended the call
+                client._raise_if_closed()
             raise
         except grpc.RpcError as error:
             raise error_from_rpc(error, target) from error
@@ -139,7 +154,8 @@ class AsyncStream(BaseStream):
             raise Unavailable(f"{target}: the stream ended before the answer did")
         return wire.response_from_proto(message)
 
-    def _drop_call(self) -> None:
-        call, self._call = self._call, None
-        if call is not None:
-            call.cancel()
+
+def _task_cancelled() -> bool:
+    """Whether a CancelledError is this task's; gRPC raises it as well when its call or its channel is ended."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

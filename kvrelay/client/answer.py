@@ -23,8 +23,8 @@ class Completion:
     path: Path | None
     why: str
     ledger: Ledger | None
-    ttft_seconds: float | None  # call to first token; None for an answer without tokens
-    e2e_seconds: float
+    ttft_seconds: float | None  # first call to first token; None for an answer without tokens
+    e2e_seconds: float  # first call to last token
     calls: int  # 1 unless a call failed and the answer went on in another
 
 
@@ -46,15 +46,15 @@ def tokens_of(response: GenerateResponse) -> Iterator[Token]:
 class Answer:
     """Collects responses over any number of calls: drops what it has, refuses what leaves a gap."""
 
-    def __init__(self, request: GenerateRequest, started: float) -> None:
+    def __init__(self, request: GenerateRequest) -> None:
         self._request = request
-        self._started = started
+        self._started: float | None = None  # with the first call
         self._first_token_at: float | None = None
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self._text: list[str] = []
         self._last: GenerateResponse | None = None
-        self._ended = started
+        self._ended = 0.0
 
     @property
     def finished(self) -> bool:
@@ -63,6 +63,11 @@ class Answer:
     @property
     def num_tokens(self) -> int:
         return len(self._token_ids)
+
+    def begin(self, now: float) -> None:
+        """A call is made. The answer's times count from the first."""
+        if self._started is None:
+            self._started = now
 
     def request(self) -> GenerateRequest:
         """What the next call asks for: the rest of the answer."""
@@ -93,6 +98,7 @@ class Answer:
         last = self._last
         assert last is not None, "the answer is not finished"
         assert last.finish_reason is not None
+        assert self._started is not None
         return Completion(
             request_id=last.request_id,
             text="".join(self._text),

@@ -6,12 +6,13 @@ import os
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import grpc
 
-from kvrelay.client.answer import Answer
+from kvrelay.client.answer import Answer, Token, tokens_of
 from kvrelay.client.request import GenerateOptions, build_request
 from kvrelay.client.retry import Retry, RetryPolicy
 from kvrelay.errors import Cancelled, FailedPrecondition, InvalidArgument, KvRelayError
@@ -20,7 +21,7 @@ from kvrelay.wire import inference as wire
 _TARGET = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[^:/\s\[\]]+):\d{1,5}$")
 _PATIENT = RetryPolicy(max_attempts=2**31, max_backoff_s=0.5)  # the deadline ends it
 # gRPC's own waits between connection attempts: short, so that a router which is back is found soon.
-_CHANNEL_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 2000))
+CHANNEL_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 2000))
 
 
 def check_target(target: str) -> None:
@@ -71,29 +72,41 @@ class BaseClient:
 
     def _stub(self, index: int) -> wire.InferenceServiceStub:
         """Of the target with that index. Its channel connects upon first use."""
-        if self._closed:
-            raise Cancelled("the client is closed")
+        self._raise_if_closed()
         with self._lock:
             if not self._channels:
                 self._channels = [
-                    self._grpc.insecure_channel(target, _CHANNEL_OPTIONS)
+                    self._grpc.insecure_channel(target, CHANNEL_OPTIONS)
                     if self._credentials is None
-                    else self._grpc.secure_channel(target, self._credentials, _CHANNEL_OPTIONS)
+                    else self._grpc.secure_channel(target, self._credentials, CHANNEL_OPTIONS)
                     for target in self.targets
                 ]
                 self._stubs = [wire.InferenceServiceStub(channel) for channel in self._channels]
                 self._pid = os.getpid()
-        if self._pid != os.getpid():
-            raise FailedPrecondition("this process was forked from one that used the client; make another client here")
+        self._raise_if_forked()
         return self._stubs[index]
+
+    @property
+    def _forked(self) -> bool:
+        """Whether this is a child of the process that the channels are in."""
+        return self._pid not in (0, os.getpid())
+
+    def _raise_if_closed(self) -> None:
+        if self._closed:
+            raise Cancelled("the client is closed")
+
+    def _raise_if_forked(self) -> None:
+        if self._forked:
+            raise FailedPrecondition("this process was forked from one that used the client; make another client here")
 
     def __repr__(self) -> str:
         security = "" if self._credentials is None else ", TLS"
         return f"<kvrelay.{type(self).__name__} of {', '.join(self.targets)}{security}{', closed' * self._closed}>"
 
     def _retry(self, timeout: float | None, *, patient: bool = False) -> Retry:
-        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
-        return Retry(_PATIENT if patient else self._policy, len(self.targets), deadline)
+        return Retry(
+            _PATIENT if patient else self._policy, len(self.targets), self._timeout if timeout is None else timeout
+        )
 
 
 def _credentials(tls: bool | bytes | grpc.ChannelCredentials) -> grpc.ChannelCredentials | None:
@@ -107,26 +120,34 @@ def _credentials(tls: bool | bytes | grpc.ChannelCredentials) -> grpc.ChannelCre
 class BaseStream:
     """An answer under way. The twins read responses; what to make of them is decided here."""
 
-    def __init__(self, retry: Retry, prompt: str | None, options: GenerateOptions) -> None:
+    def __init__(self, client: BaseClient, retry: Retry, prompt: str | None, options: GenerateOptions) -> None:
         request = build_request(prompt, options)
         wire.request_to_proto(request)  # raises InvalidArgument here, where the mistake is
-        self._answer = Answer(request, time.monotonic())
+        self._client = client
+        self._answer = Answer(request)
         self._retry = retry
+        self._call: Any = None  # under way; of grpc or grpc.aio
         self._error: KvRelayError | None = None
+        self._untaken: deque[Token] = deque()  # of what was received
 
     def __repr__(self) -> str:
         state = "finished" if self._answer.finished else "under way" if self._error is None else repr(self._error)
         return f"<kvrelay.{type(self).__name__}: {self._answer.num_tokens} tokens, {self._retry.calls} calls, {state}>"
 
     def _finished(self) -> bool:
-        """Raises the error that ended the answer, if one did."""
+        """Raises the error that ended the answer, if one did, and FailedPrecondition in a forked process."""
         if self._error is not None:
             raise self._error
+        if not self._answer.finished:
+            self._client._raise_if_forked()
         return self._answer.finished
 
     def _begin(self) -> tuple[wire.pb.GenerateRequest, float]:
         """The next call's message and timeout in seconds."""
-        return wire.request_to_proto(self._answer.request()), self._retry.begin(time.monotonic())
+        now = time.monotonic()
+        timeout = self._retry.begin(now)
+        self._answer.begin(now)
+        return wire.request_to_proto(self._answer.request()), timeout
 
     def _receive(self, response: wire.GenerateResponse) -> bool:
         """Returns whether the response is news."""
@@ -146,3 +167,15 @@ class BaseStream:
     def _left(self) -> None:
         if self._error is None and not self._answer.finished:
             self._error = Cancelled("the stream was left before the answer's end")
+
+    def _take(self, response: wire.GenerateResponse | None = None) -> Iterator[Token]:
+        """The tokens that nobody has taken yet, one by one, and the response's. Those not asked for stay."""
+        if response is not None:
+            self._untaken.extend(tokens_of(response))
+        while self._untaken:
+            yield self._untaken.popleft()
+
+    def _drop_call(self) -> None:
+        call, self._call = self._call, None
+        if call is not None and not self._client._forked:  # gRPC's locks may not survive a fork
+            call.cancel()

@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 
 import grpc
 
-from kvrelay.client.answer import Completion, Token, tokens_of
+from kvrelay.client.answer import Completion, Token
 from kvrelay.client.base import BaseClient, BaseStream
 from kvrelay.client.request import GenerateOptions
 from kvrelay.client.retry import Retry
@@ -31,7 +31,7 @@ class Client(BaseClient):
     def generate(
         self, prompt: str | None = None, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
     ) -> Stream:
-        """Starts an answer. Nothing is sent before the stream is read.
+        """Starts an answer. Nothing is sent before the stream is read, and `timeout` seconds count from then.
 
         Raises InvalidArgument at once for values of the wrong kind. Failures while reading are tried again,
         elsewhere if possible, from the token where they happened; what is final is raised from the stream.
@@ -75,10 +75,7 @@ class Client(BaseClient):
 class Stream(BaseStream):
     """An answer as it comes: iterate for its responses, or call `result`. Leaving it early cancels the request."""
 
-    def __init__(self, client: Client, retry: Retry, prompt: str | None, options: GenerateOptions) -> None:
-        super().__init__(retry, prompt, options)
-        self._client = client
-        self._call: Any = None
+    _client: Client
 
     def __iter__(self) -> Self:
         return self
@@ -91,7 +88,7 @@ class Stream(BaseStream):
             except KvRelayError as error:
                 self._drop_call()
                 self._client._sleep(self._failed(error))
-        if self._call is not None:
+        if self._call is not None and not self._client._forked:
             with suppress(grpc.RpcError):  # the answer is whole; how its call ends changes nothing
                 next(self._call, None)
         raise StopIteration
@@ -108,9 +105,10 @@ class Stream(BaseStream):
         return self.result().text
 
     def tokens(self) -> Iterator[Token]:
-        """The tokens that are left, one by one."""
+        """The tokens that are left, one by one. Whoever stops early finds the rest here again."""
+        yield from self._take()
         for response in self:
-            yield from tokens_of(response)
+            yield from self._take(response)
 
     def cancel(self) -> None:
         """Ends the request unless it has finished; reading on raises Cancelled. Any thread may call this."""
@@ -140,8 +138,3 @@ class Stream(BaseStream):
             raise Unavailable(f"{target}: the stream ended before the answer did") from None
         except grpc.RpcError as error:
             raise error_from_rpc(error, target) from error
-
-    def _drop_call(self) -> None:
-        call, self._call = self._call, None
-        if call is not None:
-            call.cancel()

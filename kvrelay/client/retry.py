@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,11 +34,13 @@ class Retry:
     """The calls made for one answer: which target is next, and how long to wait before it."""
 
     def __init__(
-        self, policy: RetryPolicy, num_targets: int, deadline: float, draw: Callable[[], float] = random.random
+        self, policy: RetryPolicy, num_targets: int, timeout: float, draw: Callable[[], float] = random.random
     ) -> None:
+        """timeout: seconds from the first call on."""
         self._policy = policy
         self._num_targets = num_targets
-        self._deadline = deadline
+        self._timeout = timeout
+        self._deadline = math.inf  # until the first call
         self._draw = draw
         self._failures = 0  # since the last progress
         self.calls = 0
@@ -45,6 +48,8 @@ class Retry:
 
     def begin(self, now: float) -> float:
         """Counts a call; returns its timeout in seconds. Raises DeadlineExceeded if there is no time left."""
+        if not self.calls:
+            self._deadline = now + self._timeout
         if now >= self._deadline:
             raise DeadlineExceeded("the deadline passed before the answer was complete")
         self.calls += 1

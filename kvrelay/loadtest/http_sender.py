@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -37,10 +37,11 @@ class HttpSender:
     async def models(self) -> tuple[ModelInfo, ...]:
         async with self._call("GET", "/v1/models") as response:
             models = await response.json()
-        found = tuple(
-            ModelInfo(one["id"], one.get("max_model_len") or 0, "", "", one.get("vocab_size") or 0)
-            for one in models.get("data", [])
-        )
+            with _readable("/v1/models"):
+                found = tuple(
+                    ModelInfo(str(one["id"]), _count(one, "max_model_len"), "", "", _count(one, "vocab_size"))
+                    for one in models.get("data") or ()
+                )
         self._model = found[0].id if found else ""
         return found
 
@@ -70,25 +71,24 @@ class HttpSender:
         finish_reason = ""
         async with self._call("POST", "/v1/completions", self._body(request) | extra) as response:
             async for event in response.events():
-                usage = event.get("usage") or usage
-                account = event.get("kvrelay") or account
-                for choice in event.get("choices", []):
-                    finish_reason = choice.get("finish_reason") or finish_reason
-                    # A server that does not return ids sends one token with each piece of text.
-                    watch.tokens(len(choice.get("token_ids") or ()) or bool(choice.get("text")))
-        try:
-            ledger = ledger_from_json(account.get("ledger"))
-        except (KeyError, TypeError, ValueError) as error:
-            raise Internal(f"the answer's ledger cannot be read: {error!r}") from error
-        return watch.answered(
-            prompt_tokens=usage.get("prompt_tokens", 0),
-            cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0),
-            finish_reason=finish_reason,
-            path=response.headers.get("x-kvrelay-path", ""),
-            why=account.get("why", ""),
-            request_id=account.get("request_id", ""),
-            ledger=ledger,
-        )
+                with _readable("an event of the answer"):
+                    usage = _object(event, "usage") or usage
+                    account = _object(event, "kvrelay") or account
+                    for choice in event.get("choices") or ():
+                        finish_reason = str(choice.get("finish_reason") or finish_reason)
+                        # A server that does not return ids sends one token with each piece of text.
+                        watch.tokens(len(choice.get("token_ids") or ()) or bool(choice.get("text")))
+            with _readable("the account of the answer"):
+                return watch.answered(
+                    output_tokens=_count(usage, "completion_tokens") or None,
+                    prompt_tokens=_count(usage, "prompt_tokens"),
+                    cached_tokens=_count(_object(usage, "prompt_tokens_details"), "cached_tokens"),
+                    finish_reason=finish_reason,
+                    path=response.headers.get("x-kvrelay-path", ""),
+                    why=str(account.get("why") or ""),
+                    request_id=str(account.get("request_id") or ""),
+                    ledger=ledger_from_json(account.get("ledger")),
+                )
 
     def _body(self, request: PlannedRequest) -> dict[str, Any]:
         return {
@@ -127,3 +127,28 @@ class HttpSender:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         return None
+
+
+@contextmanager
+def _readable(what: str) -> Iterator[None]:
+    """What a foreign server wrote may be anything: Internal for what is not of the shape that is looked for."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise Internal(f"{what} cannot be read: {error!r:.200}") from error
+
+
+def _object(within: dict[str, Any], name: str) -> dict[str, Any]:
+    """Empty if it is not there or null. Raises TypeError for what is no object."""
+    found = within.get(name) or {}
+    if not isinstance(found, dict):
+        raise TypeError(f"{name} is {found!r:.40}, not an object")
+    return found
+
+
+def _count(within: dict[str, Any], name: str) -> int:
+    """0 if it is not there or null. Raises ValueError for what is no number of tokens."""
+    found = within.get(name) or 0
+    if not (isinstance(found, int) and 0 <= found < 2**63):
+        raise ValueError(f"{name} is {found!r:.40}, not a number of tokens")
+    return found

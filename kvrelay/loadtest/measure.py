@@ -30,16 +30,17 @@ class Run:
 
 
 async def measure(target: Target, run: Run, done: Callable[[Row], None], stop: asyncio.Event) -> Report:
-    """`done` sees each row as it comes; `stop` ends the test early. Raises no error once requests have been sent."""
+    """`done` sees each row as it comes; `stop` ends the test early. What fails is in the report, not raised."""
     prompts: dict[int, Sequence[int]] = {}
     requests = _noting(run.plan, prompts)
-    before = await target.counters()
+    before = await _counters(target)
     async with _watching(target) as watch:
         if run.concurrency is None:
             rows = await run_load(requests, target.sender, done, stop)
         else:
             rows = await run_closed_loop(requests, run.concurrency, run.duration, target.sender, done, stop)
-    grown = await _grown(target, before)
+    after = await _counters(target)
+    grown = None if before is None or after is None else after.since(before)
     return Report(
         run.options,
         run.slos,
@@ -50,13 +51,12 @@ async def measure(target: Target, run: Run, done: Callable[[Row], None], stop: a
     )
 
 
-async def _grown(target: Target, before: PrefixCache | None) -> PrefixCache | None:
-    """None if the target's counters do not come any more: what was measured must not be lost for them."""
+async def _counters(target: Target) -> PrefixCache | None:
+    """None if they do not come: what was or will be measured must not be lost for them."""
     try:
-        after = await target.counters()
+        return await target.counters()
     except KvRelayError:
         return None
-    return None if after is None or before is None else after.since(before)
 
 
 def _noting(plan: Iterable[PlannedRequest], prompts: dict[int, Sequence[int]]) -> Iterator[PlannedRequest]:

@@ -53,13 +53,13 @@ def seconds_of(rate: Rate) -> float:
     return math.fsum(stage.seconds for stage in rate)
 
 
-def arrivals(rate: Sequence[Stage], gap: Callable[[int], float]) -> Iterator[float]:
-    """Times of arrivals in seconds after the start, the first as soon as the rate is above 0.
+def arrivals(rate: Sequence[Stage], gap: Callable[[int], float], first: float = 0.0) -> Iterator[float]:
+    """Times of arrivals in seconds after the start, the first when `first` others could be expected before it.
 
     gap(n) draws, in stage n, how many expected arrivals lie between one arrival and the next: 1 in the mean.
     Gaps are stretched by the rate, and one that a stage ends in goes on in the next.
     """
-    begin, due = 0.0, 0.0
+    begin, due = 0.0, first
     for number, stage in enumerate(rate):
         while due < stage.arrivals:
             yield begin + stage.time_of(due)

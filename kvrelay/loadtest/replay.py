@@ -122,18 +122,19 @@ def planned(
 ) -> Iterator[PlannedRequest]:
     """Prompts of random token ids. A block's tokens follow from its id, so equal ids are equal tokens."""
     random = Random(seed)
-    block = _blocks(block_tokens, vocab_size, seed)
+    ids = list(range(vocab_size))  # millions of drawn tokens then are so many pointers, not so many numbers
+    block = _blocks(block_tokens, ids, seed)
     for one in requests:
         if one.blocks:
             tokens = tuple(token for number in one.blocks for token in block(number))[: one.input_tokens]
         else:
-            tokens = tuple(random.choices(range(vocab_size), k=one.input_tokens))
+            tokens = tuple(random.choices(ids, k=one.input_tokens))
         yield PlannedRequest(one.at, None, tokens, one.output_tokens, random.getrandbits(31))
 
 
-def _blocks(block_tokens: int, vocab_size: int, seed: int) -> Callable[[int], tuple[int, ...]]:
+def _blocks(block_tokens: int, ids: list[int], seed: int) -> Callable[[int], tuple[int, ...]]:
     @cache
     def block(number: int) -> tuple[int, ...]:
-        return tuple(Random(f"{seed}/{number}").choices(range(vocab_size), k=block_tokens))
+        return tuple(Random(f"{seed}/{number}").choices(ids, k=block_tokens))
 
     return block

@@ -15,6 +15,8 @@ from kvrelay.loadtest.timeline import Timeline
 # A generator is late when its p99 is above both.
 LATE_S = 0.01
 LATE_SHARE = 0.05  # of the median TTFT
+# Of the prompt tokens, that a cache may find beyond whole blocks: its own may be smaller.
+_SMALLER_BLOCKS_SHARE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,8 @@ class Report:
 
     @property
     def duration_s(self) -> float:
-        """From the first arrival to the last answer's end."""
-        return max((row.scheduled_s + row.e2e_s for row in self.answered if row.e2e_s is not None), default=0.0)
+        """From the test's start to the end of the last answer, or the last failure."""
+        return max((row.scheduled_s + row.e2e_s for row in self.rows if row.e2e_s is not None), default=0.0)
 
     @property
     def errors(self) -> dict[str, int]:
@@ -104,6 +106,13 @@ class Report:
                 f"{cut['requests']} requests were cut to the model's context: "
                 f"{cut['tokens'] / cut['of_tokens']:.1%} of all the tokens asked for"
             )
+        if self.reuse is not None and self.reuse.prompt:
+            shares = self.reuse.shares()
+            if shares["reported"] > shares["unlimited"] + _SMALLER_BLOCKS_SHARE:
+                found.append(
+                    f"{shares['reported']:.1%} of the prompt tokens came from a cache, and this test itself explains "
+                    f"{shares['unlimited']:.1%}: prompts were cached before the test; give another --seed"
+                )
         if self.timeline is not None and self.timeline.missed:
             found.append(f"the cluster's status did not come in time {self.timeline.missed} times")
         return tuple(found)

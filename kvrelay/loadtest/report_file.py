@@ -23,7 +23,7 @@ Json = dict[str, Any]
 def save(result: Report | Sweep, file: Path) -> None:
     """Raises InvalidArgument if the file cannot be written."""
     document = sweep_to_json(result) if isinstance(result, Sweep) else report_to_json(result)
-    write(file, json.dumps(document) + "\n")
+    write(file, json.dumps(document, allow_nan=False) + "\n")
 
 
 def write(file: Path, text: str) -> None:
@@ -37,7 +37,7 @@ def write(file: Path, text: str) -> None:
 def load(file: Path) -> Report | Sweep:
     """Reads what `save` wrote; the numbers are computed again from the rows. Raises InvalidArgument."""
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
+        document = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse)
         if document["format"] == SWEEP_FORMAT:
             return sweep_from_json(document)
         if document["format"] != FORMAT:
@@ -94,6 +94,7 @@ def sweep_to_json(sweep: Sweep) -> Json:
         "format": SWEEP_FORMAT,
         "attainment": sweep.attainment,
         "best_rate": sweep.best_rate,
+        "warnings": sweep.warnings,
         "runs": [{"rate": rate, **report_to_json(report)} for rate, report in sweep.runs],
     }
 
@@ -102,3 +103,7 @@ def sweep_from_json(document: Json) -> Sweep:
     """Raises KeyError, TypeError or ValueError for what is no sweep."""
     runs = tuple((float(run["rate"]), report_from_json(run)) for run in document["runs"])
     return Sweep(document["attainment"], runs)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")

@@ -18,7 +18,7 @@ class Row:
     late_s: float  # scheduled arrival to the client's call
     ttft_s: float | None = None
     itl_s: tuple[float, ...] = ()  # between responses with tokens
-    e2e_s: float | None = None  # to the last token
+    e2e_s: float | None = None  # to the last token, or to the failure
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0

@@ -8,6 +8,7 @@ from typing import Any
 from kvrelay.loadtest.row import Row
 from kvrelay.types import Attempt, Handoff, Ledger
 
+_LONGEST_S = 1e12  # beyond it, or not a number at all, a time was not measured
 Json = dict[str, Any]
 
 
@@ -28,7 +29,7 @@ def ledger_from_json(value: Json | None) -> Ledger | None:
     if value is None:
         return None
     handoff = value["handoff"]
-    return Ledger(
+    ledger = Ledger(
         **value
         | {
             "phases": tuple(dict(value["phases"]).items()),
@@ -36,3 +37,10 @@ def ledger_from_json(value: Json | None) -> Ledger | None:
             "attempts": tuple(Attempt(**attempt) for attempt in value["attempts"]),
         }
     )
+    seconds = [one for _, one in ledger.phases]
+    seconds += [ledger.ttft_seconds, ledger.second_token_gap_seconds, ledger.decode_seconds, ledger.e2e_seconds]
+    if ledger.handoff is not None:
+        seconds += [ledger.handoff.seconds, ledger.handoff.exposed_seconds]
+    if not all(abs(one) < _LONGEST_S for one in seconds):
+        raise ValueError("its times are not seconds")
+    return ledger

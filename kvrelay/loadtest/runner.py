@@ -15,6 +15,10 @@ from typing import Any, Protocol
 from kvrelay.loadtest.row import Row
 from kvrelay.loadtest.workload import PlannedRequest
 
+# A slot of a closed loop waits after a failure, longer after each in a row: a target that is gone fails at once.
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 1.0
+
 
 class Sender(Protocol):
     async def send(self, request: PlannedRequest, start: float) -> Row:
@@ -32,10 +36,11 @@ class _Run:
     def rows(self) -> tuple[Row, ...]:
         return tuple(sorted(self._rows, key=lambda row: row.index))
 
-    async def one(self, index: int, request: PlannedRequest) -> None:
+    async def one(self, index: int, request: PlannedRequest) -> Row:
         row = replace(await self._sender.send(request, self.start), index=index)
         self._rows.append(row)
         self._done(row)
+        return row
 
 
 async def run_load(
@@ -68,14 +73,20 @@ async def run_closed_loop(
     done: Callable[[Row], None],
     stop: asyncio.Event | None = None,
 ) -> tuple[Row, ...]:
-    """Like `run_load`, but a request is due when one of `concurrency` slots is free; none starts after `duration` s."""
+    """Like `run_load`, but a request is due when one of `concurrency` slots is free; none starts after `duration` s.
+
+    A slot whose request failed is free again after a pause.
+    """
     run = _Run(sender, done)
     waiting = enumerate(plan)
 
     async def slot() -> None:
-        free = 0.0
+        free, pause = 0.0, 0.0
         for index, request in waiting:
-            await run.one(index, replace(request, at=free))
+            row = await run.one(index, replace(request, at=free))
+            pause = 0.0 if row.ok else min(max(_FIRST_PAUSE_S, 2 * pause), _LONGEST_PAUSE_S)
+            if pause:
+                await asyncio.sleep(pause)
             free = time.perf_counter() - run.start
             if duration is not None and free >= duration:
                 return

@@ -37,7 +37,7 @@ class HttpResponse:
                     return
                 if line.startswith(b"data:"):
                     event = _object(data)
-                    if "error" in event:
+                    if event.get("error") is not None:
                         raise _error(500, event)
                     yield event
         raise Unavailable("the stream ended before [DONE]")
@@ -92,12 +92,17 @@ async def _rest(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 def _object(text: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(text)
-    except ValueError:
+        found = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise Internal(f"the answer is not a JSON object: {text[:80]!r}")
     return found
+
+
+def _refuse(constant: str) -> None:
+    """NaN and Infinity are Python's, not JSON's."""
+    raise ValueError(constant)
 
 
 def _error(status: int, body: dict[str, Any]) -> KvRelayError:

@@ -25,16 +25,23 @@ class Stopwatch:
             self._times.append(time.perf_counter())
             self._tokens += count
 
-    def answered(self, **facts: Any) -> Row:
+    def answered(self, output_tokens: int | None = None, **facts: Any) -> Row:
+        """output_tokens: if the target tells them; else those that came are counted."""
         times = self._times
         return Row(
             **self._row,
             ttft_s=times[0] - self._due if times else None,
             itl_s=tuple(after - before for before, after in pairwise(times)),
             e2e_s=times[-1] - self._due if times else None,
-            output_tokens=self._tokens,
+            output_tokens=self._tokens if output_tokens is None else output_tokens,
             **facts,
         )
 
     def failed(self, error: KvRelayError) -> Row:
-        return Row(**self._row, output_tokens=self._tokens, error=error.code.name, message=error.message)
+        return Row(
+            **self._row,
+            e2e_s=time.perf_counter() - self._due,
+            output_tokens=self._tokens,
+            error=error.code.name,
+            message=error.message,
+        )

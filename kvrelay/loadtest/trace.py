@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import dropwhile
@@ -35,3 +36,13 @@ def check_order(file: Path, line: int, at: float, before: float) -> None:
     """Raises TraceError for a request that comes before its predecessor."""
     if at < before:
         raise TraceError(file, line, f"the request came {before - at:g} s before the one above it")
+
+
+def csv_rows(file: Path, lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+    """Each row with its line, from 1. Raises TraceError for what is not CSV."""
+    rows = csv.reader(lines)
+    try:
+        for row in rows:
+            yield rows.line_num, row
+    except csv.Error as error:
+        raise TraceError(file, rows.line_num, f"not CSV: {error}") from error

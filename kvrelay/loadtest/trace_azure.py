@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kvrelay.loadtest.trace import TraceError, TraceRequest, check_order
+from kvrelay.loadtest.trace import TraceError, TraceRequest, check_order, csv_rows
 
 HEADER = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 def read_azure(file: Path, lines: Iterable[str]) -> Iterator[TraceRequest]:
     """Times count from the first request. Raises TraceError."""
-    rows = csv.reader(lines)
-    if tuple(next(rows, ())) != HEADER:
+    rows = csv_rows(file, lines)
+    _, header = next(rows, (1, []))
+    if tuple(header) != HEADER:
         raise TraceError(file, 1, f"the header is not {','.join(HEADER)}")
     start, before = None, 0.0
-    for row in rows:
+    for number, row in rows:
         if not row:
             continue
-        number = rows.line_num
         try:
             timestamp, prompt, answer = row
             # Seven decimals; datetime knows six.

@@ -8,20 +8,20 @@ not used: gaps are stretched to the window's rate. `chunk-N-dataset.json` beside
 from __future__ import annotations
 
 import ast
-import csv
 import heapq
 import json
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from random import Random
 
 from kvrelay.errors import InvalidArgument
 from kvrelay.loadtest.lengths import Lengths
 from kvrelay.loadtest.rate import Stage, arrivals
-from kvrelay.loadtest.trace import TraceError, TraceRequest
+from kvrelay.loadtest.trace import TraceError, TraceRequest, csv_rows
 
 SUFFIX = "-trace.csv"
 
@@ -44,14 +44,22 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Empirical:
-    """Lengths with their probabilities."""
+    """Lengths and how probable each is with all before it, not necessarily of 1 in the whole."""
 
     values: tuple[int, ...]
-    weights: tuple[float, ...]
+    cumulative: tuple[float, ...]
     low = 1
 
+    @classmethod
+    def of(cls, weights: dict[int, float]) -> Empirical:
+        """Raises TypeError or ValueError for what are no probabilities."""
+        cumulative = tuple(accumulate(map(float, weights.values())))
+        if not 0 < cumulative[-1] < math.inf or min(weights.values()) < 0:
+            raise ValueError("probabilities must not be negative, nor all 0")
+        return cls(tuple(map(int, weights)), cumulative)
+
     def draw(self, random: Random) -> int:
-        return max(self.low, random.choices(self.values, self.weights)[0])
+        return max(self.low, random.choices(self.values, cum_weights=self.cumulative)[0])
 
 
 LengthsByTime = list[tuple[float, Lengths, Lengths]]  # from this second on: prompts, answers
@@ -82,24 +90,24 @@ def _client(file: Path, seed: int, begin: float, default: tuple[float, Lengths, 
     random = Random(f"{seed}/{file.name}")
     first = both[0][0].begin
     stages = [Stage(window.rate, window.rate, end - window.begin) for window, end in both]
-    for at in arrivals(stages, lambda number: both[number][0].gap(random)):
+    before = both[0][0].gap(random)  # else all clients would begin together
+    for at in arrivals(stages, lambda number: both[number][0].gap(random), before):
         _, prompt, answer = lengths[bisect_right(lengths, first + at, key=lambda one: one[0]) - 1]
         yield TraceRequest(first + at, prompt.draw(random), answer.draw(random))
 
 
 def _windows(file: Path, lines: Iterable[str]) -> Iterator[Window]:
     before = -math.inf
-    rows = csv.reader(lines)
-    for row in rows:
+    for number, row in csv_rows(file, lines):
         try:
             begin, rate, _variation, distribution, shape, _scale = row
             window = Window(float(begin), float(rate), distribution, float(shape))
         except ValueError as error:
-            raise TraceError(file, rows.line_num, "not six columns: start,rate,cv,pattern,shape,scale") from error
+            raise TraceError(file, number, "not six columns: start,rate,cv,pattern,shape,scale") from error
         if distribution not in ("", "Gamma", "Weibull"):
-            raise TraceError(file, rows.line_num, f"pattern {distribution!r} is neither Gamma nor Weibull")
+            raise TraceError(file, number, f"pattern {distribution!r} is neither Gamma nor Weibull")
         if not (0 <= window.rate < math.inf and (window.shape > 0 or not distribution) and before < window.begin):
-            raise TraceError(file, rows.line_num, "starts must ascend, rates not be negative, shapes be above 0")
+            raise TraceError(file, number, "starts must ascend, rates not be negative, shapes be above 0")
         before = window.begin
         yield window
 
@@ -113,7 +121,7 @@ def _lengths(file: Path) -> LengthsByTime:
         for begin, entry in json.loads(file.read_text(encoding="utf-8")).items():
             both = [ast.literal_eval(entry[name]) for name in ("input_tokens", "output_tokens")]
             if all(both):
-                prompts, answers = (Empirical(tuple(map(int, one)), tuple(map(float, one.values()))) for one in both)
+                prompts, answers = map(Empirical.of, both)
                 found.append((float(begin), prompts, answers))
     except (ValueError, SyntaxError, KeyError, TypeError, AttributeError) as error:
         what = "not windows of input_tokens and output_tokens, each a text of {length: probability}"

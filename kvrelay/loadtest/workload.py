@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import repeat
@@ -52,13 +53,14 @@ class Workload:
             times = arrival_times(self.rate, self.burstiness, self.num_requests, self.duration, random)
         else:
             times = repeat(0.0) if self.num_requests is None else repeat(0.0, self.num_requests)
-        return (self._request(at, vocab_size, random) for at in times)
+        ids = list(range(vocab_size))  # millions of drawn tokens then are so many pointers, not so many numbers
+        return (self._request(at, ids, random) for at in times)
 
     def options(self) -> dict[str, Any]:
         """What was asked for, as JSON's values."""
         return {
             "rate": None if self.rate is None else rate_text(self.rate),
-            "burstiness": self.burstiness,
+            "burstiness": "inf" if math.isinf(self.burstiness) else self.burstiness,
             "num_requests": self.num_requests,
             "duration": self.duration,
             "prompt_tokens": str(self.prompt_tokens),
@@ -67,12 +69,12 @@ class Workload:
             "seed": self.seed,
         }
 
-    def _request(self, at: float, vocab_size: int, random: Random) -> PlannedRequest:
+    def _request(self, at: float, ids: list[int], random: Random) -> PlannedRequest:
         length = self.prompt_tokens.draw(random)
         return PlannedRequest(
             at,
             prompt=" ".join(random.choices(_WORDS, k=length)) if self.text else None,
-            token_ids=None if self.text else tuple(random.choices(range(vocab_size), k=length)),
+            token_ids=None if self.text else tuple(random.choices(ids, k=length)),
             output_tokens=self.output_tokens.draw(random),
             seed=random.getrandbits(31),
         )

@@ -8,9 +8,9 @@ import pytest
 from agreement import Comparison, agreement_table, compare
 from load_tools import TOOLS, Load, ToolResult
 from rich.console import Console
-from tool_environment import install, run, version
+from tool_environment import fresh_folder, install, run, version
 
-from kvrelay.errors import DeadlineExceeded, Unavailable
+from kvrelay.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from kvrelay.loadtest.row import Row
 
 LOAD = Load("http://127.0.0.1:1", "demo", "/models/demo", False, 2.0, 50, 256, 64, 7)
@@ -167,3 +167,14 @@ def test_an_environment_without_the_tool_is_an_error(tmp_path: Path) -> None:
     python.chmod(0o755)
     with pytest.raises(Unavailable, match="no guidellm"):
         version(TOOLS["guidellm"], python)
+
+
+def test_a_folder_of_an_earlier_run_is_emptied_and_no_other(tmp_path: Path) -> None:
+    folder = fresh_folder(tmp_path / "out" / "vllm")
+    (folder / "result.json").write_text("{}")
+    assert [one.name for one in fresh_folder(folder).iterdir()] == ["log"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").touch()
+    with pytest.raises(InvalidArgument, match="--out"):
+        fresh_folder(tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.txt").exists()

@@ -13,8 +13,14 @@ from kvrelay.types import TokenLogprobs, Usage
 from kvrelay.wire.inference import GenerateRequest, GenerateResponse
 
 
+def begun(request: GenerateRequest, now: float = 0.0) -> Answer:
+    answer = Answer(request)
+    answer.begin(now)
+    return answer
+
+
 def test_a_completion_holds_all_that_came() -> None:
-    answer = Answer(GenerateRequest(prompt="p"), started=10.0)
+    answer = begun(GenerateRequest(prompt="p"), 10.0)
     first = GenerateResponse("r", 0, (5,), " a", (TokenLogprobs(-0.5),))
     assert answer.receive(first, 10.25)
     assert not answer.finished
@@ -28,21 +34,21 @@ def test_a_completion_holds_all_that_came() -> None:
 
 
 def test_an_answer_without_tokens_has_no_ttft() -> None:
-    answer = Answer(GenerateRequest(prompt="p"), started=0.0)
+    answer = begun(GenerateRequest(prompt="p"))
     answer.receive(last(tokens(0)), 1.0)
     assert answer.completion(1).ttft_seconds is None
 
 
 def test_the_next_request_asks_for_the_rest() -> None:
     request = GenerateRequest(prompt="p", resume=(1, 2))
-    answer = Answer(request, started=0.0)
+    answer = begun(request)
     assert answer.request() == request
     assert answer.receive(tokens(2, 3, 4), 0.0)
     assert answer.request().resume == (1, 2, 3, 4)
 
 
 def test_text_without_a_token_is_news() -> None:
-    answer = Answer(GenerateRequest(prompt="p"), started=0.0)
+    answer = begun(GenerateRequest(prompt="p"))
     answer.receive(tokens(0, 1), 0.0)
     assert answer.receive(GenerateResponse("r", 1, (), " held back"), 0.0)
     assert not answer.receive(GenerateResponse("r", 0, (), " old"), 0.0)
@@ -54,7 +60,7 @@ def test_text_without_a_token_is_news() -> None:
 def test_repeats_change_nothing(cuts: list[int], repeats: list[int]) -> None:
     bounds = sorted({0, 20, *cuts})
     pieces = [tokens(start, *range(1000 + start, 1000 + end)) for start, end in pairwise(bounds)]
-    answer = Answer(GenerateRequest(prompt="p"), started=0.0)
+    answer = begun(GenerateRequest(prompt="p"))
     for place, piece in enumerate(pieces):
         assert answer.receive(piece, 0.0)
         for back in repeats:
@@ -67,7 +73,7 @@ def test_repeats_change_nothing(cuts: list[int], repeats: list[int]) -> None:
 
 @pytest.mark.parametrize("response", [tokens(3, 9), tokens(1, 8, 9), last(tokens(3)), last(tokens(0, 1))])
 def test_a_gap_or_half_a_repeat_is_refused_and_changes_nothing(response: GenerateResponse) -> None:
-    answer = Answer(GenerateRequest(prompt="p"), started=0.0)
+    answer = begun(GenerateRequest(prompt="p"))
     answer.receive(tokens(0, 1, 2), 0.0)
     with pytest.raises(DataLoss, match="where token 2 was due"):
         answer.receive(response, 0.0)

@@ -6,8 +6,10 @@ import asyncio
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import pytest
@@ -443,14 +445,88 @@ def test_a_client_that_was_used_says_that_it_does_not_survive_a_fork() -> None:
         "import os, sys, kvrelay\n"
         "client = kvrelay.Client(sys.argv[1])\n"
         "client.models()\n"
+        "stream = client.generate('p', max_tokens=3)\n"
+        "next(stream)\n"
         "if os.fork() == 0:\n"
-        "    try:\n"
-        "        client.models()\n"
-        "    except kvrelay.FailedPrecondition as error:\n"
-        "        os._exit(7 if 'forked' in error.message else 1)\n"
-        "    os._exit(1)\n"
+        "    for call in (client.models, lambda: next(stream), stream.result):\n"
+        "        try:\n"
+        "            call()\n"
+        "            os._exit(1)\n"
+        "        except kvrelay.FailedPrecondition as error:\n"
+        "            if 'forked' not in error.message:\n"
+        "                os._exit(2)\n"
+        "    stream.cancel()\n"
+        "    os._exit(7)\n"
         "assert os.waitstatus_to_exitcode(os.wait()[1]) == 7\n"
         "client.models()\n"
+        "assert len(stream.result().token_ids) == 3\n"
     )
     with serving(ScriptedRouter()) as target:
         subprocess.run([sys.executable, "-c", code, target], check=True, timeout=60)
+
+
+async def test_closing_an_asyncio_client_ends_its_readers_with_cancelled() -> None:
+    router = ScriptedRouter(["hang"])
+    with serving(router) as target:
+        client = kvrelay.AsyncClient(target)
+        stream = client.generate("p")
+        reader = asyncio.create_task(stream.result())
+        await asyncio.to_thread(router.hanging.wait, 10)
+        await client.close()
+        with pytest.raises(kvrelay.Cancelled, match="closed"):
+            await reader
+        assert not reader.cancelled()
+        with pytest.raises(kvrelay.Cancelled, match="closed"):
+            await stream.result()
+
+
+async def test_a_task_that_was_cancelled_is_though_the_client_closes_too() -> None:
+    router = ScriptedRouter(["hang"])
+    with serving(router) as target:
+        client = kvrelay.AsyncClient(target)
+        reader = asyncio.create_task(client.generate("p").result())
+        await asyncio.to_thread(router.hanging.wait, 10)
+        reader.cancel()
+        await client.close()
+        with pytest.raises(asyncio.CancelledError):
+            await reader
+
+
+async def test_an_answer_that_is_whole_stays_whole_when_the_client_closes() -> None:
+    router = ScriptedRouter([last(tokens(0, 1)), "hang"])
+    with serving(router) as target:
+        client = kvrelay.AsyncClient(target)
+        stream = client.generate("p")
+        reader = asyncio.create_task(stream.result())
+        await asyncio.to_thread(router.hanging.wait, 10)
+        while not stream._answer.finished:
+            await asyncio.sleep(0)
+        await client.close()
+        assert (await reader).token_ids == (1,)
+
+
+def test_tokens_that_were_not_taken_are_there_again() -> None:
+    script = [tokens(0, 100, 101, 102), last(tokens(3, 103))]
+    with serving(ScriptedRouter(script, script)) as target:
+        with kvrelay.Client(target) as client:
+            stream = client.generate("p")
+            assert next(stream.tokens()).index == 0
+            assert [one.token_id for one in stream.tokens()] == [101, 102, 103]
+
+        async def read() -> list[int]:
+            async with kvrelay.AsyncClient(target) as client:
+                stream = client.generate("p")
+                async for token in stream.tokens():
+                    assert token.index == 0
+                    break
+                return [one.token_id async for one in stream.tokens()]
+
+        assert asyncio.run(read()) == [101, 102, 103]
+
+
+def test_time_counts_from_the_first_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(ScriptedRouter()) as target, kvrelay.Client(target) as client:
+        stream = client.generate("p", timeout=30.0)
+        later = SimpleNamespace(monotonic=lambda: time.monotonic() + 1000.0)
+        monkeypatch.setattr("kvrelay.client.base.time", later)
+        assert stream.result().e2e_seconds < 30.0

@@ -19,8 +19,8 @@ from kvrelay.errors import (
 DOWN = Unavailable("down")
 
 
-def make(num_targets: int = 1, deadline: float = 1000.0, draw: float = 1.0, **policy: float) -> Retry:
-    return Retry(RetryPolicy(**policy), num_targets, deadline, lambda: draw)  # type: ignore[arg-type]
+def make(num_targets: int = 1, timeout: float = 1000.0, draw: float = 1.0, **policy: float) -> Retry:
+    return Retry(RetryPolicy(**policy), num_targets, timeout, lambda: draw)  # type: ignore[arg-type]
 
 
 def test_waits_double_up_to_the_limit() -> None:
@@ -97,15 +97,17 @@ def test_a_request_id_still_in_use_is_ours_after_a_retry_only() -> None:
 
 
 def test_no_wait_reaches_over_the_deadline() -> None:
+    retry = make(timeout=10.0)
+    retry.begin(100.0)
     with pytest.raises(ResourceExhausted):
-        make(deadline=10.0).failed(ResourceExhausted("full", retry_after_s=4.0), 6.0)
+        retry.failed(ResourceExhausted("full", retry_after_s=4.0), 106.0)
 
 
-def test_each_call_gets_the_time_that_is_left() -> None:
-    retry = make(deadline=10.0)
-    assert (retry.begin(4.0), retry.begin(9.5), retry.calls) == (6.0, 0.5, 2)
+def test_each_call_gets_what_is_left_since_the_first() -> None:
+    retry = make(timeout=10.0)
+    assert (retry.begin(100.0), retry.begin(109.5), retry.calls) == (10.0, 0.5, 2)
     with pytest.raises(DeadlineExceeded):
-        retry.begin(10.0)
+        retry.begin(110.0)
 
 
 def test_endless_patience_does_not_overflow() -> None:

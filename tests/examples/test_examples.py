@@ -70,8 +70,8 @@ def test_batch(environment: Environment, tmp_path: Path) -> None:
     source.write_text("\n".join(map(json.dumps, rows)))
     run(environment, "batch.py", str(source), str(target))
     answers = sorted((json.loads(line) for line in target.read_text().splitlines()), key=lambda row: row["line"])
-    assert [row["line"] for row in answers] == list(range(20))
-    assert [row["line"] for row in answers if "error" in row] == [7, 8]
+    assert [row["line"] for row in answers] == list(range(1, 21))
+    assert [row["line"] for row in answers if "error" in row] == [8, 9]
 
 
 def test_openai_client(environment: Environment) -> None:

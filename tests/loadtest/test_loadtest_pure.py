@@ -153,3 +153,9 @@ def test_one_token_cannot_miss_a_tpot_and_a_failure_meets_nothing() -> None:
     assert not Slo("ttft", 1.0).met(Row(0.0, 0.0))
     failed = Row(0.0, 0.0, error="UNAVAILABLE")
     assert not any(Slo(metric, 1e9).met(failed) for metric in ("ttft", "tpot", "e2e"))
+
+
+def test_endless_burstiness_is_text() -> None:
+    even = Workload(constant(10.0), math.inf, 20, None, Uniform(3, 9), Uniform(1, 4), False, 5)
+    assert even.options()["burstiness"] == "inf"
+    assert workload().options()["burstiness"] == 1.0

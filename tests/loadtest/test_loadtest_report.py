@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,3 +107,26 @@ def test_what_was_cut_interrupted_or_missed_is_said() -> None:
     assert [one.split(":")[0].split(" ")[0] for one in report.warnings] == ["interrupted", "3", "the"]
     assert "5.0%" in report.warnings[1]
     assert not Report({"cut": {"requests": 0, "tokens": 0, "of_tokens": 9}}, (), ROWS).warnings
+
+
+def test_a_dead_targets_time_counts() -> None:
+    rows = (*ROWS[:3], Row(59.0, 0.0, e2e_s=1.0, error="UNAVAILABLE"))
+    report = Report({}, (), rows)
+    assert (report.duration_s, report.rates()["requests"]) == (60.0, 3 / 60)
+
+
+def test_what_is_no_json_is_not_written_and_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    with pytest.raises(ValueError, match="JSON"):
+        save(replace(REPORT, options={"burstiness": math.inf}), file)
+    save(REPORT, file)
+    file.write_text(file.read_text().replace('"rate": 2.0', '"rate": Infinity'))
+    with pytest.raises(InvalidArgument, match="Infinity is no JSON"):
+        load(file)
+
+
+def test_prompts_that_were_cached_before_the_test_are_told() -> None:
+    (warning,) = Report({}, (), ROWS, reuse=Reuse(16, 1000, 100, 90, 200)).warnings
+    assert warning.startswith("20.0% of the prompt tokens came from a cache")
+    assert "10.0%: prompts were cached before the test; give another --seed" in warning
+    assert not Report({}, (), ROWS, reuse=Reuse(16, 1000, 100, 90, 105)).warnings

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
+import re
 import signal
 import threading
 from dataclasses import replace
@@ -13,20 +15,26 @@ from pathlib import Path
 import pytest
 from openai_server import WHY, HttpServer, http_serving, sse
 from scripted_router import ScriptedRouter, Step, last, serving, tokens
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from kvrelay.cli.main import run
 from kvrelay.config import RouterConfig
 from kvrelay.errors import ResourceExhausted, Unavailable
+from kvrelay.loadtest.http_sender import HttpSender
+from kvrelay.loadtest.measure import Run, measure
 from kvrelay.loadtest.row import Row
 from kvrelay.loadtest.runner import run_load
+from kvrelay.loadtest.target import Target
 from kvrelay.loadtest.workload import PlannedRequest
+from kvrelay.wire.inference import ModelInfo
 from router.policy import Assignment, WorkerView, assign
 
 Output = pytest.CaptureFixture[str]
 LOAD = ["--rate", "inf", "--num-requests", "12", "--prompt-tokens", "5-9", "--output-tokens", "3"]
 
 
+LATE = {"phases": {"queue": 1e300}, "handoff": None, "attempts": []}  # a foreign ledger
 SAMPLE = str(Path(__file__).parent / "traces" / "mooncake_conversation_60.jsonl")
 
 
@@ -259,6 +267,8 @@ def test_report_and_compare_print_saved_runs(capsys: Output, tmp_path: Path) -> 
         (["--trace", SAMPLE, "--trace-start", "-1"], "--trace-start"),
         (["--trace", SAMPLE, "--trace-format", "servegen"], "--num-requests"),
         (["--duration", "-1"], "--duration"),
+        (["--duration", "inf"], "--duration inf"),
+        (["--trace", SAMPLE, "--duration", "inf"], "--duration inf"),
         (["--admin", "nowhere"], "nowhere"),
         (["--json", "absent/run.json"], "no such folder"),
         (["--html", "."], "a folder"),
@@ -348,6 +358,14 @@ def test_a_server_that_returns_no_ids_is_counted_by_pieces(tmp_path: Path) -> No
         (sse({"choices": []}, {"error": {"message": "lost", "type": "data_loss_error"}}), "DATA_LOSS", "lost"),
         (sse({"choices": []}), "UNAVAILABLE", "before [DONE]"),
         (sse("{"), "INTERNAL", "not a JSON object"),
+        (sse("[" * 200_000), "INTERNAL", "not a JSON object"),
+        (sse({"choices": [], "usage": {"prompt_tokens": math.nan}}), "INTERNAL", "not a JSON object"),
+        (sse({"choices": 7}), "INTERNAL", "an event of the answer cannot be read"),
+        (sse({"choices": [None]}), "INTERNAL", "cannot be read"),
+        (sse({"usage": 5}), "INTERNAL", "usage is 5, not an object"),
+        (sse({"usage": {"prompt_tokens": "many"}}, "[DONE]"), "INTERNAL", "prompt_tokens is 'many', not a number"),
+        (sse({"kvrelay": {"ledger": {"phases": 3}}}, "[DONE]"), "INTERNAL", "cannot be read"),
+        (sse({"kvrelay": {"ledger": LATE}}, "[DONE]"), "INTERNAL", "its times are not seconds"),
     ],
 )
 def test_an_http_failure_is_typed(capsys: Output, reply: Response, code: str, message: str) -> None:
@@ -380,3 +398,86 @@ def test_what_is_no_http_server_is_named(capsys: Output) -> None:
     with serving(ScriptedRouter()) as target:
         assert loadtest("--target", f"http://{target}", "--timeout", "5") == 1
     assert target in capsys.readouterr().err
+
+
+def test_what_a_server_says_it_sent_is_believed_and_nulls_are_nothing(tmp_path: Path) -> None:
+    server, file = HttpServer(), tmp_path / "run.json"
+    usage = {"prompt_tokens": 5, "prompt_tokens_details": None, "completion_tokens": 3}
+    server.replies = [
+        sse(
+            {"choices": [{"text": " a b"}], "error": None, "usage": None},
+            {"choices": None, "error": None},
+            {"choices": [{"text": " c", "finish_reason": None}], "usage": usage, "kvrelay": None},
+            "[DONE]",
+        )
+    ]
+    with http_serving(server) as target:
+        assert loadtest("--target", target, "--num-requests", "1", "--allow-local", "--json", str(file)) == 0
+    (row,) = json.loads(file.read_text())["requests"]
+    assert (row["output_tokens"], len(row["itl_s"]), row["prompt_tokens"]) == (3, 1, 5)
+
+
+@pytest.mark.parametrize(("data", "message"), [(None, "serves no model"), ([7], "/v1/models cannot be read")])
+def test_an_odd_list_of_models_is_one_line_and_1(capsys: Output, data: object, message: str) -> None:
+    class Odd(HttpServer):
+        async def models(self, request: Request) -> Response:
+            return JSONResponse({"data": data})
+
+    with http_serving(Odd()) as target:
+        assert loadtest("--target", target, "--num-requests", "1") == 1
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} is no JSON")
+
+
+def test_even_arrivals_are_written_as_json_and_drawn(tmp_path: Path) -> None:
+    file, page = tmp_path / "run.json", tmp_path / "run.html"
+    with serving(ScriptedRouter()) as target:
+        load = ["--rate", "500", "--burstiness", "inf", "--num-requests", "3", "--html", str(page)]
+        assert loadtest("--target", target, *load, "--json", str(file)) == 0
+    assert json.loads(file.read_text(), parse_constant=refuse)["options"]["burstiness"] == "inf"
+    found = re.search(r'id="data">(.*?)</script>', page.read_text(), re.DOTALL)
+    assert found is not None
+    assert json.loads(found[1], parse_constant=refuse)["runs"][0]["options"]["burstiness"] == "inf"
+
+
+def test_a_sweep_whose_target_dies_says_so_and_keeps_what_it_has(capsys: Output, tmp_path: Path) -> None:
+    file = tmp_path / "sweep.json"
+    answered, refused = [last(tokens(0, 1))], [Unavailable("gone")]
+    load = ["--rates", "100,200,400", "--num-requests", "3", "--goodput", "ttft:60000"]
+    with serving(ScriptedRouter(*[answered] * 3, *[refused] * 9)) as target:
+        assert run(["loadtest", "sweep", "--target", target, *load, "--json", str(file)]) == 1
+    out, err = capsys.readouterr()
+    assert err.startswith("kvrelay: the sweep ended at 200 requests/s, where none of 3 was answered; the first: ")
+    assert "goodput: 100 requests/s is the highest rate tried" in out
+    assert "warning at 100/s: requests came for" in out.replace("\n", " ")
+    document = json.loads(file.read_text())
+    assert (document["best_rate"], [one["rate"] for one in document["runs"]]) == (100, [100, 200])
+
+
+def test_a_sweep_sends_for_a_minute_at_each_rate(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.json"
+    with serving(ScriptedRouter()) as target:
+        load = ["--rates", "0.0001", "--goodput", "ttft:60000", "--json", str(file)]  # one request in that time
+        assert run(["loadtest", "sweep", "--target", target, *load]) == 0
+    (one,) = json.loads(file.read_text())["runs"]
+    assert (one["options"]["duration"], one["options"]["num_requests"], len(one["requests"])) == (60, None, 1)
+
+
+async def test_metrics_that_are_gone_lose_no_test() -> None:
+    class Quick:
+        async def send(self, request: PlannedRequest, start: float) -> Row:
+            return Row(request.at, 0.0, ttft_s=0.1, e2e_s=0.1)
+
+    with serving(ScriptedRouter()) as gone:
+        pass
+    target = Target(Quick(), ModelInfo("demo", 0, "", "", 0), metrics=HttpSender(f"http://{gone}", 5.0))
+    plan = [PlannedRequest(0.0, None, (1, 2, 3), 1, 0)]
+    report = await measure(target, Run(plan, {}, ()), lambda _: None, asyncio.Event())
+    assert len(report.answered) == 1
+    assert report.reuse is not None
+    assert report.reuse.counters is None

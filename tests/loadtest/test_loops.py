@@ -8,6 +8,8 @@ from itertools import count
 
 import pytest
 
+from kvrelay.errors import Unavailable
+from kvrelay.loadtest.report import Report
 from kvrelay.loadtest.row import Row
 from kvrelay.loadtest.runner import run_closed_loop, run_load
 from kvrelay.loadtest.stopwatch import Stopwatch
@@ -118,3 +120,33 @@ async def test_a_late_generator_shows_in_every_latency() -> None:
     assert row.late_s >= 0.02
     assert row.ttft_s is not None
     assert row.ttft_s >= row.late_s
+
+
+class Dead:
+    """Refuses at once, from the given request on."""
+
+    def __init__(self, good: int = 0) -> None:
+        self.good = good
+        self.sent = 0
+
+    async def send(self, request: PlannedRequest, start: float) -> Row:
+        self.sent += 1
+        watch = Stopwatch(start, request.at)
+        if self.sent > self.good:
+            return watch.failed(Unavailable("connection refused"))
+        watch.tokens(1)
+        return watch.answered()
+
+
+async def test_a_closed_loop_does_not_spin_on_a_dead_target() -> None:
+    endless = (request(seed=n) for n in count())
+    rows = await run_closed_loop(endless, 2, 0.5, Dead(good=10), lambda _: None)
+    assert 12 <= len(rows) <= 10 + 2 * 3  # each slot: at once, after 0.1 s, after 0.3 s
+    assert [row.ok for row in rows] == [True] * 10 + [False] * (len(rows) - 10)
+
+
+async def test_a_failure_has_its_time() -> None:
+    (row,) = await run_load([request(at=0.02)], Dead(), lambda _: None)
+    assert row.e2e_s is not None
+    assert row.e2e_s >= row.late_s >= 0
+    assert Report({}, (), (row,)).duration_s >= 0.02

@@ -83,3 +83,9 @@ def test_gaps_know_their_stage() -> None:
 
     assert np.diff(list(arrivals((Stage(1, 1, 2), Stage(0, 0, 9), Stage(1, 1, 2)), gap))).tolist() == [1.0, 10.0, 1.0]
     assert seen == [0, 0, 2, 2]
+
+
+def test_the_first_arrival_may_be_expected_later() -> None:
+    stages = (Stage(1, 1, 1), Stage(2, 2, 2))
+    assert list(arrivals(stages, lambda _: 1.0, 0.5)) == [0.5, 1.25, 1.75, 2.25, 2.75]
+    assert list(arrivals(stages, lambda _: 1.0, 2.0)) == [1.5, 2.0, 2.5]

@@ -110,3 +110,10 @@ def test_requests_without_blocks_get_tokens_of_their_own() -> None:
     assert len(first.token_ids) == len(second.token_ids) == 50
     assert first.token_ids != second.token_ids
     assert max(first.token_ids) < 100
+
+
+def test_drawn_tokens_are_the_same_objects() -> None:
+    """So a token of a long trace costs a pointer, not a number of its own."""
+    tokens = [token for one in replay().plan(vocab_size=2048) for token in one.token_ids or ()]
+    assert len(tokens) > 10_000
+    assert len(set(map(id, tokens))) <= 2048

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -137,6 +138,15 @@ def test_many_requests_are_thinned_and_it_says_so() -> None:
     gantt = data(page(report(rows=1000)))["runs"][0]["gantt"]
     assert gantt["step"] == 5
     assert len(gantt["rows"]) == 200
+
+
+def test_series_over_time_are_thinned() -> None:
+    many = report(rows=5000)
+    assert many.timeline is not None
+    samples = many.timeline.samples[:1] * 9000
+    (run,) = data(page(replace(many, timeline=replace(many.timeline, samples=samples))))["runs"]
+    assert 1000 < len(run["dots"]) <= 2000
+    assert 1000 < len(run["timeline"]["samples"]) <= 2000
 
 
 def test_a_sweep_shows_the_run_at_its_goodput() -> None:

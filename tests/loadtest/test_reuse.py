@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvrelay.errors import Internal
 from kvrelay.loadtest.counters import PrefixCache, read_counters
 from kvrelay.loadtest.reuse import measure_reuse
 from kvrelay.loadtest.row import Row
@@ -66,3 +67,13 @@ def test_counters_of_all_engines_are_added(prefix: str) -> None:
 
 def test_a_server_without_these_counters_has_none() -> None:
     assert read_counters("process_cpu_seconds_total 3\n") is None
+
+
+def test_counters_that_went_backwards_say_nothing() -> None:
+    assert PrefixCache(2, 100).since(PrefixCache(5, 40)) is None
+    assert PrefixCache(9, 30).since(PrefixCache(5, 40)) is None
+
+
+def test_a_counter_that_is_no_number_is_an_error() -> None:
+    with pytest.raises(Internal, match="prefix_cache_hits is 'NaN'"):
+        read_counters("vllm:prefix_cache_hits_total NaN\n")

@@ -66,3 +66,39 @@ async def test_an_interruption_ends_a_sweep() -> None:
 
 def test_the_share_asked_for_is_enough() -> None:
     assert Sweep(0.9, ((1.0, report(0.9)), (2.0, report(0.89)))).best_rate == 1.0
+
+
+def test_an_interrupted_run_is_no_verdict() -> None:
+    assert Sweep(0.9, ((1.0, report(1.0)), (2.0, report(1.0, interrupted=True)))).best_rate == 1.0
+
+
+async def test_a_dead_target_ends_a_sweep() -> None:
+    tried: list[float] = []
+    gone = Report({}, SLOS, (Row(0.0, 0.0, e2e_s=0.0, error="UNAVAILABLE", message="refused"),))
+
+    async def offer(rate: float) -> Report:
+        tried.append(rate)
+        return report(1.0) if len(tried) < 2 else gone
+
+    sweep = await try_rates(offer, [1.0, 2.0, 4.0], 0.9)
+    assert (tried, sweep.best_rate, sweep.dead) == ([1.0, 2.0], 1.0, ((2.0, gone),))
+    tried.clear()
+    sweep = await bisect(offer, 1.0, 32.0, 0.1, 0.9)
+    assert (tried, sweep.best_rate, sweep.dead) == ([1.0, 32.0], 1.0, ((32.0, gone),))
+
+
+@pytest.mark.parametrize(
+    ("options", "last", "warned"),
+    [
+        ({}, 0.9, True),
+        ({}, 1.0, False),
+        ({"duration": 1.0}, 0.5, False),
+        ({"duration": 9, "num_requests": 3}, 0.5, True),
+    ],
+)
+def test_a_run_that_was_too_short_says_so(options: dict[str, float], last: float, warned: bool) -> None:
+    rows = (Row(0.0, 0.0, ttft_s=0.05), Row(last, 0.0, ttft_s=0.05, index=1))
+    warnings = Sweep(0.9, ((3.0, Report(options, SLOS, rows)),)).warnings
+    assert bool(warnings) is warned
+    if warned:
+        assert warnings[0].startswith(f"at 3/s: requests came for {last:g} s, less than 10 times")

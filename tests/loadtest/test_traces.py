@@ -13,7 +13,7 @@ from kvrelay.errors import InvalidArgument
 from kvrelay.loadtest.lengths import Uniform
 from kvrelay.loadtest.trace import TraceError, TraceRequest
 from kvrelay.loadtest.trace_file import guess_format, read_trace
-from kvrelay.loadtest.trace_servegen import Window
+from kvrelay.loadtest.trace_servegen import Empirical, Window
 
 DATA = Path(__file__).parent / "traces"
 MOONCAKE = '{"timestamp": 1500, "input_length": 600, "output_length": 5, "hash_ids": [0, 7]}'
@@ -161,3 +161,28 @@ def test_the_sample_of_a_published_trace_is_read() -> None:
     requests = list(read(DATA / "mooncake_conversation_60.jsonl"))
     assert len(requests) == 60
     assert all(len(one.blocks) == math.ceil(one.input_tokens / 512) for one in requests)
+
+
+def test_servegen_clients_do_not_begin_together(tmp_path: Path) -> None:
+    for name in range(20):
+        servegen(tmp_path, str(name), "0,0.01,1,Gamma,1,1")
+    assert next(read(tmp_path)).at > 0
+    counts = [len(list(read(servegen(tmp_path, f"x{name}", "0,0.005,1,Gamma,1,1")))) for name in range(100)]
+    assert sum(counts) == pytest.approx(300, rel=0.2)  # 600 s of 0.005/s each, not one more
+
+
+@pytest.mark.parametrize("form", ["azure", "servegen"])
+def test_what_is_no_csv_is_named(tmp_path: Path, form: str) -> None:
+    file = tmp_path / "chunk-1-trace.csv"
+    head = AZURE if form == "azure" else "0,1,1,Gamma,1,1"
+    file.write_text(f'{head}\n"{"x" * 200_000}"\n')
+    with pytest.raises(TraceError, match=r"chunk-1-trace\.csv:2: not CSV: field larger"):
+        list(read_trace(file, form, 0, 0.0, Uniform(1, 1), Uniform(1, 1)))
+
+
+def test_empirical_lengths_come_as_often_as_they_should() -> None:
+    lengths, random = Empirical.of({10: 3, 20: 1}), Random(2)
+    assert np.mean([lengths.draw(random) == 10 for _ in range(20_000)]) == pytest.approx(0.75, abs=0.02)
+    for bad in ({1: 0.0}, {1: 2.0, 2: -1.0}, {1: math.inf}):
+        with pytest.raises(ValueError, match="probabilities"):
+            Empirical.of(bad)

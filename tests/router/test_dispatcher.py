@@ -291,3 +291,16 @@ def test_prefill_follows_the_reservation() -> None:
     assert isinstance(prefill, Send)
     assert isinstance(prefill.command, Prefill)
     assert (prefill.worker_id, prefill.command.target.transport) == ("p0", "auto")
+
+
+def test_requests_that_left_while_they_waited_leave_nothing_behind() -> None:
+    made = dispatcher()
+    for number in range(500):
+        name = f"r{number}"
+        made.submit(Request(name, SHORT, SamplingParams(seed=0), arrival=0.0, deadline=60.0), 0.0)
+        if number % 100:
+            made.cancel(name, Cancelled("gone"), 0.0)
+    assert made.waiting == 5
+    assert len(made._queue) < 100
+    placed = [one.command for one in made.worker_found(worker_info("d0", "decode"), 1.0) if isinstance(one, Send)]
+    assert [one.spec.request_id for one in placed if isinstance(one, RunLocal)][:2] == ["r0", "r100"]

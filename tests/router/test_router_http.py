@@ -12,11 +12,14 @@ import httpx
 import pytest
 from fake_worker import answer
 from router_harness import DEMO, RouterHarness, running_router
+from starlette.requests import ClientDisconnect
 from structlog.testing import capture_logs
 
 import kvrelay
 from kvrelay.engine.text import Tokenizer
+from router.openai import _EventStream
 from router.openai_request import parse_completion
+from router.text import Text
 
 PROMPT = list(range(10, 50))
 SHORT = [11, 12, 13]
@@ -189,6 +192,9 @@ async def freed(router: RouterHarness) -> None:
         (body(kv_transfer_params={}), 403, "kv_transfer_params"),
         (body(prompt_embeds="x"), 501, "prompt_embeds"),
         (body("\ud800"), 400, "prompt"),
+        (body() | {"\ud800": 1}, 400, "\ud800"),
+        (body(request_id=" a"), 400, "request_id"),
+        (body(request_id="a "), 400, "request_id"),
     ],
 )
 @pytest.mark.parametrize("streamed", [False, True])
@@ -207,6 +213,14 @@ async def test_errors_in_openais_shape(
     assert error["message"]
     assert error["type"]
     await freed(router)
+
+
+@pytest.mark.parametrize("role", ["user", "half \ud83d"])
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions"])
+async def test_messages_that_are_not_unicode(http: httpx.AsyncClient, path: str, role: str) -> None:
+    message = {"role": role, "content": "hello" if role != "user" else "\ud800"}
+    response = await http.post(path, content=json.dumps({"messages": [message]}))
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")
 
 
 async def test_bodies_that_cannot_be_read(http: httpx.AsyncClient) -> None:
@@ -258,6 +272,10 @@ async def test_request_ids(http: httpx.AsyncClient) -> None:
     unfit = await http.post("/v1/completions", json=body(), headers={"x-request-id": "x" * 129})
     assert (unfit.status_code, unfit.json()["error"]["param"]) == (400, "request_id")
     assert len(unfit.headers["x-request-id"]) == 32
+    longest = {"x-request-id": "x" * 128}
+    several = await http.post("/v1/completions", json=body([SHORT, PROMPT], n=2), headers=longest)
+    assert (several.status_code, several.headers["x-request-id"]) == (200, "x" * 128)
+    assert len({one["request_id"] for one in several.json()["kvrelay"]}) == 4
 
 
 async def test_unexpected_errors_keep_their_reason_in_the_log(
@@ -266,7 +284,7 @@ async def test_unexpected_errors_keep_their_reason_in_the_log(
     async def broken(*_: object) -> None:
         raise ZeroDivisionError("secret detail")
 
-    monkeypatch.setattr("router.intake.Intake.open", broken)
+    monkeypatch.setattr("router.intake.Intake.tokenize", broken)
     with capture_logs() as lines:
         response = await http.post("/v1/completions", json=body(), headers={"x-request-id": "unlucky"})
     assert (response.status_code, response.headers["x-request-id"]) == (500, "unlucky")
@@ -296,6 +314,71 @@ async def test_n_choices(http: httpx.AsyncClient, streamed: bool) -> None:
     assert tokens == expected
     assert tokens[0] != tokens[1]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(PROMPT) + len(SHORT), 32)
+
+
+async def test_the_choices_of_a_prompt_tokenize_it_once(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded = []
+    encode = Text.encode
+
+    async def counted(self: Text, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
+        encoded.append(text)
+        return await encode(self, text, add_special_tokens)
+
+    monkeypatch.setattr(Text, "encode", counted)
+    assert (await http.post("/v1/completions", json=body(["one", "two"], n=3))).status_code == 200
+    assert encoded == ["one", "two"]
+
+
+@pytest.mark.parametrize("field", ["echo", "logprobs"])
+async def test_texts_that_a_model_without_a_tokenizer_cannot_give(
+    router: RouterHarness, http: httpx.AsyncClient, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Text, "has_tokenizer", False)
+    response = await http.post("/v1/completions", json=body(**{field: 1 if field == "logprobs" else True}))
+    assert (response.status_code, response.json()["error"]["param"]) == (404, field)
+    assert not any(one.worker.commands for one in router.workers.values())
+
+
+async def test_an_error_of_any_kind_in_a_stream_reaches_its_reader(
+    router: RouterHarness, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("router.stream.Stream._take", broken)
+    with capture_logs() as lines:
+        assert (await http.post("/v1/completions", json=body())).status_code == 500
+        (error,) = await events(http, "/v1/completions", body())
+    assert error["error"]["code"] == 500
+    assert [line["event"] for line in lines if "unexpected" in line["event"]] == ["unexpected error"] * 2
+    await freed(router)
+
+
+async def test_a_stream_whose_start_cannot_be_sent_is_cancelled() -> None:
+    class Recorded:
+        path = "local"
+        cancelled = False
+
+        def cancel(self) -> None:
+            self.cancelled = True
+
+    async def events() -> AsyncIterator[str]:
+        yield "never asked for"
+
+    async def lost(message: object) -> None:
+        raise OSError("the connection is gone")
+
+    async def receive() -> dict[str, str]:
+        await asyncio.sleep(60)
+        return {"type": "http.disconnect"}
+
+    choices = Recorded()
+    response = _EventStream(choices, events())  # type: ignore[arg-type]
+    with pytest.raises((OSError, ClientDisconnect)):
+        await response({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, lost)  # type: ignore[arg-type]
+    assert choices.cancelled
 
 
 async def test_echo(http: httpx.AsyncClient) -> None:

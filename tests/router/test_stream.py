@@ -65,3 +65,28 @@ async def test_a_reader_that_left_takes_nothing_along(stream: Stream) -> None:
     stream.end(End("a", "stop"), 1.0)
     (only,) = [one async for one in stream.responses()]
     assert only.token_ids == (5,)
+
+
+async def test_tokens_that_come_before_an_error_while_the_client_is_busy_are_sent(stream: Stream) -> None:
+    stream.push(emit(0, 5), 1.0)
+    responses = stream.responses()
+    assert (await anext(responses)).token_ids == (5,)
+    stream.push(emit(1, 6, 7), 1.1)
+    stream.end(End("a", "error", DeadlineExceeded("too late")), 1.2)
+    assert (await anext(responses)).token_ids == (6, 7)
+    with pytest.raises(DeadlineExceeded):
+        await anext(responses)
+
+
+async def test_a_stop_string_that_the_last_allowed_token_completes_is_the_reason_for_all(stream: Stream) -> None:
+    class Stops(Words):
+        def push(self, token_id: int) -> str:
+            self.stopped = True
+            return ""
+
+    stream = Stream(stream.life, Stops(), MonotonicClock(), Turns())
+    assert not stream.push(emit(0, 5), 1.0)
+    stream.end(End("a", "length"), 1.0)
+    (only,) = [one async for one in stream.responses()]
+    assert stream.ended is not None
+    assert (only.finish_reason, stream.ended.finish_reason) == ("stop", "stop")

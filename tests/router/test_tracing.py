@@ -144,8 +144,12 @@ async def test_a_request_is_a_trace_whose_phases_follow_each_other(
 
 @pytest.mark.parametrize(
     "environment",
-    [{}, {"OTEL_SDK_DISABLED": "true", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}],
-    ids=["no endpoint", "disabled"],
+    [
+        {},
+        {"OTEL_SDK_DISABLED": "true", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"},
+        {"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"},
+    ],
+    ids=["no endpoint", "disabled", "no exporter"],
 )
 async def test_it_is_off_unless_an_endpoint_is_named(
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
@@ -154,4 +158,45 @@ async def test_it_is_off_unless_an_endpoint_is_named(
         monkeypatch.setenv(name, value)
     tracing = Tracing.from_environment("demo", MonotonicClock())
     assert tracing._tracer is None
+    await tracing.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zip"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "smoke"),
+        ("OTEL_TRACES_SAMPLER_ARG", "often"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "-1"),
+        ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "few"),
+    ],
+)
+async def test_a_wrong_variable_costs_the_traces_only(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "traceidratio")
+    monkeypatch.setenv(name, value)
+    tracing = Tracing.from_environment("demo", MonotonicClock())
+    if name != "OTEL_TRACES_SAMPLER_ARG":  # the SDK warns by itself, and takes them all
+        assert tracing._tracer is None
+    await tracing.close()
+
+
+@pytest.mark.parametrize(
+    ("environment", "service"),
+    [
+        ({}, "kvrelay"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=mine,zone=a"}, "mine"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=mine", "OTEL_SERVICE_NAME": "ours"}, "ours"),
+    ],
+)
+async def test_the_service_is_called_as_the_operator_says(
+    environment: dict[str, str], service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    tracing = Tracing.from_environment("demo", MonotonicClock())
+    assert tracing._provider is not None
+    assert tracing._provider.resource.attributes["service.name"] == service
     await tracing.close()

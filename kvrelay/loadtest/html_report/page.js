@@ -124,7 +124,8 @@ function header() {
   document.getElementById("top").append(element("h1", {}, DATA.title), element("p", { class: "sub lead", style: "margin-bottom:0" }, what),
     element("div", { class: "chips" }, ...chips),
     RUNS.length > 1 ? legend(RUNS.map((run, index) => [runColour(index), run.name])) : "",
-    ...RUNS.flatMap((run) => run.warnings.map((one) => element("div", { class: "banner" }, RUNS.length > 1 ? `${run.name}: ${one}` : one))),
+    ...(DATA.sweep ? DATA.sweep.warnings : RUNS.flatMap((run) => run.warnings.map((one) => (RUNS.length > 1 ? `${run.name}: ${one}` : one))))
+      .map((one) => element("div", { class: "banner" }, one)),
     ...RUNS.filter((run) => run.strayed).map((run) => element("div", { class: "banner bad" }, `${run.strayed} of ${run.answered} requests should have been disaggregated and went local`)));
 }
 

@@ -36,6 +36,8 @@ function ms(value) {
   if (value >= 10000) return `${(value / 1000).toFixed(1)} s`;
   return `${value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2)} ms`;
 }
+// Of many values: as arguments of Math.max there may be too many. 0 for none.
+const most = (values) => values.reduce((high, value) => Math.max(high, value), 0);
 const number = (value) => (Math.abs(value) >= 100 ? Math.round(value).toLocaleString("en") : String(+value.toPrecision(3)));
 const percent = (share) => `${(100 * share).toFixed(share > 0.9995 || share === 0 ? 0 : 1)} %`;
 const seconds = (value) => `${+value.toFixed(value < 10 ? 2 : 1)} s`;

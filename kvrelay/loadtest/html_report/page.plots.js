@@ -10,7 +10,7 @@ function latencyCard(name, found) {
     const [left, right, top, middle, base] = [40, width - 10, 12, 150, 226];
     const x = scale(found.low, found.high, left, right, found.log);
     const y = scale(0, 1, middle, top);
-    const peak = Math.max(...found.runs.flatMap((run) => run.bins.map((count) => count / Math.max(1, run.n)))) || 1;
+    const peak = most(found.runs.flatMap((run) => run.bins.map((count) => count / Math.max(1, run.n)))) || 1;
     const h = scale(0, peak, base, middle + 18);
     yGrid(svg, y, [0, 0.5, 0.9, 1], left, right, (value) => `${value * 100}%`);
     found.runs.forEach((run, index) => {
@@ -66,7 +66,7 @@ function lines(group, title, series, span, marks, format) {
   const filled = series.filter((one) => one.points.length);
   const plot = chart(150, `${title} over time`, (svg, width) => {
     const [left, right, top, base] = [44, width - 12, marks.length ? 20 : 10, 116];
-    const high = Math.max(0, ...filled.flatMap((one) => one.points.map((point) => point[1]))) || 1;
+    const high = most(filled.flatMap((one) => one.points.map((point) => point[1]))) || 1;
     const x = scale(0, span, left, right);
     const grid = ticks(0, high, 3).filter((value) => format !== String || Number.isInteger(value));
     const y = scale(0, Math.max(high, grid.at(-1)) * 1.04, base, top);
@@ -162,7 +162,7 @@ function timeline(run) {
 function gantt(run) {
   const rows = run.gantt.rows.filter((one) => one.segments.length || one.error);
   if (!rows.length) return null;
-  const span = Math.max(...rows.map((one) => one.segments.at(-1)?.[2] ?? one.at)) || 1;
+  const span = most(rows.map((one) => one.segments.at(-1)?.[2] ?? one.at)) || 1;
   const kinds = Object.keys(KINDS).filter((kind) => rows.some((one) => one.segments.some((part) => part[0] === kind && part[2] > part[1])));
   const tall = Math.max(3, Math.min(14, 640 / rows.length));
   const plot = chart(rows.length * tall + 48, "Requests by phase", (svg, width) => {

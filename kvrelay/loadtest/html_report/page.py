@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 from kvrelay.loadtest.html_report.distributions import distribution
 from kvrelay.loadtest.html_report.phases import segments, ttft_parts
@@ -17,8 +17,9 @@ from kvrelay.loadtest.row import Row
 from kvrelay.loadtest.sweep import Sweep
 
 MAX_GANTT = 240  # requests
-MAX_DOTS = 4000  # requests in the plot of TTFT over time
+MAX_POINTS = 2000  # of a series over time
 Json = dict[str, Any]
+Point = TypeVar("Point")
 
 
 def page(result: Report | Sweep) -> str:
@@ -46,7 +47,7 @@ def _document(title: str, reports: Sequence[Report], names: Sequence[str], sweep
         "runs": [_run(report, name) for report, name in zip(reports, names, strict=True)],
     }
     # A script element ends at the first "</"; within JSON's strings any "<" may be written as an escape.
-    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     script = "\n".join(map(_part, ("page.kit.js", "page.plots.js", "page.js")))
     parts = {"style": _part("page.css"), "script": script, "data": text}
     document = _part("page.html")
@@ -63,7 +64,6 @@ def _part(name: str) -> str:
 def _run(report: Report, name: str) -> Json:
     answered = report.answered
     slowest = sorted(answered, key=lambda row: row.ttft_s or 0.0)[-max(1, len(answered) // 10) :]
-    step = -(-len(answered) // MAX_DOTS) or 1
     return {
         "name": name,
         "options": {key: value for key, value in report.options.items() if value is not None and key != "cut"},
@@ -80,8 +80,8 @@ def _run(report: Report, name: str) -> Json:
         "errors": _errors(report.rows),
         "strayed": len(report.strayed),
         "parts": {"mean": ttft_parts(answered), "slowest tenth": ttft_parts(slowest)},
-        "dots": [[row.scheduled_s, (row.ttft_s or 0.0) * 1000, row.path] for row in answered[::step]],
-        "timeline": report.timeline and asdict(report.timeline),
+        "dots": [[row.scheduled_s, (row.ttft_s or 0.0) * 1000, row.path] for row in _thinned(answered)],
+        "timeline": report.timeline and asdict(replace(report.timeline, samples=_thinned(report.timeline.samples))),
         "gantt": _gantt(report.rows),
     }
 
@@ -90,6 +90,7 @@ def _sweep(sweep: Sweep) -> Json:
     return {
         "attainment": sweep.attainment,
         "best": sweep.best_rate,
+        "warnings": sweep.warnings,
         "slos": {slo.metric: slo.milliseconds for slo in sweep.runs[0][1].slos} if sweep.runs else {},
         "runs": [
             {
@@ -102,6 +103,11 @@ def _sweep(sweep: Sweep) -> Json:
             for rate, report in sweep.runs
         ],
     }
+
+
+def _thinned(points: Sequence[Point]) -> tuple[Point, ...]:
+    """Every n-th, so that there are not too many to draw."""
+    return tuple(points[:: -(-len(points) // MAX_POINTS) or 1])
 
 
 def _paths(rows: Sequence[Row]) -> list[tuple[tuple[str, str], int]]:
