@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvrelay.tenants import ANONYMOUS, Tenant
 from kvrelay.types import FinishReason, SamplingParams
 
 
@@ -19,6 +20,7 @@ class Request:
     priority: int = 0  # lower goes first
     resume: tuple[int, ...] = ()  # tokens of the answer that the client already has
     complete: FinishReason | None = None  # why `resume` is the whole answer, if it is
+    tenant: Tenant = ANONYMOUS
     salt: str = ""
     chat: bool = False  # whether it came as messages
     traceparent: str = ""  # of the client's span, as W3C Trace Context writes it; not validated
