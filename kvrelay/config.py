@@ -200,11 +200,29 @@ class AutoscalingPolicy(Section):
         return self.prefill if name == "prefill" else self.decode
 
 
-class SecurityConfig(Section):
-    """Reserved: this version serves loopback addresses only, so both must stay null."""
+class KeyPairConfig(Section):
+    """PEM files, each read by the processes that it is for."""
 
-    tls: None = None
-    tokens_file: None = None
+    cert: str  # the certificate, then those between it and the CA
+    key: str  # without a password
+
+
+class PublicKeyPairConfig(KeyPairConfig):
+    client_ca: str | None = None  # clients must show a certificate that it signed; null: they show none
+
+
+class TlsConfig(Section):
+    """Certificates of the cluster's own connections, which are mutual, and of those that clients make."""
+
+    ca: str  # signs every component's certificate
+    router: KeyPairConfig  # of routers and controllers
+    worker: KeyPairConfig
+    public: PublicKeyPairConfig | None = None  # what clients see; null: the router's
+
+
+class SecurityConfig(Section):
+    tls: TlsConfig | None = None
+    tokens_file: str | None = None  # tenants and their tokens
 
 
 class ListenConfig(Section):

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from kvrelay.config import AutoscalingPolicy, ClusterConfig
+from kvrelay.config import AutoscalingPolicy, ClusterConfig, SecurityConfig
 from kvrelay.errors import ConfigError
 from kvrelay.yaml_file import KeyPath, YamlFile, key_text
 
@@ -31,7 +31,7 @@ _OPTIONS = {
 
 
 def load_config(path: Path | None, overrides: Mapping[str, object] | None = None) -> ClusterConfig:
-    """The defaults, changed by the file, changed by `overrides` (dotted keys); `autoscaling` comes out absolute.
+    """The defaults, changed by the file, changed by `overrides` (dotted keys); paths of files come out absolute.
 
     Raises ConfigError for a bad file, a bad override, or a bad autoscaling policy file.
     """
@@ -40,10 +40,13 @@ def load_config(path: Path | None, overrides: Mapping[str, object] | None = None
     for dotted, value in overrides.items():
         _set(file.data, dotted.split("."), value)
     config = _validated(ClusterConfig, file, {tuple(dotted.split(".")): dotted for dotted in overrides})
+    folder = Path() if path is None else path.parent
+    security = SecurityConfig.model_validate(_absolute(config.security.model_dump(), folder))
+    config = config.model_copy(update={"security": security})
     if config.autoscaling is None:
         return config
     from_file = path is not None and "autoscaling" not in overrides
-    policy = ((path.parent if path is not None and from_file else Path()) / config.autoscaling).resolve()
+    policy = ((folder if from_file else Path()) / config.autoscaling).resolve()
     try:
         load_policy(policy)
     except ConfigError as error:
@@ -57,6 +60,16 @@ def load_config(path: Path | None, overrides: Mapping[str, object] | None = None
 def load_policy(path: Path) -> AutoscalingPolicy:
     """Raises ConfigError."""
     return _validated(AutoscalingPolicy, YamlFile.read(path), {})
+
+
+def _absolute(paths: Any, folder: Path) -> Any:
+    """Mappings of mappings of paths, each as seen from that folder."""
+    match paths:
+        case dict():
+            return {key: _absolute(inner, folder) for key, inner in paths.items()}
+        case str():
+            return str((folder / paths).absolute())
+    return paths
 
 
 def _set(data: dict[str, Any], keys: list[str], value: object) -> None:

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrelay.config import AutoscalingPolicy, ClusterConfig
+from kvrelay.config import AutoscalingPolicy, ClusterConfig, KeyPairConfig
 from kvrelay.config_file import load_config, load_policy
 from kvrelay.errors import ConfigError
 
@@ -99,7 +99,17 @@ BAD_CONFIGS = {
     "no port": ("listen: {http: localhost}\n", 1, "listen.http: 'localhost' is not HOST:PORT"),
     "port too large": ("listen: {http: 'localhost:65536'}\n", 1, "listen.http: 'localhost:65536' is not HOST:PORT"),
     "redis scheme": ("redis: {url: 'http://x'}\n", 1, "redis.url: allowed are embedded, redis://"),
-    "reserved": ("security: {tls: cert.pem}\n", 1, 'security.tls: must be null, not "cert.pem"'),
+    "word for TLS": (
+        "security: {tls: a.pem}\n",
+        1,
+        "security.tls: must be a mapping with the keys ca, router, worker,",
+    ),
+    "TLS without a key": (
+        "security:\n  tls:\n    ca: a\n    router: {cert: b}\n    worker: {cert: c, key: d}\n",
+        4,
+        "security.tls.router.key: is missing; the keys here are cert, key",
+    ),
+    "number for a file of tokens": ("security: {tokens_file: 7}\n", 1, "security.tokens_file: must be a string, not 7"),
     "empty section": ("model:\nkv:\n", 1, "model: must be a mapping with the keys path, dtype"),
     "policy file that is not there": ("a: 1\n".replace("a: 1", "autoscaling: no.yaml"), 1, "autoscaling: "),
     "deep nesting": ("a: " + "[" * 100_000, 1, "nested deeper than 16 levels"),
@@ -258,6 +268,22 @@ def test_a_policy_named_by_an_option_is_relative_to_the_working_folder(
     assert load_config(None, {"autoscaling": "policy.yaml"}).autoscaling == str(tmp_path / "policy.yaml")
     with pytest.raises(ConfigError, match=r"^option: autoscaling: .*other\.yaml: cannot be read"):
         load_config(None, {"autoscaling": "other.yaml"})
+
+
+def test_files_of_security_are_relative_to_the_configuration_and_come_out_absolute(tmp_path: Path) -> None:
+    config = tmp_path / "cluster.yaml"
+    config.write_text(
+        "security:\n"
+        "  tls: {ca: certs/ca.pem, router: {cert: r.pem, key: /run/r.key}, worker: {cert: ../w.pem, key: w.key}}\n"
+        "  tokens_file: tokens.yaml\n"
+    )
+    security = load_config(config).security
+    assert security.tls is not None
+    assert security.tls.ca == str(tmp_path / "certs" / "ca.pem")
+    assert security.tls.router == KeyPairConfig(cert=str(tmp_path / "r.pem"), key="/run/r.key")
+    assert security.tls.worker.cert == str(tmp_path / ".." / "w.pem")
+    assert security.tls.public is None
+    assert security.tokens_file == str(tmp_path / "tokens.yaml")
 
 
 def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
