@@ -62,6 +62,8 @@ class SequenceSpec:
     sampling: SamplingParams  # seed is set
     salt: str = ""
     priority: int = 0
+    deadline_s: float | None = None  # left when it was sent: a duration, so that machines' clocks may differ
+    tenant: str = ""  # whose cached blocks its own are counted with
 
     @property
     def key(self) -> tuple[str, int]:

@@ -166,6 +166,8 @@ def _spec_to_proto(spec: SequenceSpec) -> pb.SequenceSpec:
         sampling=params_to_proto(spec.sampling),
         salt=spec.salt,
         priority=spec.priority,
+        deadline_s=spec.deadline_s,
+        tenant=spec.tenant,
     )
 
 
@@ -178,6 +180,8 @@ def _spec_from_proto(message: pb.SequenceSpec) -> SequenceSpec:
         sampling=params_from_proto(message.sampling),
         salt=message.salt,
         priority=message.priority,
+        deadline_s=message.deadline_s if message.HasField("deadline_s") else None,
+        tenant=message.tenant,
     )
 
 

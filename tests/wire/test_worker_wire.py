@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,3 +66,11 @@ def test_a_message_of_a_future_version_is_an_error() -> None:
 def test_an_unknown_code_is_internal() -> None:
     wire = pb.SessionResponse(failed=pb.Failed(request_id="a", code="TEAPOT", message="m"))
     assert event_from_proto(wire) == messages.Failed("a", 0, Code.INTERNAL, "m")
+
+
+def test_no_deadline_and_one_that_is_over_are_two_things() -> None:
+    spec = types.SequenceSpec("a", 0, (1,), 1, types.SamplingParams())
+    for deadline_s in (None, 0.0):
+        command = messages.RunLocal(replace(spec, deadline_s=deadline_s))
+        wire = pb.SessionRequest.FromString(command_to_proto(command).SerializeToString())
+        assert command_from_proto(wire) == command
