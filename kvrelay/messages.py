@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from kvrelay.errors import Code
 from kvrelay.types import FinishReason, Handoff, PrefillTimings, SequenceSpec, TokenLogprobs
 
+DRAINING = "draining"  # why a worker that is about to leave refuses new sequences and ends those that it has
+
 
 @dataclass(frozen=True, slots=True)
 class HandoffTarget:
@@ -96,7 +98,7 @@ class Refused:
 
     request_id: str
     attempt: int
-    reason: str  # full, draining
+    reason: str  # full, or DRAINING
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,10 @@ class HandedOff:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The attempt is over on this worker. INVALID_ARGUMENT ends the request; other codes may be retried."""
+    """The attempt is over on this worker. INVALID_ARGUMENT ends the request; other codes may be retried.
+
+    UNAVAILABLE with a message that begins with DRAINING: the worker leaves, and nothing is wrong with the request.
+    """
 
     request_id: str
     attempt: int

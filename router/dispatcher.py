@@ -2,51 +2,48 @@
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
 from kvrelay.config import ClusterConfig
 from kvrelay.engine.hashing import BlockHasher
-from kvrelay.errors import FailedPrecondition, KvRelayError, ResourceExhausted
-from kvrelay.messages import Event, Failed, HandedOff, Refused, Renew, Reserved, TokenBatch
+from kvrelay.errors import Code, FailedPrecondition, KvRelayError
+from kvrelay.messages import DRAINING, Event, Failed, HandedOff, Refused, Renew, Reserved, SequenceTokens, TokenBatch
+from kvrelay.tenants import ANONYMOUS, Tenant
 from kvrelay.types import WorkerInfo
-from router.effects import Effect, Send
-from router.lifecycle import RETRY_AFTER_S, Lifecycle, Settings
-from router.policy import Assignment, Wait, WorkerView, assign
-from router.prefix_index import PrefixIndex
+from router.admission import Admission, Rejection
+from router.effects import Effect, Notice, Send
+from router.health import Sickness
+from router.lifecycle import Lifecycle, Settings
+from router.policy import Assignment, Wait, assign
+from router.quarantine import Quarantine
+from router.queue import FairQueue, Share, Ticket
 from router.request import Request
-
-FULL_FOR_S = 0.1  # a worker that refused is asked again after that, or when it got rid of a sequence
-INDEX_BLOCKS = 65_536  # remembered of a worker that does not say how many it has
-
-
-@dataclass(slots=True)
-class _Worker:
-    info: WorkerInfo
-    full_until: float = 0.0
-    last_assigned: int = 0
+from router.retry_budget import RetryBudget
+from router.throughput import Throughput
+from router.workers import Claim, Workers
 
 
 @dataclass(slots=True)
 class _Entry:
     life: Lifecycle
-    order: tuple[int, int, str]  # priority, then first come first served; request id
-    salt: str
+    ticket: Ticket
+    share: Share
+    claim: Claim | None = None  # while it has workers
+    begun: float | None = None  # when it was given workers first
+    attempt_begun: float = 0.0
     hashers: dict[int, BlockHasher] = field(default_factory=dict)  # by block size, which pools may have unlike
 
-    def hashes(self, block_size: int) -> list[int]:
+    def hashes(self, block_size: int) -> Sequence[int]:
         if block_size not in self.hashers:
-            self.hashers[block_size] = BlockHasher(block_size, self.salt)
+            self.hashers[block_size] = BlockHasher(block_size, self.life.request.salt)
         return self.hashers[block_size].extend(self.life.sequence)
 
 
 class Dispatcher:
     """Holds every request from `submit` to its End, in a bounded queue until workers have room.
 
-    What each worker has to do for this router is derived from the lifecycles, so it cannot drift from them.
     Each method takes the time and returns effects, to be carried out in order.
     """
 
@@ -54,15 +51,19 @@ class Dispatcher:
         self._config = config
         self._settings = Settings(config.router.max_attempts, config.transfer.lease_s, config.transfer.transport)
         self._entries: dict[str, _Entry] = {}
-        self._queued: set[str] = set()
-        self._queue: list[tuple[int, int, str]] = []  # heap of their orders, and of some that are not queued any more
         self._running: dict[str, _Entry] = {}  # those with workers
-        self._workers: dict[str, _Worker] = {}
-        self._index = PrefixIndex()
+        self._suspects: dict[str, _Entry] = {}  # of these, those that may kill them
+        self._workers = Workers(config)
+        self._queue = FairQueue()
+        self._throughput = Throughput()
         self._numbers = count(1)
+        self._attempts = count(1)  # no two attempts are alike, so none is taken for one of a former namesake
         self._left = False  # whether a request has left its workers since the queue was last looked at
         self._renew_at = 0.0
         self._wait = Wait("no decode worker is ready", no_worker=True)
+        self.admission = Admission(self._queue, self._throughput, config.router.max_queue)
+        self.quarantine = Quarantine()
+        self.retries = RetryBudget()
 
     # What can be seen from outside
 
@@ -76,82 +77,86 @@ class Dispatcher:
 
     @property
     def waiting(self) -> int:
-        return len(self._queued)
+        return len(self._queue)
 
     @property
     def waiting_tokens(self) -> int:
-        return sum(self._entries[one].life.num_tokens for one in self._queued)
+        return sum(self._entries[one].life.num_tokens for one in self._queue)
 
     @property
     def workers(self) -> tuple[WorkerInfo, ...]:
-        return tuple(one.info for one in self._workers.values())
+        return tuple(one.info for one in self._workers)
+
+    @property
+    def sick(self) -> tuple[Sickness, ...]:
+        return tuple(self._workers.health.sick())
 
     # Requests
 
     def submit(self, request: Request, now: float) -> tuple[Lifecycle, list[Effect]]:
-        """Raises FailedPrecondition for a request id that is live, and what check_room raises."""
+        """Raises FailedPrecondition for a request id that is live or a request in quarantine, ResourceExhausted."""
         if request.request_id in self._entries:
             raise FailedPrecondition(
                 f"request_id {request.request_id!r} is in use by a request that has not ended; choose another",
                 field="request_id",
             )
-        self.check_room()
-        life = Lifecycle(request, self._settings)
+        self._check_quarantine(request, now)
+        share = self._queue.share(request.tenant)
+        effects = [] if request.complete is not None else self._make_room(request, share, now)
+        life = Lifecycle(request, self._settings, self.retries)
         life.timeline.mark("tokenize", now)
-        order = (request.priority, next(self._numbers), request.request_id)
-        entry = _Entry(life, order, request.salt)
-        self._entries[request.request_id] = entry
+        ticket = Ticket(next(self._numbers), request.request_id, request.priority, len(request.token_ids))
+        entry = self._entries[request.request_id] = _Entry(life, ticket, share)
         if request.complete is not None:
-            return life, self._settle(entry, life.complete(request.complete, now))
-        return life, self._settle(entry, []) + self._pump(now)
+            return life, self._settle(entry, life.complete(request.complete, now), now)
+        return life, effects + self._settle(entry, [], now) + self._pump(now)
 
-    def check_room(self) -> None:
-        """Raises ResourceExhausted when the queue is full."""
-        if self.waiting >= self._config.router.max_queue:
-            raise ResourceExhausted(f"{self.waiting} requests are waiting already", retry_after_s=RETRY_AFTER_S)
+    def check_room(self, tenant: Tenant = ANONYMOUS, priority: int = 0) -> None:
+        """Raises ResourceExhausted when the queue is full and such a request would be the one that has to go."""
+        self.admission.check_room(self._queue.share(tenant), priority)
 
     def cancel(self, request_id: str, error: KvRelayError, now: float) -> list[Effect]:
         entry = self._entries.get(request_id)
-        return [] if entry is None else self._settle(entry, entry.life.cancel(error)) + self._pump(now)
+        return [] if entry is None else self._settle(entry, entry.life.cancel(error), now) + self._pump(now)
 
     def stop(self, request_id: str, now: float) -> list[Effect]:
         entry = self._entries.get(request_id)
-        return [] if entry is None else self._settle(entry, entry.life.complete("stop", now)) + self._pump(now)
+        return [] if entry is None else self._settle(entry, entry.life.complete("stop", now), now) + self._pump(now)
 
     # Workers
 
     def worker_found(self, info: WorkerInfo, now: float) -> list[Effect]:
         """A worker can be reached. One with a known id has taken the place of its former self."""
         effects = self.worker_lost(info.worker_id, now) if info.worker_id in self._workers else []
-        self._workers[info.worker_id] = _Worker(info)
+        self._workers.add(info)
         return effects + self._pump(now)
 
     def worker_lost(self, worker_id: str, now: float) -> list[Effect]:
-        worker = self._workers.pop(worker_id, None)
-        if worker is None:
+        if worker_id not in self._workers:
             return []
-        self._index.drop(worker_id)
-        draining = worker.info.state == "draining"
+        draining = self._workers.remove(worker_id).info.state == "draining"
         effects: list[Effect] = []
+        begun = float("-inf")
         for entry in list(self._running.values()):
-            effects += self._settle(entry, entry.life.worker_lost(worker_id, draining, now))
+            if worker_id in entry.life.holders:
+                begun = max(begun, entry.attempt_begun)
+            effects += self._settle(entry, entry.life.worker_lost(worker_id, draining, now), now)
+            if entry.life.suspicion.guilty:
+                self.quarantine.add(entry.life.request, now)
+        if not draining:
+            effects += _notices((worker_id, self._workers.health.failed(worker_id, begun, "it was lost", now)))
         return effects + self._pump(now)
 
     def workers_changed(self, infos: Iterable[WorkerInfo], now: float) -> list[Effect]:
         """News of workers that were found: their state and load."""
-        for info in infos:
-            worker = self._workers.get(info.worker_id)
-            if worker is not None and worker.info.epoch == info.epoch:
-                worker.info = info
+        self._workers.update(infos)
         return self._pump(now)
 
     def on_event(self, worker_id: str, event: Event, now: float) -> list[Effect]:
+        if worker_id not in self._workers:
+            return []
         if isinstance(event, TokenBatch):
-            effects: list[Effect] = []
-            for sequence in event.sequences:
-                entry = self._entries.get(sequence.request_id)
-                if entry is not None:
-                    effects += self._settle(entry, entry.life.on_event(worker_id, sequence, now))
+            effects = self._on_tokens(worker_id, event, now)
         else:
             effects = self._on_event(worker_id, event, now)
         return effects + self._pump(now) if self._left and self._queue else effects
@@ -160,147 +165,181 @@ class Dispatcher:
         """To be called a few times in the least of lease, deadline and retry delays."""
         effects: list[Effect] = []
         for entry in list(self._entries.values()):
-            life = entry.life
-            if now >= life.request.deadline:
-                step = life.expire(self._wait.why if self._wait.no_worker else "")
+            if now >= entry.life.request.deadline:
+                effects += self._expire(entry, now)
             else:
-                step = life.tick(now)
-            effects += self._settle(entry, step)
+                effects += self._settle(entry, entry.life.tick(now), now)
         if now >= self._renew_at:
             self._renew_at = now + self._settings.lease_seconds / 4
             effects += self._renewals()
-        return effects + self._pump(now)
+        return effects + _notices(*self._workers.health.judge(now)) + self._pump(now)
 
-    # Inside
+    # Events
+
+    def _on_tokens(self, worker_id: str, batch: TokenBatch, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        self._workers.stepped(worker_id, batch, now)
+        troubled = self._workers.health.troubled(worker_id)
+        for sequence in batch.sequences:
+            entry = self._entries.get(sequence.request_id)
+            if entry is None:
+                continue
+            if sequence.prefill is not None or troubled:
+                effects += self._went_well(worker_id, entry, sequence, now)
+            effects += self._settle(entry, entry.life.on_event(worker_id, sequence, now), now)
+        return effects
+
+    def _went_well(self, worker_id: str, entry: _Entry, sequence: SequenceTokens, now: float) -> list[Effect]:
+        """The worker gave tokens of an attempt: the first, with the account of the prefill, or any while in trouble."""
+        if not entry.life.is_live(worker_id, sequence.attempt):
+            return []
+        self._workers.accepted(worker_id)
+        self._workers.prefilled(worker_id, entry.life, sequence, now)
+        return _notices((worker_id, self._workers.health.succeeded(worker_id, entry.attempt_begun, now)))
 
     def _on_event(self, worker_id: str, event: Reserved | Refused | HandedOff | Failed, now: float) -> list[Effect]:
         entry = self._entries.get(event.request_id)
-        if entry is None:
+        if entry is None or not entry.life.is_live(worker_id, event.attempt):
             return []
-        effects = entry.life.on_event(worker_id, event, now)
-        return self._settle(
-            entry, effects, full_until=(worker_id, now + FULL_FOR_S) if isinstance(event, Refused) else None
-        )
+        placed = entry.life.assignment
+        assert placed is not None, "a live attempt has workers"
+        effects = self._settle(entry, entry.life.on_event(worker_id, event, now), now)
+        leaves = isinstance(event, Failed) and event.code is Code.UNAVAILABLE and event.message.startswith(DRAINING)
+        if leaves or (isinstance(event, Refused) and event.reason == DRAINING):
+            self._workers.drains(worker_id)
+        elif isinstance(event, Refused):
+            self._workers.refused(worker_id, now)
+        elif isinstance(event, HandedOff):
+            self._workers.links.worked(placed.prefill, placed.decode)
+        elif isinstance(event, Failed):
+            effects += self._blame(worker_id, placed, event, entry.attempt_begun, now)
+        return effects
 
-    def _settle(
-        self, entry: _Entry, effects: list[Effect], full_until: tuple[str, float] | None = None
-    ) -> list[Effect]:
+    def _blame(self, worker_id: str, placed: Assignment, event: Failed, begun: float, now: float) -> list[Effect]:
+        """Who is at fault when an attempt failed: the pair, if it was the hand-off, or else the worker that says so."""
+        if event.code in (Code.INVALID_ARGUMENT, Code.DEADLINE_EXCEEDED):
+            return []  # nobody
+        handing_off = worker_id == placed.prefill and event.code is not Code.INTERNAL
+        waiting = worker_id == placed.decode and event.code in (Code.DATA_LOSS, Code.FAILED_PRECONDITION)
+        if placed.prefill and (handing_off or waiting):
+            seconds = self._workers.links.failed(placed.prefill, placed.decode, begun, event.message, now)
+            text = f"hands nothing over to {placed.decode} for {seconds} s: {event.message}"
+            return _notices((placed.prefill, text if seconds is not None else ""))
+        text = f"{event.code.name}: {event.message}"
+        return _notices((worker_id, self._workers.health.failed(worker_id, begun, text, now)))
+
+    # Books
+
+    def _settle(self, entry: _Entry, effects: list[Effect], now: float) -> list[Effect]:
         """Brings the books up to date after a step of the entry's lifecycle; hands its effects on."""
         life = entry.life
         request_id = life.request.request_id
-        if request_id in self._running and not life.holders:
-            del self._running[request_id]
-            self._make_room(life.last_assignment, full_until)
-        if life.state == "queued" and request_id not in self._queued:
-            self._queued.add(request_id)
-            heapq.heappush(self._queue, entry.order)
+        if entry.claim is not None:
+            tokens = self._workers.grown(entry.claim, life)
+            if tokens:
+                entry.share.charge(tokens)
+            if not life.holders:
+                self._workers.leave(entry.claim)
+                entry.claim = None
+                entry.share.running -= 1
+                del self._running[request_id]
+                self._suspects.pop(request_id, None)
+                self._left = True
+        if life.state == "queued":
+            if request_id not in self._queue:
+                self._queue.add(entry.ticket, entry.share, returned=entry.begun is not None)
         elif life.ended:
-            if life.state == "finished" and life.last_assignment is not None:
-                self._remember(life.last_assignment.decode, entry)  # for the conversation's next turn
-            self._queued.discard(request_id)
+            self._queue.remove(request_id)
             self._entries.pop(request_id, None)
+            if life.state == "finished" and life.last_assignment is not None and entry.begun is not None:
+                self._workers.remember(life.last_assignment.decode, entry.hashes)  # for the conversation's next turn
+                new_tokens = len(life.tokens) - len(life.request.resume)
+                self._throughput.finished(now - entry.begun, len(life.request.token_ids), new_tokens)
         return effects
 
-    def _make_room(self, left: Assignment | None, full_until: tuple[str, float] | None) -> None:
-        """Workers that a request left may have room again, unless one of them just said that it has none."""
-        assert left is not None, "a request ran without an assignment"
-        self._left = True
-        for worker_id in (left.prefill, left.decode):
-            if worker_id in self._workers:
-                self._workers[worker_id].full_until = 0.0
-        if full_until is not None and full_until[0] in self._workers:
-            self._workers[full_until[0]].full_until = full_until[1]
+    def _check_quarantine(self, request: Request, now: float) -> None:
+        try:
+            self.quarantine.check(request, now)
+        except FailedPrecondition:
+            self.admission.rejected["quarantined"] += 1
+            raise
+
+    def _make_room(self, request: Request, share: Share, now: float) -> list[Effect]:
+        """Lets a request in, if need be in the place of another. Raises ResourceExhausted if it has to go itself."""
+        if not self._wait.no_worker:
+            max_tokens, time_left = request.sampling.max_tokens, request.deadline - now
+            self.admission.check_time(share, request.priority, max_tokens, time_left)
+        displaced = self.admission.check_room(share, request.priority)
+        return [] if displaced is None else self._turn_away(displaced, "queue_full", "others took its place", now)
+
+    def _turn_away(self, request_id: str, reason: Rejection, text: str, now: float) -> list[Effect]:
+        entry = self._entries[request_id]
+        error = self.admission.refusal(reason, text, None)
+        return self._settle(entry, entry.life.cancel(error), now)
+
+    def _expire(self, entry: _Entry, now: float) -> list[Effect]:
+        return self._settle(entry, entry.life.expire(self._wait.why if self._wait.no_worker else ""), now)
+
+    # The queue
 
     def _pump(self, now: float) -> list[Effect]:
         """Places waiting requests, best first, until one finds no room; those behind it do not overtake it."""
         effects: list[Effect] = []
         self._left = False
-        self._wait = Wait("it may have killed a worker, so it waits for its turn alone")
-        put_back: list[tuple[int, int, str]] = []
-        if len(self._queue) > 2 * len(self._queued) + 64:  # most of them left while they waited
-            self._queue = [self._entries[one].order for one in self._queued]
-            heapq.heapify(self._queue)
-        while self._queue:
-            request_id = self._queue[0][2]
-            if request_id not in self._queued or self._entries[request_id].order != self._queue[0]:
-                heapq.heappop(self._queue)
+        wait = Wait("it may have killed a worker, so it waits for its turn alone")
+        queued = False
+        self._throughput.advance(now)
+        broken = self._workers.links.broken(now)
+        while (ticket := self._queue.next(lambda one: self._must_pause(one, now))) is not None:
+            entry = self._entries[ticket.request_id]
+            if now >= entry.life.request.deadline:
+                effects += self._expire(entry, now)
                 continue
-            entry = self._entries[request_id]
-            if self._must_pause(entry.life, now):
-                put_back.append(heapq.heappop(self._queue))
+            if self._too_late(entry, now):
+                text = "its turn has come so late that it would not be through by its deadline"
+                effects += self._turn_away(ticket.request_id, "deadline", text, now)
                 continue
-            decision = assign(self._views(entry, now), entry.life.num_tokens, entry.life.avoid, self._config.router)
+            num_tokens = entry.life.num_tokens
+            views = self._workers.views(num_tokens, entry.hashes, now)
+            decision = assign(views, num_tokens, entry.life.avoid, self._config.router, broken)
             if isinstance(decision, Wait):
-                self._wait = decision
+                wait = decision
+                queued = not wait.no_worker
                 break
-            heapq.heappop(self._queue)
             effects += self._place(entry, decision, now)
-        for item in put_back:
-            heapq.heappush(self._queue, item)
+        self._wait = wait
+        self._throughput.watch(now, queued)
         return effects
 
-    def _must_pause(self, life: Lifecycle, now: float) -> bool:
-        """A request that may have killed its worker runs beside no other such: if one dies again, it was this one."""
-        if life.suspicion == 0:
+    def _must_pause(self, request_id: str, now: float) -> bool:
+        """A suspect of killing its workers runs beside no other such: if one dies again, it was this one."""
+        suspicion = self._entries[request_id].life.suspicion
+        if not suspicion.suspected:
             return False
-        others = (one.life for one in self._running.values())
-        return now < life.not_before or any(one.suspicion and not one.proven for one in others)
+        return now < suspicion.not_before or not all(one.life.proven for one in self._suspects.values())
+
+    def _too_late(self, entry: _Entry, now: float) -> bool:
+        """Whether a request that has waited would be cut off by its deadline, and nobody has seen a token of it yet."""
+        if entry.begun is not None or not self._throughput.queued:
+            return False
+        request = entry.life.request
+        return self.admission.too_late(request.sampling.max_tokens, request.deadline - now)
 
     def _place(self, entry: _Entry, assignment: Assignment, now: float) -> list[Effect]:
         request_id = entry.life.request.request_id
-        self._queued.discard(request_id)
+        self._queue.serve(entry.ticket)
         self._running[request_id] = entry
-        for worker_id in (assignment.prefill, assignment.decode):
-            if worker_id:
-                self._remember(worker_id, entry)
-                self._workers[worker_id].last_assigned = next(self._numbers)
-        return self._settle(entry, entry.life.assign(assignment, now))
-
-    def _remember(self, worker_id: str, entry: _Entry) -> None:
-        """The worker's cache will hold this sequence, or does."""
-        worker = self._workers.get(worker_id)
-        if worker is not None and self._config.kv.prefix_cache:
-            self._index.add(
-                worker_id, entry.hashes(worker.info.block_size), worker.info.load.blocks_total or INDEX_BLOCKS
-            )
-
-    def _views(self, entry: _Entry, now: float) -> list[WorkerView]:
-        queued: Counter[str] = Counter()
-        held: Counter[str] = Counter()
-        sequences: Counter[str] = Counter()
-        for one in self._running.values():
-            placed = one.life.assignment
-            assert placed is not None, "a request without workers is not running"
-            held[placed.decode] += one.life.num_tokens
-            sequences[placed.decode] += 1
-            if one.life.state in ("reserving", "prefilling"):
-                queued[placed.prefill] += placed.uncached_tokens
-        needed = entry.life.num_tokens
-        seats = self._config.decode.max_batch
-        views = []
-        for worker_id, worker in self._workers.items():
-            info = worker.info
-            if info.state != "ready":
-                continue
-            room = info.load.blocks_total * info.block_size
-            over = sequences[worker_id] >= seats or bool(room and held[worker_id] and held[worker_id] + needed > room)
-            # The last token is computed whatever the cache holds: its logits are wanted.
-            hashes = entry.hashes(info.block_size) if self._config.kv.prefix_cache else []
-            cached = min(self._index.match(worker_id, hashes) * info.block_size, needed - 1)
-            views.append(
-                WorkerView(
-                    worker_id,
-                    info.pool,
-                    full=over or now < worker.full_until,
-                    queued_tokens=queued[worker_id],
-                    held_tokens=held[worker_id],
-                    cached_tokens=cached,
-                    last_assigned=worker.last_assigned,
-                    address=info.address,
-                    block_size=info.block_size,
-                )
-            )
-        return views
+        entry.share.running += 1
+        entry.attempt_begun = now
+        if entry.begun is None:
+            entry.begun = now
+            entry.share.charge(entry.ticket.tokens)
+            self._throughput.left_queue()
+        if entry.life.suspicion.suspected:
+            self._suspects[request_id] = entry
+        effects = entry.life.assign(assignment, next(self._attempts), now)
+        entry.claim = self._workers.place(entry.life, assignment, entry.hashes, now)
+        return self._settle(entry, effects, now)
 
     def _renewals(self) -> list[Effect]:
         leases: dict[str, list[int]] = {}
@@ -309,3 +348,8 @@ class Dispatcher:
             if life.lease_id is not None and life.assignment is not None:
                 leases.setdefault(life.assignment.decode, []).append(life.lease_id)
         return [Send(worker, Renew(tuple(ids), self._settings.lease_seconds)) for worker, ids in leases.items()]
+
+
+def _notices(*found: tuple[str, str]) -> list[Effect]:
+    """Of those that say something."""
+    return [Notice(worker_id, text) for worker_id, text in found if text]

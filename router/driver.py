@@ -15,7 +15,7 @@ from kvrelay.messages import Event
 from kvrelay.telemetry import get_logger
 from kvrelay.types import PoolName, WorkerInfo, WorkerState
 from router.dispatcher import Dispatcher
-from router.effects import Effect, Emit, End, Send
+from router.effects import Effect, Emit, End, Notice, Send
 from router.lifecycle import RETRY_AFTER_S
 from router.registry import RouterRegistry
 from router.request import Request
@@ -199,6 +199,8 @@ class Driver:
                 case Send(worker_id, command):
                     if worker_id in self._sessions:  # or its loss is on the way
                         self._sessions[worker_id][0].send(command)
+                case Notice(worker_id, text):
+                    log.warning("worker", worker=worker_id, news=text)
                 case Emit(request_id):
                     self._emit(request_id, effect, now)
                 case End(request_id):

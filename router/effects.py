@@ -35,4 +35,12 @@ class End:
     error: KvRelayError | None = None
 
 
-Effect = Send | Emit | End
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something about a worker that an operator should read in the log."""
+
+    worker_id: str
+    text: str
+
+
+Effect = Send | Emit | End | Notice

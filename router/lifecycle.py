@@ -7,6 +7,10 @@
 Events go in, with the time; effects come out. An attempt is one placement on workers and has a number:
 events of an attempt that was given up are dropped. The next attempt is given the prompt and all tokens
 emitted so far; as draws are keyed by (seed, position), it goes on as the lost one would have.
+
+Not every attempt costs the request something. One that a worker refuses, or that leaves a draining worker, is free. One
+whose worker is lost counts towards max_attempts, and what it says against the request is weighed in `router.suspicion`.
+One that a worker failed counts likewise, and the next is paid for from the router's retry budget.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from kvrelay.errors import (
     error_for,
 )
 from kvrelay.messages import (
+    DRAINING,
     Abort,
     Failed,
     HandedOff,
@@ -41,14 +46,15 @@ from router.effects import Effect, Emit, End, Send
 from router.ledger import Timeline
 from router.policy import Assignment
 from router.request import Request
+from router.retry_budget import RetryBudget
+from router.suspicion import Suspicion
 
 State = Literal[
     "queued", "reserving", "prefilling", "handing_off", "decoding", "finishing", "finished", "failed", "cancelled"
 ]
 HANDOFF_REPORT_S = 0.25  # how long an answer that is complete waits for the account of its hand-off
+CLOCKS_S = 0.1  # by which a worker may think that the deadline passed before the router does
 RETRY_AFTER_S = 1.0  # what a client is told when there is no worker
-SUSPECT_PAUSE_S = 0.25  # before the next attempt of a request whose worker died: others may be dying with it
-MAX_SUSPICION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +69,10 @@ class Settings:
 class Lifecycle:
     """Feed it events; carry out the effects in their order."""
 
-    def __init__(self, request: Request, settings: Settings) -> None:
+    def __init__(self, request: Request, settings: Settings, budget: RetryBudget) -> None:
         self.request = request
         self.state: State = "queued"
-        self.attempt = 0
+        self.attempt = 0  # number of the live or last one
         self.assignment: Assignment | None = None  # of the live attempt
         self.last_assignment: Assignment | None = None
         self.target: HandoffTarget | None = None
@@ -77,8 +83,9 @@ class Lifecycle:
         self.attempts: list[Attempt] = []
         self.timeline = Timeline(request.arrival)
         self.avoid: frozenset[str] = frozenset()  # workers that failed this request
-        self.suspicion = 0  # how many workers died while they computed for it and nothing had come of that
-        self.not_before = request.arrival
+        self.suspicion = Suspicion()
+        self.failures = 0  # attempts that a worker failed or was lost with
+        self._budget = budget
         self._settings = settings
         self._attempt_start = 0  # number of tokens when the attempt began
         self._early: list[SequenceTokens] = []  # from the decode worker, ahead of the prefill worker's first token
@@ -114,18 +121,22 @@ class Lifecycle:
             return prefill, decode
         return (decode,)
 
-    @property
-    def proven(self) -> bool:
-        """Each worker of the attempt has given a token, and lives: this request does not kill workers."""
-        produced = len(self.tokens) - self._attempt_start
-        return self.assignment is not None and produced > bool(self.assignment.prefill)
+    def is_live(self, worker_id: str, attempt: int) -> bool:
+        """Whether the worker is part of that attempt, and the attempt goes on."""
+        placed = self.assignment
+        part = placed is not None and worker_id in (placed.prefill, placed.decode)
+        return part and attempt == self.attempt and not self.ended
 
     @property
-    def computing_on(self) -> str:
-        """The worker whose death now would point at this request: it computes and has nothing to show yet."""
-        if self.assignment is None or self.proven or self.state == "reserving":
-            return ""
-        return (self.state == "prefilling" and self.assignment.prefill) or self.assignment.decode
+    def proven(self) -> bool:
+        """Each worker of the attempt has given a token and lives, also where the last attempt's had died."""
+        return self.assignment is not None and self.suspicion.outlived(self._decoded)
+
+    @property
+    def _decoded(self) -> int:
+        """Tokens of the live attempt from its decode worker; -1 where the prefill worker has not given its own."""
+        placed = self.assignment
+        return len(self.tokens) - self._attempt_start - bool(placed is not None and placed.prefill)
 
     @property
     def lease_id(self) -> int | None:
@@ -135,24 +146,26 @@ class Lifecycle:
 
     # Events
 
-    def assign(self, assignment: Assignment, now: float) -> list[Effect]:
+    def assign(self, assignment: Assignment, attempt: int, now: float) -> list[Effect]:
+        """Begins an attempt. Its number was never given before to one of this router."""
         assert self.state == "queued", f"{self.request.request_id} was assigned while {self.state}"
         self.timeline.mark("queue", now)
-        self.attempt += 1
+        if self.attempt == 0:
+            self._budget.deposit()
+        self.attempt = attempt
         self.assignment = self.last_assignment = assignment
         self._attempt_start = len(self.tokens)
         if assignment.path == "local":
             self.state = "prefilling"
-            return [Send(assignment.decode, RunLocal(self._spec()))]
+            return [Send(assignment.decode, RunLocal(self._spec(now)))]
         self.state = "reserving"
-        return [Send(assignment.decode, Reserve(self._spec(), self._settings.lease_seconds))]
+        return [Send(assignment.decode, Reserve(self._spec(now), self._settings.lease_seconds))]
 
     def on_event(
         self, worker_id: str, event: Reserved | Refused | SequenceTokens | HandedOff | Failed, now: float
     ) -> list[Effect]:
         """Events of other attempts than the live one, and of workers that are not part of it, are dropped."""
-        stranger = self.assignment is None or worker_id not in (self.assignment.prefill, self.assignment.decode)
-        if stranger or event.attempt != self.attempt or self.ended:
+        if not self.is_live(worker_id, event.attempt):
             return []
         match event:
             case SequenceTokens():
@@ -173,15 +186,22 @@ class Lifecycle:
         planned = self.state == "reserving" and worker_id == self.assignment.prefill
         if worker_id not in self.holders and not planned:
             return []
-        suspicious = not expected and self.computing_on == worker_id
-        if suspicious:
-            self.suspicion += 1
-            self.not_before = now + SUSPECT_PAUSE_S
         reason = f"{worker_id} was lost"
-        if self.suspicion >= MAX_SUSPICION and suspicious:
-            error = Internal(f"{self.suspicion} workers died computing this request; it is not tried again")
-            return self._give_up(error, reason, gone=worker_id)
-        return self._retry(Unavailable(reason, retry_after_s=RETRY_AFTER_S), reason, worker_id, now)
+        if expected or planned:
+            return self._again(reason, worker_id, now)
+        if self._computes(worker_id):
+            self.suspicion.worker_died(self._decoded, now)
+            if self.suspicion.guilty:
+                error = Internal(f"{self.suspicion.deaths} workers died computing this request; it is not tried again")
+                return self._give_up(error, reason, gone=worker_id)
+        return self._retry(Unavailable(reason, retry_after_s=RETRY_AFTER_S), reason, worker_id, now, paid=False)
+
+    def _computes(self, worker_id: str) -> bool:
+        """Whether the worker computes for it now, so that its death may be the request's fault."""
+        assert self.assignment is not None
+        if self.state == "prefilling" and self.assignment.prefill:
+            return worker_id == self.assignment.prefill
+        return self.state != "reserving" and worker_id == self.assignment.decode
 
     def complete(self, reason: FinishReason, now: float) -> list[Effect]:
         """What came so far is the whole answer, as no worker can know: its text reached a stop string."""
@@ -191,7 +211,7 @@ class Lifecycle:
         """From outside: the client is gone, or the router goes."""
         return [] if self.ended else self._give_up(error, error.message)
 
-    def expire(self, no_worker: str) -> list[Effect]:
+    def expire(self, no_worker: str, gone: str = "") -> list[Effect]:
         """The deadline passed; `no_worker` says so if there was none to serve the request."""
         if self.ended:
             return []
@@ -200,14 +220,14 @@ class Lifecycle:
         if no_worker and self.state == "queued":
             return self._give_up(Unavailable(no_worker, retry_after_s=RETRY_AFTER_S), "deadline")
         state = self.state.replace("_", " ")
-        return self._give_up(DeadlineExceeded(f"the deadline passed while the request was {state}"), "deadline")
+        return self._give_up(DeadlineExceeded(f"the deadline passed while the request was {state}"), "deadline", gone)
 
     def tick(self, now: float) -> list[Effect]:
         return self._end() if self.state == "finishing" and now >= self._finish_by else []
 
     # Steps
 
-    def _spec(self) -> SequenceSpec:
+    def _spec(self, now: float) -> SequenceSpec:
         request = self.request
         return SequenceSpec(
             request_id=request.request_id,
@@ -217,25 +237,27 @@ class Lifecycle:
             sampling=request.sampling,
             salt=request.salt,
             priority=request.priority,
+            deadline_s=request.deadline - now,
+            tenant=request.tenant.name,
         )
 
     def _reserved(self, worker_id: str, target: HandoffTarget, now: float) -> list[Effect]:
         assert self.assignment is not None
         if self.state != "reserving" or worker_id != self.assignment.decode:
             return []
+        if now >= self.request.deadline:
+            return self.expire("")
         self.timeline.mark("reserve", now)
         self.target = target
         self.state = "prefilling"
         target = replace(target, transport=self._settings.transport)
-        return [Send(self.assignment.prefill, Prefill(self._spec(), target, self.assignment.source))]
+        return [Send(self.assignment.prefill, Prefill(self._spec(now), target, self.assignment.source))]
 
     def _refused(self, worker_id: str) -> list[Effect]:
         """Nothing was done, so this placement is not counted as an attempt of the request."""
         if self.state not in ("reserving", "prefilling") or worker_id not in self.holders:
             return []
-        effects = self._abort(gone=worker_id)
-        self._requeue()
-        return effects
+        return self._requeue(gone=worker_id)
 
     def _tokens(self, worker_id: str, event: SequenceTokens, now: float) -> list[Effect]:
         assert self.assignment is not None
@@ -301,33 +323,47 @@ class Lifecycle:
             return []  # a prefill worker that did not hear of the commit which the decode worker's tokens proved
         if event.code is Code.INVALID_ARGUMENT:
             return self._give_up(InvalidArgument(event.message), event.message, gone=worker_id)
+        if event.code is Code.UNAVAILABLE and event.message.startswith(DRAINING):
+            return self._again(f"{worker_id} was drained", worker_id, now)
+        if event.code is Code.DEADLINE_EXCEEDED and now >= self.request.deadline - CLOCKS_S:
+            return self.expire("", gone=worker_id)
         retry_after_s = RETRY_AFTER_S if event.code in (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED) else None
         error = error_for(event.code, f"{worker_id}: {event.message}", retry_after_s=retry_after_s)
         return self._retry(error, error.message, worker_id, now)
 
     # Ends
 
-    def _retry(self, error: KvRelayError, outcome: str, worker_id: str, now: float, gone: bool = True) -> list[Effect]:
+    def _retry(
+        self, error: KvRelayError, outcome: str, worker_id: str, now: float, gone: bool = True, paid: bool = True
+    ) -> list[Effect]:
         """Gives the attempt up because of `worker_id`, for another one or, if there were too many, with the error.
 
-        `gone`: the worker holds nothing of the attempt any more.
+        `gone`: the worker holds nothing of the attempt any more. `paid`: another one costs the budget something.
         """
         ended_on = worker_id if gone else ""
-        if len(self.attempts) + 1 >= self._settings.max_attempts:
+        self.failures += 1
+        if self.failures >= self._settings.max_attempts:
             return self._give_up(error, outcome, ended_on)
+        if paid and not self._budget.withdraw(now):
+            text = f"{error.message}; it is not tried again here, since too many requests are"
+            return self._give_up(Unavailable(text, retry_after_s=RETRY_AFTER_S), outcome, ended_on)
+        return self._again(outcome, worker_id, now, gone)
+
+    def _again(self, outcome: str, worker_id: str, now: float, gone: bool = True) -> list[Effect]:
+        """Gives the attempt up for another one, on other workers if there are any."""
         self.timeline.mark("failed_attempt", now)
-        effects = self._abort(ended_on)
         self._record(outcome)
         self.avoid |= {worker_id}
-        self._requeue()
-        return effects
+        return self._requeue(worker_id if gone else "")
 
-    def _requeue(self) -> None:
+    def _requeue(self, gone: str) -> list[Effect]:
+        effects = self._abort(gone)
         self.state = "queued"
         self.assignment = None
         self.target = None
         self.handoff = None
         self._early = []
+        return effects
 
     def _give_up(self, error: KvRelayError, outcome: str, gone: str = "") -> list[Effect]:
         effects = self._abort(gone)

@@ -26,6 +26,7 @@ class WorkerView:
     last_assigned: int = 0  # grows with each assignment
     address: str = ""
     block_size: int = 0
+    sick: bool = False  # it fails, or is much slower than the others of its pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +47,20 @@ class Wait:
 
 
 def assign(
-    workers: Sequence[WorkerView], num_tokens: int, avoid: frozenset[str], config: RouterConfig
+    workers: Sequence[WorkerView],
+    num_tokens: int,
+    avoid: frozenset[str],
+    config: RouterConfig,
+    broken: frozenset[tuple[str, str]] = frozenset(),
 ) -> Assignment | Wait:
     """Chooses workers for a sequence of `num_tokens` among those that take new work.
 
-    Workers in `avoid` failed this request before: they are taken only if there is no other.
+    Workers in `avoid` failed this request before: they are taken only if there is no other. Sick decode workers are
+    taken only if all are; sick prefill workers never, since then the decode pool prefills. Nor is a pair (prefill,
+    decode) in `broken`, whose hand-offs fail.
     """
     decoders = [one for one in workers if one.pool == "decode"]
+    decoders = [one for one in decoders if not one.sick] or decoders
     if not decoders:
         return Wait("no decode worker is ready", no_worker=True)
     decode = _choose(decoders, avoid, _DECODE_COST[config.policy](num_tokens))
@@ -63,9 +71,12 @@ def assign(
     if uncached < config.local_below_tokens:
         why = f"{uncached} uncached prompt tokens are below local_below_tokens={config.local_below_tokens}"
         return Assignment("local", decode.worker_id, "", "short_prompt", why, uncached)
-    prefillers = [one for one in workers if one.pool == "prefill"]
+    ready = [one for one in workers if one.pool == "prefill"]
+    prefillers = [one for one in ready if not one.sick and (one.worker_id, decode.worker_id) not in broken]
     if not prefillers:
         why = "no prefill worker is ready"
+        if ready:
+            why = f"none of {len(ready)} prefill workers is fit and can hand over to {decode.worker_id}"
         return Assignment("local", decode.worker_id, "", "no_prefill_worker", why, uncached)
 
     prefill = _choose(prefillers, avoid, _PREFILL_COST[config.policy](num_tokens))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import xxhash
 from fake_worker import FakeWorker, answer, worker_info
+from router_books import check_books
 
 from kvrelay.config import ClusterConfig
 from kvrelay.errors import Cancelled, Code, DeadlineExceeded, KvRelayError, ResourceExhausted
@@ -208,6 +209,7 @@ class Simulation:
         unfinished = sum(not record.ends for record in self.records)
         assert self.dispatcher.unfinished == unfinished
         assert self.dispatcher.running + self.dispatcher.waiting <= unfinished
+        check_books(self.dispatcher)
 
     def run(self) -> Simulation:
         for _ in range(STEPS):

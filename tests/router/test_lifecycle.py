@@ -29,9 +29,11 @@ from kvrelay.messages import (
 )
 from kvrelay.types import FinishReason, Handoff, PrefillTimings, SamplingParams, TokenLogprobs
 from router.effects import Effect, Emit, End, Send
-from router.lifecycle import HANDOFF_REPORT_S, SUSPECT_PAUSE_S, Lifecycle, Settings
+from router.lifecycle import HANDOFF_REPORT_S, Lifecycle, Settings
 from router.policy import Assignment
 from router.request import Request
+from router.retry_budget import RetryBudget
+from router.suspicion import PAUSE_S
 
 PROMPT = (5, 6, 7)
 REMOTE = Assignment("disaggregated", "d", "p", "least_loaded", "p has the least to do", 3)
@@ -43,12 +45,12 @@ TARGET = HandoffTarget("d", "here:1", 1, 42, 7, 4, 0, "layout", "host")
 def lifecycle(max_tokens: int = 4, resume: tuple[int, ...] = (), max_attempts: int = 3) -> Lifecycle:
     sampling = SamplingParams(max_tokens=max_tokens, seed=1)
     request = Request("r", PROMPT, sampling, arrival=0.0, deadline=100.0, resume=resume)
-    return Lifecycle(request, Settings(max_attempts, lease_seconds=10.0, transport="shm"))
+    return Lifecycle(request, Settings(max_attempts, lease_seconds=10.0, transport="shm"), RetryBudget())
 
 
 def placed(assignment: Assignment = REMOTE, **options: Any) -> Lifecycle:
     life = lifecycle(**options)
-    life.assign(assignment, 1.0)
+    life.assign(assignment, life.attempt + 1, 1.0)
     return life
 
 
@@ -91,12 +93,14 @@ def error_of(effects: list[Effect]) -> KvRelayError:
 
 def test_the_way_of_an_undisturbed_request() -> None:
     life = lifecycle()
-    (reserve,) = life.assign(REMOTE, 1.0)
+    (reserve,) = life.assign(REMOTE, life.attempt + 1, 1.0)
     assert isinstance(reserve, Send)
     assert isinstance(reserve.command, Reserve)
     assert (reserve.worker_id, reserve.command.lease_seconds, life.state) == ("d", 10.0, "reserving")
     (prefill,) = life.on_event("d", Reserved("r", 1, TARGET), 2.0)
-    assert prefill == Send("p", Prefill(reserve.command.spec, replace(TARGET, transport="shm")))
+    assert reserve.command.spec.deadline_s == 99.0
+    spec = replace(reserve.command.spec, deadline_s=98.0)  # what is left a second later
+    assert prefill == Send("p", Prefill(spec, replace(TARGET, transport="shm")))
     assert (life.state, life.lease_id) == ("prefilling", 42)
     assert emitted(life.on_event("p", tokens(life, 0, 100), 3.0)) == [(0, (100,))]
     assert life.state == "handing_off"
@@ -111,7 +115,7 @@ def test_the_way_of_an_undisturbed_request() -> None:
 
 def test_local_path() -> None:
     life = lifecycle()
-    (run,) = life.assign(LOCAL, 1.0)
+    (run,) = life.assign(LOCAL, life.attempt + 1, 1.0)
     assert isinstance(run, Send)
     assert isinstance(run.command, RunLocal)
     assert (run.worker_id, life.state) == ("d", "prefilling")
@@ -172,7 +176,7 @@ def test_early_tokens_do_not_outlive_their_attempt() -> None:
     life = prefilling()
     life.on_event("d", tokens(life, 1, 101), 3.0)
     life.worker_lost("p", expected=True, now=3.1)
-    life.assign(REMOTE, 4.0)
+    life.assign(REMOTE, life.attempt + 1, 4.0)
     life.on_event("d", Reserved("r", 2, TARGET), 4.1)
     assert emitted(life.on_event("p", tokens(life, 0, 100), 5.0)) == [(0, (100,))]
 
@@ -202,7 +206,7 @@ def test_next_attempt_goes_on_where_the_lost_one_ended() -> None:
     life.on_event("d", tokens(life, 1, 101), 5.0)
     assert life.worker_lost("d", expected=False, now=6.0) == []
     assert life.state == "queued"
-    (send,) = life.assign(replace(REMOTE, decode="d2"), 7.0)
+    (send,) = life.assign(replace(REMOTE, decode="d2"), life.attempt + 1, 7.0)
     assert isinstance(send, Send)
     assert isinstance(send.command, Reserve)
     spec = send.command.spec
@@ -222,7 +226,7 @@ def test_events_of_an_attempt_that_was_given_up_are_dropped(
 ) -> None:
     life = placed()
     life.on_event("d", Failed("r", 1, Code.INTERNAL, "broken"), 1.5)
-    life.assign(REMOTE, 2.0)
+    life.assign(REMOTE, life.attempt + 1, 2.0)
     assert life.on_event("d", late, 3.0) == []
     assert (life.state, life.attempt, len(life.attempts)) == ("reserving", 2, 1)
 
@@ -264,7 +268,7 @@ def test_loss_of_the_prefill_worker_after_the_hand_off_does_not_matter() -> None
 def test_attempts_are_bounded_and_the_last_error_is_told() -> None:
     life = placed(max_attempts=2)
     life.on_event("d", Failed("r", 1, Code.INTERNAL, "first"), 2.0)
-    life.assign(REMOTE, 3.0)
+    life.assign(REMOTE, life.attempt + 1, 3.0)
     life.on_event("d", Reserved("r", 2, TARGET), 3.1)
     effects = life.on_event("p", Failed("r", 2, Code.DATA_LOSS, "digest differs"), 4.0)
     assert sent(effects) == [("d", Abort)]
@@ -291,8 +295,8 @@ def test_a_refusal_is_not_an_attempt(refuser: str) -> None:
 def test_request_that_kills_two_workers_is_not_given_a_third() -> None:
     life = prefilling(max_attempts=9)
     life.worker_lost("p", expected=False, now=3.0)
-    assert (life.suspicion, life.not_before) == (1, 3.0 + SUSPECT_PAUSE_S)
-    life.assign(LOCAL, 4.0)
+    assert (life.suspicion.weight, life.suspicion.not_before) == (1, 3.0 + PAUSE_S)
+    life.assign(LOCAL, life.attempt + 1, 4.0)
     effects = life.worker_lost("d", expected=False, now=5.0)
     assert isinstance(error_of(effects), Internal)
     assert "2 workers died" in error_of(effects).message
@@ -308,14 +312,14 @@ def test_request_that_kills_two_workers_is_not_given_a_third() -> None:
 )
 def test_losses_that_are_not_the_requests_fault(life: Lifecycle, lost: str, expected: bool) -> None:
     life.worker_lost(lost, expected, 3.0)
-    assert life.suspicion == 0
+    assert not life.suspicion.weight
 
 
 def test_progress_clears_a_request_of_suspicion() -> None:
     life = decoding(max_tokens=9)
     life.on_event("d", tokens(life, 1, 101), 5.0)
     life.worker_lost("d", expected=False, now=6.0)
-    assert life.suspicion == 0
+    assert not life.suspicion.suspected
 
 
 # Ends
@@ -364,7 +368,7 @@ def test_complete_answer_waits_for_the_account_of_its_hand_off() -> None:
 def test_account_of_a_lost_attempt_is_not_that_of_the_next() -> None:
     life = decoding()
     life.worker_lost("d", expected=False, now=5.0)
-    life.assign(LOCAL, 6.0)
+    life.assign(LOCAL, life.attempt + 1, 6.0)
     life.on_event("d", tokens(life, 1, 101, 102, 103, finish="length"), 7.0)
     assert (life.state, life.handoff) == ("finished", None)
 
@@ -386,7 +390,7 @@ def test_stop_string_ends_it_everywhere() -> None:
 
 def test_resumed_request_begins_after_the_tokens_that_came() -> None:
     life = lifecycle(resume=(100, 101))
-    (send,) = life.assign(LOCAL, 1.0)
+    (send,) = life.assign(LOCAL, life.attempt + 1, 1.0)
     assert isinstance(send, Send)
     assert isinstance(send.command, RunLocal)
     assert (send.command.spec.token_ids, send.command.spec.num_emitted) == ((*PROMPT, 100, 101), 2)
@@ -399,7 +403,7 @@ def test_resumed_request_begins_after_the_tokens_that_came() -> None:
 def test_phases_follow_each_other_and_add_up() -> None:
     life = lifecycle(max_tokens=3)
     life.timeline.mark("tokenize", 0.5)
-    life.assign(REMOTE, 1.0)
+    life.assign(REMOTE, life.attempt + 1, 1.0)
     life.on_event("d", Reserved("r", 1, TARGET), 1.25)
     timings = PrefillTimings(queue_seconds=0.5, compute_seconds=1.0, cached_tokens=2, chunks=1)
     life.on_event("p", replace(tokens(life, 0, 100), prefill=timings), 3.0)
@@ -419,7 +423,7 @@ def test_phases_follow_each_other_and_add_up() -> None:
 def test_lost_attempt_before_the_first_token_has_its_place_in_the_ledger() -> None:
     life = prefilling()
     life.worker_lost("p", expected=True, now=5.0)
-    life.assign(LOCAL, 5.5)
+    life.assign(LOCAL, life.attempt + 1, 5.5)
     life.on_event("d", tokens(life, 0, 100), 7.0)
     ledger = life.timeline.ledger(7.0, 7.0, None, ())
     assert dict(ledger.phases)["failed_attempt"] == 3.0

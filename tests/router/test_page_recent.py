@@ -12,6 +12,7 @@ from router.lifecycle import Lifecycle, Settings
 from router.policy import Assignment
 from router.recent import handoff_span, phases_of
 from router.request import Request
+from router.retry_budget import RetryBudget
 
 REMOTE = Assignment("disaggregated", "d", "p", "least_loaded", "p has the least to do", 3)
 LOCAL = Assignment("local", "d", "", "short_prompt", "3 uncached prompt tokens", 3)
@@ -23,7 +24,7 @@ TIMINGS = PrefillTimings(queue_seconds=0.25, compute_seconds=1.0, cached_tokens=
 def submitted(max_tokens: int = 4) -> Lifecycle:
     sampling = SamplingParams(max_tokens=max_tokens, seed=1)
     request = Request("r", (5, 6, 7), sampling, arrival=10.0, deadline=100.0)
-    life = Lifecycle(request, Settings(3, lease_seconds=10.0, transport="shm"))
+    life = Lifecycle(request, Settings(3, lease_seconds=10.0, transport="shm"), RetryBudget())
     life.timeline.mark("tokenize", 10.25)
     return life
 
@@ -35,7 +36,7 @@ def tokens(life: Lifecycle, index: int, *token_ids: int, prefill: PrefillTimings
 
 def decoding() -> Lifecycle:
     life = submitted()
-    life.assign(REMOTE, 11.0)
+    life.assign(REMOTE, life.attempt + 1, 11.0)
     life.on_event("d", Reserved("r", 1, TARGET), 11.5)
     life.on_event("p", tokens(life, 0, 100, prefill=TIMINGS), 13.0)
     life.on_event("p", HandedOff("r", 1, HANDOFF), 13.5)
@@ -46,7 +47,7 @@ def decoding() -> Lifecycle:
 def test_the_picture_grows_with_the_request() -> None:
     life = submitted()
     assert phases_of(life, 10.5) == [("tokenize", 0.25), ("queue", 0.25)]
-    life.assign(REMOTE, 11.0)
+    life.assign(REMOTE, life.attempt + 1, 11.0)
     assert phases_of(life, 11.25)[2:] == [("reserve", 0.25)]
     life.on_event("d", Reserved("r", 1, TARGET), 11.5)
     assert phases_of(life, 12.0)[3:] == [("prefill", 0.5)]
@@ -73,7 +74,7 @@ def test_a_hand_off_lies_beside_prefill_and_before_decode() -> None:
 def test_time_lost_with_a_worker_after_the_first_token_is_shown() -> None:
     life = decoding()
     life.worker_lost("d", expected=True, now=16.0)
-    life.assign(LOCAL, 17.0)
+    life.assign(LOCAL, life.attempt + 1, 17.0)
     timings = replace(TIMINGS, queue_seconds=0.0, compute_seconds=0.5)
     life.on_event("d", tokens(life, 2, 102, prefill=timings), 18.0)
     life.on_event("d", tokens(life, 3, 103), 19.0)
@@ -88,7 +89,7 @@ def test_time_lost_with_a_worker_after_the_first_token_is_shown() -> None:
 
 def test_an_end_before_the_first_token_closes_the_phase_that_it_came_in() -> None:
     life = submitted()
-    life.assign(LOCAL, 11.0)
+    life.assign(LOCAL, life.attempt + 1, 11.0)
     life.cancel(Cancelled("gone"))
     assert phases_of(life, 12.0) == [("tokenize", 0.25), ("queue", 0.75), ("prefill", 1.0)]
 
@@ -96,7 +97,7 @@ def test_an_end_before_the_first_token_closes_the_phase_that_it_came_in() -> Non
 def test_a_request_that_is_refused_again_and_again_leaves_one_mark() -> None:
     life = submitted()
     for attempt in range(1, 100):
-        life.assign(REMOTE, 11.0 + attempt)
+        life.assign(REMOTE, life.attempt + 1, 11.0 + attempt)
         life.on_event("d", Refused("r", attempt, "full"), 11.0 + attempt)
     assert phases_of(life, 111.0) == [("tokenize", 0.25), ("queue", 100.75)]
 

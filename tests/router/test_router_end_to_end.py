@@ -25,6 +25,7 @@ from kvrelay.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from kvrelay.messages import Prefill
 from kvrelay.wire.inference import (
     GenerateRequest,
     GenerateResponse,
@@ -349,12 +350,25 @@ async def test_full_decode_worker_is_waited_for(router: RouterHarness, stub: Inf
 
 
 async def test_attempts_are_bounded(router: RouterHarness, stub: InferenceServiceStub) -> None:
-    router.workers["prefill-0"].worker.fail = Code.DATA_LOSS
+    router.workers["decode-0"].worker.fail = Code.DATA_LOSS
     with pytest.raises(DataLoss) as caught:
         await collect(stub, ask())
-    assert caught.value.message == "prefill-0: told to fail"
-    assert len(router.workers["prefill-0"].worker.commands) == 5
+    assert caught.value.message == "decode-0: told to fail"
+    assert len(router.workers["decode-0"].worker.commands) == 5
     await until(lambda: idle(router))
+
+
+async def test_pair_that_cannot_hand_over_is_not_chosen_again_and_again(
+    router: RouterHarness, stub: InferenceServiceStub
+) -> None:
+    prefill = router.workers["prefill-0"].worker
+    prefill.fail = Code.UNAVAILABLE
+    for number in range(3):
+        prompt = tuple(range(10 + number, 50 + number))
+        responses = await collect(stub, ask(prompt=prompt))
+        assert tokens_of(responses) == answer(prompt, 7, 8)
+        assert responses[-1].path == "local"
+    assert len([one for one in prefill.commands if isinstance(one, Prefill)]) == 1
 
 
 async def test_full_queue_refuses_the_next() -> None:

@@ -10,6 +10,7 @@ from kvrelay.types import SamplingParams
 from router.effects import Emit, End
 from router.lifecycle import Lifecycle, Settings
 from router.request import Request
+from router.retry_budget import RetryBudget
 from router.stream import Stream
 from router.turns import Turns
 
@@ -29,7 +30,7 @@ class Words:
 @pytest.fixture
 def stream() -> Stream:
     request = Request("a", (1, 2, 3), SamplingParams(seed=0), arrival=0.0, deadline=60.0)
-    life = Lifecycle(request, Settings(max_attempts=3, lease_seconds=10.0, transport="auto"))
+    life = Lifecycle(request, Settings(max_attempts=3, lease_seconds=10.0, transport="auto"), RetryBudget())
     return Stream(life, Words(), MonotonicClock(), Turns())
 
 

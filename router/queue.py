@@ -1,0 +1,186 @@
+"""Requests that wait for workers: by priority, and fairly between tenants."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from kvrelay.tenants import Tenant
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Ticket:
+    """A request's place. Tickets compare by their order of arrival."""
+
+    number: int
+    request_id: str = field(compare=False)
+    priority: int = field(compare=False)
+    tokens: int = field(compare=False)  # of the prompt
+
+
+class Share:
+    """What one tenant has of the cluster and of the queue."""
+
+    def __init__(self, tenant: Tenant) -> None:
+        self.tenant = tenant
+        self.counter = 0.0  # tokens served, over the tenant's weight
+        self.running = 0
+        self.waiting = 0
+        self.waiting_tokens = 0
+
+    @property
+    def capped(self) -> bool:
+        """Whether as many of its requests have workers as may at one time."""
+        return self.tenant.max_running is not None and self.running >= self.tenant.max_running
+
+    def charge(self, tokens: int) -> None:
+        self.counter += tokens / self.tenant.weight
+
+
+class _Level:
+    """The waiting requests of one priority."""
+
+    def __init__(self) -> None:
+        self.returned: list[tuple[Ticket, Share]] = []  # that had workers before, in order of arrival
+        self.new: dict[Share, OrderedDict[str, Ticket]] = {}  # of each tenant, in order of arrival
+
+    def __bool__(self) -> bool:
+        return bool(self.returned or self.new)
+
+
+class FairQueue:
+    """Whose turn is next.
+
+    Between priorities the order is strict, lower goes first, as in vLLM: a priority that could be overtaken would be
+    none, and who may not starve is given the same one. Within a priority the tenant is next that was served the fewest
+    tokens, of prompts and answers, for its weight: the Virtual Token Counter of Sheng et al., "Fairness in Serving
+    Large Language Models" (OSDI 2024), with the weights of weighted fair queueing. A tenant that comes back after a
+    while begins at the counter of the one that was served last (start-time fair queueing, Goyal et al., SIGCOMM
+    1996): idle time earns no credit. Within a tenant it is first come, first served.
+
+    Requests that had workers before and lost them go first in their priority: they are paid for, and their clients
+    wait in mid-stream. The queue is bounded, by `overflow`.
+    """
+
+    def __init__(self) -> None:
+        self._levels: dict[int, _Level] = {}
+        self._shares: dict[str, Share] = {}
+        self._where: dict[str, tuple[Ticket, Share]] = {}
+        self._virtual_time = 0.0  # counter of the tenant that was served last
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._where
+
+    @property
+    def tokens(self) -> int:
+        """Of the prompts that wait."""
+        return sum(one.waiting_tokens for one in self._shares.values())
+
+    def share(self, tenant: Tenant) -> Share:
+        """The tenant's, as it is described now."""
+        share = self._shares.setdefault(tenant.name, Share(tenant))
+        share.tenant = tenant
+        return share
+
+    def add(self, ticket: Ticket, share: Share, returned: bool) -> None:
+        if share.waiting == 0:
+            share.counter = max(share.counter, self._virtual_time)
+        level = self._levels.setdefault(ticket.priority, _Level())
+        if returned:
+            insort(level.returned, (ticket, share), key=lambda pair: pair[0])
+        else:
+            level.new.setdefault(share, OrderedDict())[ticket.request_id] = ticket
+        self._where[ticket.request_id] = ticket, share
+        share.waiting += 1
+        share.waiting_tokens += ticket.tokens
+
+    def remove(self, request_id: str) -> None:
+        """Nothing happens where it does not wait."""
+        if request_id not in self._where:
+            return
+        ticket, share = self._where.pop(request_id)
+        share.waiting -= 1
+        share.waiting_tokens -= ticket.tokens
+        level = self._levels[ticket.priority]
+        line = level.new.get(share)
+        if line is not None and request_id in line:
+            del line[request_id]
+            if not line:
+                del level.new[share]
+        else:
+            level.returned.remove((ticket, share))
+        if not level:
+            del self._levels[ticket.priority]
+
+    def next(self, pausing: Callable[[str], bool]) -> Ticket | None:
+        """The one whose turn it is; passes over those that are `pausing` and over tenants that are capped."""
+        for priority in sorted(self._levels):
+            level = self._levels[priority]
+            for ticket, share in level.returned:
+                if not share.capped and not pausing(ticket.request_id):
+                    return ticket
+            shares = [one for one in level.new if not one.capped]
+            if shares:
+                line = level.new[min(shares, key=lambda one: (one.counter, _head(level.new[one])))]
+                return _head(line)
+        return None
+
+    def serve(self, ticket: Ticket) -> None:
+        """Takes it out, since workers were found for it."""
+        _, share = self._where[ticket.request_id]
+        self._virtual_time = max(self._virtual_time, share.counter)
+        self.remove(ticket.request_id)
+
+    def ahead(self, share: Share, priority: int, tokens_each: float) -> int:
+        """How many requests go before one of that tenant and priority which comes now.
+
+        `tokens_each`: what a request is charged, on average.
+        """
+        own = self._levels.get(priority, _Level())
+        count = sum(_waiting(level) for more_urgent, level in self._levels.items() if more_urgent < priority)
+        count += len(own.returned) + len(own.new.get(share, ()))
+        counter = share.counter if share.waiting else max(share.counter, self._virtual_time)
+        turn = counter + len(own.new.get(share, ())) * tokens_each / share.tenant.weight
+        for other, line in own.new.items():
+            if other is not share:
+                count += min(len(line), max(0, round((turn - other.counter) * other.tenant.weight / tokens_each)))
+        return count
+
+    def overflow(self, share: Share, priority: int) -> str | None:
+        """Whose place a request of that tenant and priority takes in a queue that is full; None: it has to go itself.
+
+        A tenant alone may use the whole queue. Where others wait, the one with most requests waiting for its weight
+        gives way, with the newest of its least urgent ones. So nobody is kept out of the queue by others beyond their
+        share of it. Those that had workers before are not sent away.
+        """
+
+        def excess(one: Share) -> float:
+            return (one.waiting + (one is share)) / one.tenant.weight
+
+        lines = [(level, one) for level in self._levels.values() for one in level.new]
+        largest = max((one for _, one in lines), key=excess, default=share)
+        if excess(largest) <= excess(share):
+            largest = share
+        for least_urgent in sorted(self._levels, reverse=True):
+            if largest is share and least_urgent <= priority:
+                break
+            line = self._levels[least_urgent].new.get(largest)
+            if line:
+                return next(reversed(line))
+        return None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._where)
+
+
+def _head(line: OrderedDict[str, Ticket]) -> Ticket:
+    return next(iter(line.values()))
+
+
+def _waiting(level: _Level) -> int:
+    return len(level.returned) + sum(len(line) for line in level.new.values())
