@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint fuzz schemathesis soak proto venv clean
+.PHONY: demo test lint mutants fuzz schemathesis soak proto venv clean
 
 # Installs once per change of pyproject.toml.
 $(VENV)/.installed: pyproject.toml
@@ -23,6 +23,10 @@ lint: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+# Takes out each safeguard, in a copy of the source, and sees a test fail.
+mutants: venv
+	$(BIN)/python tests/mutants/run.py
 
 # Hand-offs that are damaged on their way, for SECONDS; and many that are broken off, after which nothing may be left.
 SECONDS ?= 120

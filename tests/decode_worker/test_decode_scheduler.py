@@ -84,6 +84,19 @@ def test_when_blocks_run_out_the_youngest_is_preempted_and_comes_back() -> None:
     cache.check_integrity()
 
 
+def test_blocks_of_a_step_in_flight_are_kept_until_it_is_over() -> None:
+    """The engine thread writes to them still; nobody may be given them."""
+    cache = KvCache(8, BLOCK, prefix_cache=False)
+    scheduler = DecodeScheduler(cache, chunk_tokens=8)
+    one = handed_over(cache, "one", 5)
+    scheduler.join(one)
+    batch = scheduler.next(now=0.0)
+    scheduler.remove(one)
+    assert (cache.pool.num_held, len(scheduler)) == (2, 0)
+    scheduler.complete(batch)
+    assert cache.pool.num_held == 0
+
+
 def test_a_waiting_prompt_leaves_a_spare_block_to_each_active_sequence() -> None:
     cache = KvCache(4, BLOCK, prefix_cache=False)
     scheduler = DecodeScheduler(cache, chunk_tokens=32)

@@ -162,6 +162,15 @@ def test_too_many_blocks_change_nothing() -> None:
     assert pool.num_free == 3
 
 
+def test_a_block_is_given_back_once() -> None:
+    pool = BlockPool(4)
+    blocks = pool.allocate(2)
+    pool.release(blocks)
+    with pytest.raises(IntegrityError, match=f"release of block {blocks[1]}, which nobody holds"):
+        pool.release(blocks)
+    assert pool.num_free == 4
+
+
 def test_the_end_of_a_sequence_is_evicted_before_its_head() -> None:
     pool = BlockPool(3)
     blocks = pool.allocate(3)

@@ -99,3 +99,12 @@ def test_without_prefix_cache_nothing_is_found() -> None:
     cache.release(filled(cache, [10, 11]))
     assert cache.match([10, 11], 8) == []
     assert cache.pool.num_free == 4
+
+
+def test_a_block_is_not_found_after_other_blocks() -> None:
+    """Equal tokens have other KV behind another beginning."""
+    cache = KvCache(8, 2)
+    filled(cache, block_hashes([1, 2, 8, 9], 2))
+    filled(cache, block_hashes([8, 9], 2))
+    assert len(cache.match(block_hashes([3, 4, 8, 9], 2), limit_tokens=4)) == 0
+    assert len(set(block_hashes([8, 9, 8, 9], 2))) == 2

@@ -124,6 +124,11 @@ async def test_the_right_frames_are_taken(decode: DecodeEnd, source: MemoryFile)
         ({"generation": 0}, FailedPrecondition, "generation 0 of lease 1"),
         ({"generation": 2}, FailedPrecondition, "generation 2 of lease 1"),
         ({"layout_hash": "other"}, FailedPrecondition, "KV of model unknown is not of mine, test"),
+        (
+            {"layout_hash": "other", "model_id": "another", "layout": LAYOUT},  # other weights of the same shapes
+            FailedPrecondition,
+            "KV of model another is not of mine, test",
+        ),
         ({"request_id": "stranger"}, FailedPrecondition, "lease 1 is for another request"),
         ({"attempt": 1}, FailedPrecondition, "lease 1 is for another request"),
         ({"transport": "carrier pigeon"}, Unimplemented, "'carrier pigeon' is not one that this worker takes"),
@@ -284,6 +289,20 @@ async def test_an_expired_lease_takes_no_frame_even_before_it_is_collected(
     target = decode.grant(BLOCKS)
     decode.clock.advance(10.0)
     await refuse(decode, [opening(target), *whole(source)], FailedPrecondition, "lease 1 has ended")
+
+
+async def test_a_lease_that_expires_in_mid_push_takes_no_more_frames(decode: DecodeEnd, source: MemoryFile) -> None:
+    first, second = whole(source)
+    async with grpc.aio.insecure_channel(decode.address) as channel:
+        call = kv_push(channel)()
+        for frame in (opening(decode.grant(BLOCKS)), first):
+            await call.write(frame_to_bytes(frame))
+        await written(decode, 9, source.block(1))
+        before = decode.arena.buffer.clone()
+        decode.clock.advance(10.0)
+        await call.write(frame_to_bytes(second))
+        assert await call.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert decode.arena.buffer.equal(before)
 
 
 async def test_a_lease_that_ends_before_the_commit_is_not_committed(decode: DecodeEnd, source: MemoryFile) -> None:

@@ -95,6 +95,7 @@ GOOD = frame_to_bytes(KvBlocks(1, 2, 3, 0, 4, 5, (6, 7), (b"payload",), (8, 9)))
         (b"\x0a\x05ab", "bytes are no hand-off frame"),
         (b"\xff" * 20, "bytes are no hand-off frame"),
         (b"\x80\x02rubbish", "bytes are no hand-off frame"),
+        (b"\x0a\x80\x80\x04" + b"\x5a\x00" * 2**15, "65540 bytes are too many for a frame that brings no KV"),
     ],
 )
 def test_rubbish_is_refused(data: bytes, says: str) -> None:

@@ -16,7 +16,7 @@ from kvrelay.engine.runner import ModelRunner, Segment
 from kvrelay.engine.sampling import Sampled
 from kvrelay.engine.step import OnLayer
 from kvrelay.errors import Code
-from kvrelay.messages import Abort, Failed, HandedOff, Prefill, Reserve, Reserved, RunLocal
+from kvrelay.messages import Abort, Failed, HandedOff, Prefill, Reserve, Reserved, RunLocal, TokenBatch
 from kvrelay.types import SamplingParams, SequenceSpec
 from kvrelay.wire.transfer import KvBlocks
 
@@ -156,4 +156,22 @@ async def test_a_prompt_that_the_model_cannot_run_spoils_no_step(
         await prefill.tokens()
         assert isinstance(await prefill.event(), HandedOff)
         assert len(await decode.answer()) == 11
+        await running.settled()
+
+
+async def test_a_token_that_the_model_does_not_have_is_its_own_requests_affair(tiny_model: Callable[..., Path]) -> None:
+    async with workers(tiny_model("llama"), CONFIG, "decode-0") as running:
+        decode = await running.session("decode-0")
+        await decode.send(RunLocal(spec("good", max_tokens=30)))
+        for name, token_id in (("large", 10**6), ("negative", -1)):
+            await decode.send(RunLocal(spec(name, (2, 3, token_id))))
+        refused, tokens = {}, 0
+        while tokens < 30:
+            event = await decode.event()
+            if isinstance(event, Failed):
+                refused[event.request_id] = event.code
+            else:
+                assert isinstance(event, TokenBatch)
+                tokens += sum(len(one.token_ids) for one in event.sequences)
+        assert refused == dict.fromkeys(("large", "negative"), Code.INVALID_ARGUMENT)
         await running.settled()

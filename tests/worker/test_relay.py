@@ -106,6 +106,24 @@ async def test_a_repeated_command_is_run_once(tiny_model: Callable[..., Path]) -
         await running.settled()
 
 
+async def test_a_repeated_prefill_is_run_once(tiny_model: Callable[..., Path]) -> None:
+    async with workers(tiny_model("llama"), CONFIG, "prefill-0", "decode-0") as running:
+        prefill, decode = await running.session("prefill-0"), await running.session("decode-0")
+        await decode.send(Reserve(spec("a"), 10.0))
+        reserved = await decode.event()
+        assert isinstance(reserved, Reserved)
+        for _ in range(2):
+            await prefill.send(Prefill(spec("a"), reserved.target))
+        await prefill.tokens()
+        assert isinstance(await prefill.event(), HandedOff)
+        assert len(await decode.answer()) == 11
+        await running.settled()
+        await prefill.send(Prefill(spec("b", tuple(range(300))), reserved.target))
+        refused = await prefill.event()
+        assert isinstance(refused, Failed), "nothing came between: one prefill, one account"
+        assert refused.request_id == "b"
+
+
 async def test_a_lease_that_is_not_renewed_ends_and_gives_its_blocks_back(tiny_model: Callable[..., Path]) -> None:
     async with workers(tiny_model("llama"), CONFIG, "prefill-0", "decode-0") as running:
         prefill, decode = await running.session("prefill-0"), await running.session("decode-0")

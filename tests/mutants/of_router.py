@@ -1,0 +1,222 @@
+"""Safeguards of the router: tokens once and in order, attempts, deadlines, suspicion, bounds."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+LIFECYCLE = "router/lifecycle.py"
+DISPATCHER = "router/dispatcher.py"
+SESSIONS = "router/sessions.py"
+
+MUTANTS = (
+    Mutant(
+        "tokens that came before are dropped",
+        LIFECYCLE,
+        "new = slice(start - event.index,",
+        "new = slice(0,",
+        (
+            "router/test_lifecycle.py::test_duplicates_show_nothing",
+            "router/test_lifecycle.py::test_logprobs_stay_with_their_tokens_when_duplicates_fall_away",
+        ),
+    ),
+    Mutant(
+        "tokens beyond max_tokens are dropped",
+        LIFECYCLE,
+        "if start != event.index or start + len(token_ids) > self.request.sampling.max_tokens:",
+        "if start != event.index:",
+        ("router/test_lifecycle.py::test_answer_ends_at_max_tokens_though_the_worker_goes_on",),
+    ),
+    Mutant(
+        "a gap in the tokens",
+        LIFECYCLE,
+        "if event.index > len(self.tokens):",
+        "if False:",
+        ("router/test_lifecycle.py::test_a_gap_is_given_to_another_attempt",),
+    ),
+    Mutant(
+        "attempt number of events",
+        LIFECYCLE,
+        "return part and attempt == self.attempt and not self.ended",
+        "return part and not self.ended",
+        (
+            "router/test_lifecycle.py::test_events_of_an_attempt_that_was_given_up_are_dropped",
+            "router/test_dispatcher.py::test_new_epoch_of_a_worker_means_that_the_old_one_is_lost",
+        ),
+    ),
+    Mutant(
+        "events of workers that are not part of it",
+        LIFECYCLE,
+        "return part and attempt == self.attempt and not self.ended",
+        "return placed is not None and attempt == self.attempt and not self.ended",
+        ("router/test_lifecycle.py::test_events_of_strangers_are_dropped",),
+    ),
+    Mutant(
+        "one end for each request",
+        LIFECYCLE,
+        "return part and attempt == self.attempt and not self.ended",
+        "return part and attempt == self.attempt",
+        ("router/test_lifecycle.py::test_duplicate_of_the_last_tokens_does_not_end_it_twice",),
+    ),
+    Mutant(
+        "a request that kills its workers is quarantined",
+        LIFECYCLE,
+        "if self.suspicion.guilty:\n                error",
+        "if False:\n                error",
+        ("router/test_lifecycle.py::test_request_that_kills_two_workers_is_not_given_a_third",),
+    ),
+    Mutant(
+        "attempts are bounded",
+        LIFECYCLE,
+        "if self.failures >= self._settings.max_attempts:",
+        "if False:",
+        ("router/test_lifecycle.py::test_attempts_are_bounded_and_the_last_error_is_told",),
+    ),
+    Mutant(
+        "a lost attempt is aborted on the worker that is left",
+        LIFECYCLE,
+        "return [Send(holder, abort) for holder in self.holders if holder != gone]",
+        "return []",
+        (
+            "router/test_lifecycle.py::test_loss_of_a_worker_frees_the_other_and_tries_again",
+            "router/test_lifecycle.py::test_cancel_in_each_state",
+        ),
+    ),
+    Mutant(
+        "early tokens of a lost attempt are forgotten",
+        LIFECYCLE,
+        "self.handoff = None\n        self._early = []",
+        "self.handoff = None",
+        ("router/test_lifecycle.py::test_early_tokens_do_not_outlive_their_attempt",),
+    ),
+    Mutant(
+        "the like of a request that killed workers is refused",
+        "router/quarantine.py",
+        "if until is not None:",
+        "if False:",
+        ("router/test_quarantine.py::test_the_like_of_it_is_refused_for_a_while_and_told_how_long",),
+    ),
+    Mutant(
+        "retries are paid for",
+        "router/retry_budget.py",
+        "if self._balance < 1:\n            return False",
+        "pass",
+        ("router/test_retry_budget.py::test_retries_are_at_most_what_was_earned_and_the_floor",),
+    ),
+    Mutant(
+        "suspects run one at a time",
+        DISPATCHER,
+        "if not suspicion.suspected:\n            return False",
+        "return False",
+        (
+            "router/test_dispatcher.py::test_suspects_run_one_at_a_time",
+            "router/test_dispatcher.py::test_suspect_that_waits_for_its_lease_is_still_alone",
+        ),
+    ),
+    Mutant(
+        "deadline",
+        DISPATCHER,
+        "for entry in list(self._entries.values()):\n            if now >= entry.life.request.deadline:",
+        "for entry in list(self._entries.values()):\n            if False:",
+        (
+            "router/test_dispatcher.py::test_deadline_while_no_worker_is_there",
+            "router/test_router_end_to_end.py::test_deadline_on_a_worker_that_hangs",
+        ),
+    ),
+    Mutant(
+        "a deadline that has passed already",
+        "router/intake.py",
+        "if time_left is not None and time_left <= 0:",
+        "if False:",
+        ("router/test_intake.py::test_a_deadline_that_has_passed_is_told_before_anything_is_done",),
+    ),
+    Mutant(
+        "a live request id is not taken twice",
+        DISPATCHER,
+        "if request.request_id in self._entries:",
+        "if False:",
+        (
+            "router/test_dispatcher.py::test_live_request_id_is_not_taken_twice_but_an_ended_one_is",
+            "router/test_router_end_to_end.py::test_live_request_id_twice",
+        ),
+    ),
+    Mutant(
+        "the queue is bounded",
+        "router/admission.py",
+        "if len(self._queue) < self._max_queue:",
+        "if True:",
+        (
+            "router/test_dispatcher.py::test_full_queue_refuses",
+            "router/test_router_end_to_end.py::test_full_queue_refuses_the_next",
+        ),
+    ),
+    Mutant(
+        "leases are kept alive",
+        DISPATCHER,
+        "leases.setdefault(life.assignment.decode, []).append(life.lease_id)",
+        "pass",
+        ("router/test_dispatcher.py::test_leases_are_renewed_until_the_commit",),
+    ),
+    Mutant(
+        "news of another epoch are not of this worker",
+        "router/workers.py",
+        "if worker is not None and worker.info.epoch == info.epoch:",
+        "if worker is not None:",
+        ("router/test_dispatcher.py::test_news_of_another_epoch_are_not_of_this_worker",),
+    ),
+    Mutant(
+        "a worker's next epoch ends the one before",
+        DISPATCHER,
+        "effects = self.worker_lost(info.worker_id, now) if info.worker_id in self._workers else []",
+        "effects: list[Effect] = []",
+        ("router/test_dispatcher.py::test_new_epoch_of_a_worker_means_that_the_old_one_is_lost",),
+    ),
+    Mutant(
+        "epoch of a session",
+        SESSIONS,
+        "if not isinstance(welcome, Welcome) or (welcome.worker_id, welcome.epoch) != (",
+        "if not isinstance(welcome, Welcome) or (welcome.worker_id, self.info.epoch) != (",
+        ("router/test_router_end_to_end.py::test_answer_of_a_worker_with_another_epoch_is_not_taken",),
+    ),
+    Mutant(
+        "a draining router takes nothing",
+        "router/driver.py",
+        "if self.draining:\n            raise Unavailable(",
+        "if False:\n            raise Unavailable(",
+        ("router/test_router_end_to_end.py::test_drain_refuses_new_requests_and_lets_the_others_end",),
+    ),
+    Mutant(
+        "the leader's fencing token",
+        "kvrelay/registry_scripts.py",
+        "if tonumber(redis.call('GET', KEYS[2]) or 0) > tonumber(ARGV[4]) then return 0 end\n",
+        "",
+        ("test_registry.py::test_scaling_is_fenced_and_never_overrides_an_operator",),
+    ),
+    Mutant(
+        "a size that an operator changed is not overwritten",
+        "kvrelay/registry_scripts.py",
+        "if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end\n",
+        "",
+        ("test_registry.py::test_scaling_is_fenced_and_never_overrides_an_operator",),
+    ),
+    Mutant(
+        "one leader at a time",
+        "kvrelay/registry_scripts.py",
+        "if token then return nil end\n",
+        "",
+        ("test_registry.py::test_one_leader_at_a_time",),
+    ),
+    Mutant(
+        "an older incarnation does not overwrite a later one",
+        "kvrelay/registry_scripts.py",
+        "epoch > tonumber(ARGV[1]) then return epoch end",
+        "false then return epoch end",
+        ("test_registry.py::test_an_older_incarnation_cannot_overwrite_or_remove_a_later_one",),
+    ),
+    Mutant(
+        "epochs go on after Redis has lost them",
+        "kvrelay/registry_scripts.py",
+        "then redis.call('SET', KEYS[2], ARGV[1]) end",
+        "then return end",
+        ("test_registry.py::test_epochs_stay_unique_after_redis_lost_everything",),
+    ),
+)

@@ -1,0 +1,123 @@
+"""Takes out each safeguard in turn and sees its tests fail: `make mutants`.
+
+    python tests/mutants/run.py [WORD ...]     only mutants whose name has one of the words
+
+All happens in a copy of the source tree, which is gone afterwards. The tests are run once with nothing taken out,
+since a test that fails anyway catches nothing. Exit code 1 if a mutant survives or does not apply any more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from mutants.catalogue import MUTANTS
+from mutants.mutant import ROOT, DoesNotApply, Mutant
+
+PACKAGES = ("kvrelay", "kv_transfer", "prefill_worker", "decode_worker", "router", "autoscaler")
+OTHERS = ("tests", "proto", "configs", "scripts", "benchmarks", "examples", "k8s", "pyproject.toml", "README.md")
+TEST_S = 120  # a test that takes longer hangs, which is one way to fail
+NO_TESTS_FAILED, SOME_TESTS_FAILED = 0, 1  # pytest's exit codes; any other is not about the tests
+_FAILED = re.compile(r"^(?:FAILED|ERROR) tests/(\S+?::[A-Za-z0-9_:]+)", re.MULTILINE)
+
+
+class Copy:
+    """Of the source tree, where one mutant at a time lives."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for name in (*PACKAGES, *OTHERS):
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(source, root / name)
+        self._environment = {
+            **os.environ,
+            "PYTHONPATH": str(root),
+            "PYTHONDONTWRITEBYTECODE": "1",  # a mutant may be as old and as long as what was compiled before it
+        }
+        where = self._python("-c", "import router, kvrelay; print(kvrelay.__file__, router.__file__)").stdout
+        if where.split() != [str(root / one / "__init__.py") for one in ("kvrelay", "router")]:
+            raise SystemExit(f"the copy in {root} is not what would be tested, but {where}")
+
+    def failed(self, tests: Sequence[str], first_only: bool) -> tuple[set[str], str]:
+        """Those of `tests` that fail, and what pytest printed. Raises DoesNotApply if they cannot be run."""
+        options = ["-p", "no:cacheprovider", "-rfE", "--tb=line", "--timeout", str(TEST_S)]
+        options += ["-x"] if first_only else []
+        done = self._python("-m", "pytest", *options, *(f"tests/{test}" for test in tests))
+        if done.returncode not in (NO_TESTS_FAILED, SOME_TESTS_FAILED):
+            raise DoesNotApply(f"pytest ended with {done.returncode}:\n{(done.stdout + done.stderr)[-2000:]}")
+        cases = _FAILED.findall(done.stdout)
+        return {test for test in tests if any(_same(test, case) for case in cases)}, done.stdout
+
+    def without(self, mutant: Mutant) -> float:
+        """Seconds that its tests took to fail. Raises DoesNotApply, or Survived for tests that passed."""
+        path = self.root / mutant.file
+        whole = path.read_text()
+        path.write_text(mutant.source(self.root))
+        begin = time.monotonic()
+        try:
+            failed, _ = self.failed(mutant.tests, first_only=len(mutant.tests) == 1)
+        finally:
+            path.write_text(whole)
+        if passed := set(mutant.tests) - failed:
+            raise Survived(", ".join(sorted(passed)))
+        return time.monotonic() - begin
+
+    def _python(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *words], cwd=self.root, env=self._environment, capture_output=True, text=True, check=False
+        )
+
+
+class Survived(Exception):
+    """The tests that passed without the safeguard."""
+
+
+def _same(test: str, case: str) -> bool:
+    """Whether a failed case, perhaps of a class and with parameters cut off, is of the test PATH::NAME."""
+    file, _, name = test.partition("::")
+    return case.startswith(f"{file}::") and case.split("::")[-1] == name
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", metavar="WORD")
+    words = parser.parse_args().words
+    chosen = [one for one in MUTANTS if not words or any(word in one.name for word in words)]
+    bad = 0
+    with tempfile.TemporaryDirectory(prefix="kvrelay-mutants-") as folder:
+        copy = Copy(Path(folder))
+        tests = sorted({test for one in chosen for test in one.tests})
+        failed, printed = copy.failed(tests, first_only=False)
+        if failed:
+            print(f"{printed}\nthese fail with nothing taken out: {', '.join(sorted(failed))}")
+            return 1
+        width = max(len(one.name) for one in chosen)
+        for one in chosen:
+            try:
+                seconds = copy.without(one)
+                print(f"{one.name:{width}}  caught   {seconds:5.1f} s  {', '.join(one.tests)}", flush=True)
+            except Survived as survivors:
+                bad += 1
+                print(f"{one.name:{width}}  SURVIVED          {survivors} passed without it", flush=True)
+            except DoesNotApply as error:
+                bad += 1
+                print(f"{one.name:{width}}  DOES NOT APPLY    {error}", flush=True)
+    print(f"{len(chosen) - bad} of {len(chosen)} mutants were caught")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,34 @@
+"""What is refused before a request costs anything."""
+
+from __future__ import annotations
+
+import pytest
+from router_harness import DEMO, MemoryRegistry, cluster_config
+
+from kvrelay.clock import ManualClock
+from kvrelay.errors import DeadlineExceeded
+from kvrelay.wire.inference import GenerateRequest
+from router.driver import Driver
+from router.intake import Intake
+from router.metrics import Metrics
+from router.model_card import ModelCard
+from router.observers import Observers
+from router.request_log import RequestLog
+from router.text import Text
+
+
+async def test_a_deadline_that_has_passed_is_told_before_anything_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = cluster_config()
+    clock = ManualClock(100.0)
+    card = ModelCard.load(DEMO, config.model)
+    driver = Driver(config, MemoryRegistry(), "router-0", clock, Observers(Metrics("demo"), RequestLog()))
+
+    async def tokenized(*_: object) -> tuple[int, ...]:
+        raise AssertionError("it was tokenized")
+
+    monkeypatch.setattr(Text, "encode", tokenized)
+    intake = Intake(card, Text.load(DEMO), driver, config.router, clock)
+    for time_left in (0.0, -5.0):
+        with pytest.raises(DeadlineExceeded, match="nothing was done"):
+            await intake.open(GenerateRequest(prompt="Once upon a time"), 100.0, time_left)
+    assert driver.dispatcher.unfinished == 0
