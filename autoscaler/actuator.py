@@ -14,6 +14,8 @@ from autoscaler.backoff import Deaths
 from kvrelay.clock import Clock, MonotonicClock
 from kvrelay.errors import KvRelayError, Unavailable
 from kvrelay.registry import Registry
+from kvrelay.security.credentials import Credentials
+from kvrelay.security.grpc_tls import worker_channel
 from kvrelay.telemetry import get_logger
 from kvrelay.types import POOLS, PoolName, WorkerInfo
 from kvrelay.wire import status
@@ -58,6 +60,7 @@ class Actuator:
         initial: Mapping[PoolName, int],
         *,
         clock: Clock | None = None,
+        credentials: Credentials | None = None,
         drain_timeout_s: float = 30.0,
         interval_s: float = 0.5,
     ) -> None:
@@ -66,6 +69,7 @@ class Actuator:
         self._launcher = launcher
         self._sizes = dict(initial)
         self._clock = clock or MonotonicClock()
+        self._credentials = credentials
         self._drain_timeout_s = drain_timeout_s
         self._interval_s = interval_s
         self._workers: dict[str, _Worker] = {}
@@ -190,7 +194,7 @@ class Actuator:
             await self._stop(worker_id, info)
         elif not worker.drain_sent and info is not None:
             try:
-                await drain_worker(info.address)
+                await drain_worker(info.address, self._credentials)
                 worker.drain_sent = True
             except KvRelayError as error:
                 log.warning("worker does not answer to drain", worker=worker_id, reason=error.message)
@@ -221,9 +225,9 @@ def surplus(
     return sorted(staying, key=cost)[: max(0, count)]
 
 
-async def drain_worker(address: str) -> None:
+async def drain_worker(address: str, credentials: Credentials | None) -> None:
     """Tells the worker at HOST:PORT to take no more work. Raises a KvRelayError."""
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with worker_channel(address, credentials) as channel:
         try:
             await WorkerServiceStub(channel).Drain(pb.DrainRequest(), timeout=_DRAIN_CALL_S)
         except grpc.RpcError as error:

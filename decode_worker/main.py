@@ -12,6 +12,7 @@ from kv_transfer.choice import host_id
 from kv_transfer.sender import Sender
 from kvrelay.clock import MonotonicClock
 from kvrelay.engine.cache import KvCache
+from kvrelay.security.credentials import Credentials
 from kvrelay.wire.transfer import add_kv_transfer_servicer
 from kvrelay.worker.base import Identity
 from kvrelay.worker.host import MAX_MESSAGE_BYTES, host_worker, load_runner
@@ -25,16 +26,18 @@ async def serve(settings: WorkerSettings, stop: asyncio.Event) -> None:
     runner = await load_runner(settings)
     clock = MonotonicClock()
 
-    def build(server: grpc.aio.Server, identity: Identity) -> DecodeWorker:
+    def build(server: grpc.aio.Server, identity: Identity, credentials: Credentials | None) -> DecodeWorker:
         cache = KvCache(runner.num_blocks, kv.block_size, prefix_cache=kv.prefix_cache)
         sender = Sender(
             runner.kv,
+            worker_id=identity.worker_id,
             host_id=identity.host_id,
             model_id=runner.model_id,
             layout_hash=runner.layout_hash,
             clock=clock,
             digests=kv.digest,
             host=config.listen.worker_host,
+            credentials=credentials,
         )
         worker = DecodeWorker(
             identity,

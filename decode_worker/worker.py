@@ -69,17 +69,21 @@ class DecodeWorker(Worker):
             host=host,
         )
         self._sender = sender
-        self.lending = Lending(cache, sender)
+        self.lending = Lending(cache, sender, identity.epoch)
         self._max_batch = max_batch
         self._reserved: dict[Key, tuple[Sequence, Reserved]] = {}  # waiting for their KV
         self._decoding: dict[Key, Sequence] = {}
 
+    @property
+    def lending_key(self) -> bytes:
+        return self.lending.key
+
     def take(self, command: Command, session: RouterSession) -> None:
         match command:
-            case Reserve(spec, lease_seconds):
+            case Reserve(spec, lease_seconds, prefill_worker):
                 if spec.key not in self.sessions:
                     if self._has_seat(spec, session):
-                        self._reserve(spec, lease_seconds, session)
+                        self._reserve(spec, lease_seconds, prefill_worker, session)
                 elif spec.key in self._reserved:
                     session.send(self._reserved[spec.key][1])
             case RunLocal(spec):
@@ -169,7 +173,7 @@ class DecodeWorker(Worker):
             return False
         return True
 
-    def _reserve(self, spec: SequenceSpec, lease_seconds: float, session: RouterSession) -> None:
+    def _reserve(self, spec: SequenceSpec, lease_seconds: float, prefill_worker: str, session: RouterSession) -> None:
         sequence = self.begin(spec)
         sequence.take_prefix(self.cache)
         cached_blocks = len(sequence.blocks)
@@ -191,6 +195,7 @@ class DecodeWorker(Worker):
             layout_hash=self.runner.layout_hash,
             host_id=self.identity.host_id,
             device=self.runner.kv.buffer.device.type,
+            capability=self.receiver.capability(lease, prefill_worker),
         )
         answer = Reserved(*spec.key, target)
         self.sessions[spec.key] = session

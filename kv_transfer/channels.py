@@ -7,6 +7,8 @@ import asyncio
 import grpc
 
 from kv_transfer.transports.grpc import FRAME_BYTES
+from kvrelay.security.credentials import Credentials
+from kvrelay.security.grpc_tls import worker_channel
 from kvrelay.types import KvLayout
 
 _PING_MS = 2_000
@@ -21,9 +23,13 @@ def message_bytes(layout: KvLayout) -> int:
 
 
 class Channels:
-    """A peer that is silent for some seconds, or gone, fails the calls in flight to it with UNAVAILABLE."""
+    """A peer that is silent for some seconds, or gone, fails the calls in flight to it with UNAVAILABLE.
 
-    def __init__(self, layout: KvLayout) -> None:
+    When the certificate that this worker shows is replaced, the next call to each peer connects anew; calls on the
+    connection before go on.
+    """
+
+    def __init__(self, layout: KvLayout, credentials: Credentials | None = None) -> None:
         self._options = [
             ("grpc.max_send_message_length", message_bytes(layout)),
             ("grpc.keepalive_time_ms", _PING_MS),
@@ -31,23 +37,41 @@ class Channels:
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.use_local_subchannel_pool", 1),  # a new channel makes a new connection
         ]
+        self._credentials = credentials
+        self._shown = None if credentials is None else credentials.current()
         self._open: dict[str, grpc.aio.Channel] = {}
+        self._outdated: list[grpc.aio.Channel] = []
         self._retired: set[asyncio.Task[None]] = set()
 
     def get(self, address: str) -> grpc.aio.Channel:
+        if self._credentials is not None and (current := self._credentials.current()) is not self._shown:
+            self._shown = current
+            self._renew()
         if address not in self._open:
-            self._open[address] = grpc.aio.insecure_channel(address, options=self._options)
+            self._open[address] = worker_channel(address, self._credentials, self._options)
         return self._open[address]
 
     def retire(self, address: str, broken: grpc.aio.Channel, grace: float) -> None:
         """The next call to the address takes a new connection; those on this one have `grace` seconds to end."""
         if address in self._open and self._open[address] is broken:
             del self._open[address]
-            task = asyncio.create_task(broken.close(grace))
-            self._retired.add(task)
-            task.add_done_callback(self._retired.discard)
+            self._retire(broken, grace)
+
+    def _renew(self) -> None:
+        """Calls of the certificate before the last one are long over."""
+        for channel in self._outdated:
+            self._retire(channel, 0)
+        self._outdated = list(self._open.values())
+        self._open.clear()
+
+    def _retire(self, channel: grpc.aio.Channel, grace: float) -> None:
+        task = asyncio.create_task(channel.close(grace))
+        self._retired.add(task)
+        task.add_done_callback(self._retired.discard)
 
     async def close(self) -> None:
+        for channel in self._outdated:
+            self._retire(channel, 0)
         for address, channel in list(self._open.items()):
             self.retire(address, channel, 0)
         await asyncio.gather(*self._retired)

@@ -19,18 +19,21 @@ def host_id() -> str:
 
 
 def choose_transport(
-    requested: str, *, same_process: bool, same_host: bool, device: str, target_device: str
+    requested: str, *, same_process: bool, same_host: bool, device: str, target_device: str, tls: bool = False
 ) -> tuple[str, str]:
     """(transport, why). The devices are those of the sender's arena and the receiver's: cpu or cuda.
 
-    `auto` takes the one with the fewest copies. Raises Unimplemented for a transport that was asked for by name and
-    cannot work between these two workers, since something else instead would hide that.
+    `auto` takes the one with the fewest copies, and between hosts always grpc, the only one that TLS protects. Raises
+    Unimplemented for a transport that was asked for by name and cannot work between these two workers, since something
+    else instead would hide that.
     """
     if requested == "auto":
         for name, why in _ON_ONE_HOST.items():
             if not _obstacle(name, same_process, same_host, device, target_device):
                 return name, why
-        return "grpc", "another host" if not same_host else f"arena on {device}"
+        if same_host:
+            return "grpc", f"arena on {device}"
+        return "grpc", "another host, by TLS" if tls else "another host"
     if requested not in TRANSPORTS:
         raise Unimplemented(f"transport {requested!r} is not one of auto, {', '.join(TRANSPORTS)}")
     if obstacle := _obstacle(requested, same_process, same_host, device, target_device):

@@ -21,6 +21,7 @@ class Lease:
     blocks: tuple[int, ...]  # block numbers in the worker's arena
     cached_blocks: int
     partial: bool = False  # a commit may bring fewer blocks than these, from the first on
+    seconds: float = 0.0  # that it was granted for; renewals come on top
 
     @property
     def writable(self) -> tuple[int, ...]:
@@ -71,7 +72,7 @@ class LeaseTable:
     ) -> Lease:
         """Takes over `blocks`, which the caller holds, until commit or release."""
         number = next(self._numbers)
-        lease = Lease(number, number, key, tuple(blocks), cached_blocks, partial)
+        lease = Lease(number, number, key, tuple(blocks), cached_blocks, partial, seconds)
         self._entries[lease.lease_id] = _Entry(lease, now + seconds)
         return lease
 

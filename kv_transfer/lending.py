@@ -8,7 +8,8 @@ from typing import Protocol
 import grpc
 
 from kv_transfer.sender import Sender
-from kvrelay.errors import FailedPrecondition, KvRelayError, NotFound
+from kvrelay.errors import FailedPrecondition, KvRelayError, NotFound, PermissionDenied
+from kvrelay.security.capability import FetchGrant, check_capability, make_key
 from kvrelay.wire.status import abort
 from kvrelay.wire.transfer import FetchRequest, fetch_request_from_proto, pb
 
@@ -28,12 +29,15 @@ class PrefixCache(Protocol):
 class Lending:
     """KvTransferService.Fetch: pushes blocks that are found, from the first on, to the lease of who asks.
 
-    Lives on the event loop that owns the cache. The blocks are held until neither side reads them.
+    Only for a request, a worker, an address and a length that a router has granted by means of the key. Lives on the
+    event loop that owns the cache. The blocks are held until neither side reads them.
     """
 
-    def __init__(self, cache: PrefixCache, sender: Sender) -> None:
+    def __init__(self, cache: PrefixCache, sender: Sender, epoch: int) -> None:
         self._cache = cache
         self._sender = sender
+        self._epoch = epoch
+        self.key = make_key()  # for routers, who say by it which worker may fetch what
         self.lent = 0  # blocks, since the start
 
     async def Fetch(self, request: pb.FetchRequest, context: grpc.aio.ServicerContext) -> pb.FetchResponse:
@@ -43,12 +47,17 @@ class Lending:
             await abort(context, error)
 
     async def _lend(self, wish: FetchRequest) -> int:
+        check_capability(self.key, self._grant(wish), wish.capability)
         size = self._cache.block_size
         first, rest = divmod(wish.target.cached_tokens, size)
         if rest or len(wish.names) > MAX_NAMES:
             raise FailedPrecondition(
                 f"a fetch of {len(wish.names)} blocks after {wish.target.cached_tokens} tokens is not of my blocks, "
                 f"which have {size} tokens, or of more than {MAX_NAMES}"
+            )
+        if wish.target.cached_tokens + len(wish.names) * size > wish.granted_tokens:
+            raise PermissionDenied(
+                f"a fetch of {len(wish.names)} blocks goes beyond the {wish.granted_tokens} tokens granted"
             )
         blocks = self._cache.match(wish.names, len(wish.names) * size)
         try:
@@ -64,3 +73,14 @@ class Lending:
             self._cache.release(blocks)
         self.lent += len(blocks)
         return len(blocks)
+
+    def _grant(self, wish: FetchRequest) -> FetchGrant:
+        return FetchGrant(
+            wish.request_id,
+            wish.attempt,
+            borrower=wish.target.worker_id,
+            address=wish.target.address,
+            lender=self._sender.worker_id,
+            epoch=self._epoch,
+            tokens=wish.granted_tokens,
+        )

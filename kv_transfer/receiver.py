@@ -30,6 +30,7 @@ from kvrelay.errors import (
     ResourceExhausted,
     Unimplemented,
 )
+from kvrelay.security.capability import PushGrant, check_capability, make_capability, make_key
 from kvrelay.types import KvLayout
 from kvrelay.wire.status import abort
 from kvrelay.wire.transfer import (
@@ -80,6 +81,8 @@ class Receiver:
     ) -> None:
         self._arena = arena
         self._leases = leases
+        self._worker_id = worker_id
+        self._key = make_key()
         self._model_id = model_id
         self._layout_hash = layout_hash
         self._on_commit = on_commit
@@ -92,6 +95,22 @@ class Receiver:
         self._nixl = NixlReader(arena.buffer.device, host, patience)
         self._pushes: dict[int, _Push] = {}  # under way, by lease id
         memory.register_receiver(worker_id, leases.epoch)
+
+    def capability(self, lease: Lease, sender: str) -> str:
+        """Lets the worker with that id push to the lease; nobody can who does not show it."""
+        return make_capability(self._key, self._grant(lease, sender))
+
+    def _grant(self, lease: Lease, sender: str) -> PushGrant:
+        return PushGrant(
+            *lease.key,
+            sender=sender,
+            receiver=self._worker_id,
+            lease_id=lease.lease_id,
+            epoch=self._leases.epoch,
+            generation=lease.generation,
+            num_blocks=len(lease.blocks),
+            seconds=lease.seconds,
+        )
 
     @property
     def under_way(self) -> int:
@@ -121,8 +140,9 @@ class Receiver:
 
     async def _receive(self, frames: AsyncIterator[Frame], context: grpc.aio.ServicerContext) -> KvReceipt:
         opening = await self._first_of(frames)
-        theirs = self._layout_of(opening)
         lease = self._find(opening)
+        check_capability(self._key, self._grant(lease, opening.sender), opening.capability)
+        theirs = self._layout_of(opening)
         if lease.lease_id in self._pushes:
             raise FailedPrecondition(f"another push to lease {lease.lease_id} is under way")
         repeated = self._leases.is_committed(lease.lease_id)

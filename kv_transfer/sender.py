@@ -24,6 +24,7 @@ from kv_transfer.transports.nixl import NixlOutbound, ServedArena
 from kvrelay.clock import Clock
 from kvrelay.errors import Internal, KvRelayError, Unavailable, Unimplemented
 from kvrelay.messages import HandoffTarget
+from kvrelay.security.credentials import Credentials
 from kvrelay.telemetry import get_logger
 from kvrelay.types import Handoff
 from kvrelay.wire.transfer import KvBlocks, KvCommit, KvOpen, KvReceipt, frame_to_bytes
@@ -41,6 +42,7 @@ class Sender:
         self,
         arena: Arena,
         *,
+        worker_id: str,
         host_id: str,
         model_id: str,
         layout_hash: str,
@@ -48,7 +50,9 @@ class Sender:
         digests: bool = True,
         host: str = "127.0.0.1",
         patience: float = 10.0,
+        credentials: Credentials | None = None,
     ) -> None:
+        self.worker_id = worker_id
         self.arena = arena
         self.host_id = host_id
         self.model_id = model_id
@@ -56,7 +60,8 @@ class Sender:
         self.clock = clock
         self.digests = digests
         self.patience = patience
-        self.channels = Channels(arena.layout)
+        self._credentials = credentials
+        self.channels = Channels(arena.layout, credentials)
         self._groups = SenderGroups(host, patience)
         self._served = ServedArena(arena, host)
         memory.register_sender(arena)
@@ -69,6 +74,7 @@ class Sender:
             same_host=target.host_id == self.host_id,
             device=self.arena.buffer.device.type,
             target_device=target.device,
+            tls=self._credentials is not None,
         )
         return Push(self, key, target, transport, why)
 
@@ -300,6 +306,8 @@ class Push:
             transport=transport,
             model_id=self._sender.model_id,
             layout=self._sender.arena.layout,
+            sender=self._sender.worker_id,
+            capability=target.capability,
         )
 
 

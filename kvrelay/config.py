@@ -147,6 +147,11 @@ class TransferConfig(Section):
     transport: TransportName = "auto"
     lease_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0
 
+    @property
+    def bypasses_tls(self) -> bool:
+        """KV travels on connections of the transport's own, which know neither authentication nor encryption."""
+        return self.transport in ("gloo", "nccl", "nixl")
+
 
 class RouterConfig(Section):
     policy: PolicyName = "kv_aware"
@@ -230,6 +235,10 @@ class ListenConfig(Section):
     http: Address = "127.0.0.1:8000"
     admin: Address = "127.0.0.1:50052"
     worker_host: str = "127.0.0.1"  # that workers bind and announce, auto: their Ray node's; private network only
+
+    @property
+    def workers_on_loopback(self) -> bool:
+        return is_loopback(f"{self.worker_host}:0")
 
     @field_validator("grpc", "http", "admin")
     @classmethod

@@ -6,7 +6,7 @@ a command once however often it arrives, and a router drops the events of an att
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvrelay.errors import Code
 from kvrelay.types import FinishReason, Handoff, PrefillTimings, SequenceSpec, TokenLogprobs
@@ -29,6 +29,7 @@ class HandoffTarget:
     host_id: str
     transport: str = "auto"  # filled in by the router
     device: str = "cpu"  # that its KV lies on: cpu or cuda
+    capability: str = field(default="", repr=False)  # leave to push, see kvrelay/security/capability.py
 
 
 # Commands
@@ -40,6 +41,7 @@ class Reserve:
 
     spec: SequenceSpec
     lease_seconds: float
+    prefill_worker: str  # the one that may push to them
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class PrefixSource:
     worker_id: str
     address: str
     cached_tokens: int
+    capability: str = field(default="", repr=False)  # leave to fetch them for this request
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from kvrelay import registry_scripts as scripts
+from kvrelay.config import is_loopback
 from kvrelay.errors import ConfigError, FailedPrecondition, InvalidArgument, Unavailable
 from kvrelay.registry_codec import MAX_VALUE_BYTES, check_name, decode, encode
 from kvrelay.telemetry import get_logger
@@ -59,14 +60,19 @@ class _PoolSize:
 class Registry:
     """One process's connection. Every call is bounded in time and raises Unavailable when Redis does not serve it."""
 
-    def __init__(self, client: redis.asyncio.Redis, where: str) -> None:
+    def __init__(self, client: redis.asyncio.Redis, where: str, loopback_only: bool = False) -> None:
         self._client = client
+        self._loopback_only = loopback_only
         self._where = where
         self._warned: dict[str, str] = {}  # key -> what was wrong with its value when last warned of
 
     @classmethod
-    async def connect(cls, url: str) -> Registry:
-        """url: redis://, rediss:// or unix://. Raises ConfigError for any other, Unavailable if nobody answers."""
+    async def connect(cls, url: str, *, loopback_only: bool = False) -> Registry:
+        """url: redis://, rediss:// or unix://. Raises ConfigError for any other, Unavailable if nobody answers.
+
+        `loopback_only`: workers elsewhere are not believed, as where this cluster's own listen on loopback. Otherwise
+        they may be in private networks. Whoever can write to Redis shall not lead routers to any other place.
+        """
         try:
             client = redis.asyncio.Redis.from_url(
                 url,
@@ -76,7 +82,7 @@ class Registry:
             )
         except ValueError as error:
             raise ConfigError(f"redis.url: {error}") from None
-        registry = cls(client, _without_credentials(url))
+        registry = cls(client, _without_credentials(url), loopback_only)
         try:
             await registry._call("PING")
         except Unavailable:
@@ -107,7 +113,13 @@ class Registry:
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
         """Workers with a live heartbeat, by id."""
-        return await self._heartbeats(_WORKER, WorkerInfo, attrgetter("worker_id"))
+        return await self._heartbeats(_WORKER, WorkerInfo, self._id_if_allowed)
+
+    def _id_if_allowed(self, info: WorkerInfo) -> str:
+        """Raises ValueError."""
+        if self._loopback_only and not is_loopback(info.address):
+            raise ValueError(f"address {info.address} is not on loopback, as listen.worker_host is")
+        return info.worker_id
 
     # Pool sizes
 

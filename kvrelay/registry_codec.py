@@ -19,7 +19,19 @@ MAX_VALUE_BYTES = 64 * 1024
 MAX_TEXT = 512  # characters
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
-_FREE_TEXT = {"reason", "integrity_error"}  # made printable; any other text is refused when it is not
+_PRIVATE = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        "127.0.0.0/8",
+        "10.0.0.0/8",
+        "172.16.0.0/12",
+        "192.168.0.0/16",
+        "100.64.0.0/10",  # carriers', which clouds give to pods
+        "::1/128",
+        "fc00::/7",
+    )
+)
+_FREE_TEXT = {"reason", "integrity_error", "certificate_note"}  # made printable; other text is refused if it is not
 # and *_bytes, *_tokens; the rest are int32 on the wire
 _INT64 = {"epoch", "preemptions", "finished", "failed"}
 
@@ -65,7 +77,10 @@ def check_name(text: str) -> str:
 
 
 def check_address(text: str) -> str:
-    """HOST:PORT with `localhost` or the literal address of a private network: workers are never on the internet."""
+    """HOST:PORT with `localhost` or the literal address of a private network: workers are never on the internet.
+
+    Link-local addresses are not among them: at one of these, clouds give away a machine's credentials.
+    """
     host, colon, port = text.rpartition(":")
     if not colon or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
         raise ValueError(f"address {text!r} is not HOST:PORT")
@@ -75,7 +90,7 @@ def check_address(text: str) -> str:
         ip = ipaddress.ip_address(host[1:-1] if host.startswith("[") and host.endswith("]") else host)
     except ValueError:
         raise ValueError(f"address {text!r} has a host that is neither an IP address nor localhost") from None
-    if ip.is_global or ip.is_multicast or ip.is_unspecified:
+    if not any(ip in network for network in _PRIVATE if network.version == ip.version):
         raise ValueError(f"address {text!r} is outside the private networks")
     return text
 

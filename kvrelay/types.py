@@ -238,6 +238,7 @@ class WorkerLoad:
     draft_tokens: int = 0  # guessed by speculation
     accepted_tokens: int = 0  # of these, those that were right
     queue_wait_p95_ms: float = 0.0
+    certificate_note: str = ""  # that its certificate ends soon or has ended
 
     @property
     def empty(self) -> bool:
@@ -285,3 +286,4 @@ class RouterLoad:
     rss_bytes: int = 0
     ttft_p95_ms: float | None = None
     itl_p95_ms: float | None = None
+    certificate_note: str = ""

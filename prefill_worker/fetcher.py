@@ -82,7 +82,13 @@ class Fetcher:
         blocks = sequence.blocks[: end // size]
         lease = self._leases.grant(spec.key, blocks, own // size, 2 * patience, self._clock.now(), partial=True)
         names = sequence.hasher.extend(sequence.tokens)[own // size : end // size]
-        request = FetchRequest(*spec.key, tuple(names), self._target(lease, own, transport))
+        request = FetchRequest(
+            *spec.key,
+            tuple(names),
+            self._target(lease, own, transport, source),
+            source.cached_tokens,
+            source.capability,
+        )
         try:
             await kv_fetch(self._channels.get(source.address), request, patience)
         except grpc.aio.AioRpcError as error:
@@ -102,7 +108,7 @@ class Fetcher:
     def _commit(self, lease: Lease, first_token: int, num_tokens: int) -> None:
         self._arrived[lease.lease_id] = num_tokens
 
-    def _target(self, lease: Lease, cached_tokens: int, transport: str) -> HandoffTarget:
+    def _target(self, lease: Lease, cached_tokens: int, transport: str, source: PrefixSource) -> HandoffTarget:
         return HandoffTarget(
             worker_id=self._identity.worker_id,
             address=self._identity.address,
@@ -115,4 +121,5 @@ class Fetcher:
             host_id=self._identity.host_id,
             device=self._runner.kv.buffer.device.type,
             transport=transport,
+            capability=self.receiver.capability(lease, source.worker_id),
         )

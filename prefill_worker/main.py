@@ -11,6 +11,7 @@ from kv_transfer.choice import host_id
 from kv_transfer.sender import Sender
 from kvrelay.clock import MonotonicClock
 from kvrelay.engine.cache import KvCache
+from kvrelay.security.credentials import Credentials
 from kvrelay.wire.transfer import add_kv_transfer_servicer
 from kvrelay.worker.base import Identity
 from kvrelay.worker.host import MAX_MESSAGE_BYTES, host_worker, load_runner
@@ -26,17 +27,19 @@ async def serve(settings: WorkerSettings, stop: asyncio.Event) -> None:
     runner = await load_runner(settings)
     clock = MonotonicClock()
 
-    def build(server: grpc.aio.Server, identity: Identity) -> PrefillWorker:
+    def build(server: grpc.aio.Server, identity: Identity, credentials: Credentials | None) -> PrefillWorker:
         cache = KvCache(runner.num_blocks, kv.block_size, prefix_cache=kv.prefix_cache)
         host = config.listen.worker_host
         sender = Sender(
             runner.kv,
+            worker_id=identity.worker_id,
             host_id=identity.host_id,
             model_id=runner.model_id,
             layout_hash=runner.layout_hash,
             clock=clock,
             digests=kv.digest,
             host=host,
+            credentials=credentials,
         )
         fetcher = Fetcher(identity, runner, cache, sender, digests=kv.digest, host=host)
         worker = PrefillWorker(

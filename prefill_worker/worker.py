@@ -66,11 +66,15 @@ class PrefillWorker(Worker):
         self._scheduler = PrefillScheduler(cache, chunk_tokens)
         super().__init__(identity, runner, cache, self._scheduler, clock)
         self._sender = sender
-        self.lending = Lending(cache, sender)
+        self.lending = Lending(cache, sender, identity.epoch)
         self._fetcher = fetcher
         self._relays: dict[Key, Relay] = {}
         self._letting_go = 0
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def lending_key(self) -> bytes:
+        return self.lending.key
 
     def take(self, command: Command, session: RouterSession) -> None:
         match command:

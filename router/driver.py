@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import islice
 from typing import Protocol
 
 from kvrelay.clock import Clock
 from kvrelay.config import ClusterConfig
 from kvrelay.errors import Cancelled, KvRelayError, Unavailable
-from kvrelay.messages import Event
+from kvrelay.messages import Command, Event, Prefill
+from kvrelay.security.credentials import Credentials
 from kvrelay.telemetry import get_logger
 from kvrelay.types import PoolName, WorkerInfo, WorkerState
 from router.dispatcher import Dispatcher
@@ -49,6 +51,7 @@ class Driver:
         router_id: str,
         clock: Clock,
         observer: Observer,
+        credentials: Credentials | None = None,
     ) -> None:
         self.dispatcher = Dispatcher(config)
         self.draining = False
@@ -60,6 +63,7 @@ class Driver:
         self._router_id = router_id
         self._clock = clock
         self._observer = observer
+        self._credentials = credentials
         self._sessions: dict[str, tuple[WorkerSession, asyncio.Task[None]]] = {}
         self._last_seen: dict[str, float] = {}
         self._streams: dict[str, Stream] = {}
@@ -178,7 +182,7 @@ class Driver:
             session = self._sessions.get(info.worker_id)
             if session is None or session[0].info.epoch != info.epoch:
                 self._close(info.worker_id)
-                opened = WorkerSession(info, self._router_id, self)
+                opened = WorkerSession(info, self._router_id, self, self._credentials)
                 self._sessions[info.worker_id] = opened, tasks.create_task(opened.run())
             else:
                 session[0].info = info
@@ -198,7 +202,8 @@ class Driver:
             match effect:
                 case Send(worker_id, command):
                     if worker_id in self._sessions:  # or its loss is on the way
-                        self._sessions[worker_id][0].send(command)
+                        session = self._sessions[worker_id][0]
+                        session.send(self._with_leave_to_fetch(command, session.info))
                 case Notice(worker_id, text):
                     log.warning("worker", worker=worker_id, news=text)
                 case Emit(request_id):
@@ -211,6 +216,14 @@ class Driver:
                         self._work.clear()
                         self._idle.set()
                     self._observer.ended(stream)
+
+    def _with_leave_to_fetch(self, command: Command, borrower: WorkerInfo) -> Command:
+        """A prefill's source is of use with the leave that the session with it gives, and left out without."""
+        if not isinstance(command, Prefill) or command.source is None:
+            return command
+        lender = self._sessions.get(command.source.worker_id)
+        source = None if lender is None else lender[0].lend(command.source, command.spec, borrower)
+        return replace(command, source=source)
 
     def _emit(self, request_id: str, emit: Emit, now: float) -> None:
         stream = self._streams.get(request_id)

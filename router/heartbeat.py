@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from kvrelay.clock import Clock
 from kvrelay.errors import Unavailable
+from kvrelay.security.credentials import Credentials
 from kvrelay.telemetry import get_logger
 from kvrelay.types import RouterLoad
 from router.driver import Driver
@@ -22,13 +24,20 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 class Heartbeat:
     def __init__(
-        self, router_id: str, driver: Driver, metrics: Metrics, registry: RouterRegistry, clock: Clock
+        self,
+        router_id: str,
+        driver: Driver,
+        metrics: Metrics,
+        registry: RouterRegistry,
+        clock: Clock,
+        certificates: Sequence[Credentials] = (),
     ) -> None:
         self._router_id = router_id
         self._driver = driver
         self._metrics = metrics
         self._registry = registry
         self._clock = clock
+        self._certificates = certificates
 
     def load(self) -> RouterLoad:
         now = self._clock.now()
@@ -44,6 +53,7 @@ class Heartbeat:
             rss_bytes=int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE,
             ttft_p95_ms=None if ttft is None else ttft * 1000,
             itl_p95_ms=None if itl is None else itl * 1000,
+            certificate_note="; ".join(dict.fromkeys(note for one in self._certificates if (note := one.trouble()))),
         )
 
     async def run(self) -> None:

@@ -159,7 +159,7 @@ class Lifecycle:
             self.state = "prefilling"
             return [Send(assignment.decode, RunLocal(self._spec(now)))]
         self.state = "reserving"
-        return [Send(assignment.decode, Reserve(self._spec(now), self._settings.lease_seconds))]
+        return [Send(assignment.decode, Reserve(self._spec(now), self._settings.lease_seconds, assignment.prefill))]
 
     def on_event(
         self, worker_id: str, event: Reserved | Refused | SequenceTokens | HandedOff | Failed, now: float

@@ -13,6 +13,10 @@ from grpc_reflection.v1alpha import reflection
 from starlette.applications import Starlette
 
 from kvrelay.errors import ConfigError
+from kvrelay.security.credentials import Credentials
+from kvrelay.security.grpc_tls import listen
+from kvrelay.security.guard import RoleGuard
+from kvrelay.security.https import ssl_context
 
 MAX_MESSAGE_BYTES = 4 * 2**20  # of a request: a full context as text, several times over
 _OPTIONS = (
@@ -26,15 +30,17 @@ _OPTIONS = (
 
 
 def grpc_server(
-    address: str, option: str, services: tuple[str, ...]
+    address: str, option: str, services: tuple[str, ...], credentials: Credentials | None = None
 ) -> tuple[grpc.aio.Server, str, health.aio.HealthServicer]:
     """A server with health and reflection, not yet started, and the HOST:PORT that it has.
 
-    `option` names the setting that `address` comes from. Raises ConfigError if it cannot be had.
+    `option` names the setting that `address` comes from. Raises ConfigError if it cannot be had. Clients that have to
+    show certificates are held to their roles; one without a role is a client's, since the CA for clients signed it.
     """
-    server = grpc.aio.server(options=_OPTIONS)
+    shown = credentials is not None and credentials.files.ca is not None
+    server = grpc.aio.server(interceptors=[RoleGuard(without_role="client")] if shown else [], options=_OPTIONS)
     try:
-        port = server.add_insecure_port(address)
+        port = listen(server, address, credentials)
     except RuntimeError as error:
         raise ConfigError(f"{option}: cannot listen on {address}; is it in use? {error}") from error
     servicer = health.aio.HealthServicer()
@@ -51,7 +57,9 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def http_server(app: Starlette, address: str, option: str) -> tuple[HttpServer, socket.socket, str]:
+def http_server(
+    app: Starlette, address: str, option: str, credentials: Credentials | None = None
+) -> tuple[HttpServer, socket.socket, str]:
     """A server for `serve(sockets=[...])`, its socket, and the HOST:PORT that it has. Raises ConfigError."""
     host, _, port = address.rpartition(":")
     try:
@@ -64,4 +72,7 @@ def http_server(app: Starlette, address: str, option: str) -> tuple[HttpServer, 
     config = uvicorn.Config(
         app, log_config=None, access_log=False, lifespan="off", server_header=False, timeout_graceful_shutdown=2
     )
+    if credentials is not None:
+        config.load()  # which would make a context of its own
+        config.ssl = ssl_context(credentials)
     return HttpServer(config), listener, f"{host}:{listener.getsockname()[1]}"

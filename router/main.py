@@ -13,6 +13,7 @@ from kvrelay.clock import MonotonicClock
 from kvrelay.config import ClusterConfig
 from kvrelay.errors import Unavailable
 from kvrelay.registry import Registry
+from kvrelay.security.credentials import Credentials
 from kvrelay.telemetry import get_logger
 from kvrelay.wire import cluster, inference
 from router.admin import ClusterService
@@ -64,7 +65,7 @@ async def serve(config: ClusterConfig, *, redis_url: str, model_path: str, ready
     stop.install()
     card = ModelCard.load(model_path, config.model)
     text = Text.load(model_path)
-    registry = await Registry.connect(redis_url)
+    registry = await Registry.connect(redis_url, loopback_only=config.listen.workers_on_loopback)
     settle_heap()
     try:
         await run_router(config, registry, card, text, ready, stop)
@@ -86,20 +87,28 @@ async def run_router(
     router_id = f"router-{uuid.uuid4().hex[:8]}"
     metrics = Metrics(card.info.id)
     tracing = Tracing.from_environment(card.info.id, clock)
-    driver = Driver(config, registry, router_id, clock, Observers(metrics, RequestLog(), tracing))
+    credentials, doors = Credentials.internal(config.security, "router"), Credentials.public(config.security)
+    if credentials is not None and config.transfer.bypasses_tls:
+        log.warning("KV travels without encryption; only transport grpc has it", transport=config.transfer.transport)
+    certificates = [one for one in (credentials, doors) if one is not None]
+    driver = Driver(config, registry, router_id, clock, Observers(metrics, RequestLog(), tracing), credentials)
     metrics.registry.register(ClusterCollector(card.info.id, driver, metrics))
     intake = Intake(card, text, driver, config.router, clock)
-    heartbeat = Heartbeat(router_id, driver, metrics, registry, clock)
+    heartbeat = Heartbeat(router_id, driver, metrics, registry, clock, certificates)
     view = ClusterView(driver, registry, heartbeat, card.info.id, config)
     page = StatusPage(intake, driver, metrics, view, clock)
 
-    public, grpc_address, public_health = grpc_server(config.listen.grpc, "listen.grpc", (inference.SERVICE_NAME,))
-    admin, admin_address, _ = grpc_server(config.listen.admin, "listen.admin", (cluster.SERVICE_NAME,))
+    public, grpc_address, public_health = grpc_server(
+        config.listen.grpc, "listen.grpc", (inference.SERVICE_NAME,), doors
+    )
+    admin, admin_address, _ = grpc_server(config.listen.admin, "listen.admin", (cluster.SERVICE_NAME,), doors)
     http, socket, http_address = http_server(
-        build_app(intake, driver, metrics, clock, page), config.listen.http, "listen.http"
+        build_app(intake, driver, metrics, clock, page), config.listen.http, "listen.http", doors
     )
     inference.add_InferenceServiceServicer_to_server(InferenceService(intake, clock), public)
     cluster.add_ClusterServiceServicer_to_server(ClusterService(driver, registry, view), admin)
+
+    scheme = "http" if doors is None else "https"
 
     async def announce() -> None:
         """Keeps gRPC's health service in step with the state; says once that the router is ready."""
@@ -113,7 +122,7 @@ async def run_router(
                 await public_health.set(name, serving.SERVING if state == "ready" else serving.NOT_SERVING)
             if state == "ready" and not announced:
                 announced = True
-                ready(f"kvrelay ready grpc={grpc_address} http=http://{http_address} admin={admin_address}")
+                ready(f"kvrelay ready grpc={grpc_address} http={scheme}://{http_address} admin={admin_address}")
 
     async with asyncio.TaskGroup() as tasks:
         await public.start()

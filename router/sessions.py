@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Protocol
 
 import grpc
 
 from kvrelay.errors import KvRelayError
-from kvrelay.messages import Command, Event
+from kvrelay.messages import Command, Event, PrefixSource
+from kvrelay.security.capability import FetchGrant, make_capability
+from kvrelay.security.credentials import Credentials
+from kvrelay.security.grpc_tls import worker_channel
 from kvrelay.telemetry import get_logger
-from kvrelay.types import WorkerInfo
+from kvrelay.types import SequenceSpec, WorkerInfo
 from kvrelay.wire.worker import Hello, Welcome, WorkerServiceStub, command_to_proto, event_from_proto, pb
 
 WELCOME_S = 5.0  # for a worker to answer the greeting
@@ -43,14 +47,32 @@ class SessionListener(Protocol):
 class WorkerSession:
     """Connects again until it is cancelled. From `worker_found` to `worker_lost` it delivers all events in order."""
 
-    def __init__(self, info: WorkerInfo, router_id: str, listener: SessionListener) -> None:
+    def __init__(
+        self, info: WorkerInfo, router_id: str, listener: SessionListener, credentials: Credentials | None = None
+    ) -> None:
         self.info = info
+        self._lending_key: bytes | None = None  # while it has said so
+        self._credentials = credentials
         self._router_id = router_id
         self._listener = listener
         self._outgoing: asyncio.Queue[Command] = asyncio.Queue()
 
     def send(self, command: Command) -> None:
         self._outgoing.put_nowait(command)
+
+    def lend(self, source: PrefixSource, spec: SequenceSpec, borrower: WorkerInfo) -> PrefixSource | None:
+        """The source, which is this worker, with leave to fetch from it; None if it cannot be had now."""
+        if not self._lending_key:
+            return None
+        grant = FetchGrant(
+            *spec.key,
+            borrower=borrower.worker_id,
+            address=borrower.address,
+            lender=self.info.worker_id,
+            epoch=self.info.epoch,
+            tokens=source.cached_tokens,
+        )
+        return replace(source, capability=make_capability(self._lending_key, grant))
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -66,7 +88,7 @@ class WorkerSession:
         worker_id = self.info.worker_id
         self._outgoing = asyncio.Queue()
         found = False
-        async with grpc.aio.insecure_channel(self.info.address, options=CHANNEL_OPTIONS) as channel:
+        async with worker_channel(self.info.address, self._credentials, CHANNEL_OPTIONS) as channel:
             call = WorkerServiceStub(channel).Session(self._commands(self._outgoing))
             try:
                 async with asyncio.timeout(WELCOME_S):
@@ -80,6 +102,7 @@ class WorkerSession:
                     )
                     return False
                 found = True
+                self._lending_key = welcome.lending_key
                 self._listener.worker_found(self.info)
                 while (event := await self._read(call)) is not None and not isinstance(event, Welcome):
                     self._listener.worker_said(worker_id, event)
@@ -89,6 +112,7 @@ class WorkerSession:
                 say("no session", worker=worker_id, epoch=self.info.epoch, reason=reason)
             finally:
                 call.cancel()
+                self._lending_key = None
                 if found:
                     self._listener.worker_lost(worker_id)
         return found

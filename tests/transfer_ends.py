@@ -29,6 +29,7 @@ from kvrelay.wire.transfer import add_kv_transfer_servicer
 LAYOUT = KvLayout((LayerKv(2, 8, 8), LayerKv(1, 8, 4)), block_size=4, dtype="float32")
 HASH = LAYOUT.hash("test")
 KEY = ("request", 0)
+SENDER = "prefill-0"
 
 needs_nixl = pytest.mark.skipif(
     importlib.util.find_spec("nixl") is None, reason="NIXL is not installed: pip install 'kvrelay[nixl]'"
@@ -86,8 +87,10 @@ class DecodeEnd:
         transport: str = "grpc",
         worker_id: str = "",
         address: str = "",
+        sender: str = SENDER,
     ) -> HandoffTarget:
         lease = self.leases.grant(key, blocks, cached_blocks, 10.0, self.clock.now())
+        capability = self.receiver.capability(lease, sender)
         return HandoffTarget(
             worker_id=worker_id or self.worker_id,
             address=address or self.address,
@@ -99,6 +102,7 @@ class DecodeEnd:
             layout_hash=HASH,
             host_id=host_id(),
             transport=transport,
+            capability=capability,
         )
 
 
@@ -161,6 +165,7 @@ async def sender_of(
 ) -> AsyncIterator[Sender]:
     sender = Sender(
         arena,
+        worker_id=SENDER,
         host_id=host_id(),
         model_id="test",
         layout_hash=layout_hash,

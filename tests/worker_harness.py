@@ -13,9 +13,10 @@ import decode_worker.main
 import prefill_worker.main
 from kvrelay.config import ClusterConfig
 from kvrelay.embedded_redis import EmbeddedRedis
-from kvrelay.messages import Command, Event, SequenceTokens, TokenBatch
+from kvrelay.messages import Command, Event, PrefixSource, SequenceTokens, TokenBatch
 from kvrelay.registry import Registry
-from kvrelay.types import PoolName, WorkerInfo
+from kvrelay.security.capability import FetchGrant, make_capability
+from kvrelay.types import PoolName, SequenceSpec, WorkerInfo
 from kvrelay.wire.worker import Hello, Welcome, WorkerServiceStub, command_to_proto, event_from_proto
 from kvrelay.worker.settings import WorkerSettings
 
@@ -33,8 +34,19 @@ class Session:
 
     async def open(self) -> Session:
         await self.send(Hello("test"))
-        assert isinstance(await self._next(), Welcome)
+        welcome = await self._next()
+        assert isinstance(welcome, Welcome)
+        self._lending_key = welcome.lending_key
         return self
+
+    def source(self, one: SequenceSpec, cached_tokens: int, borrower: WorkerInfo) -> PrefixSource:
+        """This worker, with leave for another to fetch so much from it."""
+        info = self.info
+        grant = FetchGrant(
+            *one.key, borrower.worker_id, borrower.address, info.worker_id, info.epoch, tokens=cached_tokens
+        )
+        capability = make_capability(self._lending_key, grant)
+        return PrefixSource(info.worker_id, info.address, cached_tokens, capability)
 
     async def send(self, command: Command | Hello) -> None:
         async with self._writing:  # gRPC takes one write at a time

@@ -9,7 +9,7 @@ from typing import ParamSpec
 
 import typer
 
-_NEEDED = ("torch", "transformers", "ray", "redis", "pydantic", "yaml", "xxhash")
+_NEEDED = ("torch", "transformers", "ray", "redis", "pydantic", "yaml", "xxhash", "cryptography")
 P = ParamSpec("P")
 
 

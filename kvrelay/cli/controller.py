@@ -53,6 +53,7 @@ async def _control(config: ClusterConfig, policy: AutoscalingPolicy | None, ray_
     from kvrelay.launch import RayLauncher, local_cpus
     from kvrelay.models import resolve_model
     from kvrelay.registry import Registry
+    from kvrelay.security.credentials import Credentials
     from kvrelay.worker.settings import WorkerSettings
 
     stop = asyncio.Event()
@@ -60,7 +61,8 @@ async def _control(config: ClusterConfig, policy: AutoscalingPolicy | None, ray_
     settings = WorkerSettings(
         "", "decode", resolve_model(config.model.path), config.redis.url, config, pin=ray_address is None
     )
-    registry = await Registry.connect(config.redis.url)
+    credentials = Credentials.internal(config.security, "router")
+    registry = await Registry.connect(config.redis.url, loopback_only=config.listen.workers_on_loopback)
     owner = f"{socket.gethostname()}-{os.getpid()}"
     with RayLauncher(
         settings, ray_address=ray_address, num_cpus=local_cpus(config, _largest(sizes, policy))
@@ -68,7 +70,7 @@ async def _control(config: ClusterConfig, policy: AutoscalingPolicy | None, ray_
         for name in (signal.SIGINT, signal.SIGTERM):  # only now: ray.init sets a handler of its own
             asyncio.get_running_loop().add_signal_handler(name, stop.set)
         parts = [
-            asyncio.create_task(Actuator(registry, launcher, sizes).run()),
+            asyncio.create_task(Actuator(registry, launcher, sizes, credentials=credentials).run()),
             asyncio.create_task(launcher.refused()),
         ]
         if policy is not None:

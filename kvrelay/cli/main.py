@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from kvrelay.cli import bench, controller, demo, generate, loadtest, pools, router, serve, status, verify
+from kvrelay.cli import bench, certs, controller, demo, generate, loadtest, pools, router, serve, status, verify
 from kvrelay.errors import InvalidArgument, KvRelayError
 
 INTERRUPTED = 130  # as shells say it: 128 + SIGINT
@@ -31,6 +31,7 @@ for command in (
     pools.drain,
     router.router,
     controller.controller,
+    certs.certs,
 ):
     app.command()(command)
 app.add_typer(loadtest.app, name="loadtest")

@@ -50,6 +50,10 @@ def status_view(status: ClusterStatus) -> RenderableType:
     if drafts := sum(load.draft_tokens for load in loads):
         accepted = sum(load.accepted_tokens for load in loads)
         header += f"\nspeculation: {accepted} of {drafts} guessed tokens accepted ({accepted / drafts:.0%})"
+    notes = {worker.worker_id: worker.load.certificate_note for pool in status.pools for worker in pool.workers}
+    for name, note in {router.router_id: router.certificate_note, **notes}.items():
+        if note:
+            header += f"\n{name}: {note}"
     return Group(header, _worker_table(status), *([_decision_table(status)] if status.decisions else []))
 
 

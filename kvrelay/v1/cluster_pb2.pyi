@@ -17,7 +17,7 @@ class WatchStatusRequest(_message.Message):
     def __init__(self, interval_seconds: _Optional[float] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker_id", "pool", "epoch", "state", "address", "running", "waiting", "waiting_tokens", "blocks_total", "blocks_held", "blocks_cached", "leases", "tokens_per_second", "weight_bytes", "kv_bytes", "rss_bytes", "integrity_ok", "preemptions", "queue_wait_p95_ms", "integrity_error", "pid", "shared_bytes", "draft_tokens", "accepted_tokens")
+    __slots__ = ("worker_id", "pool", "epoch", "state", "address", "running", "waiting", "waiting_tokens", "blocks_total", "blocks_held", "blocks_cached", "leases", "tokens_per_second", "weight_bytes", "kv_bytes", "rss_bytes", "integrity_ok", "preemptions", "queue_wait_p95_ms", "integrity_error", "pid", "shared_bytes", "draft_tokens", "accepted_tokens", "certificate_note")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class WorkerStatus(_message.Message):
     SHARED_BYTES_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_NOTE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     pool: str
     epoch: int
@@ -66,7 +67,8 @@ class WorkerStatus(_message.Message):
     shared_bytes: int
     draft_tokens: int
     accepted_tokens: int
-    def __init__(self, worker_id: _Optional[str] = ..., pool: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_held: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., leases: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., weight_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., integrity_ok: bool = ..., preemptions: _Optional[int] = ..., queue_wait_p95_ms: _Optional[float] = ..., integrity_error: _Optional[str] = ..., pid: _Optional[int] = ..., shared_bytes: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
+    certificate_note: str
+    def __init__(self, worker_id: _Optional[str] = ..., pool: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_held: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., leases: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., weight_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., integrity_ok: bool = ..., preemptions: _Optional[int] = ..., queue_wait_p95_ms: _Optional[float] = ..., integrity_error: _Optional[str] = ..., pid: _Optional[int] = ..., shared_bytes: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., certificate_note: _Optional[str] = ...) -> None: ...
 
 class PoolStatus(_message.Message):
     __slots__ = ("name", "desired", "workers")
@@ -93,7 +95,7 @@ class ScalingDecision(_message.Message):
     def __init__(self, unix_time: _Optional[float] = ..., pool: _Optional[str] = ..., before: _Optional[int] = ..., after: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class RouterStatus(_message.Message):
-    __slots__ = ("router_id", "running", "waiting", "finished", "failed", "rss_bytes", "waiting_tokens", "ttft_p95_ms", "itl_p95_ms")
+    __slots__ = ("router_id", "running", "waiting", "finished", "failed", "rss_bytes", "waiting_tokens", "ttft_p95_ms", "itl_p95_ms", "certificate_note")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +105,7 @@ class RouterStatus(_message.Message):
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TTFT_P95_MS_FIELD_NUMBER: _ClassVar[int]
     ITL_P95_MS_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_NOTE_FIELD_NUMBER: _ClassVar[int]
     router_id: str
     running: int
     waiting: int
@@ -112,7 +115,8 @@ class RouterStatus(_message.Message):
     waiting_tokens: int
     ttft_p95_ms: float
     itl_p95_ms: float
-    def __init__(self, router_id: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., finished: _Optional[int] = ..., failed: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., ttft_p95_ms: _Optional[float] = ..., itl_p95_ms: _Optional[float] = ...) -> None: ...
+    certificate_note: str
+    def __init__(self, router_id: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., finished: _Optional[int] = ..., failed: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., ttft_p95_ms: _Optional[float] = ..., itl_p95_ms: _Optional[float] = ..., certificate_note: _Optional[str] = ...) -> None: ...
 
 class ClusterStatus(_message.Message):
     __slots__ = ("model", "state", "pools", "decisions", "router", "block_bytes", "block_size", "registry")

@@ -8,16 +8,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FetchRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "names", "target")
+    __slots__ = ("request_id", "attempt", "names", "target", "granted_tokens", "capability")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     names: _containers.RepeatedScalarFieldContainer[int]
     target: _worker_pb2.HandoffTarget
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., names: _Optional[_Iterable[int]] = ..., target: _Optional[_Union[_worker_pb2.HandoffTarget, _Mapping]] = ...) -> None: ...
+    granted_tokens: int
+    capability: str
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., names: _Optional[_Iterable[int]] = ..., target: _Optional[_Union[_worker_pb2.HandoffTarget, _Mapping]] = ..., granted_tokens: _Optional[int] = ..., capability: _Optional[str] = ...) -> None: ...
 
 class FetchResponse(_message.Message):
     __slots__ = ("blocks",)
@@ -26,7 +30,7 @@ class FetchResponse(_message.Message):
     def __init__(self, blocks: _Optional[int] = ...) -> None: ...
 
 class KvOpen(_message.Message):
-    __slots__ = ("request_id", "attempt", "lease_id", "epoch", "generation", "layout_hash", "transport", "segment", "rendezvous", "model_id", "layout", "arena", "digest")
+    __slots__ = ("request_id", "attempt", "lease_id", "epoch", "generation", "layout_hash", "transport", "segment", "rendezvous", "model_id", "layout", "arena", "digest", "sender", "capability")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +44,8 @@ class KvOpen(_message.Message):
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     ARENA_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     lease_id: int
@@ -53,7 +59,9 @@ class KvOpen(_message.Message):
     layout: KvLayout
     arena: RemoteArena
     digest: str
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., lease_id: _Optional[int] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., layout_hash: _Optional[str] = ..., transport: _Optional[str] = ..., segment: _Optional[_Union[SharedSegment, _Mapping]] = ..., rendezvous: _Optional[str] = ..., model_id: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., arena: _Optional[_Union[RemoteArena, _Mapping]] = ..., digest: _Optional[str] = ...) -> None: ...
+    sender: str
+    capability: str
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., lease_id: _Optional[int] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., layout_hash: _Optional[str] = ..., transport: _Optional[str] = ..., segment: _Optional[_Union[SharedSegment, _Mapping]] = ..., rendezvous: _Optional[str] = ..., model_id: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., arena: _Optional[_Union[RemoteArena, _Mapping]] = ..., digest: _Optional[str] = ..., sender: _Optional[str] = ..., capability: _Optional[str] = ...) -> None: ...
 
 class KvLayout(_message.Message):
     __slots__ = ("layers", "block_size", "dtype", "word")

@@ -31,15 +31,17 @@ class SequenceSpec(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., salt: _Optional[str] = ..., priority: _Optional[int] = ..., deadline_s: _Optional[float] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class Reserve(_message.Message):
-    __slots__ = ("spec", "lease_seconds")
+    __slots__ = ("spec", "lease_seconds", "prefill_worker")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_WORKER_FIELD_NUMBER: _ClassVar[int]
     spec: SequenceSpec
     lease_seconds: float
-    def __init__(self, spec: _Optional[_Union[SequenceSpec, _Mapping]] = ..., lease_seconds: _Optional[float] = ...) -> None: ...
+    prefill_worker: str
+    def __init__(self, spec: _Optional[_Union[SequenceSpec, _Mapping]] = ..., lease_seconds: _Optional[float] = ..., prefill_worker: _Optional[str] = ...) -> None: ...
 
 class HandoffTarget(_message.Message):
-    __slots__ = ("worker_id", "address", "epoch", "lease_id", "generation", "num_blocks", "cached_tokens", "layout_hash", "host_id", "transport", "device")
+    __slots__ = ("worker_id", "address", "epoch", "lease_id", "generation", "num_blocks", "cached_tokens", "layout_hash", "host_id", "transport", "device", "capability")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +53,7 @@ class HandoffTarget(_message.Message):
     HOST_ID_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITY_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     address: str
     epoch: int
@@ -62,17 +65,20 @@ class HandoffTarget(_message.Message):
     host_id: str
     transport: str
     device: str
-    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[int] = ..., lease_id: _Optional[int] = ..., generation: _Optional[int] = ..., num_blocks: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., layout_hash: _Optional[str] = ..., host_id: _Optional[str] = ..., transport: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...
+    capability: str
+    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[int] = ..., lease_id: _Optional[int] = ..., generation: _Optional[int] = ..., num_blocks: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., layout_hash: _Optional[str] = ..., host_id: _Optional[str] = ..., transport: _Optional[str] = ..., device: _Optional[str] = ..., capability: _Optional[str] = ...) -> None: ...
 
 class PrefixSource(_message.Message):
-    __slots__ = ("worker_id", "address", "cached_tokens")
+    __slots__ = ("worker_id", "address", "cached_tokens", "capability")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITY_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     address: str
     cached_tokens: int
-    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    capability: str
+    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., capability: _Optional[str] = ...) -> None: ...
 
 class Prefill(_message.Message):
     __slots__ = ("spec", "target", "source")
@@ -129,12 +135,14 @@ class SessionRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., run_local: _Optional[_Union[RunLocal, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("worker_id", "epoch")
+    __slots__ = ("worker_id", "epoch", "lending_key")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LENDING_KEY_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     epoch: int
-    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+    lending_key: bytes
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., lending_key: _Optional[bytes] = ...) -> None: ...
 
 class Reserved(_message.Message):
     __slots__ = ("request_id", "attempt", "target")

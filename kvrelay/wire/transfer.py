@@ -7,7 +7,7 @@ an arena and not at all on its way in. What is on the wire is the message that t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -87,6 +87,8 @@ class KvOpen:
     layout: KvLayout | None = None  # of the sender's arena; none is one like the receiver's
     arena: RemoteArena | None = None  # nixl, cuda_ipc
     digest: str = "xxh3"  # the kind that blocks' digests are of
+    sender: str = ""  # worker id
+    capability: str = field(default="", repr=False)  # as the target has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,8 @@ class FetchRequest:
     attempt: int
     names: tuple[int, ...]  # the first is that of the target's first block that is not cached
     target: HandoffTarget
+    granted_tokens: int  # from the request's start, that the capability is for
+    capability: str = field(repr=False)
 
 
 Frame = KvOpen | KvBlocks | KvCommit
@@ -201,8 +205,8 @@ def _blocks_from_bytes(data: bytes) -> KvBlocks:
         raise varint.Malformed(f"blocks of {length} bytes in a message that has {len(data) - start} for them")
     end = len(data)
     payload = view[:0]
-    for field, at, first, last in varint.fields(view, start):
-        if field == pb.KvBlocks.PAYLOAD_FIELD_NUMBER:
+    for number, at, first, last in varint.fields(view, start):
+        if number == pb.KvBlocks.PAYLOAD_FIELD_NUMBER:
             if last != len(data):
                 raise varint.Malformed("something follows the payload")
             end, payload = at, view[first:last]
@@ -239,6 +243,8 @@ def _open_to_proto(frame: KvOpen) -> pb.KvOpen:
         layout=None if frame.layout is None else _layout_to_proto(frame.layout),
         arena=None if frame.arena is None else _arena_to_proto(frame.arena),
         digest=frame.digest,
+        sender=frame.sender,
+        capability=frame.capability,
     )
 
 
@@ -261,6 +267,8 @@ def _open_from_proto(message: pb.KvOpen) -> KvOpen:
         layout=_layout_from_proto(message.layout) if message.HasField("layout") else None,
         arena=_arena_from_proto(message.arena) if message.HasField("arena") else None,
         digest=message.digest or "xxh3",
+        sender=message.sender,
+        capability=message.capability,
     )
 
 
@@ -310,6 +318,8 @@ async def kv_fetch(channel: grpc.aio.Channel, request: FetchRequest, patience: f
         attempt=request.attempt,
         names=request.names,
         target=target_to_proto(request.target),
+        granted_tokens=request.granted_tokens,
+        capability=request.capability,
     )
     response = await call(message, timeout=patience)
     return int(response.blocks)
@@ -317,7 +327,9 @@ async def kv_fetch(channel: grpc.aio.Channel, request: FetchRequest, patience: f
 
 def fetch_request_from_proto(message: pb.FetchRequest) -> FetchRequest:
     target = target_from_proto(message.target)
-    return FetchRequest(message.request_id, message.attempt, tuple(message.names), target)
+    return FetchRequest(
+        message.request_id, message.attempt, tuple(message.names), target, message.granted_tokens, message.capability
+    )
 
 
 Method = Callable[..., Any]

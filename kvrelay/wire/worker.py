@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvrelay.errors import Code, InvalidArgument
 from kvrelay.messages import (
@@ -66,14 +66,19 @@ class Welcome:
 
     worker_id: str
     epoch: int
+    lending_key: bytes = field(default=b"", repr=False)  # makes capabilities to fetch from its prefix cache
 
 
 def command_to_proto(command: Command | Hello) -> pb.SessionRequest:
     match command:
         case Hello(router_id):
             return pb.SessionRequest(hello=pb.Hello(router_id=router_id))
-        case Reserve(spec, lease_seconds):
-            return pb.SessionRequest(reserve=pb.Reserve(spec=_spec_to_proto(spec), lease_seconds=lease_seconds))
+        case Reserve(spec, lease_seconds, prefill_worker):
+            return pb.SessionRequest(
+                reserve=pb.Reserve(
+                    spec=_spec_to_proto(spec), lease_seconds=lease_seconds, prefill_worker=prefill_worker
+                )
+            )
         case Prefill(spec, target, source):
             return pb.SessionRequest(
                 prefill=pb.Prefill(
@@ -94,13 +99,14 @@ def command_from_proto(message: pb.SessionRequest) -> Command | Hello:
         case "hello":
             return Hello(message.hello.router_id)
         case "reserve":
-            return Reserve(_spec_from_proto(message.reserve.spec), message.reserve.lease_seconds)
+            reserve = message.reserve
+            return Reserve(_spec_from_proto(reserve.spec), reserve.lease_seconds, reserve.prefill_worker)
         case "prefill":
             prefill = message.prefill
             source = None
             if prefill.HasField("source"):
                 known = prefill.source
-                source = PrefixSource(known.worker_id, known.address, known.cached_tokens)
+                source = PrefixSource(known.worker_id, known.address, known.cached_tokens, known.capability)
             return Prefill(_spec_from_proto(prefill.spec), target_from_proto(prefill.target), source)
         case "run_local":
             return RunLocal(_spec_from_proto(message.run_local.spec))
@@ -114,8 +120,8 @@ def command_from_proto(message: pb.SessionRequest) -> Command | Hello:
 
 def event_to_proto(event: Event | Welcome) -> pb.SessionResponse:
     match event:
-        case Welcome(worker_id, epoch):
-            return pb.SessionResponse(welcome=pb.Welcome(worker_id=worker_id, epoch=epoch))
+        case Welcome(worker_id, epoch, lending_key):
+            return pb.SessionResponse(welcome=pb.Welcome(worker_id=worker_id, epoch=epoch, lending_key=lending_key))
         case Reserved(request_id, attempt, target):
             return pb.SessionResponse(
                 reserved=pb.Reserved(request_id=request_id, attempt=attempt, target=target_to_proto(target))
@@ -138,7 +144,8 @@ def event_from_proto(message: pb.SessionResponse) -> Event | Welcome:
     """Raises InvalidArgument for a message of a future version."""
     match message.WhichOneof("event"):
         case "welcome":
-            return Welcome(message.welcome.worker_id, message.welcome.epoch)
+            welcome = message.welcome
+            return Welcome(welcome.worker_id, welcome.epoch, welcome.lending_key)
         case "reserved":
             body = message.reserved
             return Reserved(body.request_id, body.attempt, target_from_proto(body.target))
@@ -191,7 +198,12 @@ _TARGET_FIELDS = HandoffTarget.__dataclass_fields__.keys()
 def _source_to_proto(source: PrefixSource | None) -> pb.PrefixSource | None:
     if source is None:
         return None
-    return pb.PrefixSource(worker_id=source.worker_id, address=source.address, cached_tokens=source.cached_tokens)
+    return pb.PrefixSource(
+        worker_id=source.worker_id,
+        address=source.address,
+        cached_tokens=source.cached_tokens,
+        capability=source.capability,
+    )
 
 
 def target_to_proto(target: HandoffTarget) -> pb.HandoffTarget:

@@ -75,6 +75,7 @@ class Worker(ABC):
         self.steps = StepLoop(scheduler, runner, self, clock)
         self.draining = False
         self.sessions: dict[Key, RouterSession] = {}
+        self.certificate_note = ""  # what its host has to say of the worker's certificate
         self._integrity_error = ""
 
     def handle(self, command: Command, session: RouterSession) -> None:
@@ -85,6 +86,11 @@ class Worker(ABC):
         elif not isinstance(command, Abort):
             text = f"request id {key[0]!r} is in use by a request of another router"
             session.send(Failed(*key, Code.FAILED_PRECONDITION, text))
+
+    @property
+    @abstractmethod
+    def lending_key(self) -> bytes:
+        """By which routers grant other workers what this one's prefix cache holds."""
 
     @abstractmethod
     def take(self, command: Command, session: RouterSession) -> None:
@@ -221,6 +227,7 @@ class Worker(ABC):
             draft_tokens=self.meter.draft_tokens,
             accepted_tokens=self.meter.accepted_tokens,
             queue_wait_p95_ms=self.meter.queue_wait_p95_ms(),
+            certificate_note=self.certificate_note,
         )
 
     def _append(self, sequence: Sequence, sampled: SequenceOf[Sampled], now: float) -> SequenceTokens:

@@ -14,6 +14,9 @@ from kvrelay.engine.runner import ModelRunner, Segment
 from kvrelay.engine.sampling import SampleRequest
 from kvrelay.errors import KvRelayError, Unavailable
 from kvrelay.registry import Registry
+from kvrelay.security.credentials import Credentials
+from kvrelay.security.grpc_tls import listen
+from kvrelay.security.guard import RoleGuard
 from kvrelay.telemetry import get_logger
 from kvrelay.types import SamplingParams
 from kvrelay.wire.worker import add_WorkerServiceServicer_to_server
@@ -64,8 +67,8 @@ def _pool_config(settings: WorkerSettings) -> PrefillConfig | DecodeConfig:
     return settings.config.prefill if settings.pool == "prefill" else settings.config.decode
 
 
-BuildWorker = Callable[[grpc.aio.Server, Identity], Worker]
-"""From a server, to add services of the worker's own to, and who it is."""
+BuildWorker = Callable[[grpc.aio.Server, Identity, Credentials | None], Worker]
+"""From a server, to add services of the worker's own to, who it is, and what it shows other workers."""
 
 
 async def host_worker(
@@ -76,18 +79,27 @@ async def host_worker(
     *,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> None:
-    """Serves until `stop` is set. Raises Unavailable if the registry cannot be reached at the start."""
+    """Serves until `stop` is set. Raises ConfigError for certificates that are no good, Unavailable if the registry
+    cannot be reached at the start.
+    """
+    credentials = Credentials.internal(settings.config.security, "worker")
+    transfer = settings.config.transfer
+    if credentials is not None and transfer.bypasses_tls:
+        log.warning("KV travels without encryption; only transport grpc has it", transport=transfer.transport)
+    guard = None if credentials is None else RoleGuard()
     registry = await Registry.connect(settings.redis_url)
     cores = Cores(_pool_config(settings).threads if settings.pin else 0)
     try:
         epoch = await registry.next_epoch()
-        async with _server(settings.config.listen.worker_host, max_message_bytes) as (server, address):
-            worker = build(server, Identity(settings.worker_id, settings.pool, epoch, address, host_id))
+        host = settings.config.listen.worker_host
+        async with _server(host, max_message_bytes, credentials, guard) as (server, address):
+            identity = Identity(settings.worker_id, settings.pool, epoch, address, host_id)
+            worker = build(server, identity, credentials)
             await worker.steps.in_engine_thread(cores.pin)
             add_WorkerServiceServicer_to_server(WorkerService(worker), server)
             await server.start()
             steps = asyncio.create_task(worker.run())
-            heartbeat = asyncio.create_task(_heartbeat(worker, registry))
+            heartbeat = asyncio.create_task(_heartbeat(worker, registry, credentials, guard))
             stopped = asyncio.create_task(stop.wait())
             done, pending = await asyncio.wait({steps, heartbeat, stopped}, return_when=asyncio.FIRST_COMPLETED)
             for task in pending:
@@ -103,9 +115,12 @@ async def host_worker(
 
 
 @asynccontextmanager
-async def _server(host: str, max_message_bytes: int) -> AsyncIterator[tuple[grpc.aio.Server, str]]:
+async def _server(
+    host: str, max_message_bytes: int, credentials: Credentials | None, guard: RoleGuard | None
+) -> AsyncIterator[tuple[grpc.aio.Server, str]]:
     """A server on a free port of `host`, not yet started."""
     server = grpc.aio.server(
+        interceptors=() if guard is None else (guard,),
         options=[
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", max_message_bytes),
@@ -116,20 +131,25 @@ async def _server(host: str, max_message_bytes: int) -> AsyncIterator[tuple[grpc
             # Peers ping often so that a frozen process is noticed; do not take that for abuse.
             ("grpc.http2.min_ping_interval_without_data_ms", 500),
             ("grpc.keepalive_permit_without_calls", 1),
-        ]
+        ],
     )
-    port = server.add_insecure_port(f"{host}:0")
+    port = listen(server, f"{host}:0", credentials)
     try:
         yield server, f"{host}:{port}"
     finally:
         await server.stop(grace=0.2)
 
 
-async def _heartbeat(worker: Worker, registry: Registry) -> None:
+async def _heartbeat(
+    worker: Worker, registry: Registry, credentials: Credentials | None, guard: RoleGuard | None
+) -> None:
     """Publishes the worker's state. A registry that is away costs visibility, not streams."""
     away = False
     while True:
         worker.check_integrity()
+        if credentials is not None and guard is not None:
+            worker.certificate_note = credentials.trouble()
+            guard.tell_of_ended()
         try:
             await registry.publish_worker(worker.info(), TTL_S)
             if away:

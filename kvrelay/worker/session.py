@@ -48,6 +48,9 @@ class CommandHandler(Protocol):
 
     def info(self) -> WorkerInfo: ...
 
+    @property
+    def lending_key(self) -> bytes: ...
+
 
 class WorkerService(WorkerServiceServicer):
     """Serves `kvrelay.v1.WorkerService` for one worker."""
@@ -65,7 +68,7 @@ class WorkerService(WorkerServiceServicer):
         reader = asyncio.create_task(self._read(request_iterator, session))
         try:
             info = self._worker.info()
-            yield event_to_proto(Welcome(info.worker_id, info.epoch))
+            yield event_to_proto(Welcome(info.worker_id, info.epoch, self._worker.lending_key))
             async for event in session.events():
                 yield event_to_proto(event)
         finally:

@@ -39,7 +39,7 @@ async def test_a_commit_of_something_else_ends_the_attempt_and_harms_nobody(
         await decode.send(RunLocal(spec("warm")))  # its blocks stay cached, so that a push has one block to bring
         await decode.answer()
         one = spec("a", (*PROMPT, 30))
-        await decode.send(Reserve(one, 10.0))
+        await decode.send(Reserve(one, 10.0, "prefill-0"))
         reserved = await decode.event()
         assert isinstance(reserved, Reserved)
         target = reserved.target
@@ -53,6 +53,8 @@ async def test_a_commit_of_something_else_ends_the_attempt_and_harms_nobody(
                 generation=target.generation,
                 layout_hash=target.layout_hash,
                 transport="grpc",
+                sender="prefill-0",
+                capability=target.capability,
             )
             await push.write(frame_to_bytes(opening))
             first = target.cached_tokens // decode.info.block_size
@@ -82,7 +84,7 @@ async def push_block(push: grpc.aio.StreamUnaryCall, first: int, block_bytes: in
 async def test_a_command_for_the_other_pool_ends_the_session(tiny_model: Callable[..., Path]) -> None:
     async with workers(tiny_model("llama"), CONFIG, "decode-0") as running:
         decode = await running.session("decode-0")
-        await decode.send(Reserve(spec("a"), 10.0))
+        await decode.send(Reserve(spec("a"), 10.0, "prefill-0"))
         reserved = await decode.event()
         assert isinstance(reserved, Reserved)
         await decode.send(Prefill(spec("b"), replace(reserved.target)))
@@ -94,7 +96,7 @@ async def test_a_command_for_the_other_pool_ends_the_session(tiny_model: Callabl
 async def test_a_draining_worker_refuses_and_becomes_empty(tiny_model: Callable[..., Path]) -> None:
     async with workers(tiny_model("llama"), CONFIG, "prefill-0", "decode-0") as running:
         prefill, decode = await running.session("prefill-0"), await running.session("decode-0")
-        await decode.send(Reserve(spec("a"), 10.0))
+        await decode.send(Reserve(spec("a"), 10.0, "prefill-0"))
         reserved = await decode.event()
         assert isinstance(reserved, Reserved)
         await decode.send(RunLocal(spec("b")))

@@ -233,7 +233,7 @@ async def _by_hand_off(
     prefill: Session, decode: Session, one: SequenceSpec, until: int
 ) -> tuple[list[int], str | None]:
     """Tokens of both workers until there are so many or the answer ends; the decode worker then hears of an abort."""
-    await decode.send(Reserve(one, 10.0))
+    await decode.send(Reserve(one, 10.0, "prefill-0"))
     while not isinstance(reserved := await decode.event(), Reserved):
         assert isinstance(reserved, TokenBatch), "only what was on its way before an abort comes between"
     await prefill.send(Prefill(one, reserved.target))

@@ -24,7 +24,7 @@ import xxhash
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from transfer_ends import HASH, LAYOUT, DecodeEnd, MemoryFile, decode_end
+from transfer_ends import HASH, LAYOUT, SENDER, DecodeEnd, MemoryFile, decode_end
 
 from kv_transfer.arena import digests_of, places_in, read_blocks
 from kv_transfer.call import PushCall
@@ -38,6 +38,7 @@ from kvrelay.errors import (
     FailedPrecondition,
     KvRelayError,
     NotFound,
+    PermissionDenied,
     ResourceExhausted,
     Unavailable,
     Unimplemented,
@@ -64,6 +65,7 @@ REFUSALS = (
     DataLoss,
     FailedPrecondition,
     NotFound,
+    PermissionDenied,
     ResourceExhausted,
     Unavailable,
     Unimplemented,
@@ -121,8 +123,9 @@ class Wish:
             first += count
         return cls(source, transport, cached_blocks, num_blocks, num_tokens, partial, tuple(blocks))
 
-    def frames(self, lease: Lease, epoch: int) -> list[Frame]:
+    def frames(self, lease: Lease, epoch: int, capability: str = "") -> list[Frame]:
         opening = KvOpen(*lease.key, lease.lease_id, epoch, lease.generation, HASH, self.transport)
+        opening = replace(opening, sender=SENDER, capability=capability)
         if self.source.layout != LAYOUT:
             opening = replace(opening, layout_hash="other", model_id="test", layout=self.source.layout)
         if self.transport != "grpc":
@@ -268,7 +271,7 @@ class Target:
         leases, now = decode.leases, decode.clock.now()
         others = leases.grant(("other", 0), numbers[-2:], 0, 10.0, now)
         lease = leases.grant(("r", 0), numbers[:-2], wish.cached_blocks, 10.0, now, partial=wish.partial)
-        frames = wish.frames(lease, leases.epoch)
+        frames = wish.frames(lease, leases.epoch, decode.receiver.capability(lease, SENDER))
         messages = damage.of(frames) if damage else [frame_to_bytes(frame) for frame in frames]
         expected = decode.arena.buffer.clone()
         async with asyncio.timeout(20):

@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import pytest
 from tcp_proxy import proxy_to
-from transfer_ends import KEY, LAYOUT, DecodeEnd, MemoryFile, decode_end, needs_nixl, sender_of
+from transfer_ends import KEY, LAYOUT, SENDER, DecodeEnd, MemoryFile, decode_end, needs_nixl, sender_of
 
 from kv_transfer import receiver
 from kv_transfer.lending import Lending
@@ -34,6 +34,8 @@ from kvrelay.errors import (
     Unavailable,
     Unimplemented,
 )
+from kvrelay.messages import HandoffTarget
+from kvrelay.security.capability import FetchGrant, make_capability
 from kvrelay.types import KvLayout, LayerKv
 from kvrelay.wire.status import error_from_rpc
 from kvrelay.wire.transfer import (
@@ -330,12 +332,15 @@ async def test_a_repeated_fetch_is_executed_once() -> None:
     blocks = cache.allocate(4)
     cache.publish([11, 12, 13, 14], blocks)
     async with decode_end() as asking, sender_of(source) as sender:
-        lending = Lending(cache, sender)
+        lending = Lending(cache, sender, epoch=3)
         server = grpc.aio.server()
         add_kv_transfer_servicer(asking.receiver.Push, lending.Fetch, server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
-        wish = FetchRequest(*KEY, (11, 12, 13, 14), asking.grant(BLOCKS))
+        target = asking.grant(BLOCKS)
+        grant = FetchGrant(*KEY, target.worker_id, target.address, SENDER, epoch=3, tokens=4 * LAYOUT.block_size)
+        capability = make_capability(lending.key, grant)
+        wish = FetchRequest(*KEY, (11, 12, 13, 14), target, grant.tokens, capability)
         async with proxy_to(f"127.0.0.1:{port}") as network, grpc.aio.insecure_channel(network.address) as channel:
             await channel.channel_ready()
             network.passes["down"].clear()
@@ -420,14 +425,16 @@ async def test_a_repetition_that_falls_silent_ends() -> None:
         await pushed(sender.open(KEY, target))
         async with grpc.aio.insecure_channel(decode.address) as channel:
             call = kv_push(channel)()
-            await call.write(frame_to_bytes(sender_opening(sender, target.lease_id, target.generation)))
+            await call.write(frame_to_bytes(sender_opening(sender, target)))
             assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             assert await call.details() == "no commit was repeated within 0.3 s"
         assert decode.receiver.under_way == 0
 
 
-def sender_opening(sender: Sender, lease_id: int, generation: int, transport: str = "grpc") -> KvOpen:
-    return KvOpen(*KEY, lease_id, 7, generation, sender.layout_hash, transport)
+def sender_opening(sender: Sender, target: HandoffTarget) -> KvOpen:
+    numbers = target.lease_id, target.epoch, target.generation
+    opening = KvOpen(*KEY, *numbers, sender.layout_hash, "grpc")
+    return replace(opening, sender=sender.worker_id, capability=target.capability)
 
 
 async def test_bytes_after_the_end_are_discarded() -> None:
@@ -446,7 +453,7 @@ async def test_bytes_after_the_end_are_discarded() -> None:
         assert isinstance(opening, KvOpen)
         assert isinstance(commit, KvCommit)
         target = decode.grant([1, 2, 5, 6])
-        again = replace(opening, lease_id=target.lease_id, generation=target.generation)
+        again = replace(sender_opening(sender, target), layout=opening.layout, model_id=opening.model_id)
         async with grpc.aio.insecure_channel(decode.address) as channel:
             longer = [frame_to_bytes(again), passed[1] + b"\x00\x00"]
             code = await kv_push(channel)(iter(longer)).code()

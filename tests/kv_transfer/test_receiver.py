@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 import xxhash
-from transfer_ends import HASH, KEY, LAYOUT, DecodeEnd, MemoryFile, decode_end
+from transfer_ends import HASH, KEY, LAYOUT, SENDER, DecodeEnd, MemoryFile, decode_end
 
 from kv_transfer.arena import digests_of, read_blocks
 from kv_transfer.lease import Lease
@@ -68,7 +68,7 @@ async def push(decode: DecodeEnd, frames: Iterable[Frame | bytes]) -> KvReceipt:
 
 def opening(target: HandoffTarget, **changes: Any) -> KvOpen:
     right = KvOpen(*KEY, target.lease_id, target.epoch, target.generation, HASH, transport="grpc")
-    return replace(right, **changes)
+    return replace(right, **({"sender": SENDER, "capability": target.capability} | changes))
 
 
 def blocks(source: MemoryFile, sequence: int, first: int, numbers: list[int], **changes: Any) -> KvBlocks:

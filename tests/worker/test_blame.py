@@ -43,7 +43,7 @@ async def test_a_transport_that_cannot_work_fails_its_request_and_not_the_worker
     async with workers(tiny_model("llama"), CONFIG, "prefill-0", "decode-0") as running:
         prefill, decode = await running.session("prefill-0"), await running.session("decode-0")
         for transport in ("nccl", "auto"):
-            await decode.send(Reserve(spec(transport), 5.0))
+            await decode.send(Reserve(spec(transport), 5.0, "prefill-0"))
             reserved = await decode.event()
             assert isinstance(reserved, Reserved)
             await prefill.send(Prefill(spec(transport), replace(reserved.target, transport=transport)))
@@ -65,7 +65,7 @@ async def test_a_push_that_breaks_in_an_unforeseen_way_ends_its_request(
     monkeypatch.setattr(NamedOutbound, "pack", broken)
     async with workers(tiny_model("llama"), CONFIG, "prefill-0", "decode-0") as running:
         prefill, decode = await running.session("prefill-0"), await running.session("decode-0")
-        await decode.send(Reserve(spec("a"), 5.0))
+        await decode.send(Reserve(spec("a"), 5.0, "prefill-0"))
         reserved = await decode.event()
         assert isinstance(reserved, Reserved)
         await prefill.send(Prefill(spec("a"), reserved.target))
@@ -93,7 +93,7 @@ async def test_nobody_finds_blocks_that_a_failed_step_did_not_compute(
     monkeypatch.setattr(ModelRunner, "run", broken)
     async with workers(tiny_model("llama"), CONFIG, "prefill-0", "decode-0") as running:
         prefill, decode = await running.session("prefill-0"), await running.session("decode-0")
-        await decode.send(Reserve(spec("relayed"), 5.0))
+        await decode.send(Reserve(spec("relayed"), 5.0, "prefill-0"))
         reserved = await decode.event()
         assert isinstance(reserved, Reserved)
         await prefill.send(Prefill(spec("relayed"), reserved.target))
@@ -106,7 +106,7 @@ async def test_nobody_finds_blocks_that_a_failed_step_did_not_compute(
         await decode.send(RunLocal(spec("local")))
         found = await decode.tokens()
         await decode.answer()
-        await decode.send(Reserve(spec("again"), 5.0))
+        await decode.send(Reserve(spec("again"), 5.0, "prefill-0"))
         reserved = await decode.event()
         assert isinstance(reserved, Reserved)
         await prefill.send(Prefill(spec("again"), reserved.target))
@@ -119,10 +119,10 @@ async def test_routers_with_requests_of_one_name_do_not_meet(tiny_model: Callabl
     async with workers(tiny_model("llama"), CONFIG, "decode-0") as running:
         one, two = await running.session("decode-0"), await running.session("decode-0")
         await one.send(RunLocal(spec("a", max_tokens=60)))
-        await one.send(Reserve(spec("b"), 5.0))
+        await one.send(Reserve(spec("b"), 5.0, "prefill-0"))
         await two.send(Abort("a", 0))
         await two.send(RunLocal(spec("a")))
-        await two.send(Reserve(spec("b"), 5.0))
+        await two.send(Reserve(spec("b"), 5.0, "prefill-0"))
         for _ in range(2):
             refused = await failure(two)
             assert refused.code is Code.FAILED_PRECONDITION
@@ -144,12 +144,12 @@ async def test_a_prompt_that_the_model_cannot_run_spoils_no_step(
 ) -> None:
     async with workers(tiny_model("llama"), CONFIG, "prefill-0", "decode-0") as running:
         prefill, decode = await running.session("prefill-0"), await running.session("decode-0")
-        await decode.send(Reserve(spec("a"), 5.0))
+        await decode.send(Reserve(spec("a"), 5.0, "prefill-0"))
         reserved = await decode.event()
         assert isinstance(reserved, Reserved)
         await prefill.send(Prefill(spec("bad", token_ids), reserved.target))
         assert (await failure(prefill)).code is Code.INVALID_ARGUMENT
-        for bad in (RunLocal(spec("bad", token_ids)), Reserve(spec("bad", token_ids), 5.0)):
+        for bad in (RunLocal(spec("bad", token_ids)), Reserve(spec("bad", token_ids), 5.0, "prefill-0")):
             await decode.send(bad)
             assert (await failure(decode)).code is Code.INVALID_ARGUMENT
         await prefill.send(Prefill(spec("a"), reserved.target))

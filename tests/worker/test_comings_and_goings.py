@@ -58,7 +58,9 @@ class Router:
         params = SamplingParams(max_tokens=draw.randint(1, 30), seed=number, ignore_eos=draw.random() < 0.7)
         one = SequenceSpec(f"r{number}", draw.randint(0, 3), tokens, len(tokens), params)
         self._specs[one.key] = one
-        await self._decode(Reserve(one, draw.choice([0.05, 5.0])) if draw.random() < 0.6 else RunLocal(one))
+        await self._decode(
+            Reserve(one, draw.choice([0.05, 5.0]), "prefill-0") if draw.random() < 0.6 else RunLocal(one)
+        )
 
     async def give_up(self) -> None:
         """Somewhere, one or the other worker hears of it, or both."""

@@ -17,7 +17,7 @@ from kv_transfer.lending import Lending
 from kv_transfer.receiver import Receiver
 from kvrelay.config import ClusterConfig
 from kvrelay.errors import Code, Unavailable
-from kvrelay.messages import Abort, Failed, HandedOff, Prefill, PrefixSource, Reserve, Reserved, RunLocal, TokenBatch
+from kvrelay.messages import Abort, Failed, HandedOff, Prefill, Reserve, Reserved, RunLocal, TokenBatch
 from kvrelay.types import SamplingParams, SequenceSpec
 from kvrelay.wire.transfer import FetchRequest, Frame, KvBlocks, KvCommit, KvReceipt
 from prefill_worker.worth import Worth
@@ -90,7 +90,7 @@ class Hold:
 async def begin(
     prefill: Session, decode: Session, one: SequenceSpec, transport: str, seconds: float = 60.0
 ) -> Reserved:
-    await decode.send(Reserve(one, seconds))
+    await decode.send(Reserve(one, seconds, "prefill-0"))
     reserved = await decode.event()
     assert isinstance(reserved, Reserved), reserved
     await prefill.send(Prefill(one, replace(reserved.target, transport=transport)))
@@ -140,7 +140,7 @@ async def test_kv_that_was_tampered_with_is_in_no_prefix_cache(
     assert tampered == 1
     assert failed.code in (Code.DATA_LOSS, Code.UNAVAILABLE)  # the latter where gRPC loses the reason
     await decode.send(Abort("a", 0))
-    await decode.send(Reserve(spec("a", 1), 10.0))
+    await decode.send(Reserve(spec("a", 1), 10.0, "prefill-0"))
     reserved = await decode.event()
     assert isinstance(reserved, Reserved)
     assert reserved.target.cached_tokens == 0
@@ -208,10 +208,10 @@ async def test_a_fetch_whose_answer_is_lost_has_fetched(
     monkeypatch.setattr(Worth, "fetching", lambda *_: True)
     tokens = await local(decode)
     one = spec("second", 0, (*PROMPT, *tokens, *range(20, 60)))
-    await decode.send(Reserve(one, 10.0))
+    await decode.send(Reserve(one, 10.0, "prefill-0"))
     reserved = await decode.event()
     assert isinstance(reserved, Reserved)
-    source = PrefixSource(decode.info.worker_id, decode.info.address, len(PROMPT) // 8 * 8)
+    source = decode.source(one, len(PROMPT) // 8 * 8, prefill.info)
     await prefill.send(Prefill(one, reserved.target, source))
     first = await prefill.tokens()
     assert first.prefill is not None

@@ -33,7 +33,7 @@ def spec(request_id: str) -> SequenceSpec:
 
 
 async def relay(prefill: Session, decode: Session, transport: str) -> tuple[list[int], Handoff]:
-    await decode.send(Reserve(spec("relayed"), 10.0))
+    await decode.send(Reserve(spec("relayed"), 10.0, "prefill-0"))
     reserved = await decode.event()
     assert isinstance(reserved, Reserved), reserved
     await prefill.send(Prefill(spec("relayed"), replace(reserved.target, transport=transport)))

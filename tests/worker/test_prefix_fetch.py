@@ -63,12 +63,12 @@ HELD = (len(PROMPT) + NEW_TOKENS - 1) // SIZE * SIZE  # the last token's KV is n
 
 
 async def relay(
-    prefill: Session, decode: Session, one: SequenceSpec, source: PrefixSource | None, transport: str = "auto"
+    prefill: Session, decode: Session, one: SequenceSpec, source: Source | None, transport: str = "auto"
 ) -> tuple[list[int], Handoff, PrefillTimings]:
-    await decode.send(Reserve(one, 10.0))
+    await decode.send(Reserve(one, 10.0, "prefill-0"))
     reserved = await decode.event()
     assert isinstance(reserved, Reserved), reserved
-    await prefill.send(Prefill(one, replace(reserved.target, transport=transport), source))
+    await prefill.send(Prefill(one, replace(reserved.target, transport=transport), source and source(one, prefill)))
     first = await prefill.tokens()
     handed_off = await prefill.event()
     assert isinstance(handed_off, HandedOff), handed_off
@@ -76,8 +76,11 @@ async def relay(
     return [*first.token_ids, *await decode.answer()], handed_off.handoff, first.prefill
 
 
-def source(worker: Session, cached_tokens: int = HELD) -> PrefixSource:
-    return PrefixSource(worker.info.worker_id, worker.info.address, cached_tokens)
+Source = Callable[[SequenceSpec, Session], PrefixSource]  # of a request for a prefill worker
+
+
+def source(worker: Session, cached_tokens: int = HELD) -> Source:
+    return lambda one, prefill: worker.source(one, cached_tokens, prefill.info)
 
 
 @pytest.mark.parametrize("transport", ["memory", "shm", "grpc", "gloo"])
@@ -133,7 +136,7 @@ async def test_another_tenants_blocks_are_not_found(prefill: Session, decode: Se
 async def test_a_source_that_is_gone(prefill: Session, decode: Session) -> None:
     prompt = await first_turn(decode)
     nobody = PrefixSource("decode-9", "127.0.0.1:1", HELD)
-    _, _, timings = await relay(prefill, decode, spec("second", prompt), nobody)
+    _, _, timings = await relay(prefill, decode, spec("second", prompt), lambda *_: nobody)
     assert timings.fetched_tokens == 0
 
 
@@ -155,10 +158,10 @@ async def test_a_request_that_is_cancelled_while_it_fetches(
     monkeypatch.setattr(Lending, "_lend", slow)
     prompt = await first_turn(decode)
     one = spec("second", prompt)
-    await decode.send(Reserve(one, 10.0))
+    await decode.send(Reserve(one, 10.0, "prefill-0"))
     reserved = await decode.event()
     assert isinstance(reserved, Reserved)
-    await prefill.send(Prefill(one, reserved.target, source(decode)))
+    await prefill.send(Prefill(one, reserved.target, source(decode)(one, prefill)))
     async with asyncio.timeout(20):
         await asked.wait()
         await prefill.send(Abort(*one.key))

@@ -40,7 +40,7 @@ def oracle(model: Path, token_ids: tuple[int, ...], count: int) -> list[int]:
 
 
 async def relay(prefill: Session, decode: Session, one: SequenceSpec, transport: str) -> tuple[list[int], HandedOff]:
-    await decode.send(Reserve(one, 10.0))
+    await decode.send(Reserve(one, 10.0, "prefill-0"))
     reserved = await decode.event()
     assert isinstance(reserved, Reserved), reserved
     await prefill.send(Prefill(one, replace(reserved.target, transport=transport)))
@@ -84,7 +84,7 @@ async def test_an_answer_of_one_token_needs_no_hand_off(tiny_model: Callable[...
     async with workers(tiny_model("llama"), CONFIG, "prefill-0", "decode-0") as running:
         prefill, decode = await running.session("prefill-0"), await running.session("decode-0")
         one = spec("a", max_tokens=1)
-        await decode.send(Reserve(one, 10.0))
+        await decode.send(Reserve(one, 10.0, "prefill-0"))
         reserved = await decode.event()
         assert isinstance(reserved, Reserved)
         await prefill.send(Prefill(one, reserved.target))
@@ -96,8 +96,8 @@ async def test_an_answer_of_one_token_needs_no_hand_off(tiny_model: Callable[...
 async def test_a_repeated_command_is_run_once(tiny_model: Callable[..., Path]) -> None:
     async with workers(tiny_model("llama"), CONFIG, "decode-0") as running:
         decode = await running.session("decode-0")
-        await decode.send(Reserve(spec("a"), 10.0))
-        await decode.send(Reserve(spec("a"), 10.0))
+        await decode.send(Reserve(spec("a"), 10.0, "prefill-0"))
+        await decode.send(Reserve(spec("a"), 10.0, "prefill-0"))
         assert await decode.event() == await decode.event()
         await decode.send(Abort("a", 0))
         await decode.send(RunLocal(spec("b")))
@@ -127,7 +127,7 @@ async def test_a_repeated_prefill_is_run_once(tiny_model: Callable[..., Path]) -
 async def test_a_lease_that_is_not_renewed_ends_and_gives_its_blocks_back(tiny_model: Callable[..., Path]) -> None:
     async with workers(tiny_model("llama"), CONFIG, "prefill-0", "decode-0") as running:
         prefill, decode = await running.session("prefill-0"), await running.session("decode-0")
-        await decode.send(Reserve(spec("a"), 0.2))
+        await decode.send(Reserve(spec("a"), 0.2, "prefill-0"))
         reserved = await decode.event()
         assert isinstance(reserved, Reserved)
         ended = await decode.event()
@@ -142,7 +142,7 @@ async def test_a_lease_that_is_not_renewed_ends_and_gives_its_blocks_back(tiny_m
 async def test_a_renewed_lease_lasts(tiny_model: Callable[..., Path]) -> None:
     async with workers(tiny_model("llama"), CONFIG, "prefill-0", "decode-0") as running:
         prefill, decode = await running.session("prefill-0"), await running.session("decode-0")
-        await decode.send(Reserve(spec("a"), 0.3))
+        await decode.send(Reserve(spec("a"), 0.3, "prefill-0"))
         reserved = await decode.event()
         assert isinstance(reserved, Reserved)
         await decode.send(Renew((reserved.target.lease_id,), 60.0))
@@ -158,7 +158,7 @@ async def test_seats_are_refused_when_all_are_taken(tiny_model: Callable[..., Pa
     async with workers(tiny_model("llama"), CONFIG, "decode-0") as running:
         decode = await running.session("decode-0")
         for name in "abcde":
-            await decode.send(Reserve(spec(name), 10.0))
+            await decode.send(Reserve(spec(name), 10.0, "prefill-0"))
         events = [await decode.event() for _ in range(5)]
         assert [type(event) for event in events] == [Reserved] * 4 + [Refused]
 
@@ -166,7 +166,7 @@ async def test_seats_are_refused_when_all_are_taken(tiny_model: Callable[..., Pa
 async def test_when_a_router_goes_its_sequences_go(tiny_model: Callable[..., Path]) -> None:
     async with workers(tiny_model("llama"), CONFIG, "prefill-0", "decode-0") as running:
         prefill, decode = await running.session("prefill-0"), await running.session("decode-0")
-        await decode.send(Reserve(spec("a"), 60.0))
+        await decode.send(Reserve(spec("a"), 60.0, "prefill-0"))
         reserved = await decode.event()
         assert isinstance(reserved, Reserved)
         await decode.send(RunLocal(spec("b", max_tokens=100)))

@@ -37,7 +37,7 @@ def spec(request_id: str, token_ids: tuple[int, ...] = PROMPT) -> SequenceSpec:
 
 
 async def relay(prefill: Session, decode: Session, one: SequenceSpec, transport: str) -> tuple[list[int], Handoff]:
-    await decode.send(Reserve(one, 10.0))
+    await decode.send(Reserve(one, 10.0, "prefill-0"))
     reserved = await decode.event()
     assert isinstance(reserved, Reserved), reserved
     await prefill.send(Prefill(one, replace(reserved.target, transport=transport)))
@@ -107,7 +107,7 @@ async def test_another_model_is_refused(tiny_model: Callable[..., Path]) -> None
         workers(tiny_model("qwen2"), config({}, {}), "decode-0") as theirs,
     ):
         prefill, decode = await ours.session("prefill-0"), await theirs.session("decode-0")
-        await decode.send(Reserve(spec("a"), 10.0))
+        await decode.send(Reserve(spec("a"), 10.0, "prefill-0"))
         reserved = await decode.event()
         assert isinstance(reserved, Reserved)
         await prefill.send(Prefill(spec("a"), reserved.target))

@@ -14,7 +14,7 @@ from kv_transfer.choice import host_id
 from kv_transfer.plan import Layers
 from kv_transfer.sender import Sender
 from kvrelay.bench.handoff.peer import Peer, receiving
-from kvrelay.bench.handoff.receiving import Settings
+from kvrelay.bench.handoff.receiving import SENDER, Settings
 from kvrelay.bench.run import Progress
 from kvrelay.clock import MonotonicClock
 from kvrelay.engine.cache import KvCache
@@ -90,6 +90,7 @@ async def measure_exposed(
     settings = Settings(runner.layout, num_blocks, runner.model_id, digests=True, core=core)
     sender = Sender(
         runner.kv,
+        worker_id=SENDER,
         host_id=host_id(),
         model_id=runner.model_id,
         layout_hash=runner.layout_hash,

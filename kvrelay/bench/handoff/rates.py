@@ -11,7 +11,7 @@ from statistics import median
 from kv_transfer.choice import host_id
 from kv_transfer.sender import Sender
 from kvrelay.bench.handoff.peer import Peer, receiving
-from kvrelay.bench.handoff.receiving import Settings
+from kvrelay.bench.handoff.receiving import SENDER, Settings
 from kvrelay.bench.run import Progress
 from kvrelay.clock import MonotonicClock
 from kvrelay.engine.kv import KvPool
@@ -90,6 +90,7 @@ async def _end(source: KvPool, num_blocks: int, digests: bool, core: int) -> Asy
     layout = source.layout
     sender = Sender(
         source,
+        worker_id=SENDER,
         host_id=host_id(),
         model_id=_MODEL,
         layout_hash=layout.hash(_MODEL),

@@ -26,6 +26,7 @@ from kvrelay.types import KvLayout, LayerKv
 from kvrelay.wire.transfer import add_kv_transfer_servicer
 from kvrelay.worker.heap import keep_freed_memory
 
+SENDER = "sending"  # worker id of the other end
 _LEASE_S = 600.0
 
 
@@ -85,6 +86,7 @@ async def main(settings: Settings) -> None:
             layout_hash=settings.layout.hash(settings.model_id),
             host_id=host_id(),
             transport=wish["transport"],
+            capability=receiver.capability(lease, SENDER),
         )
         print(json.dumps(asdict(target)), flush=True)
     await server.stop(None)

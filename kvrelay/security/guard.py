@@ -1,0 +1,127 @@
+"""Who may call what: the role in the peer's certificate against a table of services."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import grpc
+from cryptography import x509
+
+from kvrelay.errors import KvRelayError, PermissionDenied, Unauthenticated
+from kvrelay.security.roles import ROLES, Role, roles_of
+from kvrelay.telemetry import get_logger
+from kvrelay.wire import status
+
+log = get_logger("security")
+
+ALLOWED: Mapping[str, tuple[Role, ...]] = {
+    "kvrelay.v1.WorkerService": ("router",),  # a controller has a router's certificate: it drains workers
+    "kvrelay.v1.KvTransferService": ("worker",),
+    "kvrelay.v1.ClusterService": ("admin",),
+    "kvrelay.v1.InferenceService": ("client", "admin"),
+    "grpc.reflection.v1alpha.ServerReflection": ("client", "admin"),
+    "grpc.health.v1.Health": ROLES,
+}
+"""A service that is not here is nobody's."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Peer:
+    """Who is at the other end, as its certificate says."""
+
+    name: str
+    role: Role
+    ends: datetime
+
+
+class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Ends calls of the wrong role before their handler sees anything of them.
+
+    For servers that ask for certificates: a peer without one, or with one of another CA, does not get beyond TLS's
+    handshake. `without_role` is what a certificate that names no role passes for, where it does.
+    """
+
+    def __init__(self, without_role: Role | None = None) -> None:
+        self._without_role = without_role
+        self._calls: dict[int, _Peer] = {}  # under way, by the identity of their contexts
+        self._told: set[_Peer] = set()
+
+    async def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
+        handler = await continuation(details)
+        return None if handler is None else self._guarded(handler, details.method)
+
+    def tell_of_ended(self, now: datetime | None = None) -> None:
+        """Says once in the log when the certificate has ended that a peer of a call under way came with."""
+        now = now or datetime.now(UTC)
+        ended = {peer for peer in self._calls.values() if peer.ends <= now}
+        for peer in ended - self._told:
+            log.warning(
+                "a peer's certificate ended; its calls go on, it cannot connect anew until it has another",
+                peer=peer.name,
+                role=peer.role,
+                ended=peer.ends.isoformat(),
+            )
+        self._told = ended
+
+    def _guarded(self, handler: grpc.RpcMethodHandler, method: str) -> grpc.RpcMethodHandler:
+        asks = "stream" if handler.request_streaming else "unary"
+        kind = f"{asks}_{'stream' if handler.response_streaming else 'unary'}"
+        inner = getattr(handler, kind)
+
+        async def answer(request: Any, context: grpc.aio.ServicerContext) -> Any:
+            with self._admitted(await self._peer(context, method), context):
+                return await inner(request, context)
+
+        async def answers(request: Any, context: grpc.aio.ServicerContext) -> Any:
+            with self._admitted(await self._peer(context, method), context):
+                async with aclosing(inner(request, context)) as responses:
+                    async for response in responses:
+                        yield response
+
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        guarded = answers if inspect.isasyncgenfunction(inner) else answer
+        return make(guarded, handler.request_deserializer, handler.response_serializer)
+
+    @contextmanager
+    def _admitted(self, peer: _Peer, context: grpc.aio.ServicerContext) -> Iterator[None]:
+        self._calls[id(context)] = peer
+        try:
+            yield
+        finally:
+            del self._calls[id(context)]
+
+    async def _peer(self, context: grpc.aio.ServicerContext, method: str) -> _Peer:
+        """Aborts the call if the method is not for it."""
+        try:
+            return self._check(context.auth_context(), context.peer(), method)
+        except KvRelayError as error:
+            log.warning("refused a call", peer=context.peer(), method=method, reason=error.message)
+            await status.abort(context, error)
+
+    def _check(self, auth: Mapping[str, Any], name: str, method: str) -> _Peer:
+        shown = tuple(auth.get("x509_pem_cert", ()))
+        if not shown:
+            raise Unauthenticated(f"{method} is for peers with a certificate")
+        roles, ends = _read(shown[0])
+        if not roles and self._without_role is not None:
+            roles = (self._without_role,)
+        if len(roles) != 1:
+            raise Unauthenticated(f"the certificate names {len(roles)} roles; it must name one, as kvrelay://role/NAME")
+        allowed = ALLOWED.get(method.strip("/").rpartition("/")[0], ())
+        if roles[0] not in allowed:
+            raise PermissionDenied(
+                f"{method} is for the role {' or '.join(allowed) or 'of nobody'}, not for {roles[0]}"
+            )
+        return _Peer(name, roles[0], ends)
+
+
+@functools.lru_cache(maxsize=256)
+def _read(pem: bytes) -> tuple[tuple[Role, ...], datetime]:
+    certificate = x509.load_pem_x509_certificate(pem)
+    return roles_of(certificate), certificate.not_valid_after_utc

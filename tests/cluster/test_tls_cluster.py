@@ -1,0 +1,117 @@
+"""A cluster whose every connection is TLS: the same tokens, and nothing that listens in the clear."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+from certificates import made_by_the_command, tls_section
+from running_cluster import ANY_PORT, RunningCluster
+
+from kvrelay.client import AsyncClient, Completion
+from kvrelay.config import ClusterConfig
+from kvrelay.local_cluster import LocalCluster
+from kvrelay.wire.cluster import ClusterServiceStub
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
+
+TURN = [40 + i % 90 for i in range(50)]  # so short that the decode worker prefills it by itself
+
+
+async def answer(
+    client: AsyncClient, token_ids: list[int], temperature: float = 0.0, max_tokens: int = 24
+) -> Completion:
+    return await client.generate(
+        token_ids=token_ids, max_tokens=max_tokens, temperature=temperature, seed=7, ignore_eos=True
+    ).result()
+
+
+async def conversation(client: AsyncClient) -> list[Completion]:
+    """Two turns, of which the second begins with what the decode worker alone holds, and a drawn answer."""
+    first = await answer(client, TURN, max_tokens=150)
+    second = await answer(client, [*TURN, *first.token_ids, *range(50, 200)])
+    return [first, second, await answer(client, list(range(200)), temperature=1.0)]
+
+
+def listening_ports(pid: int) -> set[int]:
+    """TCP ports that the process listens on."""
+    inodes = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        link = str(fd.readlink())
+        if link.startswith("socket:["):
+            inodes.add(link[8:-1])
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            columns = line.split()
+            if columns[3] == "0A" and columns[9] in inodes:
+                found.add(int(columns[1].rpartition(":")[2], 16))
+    return found
+
+
+async def answers_in_the_clear(address: str) -> bytes:
+    """What the port says to HTTP without TLS, in version 1 and in version 2, which gRPC is."""
+    said = b""
+    for words in (
+        b"GET / HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5),
+    ):
+        host, _, port = address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(words)
+        async with asyncio.timeout(30):
+            with contextlib.suppress(ConnectionError):
+                said += await reader.read()
+        writer.close()
+    return said
+
+
+async def test_tokens_are_those_of_a_plaintext_cluster_and_no_port_speaks_in_the_clear(
+    cluster: RunningCluster, tmp_path: Path
+) -> None:
+    expected = await conversation(cluster.client)
+    folder = made_by_the_command(tmp_path / "certs")
+    ca, *pair = ((folder / name).read_bytes() for name in ("ca.pem", "admin-key.pem", "admin.pem"))
+    config = ClusterConfig.model_validate(
+        {
+            "model": {"path": "demo", "dtype": "float32"},
+            "kv": {"memory": "64MiB"},
+            "prefill": {"chunk_tokens": 128},
+            "transfer": {"transport": "grpc"},
+            "listen": ANY_PORT,
+            "security": {"tls": tls_section(folder)},
+        }
+    )
+    async with (
+        LocalCluster(config, quiet=True) as local,
+        AsyncClient(local.endpoints.grpc, tls=ca) as client,
+        grpc.aio.secure_channel(local.endpoints.admin, grpc.ssl_channel_credentials(ca, *pair)) as channel,
+    ):
+        running = RunningCluster(local, client, ClusterServiceStub(channel))
+        await running.settled(prefill=1, decode=1)
+        found = await conversation(client)
+        assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+        ledgers = [one.ledger for one in found if one.ledger is not None]
+        assert [one.handoff and one.handoff.transport for one in ledgers] == [None, "grpc", "grpc"]
+        assert any(phase == "fetch" for phase, _ in ledgers[1].phases), "a worker fetched from another, by TLS too"
+
+        trusted = ssl.create_default_context(cadata=ca.decode())
+        async with httpx.AsyncClient(verify=trusted) as http:
+            assert local.endpoints.http.startswith("https://")
+            assert (await http.get(f"{local.endpoints.http}/health")).status_code == 200
+
+        doors = {"grpc": local.endpoints.grpc, "http": local.endpoints.http[8:], "admin": local.endpoints.admin}
+        workers = [*await running.workers("prefill"), *await running.workers("decode")]
+        (router,) = local._routers
+        assert listening_ports(router.process.pid) == {int(one.rpartition(":")[2]) for one in doors.values()}
+        for worker in workers:
+            assert int(worker.address.rpartition(":")[2]) in listening_ports(worker.pid)
+        for address in (*doors.values(), *(worker.address for worker in workers)):
+            said = await answers_in_the_clear(address)
+            assert b"HTTP" not in said, (address, said)
+            assert not said or said[:1] == b"\x15", "no more than TLS's word for: this is no TLS"
