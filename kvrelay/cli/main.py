@@ -9,7 +9,20 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from kvrelay.cli import bench, certs, controller, demo, generate, loadtest, pools, router, serve, status, verify
+from kvrelay.cli import (
+    autoscale,
+    bench,
+    certs,
+    controller,
+    demo,
+    generate,
+    loadtest,
+    pools,
+    router,
+    serve,
+    status,
+    verify,
+)
 from kvrelay.errors import InvalidArgument, KvRelayError
 
 INTERRUPTED = 130  # as shells say it: 128 + SIGINT
@@ -36,6 +49,7 @@ for command in (
     app.command()(command)
 app.add_typer(loadtest.app, name="loadtest")
 app.add_typer(bench.app, name="bench")
+app.add_typer(autoscale.app, name="autoscale")
 
 # Usage errors, whether typer brings click's classes with it or takes the installed ones.
 _UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")

@@ -5,14 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from random import Random
+from statistics import NormalDist
 from typing import Protocol
 
 from kvrelay.errors import InvalidArgument
 
+_NORMAL = NormalDist()
 _FORMS = "write a number, LOW-HIGH, or lognormal:median=M,sigma=S,min=A,max=B"
 
 
 class Lengths(Protocol):
+    @property
+    def mean(self) -> float: ...
+
     def draw(self, random: Random) -> int: ...
 
 
@@ -22,6 +27,10 @@ class Uniform:
 
     low: int
     high: int
+
+    @property
+    def mean(self) -> float:
+        return (self.low + self.high) / 2
 
     def draw(self, random: Random) -> int:
         return random.randint(self.low, self.high)
@@ -38,6 +47,17 @@ class LogNormal:
     sigma: float
     low: int
     high: int
+
+    @property
+    def mean(self) -> float:
+        """Between the cuts lies exp(mu + sigma^2 / 2) (F(b - sigma) - F(a - sigma)), F of (ln x - mu) / sigma."""
+        mu, sigma = math.log(self.median), self.sigma
+        if not sigma:
+            return min(max(self.median, self.low), self.high)
+        low, high = ((math.log(cut) - mu) / sigma for cut in (self.low, self.high))
+        below, above = _NORMAL.cdf(low), 1 - _NORMAL.cdf(high)
+        within = math.exp(mu + sigma**2 / 2) * (_NORMAL.cdf(high - sigma) - _NORMAL.cdf(low - sigma))
+        return self.low * below + within + self.high * above
 
     def draw(self, random: Random) -> int:
         return max(self.low, min(self.high, round(random.lognormvariate(math.log(self.median), self.sigma))))

@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import mul
 from pathlib import Path
 from random import Random
 
@@ -24,6 +25,7 @@ from kvrelay.loadtest.rate import Stage, arrivals
 from kvrelay.loadtest.trace import TraceError, TraceRequest, csv_rows
 
 SUFFIX = "-trace.csv"
+_WINDOW_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class Empirical:
 
     values: tuple[int, ...]
     cumulative: tuple[float, ...]
+    mean: float
     low = 1
 
     @classmethod
@@ -56,13 +59,26 @@ class Empirical:
         cumulative = tuple(accumulate(map(float, weights.values())))
         if not 0 < cumulative[-1] < math.inf or min(weights.values()) < 0:
             raise ValueError("probabilities must not be negative, nor all 0")
-        return cls(tuple(map(int, weights)), cumulative)
+        values = tuple(max(cls.low, int(value)) for value in weights)
+        mean = math.fsum(map(mul, values, map(float, weights.values()))) / cumulative[-1]
+        return cls(values, cumulative, mean)
 
     def draw(self, random: Random) -> int:
-        return max(self.low, random.choices(self.values, cum_weights=self.cumulative)[0])
+        return random.choices(self.values, cum_weights=self.cumulative)[0]
 
 
-LengthsByTime = list[tuple[float, Lengths, Lengths]]  # from this second on: prompts, answers
+@dataclass(frozen=True, slots=True)
+class Client:
+    """One of the recorded clients. `lengths` begin with those for when nothing is recorded."""
+
+    name: str
+    windows: tuple[Window, ...]
+    lengths: tuple[tuple[float, Lengths, Lengths], ...]
+
+    @property
+    def end(self) -> float:
+        """Seconds; the last window is as long as ServeGen makes them."""
+        return self.windows[-1].begin + _WINDOW_S if self.windows else 0.0
 
 
 def read_servegen(
@@ -72,27 +88,35 @@ def read_servegen(
 
     The lengths given are those of clients without a dataset. Raises TraceError, InvalidArgument.
     """
+    clients = read_clients(path, (0.0, prompt_tokens, output_tokens))
+    return heapq.merge(*(_requests(client, seed, begin) for client in clients), key=lambda request: request.at)
+
+
+def read_clients(path: Path, default: tuple[float, Lengths, Lengths]) -> list[Client]:
+    """Of one client's file or of a folder. Raises TraceError, InvalidArgument, OSError."""
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
     if not files:
         raise InvalidArgument(f"{path} holds no file named *{SUFFIX}", field="trace")
-    clients = [_client(file, seed, begin, (0.0, prompt_tokens, output_tokens)) for file in files]
-    return heapq.merge(*clients, key=lambda request: request.at)
+    clients = []
+    for file in files:
+        with file.open(encoding="utf-8", newline="") as lines:
+            windows = tuple(_windows(file, lines))
+        lengths = _lengths(file.with_name(file.name.removesuffix(SUFFIX) + "-dataset.json"))
+        clients.append(Client(file.name, windows, (default, *lengths)))
+    return clients
 
 
-def _client(file: Path, seed: int, begin: float, default: tuple[float, Lengths, Lengths]) -> Iterator[TraceRequest]:
-    with file.open(encoding="utf-8", newline="") as lines:
-        windows = list(_windows(file, lines))
-    ends = [*(window.begin for window in windows[1:]), windows[-1].begin + 600.0] if windows else []
-    both = [(window, end) for window, end in zip(windows, ends, strict=True) if end > begin]
+def _requests(client: Client, seed: int, begin: float) -> Iterator[TraceRequest]:
+    ends = [*(window.begin for window in client.windows), client.end][1:]
+    both = [(window, end) for window, end in zip(client.windows, ends, strict=True) if end > begin]
     if not both:
         return
-    lengths = [default, *_lengths(file.with_name(file.name.removesuffix(SUFFIX) + "-dataset.json"))]
-    random = Random(f"{seed}/{file.name}")
+    random = Random(f"{seed}/{client.name}")
     first = both[0][0].begin
     stages = [Stage(window.rate, window.rate, end - window.begin) for window, end in both]
     before = both[0][0].gap(random)  # else all clients would begin together
     for at in arrivals(stages, lambda number: both[number][0].gap(random), before):
-        _, prompt, answer = lengths[bisect_right(lengths, first + at, key=lambda one: one[0]) - 1]
+        _, prompt, answer = client.lengths[bisect_right(client.lengths, first + at, key=lambda one: one[0]) - 1]
         yield TraceRequest(first + at, prompt.draw(random), answer.draw(random))
 
 
@@ -112,8 +136,8 @@ def _windows(file: Path, lines: Iterable[str]) -> Iterator[Window]:
         yield window
 
 
-def _lengths(file: Path) -> LengthsByTime:
-    """Windows without data are left out: the one before goes on."""
+def _lengths(file: Path) -> list[tuple[float, Lengths, Lengths]]:
+    """From which second on prompts and answers are how long. Where a window has no data the one before goes on."""
     if not file.exists():
         return []
     found = []

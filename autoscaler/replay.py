@@ -1,0 +1,56 @@
+"""A policy over a record: what it would have decided at each moment, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from autoscaler.policy import PoolSnapshot, PoolState, decide
+from kvrelay.config import AutoscalingPolicy
+from kvrelay.types import PoolName
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The pools at one time, with the sizes that they had then."""
+
+    at: float  # seconds after the record's start
+    pools: Mapping[PoolName, PoolSnapshot]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    at: float
+    pool: PoolName
+    before: int
+    after: int
+    reason: str
+    seen: PoolSnapshot  # with the size that the policy had set, not the recorded one
+
+
+class Replay:
+    """Owns the sizes that the policy sets and the policy's memory, while moments go by.
+
+    Metrics stay as they were recorded, whatever the policy does: a queue that a larger pool would not have had is there
+    all the same. So sizes that follow from totals are right for the recorded load, and others approach the recorded
+    pool's size times value / target.
+    """
+
+    def __init__(self, policy: AutoscalingPolicy) -> None:
+        self._policy = policy
+        self._sizes: dict[PoolName, int] = {}
+        self._states: dict[PoolName, PoolState] = {}
+
+    def look(self, moment: Moment) -> list[Verdict]:
+        """One for each pool that is in the record and has a policy."""
+        verdicts = []
+        for pool, recorded in moment.pools.items():
+            policy = self._policy.pool(pool)
+            if policy is None:
+                continue
+            before = self._sizes.get(pool, recorded.size)
+            seen = replace(recorded, size=before)
+            decision, self._states[pool] = decide(seen, policy, self._states.get(pool), moment.at)
+            self._sizes[pool] = decision.desired
+            verdicts.append(Verdict(moment.at, pool, before, decision.desired, decision.reason, seen))
+        return verdicts

@@ -1,0 +1,103 @@
+"""What pools did, as a record that a scaling policy can be tried on: from a load test's report, or from a CSV file."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from itertools import accumulate, groupby
+from pathlib import Path
+from typing import get_args
+
+from autoscaler.policy import PoolSnapshot
+from autoscaler.replay import Moment
+from kvrelay.config import MetricName
+from kvrelay.errors import InvalidArgument
+from kvrelay.loadtest.report import Report
+from kvrelay.loadtest.statistics import percentile
+from kvrelay.types import POOLS, PoolName
+
+LATENCY_WINDOW_S = 10.0  # that a percentile is of
+_KEYS = ("seconds", "pool", "size", "ready")
+METRICS: tuple[MetricName, ...] = get_args(MetricName)
+
+
+def moments_of(report: Report) -> list[Moment]:
+    """Of each look at the cluster while the test ran. Raises InvalidArgument for a report without a timeline."""
+    if report.timeline is None or not report.timeline.samples:
+        raise InvalidArgument(
+            "the report has no timeline of the cluster, which `kvrelay loadtest run --admin HOST:PORT --json` records",
+            field="metrics",
+        )
+    ttft, itl = _latencies(report)
+    moments = []
+    for sample in report.timeline.samples:
+        shared: dict[MetricName, float] = {}
+        for name, events in (("ttft_p95_ms", ttft), ("itl_p95_ms", itl)):
+            recent = sorted(value for at, value in events if sample.at_s - LATENCY_WINDOW_S < at <= sample.at_s)
+            if recent:
+                shared[name] = 1000 * percentile(recent, 95)  # type: ignore[index]
+            elif not sample.running and not sample.waiting:
+                shared[name] = 0.0  # type: ignore[index]
+        pools: dict[PoolName, PoolSnapshot] = {}
+        for pool in POOLS:
+            one = sample.pools.get(pool)
+            if one is None:
+                continue
+            metrics: dict[MetricName, float] = {"kv_occupancy": one.kv_share}
+            if pool == "prefill":
+                metrics |= {"queue_depth": one.waiting, "queue_tokens": one.waiting_tokens}
+            else:  # how many tokens wait in the router is not in the timeline
+                metrics["queue_depth"] = one.waiting + sample.waiting
+            pools[pool] = PoolSnapshot(one.desired, one.workers, metrics | shared)
+        moments.append(Moment(sample.at_s, pools))
+    return moments
+
+
+def _latencies(report: Report) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+    """(when, seconds) of each first token and of each gap between two."""
+    first, gaps = [], []
+    for row in report.answered:
+        if row.ttft_s is not None:
+            first.append((row.scheduled_s + row.ttft_s, row.ttft_s))
+            times = accumulate(row.itl_s, initial=row.scheduled_s + row.ttft_s)
+            gaps += list(zip(list(times)[1:], row.itl_s, strict=True))
+    return first, gaps
+
+
+def read_moments(file: Path) -> list[Moment]:
+    """CSV with the columns seconds, pool, size, ready and any of a policy's metrics; one row a pool and moment.
+
+    An empty field is a metric that was not known. Raises InvalidArgument, naming the line.
+    """
+    try:
+        with file.open(encoding="utf-8", newline="") as lines:
+            rows = list(_rows(file, csv.reader(lines)))
+    except OSError as error:
+        raise InvalidArgument(f"{file}: {error.strerror}", field="metrics") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InvalidArgument(f"{file}: not CSV: {error}", field="metrics") from error
+    if not rows:
+        raise InvalidArgument(f"{file}: no moments", field="metrics")
+    grouped = groupby(rows, key=lambda row: row[0])
+    return [Moment(at, {pool: snapshot for _, pool, snapshot in group}) for at, group in grouped]
+
+
+def _rows(file: Path, rows: Iterator[list[str]]) -> Iterator[tuple[float, PoolName, PoolSnapshot]]:
+    header = next(rows, [])
+    names = [metric for metric in METRICS if metric in header]
+    if sorted(header) != sorted([*_KEYS, *names]) or not names:
+        allowed = f"{', '.join(_KEYS)} and some of {', '.join(METRICS)}"
+        raise InvalidArgument(f"{file}:1: the columns are {', '.join(header)}; wanted are {allowed}", field="metrics")
+    before = 0.0
+    for number, row in enumerate(rows, 2):
+        try:
+            fields = dict(zip(header, row, strict=True))
+            at, pool = float(fields["seconds"]), next(one for one in POOLS if one == fields["pool"])
+            size, ready = int(fields["size"]), int(fields["ready"])
+            metrics = {name: float(fields[name]) for name in names if fields[name]}
+        except (ValueError, StopIteration) as error:
+            raise InvalidArgument(f"{file}:{number}: not a row of {', '.join(header)}", field="metrics") from error
+        if not (before <= at < float("inf") and size >= 0 and ready >= 0):
+            raise InvalidArgument(f"{file}:{number}: seconds must not go back, sizes not be negative", field="metrics")
+        before = at
+        yield at, pool, PoolSnapshot(size, ready, metrics)
