@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -142,14 +142,25 @@ class FairQueue:
         `tokens_each`: what a request is charged, on average.
         """
         own = self._levels.get(priority, _Level())
-        count = sum(_waiting(level) for more_urgent, level in self._levels.items() if more_urgent < priority)
-        count += len(own.returned) + len(own.new.get(share, ()))
-        counter = share.counter if share.waiting else max(share.counter, self._virtual_time)
-        turn = counter + len(own.new.get(share, ())) * tokens_each / share.tenant.weight
+        before: Counter[Share] = Counter()  # new requests that are more urgent; they are charged to their tenants
+        total = len(own.returned)
+        for more_urgent, level in self._levels.items():
+            if more_urgent < priority:
+                total += len(level.returned)
+                before.update({one: len(line) for one, line in level.new.items()})
+
+        def counter(one: Share, requests: int) -> float:
+            """Where it will be after so many more of its requests."""
+            now = one.counter if one.waiting else max(one.counter, self._virtual_time)
+            return now + requests * tokens_each / one.tenant.weight
+
+        mine = len(own.new.get(share, ()))
+        turn = counter(share, before[share] + mine)
         for other, line in own.new.items():
             if other is not share:
-                count += min(len(line), max(0, round((turn - other.counter) * other.tenant.weight / tokens_each)))
-        return count
+                behind = (turn - counter(other, before[other])) * other.tenant.weight / tokens_each
+                total += min(len(line), max(0, round(behind)))
+        return total + before.total() + mine
 
     def overflow(self, share: Share, priority: int) -> str | None:
         """Whose place a request of that tenant and priority takes in a queue that is full; None: it has to go itself.
@@ -180,7 +191,3 @@ class FairQueue:
 
 def _head(line: OrderedDict[str, Ticket]) -> Ticket:
     return next(iter(line.values()))
-
-
-def _waiting(level: _Level) -> int:
-    return len(level.returned) + sum(len(line) for line in level.new.values())

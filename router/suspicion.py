@@ -12,11 +12,11 @@ class Suspicion:
     """Weighs deaths of workers, as far as nobody asked for them, against one request that ran there.
 
     A death counts 1 when the attempt had nothing to show for itself yet: no token, or none beyond where the last
-    attempt was ended by a death. One among its first tokens counts a half, since all that ran there are suspected
-    alike. From 1 on the request is a suspect: it runs beside no other suspect until it has outlived its last death.
-    So a second or third death finds it the only suspect there, and at GUILTY it is not tried again: a request that
-    kills each worker with its first step costs two workers, one that does so a few tokens later three, and none of
-    those that ran beside it is failed for that.
+    attempt was ended by a death. One among its first tokens counts a half, up to 1 in all, since all that ran there
+    are suspected alike. From 1 on the request is a suspect: it runs beside no other suspect until it has outlived its
+    last death. So a second or third death finds it the only suspect there, and at GUILTY it is not tried again: a
+    request that kills each worker with its first step costs two workers, one that does so a few tokens later three,
+    and none of those that ran beside it is failed for that.
 
     A request that kills only after more than YOUNG_TOKENS cannot be told from one with bad luck; `router.max_attempts`
     bounds what it costs.
@@ -46,7 +46,7 @@ class Suspicion:
             self.weight, self.deaths, self._died_at = 0.0, 0, None
             return
         if self.outlived(produced):
-            self.weight += 0.5
+            self.weight = min(1.0, self.weight + 0.5)  # which never makes it guilty: others ran there, too
         else:
             self.weight += 1
             self.not_before = now + PAUSE_S

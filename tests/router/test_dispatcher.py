@@ -6,8 +6,9 @@ import pytest
 from fake_worker import worker_info
 
 from kvrelay.config import ClusterConfig
-from kvrelay.errors import Cancelled, Code, FailedPrecondition, ResourceExhausted, Unavailable
+from kvrelay.errors import Cancelled, Code, DeadlineExceeded, FailedPrecondition, ResourceExhausted, Unavailable
 from kvrelay.messages import (
+    Abort,
     Failed,
     HandoffTarget,
     Prefill,
@@ -19,6 +20,7 @@ from kvrelay.messages import (
     SequenceTokens,
     TokenBatch,
 )
+from kvrelay.tenants import Tenant
 from kvrelay.types import PoolName, SamplingParams, WorkerLoad
 from router.dispatcher import Dispatcher
 from router.effects import Effect, End, Send
@@ -313,3 +315,95 @@ def test_requests_that_left_while_they_waited_leave_nothing_behind() -> None:
     assert made.waiting == 5
     placed = [one.command for one in made.worker_found(worker_info("d0", "decode"), 1.0) if isinstance(one, Send)]
     assert [one.spec.request_id for one in placed if isinstance(one, RunLocal)][:2] == ["r0", "r100"]
+
+
+def test_late_events_of_a_cancelled_request_are_not_taken_for_its_namesakes() -> None:
+    made = dispatcher("d0")
+    submit(made, request("a"))
+    old = attempt(made, "a")
+    made.cancel("a", Cancelled("gone"), 0.5)
+    submit(made, request("a"), 0.6)
+    assert attempt(made, "a") != old
+    assert made.on_event("d0", TokenBatch((SequenceTokens("a", old, 0, (66,)),)), 0.7) == []
+    assert made.on_event("d0", Failed("a", old, Code.INTERNAL, "late"), 0.7) == []
+    assert finish(made, "d0", "a")[-1] == End("a", "stop")
+
+
+def test_full_queue_makes_room_for_a_tenant_that_has_less_of_it() -> None:
+    made = dispatcher(max_queue=2)
+    for name in ("a", "b"):
+        submit(made, request(name))
+    made.check_room(Tenant("other"))
+    ended, *_ = submit(made, replace(request("c"), tenant=Tenant("other")))
+    assert isinstance(ended, End)
+    assert (ended.request_id, type(ended.error)) == ("b", ResourceExhausted)
+    assert ended.error is not None
+    assert ended.error.retry_after_s is not None
+    assert (made.waiting, made.unfinished) == (2, 2)
+    assert made.admission.rejected == {"queue_full": 1}
+    with pytest.raises(ResourceExhausted):
+        made.check_room(Tenant("other"))
+
+
+def test_request_whose_deadline_has_passed_is_not_sent() -> None:
+    made = dispatcher("d0")
+    submit(made, request("a"))
+    made.on_event("d0", Refused("a", 1, "full"), 0.1)
+    submit(made, request("b", deadline=3.0), 0.1)
+    effects = made.worker_found(worker_info("d1", "decode"), 3.0)
+    assert placements(effects) == [("a", "d1")]
+    assert [one.request_id for one in effects if isinstance(one, End)] == ["b"]
+
+
+def test_deadline_that_passes_while_blocks_are_reserved_ends_it_there() -> None:
+    made = dispatcher("d0", "p0")
+    submit(made, request("a", LONG, deadline=3.0))
+    effects = made.on_event("d0", Reserved("a", attempt(made, "a"), TARGET), 3.0)
+    assert [one.command for one in effects if isinstance(one, Send)] == [Abort("a", 1)]
+    assert isinstance(effects[-1], End)
+    assert isinstance(effects[-1].error, DeadlineExceeded)
+
+
+def test_worker_that_sees_the_deadline_pass_is_not_blamed() -> None:
+    made = dispatcher("d0", "d1")
+    for number in range(4):
+        submit(made, request(f"a{number}", deadline=3.0))
+    for number in range(4):
+        worker_id = made._entries[f"a{number}"].life.holders[0]
+        failed = Failed(f"a{number}", attempt(made, f"a{number}"), Code.DEADLINE_EXCEEDED, "the deadline passed")
+        (end,) = made.on_event(worker_id, failed, 2.95 + number / 1000)
+        assert isinstance(end, End)
+        assert isinstance(end.error, DeadlineExceeded)
+    assert made.sick == ()
+
+
+def test_worker_that_refuses_again_and_again_is_asked_less_often() -> None:
+    made = dispatcher("d0")
+    submit(made, request("a"))
+    asked, now = 0, 0.0
+    for _ in range(1000):
+        now += 0.01
+        if made.running:
+            asked += 1
+            made.on_event("d0", Refused("a", attempt(made, "a"), "full"), now)
+        made.tick(now)
+    assert 6 <= asked <= 10
+
+
+def test_sequences_carry_the_time_that_is_left_and_their_tenant() -> None:
+    made = dispatcher("d0")
+    (send,) = submit(made, replace(request("a", deadline=9.0), tenant=Tenant("acme")), 4.0)
+    assert isinstance(send, Send)
+    assert isinstance(send.command, RunLocal)
+    assert (send.command.spec.deadline_s, send.command.spec.tenant) == (5.0, "acme")
+
+
+def test_quarantine_is_counted() -> None:
+    made = dispatcher("d0", "d1")
+    submit(made, request("a"))
+    for number in (1.0, 2.0):
+        made.worker_lost(made._entries["a"].life.holders[0], number)
+        made.tick(number + 0.5)
+    with pytest.raises(FailedPrecondition, match="quarantine"):
+        submit(made, request("b"), 3.0)
+    assert (len(made.quarantine), made.admission.rejected["quarantined"]) == (1, 1)

@@ -26,6 +26,7 @@ def deaths_until_guilty(produced: list[int]) -> int:
         ([200, 0, 0], 3),  # late, and from then on at once
         ([200, 200, 200, 200], 0),  # it ran well each time
         ([0, 200, 0], 0),  # a long run clears it
+        ([4, 13, 22, 31], 0),  # it outlives each death
     ],
 )
 def test_how_many_workers_a_request_may_kill(produced: list[int], deaths: int) -> None:
