@@ -30,6 +30,7 @@ _UNIT = {
 TransportName = Literal["auto", "memory", "shm", "cuda_ipc", "grpc", "gloo", "nccl", "nixl"]
 PolicyName = Literal["kv_aware", "least_loaded", "round_robin"]
 MetricName = Literal["queue_depth", "queue_tokens", "queue_wait_p95_ms", "kv_occupancy", "ttft_p95_ms", "itl_p95_ms"]
+DOORS = ("grpc", "http", "admin")  # listeners of a router, by their keys in `listen`
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 Count = Annotated[int, Field(ge=0, strict=True)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -53,6 +54,14 @@ def parse_size(text: str | int) -> int:
     if match is None:
         raise ValueError(f"{text!r} is not a size; write a number with one of B, KiB, MiB, GiB, KB, MB, GB")
     return int(float(match[1]) * _UNIT[match[2]])
+
+
+class BadValue(ValueError):
+    """Of a key inside the mapping that is checked; `at` is the way to it from there."""
+
+    def __init__(self, message: str, at: tuple[str | int, ...]) -> None:
+        super().__init__(message)
+        self.at = at
 
 
 class Section(BaseModel):
@@ -240,16 +249,6 @@ class ListenConfig(Section):
     def workers_on_loopback(self) -> bool:
         return is_loopback(f"{self.worker_host}:0")
 
-    @field_validator("grpc", "http", "admin")
-    @classmethod
-    def _loopback(cls, value: str) -> str:
-        if not is_loopback(value):
-            raise ValueError(
-                f"{value} is not a loopback address; this version has neither TLS nor tokens, "
-                "so it listens on 127.0.0.1, localhost or [::1] only"
-            )
-        return value
-
 
 class ClusterConfig(Section):
     model: ModelConfig = ModelConfig()
@@ -272,13 +271,32 @@ class ClusterConfig(Section):
                 raise ValueError(f"{pool}.chunk_tokens {chunk} is below kv.block_size {size}")
         return self
 
+    @model_validator(mode="after")
+    def _others_are_kept_out(self) -> ClusterConfig:
+        """An address that others can reach needs what tells them apart and hides what they say."""
+        needs = {"security.tls": self.security.tls, "security.tokens_file": self.security.tokens_file}
+        for door in DOORS:
+            address: str = getattr(self.listen, door)
+            missing = [name for name, value in needs.items() if value is None]
+            if missing and not is_loopback(address):
+                raise BadValue(_exposed(address, missing), ("listen", door))
+        return self
+
     def pool_kv(self, pool: PoolName) -> KvConfig:
         """`kv` with what the pool has of its own."""
         own = self.prefill.kv if pool == "prefill" else self.decode.kv
         return self.kv.model_copy(update=own.model_dump(exclude_none=True))
 
 
+def _exposed(address: str, missing: list[str]) -> str:
+    return (
+        f"{address} is not a loopback address and needs {' and '.join(missing)}; set what is missing, "
+        "or listen on 127.0.0.1, localhost or [::1]"
+    )
+
+
 def is_loopback(address: str) -> bool:
+    """Of HOST:PORT."""
     host = address.rpartition(":")[0].strip("[]")
     if host == "localhost":
         return True

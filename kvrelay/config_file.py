@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from kvrelay.config import AutoscalingPolicy, ClusterConfig, SecurityConfig
+from kvrelay.config import AutoscalingPolicy, BadValue, ClusterConfig, SecurityConfig
 from kvrelay.errors import ConfigError
 from kvrelay.yaml_file import KeyPath, YamlFile, key_text
 
@@ -39,7 +39,7 @@ def load_config(path: Path | None, overrides: Mapping[str, object] | None = None
     file = YamlFile.empty() if path is None else YamlFile.read(path)
     for dotted, value in overrides.items():
         _set(file.data, dotted.split("."), value)
-    config = _validated(ClusterConfig, file, {tuple(dotted.split(".")): dotted for dotted in overrides})
+    config = validated(ClusterConfig, file, {tuple(dotted.split(".")): dotted for dotted in overrides})
     folder = Path() if path is None else path.parent
     security = SecurityConfig.model_validate(_absolute(config.security.model_dump(), folder))
     config = config.model_copy(update={"security": security})
@@ -59,7 +59,7 @@ def load_config(path: Path | None, overrides: Mapping[str, object] | None = None
 
 def load_policy(path: Path) -> AutoscalingPolicy:
     """Raises ConfigError."""
-    return _validated(AutoscalingPolicy, YamlFile.read(path), {})
+    return validated(AutoscalingPolicy, YamlFile.read(path), {})
 
 
 def _absolute(paths: Any, folder: Path) -> Any:
@@ -82,20 +82,30 @@ def _set(data: dict[str, Any], keys: list[str], value: object) -> None:
     data[keys[-1]] = value
 
 
-def _validated(kind: type[Config], file: YamlFile, overrides: Mapping[KeyPath, str]) -> Config:
+def validated(
+    kind: type[Config], file: YamlFile, overrides: Mapping[KeyPath, str], *, show_values: bool = True
+) -> Config:
+    """Raises ConfigError; without `show_values` for a file whose values are not for logs."""
     try:
         # By way of JSON: its strict mode takes lists for tuples, but neither booleans nor strings for numbers.
         return kind.model_validate_json(json.dumps(file.data, default=str), strict=True)
     except ValidationError as error:
-        first = min(error.errors(include_url=False), key=lambda one: file.line(one["loc"]))
-        loc: KeyPath = first["loc"]
-        message = _explain(first, kind)[:_MAX_MESSAGE]
+        loc, first = min(
+            ((_loc(one), one) for one in error.errors(include_url=False)), key=lambda one: file.line(one[0])
+        )
+        message = _explain(first, kind, show_values)[:_MAX_MESSAGE]
         dotted = overrides.get(loc)
         where = file.where(loc) if dotted is None else _OPTIONS.get(dotted, "option")
         raise ConfigError(": ".join(part for part in (where, key_text(loc), message) if part)) from None
 
 
-def _explain(error: ErrorDetails, kind: type[BaseModel]) -> str:
+def _loc(error: ErrorDetails) -> KeyPath:
+    """Where the bad value is, which a check of a whole mapping knows better than pydantic."""
+    raised = error.get("ctx", {}).get("error")
+    return error["loc"] + (raised.at if isinstance(raised, BadValue) else ())
+
+
+def _explain(error: ErrorDetails, kind: type[BaseModel], show_values: bool) -> str:
     """What is wrong with a value and what is allowed there."""
     given, context = error["input"], error.get("ctx", {})
     match error["type"]:
@@ -129,6 +139,8 @@ def _explain(error: ErrorDetails, kind: type[BaseModel]) -> str:
                 "none_required": "null",
             }
             text = f"must be {expected[code]}" if code in expected else error["msg"]
+    if not show_values:
+        return text
     hint = "; YAML reads a bare on, off, yes or no as a boolean" if isinstance(given, bool) else ""
     return f"{text}, not {_shown(given)}{hint}"
 

@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any
 
 from kvrelay.errors import NotFound
+from kvrelay.tenants import Tenant
 from kvrelay.types import Path, Usage
 from kvrelay.wire.inference import GenerateResponse
 from router.intake import Intake
@@ -28,7 +29,9 @@ class Choices:
         self._texts: dict[int, str] = {}
 
     @classmethod
-    async def open(cls, intake: Intake, completion: Completion, arrival: float, traceparent: str = "") -> Choices:
+    async def open(
+        cls, intake: Intake, completion: Completion, tenant: Tenant, arrival: float, traceparent: str = ""
+    ) -> Choices:
         """Raises what Intake.open raises, for the first prompt that it raises for; none is running then.
 
         Raises NotFound for texts that a model without a tokenizer cannot give.
@@ -40,8 +43,8 @@ class Choices:
             for number, request in enumerate(completion.requests):
                 if number % completion.n == 0:  # the first choice of a prompt
                     # What is checked is the id that the client gave; those of the choices are longer.
-                    token_ids = await intake.tokenize(replace(request, request_id=completion.request_id))
-                streams.append(intake.admit(request, token_ids, arrival, None, traceparent))
+                    token_ids = await intake.tokenize(replace(request, request_id=completion.request_id), tenant)
+                streams.append(intake.admit(request, token_ids, tenant, arrival, None, traceparent))
         except BaseException:
             for stream in streams:
                 intake.cancel(stream)

@@ -10,7 +10,7 @@ from kvrelay.config import ClusterConfig
 from kvrelay.engine.hashing import BlockHasher
 from kvrelay.errors import Code, FailedPrecondition, KvRelayError
 from kvrelay.messages import DRAINING, Event, Failed, HandedOff, Refused, Renew, Reserved, SequenceTokens, TokenBatch
-from kvrelay.tenants import ANONYMOUS, Tenant
+from kvrelay.tenants import Tenant
 from kvrelay.types import WorkerInfo
 from router.admission import Admission, Rejection
 from router.effects import Effect, Notice, Send
@@ -97,7 +97,7 @@ class Dispatcher:
         """Raises FailedPrecondition for a request id that is live or a request in quarantine, ResourceExhausted."""
         if request.request_id in self._entries:
             raise FailedPrecondition(
-                f"request_id {request.request_id!r} is in use by a request that has not ended; choose another",
+                f"request_id {request.client_id!r} is in use by a request that has not ended; choose another",
                 field="request_id",
             )
         self._check_quarantine(request, now)
@@ -111,7 +111,7 @@ class Dispatcher:
             return life, self._settle(entry, life.complete(request.complete, now), now)
         return life, effects + self._settle(entry, [], now) + self._pump(now)
 
-    def check_room(self, tenant: Tenant = ANONYMOUS, priority: int = 0) -> None:
+    def check_room(self, tenant: Tenant, priority: int) -> None:
         """Raises ResourceExhausted when the queue is full and such a request would be the one that has to go."""
         self.admission.check_room(self._queue.share(tenant), priority)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import islice
 from typing import Protocol
 
 from kvrelay.clock import Clock
@@ -15,6 +14,7 @@ from kvrelay.errors import Cancelled, KvRelayError, Unavailable
 from kvrelay.messages import Command, Event, Prefill
 from kvrelay.security.credentials import Credentials
 from kvrelay.telemetry import get_logger
+from kvrelay.tenants import Tenant
 from kvrelay.types import PoolName, WorkerInfo, WorkerState
 from router.dispatcher import Dispatcher
 from router.effects import Effect, Emit, End, Notice, Send
@@ -76,19 +76,22 @@ class Driver:
 
     # Requests
 
-    def newest(self, number: int) -> list[Stream]:
-        """So many of those that have not ended."""
-        return list(islice(reversed(self._streams.values()), number))
+    def newest(self) -> Iterator[Stream]:
+        """Those that have not ended, the last that came first."""
+        return reversed(self._streams.values())
 
-    def check_open(self) -> None:
-        """Raises Unavailable while draining, ResourceExhausted when the queue is full."""
+    def check_open(self, tenant: Tenant, priority: int) -> None:
+        """Raises Unavailable while draining, ResourceExhausted when the queue is full for such a request."""
+        self._check_not_draining()
+        self.dispatcher.check_room(tenant, priority)
+
+    def _check_not_draining(self) -> None:
         if self.draining:
             raise Unavailable("the router is draining; send the request to another", retry_after_s=RETRY_AFTER_S)
-        self.dispatcher.check_room()
 
     def submit(self, request: Request, text: TokenSink) -> Stream:
-        """`text` has taken in request.resume. Raises what check_open and Dispatcher.submit raise."""
-        self.check_open()
+        """`text` has taken in request.resume. Raises Unavailable while draining, and what Dispatcher.submit raises."""
+        self._check_not_draining()
         now = self._clock.now()
         life, effects = self.dispatcher.submit(request, now)
         self._streams[request.request_id] = stream = Stream(life, text, self._clock, self._turns)

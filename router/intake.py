@@ -7,9 +7,11 @@ import uuid
 from kvrelay.clock import Clock
 from kvrelay.config import RouterConfig
 from kvrelay.errors import DeadlineExceeded
+from kvrelay.tenants import Tenant
 from kvrelay.types import FinishReason, SamplingParams
 from kvrelay.wire.inference import GenerateRequest
 from router.driver import Driver
+from router.limits import Limits
 from router.model_card import ModelCard
 from router.request import Request
 from router.stream import Stream
@@ -25,11 +27,13 @@ class Intake:
         card: ModelCard,
         text: Text,
         driver: Driver,
+        limits: Limits,
         config: RouterConfig,
         clock: Clock,
     ) -> None:
         self.card = card
         self.text = text
+        self.limits = limits
         self._driver = driver
         self._config = config
         self._clock = clock
@@ -40,7 +44,12 @@ class Intake:
         return min(self.card.info.max_model_len, *(one.max_model_len for one in self._driver.dispatcher.workers), 2**31)
 
     async def open(
-        self, request: GenerateRequest, arrival: float, time_left: float | None, traceparent: str = ""
+        self,
+        request: GenerateRequest,
+        tenant: Tenant,
+        arrival: float,
+        time_left: float | None,
+        traceparent: str = "",
     ) -> Stream:
         """`time_left` is what is left of the client's time at `arrival`, in seconds; `traceparent` names its span.
 
@@ -48,12 +57,16 @@ class Intake:
         """
         if time_left is not None and time_left <= 0:
             raise DeadlineExceeded("the deadline had passed when the request arrived; nothing was done")
-        return self.admit(request, await self.tokenize(request), arrival, time_left, traceparent)
+        return self.admit(request, await self.tokenize(request, tenant), tenant, arrival, time_left, traceparent)
 
-    async def tokenize(self, request: GenerateRequest) -> tuple[int, ...]:
-        """The prompt of a request that is checked first. Raises InvalidArgument, NotFound and what check_open does."""
+    async def tokenize(self, request: GenerateRequest, tenant: Tenant) -> tuple[int, ...]:
+        """The prompt of a request that is checked first.
+
+        Raises InvalidArgument, NotFound, ResourceExhausted for a tenant over its limit, and what check_open does.
+        """
         check_request(request, self.card)
-        self._driver.check_open()  # before tokenizing, which would cost more than the refusal
+        self.limits.take_request(tenant, self._clock.now())
+        self._driver.check_open(tenant, request.priority)  # before tokenizing, which would cost more than the refusal
         if request.token_ids:
             return request.token_ids
         if request.messages:
@@ -65,13 +78,15 @@ class Intake:
         self,
         request: GenerateRequest,
         token_ids: tuple[int, ...],
+        tenant: Tenant,
         arrival: float,
         time_left: float | None,
         traceparent: str = "",
     ) -> Stream:
         """A request that `tokenize` has checked, or one like it but for id and seed.
 
-        Raises InvalidArgument for what does not fit into the context, and what Driver.submit raises.
+        Raises InvalidArgument for what does not fit into the context or is over the tenant's limit by itself,
+        ResourceExhausted for what is over it now, and what Driver.submit raises.
         """
         timeout = self._config.default_deadline_s if time_left is None else time_left
         # The client's own clock ends the call too, and then it hears no reason: ours is a little ahead.
@@ -82,7 +97,7 @@ class Intake:
         for token_id in request.resume:
             text.push(token_id)
         admitted = Request(
-            request_id=request_id,
+            request_id=tenant.scoped(request_id),
             token_ids=token_ids,
             sampling=sampling,
             arrival=arrival,
@@ -90,10 +105,16 @@ class Intake:
             priority=request.priority,
             resume=request.resume,
             complete="stop" if text.stopped else self._completed(request.resume, sampling),
+            tenant=tenant,
             chat=bool(request.messages),
             traceparent=traceparent,
         )
-        return self._driver.submit(admitted, text)
+        self.limits.take_tokens(tenant, admitted.most_tokens, self._clock.now())
+        try:
+            return self._driver.submit(admitted, text)
+        except BaseException:
+            self.limits.give_back(tenant, admitted.most_tokens)
+            raise
 
     def cancel(self, stream: Stream) -> None:
         """The client is gone, or has all that it wants."""

@@ -17,28 +17,44 @@ from kvrelay.security.credentials import Credentials
 from kvrelay.security.grpc_tls import listen
 from kvrelay.security.guard import RoleGuard
 from kvrelay.security.https import ssl_context
+from router.grpc_access import GrpcAccess
+from router.http_protocol import MAX_HEAD_BYTES, SLOW_READER_S, BoundedProtocol
 
 MAX_MESSAGE_BYTES = 4 * 2**20  # of a request: a full context as text, several times over
+MAX_CONNECTIONS = 1024  # of a gRPC listener; each has as many streams as the next says
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),  # a port that is in use is an error
     ("grpc.keepalive_time_ms", 20_000),  # a client that vanished without a word is noticed, and its work ended
     ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # who pings more often
+    ("grpc.http2.max_ping_strikes", 2),  # more often than that is shut out
     ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+    ("grpc.max_concurrent_streams", 4096),  # of one connection; a load test's are on one
+    ("grpc.max_metadata_size", 8 * 2**10),
+    ("grpc.absolute_max_metadata_size", 16 * 2**10),
+    ("grpc.server_handshake_timeout_ms", 20_000),  # of TLS, and to the first settings of HTTP/2
+    ("grpc.max_connection_idle_ms", 15 * 60_000),  # without a call; clients connect again by themselves
 )
 
 
 def grpc_server(
-    address: str, option: str, services: tuple[str, ...], credentials: Credentials | None = None
+    address: str,
+    option: str,
+    services: tuple[str, ...],
+    access: GrpcAccess,
+    credentials: Credentials | None = None,
 ) -> tuple[grpc.aio.Server, str, health.aio.HealthServicer]:
     """A server with health and reflection, not yet started, and the HOST:PORT that it has.
 
     `option` names the setting that `address` comes from. Raises ConfigError if it cannot be had. Clients that have to
     show certificates are held to their roles; one without a role is a client's, since the CA for clients signed it.
     """
-    shown = credentials is not None and credentials.files.ca is not None
-    server = grpc.aio.server(interceptors=[RoleGuard(without_role="client")] if shown else [], options=_OPTIONS)
+    interceptors: list[grpc.aio.ServerInterceptor] = [access]
+    if credentials is not None and credentials.files.ca is not None:
+        interceptors.append(RoleGuard(without_role="client"))
+    server = grpc.aio.server(interceptors=interceptors, options=_OPTIONS)
     try:
         port = listen(server, address, credentials)
     except RuntimeError as error:
@@ -66,11 +82,22 @@ def http_server(
         family, kind, protocol, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Connections inherit it: one whose peer takes nothing off our hands for so long is over.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SLOW_READER_S * 1000))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         listener.bind(target)
     except OSError as error:
         raise ConfigError(f"{option}: cannot listen on {address}; is it in use? {error}") from error
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="off", server_header=False, timeout_graceful_shutdown=2
+        app,
+        http=BoundedProtocol,
+        ws="none",
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=2,
     )
     if credentials is not None:
         config.load()  # which would make a context of its own

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 
 from grpc_health.v1 import health_pb2
 
@@ -15,11 +16,15 @@ from kvrelay.errors import Unavailable
 from kvrelay.registry import Registry
 from kvrelay.security.credentials import Credentials
 from kvrelay.telemetry import get_logger
+from kvrelay.tenants import ADMIN, CLIENT
 from kvrelay.wire import cluster, inference
+from router.access import Access
 from router.admin import ClusterService
 from router.driver import Driver
+from router.grpc_access import GrpcAccess
 from router.heartbeat import Heartbeat
 from router.intake import Intake
+from router.limits import Limits
 from router.listeners import grpc_server, http_server
 from router.metrics import ClusterCollector, Metrics
 from router.model_card import ModelCard
@@ -31,6 +36,7 @@ from router.registry import RouterRegistry
 from router.request_log import RequestLog
 from router.service import InferenceService
 from router.status import ClusterView
+from router.tenant_metrics import TenantMetrics
 from router.text import Text
 from router.tracing import Tracing
 
@@ -91,20 +97,26 @@ async def run_router(
     if credentials is not None and config.transfer.bypasses_tls:
         log.warning("KV travels without encryption; only transport grpc has it", transport=config.transfer.transport)
     certificates = [one for one in (credentials, doors) if one is not None]
-    driver = Driver(config, registry, router_id, clock, Observers(metrics, RequestLog(), tracing), credentials)
+    tokens_file = config.security.tokens_file
+    access = Access(None if tokens_file is None else Path(tokens_file))
+    limits = Limits()
+    tenant_metrics = TenantMetrics(card.info.id, access, limits)
+    observers = Observers(metrics, RequestLog(), tracing, limits, tenant_metrics)
+    driver = Driver(config, registry, router_id, clock, observers, credentials)
     metrics.registry.register(ClusterCollector(card.info.id, driver, metrics))
-    intake = Intake(card, text, driver, config.router, clock)
+    intake = Intake(card, text, driver, limits, config.router, clock)
     heartbeat = Heartbeat(router_id, driver, metrics, registry, clock, certificates)
     view = ClusterView(driver, registry, heartbeat, card.info.id, config)
     page = StatusPage(intake, driver, metrics, view, clock)
 
     public, grpc_address, public_health = grpc_server(
-        config.listen.grpc, "listen.grpc", (inference.SERVICE_NAME,), doors
+        config.listen.grpc, "listen.grpc", (inference.SERVICE_NAME,), GrpcAccess(access, CLIENT), doors
     )
-    admin, admin_address, _ = grpc_server(config.listen.admin, "listen.admin", (cluster.SERVICE_NAME,), doors)
-    http, socket, http_address = http_server(
-        build_app(intake, driver, metrics, clock, page), config.listen.http, "listen.http", doors
+    admin, admin_address, _ = grpc_server(
+        config.listen.admin, "listen.admin", (cluster.SERVICE_NAME,), GrpcAccess(access, ADMIN), doors
     )
+    app = build_app(intake, driver, metrics, tenant_metrics, clock, page, access, config.listen.http)
+    http, socket, http_address = http_server(app, config.listen.http, "listen.http", doors)
     inference.add_InferenceServiceServicer_to_server(InferenceService(intake, clock), public)
     cluster.add_ClusterServiceServicer_to_server(ClusterService(driver, registry, view), admin)
 
@@ -124,11 +136,16 @@ async def run_router(
                 announced = True
                 ready(f"kvrelay ready grpc={grpc_address} http={scheme}://{http_address} admin={admin_address}")
 
+    def tenants_changed() -> None:
+        limits.keep(access.names)
+        tenant_metrics.keep(access.names)
+
     async with asyncio.TaskGroup() as tasks:
         await public.start()
         await admin.start()
         favour_the_loop()
-        loops = [tasks.create_task(one) for one in (driver.run(), heartbeat.run(), page.run(), announce())]
+        runs = (driver.run(), heartbeat.run(), page.run(), announce(), access.watch(tenants_changed))
+        loops = [tasks.create_task(one) for one in runs]
         web = tasks.create_task(http.serve(sockets=[socket]))
         await stop.drain.wait()
         log.info("draining", requests=driver.dispatcher.unfinished)

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
-from http import HTTPStatus
 from typing import Any, TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.middleware import Middleware
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 import kvrelay
 from kvrelay.clock import Clock
-from kvrelay.errors import Cancelled, Code, Internal, InvalidArgument, KvRelayError
+from kvrelay.errors import Cancelled, InvalidArgument, KvRelayError
 from kvrelay.telemetry import get_logger
+from kvrelay.tenants import ANY_ROLE
 from kvrelay.wire.inference import GenerateResponse
+from router.access import Access
 from router.choices import Choices
 from router.driver import Driver
+from router.http_access import HttpAccess
+from router.http_errors import http_error, typed, unexpected
 from router.intake import Intake
 from router.metrics import Metrics
 from router.openai_request import (
@@ -37,54 +39,71 @@ from router.openai_request import (
     parse_detokenize,
     parse_tokenize,
 )
-from router.openai_response import DONE, Head, Shape, error_body, event, to_json
+from router.openai_response import DONE, Head, Shape, error_body, event
 from router.openapi import describe
 from router.page import StatusPage
-from router.validation import check_messages, check_model, check_request_id, check_text, check_token_ids
+from router.tenant_metrics import TenantMetrics
+from router.validation import check_messages, check_model, check_text, check_token_ids
 
 MAX_BODY_BYTES = 4 * 2**20
-Handler = Callable[[Request], Awaitable[Response]]
+BODY_S = 20.0  # for a body to come
+INLINE_BYTES = 2**16  # so many are parsed before a thread would have begun
 T = TypeVar("T")
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # the latter is nginx's
 
 log = get_logger("router.openai")
 
 
-def build_app(intake: Intake, driver: Driver, metrics: Metrics, clock: Clock, page: StatusPage) -> Starlette:
-    door = OpenAiDoor(intake, driver, metrics, clock)
+def build_app(
+    intake: Intake,
+    driver: Driver,
+    metrics: Metrics,
+    tenant_metrics: TenantMetrics,
+    clock: Clock,
+    page: StatusPage,
+    access: Access,
+    address: str,
+) -> Starlette:
+    """`address` is what is listened on, HOST:PORT."""
+    door = OpenAiDoor(intake, driver, metrics, tenant_metrics, clock)
+    # A probe and a browser's address bar send no token: what they get says nothing of who asks for what.
+    in_the_open = [Route("/health", typed(door.health), methods=["GET"]), *page.files()]
     routes = [
-        Route("/v1/models", _typed(door.models), methods=["GET"]),
-        Route("/v1/models/{id:path}", _typed(door.model), methods=["GET"]),
-        Route("/v1/completions", _typed(door.completions), methods=["POST"]),
-        Route("/v1/chat/completions", _typed(door.chat), methods=["POST"]),
-        Route("/tokenize", _typed(door.tokenize), methods=["POST"]),
-        Route("/detokenize", _typed(door.detokenize), methods=["POST"]),
-        Route("/health", _typed(door.health), methods=["GET"]),
-        Route("/metrics", _typed(door.metrics), methods=["GET"]),
-        Route("/version", _typed(door.version), methods=["GET"]),
-        Route("/openapi.json", _typed(door.openapi), methods=["GET"]),
-        Route("/status.json", _typed(page.status), methods=["GET"]),
-        *page.files(),
+        *in_the_open,
+        Route("/v1/models", typed(door.models), methods=["GET"]),
+        Route("/v1/models/{id:path}", typed(door.model), methods=["GET"]),
+        Route("/v1/completions", typed(door.completions), methods=["POST"]),
+        Route("/v1/chat/completions", typed(door.chat), methods=["POST"]),
+        Route("/tokenize", typed(door.tokenize), methods=["POST"]),
+        Route("/detokenize", typed(door.detokenize), methods=["POST"]),
+        Route("/metrics", typed(door.metrics, ANY_ROLE), methods=["GET"]),
+        Route("/version", typed(door.version, ANY_ROLE), methods=["GET"]),
+        Route("/openapi.json", typed(door.openapi, ANY_ROLE), methods=["GET"]),
+        Route("/status.json", typed(page.status, ANY_ROLE), methods=["GET"]),
     ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+    guard = Middleware(HttpAccess, access=access, open_paths=[one.path for one in in_the_open], address=address)
+    return Starlette(routes=routes, middleware=[guard], exception_handlers={HTTPException: http_error})
 
 
 class OpenAiDoor:
-    def __init__(self, intake: Intake, driver: Driver, metrics: Metrics, clock: Clock) -> None:
+    def __init__(
+        self, intake: Intake, driver: Driver, metrics: Metrics, tenant_metrics: TenantMetrics, clock: Clock
+    ) -> None:
         self._intake = intake
         self._driver = driver
         self._metrics = metrics
+        self._tenant_metrics = tenant_metrics
         self._clock = clock
         self._started = int(time.time())
 
     async def completions(self, request: Request) -> Response:
         arrival = self._clock.now()
-        completion = parse_completion(await _read(request), request.state.request_id)
+        completion = await _parsed(request, parse_completion)
         return await self._generate(request, completion, arrival)
 
     async def chat(self, request: Request) -> Response:
         arrival = self._clock.now()
-        completion = parse_chat(await _read(request), request.state.request_id)
+        completion = await _parsed(request, parse_chat)
         return await self._generate(request, completion, arrival)
 
     async def models(self, request: Request) -> Response:
@@ -111,8 +130,9 @@ class OpenAiDoor:
         return JSONResponse(describe(kvrelay.__version__))
 
     async def tokenize(self, request: Request) -> Response:
-        asked = parse_tokenize(await _read(request))
+        asked = await _parsed(request, lambda body, _: parse_tokenize(body))
         check_model(asked.model, self._intake.card)
+        self._intake.limits.take_request(request.state.tenant, self._clock.now())
         text = self._intake.text
         if asked.prompt is None:
             check_messages(asked.messages)
@@ -130,9 +150,10 @@ class OpenAiDoor:
         return JSONResponse(found)
 
     async def detokenize(self, request: Request) -> Response:
-        model, tokens = parse_detokenize(await _read(request))
+        model, tokens = await _parsed(request, lambda body, _: parse_detokenize(body))
         check_model(model, self._intake.card)
         check_token_ids("tokens", tokens, self._intake.card)
+        self._intake.limits.take_request(request.state.tenant, self._clock.now())
         return JSONResponse({"prompt": await self._intake.text.decode(tokens)})
 
     async def health(self, request: Request) -> Response:
@@ -140,11 +161,14 @@ class OpenAiDoor:
         return JSONResponse({"status": state}, status_code=200 if state == "ready" else 503)
 
     async def metrics(self, request: Request) -> Response:
-        return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        text = generate_latest(self._metrics.registry)
+        if "admin" in request.state.tenant.roles:
+            text += generate_latest(self._tenant_metrics.registry)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     async def _generate(self, request: Request, completion: Completion, arrival: float) -> Response:
         traceparent = request.headers.get("traceparent", "")
-        choices = await Choices.open(self._intake, completion, arrival, traceparent)
+        choices = await Choices.open(self._intake, completion, request.state.tenant, arrival, traceparent)
         request.state.request_id = completion.request_id  # which has been checked
         try:
             head = Head(
@@ -197,22 +221,37 @@ async def _events(completion: Completion, shape: Shape, choices: Choices, reques
         yield event(error_body(error))
     except Exception:
         log.exception("unexpected error", request=request_id)
-        yield event(error_body(_unexpected(request_id)))
+        yield event(error_body(unexpected(request_id)))
     finally:
         choices.cancel()
     yield DONE
 
 
-async def _read(request: Request) -> Json:
-    """The body as a JSON object. Raises HTTPException for one that is too large, InvalidArgument."""
+async def _parsed(request: Request, parse: Callable[[Json, str], T]) -> T:
+    """What `parse` makes of the body and of the id that the request has been given.
+
+    A large body is parsed beside the event loop, where streams go on meanwhile. Raises HTTPException for a body that is
+    too large or too slow, InvalidArgument.
+    """
+    body = await _read(request)
+    if len(body) <= INLINE_BYTES:
+        return parse(load_json(body), request.state.request_id)
+    return await asyncio.to_thread(lambda: parse(load_json(body), request.state.request_id))
+
+
+async def _read(request: Request) -> bytes:
     if request.headers.get("content-encoding", "identity") != "identity":
         raise InvalidArgument("compressed bodies are not accepted; send it as it is", field="content-encoding")
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY_BYTES:
-            raise HTTPException(413, f"the body is over {MAX_BODY_BYTES} bytes")
-    return load_json(bytes(body))
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BODY_BYTES:
+                    raise HTTPException(413, f"the body is over {MAX_BODY_BYTES} bytes", {"connection": "close"})
+    except TimeoutError:
+        raise HTTPException(408, f"the body did not come within {BODY_S:g} s", {"connection": "close"}) from None
+    return bytes(body)
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -232,57 +271,3 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 async def _gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _typed(handler: Handler) -> Handler:
-    """Gives the request its id, and answers an error in OpenAI's shape."""
-
-    async def handle(request: Request) -> Response:
-        given = request.headers.get("x-request-id", "")
-        request_id = request.state.request_id = given or uuid.uuid4().hex
-        try:
-            check_request_id(given)
-            response = await handler(request)
-            request_id = request.state.request_id  # the body may have named another
-        except ClientDisconnect:
-            return Response(status_code=Code.CANCELLED.http_status)
-        except HTTPException as error:
-            response = await _http_error(request, error)
-        except KvRelayError as error:
-            if error.field == "request_id":
-                request_id = uuid.uuid4().hex  # the given one may not be fit for a header
-            response = _error_response(error)
-        except Exception:
-            log.exception("unexpected error", request=request_id)
-            response = _error_response(_unexpected(request_id))
-        response.headers["x-request-id"] = request_id
-        return response
-
-    return handle
-
-
-def _error_response(error: KvRelayError) -> Response:
-    headers = {}
-    if error.retry_after_s is not None:
-        headers["retry-after"] = str(math.ceil(error.retry_after_s))
-    if error.code is Code.UNIMPLEMENTED:
-        headers["x-should-retry"] = "false"  # OpenAI's clients would, as after any 5xx
-    return _error_json(error_body(error), error.code.http_status, headers)
-
-
-def _error_json(body: Json, status: int, headers: Mapping[str, str] | None) -> Response:
-    """In ASCII: what a client sent, and an error repeats, need not be text that UTF-8 can hold."""
-    return Response(to_json(body), status, headers, media_type="application/json")
-
-
-def _unexpected(request_id: str) -> KvRelayError:
-    """All that a client learns; the log has the trace."""
-    return Internal(f"an unexpected error in the router; its log has the reason under request {request_id}")
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    """Unknown paths, wrong methods, bodies that are too large."""
-    assert isinstance(error, HTTPException)
-    kind = "not_found_error" if error.status_code == HTTPStatus.NOT_FOUND else "invalid_request_error"
-    body = {"message": error.detail, "type": kind, "param": None, "code": error.status_code}
-    return _error_json({"error": body}, error.status_code, error.headers)

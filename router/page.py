@@ -11,6 +11,7 @@ import json
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from importlib import resources
+from itertools import islice
 from typing import Any
 
 from starlette.requests import Request
@@ -19,6 +20,7 @@ from starlette.routing import Route
 
 from kvrelay.clock import Clock
 from kvrelay.errors import ResourceExhausted
+from kvrelay.tenants import Tenant
 from kvrelay.types import WorkerLoad
 from kvrelay.wire.cluster import PoolStatus, WorkerStatus
 from router import recent
@@ -57,7 +59,8 @@ class StatusPage:
         self._history = History()
         self._rows = recent.Rows(driver.recent)
         self._making = asyncio.Lock()
-        self._snapshot = b""
+        self._figures = ""  # JSON
+        self._snapshots: dict[Tenant, bytes] = {}  # the figures with what each viewer may see of requests
         self._made_at = float("-inf")
         self._given = 0
 
@@ -70,16 +73,26 @@ class StatusPage:
         ]
 
     async def status(self, request: Request) -> Response:
-        """The same bytes for all who ask within SNAPSHOT_S, MAX_VIEWERS of them. Raises ResourceExhausted for more."""
+        """The same bytes for all of a tenant who ask within SNAPSHOT_S; MAX_VIEWERS in all.
+
+        The figures are the whole cluster's; of requests a tenant sees its own, an admin all.
+        Raises ResourceExhausted for more viewers.
+        """
+        viewer: Tenant = request.state.tenant
         async with self._making:
             if self._clock.now() - self._made_at >= SNAPSHOT_S:
-                self._snapshot = await self._make()
+                self._figures = await self._make()
                 self._made_at = self._clock.now()
                 self._given = 0
+                self._snapshots.clear()
         self._given += 1
         if self._given > MAX_VIEWERS:
             raise ResourceExhausted(f"{MAX_VIEWERS} pages are looking at this router already", retry_after_s=1.0)
-        return Response(self._snapshot, headers=_HEADERS, media_type="application/json")
+        if viewer not in self._snapshots:
+            live = (one for one in self._driver.newest() if recent.may_see(viewer, one.request.tenant.name))
+            requests = self._rows.json(islice(live, RECENT), viewer, self._clock.now(), RECENT)
+            self._snapshots[viewer] = f'{self._figures[:-1]},"requests":{requests}}}'.encode()
+        return Response(self._snapshots[viewer], headers=_HEADERS, media_type="application/json")
 
     async def run(self) -> None:
         """Keeps the history and the rows of what ended, until cancelled."""
@@ -110,7 +123,7 @@ class StatusPage:
             itl_p95=itl[1],
         )
 
-    async def _make(self) -> bytes:
+    async def _make(self) -> str:
         status = await self._view.status()
         now = self._clock.now()
         router = status.router
@@ -131,8 +144,7 @@ class StatusPage:
             "decisions": [asdict(one) | {"reason": one.reason[: recent.MAX_WHY]} for one in status.decisions],
             "history": {"every_s": SAMPLE_S} | self._history.columns(),
         }
-        requests = self._rows.json(self._driver.newest(RECENT), now, RECENT)
-        return f'{json.dumps(figures, separators=(",", ":"))[:-1]},"requests":{requests}}}'.encode()
+        return json.dumps(figures, separators=(",", ":"))
 
 
 def _pool(pool: PoolStatus) -> Json:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from kvrelay.tenants import Tenant
 from kvrelay.types import Ledger
 from router.lifecycle import Lifecycle
 from router.stream import Stream
@@ -25,7 +26,7 @@ class Rows:
     def __init__(self, ended: deque[Stream]) -> None:
         """`ended` is where the driver puts those that have ended; they are taken out of it."""
         self._ended = ended
-        self._kept: deque[tuple[float, str]] = deque(maxlen=ended.maxlen)  # (arrival, row)
+        self._kept: deque[_Row] = deque(maxlen=ended.maxlen)
 
     def keep(self, now: float) -> None:
         """To be called now and then."""
@@ -35,19 +36,32 @@ class Rows:
             if stream.first_handed_at is None and now - stream.ended_at < HAND_S:
                 later.append(stream)  # its row is not final
             else:
-                self._kept.append(_arrival_and_row(stream, now))
+                self._kept.append(_Row.of(stream, now))
         self._ended.extend(later)
 
-    def json(self, live: Iterable[Stream], now: float, limit: int) -> str:
-        """A list of the `limit` requests that arrived last, newest first."""
+    def json(self, live: Iterable[Stream], viewer: Tenant, now: float, limit: int) -> str:
+        """A list of the `limit` requests that arrived last, newest first: the viewer's own, or an admin's all."""
         self.keep(now)
-        rows = [*(_arrival_and_row(one, now) for one in (*live, *self._ended)), *self._kept]
-        rows.sort(key=lambda pair: pair[0], reverse=True)
-        return f"[{','.join(text for _, text in rows[:limit])}]"
+        rows = [_Row.of(one, now) for one in (*live, *self._ended) if may_see(viewer, one.request.tenant.name)]
+        rows += [one for one in self._kept if may_see(viewer, one.tenant)]
+        rows.sort(key=lambda one: one.arrival, reverse=True)
+        return f"[{','.join(one.text for one in rows[:limit])}]"
 
 
-def _arrival_and_row(stream: Stream, now: float) -> tuple[float, str]:
-    return stream.request.arrival, json.dumps(row(stream, now), separators=(",", ":"))
+def may_see(viewer: Tenant, owner: str) -> bool:
+    return viewer.name == owner or "admin" in viewer.roles
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    arrival: float
+    tenant: str
+    text: str  # JSON
+
+    @classmethod
+    def of(cls, stream: Stream, now: float) -> _Row:
+        text = json.dumps(row(stream, now), separators=(",", ":"))
+        return cls(stream.request.arrival, stream.request.tenant.name, text)
 
 
 def row(stream: Stream, now: float) -> Json:
@@ -58,7 +72,8 @@ def row(stream: Stream, now: float) -> Json:
     placed = stream.assignment
     phases = phases_of(life, end)
     return {
-        "id": request.request_id,
+        "id": request.client_id,
+        "tenant": request.tenant.name,
         "at": _ms(request.arrival),
         "state": life.state if stream.ended is None else stream.ended.finish_reason,
         "live": stream.ended is None,

@@ -23,7 +23,8 @@ class RequestLog:
         first = life.timeline.first_token_at
         error = stream.ended.error
         line: dict[str, object] = {
-            "request": request.request_id,
+            "request": request.client_id,
+            "tenant": request.tenant.name or None,
             "finish_reason": stream.ended.finish_reason,
             "path": life.path,
             "why": placed.why[:MAX_WHY] if placed else None,

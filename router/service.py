@@ -16,6 +16,7 @@ from kvrelay.wire.inference import (
     request_from_proto,
     response_to_proto,
 )
+from router.grpc_access import caller
 from router.intake import Intake
 
 READ_GRACE_S = 1.0  # past the deadline, for the client to take what is there
@@ -30,7 +31,7 @@ class InferenceService(InferenceServiceServicer):
         arrival = self._clock.now()
         try:
             stream = await self._intake.open(
-                request_from_proto(request), arrival, context.time_remaining(), _traceparent(context)
+                request_from_proto(request), caller.get(), arrival, context.time_remaining(), _traceparent(context)
             )
             try:
                 async with asyncio.timeout(stream.request.deadline - arrival + READ_GRACE_S):

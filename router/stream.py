@@ -140,7 +140,7 @@ class Stream:
         self._token_ids, self._pieces, self._logprobs = [], [], []
         end = self.ended if self.ended is not None and self.ended.error is None else None
         return GenerateResponse(
-            request_id=self.request.request_id,
+            request_id=self.request.client_id,
             index=self.num_tokens - len(token_ids),
             token_ids=tuple(token_ids),
             text="".join(pieces),

@@ -98,7 +98,7 @@ class Tracing:
             "gen_ai.provider.name": "kvrelay",
             "gen_ai.request.model": self._model,
             "gen_ai.response.model": self._model,
-            "gen_ai.response.id": request.request_id,
+            "gen_ai.response.id": request.client_id,
             "gen_ai.response.finish_reasons": (stream.ended.finish_reason,),
             "gen_ai.usage.input_tokens": usage.prompt_tokens,
             "gen_ai.usage.output_tokens": usage.completion_tokens,

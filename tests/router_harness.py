@@ -89,21 +89,26 @@ class RouterHarness:
         await server.kill()
 
 
-def cluster_config(prefill: int = 1, decode: int = 1, **router: object) -> ClusterConfig:
+def cluster_config(
+    prefill: int = 1, decode: int = 1, tokens_file: Path | None = None, **router: object
+) -> ClusterConfig:
     return ClusterConfig.model_validate(
         {
             "listen": {"grpc": "127.0.0.1:0", "http": "127.0.0.1:0", "admin": "127.0.0.1:0"},
             "prefill": {"replicas": prefill},
             "decode": {"replicas": decode},
             "router": {"local_below_tokens": 8} | router,
+            "security": {"tokens_file": tokens_file and str(tokens_file)},
         }
     )
 
 
 @asynccontextmanager
-async def running_router(prefill: int = 1, decode: int = 1, **router: object) -> AsyncIterator[RouterHarness]:
+async def running_router(
+    prefill: int = 1, decode: int = 1, tokens_file: Path | None = None, **router: object
+) -> AsyncIterator[RouterHarness]:
     """A router with workers prefill-0.. and decode-0.., which are all ready."""
-    config = cluster_config(prefill, decode, **router)
+    config = cluster_config(prefill, decode, tokens_file, **router)
     stop = StopRequest()
     line: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     registry = MemoryRegistry()

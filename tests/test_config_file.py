@@ -88,7 +88,21 @@ BAD_CONFIGS = {
     "endless size": ("kv: {memory: %sGiB}\n" % ("9" * 400), 1, "kv.memory: '9999"),
     "boolean size": ("kv: {memory: on}\n", 1, "kv.memory: True is not a size"),
     "zero size": ("kv: {memory: 0GiB}\n", 1, "kv.memory: must be above 0"),
-    "public address": ("listen:\n  grpc: 0.0.0.0:50051\n", 2, "listen.grpc: 0.0.0.0:50051 is not a loopback address"),
+    "public address": (
+        "listen:\n  grpc: 0.0.0.0:50051\n",
+        2,
+        "listen.grpc: 0.0.0.0:50051 is not a loopback address and needs security.tls and security.tokens_file",
+    ),
+    "public address without TLS": (
+        "security: {tokens_file: t}\nlisten:\n  grpc: localhost:1\n  http: '[::]:80'\n",
+        4,
+        "listen.http: [::]:80 is not a loopback address and needs security.tls; set what is missing",
+    ),
+    "public address without tokens": (
+        "security: {tls: {ca: a, router: {cert: a, key: a}, worker: {cert: a, key: a}}}\nlisten: {admin: 10.0.0.1:1}\n",
+        2,
+        "listen.admin: 10.0.0.1:1 is not a loopback address and needs security.tokens_file; set what is missing",
+    ),
     "Ray's own resource": ("decode: {resources: {custom: {GPU: 1}}}\n", 1, "decode.resources.custom: 'GPU' is not a"),
     "no resource": ("decode: {resources: {custom: {a: 0}}}\n", 1, "decode.resources.custom.a: must be above 0, not 0"),
     "word for resources": (
@@ -284,6 +298,15 @@ def test_files_of_security_are_relative_to_the_configuration_and_come_out_absolu
     assert security.tls.worker.cert == str(tmp_path / ".." / "w.pem")
     assert security.tls.public is None
     assert security.tokens_file == str(tmp_path / "tokens.yaml")
+
+
+def test_other_addresses_are_for_those_who_have_tls_and_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(
+        "security:\n  tls: {ca: a, router: {cert: a, key: a}, worker: {cert: a, key: a}}\n  tokens_file: t\n"
+        "listen: {grpc: '0.0.0.0:1', http: '[::]:2', admin: 10.0.0.1:3}\n"
+    )
+    assert load_config(path).listen.http == "[::]:2"
 
 
 def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:

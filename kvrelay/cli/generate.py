@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from kvrelay.cli import render
+from kvrelay.cli.connection_options import TlsCa, TlsCert, TlsKey, TokenFile
 
 if TYPE_CHECKING:
     from kvrelay.client import Completion
@@ -38,16 +39,22 @@ def generate(
         bool, typer.Option("--json", envvar="KVRELAY_JSON", help="Print one object at the end.")
     ] = False,
     ledger: Annotated[bool, typer.Option("--ledger", help="Then print on stderr where the time went.")] = False,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
 ) -> None:
     """Stream the answer to a prompt.
 
     Example: kvrelay generate "Once upon a time" --max-tokens 64 --ledger
     """
     import kvrelay
+    from kvrelay.client.connection import Connection
 
+    connection = Connection(token_file, tls_ca, tls_cert, tls_key)
     options: dict[str, Any] = {"messages": [("user", prompt)]} if chat else {"prompt": prompt}
     with (
-        kvrelay.Client(target.split(","), timeout=timeout) as client,
+        kvrelay.Client(target.split(","), timeout=timeout, token=connection.token(), tls=connection.tls()) as client,
         client.generate(
             model=model, max_tokens=max_tokens, temperature=temperature, seed=seed, stop=stop, **options
         ) as stream,

@@ -9,6 +9,7 @@ import typer
 
 from kvrelay.cli import loadtest_options as options
 from kvrelay.cli import render
+from kvrelay.cli.connection_options import TlsCa, TlsCert, TlsKey, TokenFile
 
 if TYPE_CHECKING:
     from kvrelay.loadtest.report import Report
@@ -62,6 +63,10 @@ def run(
     allow_local: options.AllowLocal = False,
     admin: options.Admin = None,
     metrics: options.Metrics = None,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     file: options.Json = None,
     html: options.Html = None,
 ) -> None:
@@ -75,6 +80,7 @@ def run(
     Example: kvrelay loadtest run --trace conversation.jsonl --length-scale 1/32 --duration 600 --html run.html
     """
     from kvrelay.cli.loadtest_run import Settings, run_test
+    from kvrelay.client.connection import Connection
     from kvrelay.loadtest.slo import parse_slos
     from kvrelay.loadtest.tables import report_table
 
@@ -98,7 +104,10 @@ def run(
         load = options.workload(rate, concurrency, burstiness, num_requests, duration, *lengths)
     if expect_path not in (None, "disaggregated", "local"):
         raise typer.BadParameter(f"--expect-path {expect_path} is neither disaggregated nor local.")
-    settings = Settings(target, timeout, admin, metrics, vocab_size, parse_slos([*(goodput or ()), *(slo or ())]))
+    connection = Connection(token_file, tls_ca, tls_cert, tls_key)
+    settings = Settings(
+        target, timeout, admin, metrics, vocab_size, parse_slos([*(goodput or ()), *(slo or ())]), connection
+    )
     report = run_test(settings, load, concurrency, duration)
     render.console().print(report_table(report))
     _write(report, file, html)
@@ -130,6 +139,10 @@ def sweep(
     allow_local: options.AllowLocal = False,
     admin: options.Admin = None,
     metrics: options.Metrics = None,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     file: options.Json = None,
     html: options.Html = None,
 ) -> None:
@@ -141,6 +154,7 @@ def sweep(
     Example: kvrelay loadtest sweep --rates 1..16 --goodput ttft:500 tpot:50 --attainment 0.9 --html sweep.html
     """
     from kvrelay.cli.loadtest_run import Settings, run_sweep
+    from kvrelay.client.connection import Connection
     from kvrelay.loadtest.slo import parse_slos
     from kvrelay.loadtest.tables import sweep_table
 
@@ -151,7 +165,8 @@ def sweep(
     slos = parse_slos([*(goodput or ()), *(slo or ())])
     if not slos:
         raise typer.BadParameter("a sweep needs objectives: --goodput ttft:MS tpot:MS e2e:MS.")
-    settings = Settings(target, timeout, admin, metrics, vocab_size, slos)
+    connection = Connection(token_file, tls_ca, tls_cert, tls_key)
+    settings = Settings(target, timeout, admin, metrics, vocab_size, slos, connection)
     lengths = (prompt_tokens, output_tokens, text, seed)
 
     if num_requests is None and duration is None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Words = Annotated[list[str] | None, typer.Argument(hidden=True)]  # what follows the first after --goodput
 TargetOption = Annotated[
-    str, typer.Option(envvar="KVRELAY_TARGET", metavar="HOST:PORT|http://HOST:PORT", help="gRPC, or HTTP.")
+    str, typer.Option(envvar="KVRELAY_TARGET", metavar="HOST:PORT|http[s]://HOST:PORT", help="gRPC, or HTTP.")
 ]
 NumRequests = Annotated[int | None, typer.Option(min=1, metavar="N", help="100 without --duration or --trace.")]
 Duration = Annotated[float | None, typer.Option(metavar="SECONDS", help="Nothing is sent after it.")]

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvrelay.cli.loadtest_options import Load
+from kvrelay.client.connection import Connection
 from kvrelay.errors import InvalidArgument
 from kvrelay.loadtest.measure import Run, measure
 from kvrelay.loadtest.rate import constant
@@ -38,6 +39,7 @@ class Settings:
     metrics: str | None
     vocab_size: int | None
     slos: tuple[Slo, ...]
+    connection: Connection
 
 
 def run_test(settings: Settings, load: Load, concurrency: int | None, duration: float | None) -> Report:
@@ -94,7 +96,9 @@ async def _opened(settings: Settings) -> AsyncIterator[tuple[Target, asyncio.Eve
         stop.set()
         loop.remove_signal_handler(signal.SIGINT)
 
-    async with open_target(settings.target, settings.timeout, settings.admin, settings.metrics) as target:
+    async with open_target(
+        settings.target, settings.timeout, settings.admin, settings.metrics, settings.connection
+    ) as target:
         loop.add_signal_handler(signal.SIGINT, interrupted)
         try:
             yield target, stop

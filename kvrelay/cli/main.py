@@ -21,6 +21,7 @@ from kvrelay.cli import (
     router,
     serve,
     status,
+    token,
     verify,
 )
 from kvrelay.errors import InvalidArgument, KvRelayError
@@ -50,6 +51,7 @@ for command in (
 app.add_typer(loadtest.app, name="loadtest")
 app.add_typer(bench.app, name="bench")
 app.add_typer(autoscale.app, name="autoscale")
+app.add_typer(token.app, name="token")
 
 # Usage errors, whether typer brings click's classes with it or takes the installed ones.
 _UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")

@@ -7,22 +7,27 @@ from typing import Annotated
 
 import typer
 
-from kvrelay.cli.status import DEFAULT_ADMIN, Admin
+from kvrelay.cli.connection_options import TlsCa, TlsCert, TlsKey, TokenFile
+from kvrelay.cli.status import DEFAULT_ADMIN, Admin, admin_client
 from kvrelay.types import POOLS, PoolName
 
 
 def scale(
     sizes: Annotated[list[str], typer.Argument(metavar="POOL=N...", help="prefill=N, decode=N, or both.")],
     admin: Admin = DEFAULT_ADMIN,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
 ) -> None:
     """Set how many workers the pools should have.
 
     Example: kvrelay scale prefill=2 decode=4
     """
-    from kvrelay.client.admin import AdminClient
+    from kvrelay.client.connection import Connection
 
     wanted = parse_sizes(sizes)
-    with AdminClient(admin) as client:
+    with admin_client(admin, Connection(token_file, tls_ca, tls_cert, tls_key)) as client:
         prefill, decode = client.set_pool_size(**wanted)
     print(f"prefill={prefill} decode={decode}")
 
@@ -30,14 +35,18 @@ def scale(
 def drain(
     worker: Annotated[str, typer.Argument(help="Its name, as `kvrelay status` shows it.")],
     admin: Admin = DEFAULT_ADMIN,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
 ) -> None:
     """Let a worker finish what it holds, then stop it.
 
     Example: kvrelay drain decode-1
     """
-    from kvrelay.client.admin import AdminClient
+    from kvrelay.client.connection import Connection
 
-    with AdminClient(admin) as client:
+    with admin_client(admin, Connection(token_file, tls_ca, tls_cert, tls_key)) as client:
         client.drain(worker)
     print(f"draining {worker}")
 

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvrelay.cli import render
+from kvrelay.cli.connection_options import TlsCa, TlsCert, TlsKey, TokenFile
 from kvrelay.errors import KvRelayError, Unavailable
 
 if TYPE_CHECKING:
+    from kvrelay.client.admin import AdminClient
+    from kvrelay.client.connection import Connection
     from kvrelay.wire.cluster import ClusterStatus
 
 Admin = Annotated[str, typer.Option(envvar="KVRELAY_ADMIN", metavar="HOST:PORT", help="The cluster's admin listener.")]
@@ -23,14 +26,18 @@ DEFAULT_ADMIN = "127.0.0.1:50052"
 def status(
     admin: Admin = DEFAULT_ADMIN,
     as_json: Annotated[bool, typer.Option("--json", envvar="KVRELAY_JSON", help="Print one object.")] = False,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
 ) -> None:
     """Show pools, workers and the last scaling decisions.
 
     Example: kvrelay status --admin 127.0.0.1:50052 --json
     """
-    from kvrelay.client.admin import AdminClient
+    from kvrelay.client.connection import Connection
 
-    with AdminClient(admin) as client:
+    with admin_client(admin, Connection(token_file, tls_ca, tls_cert, tls_key)) as client:
         now = client.status()
     if as_json:
         print(json.dumps(asdict(now), indent=2))
@@ -41,6 +48,10 @@ def status(
 def top(
     admin: Admin = DEFAULT_ADMIN,
     interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Between two looks.")] = 1.0,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
 ) -> None:
     """Show pools, workers, KV occupancy, latencies and scaling decisions live, until Ctrl-C.
 
@@ -51,26 +62,32 @@ def top(
     from rich.live import Live
 
     from kvrelay.cli.top_view import top_view
+    from kvrelay.client.connection import Connection
 
+    connection = Connection(token_file, tls_ca, tls_cert, tls_key)
     console = render.console()
     if not console.is_terminal:
         raise typer.BadParameter("the output is not a terminal; use kvrelay status")
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
-            for now, trouble in looks(admin, interval):
+            for now, trouble in looks(admin, interval, connection):
                 live.update(top_view(now, trouble), refresh=True)
     except KeyboardInterrupt:
         return
 
 
-def looks(admin: str, interval: float) -> Iterator[tuple[ClusterStatus, str]]:
-    """(what is known, why it is not that of now or ""), without end. Raises Unavailable if the first look fails."""
+def admin_client(admin: str, connection: Connection) -> AdminClient:
     from kvrelay.client.admin import AdminClient
 
+    return AdminClient(admin, token=connection.token(), tls=connection.tls())
+
+
+def looks(admin: str, interval: float, connection: Connection) -> Iterator[tuple[ClusterStatus, str]]:
+    """(what is known, why it is not that of now or ""), without end. Raises Unavailable if the first look fails."""
     known: ClusterStatus | None = None
     while True:
         try:
-            with AdminClient(admin) as client:
+            with admin_client(admin, connection) as client:
                 for known in client.watch(interval):
                     yield known, ""
             trouble = f"{admin}: the router is stopping"

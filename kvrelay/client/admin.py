@@ -9,7 +9,7 @@ from typing import Self
 
 import grpc
 
-from kvrelay.client.base import CHANNEL_OPTIONS, check_target
+from kvrelay.client.base import CHANNEL_OPTIONS, Tls, bearer, channel_credentials, check_target
 from kvrelay.wire import cluster as wire
 from kvrelay.wire.status import error_from_rpc
 
@@ -20,20 +20,36 @@ _KEEPALIVE = (("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 
 class AdminClient:
     """A blocking client of a cluster's admin listener. Every call is made once and takes at most `timeout` seconds.
 
+    token, tls: as Client takes them; the token is one with the role admin.
+
     Raises InvalidArgument for a target that is not HOST:PORT.
     """
 
-    def __init__(self, target: str = "127.0.0.1:50052", *, timeout: float = 10.0) -> None:
+    def __init__(
+        self,
+        target: str = "127.0.0.1:50052",
+        *,
+        timeout: float = 10.0,
+        token: str | None = None,
+        tls: Tls = False,
+    ) -> None:
         check_target(target)
         self.target = target
         self._timeout = timeout
-        self._channel = grpc.insecure_channel(target, (*CHANNEL_OPTIONS, *_KEEPALIVE))
+        self._metadata = bearer(token)
+        credentials = channel_credentials(tls)
+        options = (*CHANNEL_OPTIONS, *_KEEPALIVE)
+        self._channel = (
+            grpc.insecure_channel(target, options)
+            if credentials is None
+            else grpc.secure_channel(target, credentials, options)
+        )
         self._stub = wire.ClusterServiceStub(self._channel)
 
     def status(self) -> wire.ClusterStatus:
         with self._errors():
             return wire.cluster_status_from_proto(
-                self._stub.GetStatus(wire.pb.GetStatusRequest(), timeout=self._timeout)
+                self._stub.GetStatus(wire.pb.GetStatusRequest(), timeout=self._timeout, metadata=self._metadata)
             )
 
     def watch(self, interval_seconds: float = 1.0) -> Iterator[wire.ClusterStatus]:
@@ -41,7 +57,8 @@ class AdminClient:
 
         Raises Unavailable when the router is gone; one that vanished without a word is noticed within 15 s.
         """
-        call = self._stub.WatchStatus(wire.pb.WatchStatusRequest(interval_seconds=interval_seconds))
+        request = wire.pb.WatchStatusRequest(interval_seconds=interval_seconds)
+        call = self._stub.WatchStatus(request, metadata=self._metadata)
         try:
             with self._errors():
                 for message in call:
@@ -53,14 +70,17 @@ class AdminClient:
         """Sets the wanted number of workers; None leaves a pool alone. Returns both, (prefill, decode)."""
         with self._errors():
             response = self._stub.SetPoolSize(
-                wire.pb.SetPoolSizeRequest(prefill=prefill, decode=decode), timeout=self._timeout
+                wire.pb.SetPoolSizeRequest(prefill=prefill, decode=decode),
+                timeout=self._timeout,
+                metadata=self._metadata,
             )
         return response.prefill, response.decode
 
     def drain(self, worker_id: str) -> None:
         """Lets a worker finish what it holds, then stops it; returns when it has begun."""
         with self._errors():
-            self._stub.DrainWorker(wire.pb.DrainWorkerRequest(worker_id=worker_id), timeout=self._timeout)
+            request = wire.pb.DrainWorkerRequest(worker_id=worker_id)
+            self._stub.DrainWorker(request, timeout=self._timeout, metadata=self._metadata)
 
     def close(self) -> None:
         self._channel.close()

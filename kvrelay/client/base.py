@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import grpc
 
@@ -18,6 +18,7 @@ from kvrelay.client.retry import Retry, RetryPolicy
 from kvrelay.errors import Cancelled, FailedPrecondition, InvalidArgument, KvRelayError
 from kvrelay.wire import inference as wire
 
+Tls: TypeAlias = bool | bytes | grpc.ChannelCredentials
 _TARGET = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[^:/\s\[\]]+):\d{1,5}$")
 _PATIENT = RetryPolicy(max_attempts=2**31, max_backoff_s=0.5)  # the deadline ends it
 # gRPC's own waits between connection attempts: short, so that a router which is back is found soon.
@@ -53,7 +54,7 @@ class BaseClient:
         timeout: float = 600.0,
         retry: RetryPolicy | None = None,
         token: str | None = None,
-        tls: bool | bytes | grpc.ChannelCredentials = False,
+        tls: Tls = False,
     ) -> None:
         self.targets = (targets,) if isinstance(targets, str) else tuple(targets)
         if not self.targets:
@@ -62,8 +63,8 @@ class BaseClient:
             check_target(target)
         self._timeout = timeout
         self._policy = retry or RetryPolicy()
-        self._metadata = () if token is None else (("authorization", f"Bearer {token}"),)
-        self._credentials = _credentials(tls)
+        self._metadata = bearer(token)
+        self._credentials = channel_credentials(tls)
         self._lock = threading.Lock()  # two threads may come with the first call
         self._pid = 0  # of the process that the channels are in
         self._channels: list[Any] = []
@@ -109,7 +110,12 @@ class BaseClient:
         )
 
 
-def _credentials(tls: bool | bytes | grpc.ChannelCredentials) -> grpc.ChannelCredentials | None:
+def bearer(token: str | None) -> tuple[tuple[str, str], ...]:
+    """Metadata of each call."""
+    return () if token is None else (("authorization", f"Bearer {token}"),)
+
+
+def channel_credentials(tls: Tls) -> grpc.ChannelCredentials | None:
     if tls is False:
         return None
     if tls is True or isinstance(tls, bytes):

@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from kvrelay.client import AsyncClient, RetryPolicy
+from kvrelay.client.connection import Connection
 from kvrelay.errors import KvRelayError
 from kvrelay.loadtest.row import Row
 from kvrelay.loadtest.stopwatch import Stopwatch
@@ -16,8 +17,14 @@ from kvrelay.wire.inference import ModelInfo
 class GrpcSender:
     """Raises InvalidArgument for a target that is not HOST:PORT."""
 
-    def __init__(self, target: str, timeout: float) -> None:
-        self._client = AsyncClient(target, timeout=timeout, retry=RetryPolicy(max_attempts=1))
+    def __init__(self, target: str, timeout: float, connection: Connection) -> None:
+        self._client = AsyncClient(
+            target,
+            timeout=timeout,
+            retry=RetryPolicy(max_attempts=1),
+            token=connection.token(),
+            tls=connection.tls(),
+        )
 
     async def models(self) -> tuple[ModelInfo, ...]:
         return await self._client.models()

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+from kvrelay.client.connection import OPEN, Connection
 from kvrelay.errors import DeadlineExceeded, Internal, InvalidArgument, KvRelayError, NotFound, Unavailable, error_for
 from kvrelay.loadtest import sse
 from kvrelay.loadtest.row import Row
@@ -19,18 +20,29 @@ from kvrelay.wire.inference import ModelInfo
 
 
 class HttpSender:
-    """Raises InvalidArgument for a target that is not http://HOST:PORT."""
+    """Raises InvalidArgument for a target that is not http://HOST:PORT or https://HOST:PORT."""
 
-    def __init__(self, target: str, timeout: float, **options: Any) -> None:
+    def __init__(
+        self,
+        target: str,
+        timeout: float,
+        connection: Connection = OPEN,
+        **options: Any,
+    ) -> None:
         """`options` go into the body of every request."""
         try:
             parts = urlsplit(target)
             host, port = parts.hostname, parts.port
         except ValueError:
             host = port = None
-        if host is None or port is None or parts.scheme != "http" or parts.path not in ("", "/"):
-            raise InvalidArgument(f"{target!r} is not a target; give http://HOST:PORT", field="target")
+        if host is None or port is None or parts.scheme not in ("http", "https") or parts.path not in ("", "/"):
+            raise InvalidArgument(
+                f"{target!r} is not a target; give http://HOST:PORT or https://HOST:PORT", field="target"
+            )
         self._host, self._port, self._timeout = host, port, timeout
+        self._tls = connection.ssl_context() if parts.scheme == "https" else None
+        token = connection.token()
+        self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
         self._model = ""
         self._options = options
 
@@ -108,9 +120,9 @@ class HttpSender:
         host = f"{self._host}:{self._port}"
         try:
             async with asyncio.timeout(self._timeout):
-                reader, writer = await asyncio.open_connection(self._host, self._port, limit=2**20)
+                reader, writer = await asyncio.open_connection(self._host, self._port, limit=2**20, ssl=self._tls)
                 try:
-                    yield await sse.request(reader, writer, host, method, path, body)
+                    yield await sse.request(reader, writer, host, method, path, body, self._headers)
                 finally:
                     writer.close()
         except KvRelayError as error:

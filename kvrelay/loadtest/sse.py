@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from kvrelay.errors import Code, Internal, KvRelayError, Unavailable, error_for
@@ -44,12 +45,19 @@ class HttpResponse:
 
 
 async def request(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, method: str, path: str, body: Any = None
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    host: str,
+    method: str,
+    path: str,
+    body: Any = None,
+    headers: Mapping[str, str] = MappingProxyType({}),
 ) -> HttpResponse:
     """Sends one request on a fresh connection. Raises Unavailable if the peer hangs up, Internal if that is no HTTP."""
     payload = b"" if body is None else json.dumps(body).encode()
+    more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     head = (
-        f"{method} {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n"
+        f"{method} {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n{more}"
         f"content-type: application/json\r\ncontent-length: {len(payload)}\r\n\r\n"
     )
     writer.write(head.encode() + payload)
@@ -58,12 +66,12 @@ async def request(
     status = rest[:3]
     if not protocol.startswith("HTTP/1.") or not status.isdecimal():
         raise Internal(f"{host} does not speak HTTP")
-    headers = {}
+    received = {}
     while line := await _line(reader):
         name, _, value = line.partition(":")
-        headers[name.lower()] = value.strip()
-    chunked = headers.get("transfer-encoding", "").lower() == "chunked"
-    return HttpResponse(int(status), headers, _chunks(reader) if chunked else _rest(reader))
+        received[name.lower()] = value.strip()
+    chunked = received.get("transfer-encoding", "").lower() == "chunked"
+    return HttpResponse(int(status), received, _chunks(reader) if chunked else _rest(reader))
 
 
 async def _line(reader: asyncio.StreamReader) -> str:

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from kvrelay.client.admin import AdminClient
+from kvrelay.client.connection import Connection
 from kvrelay.errors import KvRelayError, NotFound
 from kvrelay.loadtest.counters import PrefixCache, read_counters
 from kvrelay.loadtest.grpc_sender import GrpcSender
@@ -37,23 +38,24 @@ async def open_target(
     timeout: float,  # noqa: ASYNC109 - of each request
     admin: str | None,
     metrics: str | None,
+    connection: Connection,
 ) -> AsyncIterator[Target]:
-    """address: HOST:PORT or http://HOST:PORT. admin: HOST:PORT. metrics: http://HOST:PORT, of the same server.
+    """address: HOST:PORT, http://HOST:PORT or https://HOST:PORT. admin: HOST:PORT. metrics: as http, the same server's.
 
     What is not given is tried: the port after a gRPC target's, where a cluster's admin listener is by default, and an
     HTTP target's /metrics. Raises KvRelayError if the target or what was given does not answer.
     """
     kind: type[HttpSender] | type[GrpcSender] = HttpSender if "://" in address else GrpcSender
     async with AsyncExitStack() as stack:
-        sender = kind(address, timeout)
+        sender = kind(address, timeout, connection)
         await stack.enter_async_context(sender)
-        client = None if admin is None else stack.enter_context(AdminClient(admin, timeout=STATUS_TIMEOUT_S))
-        exposition = None if metrics is None else HttpSender(metrics, STATUS_TIMEOUT_S)
+        client = None if admin is None else stack.enter_context(_admin(admin, connection))
+        exposition = None if metrics is None else HttpSender(metrics, STATUS_TIMEOUT_S, connection)
         models = await sender.models()
         if not models:
             raise NotFound(f"{address} serves no model")
         if client is None and isinstance(sender, GrpcSender):
-            client = _neighbour(address, models[0].id)
+            client = _neighbour(address, models[0].id, connection)
             if client is not None:
                 stack.enter_context(client)
         if exposition is not None:
@@ -64,10 +66,14 @@ async def open_target(
         yield Target(sender, models[0], client, exposition, block_tokens)
 
 
-def _neighbour(address: str, model: str) -> AdminClient | None:
+def _admin(address: str, connection: Connection) -> AdminClient:
+    return AdminClient(address, timeout=STATUS_TIMEOUT_S, token=connection.token(), tls=connection.tls())
+
+
+def _neighbour(address: str, model: str, connection: Connection) -> AdminClient | None:
     """The client of the admin listener that has the next port, if there is one and it is of the same model."""
     host, _, port = address.rpartition(":")
-    client = AdminClient(f"{host}:{int(port) % 65535 + 1}", timeout=STATUS_TIMEOUT_S)
+    client = _admin(f"{host}:{int(port) % 65535 + 1}", connection)
     try:
         found = client.status().model == model
     except KvRelayError:

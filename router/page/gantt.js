@@ -111,7 +111,7 @@ export class Gantt {
     tip.hidden = !row;
     if (!row) return;
     tip.replaceChildren(
-      el("b", { text: row.id }),
+      el("b", { text: row.tenant ? `${row.tenant}: ${row.id}` : row.id }),
       el("span", { class: "quiet", text: `${row.path ?? "no path yet"}${row.why ? ": " + row.why : ""}` }),
       ...row.phases.filter(([, ms]) => ms > 0).map(([phase, ms]) =>
         el("span", { class: "line" }, el("i", { class: `swatch ${kindOf(phase)}` }), nameOf(phase), el("span", { class: "number", text: time(ms) })),

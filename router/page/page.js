@@ -6,6 +6,7 @@ import { Figures } from "/page/figures.js";
 import { Gantt } from "/page/gantt.js";
 import { Pools } from "/page/pools.js";
 import { Prompt } from "/page/prompt.js";
+import { NoToken, ask, whenGiven } from "/page/session.js";
 
 const POLL_MS = 1000;
 const TIMEOUT_MS = 8000;
@@ -21,12 +22,13 @@ async function poll() {
   if (document.hidden) return; // goes on when it is seen again
   const begun = performance.now();
   try {
-    const response = await fetch("/status.json", { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
+    const response = await ask("/status.json", { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
     const body = await response.json();
     if (response.ok) show(body);
-    else state("busy", "too many viewers", body.error.message);
-  } catch {
+    else state("busy", response.status === 429 ? "too many viewers" : "refused", body.error.message);
+  } catch (error) {
     prompt.gone();
+    if (error instanceof NoToken) return state("busy", "no token", "give one to see the cluster"); // then it goes on
     const since = heard === null ? "" : `; last heard of at ${clock(heard)}`;
     state("gone", "router gone", `trying again${since}`);
   }
@@ -59,4 +61,5 @@ function state(name, word, text) {
 }
 
 document.addEventListener("visibilitychange", poll);
+whenGiven(poll);
 poll();

@@ -3,6 +3,7 @@
 import { byId, el, say } from "/page/dom.js";
 import { rate, time } from "/page/format.js";
 import { ledgerView } from "/page/ledger.js";
+import { ask } from "/page/session.js";
 
 const MAX_BARS = 256;
 
@@ -78,7 +79,7 @@ export class Prompt {
       return_token_ids: true,
       ...(chat ? { messages: [{ role: "user", content: text }] } : { prompt: text }),
     };
-    const response = await fetch(chat ? "/v1/chat/completions" : "/v1/completions", {
+    const response = await ask(chat ? "/v1/chat/completions" : "/v1/completions", {
       method: "POST",
       headers: { "content-type": "application/json" },
       body: JSON.stringify(body),

@@ -12,6 +12,7 @@ from scripted_router import serving
 
 from kvrelay.cli.status import looks
 from kvrelay.cli.top_view import bar, top_view
+from kvrelay.client.connection import OPEN
 from kvrelay.errors import Unavailable
 from kvrelay.types import RouterLoad, ScalingDecision, WorkerLoad
 from kvrelay.wire import cluster as wire
@@ -85,7 +86,7 @@ class Leaving(wire.ClusterServiceServicer):
 
 def test_a_router_that_went_away_is_asked_again() -> None:
     with serving(Leaving()) as admin:
-        seen = looks(admin, 0.01)
+        seen = looks(admin, 0.01, OPEN)
         assert next(seen) == (STATUS, "")
         assert next(seen) == (STATUS, f"{admin}: the router is stopping")
         assert next(seen) == (STATUS, ""), "it is back"
@@ -99,4 +100,4 @@ def test_one_that_never_was_there_is_an_error() -> None:
     with serving(Leaving()) as admin:
         pass
     with pytest.raises(Unavailable, match="cannot connect"):
-        next(looks(admin, 0.01))
+        next(looks(admin, 0.01, OPEN))

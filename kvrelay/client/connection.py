@@ -1,0 +1,74 @@
+"""What a command shows a cluster and whom it trusts. It comes from files: everybody can see a command's arguments."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from kvrelay.errors import InvalidArgument
+
+_MAX_BYTES = 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """`tls_ca` switches TLS on for HOST:PORT; a client certificate is shown in addition.
+
+    Raises InvalidArgument, here and where a file is read; no message has what a file holds.
+    """
+
+    token_file: Path | None = None
+    tls_ca: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise InvalidArgument("--tls-cert and --tls-key go together", field="tls_cert")
+        if self.tls_cert is not None and self.tls_ca is None:
+            raise InvalidArgument("--tls-cert needs --tls-ca", field="tls_cert")
+
+    def token(self) -> str | None:
+        if self.token_file is None:
+            return None
+        text = _read(self.token_file, "--token-file").decode("ascii", "replace").strip()
+        if not text or not text.isascii() or not text.isprintable() or " " in text:
+            raise InvalidArgument(f"--token-file {self.token_file} does not hold one token", field="token_file")
+        return text
+
+    def tls(self) -> bool | grpc.ChannelCredentials:
+        """As the clients take it."""
+        if self.tls_ca is None:
+            return False
+        ca = _read(self.tls_ca, "--tls-ca")
+        if self.tls_cert is None or self.tls_key is None:
+            return grpc.ssl_channel_credentials(ca)
+        return grpc.ssl_channel_credentials(ca, _read(self.tls_key, "--tls-key"), _read(self.tls_cert, "--tls-cert"))
+
+    def ssl_context(self) -> ssl.SSLContext:
+        """For https; without a CA of its own it trusts what this machine does."""
+        try:
+            context = ssl.create_default_context(cafile=self.tls_ca)
+            if self.tls_cert is not None:
+                context.load_cert_chain(self.tls_cert, self.tls_key)
+        except OSError as error:  # ssl.SSLError is one
+            files = ", ".join(str(one) for one in (self.tls_ca, self.tls_cert, self.tls_key) if one is not None)
+            raise InvalidArgument(f"{files}: cannot be used for TLS: {error}", field="tls_ca") from None
+        return context
+
+
+OPEN = Connection()
+
+
+def _read(path: Path, option: str) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise InvalidArgument(f"{option} {path} cannot be read: {error.strerror}", field=option) from None
+    if len(content) > _MAX_BYTES:
+        raise InvalidArgument(f"{option} {path} is larger than {_MAX_BYTES} bytes", field=option)
+    return content

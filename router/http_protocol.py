@@ -1,0 +1,111 @@
+"""HTTP/1.1 as uvicorn speaks it, with bounds on who only keeps a connection busy."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from router.openai_response import to_json
+
+MAX_CONNECTIONS = 2048  # of the listener
+MAX_HEAD_BYTES = 16 * 2**10  # of a request's line and headers
+RECEIVE_S = 30.0  # for a request to come, from its first byte, or from the connection, to its last
+SLOW_READER_S = 60.0  # for a client to make room for what is sent
+_PIECE = 1024
+_WORDS = {
+    400: "this is not an HTTP/1.1 request",
+    408: f"the request did not come within {RECEIVE_S:g} s",
+    431: f"the request's headers are over {MAX_HEAD_BYTES} bytes",
+}
+
+
+class BoundedProtocol(H11Protocol):
+    """uvicorn bounds the time between two requests of a connection, and what it holds in memory for each; not how long
+    a request may take to come, nor how long a client may leave its answer unread, nor how many may connect.
+    """
+
+    _receiving: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.abort()
+        else:
+            self._receiving = self.loop.call_later(RECEIVE_S, self._too_slow)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._received()
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """h11 takes a head of any size that comes at once; so it comes in pieces."""
+        self._unset_keepalive_if_required()
+        while data and self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+            self.conn.receive_data(data[:_PIECE])
+            self.handle_events()
+            data = data[_PIECE:]
+        if data and not self.transport.is_closing():
+            super().data_received(data)
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):  # more of a request is due
+            begun = self.conn.their_state is h11.SEND_BODY or bool(self.conn.trailing_data[0])
+            if begun and self._receiving is None:
+                self._receiving = self.loop.call_later(RECEIVE_S, self._too_slow)
+        else:
+            self._received()
+
+    def on_response_complete(self) -> None:
+        self._received()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._unread is None:
+            self._unread = self.loop.call_later(SLOW_READER_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn's answer to what h11 refuses, in the shape of all errors and with the status that h11 hints at."""
+        error = sys.exception()
+        hint = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
+        self._refuse(hint if hint in _WORDS else 400)
+
+    def _received(self) -> None:
+        if self._receiving is not None:
+            self._receiving.cancel()
+            self._receiving = None
+
+    def _too_slow(self) -> None:
+        self._receiving = None
+        if self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]:
+            self._refuse(408)
+        else:  # nothing has come, or an answer has begun
+            self.transport.abort()
+
+    def _refuse(self, status: int) -> None:
+        if self.conn.our_state is h11.IDLE or self.conn.our_state is h11.SEND_RESPONSE:
+            kind = "invalid_request_error"
+            error: dict[str, Any] = {"message": _WORDS[status], "type": kind, "param": None, "code": status}
+            body = to_json({"error": error}).encode()
+            headers = [
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(body)).encode()),
+                (b"connection", b"close"),
+            ]
+            response = h11.Response(status_code=status, headers=headers)
+            for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()

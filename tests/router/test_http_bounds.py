@@ -1,0 +1,238 @@
+"""What the HTTP port bears: slow and endless requests, readers that do not read, and browsers sent by another site."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from router_harness import RouterHarness, running_router
+from starlette.types import Receive, Scope, Send
+from uvicorn import Config
+from uvicorn.server import ServerState
+
+import router.http_protocol
+import router.openai
+from router.http_protocol import BoundedProtocol
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[RouterHarness]:
+    async with running_router(prefill=0) as running:
+        yield running
+
+
+async def connect(cluster: RouterHarness) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = cluster.http.removeprefix("http://").split(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def rest(reader: asyncio.StreamReader) -> tuple[int, dict[str, object]]:
+    """(status, error) of the answer, up to the end of the connection; (0, {}) if it ends without one."""
+    async with asyncio.timeout(20):
+        raw = await reader.read()
+    if not raw:
+        return 0, {}
+    head, _, body = raw.partition(b"\r\n\r\n")
+    assert b"connection: close" in head.lower()
+    error: dict[str, object] = json.loads(body)["error"]
+    return int(head.split()[1]), error
+
+
+def head(cluster: RouterHarness, line: str, *more: str) -> bytes:
+    host = cluster.http.removeprefix("http://")
+    return "".join(f"{one}\r\n" for one in (f"{line} HTTP/1.1", f"host: {host}", *more)).encode()
+
+
+@pytest.mark.parametrize("sent", ["", "GET /vers"])
+async def test_a_connection_that_sends_no_whole_request_is_ended(
+    cluster: RouterHarness, monkeypatch: pytest.MonkeyPatch, sent: str
+) -> None:
+    monkeypatch.setattr(router.http_protocol, "RECEIVE_S", 0.2)
+    reader, writer = await connect(cluster)
+    if sent:
+        writer.write(head(cluster, sent, "x-more: 1"))
+    status, error = await rest(reader)
+    assert status == (408 if sent else 0)
+    if sent:
+        assert (error["type"], error["code"]) == ("invalid_request_error", 408)
+    writer.close()
+
+
+async def test_headers_byte_by_byte_do_not_hold_a_connection(
+    cluster: RouterHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router.http_protocol, "RECEIVE_S", 0.3)
+    reader, writer = await connect(cluster)
+    writer.write(head(cluster, "GET /version"))
+    answer = asyncio.create_task(rest(reader))
+    while not answer.done():
+        writer.write(b"x-slow: 1\r\n")
+        await asyncio.sleep(0.02)
+    assert (await answer)[0] == 408
+    writer.close()
+
+
+async def test_a_second_request_of_a_connection_has_its_own_time(
+    cluster: RouterHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router.http_protocol, "RECEIVE_S", 1.0)
+    reader, writer = await connect(cluster)
+    begun = asyncio.get_running_loop().time()
+    async with asyncio.timeout(20):
+        while asyncio.get_running_loop().time() < begun + 1.2:
+            writer.write(head(cluster, "GET /version") + b"\r\n")
+            assert b"200" in await reader.readline()
+            await reader.readuntil(b"}")
+            await asyncio.sleep(0.05)
+    writer.write(b"GET /ver")
+    assert (await rest(reader))[0] == 408
+    writer.close()
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for(
+    cluster: RouterHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router.openai, "BODY_S", 0.2)
+    reader, writer = await connect(cluster)
+    writer.write(head(cluster, "POST /v1/completions", "content-length: 100") + b'\r\n{"model"')
+    assert (await rest(reader))[0] == 408
+    writer.close()
+
+
+async def test_a_body_that_nobody_reads_does_not_hold_a_connection(
+    cluster: RouterHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router.http_protocol, "RECEIVE_S", 0.3)
+    reader, writer = await connect(cluster)
+    writer.write(head(cluster, "GET /version", "content-length: 1000000") + b"\r\n")
+    ended = asyncio.create_task(reader.read())
+    async with asyncio.timeout(20):
+        while not ended.done():
+            writer.write(b"x")
+            await asyncio.sleep(0.02)
+    writer.close()
+
+
+async def test_headers_and_bodies_over_the_bound(cluster: RouterHarness) -> None:
+    for more in (("x-large: " + "x" * 20_000,), tuple(f"x-{number}: 1" for number in range(5000))):
+        reader, writer = await connect(cluster)
+        writer.write(head(cluster, "GET /version", *more) + b"\r\n")
+        status, error = await rest(reader)
+        assert (status, error["type"], error["param"]) == (431, "invalid_request_error", None)
+        writer.close()
+    reader, writer = await connect(cluster)
+    writer.write(b"BLAH\r\n\r\n")
+    assert (await rest(reader))[0] == 400
+    writer.close()
+    async with httpx.AsyncClient(base_url=cluster.http, timeout=20) as http:
+        response = await http.post("/v1/completions", content=b" " * (router.openai.MAX_BODY_BYTES + 1))
+        assert response.status_code == 413
+        assert response.json()["error"]["code"] == 413
+
+
+async def test_connections_over_the_bound_are_ended_and_others_go_on(
+    cluster: RouterHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router.http_protocol, "MAX_CONNECTIONS", 3)
+    held = [await connect(cluster) for _ in range(3)]
+    for reader, writer in held:  # each is accepted before the next is tried
+        writer.write(head(cluster, "GET /version") + b"\r\n")
+        await reader.readuntil(b"}")
+    reader, writer = await connect(cluster)
+    with contextlib.suppress(ConnectionResetError):
+        assert await reader.read() == b""
+    writer.close()
+    held[0][1].write(head(cluster, "GET /version") + b"\r\n")
+    await held[0][0].readuntil(b"}")
+    held[1][1].close()
+    async with asyncio.timeout(20):
+        while True:
+            reader, writer = await connect(cluster)
+            writer.write(head(cluster, "GET /version") + b"\r\n")
+            try:
+                await reader.readuntil(b"}")
+                break
+            except (asyncio.IncompleteReadError, ConnectionResetError):
+                writer.close()
+                await asyncio.sleep(0.02)
+    for _, one in (*held, (reader, writer)):
+        one.close()
+
+
+class Transport(asyncio.Transport):
+    """Of a connection that takes nothing in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.aborted = asyncio.Event()
+
+    def abort(self) -> None:
+        self.aborted.set()
+
+
+async def test_a_reader_that_does_not_read_is_left_and_one_that_does_in_time_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(router.http_protocol, "SLOW_READER_S", 0.05)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError("nothing was asked")
+
+    def connected() -> tuple[BoundedProtocol, Transport]:
+        protocol, transport = BoundedProtocol(Config(app), ServerState(), {}), Transport()
+        protocol.connection_made(transport)
+        return protocol, transport
+
+    (reading, its), (stuck, gone) = connected(), connected()
+    reading.pause_writing()
+    reading.resume_writing()
+    stuck.pause_writing()
+    async with asyncio.timeout(20):
+        await gone.aborted.wait()
+    assert not its.aborted.is_set()
+    for one in (reading, stuck):
+        one.connection_lost(ConnectionResetError())
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "status"),
+    [
+        (None, None, 200),
+        ("localhost:8000", None, 200),
+        ("[::1]:8000", None, 200),
+        ("127.0.0.2", None, 200),
+        (None, "SAME", 200),
+        ("localhost:1", "http://localhost:1", 200),
+        ("evil.example", None, 403),
+        ("evil.example:8000", None, 403),
+        ("127.0.0.1.evil.example", None, 403),
+        ("localhost.evil.example", None, 403),
+        ("10.0.0.1", None, 403),
+        ("", None, 403),
+        ("[::1", None, 403),
+        ("localhost@evil.example", None, 403),
+        (None, "http://evil.example", 403),
+        (None, "null", 403),
+        (None, "http://127.0.0.1:1", 403),
+        ("localhost:1", "https://localhost:1", 403),
+    ],
+)
+async def test_browsers_that_another_site_sends_are_refused(
+    cluster: RouterHarness, host: str | None, origin: str | None, status: int
+) -> None:
+    headers = {}
+    if host is not None:
+        headers["host"] = host
+    if origin is not None:
+        headers["origin"] = cluster.http if origin == "SAME" else origin
+    async with httpx.AsyncClient(base_url=cluster.http, timeout=20) as http:
+        for path in ("/version", "/health", "/", "/nothing"):
+            response = await http.get(path, headers=headers)
+            assert response.status_code == (404 if (status, path) == (200, "/nothing") else status)
+        if status == 403:
+            error = response.json()["error"]
+            assert (error["type"], error["param"]) == ("permission_error", "origin" if origin else "host")
