@@ -111,7 +111,7 @@ class Dispatcher:
             return life, self._settle(entry, life.complete(request.complete, now), now)
         return life, effects + self._settle(entry, [], now) + self._pump(now)
 
-    def check_room(self, tenant: Tenant, priority: int) -> None:
+    def check_room(self, tenant: Tenant, priority: int = 0) -> None:
         """Raises ResourceExhausted when the queue is full and such a request would be the one that has to go."""
         self.admission.check_room(self._queue.share(tenant), priority)
 
