@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kvrelay.engine.cached_blocks import CachedBlocks
+
 
 class OutOfBlocks(Exception):
     """Fewer blocks are available than were asked for. A scheduler waits or preempts; nothing has changed."""
@@ -25,7 +27,7 @@ class BlockPool:
                             │ ▲
               release, named│ │hold
                             ▼ │
-                           cached ──allocate evicts the least recently used──▶ free
+                           cached ──allocate evicts, see `CachedBlocks`──▶ free
 
     Free blocks are kept as maximal runs, since attention over a run of adjacent blocks needs no gather.
     """
@@ -37,7 +39,8 @@ class BlockPool:
         self._generations = [0] * num_blocks
         self._hash_of: dict[int, int] = {}
         self._block_of: dict[int, int] = {}
-        self._cached: dict[int, None] = {}  # least recently used first
+        self._owners = [""] * num_blocks  # of named blocks: the tenant whose tokens they hold
+        self._cached = CachedBlocks()
         self._run_end: dict[int, int] = {0: num_blocks}  # free runs [start, end)
         self._run_start: dict[int, int] = {num_blocks: 0}
         self.num_free = num_blocks
@@ -45,6 +48,9 @@ class BlockPool:
     @property
     def num_cached(self) -> int:
         return len(self._cached)
+
+    def cached_of(self, owner: str) -> int:
+        return self._cached.of(owner)
 
     @property
     def num_held(self) -> int:
@@ -80,10 +86,8 @@ class BlockPool:
     def hold(self, blocks: Iterable[int]) -> None:
         """One more hold on each; a cached block becomes held. A free block cannot be held, only allocated."""
         for block in blocks:
-            if self._references[block] == 0:
-                if block not in self._cached:
-                    raise IntegrityError(f"hold on block {block}, which is free")
-                del self._cached[block]
+            if self._references[block] == 0 and not self._cached.remove(block, self._owners[block]):
+                raise IntegrityError(f"hold on block {block}, which is free")
             self._references[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
@@ -94,18 +98,21 @@ class BlockPool:
             self._references[block] -= 1
             if self._references[block] == 0:
                 if block in self._hash_of:
-                    self._cached[block] = None
+                    self._cached.add(block, self._owners[block])
                 else:
                     self._free(block)
 
-    def name(self, block: int, hash: int) -> bool:
-        """Makes a held block findable by `hash`. False if a block of that name exists already, or this has a name."""
+    def name(self, block: int, hash: int, owner: str = "") -> bool:
+        """Makes a held block findable by `hash`, and its owner's. False if a block of that name exists already, or this
+        has a name.
+        """
         if self._references[block] == 0:
             raise IntegrityError(f"name for block {block}, which nobody holds")
         if hash in self._block_of or block in self._hash_of:
             return False
         self._hash_of[block] = hash
         self._block_of[hash] = block
+        self._owners[block] = owner
         return True
 
     def lookup(self, hash: int) -> int | None:
@@ -127,10 +134,13 @@ class BlockPool:
             ("held a negative number of times", {b for b, count in enumerate(self._references) if count < 0}),
             ("cached without a name", cached - self._hash_of.keys()),
             ("free with a name", free & self._hash_of.keys()),
+            ("cached as another's", {b for b in cached if not self._cached.has(b, self._owners[b])}),
             ("named one way only", {b for b, h in self._hash_of.items() if self._block_of.get(h) != b}),
         ):
             if wrong:
                 raise IntegrityError(f"blocks {text}: {sorted(wrong)}")
+        if wrong_count := self._cached.check_integrity():
+            raise IntegrityError(wrong_count)
         if len(self._block_of) != len(self._hash_of):
             raise IntegrityError(f"{len(self._block_of)} names for {len(self._hash_of)} named blocks")
         if self._run_start != {end: start for start, end in self._run_end.items()}:
@@ -166,7 +176,6 @@ class BlockPool:
         self.num_free += 1
 
     def _evict(self) -> None:
-        block = next(iter(self._cached))
-        del self._cached[block]
+        block, _ = self._cached.pop()
         del self._block_of[self._hash_of.pop(block)]
         self._free(block)

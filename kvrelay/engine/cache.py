@@ -30,11 +30,11 @@ class KvCache:
         """`n` blocks with one hold each, see `BlockPool.allocate`. Raises OutOfBlocks."""
         return self.pool.allocate(n, after)
 
-    def publish(self, hashes: Sequence[int], blocks: Sequence[int]) -> None:
+    def publish(self, hashes: Sequence[int], blocks: Sequence[int], tenant: str = "") -> None:
         """Makes full, computed, held blocks findable. Where another block has the name already, it keeps it."""
         if self._prefix_cache:
             for block, hash in zip(blocks, hashes, strict=True):
-                self.pool.name(block, hash)
+                self.pool.name(block, hash, tenant)
 
     def release(self, blocks: Sequence[int]) -> None:
         """Gives back one hold on each block of a sequence, in the sequence's order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from dataclasses import dataclass, field
 
@@ -32,6 +33,11 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.tokens = array("q", self.spec.token_ids)
+
+    @property
+    def deadline(self) -> float:
+        """Monotonic seconds of this worker's clock; never, if there is none."""
+        return math.inf if self.spec.deadline_s is None else self.arrived + self.spec.deadline_s
 
     @property
     def num_emitted(self) -> int:
@@ -75,7 +81,7 @@ class Sequence:
         full = self.num_computed // self.hasher.block_size
         if full > before:
             names = self.hasher.extend(self.tokens)
-            cache.publish(names[before:full], self.blocks[before:full])
+            cache.publish(names[before:full], self.blocks[before:full], self.spec.tenant)
 
     def append(self, token_id: int, eos_token_ids: frozenset[int], max_model_len: int) -> FinishReason | None:
         """Adds a sampled token; returns why the answer ends with it, if it does."""

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -8,26 +10,29 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvrelay.engine.blocks import BlockPool, IntegrityError, OutOfBlocks
 
 HASHES = st.integers(0, 12)
+OWNERS = ("", "a", "b")
 
 
 class NaivePool:
-    """What a pool should be, in the plainest words: three dictionaries and a list, no indexes."""
+    """What a pool should be, in the plainest words: dictionaries and a list, no indexes."""
 
     def __init__(self, num_blocks: int) -> None:
         self.free = set(range(num_blocks))
         self.held: dict[int, int] = {}
         self.cached: list[int] = []  # least recently used first
         self.names: dict[int, int] = {}  # block to hash
+        self.owners: dict[int, str] = {}  # of named blocks
         self.generations = dict.fromkeys(range(num_blocks), 0)
 
-    def evicted_for(self, n: int) -> list[int]:
-        return self.cached[: max(0, n - len(self.free))]
+    def count(self, owner: str) -> int:
+        return sum(self.owners[block] == owner for block in self.cached)
 
-    def allocated(self, blocks: list[int], evicted: list[int]) -> None:
-        for block in evicted:
-            self.cached.remove(block)
-            self.free.add(block)
-            del self.names[block]
+    def forget(self, block: int) -> None:
+        self.cached.remove(block)
+        self.free.add(block)
+        del self.names[block], self.owners[block]
+
+    def allocated(self, blocks: list[int]) -> None:
         for block in blocks:
             self.free.remove(block)
             self.held[block] = 1
@@ -60,22 +65,35 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(n=st.integers(0, 8), data=st.data())
     def allocate(self, n: int, data: st.DataObject) -> None:
         after = data.draw(st.sampled_from([None, *sorted(self.model.held)]), label="after")
-        evicted = self.model.evicted_for(n)
         available = len(self.model.free) + len(self.model.cached)
         if n > available:
             with pytest.raises(OutOfBlocks) as caught:
                 self.pool.allocate(n, after)
             assert (caught.value.wanted, caught.value.available) == (n, available)
             return
-        candidates = self.model.free | set(evicted)
+        before = {owner: self.model.count(owner) for owner in OWNERS}
         blocks = self.pool.allocate(n, after)
+        # Of owners who have equally many it does not matter who loses one; of an owner's blocks it does.
+        gone = [block for block, hash in self.model.names.items() if self.pool.lookup(hash) != block]
+        assert len(gone) == max(0, n - len(self.model.free)), "no more than are needed"
+        for owner in OWNERS:
+            mine = [block for block in self.model.cached if self.model.owners[block] == owner]
+            lost = [block for block in mine if block in gone]
+            assert lost == mine[: len(lost)], "the least recently used go first"
+        for block in gone:
+            self.model.forget(block)
+        left = {owner: self.model.count(owner) for owner in OWNERS}
+        for one, other in itertools.permutations(OWNERS, 2):
+            if left[one] < before[one]:
+                assert left[one] >= left[other] - 1, f"{one} lost blocks while {other} had more"
+        candidates = set(self.model.free)
         assert len(set(blocks)) == n
         assert set(blocks) <= candidates
         if n and after is not None and after + 1 in candidates:
             assert blocks[0] == after + 1, "the sequence goes on where it was"
         elif longest_run(candidates) >= n > 0:
             assert blocks == list(range(blocks[0], blocks[0] + n))
-        self.model.allocated(blocks, evicted)
+        self.model.allocated(blocks)
 
     @precondition(lambda self: self.model.held or self.model.cached)
     @rule(data=st.data())
@@ -97,13 +115,14 @@ class PoolMachine(RuleBasedStateMachine):
             self.model.release(block)
 
     @precondition(lambda self: self.model.held)
-    @rule(data=st.data(), hash=HASHES)
-    def name(self, data: st.DataObject, hash: int) -> None:
+    @rule(data=st.data(), hash=HASHES, owner=st.sampled_from(OWNERS))
+    def name(self, data: st.DataObject, hash: int, owner: str) -> None:
         block = data.draw(st.sampled_from(sorted(self.model.held)), label="block")
         is_new = block not in self.model.names and hash not in self.model.names.values()
-        assert self.pool.name(block, hash) == is_new
+        assert self.pool.name(block, hash, owner) == is_new
         if is_new:
             self.model.names[block] = hash
+            self.model.owners[block] = owner
 
     @rule(data=st.data())
     def misuse(self, data: st.DataObject) -> None:
@@ -124,6 +143,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.check_integrity()
         assert self.pool.num_free == len(self.model.free)
         assert self.pool.num_cached == len(self.model.cached)
+        assert {one: self.pool.cached_of(one) for one in OWNERS} == {one: self.model.count(one) for one in OWNERS}
         assert self.pool.num_held == len(self.model.held)
         assert self.pool.num_available == self.pool.num_free + self.pool.num_cached
         by_hash = {hash: block for block, hash in self.model.names.items()}
@@ -181,6 +201,36 @@ def test_the_end_of_a_sequence_is_evicted_before_its_head() -> None:
     assert [pool.lookup(hash) for hash in range(3)] == [0, 1, None]
 
 
+def cached(pool: BlockPool, n: int, owner: str, first_hash: int) -> list[int]:
+    """The names of `n` blocks that the owner had, and left in the cache."""
+    blocks = pool.allocate(n)
+    hashes = list(range(first_hash, first_hash + n))
+    for block, hash in zip(blocks, hashes, strict=True):
+        pool.name(block, hash, owner)
+    pool.release(blocks)
+    return hashes
+
+
+def test_one_tenant_cannot_flush_what_another_has_cached_within_its_share() -> None:
+    pool = BlockPool(100)
+    modest = cached(pool, 30, "modest", 0)
+    for turn in range(20):
+        cached(pool, 40, "greedy", 1000 * (turn + 1))
+    assert [pool.lookup(hash) is not None for hash in modest] == [True] * 30
+    cached(pool, 40, "modest", 100_000)
+    assert (pool.cached_of("modest"), pool.cached_of("greedy")) == (70, 30), "and what nobody else uses is anyone's"
+    cached(pool, 20, "greedy", 200_000)
+    assert (pool.cached_of("modest"), pool.cached_of("greedy")) == (50, 50), "who has more gives"
+    pool.check_integrity()
+
+
+def test_shares_of_the_cache_do_not_keep_anybody_from_running() -> None:
+    pool = BlockPool(10)
+    cached(pool, 5, "a", 0)
+    cached(pool, 5, "b", 100)
+    assert len(pool.allocate(10)) == 10
+
+
 @pytest.mark.parametrize(
     ("corrupt", "message"),
     [
@@ -192,6 +242,10 @@ def test_the_end_of_a_sequence_is_evicted_before_its_head() -> None:
         (lambda pool: pool._block_of.__setitem__(9, 1), r"2 names for 1 named blocks"),
         (lambda pool: pool._hash_of.clear(), r"cached without a name: \[1\]"),
         (lambda pool: pool._run_start.clear(), "indexes of free runs"),
+        (lambda pool: pool._owners.__setitem__(1, "b"), r"cached as another's: \[1\]"),
+        (lambda pool: setattr(pool._cached, "_most", 2), "1 cached blocks are counted, at most 2 of one owner"),
+        (lambda pool: setattr(pool._cached, "_total", 0), "0 cached blocks are counted"),
+        (lambda pool: pool._cached._owners.clear(), "not kept by how many they have"),
         (lambda pool: setattr(pool, "num_free", 5), "2 blocks are free, 5 counted"),
     ],
 )

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvrelay.engine.blocks import OutOfBlocks
@@ -35,6 +37,16 @@ def test_blocks_follow_tokens_and_the_prefix_is_found_again() -> None:
     second.drop_blocks(cache)
     cache.check_integrity()
     assert cache.pool.num_held == 0
+
+
+def test_cached_blocks_are_the_tenants() -> None:
+    cache = KvCache(8, 4)
+    one = sequence(range(10))
+    one.spec = replace(one.spec, tenant="acme")
+    one.take_blocks(cache, 10)
+    one.advance(cache, 10)
+    one.drop_blocks(cache)
+    assert (cache.pool.cached_of("acme"), cache.pool.cached_of("")) == (2, 0)
 
 
 def test_a_prefix_never_covers_the_whole_sequence() -> None:
