@@ -1,4 +1,4 @@
-"""Makes the pools as large as they are wanted: starts, drains, stops and replaces workers."""
+"""Makes the pools as large as they are wanted: starts, drains, stops, replaces and restarts workers."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from typing import Protocol
 import grpc
 
 from autoscaler.backoff import Deaths
+from autoscaler.look import look_regularly
 from kvrelay.clock import Clock, MonotonicClock
-from kvrelay.errors import KvRelayError, Unavailable
+from kvrelay.errors import KvRelayError
 from kvrelay.registry import Registry
 from kvrelay.security.credentials import Credentials
 from kvrelay.security.grpc_tls import worker_channel
+from kvrelay.stop_request import DRAIN_GRACE_S
 from kvrelay.telemetry import get_logger
 from kvrelay.types import POOLS, PoolName, WorkerInfo
 from kvrelay.wire import status
 from kvrelay.wire.worker import WorkerServiceStub, pb
 
 SILENT_S = 30.0  # a worker that sends no heartbeat for so long is stopped and replaced
-START_S = 600.0  # as is one that has never sent any
+START_S = 600.0  # as is one that is not ready so long after its start
+LATE_S = 30.0  # a worker that should have handed back what it held so long ago is not waited for
 _DRAIN_CALL_S = 5.0
 
 log = get_logger("actuator")
@@ -37,6 +40,9 @@ class Launcher(Protocol):
     async def stop(self, worker_id: str) -> None:
         """Ends the worker now, whatever it holds."""
 
+    async def drain(self, worker_id: str) -> None:
+        """Lets the worker finish within DRAIN_GRACE_S; returns when its process has ended."""
+
     def alive(self) -> Mapping[str, PoolName]:
         """Workers whose process exists or was asked for."""
 
@@ -44,8 +50,8 @@ class Launcher(Protocol):
 @dataclass(slots=True)
 class _Worker:
     pool: PoolName
-    serving: bool = False  # has been in the registry
-    silent_looks: int = 0  # since it was last there
+    serving: bool = False  # has been ready
+    silent_looks: int = 0  # since it was last seen so
     draining_since: float | None = None
     drain_sent: bool = False
 
@@ -61,7 +67,7 @@ class Actuator:
         *,
         clock: Clock | None = None,
         credentials: Credentials | None = None,
-        drain_timeout_s: float = 30.0,
+        drain_timeout_s: float = DRAIN_GRACE_S,
         interval_s: float = 0.5,
     ) -> None:
         """`initial` sizes hold until the registry knows others, and again should it lose them."""
@@ -74,35 +80,36 @@ class Actuator:
         self._interval_s = interval_s
         self._workers: dict[str, _Worker] = {}
         self._deaths: dict[PoolName, Deaths] = {pool: Deaths() for pool in POOLS}
-        self._started: dict[PoolName, int] = dict.fromkeys(POOLS, 0)  # names are not used twice
+        self._next_number: dict[PoolName, int] = dict.fromkeys(POOLS, 0)  # above those of the names that were given
 
     async def run(self) -> None:
         """Until cancelled. While Redis does not answer, the workers stay as they are."""
-        answered = True
-        while True:
-            try:
-                await self.tick()
-                answered = True
-            except Unavailable as error:
-                if answered:
-                    log.warning("pools stay as they are", reason=error.message)
-                answered = False
-            await asyncio.sleep(self._interval_s)
+        await look_regularly(self.tick, self._interval_s, log, "pools stay as they are")
+
+    async def leave(self) -> None:
+        """Ends all workers: those that serve after their drain, the others at once."""
+        await asyncio.gather(
+            *(
+                self._launcher.drain(worker_id) if worker.serving else self._launcher.stop(worker_id)
+                for worker_id, worker in self._workers.items()
+            )
+        )
 
     async def tick(self) -> None:
         """One look, and what follows from it. Raises Unavailable."""
         infos = {info.worker_id: info for info in await self._registry.workers()}
         sizes = await self._wanted_sizes()
-        asked = await self._registry.drains()
+        drains, restarts = await self._registry.drains(), await self._registry.restarts()
         await self._note_deaths(infos)
-        await self._note_silence(infos)
-        for worker_id in asked:
+        await self._note_states(infos)
+        for worker_id in drains | restarts:
             if worker_id in self._workers:
-                self._drain(worker_id, "an operator asked for it")
+                if worker_id in drains:
+                    self._drain(worker_id, "an operator asked for it")
             elif worker_id not in infos:
-                await self._registry.clear_drain(worker_id)
+                await self._registry.clear_requests(worker_id)
         for pool, size in sizes.items():
-            await self._resize(pool, size, infos)
+            await self._resize(pool, size, infos, self._next_restart(pool, restarts))
         results = await asyncio.gather(
             *(
                 self._carry_on_draining(worker_id, worker, worker.draining_since, infos.get(worker_id))
@@ -131,15 +138,28 @@ class Actuator:
             log.warning("worker ended by itself", worker=worker_id)
             await self._forget(worker_id, infos.get(worker_id))
 
-    async def _note_silence(self, infos: Mapping[str, WorkerInfo]) -> None:
+    async def _note_states(self, infos: Mapping[str, WorkerInfo]) -> None:
         """Counts looks, not seconds: neither an outage of Redis nor a pause of this process is a worker's silence."""
         for worker_id, worker in list(self._workers.items()):
-            if worker_id in infos:
-                worker.serving, worker.silent_looks = True, 0
-                continue
+            info = infos.get(worker_id)
+            match None if info is None else info.state:
+                case "ready":
+                    worker.serving, worker.silent_looks = True, 0
+                    continue
+                case "draining":
+                    worker.serving, worker.silent_looks = True, 0
+                    self._drain(worker_id, "it was told to end")  # by whoever runs its machine
+                    worker.drain_sent = True
+                    continue
+                case "stuck":
+                    log.warning("worker is stuck", worker=worker_id)
+                    self._note_death(worker.pool)
+                    await self._stop(worker_id, info)
+                    continue
             worker.silent_looks += 1
             if worker.silent_looks * self._interval_s >= (SILENT_S if worker.serving else START_S):
-                log.warning("worker sends no heartbeat", worker=worker_id, looks=worker.silent_looks)
+                what = "worker sends no heartbeat" if worker.serving else "worker does not become ready"
+                log.warning(what, worker=worker_id, looks=worker.silent_looks)
                 self._note_death(worker.pool)
                 await self._stop(worker_id, None)
 
@@ -149,11 +169,24 @@ class Actuator:
         if (delay := self._deaths[pool].replace_at - now) > 0:
             log.warning("pool's workers keep dying", pool=pool, deaths=len(self._deaths[pool].times), wait_s=delay)
 
-    async def _resize(self, pool: PoolName, size: int, infos: Mapping[str, WorkerInfo]) -> None:
+    def _next_restart(self, pool: PoolName, asked: Collection[str]) -> str | None:
+        """The worker of the pool whose successor is started next: one at a time, the oldest first."""
+        mine = [one for one in asked if one in self._workers and self._workers[one].pool == pool]
+        if any(self._workers[one].draining_since is not None for one in mine):
+            return None
+        return min(mine, key=_number, default=None)
+
+    async def _resize(self, pool: PoolName, size: int, infos: Mapping[str, WorkerInfo], leaving: str | None) -> None:
+        """Brings the pool to `size` workers, or to one more while `leaving` waits for a successor that is ready."""
         staying = [
             one for one, worker in self._workers.items() if worker.pool == pool and worker.draining_since is None
         ]
-        missing = size - len(staying)
+        ready = [one for one in staying if one in infos and infos[one].state == "ready"]
+        if leaving is not None and len(ready) > size:
+            self._drain(leaving, "an operator asked for its restart, and its successor is ready")
+            staying.remove(leaving)
+            leaving = None
+        missing = size + (leaving is not None) - len(staying)
         if missing > 0 and self._clock.now() >= self._deaths[pool].replace_at:
             for _ in range(missing):
                 await self._start(pool)
@@ -162,8 +195,8 @@ class Actuator:
             self._drain(worker_id, f"the pool is wanted at {size}")
 
     async def _start(self, pool: PoolName) -> None:
-        worker_id = f"{pool}-{self._started[pool]}"
-        self._started[pool] += 1
+        worker_id = await self._registry.next_name(pool, self._next_number[pool])
+        self._next_number[pool] = _number(worker_id) + 1
         log.info("worker starts", worker=worker_id)
         try:
             await self._launcher.start(pool, worker_id)
@@ -180,7 +213,9 @@ class Actuator:
             log.info("worker drains", worker=worker_id, reason=reason)
 
     async def _carry_on_draining(self, worker_id: str, worker: _Worker, since: float, info: WorkerInfo | None) -> None:
-        """Stops the worker once it says that it is empty and takes no more, or when its time is up."""
+        """Stops the worker once it says that it is empty and takes no more. It hands back by itself what it still
+        holds when its grace is over, so one that is not empty long after that is broken.
+        """
         seconds = self._clock.now() - since
         if not worker.serving:
             log.info("start cancelled", worker=worker_id)
@@ -188,13 +223,13 @@ class Actuator:
         elif info is not None and info.state == "draining" and info.load.empty:
             log.info("worker is empty", worker=worker_id, seconds=seconds)
             await self._stop(worker_id, info)
-        elif seconds >= self._drain_timeout_s:
+        elif seconds >= self._drain_timeout_s + LATE_S:
             held = info.load if info is not None else None
-            log.warning("drain took too long; stopped with what it held", worker=worker_id, load=held)
+            log.warning("worker did not hand back what it held; stopped with it", worker=worker_id, load=held)
             await self._stop(worker_id, info)
         elif not worker.drain_sent and info is not None:
             try:
-                await drain_worker(info.address, self._credentials)
+                await drain_worker(info.address, self._drain_timeout_s, self._credentials)
                 worker.drain_sent = True
             except KvRelayError as error:
                 log.warning("worker does not answer to drain", worker=worker_id, reason=error.message)
@@ -208,7 +243,7 @@ class Actuator:
         """Routers need not wait for the entry of a worker that is gone to expire."""
         if info is not None:
             await self._registry.remove_worker(worker_id, info.epoch)
-        await self._registry.clear_drain(worker_id)
+        await self._registry.clear_requests(worker_id)
 
 
 def surplus(
@@ -220,15 +255,22 @@ def surplus(
         info = infos.get(worker_id)
         held = math.inf if info is None else info.load.running + info.load.waiting + info.load.leases
         cached = 0 if info is None else info.load.blocks_cached
-        return worker_id in serving, held, cached, -int(worker_id.rpartition("-")[2])
+        return worker_id in serving, held, cached, -_number(worker_id)
 
     return sorted(staying, key=cost)[: max(0, count)]
 
 
-async def drain_worker(address: str, credentials: Credentials | None) -> None:
-    """Tells the worker at HOST:PORT to take no more work. Raises a KvRelayError."""
+def _number(worker_id: str) -> int:
+    return int(worker_id.rpartition("-")[2])
+
+
+async def drain_worker(address: str, grace_s: float, credentials: Credentials | None) -> None:
+    """Tells the worker at HOST:PORT to take no more work, and for how long it may keep what it has.
+
+    Raises a KvRelayError.
+    """
     async with worker_channel(address, credentials) as channel:
         try:
-            await WorkerServiceStub(channel).Drain(pb.DrainRequest(), timeout=_DRAIN_CALL_S)
+            await WorkerServiceStub(channel).Drain(pb.DrainRequest(grace_seconds=grace_s), timeout=_DRAIN_CALL_S)
         except grpc.RpcError as error:
             raise status.error_from_rpc(error, address) from None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
+from autoscaler.look import look_regularly
 from autoscaler.policy import PoolState, decide
 from autoscaler.snapshot import snapshot
 from kvrelay.clock import Clock, MonotonicClock
@@ -31,17 +31,8 @@ class Autoscaler:
 
     async def run(self) -> None:
         """Until cancelled. While Redis does not answer, the sizes stay as they are."""
-        answered = True
         try:
-            while True:
-                try:
-                    await self.tick()
-                    answered = True
-                except Unavailable as error:
-                    if answered:
-                        log.warning("scaling pauses", reason=error.message)
-                    answered = False
-                await asyncio.sleep(self._policy.interval_s)
+            await look_regularly(self.tick, self._policy.interval_s, log, "scaling pauses")
         finally:
             await self._release()
 

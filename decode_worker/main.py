@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import grpc
 
 from decode_worker.worker import DecodeWorker
@@ -13,14 +11,15 @@ from kv_transfer.sender import Sender
 from kvrelay.clock import MonotonicClock
 from kvrelay.engine.cache import KvCache
 from kvrelay.security.credentials import Credentials
+from kvrelay.stop_request import StopRequest
 from kvrelay.wire.transfer import add_kv_transfer_servicer
 from kvrelay.worker.base import Identity
 from kvrelay.worker.host import MAX_MESSAGE_BYTES, host_worker, load_runner
 from kvrelay.worker.settings import WorkerSettings
 
 
-async def serve(settings: WorkerSettings, stop: asyncio.Event) -> None:
-    """Loads the model, then serves until `stop` is set. Raises ModelRefused, ConfigError, Unavailable."""
+async def serve(settings: WorkerSettings, stop: StopRequest) -> None:
+    """Loads the model, then serves until `stop` says so. Raises ModelRefused, ConfigError, Unavailable, StepHung."""
     config = settings.config
     kv = config.pool_kv(settings.pool)
     runner = await load_runner(settings)

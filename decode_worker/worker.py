@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Iterator
 
 from decode_worker.drafter import Drafter
 from decode_worker.scheduler import DecodeScheduler
@@ -32,8 +32,6 @@ from kvrelay.types import SequenceSpec, WorkerLoad
 from kvrelay.worker.base import Identity, Key, Worker
 from kvrelay.worker.sequence import Sequence
 from kvrelay.worker.session import RouterSession
-
-_EXPIRY_PERIOD_S = 0.1
 
 
 class DecodeWorker(Worker):
@@ -143,22 +141,21 @@ class DecodeWorker(Worker):
             preemptions=self._scheduler.preemptions,
         )
 
-    async def run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._expire_leases())
-            tasks.create_task(super().run())
+    def sequences(self) -> Iterator[Sequence]:
+        yield from self._decoding.values()
+        yield from (sequence for sequence, _ in self._reserved.values())
 
-    async def _expire_leases(self) -> None:
-        while True:
-            for lease in self._leases.expire(self.clock.now()):
-                self.receiver.revoke(lease.lease_id)
-                session = self.sessions.pop(lease.key, None)
-                if session is not None:
-                    session.send(Failed(*lease.key, Code.FAILED_PRECONDITION, "the lease ended before its KV arrived"))
-            self._release_leases()
-            await asyncio.sleep(_EXPIRY_PERIOD_S)
+    def keep_house(self, now: float) -> None:
+        super().keep_house(now)
+        for lease in self._leases.expire(now):
+            self.receiver.revoke(lease.lease_id)
+            session = self.sessions.pop(lease.key, None)
+            if session is not None:
+                session.send(Failed(*lease.key, Code.FAILED_PRECONDITION, "the lease ended before its KV arrived"))
+        self._release_leases()
 
     async def close(self) -> None:
+        await self.receiver.close()
         await self._sender.close()
         await super().close()
 
@@ -168,10 +165,9 @@ class DecodeWorker(Worker):
             return False
         # An ended lease of the same name counts as a seat too, until the last copy into its blocks is over.
         full = len(self._scheduler) + len(self._leases) >= self._max_batch or spec.key in self._reserved
-        if self.draining or full:
-            session.send(Refused(*spec.key, "draining" if self.draining else "full"))
-            return False
-        return True
+        if full:
+            session.send(Refused(*spec.key, "full"))
+        return not full
 
     def _reserve(self, spec: SequenceSpec, lease_seconds: float, prefill_worker: str, session: RouterSession) -> None:
         sequence = self.begin(spec)

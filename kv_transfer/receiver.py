@@ -130,6 +130,11 @@ class Receiver:
         if lease_id in self._pushes:
             await self._pushes[lease_id].over.wait()
 
+    async def close(self) -> None:
+        """Ends all pushes, of whatever kind. Once this has returned nobody writes to the arena any more."""
+        for lease_id in list(self._pushes):
+            await self.end(lease_id)
+
     async def Push(self, request_iterator: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> pb.KvReceipt:
         """KvTransferService.Push; see `add_kv_transfer_servicer`."""
         frames = (frame_from_bytes(message) async for message in request_iterator)

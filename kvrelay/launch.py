@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 
 import ray
@@ -16,11 +16,15 @@ from ray.actor import ActorHandle
 
 from kvrelay.config import ClusterConfig
 from kvrelay.errors import ConfigError, InvalidArgument, Unavailable
+from kvrelay.ray_folder import RayFolder
+from kvrelay.stop_request import DRAIN_GRACE_S, StopRequest
 from kvrelay.telemetry import configure_logging, get_logger
 from kvrelay.types import PoolName
+from kvrelay.worker.process import run_in_process
 from kvrelay.worker.settings import WorkerSettings
 
 _STOP_TIMEOUT_S = 5.0
+_ENDS_PROCESS = "raise_sys_exit_with_custom_error_message"
 _OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum; KV never goes through it
 
 log = get_logger("launch")
@@ -31,16 +35,34 @@ class WorkerActor:
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
-        self._stop = asyncio.Event()
+        self._stop = StopRequest()
 
     async def run(self) -> None:
         configure_logging()
+        _on_sigterm(partial(asyncio.get_running_loop().call_soon_threadsafe, self._stop))
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads without work sleep; read when torch is imported
-        await _serve(_on_this_node(self._settings), self._stop)
+        settings = _on_this_node(self._settings)
+        await run_in_process(settings.worker_id, _serve(settings, self._stop))
+
+    async def drain(self) -> None:
+        """Ends `run` when all that the worker holds is finished or handed back; called twice, at once."""
+        self._stop()
 
     async def stop(self) -> None:
         """Ends `run`, streams or not."""
-        self._stop.set()
+        self._stop.now()
+
+
+def _on_sigterm(call: Callable[[], object]) -> None:
+    """Has SIGTERM call this instead of ending the process at once.
+
+    Only a main thread may set a handler, and Ray keeps it: there waits its own, while async actors are made and run in
+    another thread. So what Ray's handler calls to end the process is put aside.
+    """
+    if not hasattr(ray._private.worker, _ENDS_PROCESS):
+        log.warning("SIGTERM ends this worker at once: this version of Ray handles it in a way of its own")
+        return
+    setattr(ray._private.worker, _ENDS_PROCESS, lambda *_, **__: call())
 
 
 def _on_this_node(settings: WorkerSettings) -> WorkerSettings:
@@ -53,7 +75,7 @@ def _on_this_node(settings: WorkerSettings) -> WorkerSettings:
     return replace(settings, config=settings.config.model_copy(update={"listen": listen}))
 
 
-def _serve(settings: WorkerSettings, stop: asyncio.Event) -> Coroutine[None, None, None]:
+def _serve(settings: WorkerSettings, stop: StopRequest) -> Coroutine[None, None, None]:
     if settings.pool == "prefill":
         import prefill_worker.main
 
@@ -97,7 +119,7 @@ class RayLauncher:
         self._settings = settings
         self._address = ray_address
         self._num_cpus = num_cpus
-        self._temp_dir = tempfile.TemporaryDirectory(prefix="kvrelay-ray-", dir="/tmp", ignore_cleanup_errors=True)
+        self._folder = RayFolder()
         self._running: dict[str, _Running] = {}
         self._refused: asyncio.Future[None] | None = None
 
@@ -106,11 +128,12 @@ class RayLauncher:
             os.environ.setdefault(name, value)
         local: dict[str, object] = {}
         if self._address is None:
+            self._folder.__enter__()
             local = {
                 "num_cpus": self._num_cpus,
                 "object_store_memory": _OBJECT_STORE_BYTES,
                 "include_dashboard": False,
-                "_temp_dir": self._temp_dir.name,
+                "_temp_dir": self._folder.path,
             }
         try:
             ray.init(address=self._address or "local", logging_level="error", namespace="kvrelay", **local)
@@ -128,7 +151,8 @@ class RayLauncher:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         ray.shutdown()
-        self._temp_dir.cleanup()
+        if self._address is None:
+            self._folder.__exit__(None, None, None)
 
     def alive(self) -> Mapping[str, PoolName]:
         """Workers whose actor was asked for and has not ended; pending ones too."""
@@ -150,6 +174,14 @@ class RayLauncher:
         )
         ended = asyncio.create_task(self._watch(worker_id, actor))
         self._running[worker_id] = _Running(pool, actor, ended)
+
+    async def drain(self, worker_id: str) -> None:
+        """Lets a worker finish within DRAIN_GRACE_S, then stops it."""
+        running = self._running.get(worker_id)
+        if running is not None:
+            running.actor.drain.remote()
+            await asyncio.wait({running.ended}, timeout=DRAIN_GRACE_S + _STOP_TIMEOUT_S)
+            await self.stop(worker_id)
 
     async def stop(self, worker_id: str) -> None:
         """Stops a worker now; kills it if it does not end in time."""

@@ -11,17 +11,20 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from autoscaler.backoff import Deaths
 from kvrelay.child import bound_to_parent
 from kvrelay.config import ClusterConfig
 from kvrelay.embedded_redis import EmbeddedRedis
 from kvrelay.errors import ConfigError, KvRelayError, NotFound, Unavailable
 from kvrelay.models import resolve_model
+from kvrelay.ray_folder import remove_abandoned_folders
 from kvrelay.telemetry import get_logger
 
 _READY = re.compile(r"^kvrelay ready grpc=(\S+) http=(\S+) admin=(\S+)$")
@@ -29,6 +32,7 @@ _START_TIMEOUT_S = 300.0
 _DRAIN_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 30.0
 _BAD_USAGE = 2
+_CONTROLLER_DEATHS = 5  # within the time that `Deaths` remembers; one more, and the cluster ends
 _LAST_WORDS = 20  # lines of the log that go with an error
 
 log = get_logger("cluster")
@@ -113,6 +117,7 @@ class LocalCluster:
         self._routers: list[Child] = []
         self._numbers = itertools.count()
         self._controller: Child | None = None
+        self._controllers_end: asyncio.Task[KvRelayError] | None = None
 
     async def __aenter__(self) -> LocalCluster:
         try:
@@ -134,11 +139,10 @@ class LocalCluster:
                     "redis": self._config.redis.model_copy(update={"url": url}),
                 }
             )
-            self._controller = await Child.start(
-                "controller", "--config", self._write(self._config), log_file=self._log_file
-            )
-            self._exits.push_async_callback(self._controller.stop, _STOP_TIMEOUT_S)
+            self._exits.push_async_callback(self._stop_controller)
+            self._controller = await self._start_controller()
             self.endpoints = await self.add_router(self._config)
+            self._controllers_end = asyncio.create_task(self._keep_controller())
         except BaseException as error:
             if isinstance(error, KvRelayError):
                 error.add_note(self._last_words())
@@ -164,15 +168,42 @@ class LocalCluster:
         return await self._ready(router)
 
     async def wait(self) -> None:
-        """Until a part ends by itself; raises what that is."""
-        assert self._controller is not None, "not started"
-        ends = [asyncio.create_task(child.end()) for child in (self._controller, *self._routers)]
+        """Until a part has ended by itself for good; raises what that is."""
+        assert self._controllers_end is not None, "not started"
+        ends = [asyncio.create_task(child.end()) for child in self._routers]
         try:
-            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({self._controllers_end, *ends}, return_when=asyncio.FIRST_COMPLETED)
             raise done.pop().result()
         finally:
             for end in ends:
                 end.cancel()
+
+    async def _start_controller(self) -> Child:
+        return await Child.start("controller", "--config", self._write(self._config), log_file=self._log_file)
+
+    async def _keep_controller(self) -> KvRelayError:
+        """Starts the controller again when it ends by itself; returns why, if that is of no use.
+
+        Its workers end with it. Until there are others, requests wait at the router, and streams go on where they were.
+        """
+        assert self._controller is not None
+        deaths = Deaths()
+        while True:
+            error = await self._controller.end()
+            deaths = deaths.and_at(time.monotonic())
+            if isinstance(error, ConfigError) or len(deaths.times) > _CONTROLLER_DEATHS:
+                return error
+            log.error("controller ended; starts again", reason=error.message, deaths=len(deaths.times))
+            await asyncio.sleep(max(0.0, deaths.replace_at - time.monotonic()))
+            self._controller = await self._start_controller()
+
+    async def _stop_controller(self) -> None:
+        if self._controllers_end is not None:
+            self._controllers_end.cancel()
+            await asyncio.gather(self._controllers_end, return_exceptions=True)
+        if self._controller is not None:
+            await self._controller.stop(_STOP_TIMEOUT_S)
+        remove_abandoned_folders()
 
     def kill(self) -> None:
         """Ends everything at once, streams or not."""

@@ -101,7 +101,7 @@ class Refused:
 
     request_id: str
     attempt: int
-    reason: str  # full, or DRAINING
+    reason: str  # full, or the worker's state: starting, DRAINING, stuck
 
 
 @dataclass(frozen=True, slots=True)

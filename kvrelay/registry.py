@@ -4,7 +4,8 @@
     kvrelay:worker:ID, kvrelay:router:ID   heartbeats, each with a time to live
     kvrelay:leader                         who scales the pools, with a time to live
     kvrelay:desired                        hash: pool -> wanted number of workers
-    kvrelay:drains                         set: ids of workers that an operator asked to drain
+    kvrelay:names                          hash: pool -> number of the next worker's name
+    kvrelay:drains, kvrelay:restarts       sets: ids of workers that an operator asked to drain, to restart
     kvrelay:decisions                      list: the last scaling decisions, newest first
 
 Values are read as if a stranger had written them: what does not parse is skipped, with one warning.
@@ -13,7 +14,7 @@ Values are read as if a stranger had written them: what does not parse is skippe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from operator import attrgetter
@@ -44,6 +45,8 @@ _WORKER = "kvrelay:worker:"
 _ROUTER = "kvrelay:router:"
 _DESIRED = "kvrelay:desired"
 _DRAINS = "kvrelay:drains"
+_RESTARTS = "kvrelay:restarts"
+_NAMES = "kvrelay:names"
 _DECISIONS = "kvrelay:decisions"
 _LEADER = "kvrelay:leader"
 _LEADER_TOKEN = "kvrelay:leader_token"
@@ -98,6 +101,14 @@ class Registry:
     async def next_epoch(self) -> int:
         """A number that no worker had before."""
         return int(await self._call("INCR", _EPOCH))
+
+    async def next_name(self, pool: PoolName, at_least: int) -> str:
+        """A name that no worker had before, where `at_least` is above the numbers that the caller knows of.
+
+        Of the two who remember, Redis and the caller, either may have lost its memory.
+        """
+        number = await self._call("EVAL", scripts.NEXT_NAME, 1, _NAMES, pool, at_least)
+        return f"{pool}-{int(number)}"
 
     async def publish_worker(self, info: WorkerInfo, ttl_s: float = 5.0) -> None:
         """Writes the worker's entry for `ttl_s`; FailedPrecondition if a later epoch of the same worker is there."""
@@ -155,22 +166,26 @@ class Registry:
         found = (self._decoded(f"{_DECISIONS} {value[:64]!r}", ScalingDecision, value) for value in raw)
         return tuple(decision for decision in found if decision is not None)
 
-    # Draining
+    # Draining and restarting, as an operator wants it
 
     async def request_drain(self, worker_id: str) -> None:
         await self._call("SADD", _DRAINS, _named(worker_id))
 
     async def drains(self) -> frozenset[str]:
-        names: set[str] = set()
-        for raw in await self._call("SMEMBERS", _DRAINS):
-            try:
-                names.add(check_name(raw.decode()))
-            except ValueError as error:
-                self._skip(f"{_DRAINS} {raw[:64]!r}", str(error))
-        return frozenset(names)
+        return await self._names(_DRAINS)
 
-    async def clear_drain(self, worker_id: str) -> None:
+    async def request_restart(self, worker_ids: Iterable[str]) -> None:
+        if names := [_named(one) for one in worker_ids]:
+            await self._call("SADD", _RESTARTS, *names)
+
+    async def restarts(self) -> frozenset[str]:
+        """Workers that are still to be replaced."""
+        return await self._names(_RESTARTS)
+
+    async def clear_requests(self, worker_id: str) -> None:
+        """Of a worker that is gone."""
         await self._call("SREM", _DRAINS, worker_id)
+        await self._call("SREM", _RESTARTS, worker_id)
 
     # Routers
 
@@ -210,6 +225,15 @@ class Registry:
             raise Unavailable(f"Redis at {self._where}: no answer within {_TIMEOUT_S:g} s") from None
         except (RedisError, OSError) as error:
             raise Unavailable(f"Redis at {self._where}: {str(error) or type(error).__name__}") from error
+
+    async def _names(self, key: str) -> frozenset[str]:
+        names: set[str] = set()
+        for raw in await self._call("SMEMBERS", key):
+            try:
+                names.add(check_name(raw.decode()))
+            except ValueError as error:
+                self._skip(f"{key} {raw[:64]!r}", str(error))
+        return frozenset(names)
 
     async def _heartbeats(self, prefix: str, kind: type[T], identity: Callable[[T], str]) -> tuple[T, ...]:
         """The values of all keys that begin with `prefix` and end with their value's identity, in that order."""

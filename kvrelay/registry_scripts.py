@@ -14,6 +14,15 @@ redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
 if tonumber(redis.call('GET', KEYS[2]) or 0) < tonumber(ARGV[1]) then redis.call('SET', KEYS[2], ARGV[1]) end
 """
 
+# KEYS: next numbers. ARGV: pool, least number. Returns the number that is the caller's.
+NEXT_NAME = """
+local known = redis.pcall('HGET', KEYS[1], ARGV[1])
+local number = math.max(type(known) == 'string' and tonumber(known) or 0, tonumber(ARGV[2]))
+if type(known) == 'table' and known.err then redis.call('DEL', KEYS[1]) end
+redis.call('HSET', KEYS[1], ARGV[1], string.format('%d', number + 1))
+return number
+"""
+
 # KEYS: worker entry. ARGV: epoch.
 REMOVE_WORKER = """
 local old = redis.pcall('GET', KEYS[1])

@@ -10,7 +10,7 @@ from typing import Literal
 PoolName = Literal["prefill", "decode"]
 Path = Literal["disaggregated", "local"]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
-WorkerState = Literal["starting", "ready", "draining"]
+WorkerState = Literal["starting", "ready", "draining", "stuck"]  # see `kvrelay.worker.base.Worker.state`
 POOLS: tuple[PoolName, PoolName] = ("prefill", "decode")
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
@@ -239,6 +239,7 @@ class WorkerLoad:
     accepted_tokens: int = 0  # of these, those that were right
     queue_wait_p95_ms: float = 0.0
     certificate_note: str = ""  # that its certificate ends soon or has ended
+    step_age_s: float = 0.0  # of the step that runs; 0 while none does
 
     @property
     def empty(self) -> bool:

@@ -78,7 +78,7 @@ class Fetcher:
     async def _ask(self, sequence: Sequence, source: PrefixSource, transport: str, end: int) -> int:
         """Tokens that came."""
         own, size, spec = sequence.num_computed, self._cache.block_size, sequence.spec
-        patience = self._patience(end - own)
+        patience = min(self._patience(end - own), max(0.0, sequence.deadline - self._clock.now()))
         blocks = sequence.blocks[: end // size]
         lease = self._leases.grant(spec.key, blocks, own // size, 2 * patience, self._clock.now(), partial=True)
         names = sequence.hasher.extend(sequence.tokens)[own // size : end // size]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 
 from kv_transfer.lending import Lending
@@ -21,7 +21,6 @@ from kvrelay.messages import (
     HandoffTarget,
     Prefill,
     PrefixSource,
-    Refused,
     SequenceTokens,
 )
 from kvrelay.types import WorkerLoad
@@ -88,9 +87,6 @@ class PrefillWorker(Worker):
 
     def _accept(self, command: Prefill, session: RouterSession) -> None:
         spec, target = command.spec, command.target
-        if self.draining:
-            session.send(Refused(*spec.key, "draining"))
-            return
         sequence = self.begin(spec)
         self.sessions[spec.key] = session
         self._relays[spec.key] = Relay(sequence, target, pushed=target.cached_tokens // self.cache.block_size)
@@ -183,7 +179,12 @@ class PrefillWorker(Worker):
             self._spawn(self._let_go(relay, relay.push))
         self.steps.wake()
 
+    def sequences(self) -> Iterator[Sequence]:
+        return (relay.sequence for relay in self._relays.values())
+
     async def close(self) -> None:
+        if self._fetcher is not None:
+            await self._fetcher.receiver.close()
         await self._sender.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await super().close()

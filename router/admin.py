@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 
 import grpc
 
@@ -62,13 +63,30 @@ class ClusterService(ClusterServiceServicer):
         self, request: pb.DrainWorkerRequest, context: grpc.aio.ServicerContext
     ) -> pb.DrainWorkerResponse:
         try:
-            known = [one.worker_id for one in self._driver.known]
-            if request.worker_id not in known:
-                raise NotFound(
-                    f"worker {request.worker_id!r:.100} is not known; there are: {', '.join(known) or 'none'}",
-                    field="worker_id",
-                )
-            await self._registry.request_drain(request.worker_id)
+            (worker_id,) = self._workers_named([request.worker_id])
+            await self._registry.request_drain(worker_id)
         except KvRelayError as error:
             await status.abort(context, error)
         return pb.DrainWorkerResponse()
+
+    async def RestartWorkers(
+        self, request: pb.RestartWorkersRequest, context: grpc.aio.ServicerContext
+    ) -> pb.RestartWorkersResponse:
+        try:
+            pools = [name for name in request.names if name in POOLS] if request.names else POOLS
+            chosen = {one.worker_id for one in self._driver.known if one.pool in pools}
+            chosen.update(self._workers_named([name for name in request.names if name not in POOLS]))
+            await self._registry.request_restart(chosen)
+        except KvRelayError as error:
+            await status.abort(context, error)
+        return pb.RestartWorkersResponse(worker_ids=sorted(chosen))
+
+    def _workers_named(self, names: Sequence[str]) -> Sequence[str]:
+        """The names, if there are such workers. Raises NotFound."""
+        known = [one.worker_id for one in self._driver.known]
+        for name in names:
+            if name not in known:
+                raise NotFound(
+                    f"worker {name!r:.100} is not known; there are: {', '.join(known) or 'none'}", field="worker_id"
+                )
+        return names

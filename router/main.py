@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from kvrelay.config import ClusterConfig
 from kvrelay.errors import Unavailable
 from kvrelay.registry import Registry
 from kvrelay.security.credentials import Credentials
+from kvrelay.stop_request import DRAIN_GRACE_S, StopRequest
 from kvrelay.telemetry import get_logger
 from kvrelay.tenants import ADMIN, CLIENT
 from kvrelay.wire import cluster, inference
@@ -40,24 +40,7 @@ from router.tenant_metrics import TenantMetrics
 from router.text import Text
 from router.tracing import Tracing
 
-DRAIN_S = 30.0  # for streams in flight to end by themselves
-
 log = get_logger("router")
-
-
-class StopRequest:
-    """SIGTERM or SIGINT: the first asks for a drain, the second for an end at once."""
-
-    def __init__(self) -> None:
-        self.drain = asyncio.Event()
-        self.halt = asyncio.Event()
-
-    def __call__(self) -> None:
-        (self.halt if self.drain.is_set() else self.drain).set()
-
-    def install(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self)
 
 
 async def serve(config: ClusterConfig, *, redis_url: str, model_path: str, ready: Callable[[str], None]) -> None:
@@ -163,7 +146,7 @@ async def run_router(
 async def _drain(driver: Driver, stop: StopRequest) -> None:
     """Until the last request has ended, the bound is reached, or a second signal came."""
     waits = [asyncio.create_task(driver.drained()), asyncio.create_task(stop.halt.wait())]
-    await asyncio.wait(waits, timeout=DRAIN_S, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait(waits, timeout=DRAIN_GRACE_S, return_when=asyncio.FIRST_COMPLETED)
     for task in waits:
         task.cancel()
     driver.abandon(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from kvrelay.types import PoolName, RouterLoad, ScalingDecision, WorkerInfo
@@ -20,6 +20,10 @@ class RouterRegistry(Protocol):
     async def decisions(self, n: int) -> tuple[ScalingDecision, ...]: ...
 
     async def request_drain(self, worker_id: str) -> None: ...
+
+    async def request_restart(self, worker_ids: Iterable[str]) -> None: ...
+
+    async def restarts(self) -> frozenset[str]: ...
 
     async def publish_router(self, load: RouterLoad) -> None: ...
 

@@ -26,6 +26,7 @@ class ClusterView:
         self._config = config
         self._desired: dict[PoolName, int] = {"prefill": config.prefill.replicas, "decode": config.decode.replicas}
         self._decisions: tuple[ScalingDecision, ...] = ()
+        self._restarting: tuple[str, ...] = ()
 
     async def desired(self) -> dict[PoolName, int]:
         """Workers that each pool should have. Raises Unavailable."""
@@ -37,6 +38,7 @@ class ClusterView:
         try:
             await self.desired()
             self._decisions = await self._registry.decisions(DECISIONS)
+            self._restarting = tuple(sorted(await self._registry.restarts()))
         except KvRelayError as error:
             state = error.message
         known = self._driver.known
@@ -52,4 +54,5 @@ class ClusterView:
             block_bytes=max((one.block_bytes for one in known), default=0),
             block_size=self._config.kv.block_size,
             registry=state,
+            restarting=self._restarting,
         )

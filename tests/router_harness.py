@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +14,10 @@ from fake_worker import FakeWorkerServer
 import kvrelay.models
 from kvrelay.config import ClusterConfig
 from kvrelay.errors import Unavailable
+from kvrelay.stop_request import StopRequest
 from kvrelay.types import PoolName, RouterLoad, ScalingDecision, WorkerInfo
 from kvrelay.wire.inference import InferenceServiceStub
-from router.main import StopRequest, run_router
+from router.main import run_router
 from router.model_card import ModelCard
 from router.text import Text
 
@@ -30,6 +31,7 @@ class MemoryRegistry:
     entries: dict[str, WorkerInfo] = field(default_factory=dict)
     sizes: dict[PoolName, int] = field(default_factory=dict)
     drains: list[str] = field(default_factory=list)
+    restarting: set[str] = field(default_factory=set)
     published: list[RouterLoad] = field(default_factory=list)
     history: tuple[ScalingDecision, ...] = ()
     away: bool = False
@@ -57,6 +59,14 @@ class MemoryRegistry:
     async def request_drain(self, worker_id: str) -> None:
         self._check()
         self.drains.append(worker_id)
+
+    async def request_restart(self, worker_ids: Iterable[str]) -> None:
+        self._check()
+        self.restarting.update(worker_ids)
+
+    async def restarts(self) -> frozenset[str]:
+        self._check()
+        return frozenset(self.restarting)
 
     async def publish_router(self, load: RouterLoad) -> None:
         self._check()

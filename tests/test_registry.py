@@ -243,7 +243,7 @@ async def test_drains(registry: Registry) -> None:
     await registry.request_drain("decode-2")
     await registry._call("SADD", "kvrelay:drains", "\x1b[0m")
     assert await registry.drains() == {"decode-1", "decode-2"}
-    await registry.clear_drain("decode-1")
+    await registry.clear_requests("decode-1")
     assert await registry.drains() == {"decode-2"}
     with pytest.raises(InvalidArgument):
         await registry.request_drain("decode 1\n")
@@ -307,3 +307,27 @@ async def test_a_read_only_redis_is_unavailable(registry: Registry) -> None:
     await registry._call("REPLICAOF", "127.0.0.1", "1")
     with pytest.raises(Unavailable, match="read only replica"):
         await registry.publish_worker(worker())
+
+
+async def test_restarts(registry: Registry) -> None:
+    await registry.request_restart([])
+    assert await registry.restarts() == frozenset()
+    await registry.request_restart(["decode-1", "prefill-0"])
+    await registry.request_restart(["decode-1", "decode-2"])
+    assert await registry.restarts() == {"decode-1", "decode-2", "prefill-0"}
+    await registry.clear_requests("decode-1")
+    assert await registry.restarts() == {"decode-2", "prefill-0"}
+    with pytest.raises(InvalidArgument):
+        await registry.request_restart(["decode-3", "decode 1\n"])
+    assert await registry.restarts() == {"decode-2", "prefill-0"}
+
+
+async def test_a_name_is_given_once_whoever_forgot(registry: Registry) -> None:
+    assert [await registry.next_name("decode", 0) for _ in range(2)] == ["decode-0", "decode-1"]
+    assert await registry.next_name("prefill", 0) == "prefill-0"
+    assert await registry.next_name("decode", 7) == "decode-7", "Redis had lost some"
+    assert await registry.next_name("decode", 0) == "decode-8", "the caller has lost some"
+    await registry._call("HSET", "kvrelay:names", "decode", "junk")
+    assert await registry.next_name("decode", 9) == "decode-9"
+    await registry._call("SET", "kvrelay:names", "junk")
+    assert await registry.next_name("decode", 10) == "decode-10"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -13,9 +14,12 @@ import decode_worker.main
 import prefill_worker.main
 from kvrelay.config import ClusterConfig
 from kvrelay.embedded_redis import EmbeddedRedis
+from kvrelay.engine.runner import ModelRunner, Segment
+from kvrelay.engine.sampling import Sampled
 from kvrelay.messages import Command, Event, PrefixSource, SequenceTokens, TokenBatch
 from kvrelay.registry import Registry
 from kvrelay.security.capability import FetchGrant, make_capability
+from kvrelay.stop_request import StopRequest
 from kvrelay.types import PoolName, SequenceSpec, WorkerInfo
 from kvrelay.wire.worker import Hello, Welcome, WorkerServiceStub, command_to_proto, event_from_proto
 from kvrelay.worker.settings import WorkerSettings
@@ -84,6 +88,32 @@ class Session:
         return event_from_proto(message)
 
 
+class Engine:
+    """The steps of all workers of this process, each of which begins when the test lets it."""
+
+    def __init__(self, run: Callable[..., list[list[Sampled]]]) -> None:
+        self._run = run
+        self.steps: list[list[int]] = []  # the first token of each sequence in it
+        self.free = threading.Event()
+        self.free.set()
+        self._in_step = threading.Event()
+
+    def start(self) -> None:
+        """From now on steps are those of the test."""
+        self.steps.clear()
+        self._in_step.clear()
+
+    def step(self, runner: ModelRunner, segments: list[Segment], *arguments: object) -> list[list[Sampled]]:
+        self.steps.append([segment.token_ids[0] for segment in segments])
+        self._in_step.set()
+        assert self.free.wait(60)
+        return self._run(runner, segments, *arguments)
+
+    async def held(self) -> None:
+        """Until a step waits to begin, or has begun."""
+        assert await asyncio.to_thread(self._in_step.wait, 60)
+
+
 class Workers:
     """What `workers` yields."""
 
@@ -114,7 +144,7 @@ class Workers:
 @asynccontextmanager
 async def workers(model: Path, config: ClusterConfig, *names: str, pin: bool = False) -> AsyncIterator[Workers]:
     """Runs workers named like `prefill-0` and `decode-1`, each with its own engine thread and gRPC server."""
-    stop = asyncio.Event()
+    stop = StopRequest()
     async with EmbeddedRedis() as redis, asyncio.TaskGroup() as tasks:
         registry = await Registry.connect(redis.url)
         for count, name in enumerate(names, 1):  # one after the other: a process loads one model at a time
@@ -122,12 +152,12 @@ async def workers(model: Path, config: ClusterConfig, *names: str, pin: bool = F
             settings = WorkerSettings(name, pool, str(model), redis.url, config, pin)
             tasks.create_task(SERVE[pool](settings, stop))
             async with asyncio.timeout(60):
-                while len(await registry.workers()) < count:
+                while [info.state for info in await registry.workers()] != ["ready"] * count:
                     await asyncio.sleep(0.05)
         running = Workers(registry)
         try:
             yield running
         finally:
             await running.close()
-            stop.set()
+            stop.now()
             await registry.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,7 +31,8 @@ def controller(
 ) -> None:
     """Run the workers of a cluster as Ray actors, and scale them; `serve` starts one by itself.
 
-    redis.url in the configuration names the Redis that all parts share. Ends with SIGTERM, and the workers with it.
+    redis.url in the configuration names the Redis that all parts share. SIGTERM drains the workers and ends; a second
+    one ends at once.
 
     Example: kvrelay controller -c cluster.yaml --ray-address auto
     """
@@ -47,16 +47,20 @@ def controller(
 
 
 async def _control(config: ClusterConfig, policy: AutoscalingPolicy | None, ray_address: str | None) -> None:
-    """Until a signal. Raises what a worker cannot start without, such as ModelRefused."""
+    """Until a signal and the drain of all workers, or a second one.
+
+    Raises what a worker cannot start without, such as ModelRefused.
+    """
     from autoscaler.actuator import Actuator
     from autoscaler.loop import Autoscaler
     from kvrelay.launch import RayLauncher, local_cpus
     from kvrelay.models import resolve_model
     from kvrelay.registry import Registry
     from kvrelay.security.credentials import Credentials
+    from kvrelay.stop_request import StopRequest
     from kvrelay.worker.settings import WorkerSettings
 
-    stop = asyncio.Event()
+    stop = StopRequest()
     sizes: dict[PoolName, int] = {"prefill": config.prefill.replicas, "decode": config.decode.replicas}
     settings = WorkerSettings(
         "", "decode", resolve_model(config.model.path), config.redis.url, config, pin=ray_address is None
@@ -67,19 +71,21 @@ async def _control(config: ClusterConfig, policy: AutoscalingPolicy | None, ray_
     with RayLauncher(
         settings, ray_address=ray_address, num_cpus=local_cpus(config, _largest(sizes, policy))
     ) as launcher:
-        for name in (signal.SIGINT, signal.SIGTERM):  # only now: ray.init sets a handler of its own
-            asyncio.get_running_loop().add_signal_handler(name, stop.set)
-        parts = [
-            asyncio.create_task(Actuator(registry, launcher, sizes, credentials=credentials).run()),
-            asyncio.create_task(launcher.refused()),
-        ]
+        stop.install()  # only now: ray.init sets handlers of its own
+        actuator = Actuator(registry, launcher, sizes, credentials=credentials)
+        parts = [asyncio.create_task(actuator.run()), asyncio.create_task(launcher.refused())]
         if policy is not None:
             parts.append(asyncio.create_task(Autoscaler(registry, policy, owner).run()))
-        stopped = asyncio.create_task(stop.wait())
+        stopped = asyncio.create_task(stop.drain.wait())
         done, pending = await asyncio.wait({*parts, stopped}, return_when=asyncio.FIRST_COMPLETED)
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
+        leaving, halted = asyncio.create_task(actuator.leave()), asyncio.create_task(stop.halt.wait())
+        await asyncio.wait({leaving, halted}, return_when=asyncio.FIRST_COMPLETED)
+        halted.cancel()
+        leaving.cancel()
+        await asyncio.gather(leaving, halted, return_exceptions=True)
         await launcher.stop_all()
         await registry.close()
         for task in done:
@@ -87,9 +93,9 @@ async def _control(config: ClusterConfig, policy: AutoscalingPolicy | None, ray_
 
 
 def _largest(sizes: dict[PoolName, int], policy: AutoscalingPolicy | None) -> dict[PoolName, int]:
-    """How many workers each pool may come to have, by its policy or by hand."""
+    """How many workers each pool may come to have, by its policy or by hand, and one that is to replace another."""
     largest = dict.fromkeys(sizes, _BY_HAND)
     for pool, size in sizes.items():
         bounds = policy.pool(pool) if policy is not None else None
-        largest[pool] = max(size, _BY_HAND if bounds is None else bounds.max_replicas)
+        largest[pool] = max(size, _BY_HAND if bounds is None else bounds.max_replicas) + 1
     return largest

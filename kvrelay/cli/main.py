@@ -43,6 +43,7 @@ for command in (
     status.top,
     pools.scale,
     pools.drain,
+    pools.restart,
     router.router,
     controller.controller,
     certs.certs,

@@ -1,4 +1,4 @@
-"""`kvrelay scale` and `kvrelay drain`: the operator's hand on the pools."""
+"""`kvrelay scale`, `drain` and `restart`: the operator's hand on the pools."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import typer
 
 from kvrelay.cli.connection_options import TlsCa, TlsCert, TlsKey, TokenFile
 from kvrelay.cli.status import DEFAULT_ADMIN, Admin, admin_client
+from kvrelay.errors import Unavailable
 from kvrelay.types import POOLS, PoolName
 
 
@@ -49,6 +50,37 @@ def drain(
     with admin_client(admin, Connection(token_file, tls_ca, tls_cert, tls_key)) as client:
         client.drain(worker)
     print(f"draining {worker}")
+
+
+def restart(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[prefill|decode|WORKER]...", help="Left out: all workers.")
+    ] = None,
+    admin: Admin = DEFAULT_ADMIN,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+) -> None:
+    """Replace workers without losing a request: one at a time in each pool, and only when its successor is ready.
+
+    Needs room for one more worker in each pool. Shows how far it is; Ctrl-C ends the show, and the restart goes on.
+
+    Example: kvrelay restart decode
+    """
+    from kvrelay.cli.restart_progress import RestartProgress
+    from kvrelay.client.connection import Connection
+
+    with admin_client(admin, Connection(token_file, tls_ca, tls_cert, tls_key)) as client:
+        progress = RestartProgress(client.restart(*(names or ())))
+        for status in client.watch(0.5):
+            for line in progress.news(status):
+                print(line, flush=True)
+            if progress.over:
+                break
+        else:
+            raise Unavailable(f"{admin} tells no more; the restart goes on, and `kvrelay status` shows how far it is")
+    progress.check()
 
 
 def parse_sizes(texts: Sequence[str]) -> dict[PoolName, int]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 BAR = 12  # characters
 DECISIONS = 5
-_STATE_STYLES = {"ready": "green", "starting": "yellow", "draining": "magenta"}
+_STATE_STYLES = {"ready": "green", "starting": "yellow", "draining": "magenta", "stuck": "red"}
 
 
 def top_view(status: ClusterStatus, trouble: str = "") -> RenderableType:

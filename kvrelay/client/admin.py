@@ -82,6 +82,17 @@ class AdminClient:
             request = wire.pb.DrainWorkerRequest(worker_id=worker_id)
             self._stub.DrainWorker(request, timeout=self._timeout, metadata=self._metadata)
 
+    def restart(self, *names: str) -> tuple[str, ...]:
+        """Replaces the named workers, those of the named pools, or all, one at a time in each pool.
+
+        Returns their names when it has begun; what is left of them to replace is in each status.
+        """
+        with self._errors():
+            response = self._stub.RestartWorkers(
+                wire.pb.RestartWorkersRequest(names=names), timeout=self._timeout, metadata=self._metadata
+            )
+        return tuple(response.worker_ids)
+
     def close(self) -> None:
         self._channel.close()
 

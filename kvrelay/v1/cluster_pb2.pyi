@@ -17,7 +17,7 @@ class WatchStatusRequest(_message.Message):
     def __init__(self, interval_seconds: _Optional[float] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker_id", "pool", "epoch", "state", "address", "running", "waiting", "waiting_tokens", "blocks_total", "blocks_held", "blocks_cached", "leases", "tokens_per_second", "weight_bytes", "kv_bytes", "rss_bytes", "integrity_ok", "preemptions", "queue_wait_p95_ms", "integrity_error", "pid", "shared_bytes", "draft_tokens", "accepted_tokens", "certificate_note")
+    __slots__ = ("worker_id", "pool", "epoch", "state", "address", "running", "waiting", "waiting_tokens", "blocks_total", "blocks_held", "blocks_cached", "leases", "tokens_per_second", "weight_bytes", "kv_bytes", "rss_bytes", "integrity_ok", "preemptions", "queue_wait_p95_ms", "integrity_error", "pid", "shared_bytes", "draft_tokens", "accepted_tokens", "certificate_note", "step_age_s")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +43,7 @@ class WorkerStatus(_message.Message):
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_NOTE_FIELD_NUMBER: _ClassVar[int]
+    STEP_AGE_S_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     pool: str
     epoch: int
@@ -68,7 +69,8 @@ class WorkerStatus(_message.Message):
     draft_tokens: int
     accepted_tokens: int
     certificate_note: str
-    def __init__(self, worker_id: _Optional[str] = ..., pool: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_held: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., leases: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., weight_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., integrity_ok: bool = ..., preemptions: _Optional[int] = ..., queue_wait_p95_ms: _Optional[float] = ..., integrity_error: _Optional[str] = ..., pid: _Optional[int] = ..., shared_bytes: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., certificate_note: _Optional[str] = ...) -> None: ...
+    step_age_s: float
+    def __init__(self, worker_id: _Optional[str] = ..., pool: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_held: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., leases: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., weight_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., integrity_ok: bool = ..., preemptions: _Optional[int] = ..., queue_wait_p95_ms: _Optional[float] = ..., integrity_error: _Optional[str] = ..., pid: _Optional[int] = ..., shared_bytes: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., certificate_note: _Optional[str] = ..., step_age_s: _Optional[float] = ...) -> None: ...
 
 class PoolStatus(_message.Message):
     __slots__ = ("name", "desired", "workers")
@@ -119,7 +121,7 @@ class RouterStatus(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., finished: _Optional[int] = ..., failed: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., ttft_p95_ms: _Optional[float] = ..., itl_p95_ms: _Optional[float] = ..., certificate_note: _Optional[str] = ...) -> None: ...
 
 class ClusterStatus(_message.Message):
-    __slots__ = ("model", "state", "pools", "decisions", "router", "block_bytes", "block_size", "registry")
+    __slots__ = ("model", "state", "pools", "decisions", "router", "block_bytes", "block_size", "registry", "restarting")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     POOLS_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +130,7 @@ class ClusterStatus(_message.Message):
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     REGISTRY_FIELD_NUMBER: _ClassVar[int]
+    RESTARTING_FIELD_NUMBER: _ClassVar[int]
     model: str
     state: str
     pools: _containers.RepeatedCompositeFieldContainer[PoolStatus]
@@ -136,7 +139,8 @@ class ClusterStatus(_message.Message):
     block_bytes: int
     block_size: int
     registry: str
-    def __init__(self, model: _Optional[str] = ..., state: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[PoolStatus, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[ScalingDecision, _Mapping]]] = ..., router: _Optional[_Union[RouterStatus, _Mapping]] = ..., block_bytes: _Optional[int] = ..., block_size: _Optional[int] = ..., registry: _Optional[str] = ...) -> None: ...
+    restarting: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model: _Optional[str] = ..., state: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[PoolStatus, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[ScalingDecision, _Mapping]]] = ..., router: _Optional[_Union[RouterStatus, _Mapping]] = ..., block_bytes: _Optional[int] = ..., block_size: _Optional[int] = ..., registry: _Optional[str] = ..., restarting: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SetPoolSizeRequest(_message.Message):
     __slots__ = ("prefill", "decode")
@@ -163,3 +167,15 @@ class DrainWorkerRequest(_message.Message):
 class DrainWorkerResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class RestartWorkersRequest(_message.Message):
+    __slots__ = ("names",)
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RestartWorkersResponse(_message.Message):
+    __slots__ = ("worker_ids",)
+    WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
+    worker_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, worker_ids: _Optional[_Iterable[str]] = ...) -> None: ...

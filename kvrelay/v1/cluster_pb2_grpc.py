@@ -54,6 +54,11 @@ class ClusterServiceStub(object):
                 request_serializer=kvrelay_dot_v1_dot_cluster__pb2.DrainWorkerRequest.SerializeToString,
                 response_deserializer=kvrelay_dot_v1_dot_cluster__pb2.DrainWorkerResponse.FromString,
                 _registered_method=True)
+        self.RestartWorkers = channel.unary_unary(
+                '/kvrelay.v1.ClusterService/RestartWorkers',
+                request_serializer=kvrelay_dot_v1_dot_cluster__pb2.RestartWorkersRequest.SerializeToString,
+                response_deserializer=kvrelay_dot_v1_dot_cluster__pb2.RestartWorkersResponse.FromString,
+                _registered_method=True)
 
 
 class ClusterServiceServicer(object):
@@ -85,6 +90,14 @@ class ClusterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RestartWorkers(self, request, context):
+        """Replaces workers, one at a time in each pool: a successor is started, and once it is ready the worker is drained and stopped. Returns
+        at once; ClusterStatus.restarting shows what is left to do.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ClusterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -107,6 +120,11 @@ def add_ClusterServiceServicer_to_server(servicer, server):
                     servicer.DrainWorker,
                     request_deserializer=kvrelay_dot_v1_dot_cluster__pb2.DrainWorkerRequest.FromString,
                     response_serializer=kvrelay_dot_v1_dot_cluster__pb2.DrainWorkerResponse.SerializeToString,
+            ),
+            'RestartWorkers': grpc.unary_unary_rpc_method_handler(
+                    servicer.RestartWorkers,
+                    request_deserializer=kvrelay_dot_v1_dot_cluster__pb2.RestartWorkersRequest.FromString,
+                    response_serializer=kvrelay_dot_v1_dot_cluster__pb2.RestartWorkersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -217,6 +235,33 @@ class ClusterService(object):
             '/kvrelay.v1.ClusterService/DrainWorker',
             kvrelay_dot_v1_dot_cluster__pb2.DrainWorkerRequest.SerializeToString,
             kvrelay_dot_v1_dot_cluster__pb2.DrainWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RestartWorkers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvrelay.v1.ClusterService/RestartWorkers',
+            kvrelay_dot_v1_dot_cluster__pb2.RestartWorkersRequest.SerializeToString,
+            kvrelay_dot_v1_dot_cluster__pb2.RestartWorkersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -253,8 +253,10 @@ class GetWorkerStatusResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[_cluster_pb2.WorkerStatus, _Mapping]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("grace_seconds",)
+    GRACE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    grace_seconds: float
+    def __init__(self, grace_seconds: _Optional[float] = ...) -> None: ...
 
 class DrainResponse(_message.Message):
     __slots__ = ()

@@ -68,7 +68,8 @@ class WorkerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Takes no new work from now on; returns at once. The worker is empty when its status shows nothing running, waiting or leased.
+        """Takes no new work from now on; returns at once. What is left when the grace is over is handed back to its routers, as Failed with
+        UNAVAILABLE. The worker is empty when its status shows nothing running, waiting or leased.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

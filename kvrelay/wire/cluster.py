@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import get_args
 
 from kvrelay.errors import InvalidArgument
 from kvrelay.types import (
@@ -39,7 +40,7 @@ __all__ = [
 SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["ClusterService"].full_name
 _LOAD_FIELDS = tuple(field.name for field in fields(WorkerLoad))
 _ROUTER_FIELDS = tuple(field.name for field in fields(RouterLoad))
-_STATES: tuple[WorkerState, ...] = ("starting", "ready", "draining")
+_STATES: tuple[WorkerState, ...] = get_args(WorkerState)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ class ClusterStatus:
     block_bytes: int
     block_size: int  # tokens
     registry: str  # ok, or what is wrong with Redis
+    restarting: tuple[str, ...] = ()  # workers that are still to be replaced, as an operator asked
 
 
 def worker_status_to_proto(worker: WorkerStatus) -> pb.WorkerStatus:
@@ -129,6 +131,7 @@ def cluster_status_to_proto(status: ClusterStatus) -> pb.ClusterStatus:
         block_bytes=status.block_bytes,
         block_size=status.block_size,
         registry=status.registry,
+        restarting=status.restarting,
     )
 
 
@@ -149,6 +152,7 @@ def cluster_status_from_proto(message: pb.ClusterStatus) -> ClusterStatus:
         block_bytes=message.block_bytes,
         block_size=message.block_size,
         registry=message.registry,
+        restarting=tuple(message.restarting),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -20,19 +21,21 @@ from kvrelay.messages import (
     Command,
     Failed,
     Prefill,
+    Refused,
     Renew,
     Reserve,
     RunLocal,
     SequenceTokens,
     TokenBatch,
 )
-from kvrelay.types import FinishReason, PoolName, SequenceSpec, WorkerInfo, WorkerLoad
+from kvrelay.types import FinishReason, PoolName, SequenceSpec, WorkerInfo, WorkerLoad, WorkerState
 from kvrelay.worker.meter import Meter, resident_bytes
 from kvrelay.worker.sequence import Sequence, Work
 from kvrelay.worker.session import RouterSession
 from kvrelay.worker.step_loop import Scheduler, StepLoop
 
 Key = tuple[str, int]
+HOUSEKEEPING_S = 0.1
 
 
 def _key(command: Command) -> Key | None:
@@ -73,10 +76,22 @@ class Worker(ABC):
         self.clock = clock
         self.meter = Meter(clock)
         self.steps = StepLoop(scheduler, runner, self, clock)
-        self.draining = False
         self.sessions: dict[Key, RouterSession] = {}
         self.certificate_note = ""  # what its host has to say of the worker's certificate
         self._integrity_error = ""
+        self._drain_by: float | None = None
+
+    @property
+    def state(self) -> WorkerState:
+        """starting ─▶ ready ─▶ draining, and from each of them ─▶ stuck, the last before the process ends.
+
+        It is ready once the engine has run real steps, and takes new work only then.
+        """
+        if self.steps.hung:
+            return "stuck"
+        if self._drain_by is not None:
+            return "draining"
+        return "ready" if self.steps.proven else "starting"
 
     def handle(self, command: Command, session: RouterSession) -> None:
         """Runs a router's command, unless it is about another router's sequence of the same name."""
@@ -105,6 +120,10 @@ class Worker(ABC):
         """A step computed a chunk of `sequence`; `tokens` is what it sampled, if it did."""
 
     @abstractmethod
+    def sequences(self) -> Iterable[Sequence]:
+        """All that are here, at whatever stage."""
+
+    @abstractmethod
     def load(self) -> WorkerLoad:
         """The counts of this moment; `info` adds what both pools have."""
 
@@ -113,11 +132,32 @@ class Worker(ABC):
         for key in [key for key, owner in self.sessions.items() if owner is session]:
             self.abort(key)
 
-    def drain(self) -> None:
-        self.draining = True
+    def drain(self, grace_s: float) -> None:
+        """Takes nothing new from now on. What is left after the grace is handed back; asked again, the earlier end
+        holds.
+        """
+        by = self.clock.now() + grace_s
+        self._drain_by = by if self._drain_by is None else min(by, self._drain_by)
+
+    async def emptied(self) -> None:
+        """Until nothing runs, waits or is leased here."""
+        while True:
+            if self.load().empty:
+                return
+            await asyncio.sleep(HOUSEKEEPING_S)
+
+    def keep_house(self, now: float) -> None:
+        """Ends what time alone has ended: called before each step, and HOUSEKEEPING_S apart."""
+        overdue = [one.spec.key for one in self.sequences() if now >= one.deadline]
+        for key in overdue:
+            if key in self.sessions:
+                self.fail(key, Code.DEADLINE_EXCEEDED, f"the deadline passed on {self.identity.worker_id}")
+        if self._drain_by is not None and now >= self._drain_by:
+            for key in list(self.sessions):
+                self.fail(key, Code.UNAVAILABLE, "draining")
 
     def can_run(self, spec: SequenceSpec, session: RouterSession) -> bool:
-        """Whether this model can run the sequence; says otherwise why not, before it can spoil a whole step."""
+        """Whether the sequence can be run here and now; says otherwise why not, before it can spoil a whole step."""
         length, most = len(spec.token_ids), self.runner.max_model_len
         text = ""
         if not 0 < length < most:
@@ -126,7 +166,15 @@ class Worker(ABC):
             text = f"a token id is outside of 0 to {self.runner.vocab_size - 1}"
         if text:
             session.send(Failed(*spec.key, Code.INVALID_ARGUMENT, text))
-        return not text
+            return False
+        if spec.deadline_s is not None and spec.deadline_s <= 0:
+            text = f"the deadline had passed when it came to {self.identity.worker_id}"
+            session.send(Failed(*spec.key, Code.DEADLINE_EXCEEDED, text))
+            return False
+        if self.state != "ready":
+            session.send(Refused(*spec.key, self.state))
+            return False
+        return True
 
     def begin(self, spec: SequenceSpec) -> Sequence:
         hasher = BlockHasher(self.cache.block_size, spec.salt)
@@ -168,10 +216,17 @@ class Worker(ABC):
 
     async def run(self) -> None:
         """Works until cancelled."""
-        await self.steps.run()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._keep_house())
+            tasks.create_task(self.steps.run())
+
+    async def _keep_house(self) -> None:
+        while True:
+            self.keep_house(self.clock.now())
+            await asyncio.sleep(HOUSEKEEPING_S)
 
     async def close(self) -> None:
-        """Lets go of the KV's memory; to be called when `run` has ended."""
+        """Lets go of the KV's memory; to be called when `run` has ended and nobody can push or fetch any more."""
         self.runner.close()
 
     def check_integrity(self) -> None:
@@ -190,7 +245,7 @@ class Worker(ABC):
             worker_id=self.identity.worker_id,
             pool=self.identity.pool,
             epoch=self.identity.epoch,
-            state="draining" if self.draining else "ready",
+            state=self.state,
             address=self.identity.address,
             model_id=self.runner.model_id,
             layout_hash=self.runner.layout_hash,
@@ -228,6 +283,7 @@ class Worker(ABC):
             accepted_tokens=self.meter.accepted_tokens,
             queue_wait_p95_ms=self.meter.queue_wait_p95_ms(),
             certificate_note=self.certificate_note,
+            step_age_s=self.steps.watch.age_s,
         )
 
     def _append(self, sequence: Sequence, sampled: SequenceOf[Sampled], now: float) -> SequenceTokens:

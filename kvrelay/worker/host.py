@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 
 import grpc
 from transformers.utils.logging import disable_progress_bar
 
 from kvrelay.config import DecodeConfig, PrefillConfig
-from kvrelay.engine.runner import ModelRunner, Segment
-from kvrelay.engine.sampling import SampleRequest
+from kvrelay.engine.runner import ModelRunner
 from kvrelay.errors import KvRelayError, Unavailable
 from kvrelay.registry import Registry
 from kvrelay.security.credentials import Credentials
 from kvrelay.security.grpc_tls import listen
 from kvrelay.security.guard import RoleGuard
+from kvrelay.stop_request import DRAIN_GRACE_S, StopRequest
 from kvrelay.telemetry import get_logger
-from kvrelay.types import SamplingParams
 from kvrelay.wire.worker import add_WorkerServiceServicer_to_server
 from kvrelay.worker.base import Identity, Worker
 from kvrelay.worker.cores import Cores
@@ -28,6 +27,7 @@ from kvrelay.worker.settings import WorkerSettings
 
 HEARTBEAT_S = 0.5
 TTL_S = 3.0
+STOP_GRACE_S = 1.0  # for the last events to reach the routers
 MAX_MESSAGE_BYTES = 16 * 2**20  # holds a prompt of a million token ids and more
 
 log = get_logger("worker")
@@ -56,10 +56,6 @@ async def load_runner(settings: WorkerSettings) -> ModelRunner:
         log.warning("runs without native kernels", worker=settings.worker_id, reason=runner.without_kernels)
     if runner.not_captured:
         log.info("runs the model's own code in each step", worker=settings.worker_id, reason=runner.not_captured)
-    # The first pass through a model builds kernels and takes memory; no user should wait for that.
-    tokens = [0] * kv.block_size
-    sample = SampleRequest(SamplingParams(seed=0), tokens, len(tokens))
-    await asyncio.to_thread(runner.run, [Segment(tokens, start=0, blocks=[0], sample=sample)])
     return runner
 
 
@@ -75,12 +71,15 @@ async def host_worker(
     settings: WorkerSettings,
     host_id: str,
     build: BuildWorker,
-    stop: asyncio.Event,
+    stop: StopRequest,
     *,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> None:
-    """Serves until `stop` is set. Raises ConfigError for certificates that are no good, Unavailable if the registry
-    cannot be reached at the start.
+    """Serves until `stop` says so: first it drains for DRAIN_GRACE_S at most, and at the second word it ends.
+
+    Raises ConfigError for certificates that are no good, Unavailable if the registry cannot be reached at the start,
+    StepHung when the engine hangs; then the engine thread and the KV's memory are left as they are, and the process has
+    to end.
     """
     credentials = Credentials.internal(settings.config.security, "worker")
     transfer = settings.config.transfer
@@ -89,6 +88,7 @@ async def host_worker(
     guard = None if credentials is None else RoleGuard()
     registry = await Registry.connect(settings.redis_url)
     cores = Cores(_pool_config(settings).threads if settings.pin else 0)
+    worker: Worker | None = None
     try:
         epoch = await registry.next_epoch()
         host = settings.config.listen.worker_host
@@ -96,22 +96,50 @@ async def host_worker(
             identity = Identity(settings.worker_id, settings.pool, epoch, address, host_id)
             worker = build(server, identity, credentials)
             await worker.steps.in_engine_thread(cores.pin)
-            add_WorkerServiceServicer_to_server(WorkerService(worker), server)
+            service = WorkerService(worker)
+            add_WorkerServiceServicer_to_server(service, server)
             await server.start()
-            steps = asyncio.create_task(worker.run())
-            heartbeat = asyncio.create_task(_heartbeat(worker, registry, credentials, guard))
-            stopped = asyncio.create_task(stop.wait())
-            done, pending = await asyncio.wait({steps, heartbeat, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            for task in pending:
-                task.cancel()
-            await asyncio.gather(*pending, return_exceptions=True)
-            await worker.close()
-            await _deregister(worker, registry)
-            for task in done:
-                task.result()
+            try:
+                await _until_one_ends(
+                    worker.run(),
+                    worker.steps.hang(),
+                    _heartbeat(worker, registry, credentials, guard),
+                    _stopped(worker, stop),
+                )
+            finally:
+                service.close()
+                await _leave(worker, registry)
     finally:
+        if worker is not None and not worker.steps.hung:
+            await worker.close()  # only now: the server has ended, and nobody reads or writes the KV any more
         cores.release()
         await registry.close()
+
+
+async def _until_one_ends(*parts: Coroutine[None, None, None]) -> None:
+    """Runs them all; when one ends, the others are cancelled. Raises what it ended of."""
+    tasks = [asyncio.create_task(part) for part in parts]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
+
+
+async def _stopped(worker: Worker, stop: StopRequest) -> None:
+    """Until the worker may end: it has drained, or was told twice."""
+    await stop.drain.wait()
+    if not stop.halt.is_set():
+        log.info("draining", worker=worker.identity.worker_id, grace_s=DRAIN_GRACE_S)
+        worker.drain(DRAIN_GRACE_S)
+        halted = asyncio.create_task(stop.halt.wait())
+        emptied = asyncio.create_task(worker.emptied())
+        await asyncio.wait({halted, emptied}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (halted, emptied):
+            task.cancel()
 
 
 @asynccontextmanager
@@ -137,7 +165,7 @@ async def _server(
     try:
         yield server, f"{host}:{port}"
     finally:
-        await server.stop(grace=0.2)
+        await server.stop(STOP_GRACE_S)
 
 
 async def _heartbeat(
@@ -162,8 +190,12 @@ async def _heartbeat(
         await asyncio.sleep(HEARTBEAT_S)
 
 
-async def _deregister(worker: Worker, registry: Registry) -> None:
+async def _leave(worker: Worker, registry: Registry) -> None:
+    """Takes the worker's entry out of the registry. One that hangs is shown as that for as long as entries last."""
     try:
-        await registry.remove_worker(worker.identity.worker_id, worker.identity.epoch)
+        if worker.steps.hung:
+            await registry.publish_worker(worker.info(), TTL_S)
+        else:
+            await registry.remove_worker(worker.identity.worker_id, worker.identity.epoch)
     except KvRelayError as error:
         log.warning("left without a word to the registry", worker=worker.identity.worker_id, error=error.message)

@@ -8,8 +8,9 @@ from typing import Protocol
 
 import grpc
 
-from kvrelay.errors import InvalidArgument, KvRelayError
+from kvrelay.errors import InvalidArgument, KvRelayError, Unavailable
 from kvrelay.messages import Command, Event
+from kvrelay.stop_request import DRAIN_GRACE_S
 from kvrelay.telemetry import get_logger
 from kvrelay.types import WorkerInfo
 from kvrelay.wire import status
@@ -44,7 +45,7 @@ class CommandHandler(Protocol):
 
     def session_ended(self, session: RouterSession) -> None: ...
 
-    def drain(self) -> None: ...
+    def drain(self, grace_s: float) -> None: ...
 
     def info(self) -> WorkerInfo: ...
 
@@ -57,14 +58,25 @@ class WorkerService(WorkerServiceServicer):
 
     def __init__(self, worker: CommandHandler) -> None:
         self._worker = worker
+        self._sessions: set[RouterSession] = set()
+        self._closed = False
+
+    def close(self) -> None:
+        """Ends all sessions, each after its last event, and takes no more: their routers turn to other workers."""
+        self._closed = True
+        for session in self._sessions:
+            session.end()
 
     async def Session(
         self, request_iterator: AsyncIterator[pb.SessionRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.SessionResponse]:
         try:
             session = RouterSession(await self._hello(request_iterator))
+            if self._closed:
+                raise Unavailable("the worker is about to end")
         except KvRelayError as error:
             await status.abort(context, error)
+        self._sessions.add(session)
         reader = asyncio.create_task(self._read(request_iterator, session))
         try:
             info = self._worker.info()
@@ -73,6 +85,7 @@ class WorkerService(WorkerServiceServicer):
                 yield event_to_proto(event)
         finally:
             reader.cancel()
+            self._sessions.discard(session)
             self._worker.session_ended(session)
 
     async def _hello(self, requests: AsyncIterator[pb.SessionRequest]) -> str:
@@ -101,5 +114,10 @@ class WorkerService(WorkerServiceServicer):
         return pb.GetWorkerStatusResponse(status=worker_status_to_proto(WorkerStatus.of(self._worker.info())))
 
     async def Drain(self, request: pb.DrainRequest, context: grpc.aio.ServicerContext) -> pb.DrainResponse:
-        self._worker.drain()
+        grace_s = request.grace_seconds if request.HasField("grace_seconds") else DRAIN_GRACE_S
+        if not grace_s >= 0:
+            await status.abort(
+                context, InvalidArgument(f"grace_seconds is {grace_s}; allowed is 0 or more", field="grace_seconds")
+            )
+        self._worker.drain(grace_s)
         return pb.DrainResponse()

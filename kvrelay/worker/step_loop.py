@@ -12,8 +12,11 @@ from typing import Protocol
 from kvrelay.clock import Clock
 from kvrelay.engine.runner import ModelRunner, Segment
 from kvrelay.engine.sampling import Sampled, SampleRequest
+from kvrelay.engine.step import OnLayer
 from kvrelay.telemetry import get_logger
+from kvrelay.types import SamplingParams
 from kvrelay.worker.sequence import Work
+from kvrelay.worker.step_watch import LOOK_S, StepHung, StepWatch
 
 log = get_logger(__name__)
 
@@ -28,6 +31,10 @@ class Scheduler(Protocol):
 
 class Reporter(Protocol):
     """Told of every step, on the event loop."""
+
+    def keep_house(self, now: float) -> None:
+        """A step is about to be scheduled: what time alone has ended need not be part of it."""
+        ...
 
     def report(self, batch: list[Work], sampled: SequenceOf[SequenceOf[Sampled]]) -> None: ...
 
@@ -50,6 +57,9 @@ class StepLoop:
         self._clock = clock
         self._work_came = asyncio.Event()
         self._engine = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+        self.watch = StepWatch()
+        self.proven = False  # it has run real steps
+        self.hung = False
         self.idle = True
         self.changed = True  # something happened since this was last set to False
 
@@ -61,18 +71,51 @@ class StepLoop:
     async def run(self) -> None:
         """Until cancelled."""
         try:
+            await self._prove()
             while True:
                 await self.step()
         finally:
-            self._engine.shutdown(wait=True)
+            self._engine.shutdown(wait=not self.hung)
+
+    async def hang(self) -> None:
+        """Until a step hangs; says so with StepHung. Cancelled, if none does."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if self.watch.look(self._clock.now()):
+                break
+        self.hung = True
+        raise StepHung(
+            f"a step of {self.watch.tokens} tokens has been running for {self.watch.age_s:.1f} s, and steps of that "
+            f"size end within {self.watch.bound_s:.1f} s"
+        )
 
     async def in_engine_thread(self, call: Callable[[], None]) -> None:
         """Runs what concerns the thread that computes, such as binding it to a core."""
         await asyncio.get_running_loop().run_in_executor(self._engine, call)
 
+    async def _prove(self) -> None:
+        """Steps before any user's. The first builds kernels and takes memory, which no user should wait for; the second
+        tells how long a step takes.
+        """
+        tokens = [0] * self._runner.layout.block_size
+        sample = SampleRequest(SamplingParams(seed=0), tokens, len(tokens))
+        for _ in range(2):
+            await self._run([Segment(tokens, start=0, blocks=[0], sample=sample)])
+        self.proven = True
+
+    async def _run(self, segments: list[Segment], on_layer: OnLayer | None = None) -> list[list[Sampled]]:
+        """In the engine thread, and watched."""
+        self.watch.began(sum(len(segment.token_ids) for segment in segments), self._clock.now())
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._engine, self._runner.run, segments, on_layer)
+        finally:
+            self.watch.ended(self._clock.now())
+
     async def step(self) -> None:
         self._work_came.clear()
-        batch = self._scheduler.next(self._clock.now())
+        now = self._clock.now()
+        self._reporter.keep_house(now)
+        batch = self._scheduler.next(now)
         if not batch:
             self.idle = True
             await self._work_came.wait()
@@ -85,9 +128,7 @@ class StepLoop:
             loop.call_soon_threadsafe(self._reporter.stored, batch, index + 1)
 
         try:
-            sampled = await loop.run_in_executor(
-                self._engine, self._runner.run, [self._segment(work) for work in batch], on_layer
-            )
+            sampled = await self._run([self._segment(work) for work in batch], on_layer)
         except Exception as error:
             log.exception("step failed", requests=[work.sequence.spec.request_id for work in batch])
             # In this order: what has ended gives its blocks back, and nobody finds in them what was not computed.

@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from autoscaler.actuator import SILENT_S, START_S, Actuator, surplus
+from autoscaler.actuator import LATE_S, SILENT_S, START_S, Actuator, surplus
 from kvrelay.clock import ManualClock
 from kvrelay.embedded_redis import EmbeddedRedis
 from kvrelay.errors import Unavailable
 from kvrelay.registry import Registry
-from kvrelay.types import PoolName, WorkerInfo, WorkerLoad
+from kvrelay.stop_request import DRAIN_GRACE_S
+from kvrelay.types import PoolName, WorkerInfo, WorkerLoad, WorkerState
 from kvrelay.wire.worker import WorkerServiceServicer, add_WorkerServiceServicer_to_server, pb
 
 
@@ -28,14 +29,19 @@ class FakeWorker(WorkerServiceServicer):
     def __init__(self, info: WorkerInfo) -> None:
         self.info = info
         self.drain_calls = 0
+        self.grace_s = 0.0
         self.refuses_drain = False
 
     async def Drain(self, request: pb.DrainRequest, context: grpc.aio.ServicerContext) -> pb.DrainResponse:
         self.drain_calls += 1
+        self.grace_s = request.grace_seconds
         if self.refuses_drain:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
         self.info = dataclasses.replace(self.info, state="draining")
         return pb.DrainResponse()
+
+    def is_now(self, state: WorkerState) -> None:
+        self.info = dataclasses.replace(self.info, state=state)
 
     def holds(self, **load: int) -> None:
         self.info = dataclasses.replace(self.info, load=WorkerLoad(**load))
@@ -50,7 +56,9 @@ class Fleet:
     workers: dict[str, FakeWorker] = field(default_factory=dict)
     servers: dict[str, grpc.aio.Server] = field(default_factory=dict)
     stopped: list[str] = field(default_factory=list)
+    drained: list[str] = field(default_factory=list)
     broken: bool = False
+    first_state: WorkerState = "ready"
 
     async def start(self, pool: PoolName, worker_id: str) -> None:
         if self.broken:
@@ -59,6 +67,10 @@ class Fleet:
 
     async def stop(self, worker_id: str) -> None:
         self.stopped.append(worker_id)
+        await self.die(worker_id)
+
+    async def drain(self, worker_id: str) -> None:
+        self.drained.append(worker_id)
         await self.die(worker_id)
 
     def alive(self) -> Mapping[str, PoolName]:
@@ -81,7 +93,9 @@ class Fleet:
         server = grpc.aio.server()
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         epoch = await self.registry.next_epoch()
-        worker = FakeWorker(WorkerInfo(worker_id, pool, epoch, "ready", address, "demo", "00", 16, 64, "host", 4096))
+        worker = FakeWorker(
+            WorkerInfo(worker_id, pool, epoch, self.first_state, address, "demo", "00", 16, 64, "host", 4096)
+        )
         add_WorkerServiceServicer_to_server(worker, server)
         await server.start()
         self.workers[worker_id], self.servers[worker_id] = worker, server
@@ -163,19 +177,20 @@ async def test_empty_is_not_enough_before_the_worker_says_that_it_drains(cluster
     assert await cluster.tick(2) == ["decode-0", "prefill-0"]
 
 
-async def test_a_drain_ends_after_its_timeout(cluster: Cluster) -> None:
+async def test_a_worker_hands_back_by_itself_and_is_not_waited_for_without_end(cluster: Cluster) -> None:
     await cluster.tick()
     for name in ("decode-0", "decode-1"):
         cluster.fleet.workers[name].holds(running=1)
     await cluster.fleet.beat()
     await cluster.registry.set_desired({"decode": 1})
     await cluster.tick()
-    cluster.clock.advance(29.9)
-    assert await cluster.tick() == FIRST
+    assert cluster.fleet.workers["decode-1"].grace_s == DRAIN_GRACE_S
+    cluster.clock.advance(DRAIN_GRACE_S + LATE_S - 0.1)
+    assert await cluster.tick() == FIRST, "it is stopped when it is empty, not before"
     cluster.clock.advance(0.1)
     with capture_logs() as logs:
         assert await cluster.tick() == ["decode-0", "prefill-0"]
-    assert "drain took too long; stopped with what it held" in [line["event"] for line in logs]
+    assert "worker did not hand back what it held; stopped with it" in [line["event"] for line in logs]
 
 
 async def test_a_start_that_is_no_longer_wanted_is_cancelled(cluster: Cluster) -> None:
@@ -281,6 +296,116 @@ async def test_a_start_that_hangs_is_given_up(registry: Registry) -> None:
     await actuator.tick()
     await actuator.tick()
     assert sorted(fleet.pools) == ["decode-1"]
+
+
+async def test_a_worker_that_is_seen_but_never_ready_is_given_up(registry: Registry) -> None:
+    fleet = Fleet(registry, first_state="starting")
+    actuator = Actuator(registry, fleet, {"decode": 1}, clock=ManualClock(), interval_s=START_S / 2)
+    for _ in range(2):
+        await actuator.tick()
+        await fleet.beat()
+    assert sorted(fleet.pools) == ["decode-0"]
+    await actuator.tick()
+    assert sorted(fleet.pools) == ["decode-1"]
+    await fleet.die("decode-1")
+
+
+async def test_a_stuck_worker_is_replaced_at_once(cluster: Cluster) -> None:
+    await cluster.tick(2)
+    cluster.fleet.workers["decode-0"].is_now("stuck")
+    await cluster.fleet.beat()
+    assert await cluster.tick() == ["decode-1", "decode-2", "prefill-0"]
+
+
+async def test_who_is_told_to_end_by_others_has_its_successor_while_it_drains(cluster: Cluster) -> None:
+    await cluster.tick(2)
+    worker = cluster.fleet.workers["decode-0"]
+    worker.is_now("draining")
+    worker.holds(running=1)
+    await cluster.fleet.beat()
+    assert await cluster.tick(2) == ["decode-0", "decode-1", "decode-2", "prefill-0"]
+    assert worker.drain_calls == 0
+    await cluster.fleet.die("decode-0")
+    await cluster.fleet.die("decode-1")
+    assert await cluster.tick() == ["decode-2", "decode-3", "prefill-0"], "only one death was unexpected"
+
+
+async def test_names_are_not_given_twice_by_two_controllers(registry: Registry) -> None:
+    first, second = Fleet(registry), Fleet(registry)
+    await Actuator(registry, first, {"decode": 2}, clock=ManualClock()).tick()
+    await registry.set_desired({"decode": 3})
+    later = Actuator(registry, second, {"decode": 2}, clock=ManualClock())
+    await later.tick()
+    assert sorted(second.pools) == ["decode-2", "decode-3", "decode-4"]
+    await registry._call("FLUSHALL")
+    await second.die("decode-3")
+    await later.tick()
+    assert sorted(second.pools) == ["decode-2", "decode-4", "decode-5"], "Redis may forget"
+
+
+async def restarting(cluster: Cluster, *worker_ids: str) -> None:
+    await cluster.tick(2)
+    for worker_id in worker_ids:
+        cluster.fleet.workers[worker_id].holds(running=1)
+    await cluster.fleet.beat()
+    await cluster.registry.request_restart(worker_ids)
+
+
+async def test_a_restart_goes_worker_by_worker_and_the_successor_comes_first(cluster: Cluster) -> None:
+    await restarting(cluster, "decode-0", "decode-1", "prefill-0")
+    old = dict(cluster.fleet.workers)
+    cluster.fleet.first_state = "starting"
+    both = [*FIRST, "decode-2", "prefill-1"]
+    assert await cluster.tick(5) == sorted(both), "one successor for each pool"
+    assert [worker.drain_calls for worker in old.values()] == [0, 0, 0], "which are not ready yet"
+    for name in ("decode-2", "prefill-1"):
+        cluster.fleet.workers[name].is_now("ready")
+    await cluster.fleet.beat()
+    assert await cluster.tick(5) == sorted(both)
+    assert {name: worker.drain_calls for name, worker in old.items()} == {"decode-0": 1, "decode-1": 0, "prefill-0": 1}
+    cluster.fleet.first_state = "ready"
+    for worker in old.values():
+        worker.holds()
+    await cluster.fleet.beat()
+    assert await cluster.tick(8) == ["decode-2", "decode-3", "prefill-1"]
+    assert cluster.fleet.stopped.index("decode-0") < cluster.fleet.stopped.index("decode-1")
+    assert await cluster.registry.restarts() == frozenset()
+    assert await cluster.registry.desired() == {"prefill": 1, "decode": 2}
+
+
+async def test_a_worker_that_dies_before_its_turn_is_restarted(cluster: Cluster) -> None:
+    await restarting(cluster, "decode-0", "decode-1")
+    await cluster.fleet.die("decode-1")
+    cluster.fleet.workers["decode-0"].holds()
+    await cluster.fleet.beat()
+    assert await cluster.tick(8) == ["decode-2", "decode-3", "prefill-0"]
+    assert await cluster.registry.restarts() == frozenset()
+
+
+async def test_a_restart_outlives_its_controller(cluster: Cluster) -> None:
+    """Its workers end with it, and the next one finds nothing left to restart."""
+    await restarting(cluster, "decode-0", "decode-1")
+    for worker_id in list(cluster.fleet.pools):
+        await cluster.fleet.die(worker_id)
+    await cluster.registry._call("DEL", *(f"kvrelay:worker:{name}" for name in FIRST))
+    fleet = Fleet(cluster.registry)
+    later = Actuator(cluster.registry, fleet, {"prefill": 1, "decode": 2}, clock=ManualClock())
+    for _ in range(3):
+        await later.tick()
+        await fleet.beat()
+    assert sorted(fleet.pools) == ["decode-2", "decode-3", "prefill-1"]
+    assert await cluster.registry.restarts() == frozenset()
+    for worker_id in list(fleet.pools):
+        await fleet.die(worker_id)
+
+
+async def test_leaving_drains_those_that_serve_and_stops_the_others(cluster: Cluster) -> None:
+    await cluster.tick(2)
+    await cluster.registry.set_desired({"decode": 3})
+    await cluster.actuator.tick()
+    await cluster.actuator.leave()
+    assert sorted(cluster.fleet.drained) == FIRST
+    assert cluster.fleet.stopped == ["decode-2"]
 
 
 async def test_workers_outlive_redis() -> None:

@@ -16,11 +16,11 @@ import yaml
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr as node_types_of
 from ray_cluster_fields import problems
 
-import router.main
 from autoscaler.actuator import Actuator
 from kvrelay.cli.main import app
 from kvrelay.config import AutoscalingPolicy, ClusterConfig
 from kvrelay.config_file import load_config, load_policy
+from kvrelay.stop_request import DRAIN_GRACE_S
 from kvrelay.types import POOLS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -191,7 +191,7 @@ def test_rays_autoscaler_has_room_for_each_worker_in_its_own_group_only(pool: st
 @pytest.mark.parametrize("pod", sorted(PODS.keys() - {"kvrelay-redis"}))
 def test_pods_that_drain_have_the_time_for_it(pod: str) -> None:
     workers_s = inspect.signature(Actuator).parameters["drain_timeout_s"].default
-    assert PODS[pod]["spec"]["terminationGracePeriodSeconds"] > max(router.main.DRAIN_S, workers_s)
+    assert PODS[pod]["spec"]["terminationGracePeriodSeconds"] > max(DRAIN_GRACE_S, workers_s)
 
 
 # What the manifests say about each other

@@ -96,11 +96,38 @@ async def test_drain_worker(router: RouterHarness, admin: ClusterServiceStub) ->
     assert "decode-0" in (caught.value.details() or "")
 
 
+@pytest.mark.parametrize(
+    ("names", "chosen"),
+    [
+        ([], ["decode-0", "prefill-0"]),
+        (["decode"], ["decode-0"]),
+        (["prefill", "prefill-0"], ["prefill-0"]),
+        (["decode-0"], ["decode-0"]),
+    ],
+)
+async def test_restart_workers(
+    router: RouterHarness, admin: ClusterServiceStub, names: list[str], chosen: list[str]
+) -> None:
+    response = await admin.RestartWorkers(pb.RestartWorkersRequest(names=names))
+    assert list(response.worker_ids) == chosen
+    assert router.registry.restarting == set(chosen)
+    status = cluster_status_from_proto(await admin.GetStatus(pb.GetStatusRequest()))
+    assert status.restarting == tuple(chosen)
+
+
+async def test_a_restart_of_nobody_restarts_nobody(router: RouterHarness, admin: ClusterServiceStub) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await admin.RestartWorkers(pb.RestartWorkersRequest(names=["decode", "decode-9"]))
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    assert router.registry.restarting == set()
+
+
 async def test_nothing_is_changed_without_a_registry(router: RouterHarness, admin: ClusterServiceStub) -> None:
     router.registry.away = True
     for call in (
         admin.SetPoolSize(pb.SetPoolSizeRequest(prefill=2)),
         admin.DrainWorker(pb.DrainWorkerRequest(worker_id="decode-0")),
+        admin.RestartWorkers(pb.RestartWorkersRequest()),
     ):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call

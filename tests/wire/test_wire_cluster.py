@@ -45,6 +45,7 @@ loads = st.builds(
     draft_tokens=sizes,
     accepted_tokens=sizes,
     queue_wait_p95_ms=seconds,
+    step_age_s=seconds,
 )
 workers = st.builds(WorkerStatus, names, pools, sizes, states, names, loads)
 routers = st.builds(
@@ -71,6 +72,7 @@ statuses = st.builds(
     block_bytes=sizes,
     block_size=counts,
     registry=names,
+    restarting=st.lists(names, max_size=2).map(tuple),
 )
 
 
