@@ -17,6 +17,7 @@ from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling import Sampled
 from kvrelay.errors import Code
 from kvrelay.messages import (
+    DRAINING,
     Abort,
     Command,
     Failed,
@@ -154,7 +155,7 @@ class Worker(ABC):
                 self.fail(key, Code.DEADLINE_EXCEEDED, f"the deadline passed on {self.identity.worker_id}")
         if self._drain_by is not None and now >= self._drain_by:
             for key in list(self.sessions):
-                self.fail(key, Code.UNAVAILABLE, "draining")
+                self.fail(key, Code.UNAVAILABLE, DRAINING)
 
     def can_run(self, spec: SequenceSpec, session: RouterSession) -> bool:
         """Whether the sequence can be run here and now; says otherwise why not, before it can spoil a whole step."""
