@@ -50,7 +50,7 @@ async def failed(session: Session, request_id: str) -> None:
 
 async def test_a_deadline_that_is_over_on_arrival_is_told_at_once(running: Workers, engine: Engine) -> None:
     decode = await running.session("decode-0")
-    for command in (RunLocal(spec("a", 0.0)), Reserve(spec("a", -1.0), LEASE_S)):
+    for command in (RunLocal(spec("a", 0.0)), Reserve(spec("a", -1.0), LEASE_S, "prefill-0")):
         await decode.send(command)
         await failed(decode, "a")
     assert engine.steps == []
@@ -86,7 +86,7 @@ async def test_a_stream_ends_when_its_time_is_over(running: Workers, engine: Eng
 async def test_a_prompt_is_given_up_between_two_chunks(running: Workers, engine: Engine, clock: ManualClock) -> None:
     prefill, decode = await running.session("prefill-0"), await running.session("decode-0")
     one = spec("a", 10.0)
-    await decode.send(Reserve(replace(one, deadline_s=None), LEASE_S))
+    await decode.send(Reserve(replace(one, deadline_s=None), LEASE_S, "prefill-0"))
     reserved = await decode.event()
     assert isinstance(reserved, Reserved)
     engine.free.clear()
@@ -102,7 +102,7 @@ async def test_a_prompt_is_given_up_between_two_chunks(running: Workers, engine:
 
 async def test_a_reservation_ends_with_its_request(running: Workers, clock: ManualClock) -> None:
     decode = await running.session("decode-0")
-    await decode.send(Reserve(spec("a", 10.0), LEASE_S))
+    await decode.send(Reserve(spec("a", 10.0), LEASE_S, "prefill-0"))
     assert isinstance(await decode.event(), Reserved)
     clock.advance(10.0)
     await failed(decode, "a")
@@ -112,7 +112,7 @@ async def test_a_reservation_ends_with_its_request(running: Workers, clock: Manu
 async def test_a_decode_worker_that_takes_no_bytes_is_not_waited_for(running: Workers, clock: ManualClock) -> None:
     prefill, decode = await running.session("prefill-0"), await running.session("decode-0")
     one = spec("a", 10.0)
-    await decode.send(Reserve(replace(one, deadline_s=None), LEASE_S))
+    await decode.send(Reserve(replace(one, deadline_s=None), LEASE_S, "prefill-0"))
     reserved = await decode.event()
     assert isinstance(reserved, Reserved)
     connections: list[asyncio.StreamWriter] = []

@@ -70,7 +70,7 @@ async def test_what_is_left_when_the_grace_is_over_is_handed_back(
     engine.free.clear()
     await decode.send(RunLocal(spec("streams")))
     await engine.held()
-    await decode.send(Reserve(spec("leases"), 1e6))
+    await decode.send(Reserve(spec("leases"), 1e6, "prefill-0"))
     assert isinstance(await decode.event(), Reserved)
     await drain(decode.info, 30.0)
     clock.advance(29.9)
@@ -84,7 +84,7 @@ async def test_what_is_left_when_the_grace_is_over_is_handed_back(
 
 async def test_the_earliest_of_several_graces_holds(running: Workers, clock: ManualClock) -> None:
     decode = await running.session("decode-0")
-    await decode.send(Reserve(spec("a"), 1e6))
+    await decode.send(Reserve(spec("a"), 1e6, "prefill-0"))
     assert isinstance(await decode.event(), Reserved)
     for grace_s in (5.0, 30.0):
         await drain(decode.info, grace_s)
@@ -105,7 +105,7 @@ async def test_a_prompt_that_a_prefill_worker_hands_back_is_computed_elsewhere(
     running: Workers, clock: ManualClock
 ) -> None:
     prefill, decode = await running.session("prefill-0"), await running.session("decode-0")
-    await decode.send(Reserve(spec("a"), 1e6))
+    await decode.send(Reserve(spec("a"), 1e6, "prefill-0"))
     reserved = await decode.event()
     assert isinstance(reserved, Reserved)
     connections: list[asyncio.StreamWriter] = []
