@@ -170,7 +170,10 @@ async def test_every_rpc_refuses_who_has_no_token_or_the_wrong_one_or_the_wrong_
         cluster.router.admin: (
             cluster.admin,
             cluster.client,
-            {f"ClusterService/{one}" for one in ("GetStatus", "WatchStatus", "SetPoolSize", "DrainWorker")},
+            {
+                f"ClusterService/{one}"
+                for one in ("GetStatus", "WatchStatus", "SetPoolSize", "DrainWorker", "RestartWorkers")
+            },
         ),
     }
     for target, (right, wrong, expected) in doors.items():
