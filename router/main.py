@@ -20,6 +20,7 @@ from kvrelay.tenants import ADMIN, CLIENT
 from kvrelay.wire import cluster, inference
 from router.access import Access
 from router.admin import ClusterService
+from router.defence_metrics import DefenceCollector
 from router.driver import Driver
 from router.grpc_access import GrpcAccess
 from router.heartbeat import Heartbeat
@@ -87,6 +88,7 @@ async def run_router(
     observers = Observers(metrics, RequestLog(), tracing, limits, tenant_metrics)
     driver = Driver(config, registry, router_id, clock, observers, credentials)
     metrics.registry.register(ClusterCollector(card.info.id, driver, metrics))
+    metrics.registry.register(DefenceCollector(card.info.id, driver.dispatcher))
     intake = Intake(card, text, driver, limits, config.router, clock)
     heartbeat = Heartbeat(router_id, driver, metrics, registry, clock, certificates)
     view = ClusterView(driver, registry, heartbeat, card.info.id, config)

@@ -174,6 +174,7 @@ def _worker(worker: WorkerStatus) -> Json:
         "rss_bytes": load.rss_bytes,
         "tokens_per_s": round(load.tokens_per_second, 1),
         "preemptions": load.preemptions,
+        "unfit": worker.unfit[: recent.MAX_WHY],
         "integrity": "" if load.integrity_ok else load.integrity_error[: recent.MAX_WHY],
     }
 

@@ -28,6 +28,8 @@ class RetryBudget:
     def __init__(self) -> None:
         self._balance = FLOOR
         self._filled_at = 0.0
+        self.made = 0
+        self.refused = 0
 
     def deposit(self) -> None:
         """A request makes its first attempt."""
@@ -39,6 +41,8 @@ class RetryBudget:
             self._balance = min(FLOOR, self._balance + (now - self._filled_at) * FLOOR_PER_S)
         self._filled_at = now
         if self._balance < 1:
+            self.refused += 1
             return False
         self._balance -= 1
+        self.made += 1
         return True

@@ -42,11 +42,16 @@ class ClusterView:
         except KvRelayError as error:
             state = error.message
         known = self._driver.known
+        unfit = {one.worker_id: f"{one.cause}, {one.reason}" for one in self._driver.dispatcher.sick}
         return ClusterStatus(
             model=self._model,
             state=self._driver.state,
             pools=tuple(
-                PoolStatus(pool, self._desired[pool], tuple(WorkerStatus.of(one) for one in known if one.pool == pool))
+                PoolStatus(
+                    pool,
+                    self._desired[pool],
+                    tuple(WorkerStatus.of(one, unfit.get(one.worker_id, "")) for one in known if one.pool == pool),
+                )
                 for pool in POOLS
             ),
             decisions=self._decisions,

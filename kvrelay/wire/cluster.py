@@ -54,10 +54,11 @@ class WorkerStatus:
     address: str
     load: WorkerLoad
     pid: int = 0
+    unfit: str = ""  # why the router that answers gives it no new work
 
     @classmethod
-    def of(cls, info: WorkerInfo) -> WorkerStatus:
-        return cls(info.worker_id, info.pool, info.epoch, info.state, info.address, info.load, info.pid)
+    def of(cls, info: WorkerInfo, unfit: str = "") -> WorkerStatus:
+        return cls(info.worker_id, info.pool, info.epoch, info.state, info.address, info.load, info.pid, unfit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ def worker_status_to_proto(worker: WorkerStatus) -> pb.WorkerStatus:
         state=worker.state,
         address=worker.address,
         pid=worker.pid,
+        unfit=worker.unfit,
         **{name: getattr(worker.load, name) for name in _LOAD_FIELDS},
     )
 
@@ -102,6 +104,7 @@ def worker_status_from_proto(message: pb.WorkerStatus) -> WorkerStatus:
         address=message.address,
         load=WorkerLoad(**{name: getattr(message, name) for name in _LOAD_FIELDS}),
         pid=message.pid,
+        unfit=message.unfit,
     )
 
 

@@ -72,9 +72,10 @@ function updateWorker(node, worker) {
   const [name, kv, running, waiting, speed] = node.children;
   const total = worker.blocks_total || 1;
   say(name.firstChild, worker.id);
-  say(name.lastChild, worker.state === "ready" ? `e${worker.epoch}` : worker.state);
-  name.lastChild.className = worker.state === "ready" ? "quiet" : `badge ${worker.state}`;
-  name.title = worker.integrity || `epoch ${worker.epoch}, ${worker.state}; ${bytes(worker.rss_bytes)} resident, ${count(worker.preemptions)} preemptions`;
+  const word = worker.state === "ready" && worker.unfit ? "unfit" : worker.state;
+  say(name.lastChild, word === "ready" ? `e${worker.epoch}` : word);
+  name.lastChild.className = word === "ready" ? "quiet" : `badge ${word}`;
+  name.title = worker.integrity || worker.unfit || `epoch ${worker.epoch}, ${worker.state}; ${bytes(worker.rss_bytes)} resident, ${count(worker.preemptions)} preemptions`;
   node.classList.toggle("broken", Boolean(worker.integrity));
   const [held, cached] = kv.firstChild.children;
   held.style.width = `${(100 * worker.blocks_held) / total}%`;

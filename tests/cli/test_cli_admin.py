@@ -52,6 +52,7 @@ STATUS = wire.ClusterStatus(
                     "draining",
                     "127.0.0.1:2",
                     WorkerLoad(integrity_ok=False, integrity_error="2 blocks lost"),
+                    unfit="slow, 9.8 times as slow as the median of the pool's others",
                 ),
             ),
         ),
@@ -124,6 +125,7 @@ def test_status_shows_all(capsys: Output) -> None:
     ]
     assert "speculation: 300 of 400 guessed tokens accepted (75%)" in shown
     assert "BROKEN: 2 blocks lost" in shown
+    assert "decode-0 gets no new work: slow, 9.8 times as slow" in shown
     assert "1 → 2" in shown
     assert "queue_depth 9 over 4" in shown
 

@@ -9,6 +9,7 @@ from router.retry_budget import FLOOR, FLOOR_PER_S, MOST, RATIO, RetryBudget
 def test_a_quiet_cluster_can_fail_over() -> None:
     budget = RetryBudget()
     assert [budget.withdraw(0.0) for _ in range(int(FLOOR) + 1)] == [True] * int(FLOOR) + [False]
+    assert (budget.made, budget.refused) == (FLOOR, 1)
 
 
 def test_the_floor_grows_again_with_time() -> None:

@@ -47,7 +47,7 @@ loads = st.builds(
     queue_wait_p95_ms=seconds,
     step_age_s=seconds,
 )
-workers = st.builds(WorkerStatus, names, pools, sizes, states, names, loads)
+workers = st.builds(WorkerStatus, names, pools, sizes, states, names, loads, counts, names)
 routers = st.builds(
     RouterLoad,
     router_id=names,
