@@ -145,5 +145,9 @@ class Failed:
     code: Code
     message: str
 
+    @property
+    def drains(self) -> bool:
+        return self.code is Code.UNAVAILABLE and self.message.startswith(DRAINING)
+
 
 Event = Reserved | Refused | TokenBatch | HandedOff | Failed

@@ -16,6 +16,7 @@ from router.admission import Admission, Rejection
 from router.effects import Effect, Notice, Send
 from router.health import Sickness
 from router.lifecycle import Lifecycle, Settings
+from router.links import handoff_failed
 from router.policy import Assignment, Wait, assign
 from router.quarantine import Quarantine
 from router.queue import FairQueue, Share, Ticket
@@ -204,8 +205,7 @@ class Dispatcher:
         placed = entry.life.assignment
         assert placed is not None, "a live attempt has workers"
         effects = self._settle(entry, entry.life.on_event(worker_id, event, now), now)
-        leaves = isinstance(event, Failed) and event.code is Code.UNAVAILABLE and event.message.startswith(DRAINING)
-        if leaves or (isinstance(event, Refused) and event.reason == DRAINING):
+        if (isinstance(event, Failed) and event.drains) or (isinstance(event, Refused) and event.reason == DRAINING):
             self._workers.drains(worker_id)
         elif isinstance(event, Refused):
             self._workers.refused(worker_id, now)
@@ -219,9 +219,7 @@ class Dispatcher:
         """Who is at fault when an attempt failed: the pair, if it was the hand-off, or else the worker that says so."""
         if event.code in (Code.INVALID_ARGUMENT, Code.DEADLINE_EXCEEDED):
             return []  # nobody
-        handing_off = worker_id == placed.prefill and event.code is not Code.INTERNAL
-        waiting = worker_id == placed.decode and event.code in (Code.DATA_LOSS, Code.FAILED_PRECONDITION)
-        if placed.prefill and (handing_off or waiting):
+        if handoff_failed(placed, worker_id, event.code):
             seconds = self._workers.links.failed(placed.prefill, placed.decode, begun, event.message, now)
             text = f"hands nothing over to {placed.decode} for {seconds} s: {event.message}"
             return _notices((placed.prefill, text if seconds is not None else ""))

@@ -29,7 +29,6 @@ from kvrelay.errors import (
     error_for,
 )
 from kvrelay.messages import (
-    DRAINING,
     Abort,
     Failed,
     HandedOff,
@@ -44,6 +43,7 @@ from kvrelay.messages import (
 from kvrelay.types import Attempt, FinishReason, Handoff, Path, SequenceSpec
 from router.effects import Effect, Emit, End, Send
 from router.ledger import Timeline
+from router.links import handoff_failed
 from router.policy import Assignment
 from router.request import Request
 from router.retry_budget import RetryBudget
@@ -323,10 +323,12 @@ class Lifecycle:
             return []  # a prefill worker that did not hear of the commit which the decode worker's tokens proved
         if event.code is Code.INVALID_ARGUMENT:
             return self._give_up(InvalidArgument(event.message), event.message, gone=worker_id)
-        if event.code is Code.UNAVAILABLE and event.message.startswith(DRAINING):
+        if event.drains:
             return self._again(f"{worker_id} was drained", worker_id, now)
         if event.code is Code.DEADLINE_EXCEEDED and now >= self.request.deadline - CLOCKS_S:
             return self.expire("", gone=worker_id)
+        if handoff_failed(self.assignment, worker_id, event.code):
+            self.avoid |= {self.assignment.prefill, self.assignment.decode}
         retry_after_s = RETRY_AFTER_S if event.code in (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED) else None
         error = error_for(event.code, f"{worker_id}: {event.message}", retry_after_s=retry_after_s)
         return self._retry(error, error.message, worker_id, now)
@@ -394,6 +396,5 @@ class Lifecycle:
         return [Send(holder, abort) for holder in self.holders if holder != gone]
 
     def _record(self, outcome: str) -> None:
-        if self.assignment is not None:
-            one = self.assignment
+        if (one := self.assignment) is not None:
             self.attempts.append(Attempt(one.path, one.why, one.prefill, one.decode, outcome))

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from kvrelay.errors import Code
 from router.breaker import Breaker
+from router.policy import Assignment
 
 OPEN_S = (5.0, 60.0)
+
+
+def handoff_failed(placed: Assignment, worker_id: str, code: Code) -> bool:
+    """Whether an attempt that a worker failed came to nothing between its two workers, not on one of them."""
+    if not placed.prefill or code in (Code.INVALID_ARGUMENT, Code.DEADLINE_EXCEEDED):
+        return False
+    if worker_id == placed.prefill:
+        return code is not Code.INTERNAL
+    return code in (Code.DATA_LOSS, Code.FAILED_PRECONDITION)  # KV that came is not the prompt's, or none came
 
 
 class Links:

@@ -209,7 +209,7 @@ class FakeWorkerServer(WorkerServiceServicer):
         self.may_step = asyncio.Event()  # cleared: the worker holds what it has and computes nothing
         self.may_step.set()
         self.pace_s = 0.001  # a step
-        self.steps_left: int | None = None  # after so many it holds, as if may_step were cleared
+        self.steps_left: int | None = None  # after so many with tokens it holds, as if may_step were cleared
         self._peers = peers
         self._outgoing: set[asyncio.Queue[Event]] = set()
         self._woken = asyncio.Event()
@@ -274,8 +274,9 @@ class FakeWorkerServer(WorkerServiceServicer):
                 if decode is not None:
                     decode.wake()
             if self.steps_left is None or self.steps_left > 0:
-                self._say(self.worker.step())
-                if self.steps_left is not None:
+                said = self.worker.step()
+                self._say(said)
+                if self.steps_left is not None and said:
                     self.steps_left -= 1
             if not any(one.committed for one in self.worker.sequences.values()) or self.steps_left == 0:
                 self._woken.clear()
