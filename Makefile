@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint mutants fuzz schemathesis soak proto venv clean
+.PHONY: demo test lint sim mutants fuzz schemathesis soak proto venv clean
 
 # Installs once per change of pyproject.toml.
 $(VENV)/.installed: pyproject.toml
@@ -27,6 +27,11 @@ lint: venv
 # Takes out each safeguard, in a copy of the source, and sees a test fail.
 mutants: venv
 	$(BIN)/python tests/mutants/run.py
+
+# A whole cluster in virtual time, SEEDS histories of it, on all cores. docs/testing.md says how to replay one.
+SEEDS ?= 10000
+sim: venv
+	$(BIN)/python tests/simulation/run.py --seeds $(SEEDS)
 
 # Hand-offs that are damaged on their way, for SECONDS; and many that are broken off, after which nothing may be left.
 SECONDS ?= 120

@@ -7,13 +7,14 @@ import grpc
 from kv_transfer.channels import message_bytes
 from kv_transfer.choice import host_id
 from kv_transfer.sender import Sender
-from kvrelay.clock import MonotonicClock
+from kvrelay.clock import Clock, MonotonicClock
 from kvrelay.engine.cache import KvCache
+from kvrelay.engine.runner import ModelRunner
 from kvrelay.security.credentials import Credentials
 from kvrelay.stop_request import StopRequest
 from kvrelay.wire.transfer import add_kv_transfer_servicer
 from kvrelay.worker.base import Identity
-from kvrelay.worker.host import MAX_MESSAGE_BYTES, host_worker, load_runner
+from kvrelay.worker.host import MAX_MESSAGE_BYTES, BuildWorker, host_worker, load_runner
 from kvrelay.worker.settings import WorkerSettings
 from prefill_worker.fetcher import Fetcher
 from prefill_worker.worker import PrefillWorker
@@ -21,10 +22,15 @@ from prefill_worker.worker import PrefillWorker
 
 async def serve(settings: WorkerSettings, stop: StopRequest) -> None:
     """Loads the model, then serves until `stop` says so. Raises ModelRefused, ConfigError, Unavailable, StepHung."""
+    runner = await load_runner(settings)
+    build = builder(settings, runner, MonotonicClock())
+    largest = max(MAX_MESSAGE_BYTES, message_bytes(runner.layout))
+    await host_worker(settings, host_id(), build, stop, max_message_bytes=largest)
+
+
+def builder(settings: WorkerSettings, runner: ModelRunner, clock: Clock) -> BuildWorker:
     config = settings.config
     kv = config.pool_kv(settings.pool)
-    runner = await load_runner(settings)
-    clock = MonotonicClock()
 
     def build(server: grpc.aio.Server, identity: Identity, credentials: Credentials | None) -> PrefillWorker:
         cache = KvCache(runner.num_blocks, kv.block_size, prefix_cache=kv.prefix_cache)
@@ -53,5 +59,4 @@ async def serve(settings: WorkerSettings, stop: StopRequest) -> None:
         add_kv_transfer_servicer(fetcher.receiver.Push, worker.lending.Fetch, server)
         return worker
 
-    largest = max(MAX_MESSAGE_BYTES, message_bytes(runner.layout))
-    await host_worker(settings, host_id(), build, stop, max_message_bytes=largest)
+    return build

@@ -1,0 +1,161 @@
+"""Clients of a simulated router: they ask, read, leave, and come back with the tokens that they have."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+
+from simulation.cluster import Cluster, RouterMember
+from simulation.history import End, Part, Plan, Record
+from simulation.toy_engine import EOS, POISON
+
+from kvrelay.errors import KvRelayError
+from kvrelay.tenants import Tenant
+from kvrelay.types import FinishReason, SamplingParams
+from router.request import Request
+
+STATES = ("queued", "reserving", "prefilling", "handing_off", "decoding", "finishing")
+_LOOK_S = 0.0007  # between two looks of a client that waits for a state in which to leave
+
+
+def plan_requests(rng: random.Random, count: int, poison: bool) -> list[Plan]:
+    """Arrivals come in bursts; prompts share beginnings; some clients are impatient, slow, or leave."""
+    beginnings = [tuple(rng.randrange(1, POISON) for _ in range(rng.choice((8, 16, 24)))) for _ in range(2)]
+    plans, at = [], 0.0
+    for number in range(count):
+        at += rng.choice((0.0, 0.0, 0.005, 0.05, 0.5, 1.0))
+        own = tuple(rng.randrange(1, POISON) for _ in range(rng.randint(1, 14)))
+        prompt = (rng.choice(beginnings) if rng.random() < 0.6 else ()) + own
+        poisoned = poison and number == count // 2
+        if poisoned:
+            prompt += (POISON,)
+        plans.append(
+            Plan(
+                request_id=f"r{number}",
+                at=at,
+                prompt=prompt,
+                sampling=SamplingParams(
+                    max_tokens=rng.choice((1, 2, 5, 12, 24, 40)), seed=rng.randrange(100), ignore_eos=rng.random() < 0.5
+                ),
+                timeout=rng.choice((0.3, 1.0, 3.0, 12.0, 20.0, 20.0, 20.0, 20.0)),
+                priority=int(rng.random() < 0.2),
+                tenant=rng.choice(("", "", "other")),
+                stop_token=rng.randrange(1, POISON) if rng.random() < 0.15 else None,
+                cancel_in=rng.choice(STATES) if rng.random() < 0.2 and not poisoned else "",
+                read_pause=0.3 if rng.random() < 0.1 else 0.0,
+                poison=poisoned,
+            )
+        )
+    return plans
+
+
+@dataclass
+class Sink:
+    """router.stream.TokenSink without text: one token is the stop string."""
+
+    stop_token: int | None
+    stopped: bool = False
+
+    def push(self, token_id: int) -> str:
+        self.stopped = self.stopped or token_id == self.stop_token
+        return ""
+
+    def finish(self) -> str:
+        return ""
+
+
+@dataclass
+class Client:
+    cluster: Cluster
+    plan: Plan
+    record: Record = field(init=False)
+    news: asyncio.Event = field(default_factory=asyncio.Event)  # an end, or the death of the router
+
+    def __post_init__(self) -> None:
+        self.record = Record(self.plan)
+
+    async def run(self) -> None:
+        """Until the answer has ended, at one router or at its successors."""
+        loop = self.cluster.loop
+        await asyncio.sleep(self.plan.at - loop.time())
+        while not self.record.ends:
+            router = self.cluster.router
+            if router is None or not router.process.alive:
+                await asyncio.sleep(0.05)
+                continue
+            self.news.clear()
+            self.record.routers += 1
+            router.process.spawn(self._ask(router))
+            while not self.record.ends and router.process.alive:
+                self.news.clear()
+                await self.news.wait()
+
+    async def _ask(self, router: RouterMember) -> None:
+        """As router.intake and router.service do: in the router's process."""
+        plan, record, process = self.plan, self.record, router.process
+        resume = record.tokens
+        sink = Sink(plan.stop_token, stopped=plan.stop_token in resume)
+        request = Request(
+            request_id=plan.request_id,
+            token_ids=plan.prompt,
+            sampling=plan.sampling,
+            arrival=process.now(),
+            deadline=process.now() + plan.deadline - self.cluster.loop.time(),
+            priority=plan.priority,
+            resume=resume,
+            complete=self._complete(resume),
+            tenant=Tenant(name=plan.tenant, salt=plan.tenant),
+        )
+        try:
+            stream = router.driver.submit(request, sink)
+        except KvRelayError as error:
+            self._end(error.code.name, error.message)
+            return
+        watcher = process.spawn(self._leave(router, stream)) if plan.cancel_in else None
+        try:
+            async for response in stream.responses():
+                if response.token_ids:
+                    record.parts.append(Part(self.cluster.loop.time(), response.index, response.token_ids))
+                    self._say(f"tokens {response.index} {response.token_ids}")
+                if response.finish_reason is not None:
+                    self._attempts(stream)
+                    self._end(response.finish_reason)
+                elif plan.read_pause:
+                    await asyncio.sleep(plan.read_pause)
+        except KvRelayError as error:
+            self._attempts(stream)
+            self._end(error.code.name, error.message)
+        finally:
+            if watcher is not None:
+                watcher.cancel()
+
+    def _complete(self, resume: tuple[int, ...]) -> FinishReason | None:
+        if not resume:
+            return None
+        if self.plan.stop_token in resume or (resume[-1] == EOS and not self.plan.sampling.ignore_eos):
+            return "stop"
+        return "length" if len(resume) >= self.plan.sampling.max_tokens else None
+
+    async def _leave(self, router: RouterMember, stream: object) -> None:
+        life = stream.life  # type: ignore[attr-defined]
+        while life.state != self.plan.cancel_in:
+            if life.ended:
+                return
+            await asyncio.sleep(_LOOK_S)
+        self.record.left_in = life.state
+        self.cluster.network.faults[f"client left while {life.state}"] += 1
+        self._say(f"leaves while {life.state}")
+        router.driver.cancel(self.plan.request_id)
+
+    def _attempts(self, stream: object) -> None:
+        attempts = stream.life.attempts  # type: ignore[attr-defined]
+        self.record.attempts = tuple(f"{one.prefill_worker}>{one.decode_worker}: {one.outcome}" for one in attempts)
+
+    def _end(self, outcome: str, message: str = "") -> None:
+        self.record.ends.append(End(self.cluster.loop.time(), outcome, message))
+        self._say(f"ends {outcome} {message}")
+        self.news.set()
+
+    def _say(self, text: str) -> None:
+        self.cluster.network.say(f"client {self.plan.request_id} {text}")

@@ -1,0 +1,275 @@
+"""A whole kvrelay cluster in one virtual-time event loop: production code from the router's driver down to the blocks.
+
+What stands in for the outside: gRPC (`network`, `calls`), Redis (`fake_redis`), the model (`toy_engine`), the launcher
+of processes (here) and time (`virtual_loop`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import redis.asyncio
+import xxhash
+from simulation.channel import Channel
+from simulation.fake_redis import FakeRedis
+from simulation.history import Fault
+from simulation.network import Network
+from simulation.server import Server
+from simulation.toy_engine import MODEL, ToyRunner
+from simulation.virtual_loop import Process, VirtualLoop
+
+import decode_worker.main
+import prefill_worker.main
+from autoscaler.actuator import Actuator
+from autoscaler.loop import Autoscaler
+from decode_worker.worker import DecodeWorker
+from kvrelay.config import AutoscalingPolicy, ClusterConfig
+from kvrelay.engine.blocks import IntegrityError
+from kvrelay.errors import FailedPrecondition, Unavailable
+from kvrelay.registry import Registry
+from kvrelay.stop_request import DRAIN_GRACE_S, StopRequest
+from kvrelay.types import POOLS, PoolName
+from kvrelay.worker.base import Identity, Worker
+from kvrelay.worker.host import host_worker
+from kvrelay.worker.settings import WorkerSettings
+from router.driver import Driver
+from router.heartbeat import Heartbeat
+from router.metrics import Metrics
+
+HOST_ID = "host"
+URL = "redis://127.0.0.1:6379"
+AFTER_S = 1.5  # how long a fault may go on to show after it is over
+STOP_TIMEOUT_S = 5.0  # for a worker that was told to end at once
+
+
+@dataclass(slots=True)
+class Member:
+    """A worker and its process, alive or not."""
+
+    worker_id: str
+    pool: PoolName
+    process: Process
+    stop: StopRequest = field(default_factory=StopRequest)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    worker: Worker | None = None  # once it serves
+
+
+@dataclass
+class RouterMember:
+    process: Process
+    driver: Driver
+
+
+@dataclass
+class Cluster:
+    """Owns the processes. `members` are the workers there ever were, by name."""
+
+    rng: random.Random
+    config: ClusterConfig
+    policy: AutoscalingPolicy
+    num_blocks: Mapping[PoolName, int]
+    sizes: Mapping[PoolName, int]
+    members: dict[str, Member] = field(default_factory=dict)
+    incarnations: list[tuple[str, int]] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+    router: RouterMember | None = None
+    faults: list[Fault] = field(default_factory=list)  # that happened, in their order
+
+    def __post_init__(self) -> None:
+        self.loop = VirtualLoop(random.Random(self.rng.random()))
+        self.network = Network(self.loop, random.Random(self.rng.random()))
+        self.redis = FakeRedis(self.network)
+        self._routers = 0
+        self.controllers: dict[str, Process] = {}
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The outside's stand-ins, where production code reaches for it."""
+        places = (
+            (grpc.aio, "insecure_channel", lambda address, *_, **__: Channel(self.network, address)),
+            (grpc.aio, "server", lambda **_: Server(self.network)),
+            (redis.asyncio.Redis, "from_url", self.redis.client),
+            (os, "getpid", lambda: 1),  # it is part of messages, and so of the trace; as what follows is
+            (secrets, "token_bytes", self.rng.randbytes),
+        )
+        before = [(owner, name, owner.__dict__[name]) for owner, name, _ in places]
+        for owner, name, ours in places:
+            setattr(owner, name, ours)
+        try:
+            yield
+        finally:
+            for owner, name, theirs in before:
+                setattr(owner, name, theirs)
+
+    def note(self, kind: str, seconds: float = 0.0, *, loses_worker: bool = False, stops_router: bool = False) -> None:
+        """A fault happens now and goes on for that long."""
+        now = self.loop.time()
+        self.network.faults[kind] += 1
+        self.network.say(f"FAULT {kind} for {seconds:.3f} s")
+        self.faults.append(Fault(kind, now, now + seconds + AFTER_S, loses_worker, stops_router))
+
+    def process(self, name: str) -> Process:
+        return Process(self.loop, name, clock_offset=self.rng.uniform(0, 1e4))
+
+    def kill(self, process: Process) -> None:
+        if process.alive:
+            process.kill()
+            self.network.killed(process)
+            for member in self.members.values():
+                if member.process is process:
+                    member.ended.set()
+
+    # The router
+
+    def start_router(self) -> None:
+        self._routers += 1
+        process = self.process("router")
+        process.spawn(self._run_router(process, f"router-{self._routers}"))
+
+    async def _run_router(self, process: Process, router_id: str) -> None:
+        registry = await self._connected()
+        metrics = Metrics(MODEL)
+        driver = Driver(self.config, registry, router_id, process, metrics)
+        heartbeat = Heartbeat(router_id, driver, metrics, registry, process)
+        self.router = RouterMember(process, driver)
+        process.spawn(heartbeat.run())
+        await driver.run()
+
+    async def _connected(self) -> Registry:
+        while True:
+            try:
+                return await Registry.connect(URL)
+            except Unavailable:
+                await asyncio.sleep(0.2)  # its supervisor starts it again
+
+    # The controllers
+
+    def start_controllers(self) -> None:
+        """The one that owns the workers, and one that stands by to lead."""
+        for name in ("controller-0", "controller-1"):
+            self.controllers[name] = self.process(name)
+        owner = self.controllers["controller-0"]
+        owner.spawn(self._run_actuator(owner))
+        for name, process in self.controllers.items():
+            process.spawn(self._run_autoscaler(process, name))
+
+    async def _run_actuator(self, process: Process) -> None:
+        registry = await self._connected()
+        await Actuator(registry, self, self.sizes, clock=process, drain_timeout_s=3.0).run()
+
+    async def _run_autoscaler(self, process: Process, name: str) -> None:
+        await Autoscaler(await self._connected(), self.policy, name, process).run()
+
+    # autoscaler.actuator.Launcher
+
+    async def start(self, pool: PoolName, worker_id: str) -> None:
+        if worker_id in self.members:
+            self.complaints.append(f"E: {worker_id} is started a second time")
+        process = self.process(worker_id)
+        member = self.members[worker_id] = Member(worker_id, pool, process)
+        process.soon(self.rng.uniform(0.05, 0.4), lambda: process.spawn(self._run_worker(member)))
+
+    async def stop(self, worker_id: str) -> None:
+        """As kvrelay.launch.RayLauncher does: asks, and kills what does not end in time."""
+        member = self.members[worker_id]
+        member.stop.now()
+        await self._until_ended(member, STOP_TIMEOUT_S)
+
+    async def drain(self, worker_id: str) -> None:
+        member = self.members[worker_id]
+        member.stop()
+        await self._until_ended(member, DRAIN_GRACE_S + STOP_TIMEOUT_S)
+
+    async def _until_ended(self, member: Member, seconds: float) -> None:
+        if member.process.alive:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await member.ended.wait()
+        self.kill(member.process)
+
+    def alive(self) -> Mapping[str, PoolName]:
+        return {name: member.pool for name, member in self.members.items() if member.process.alive}
+
+    # Workers
+
+    def living(self, pool: PoolName | None = None) -> list[Member]:
+        return [one for one in self.members.values() if one.process.alive and (pool is None or one.pool == pool)]
+
+    async def _run_worker(self, member: Member) -> None:
+        settings = WorkerSettings(member.worker_id, member.pool, "", URL, self.config)
+        nonce = xxhash.xxh3_64_intdigest(member.worker_id.encode()) >> 1
+        runner: Any = ToyRunner(self.num_blocks[member.pool], nonce, lambda: self.die(member))
+        main = decode_worker.main if member.pool == "decode" else prefill_worker.main
+        build = main.builder(settings, runner, member.process)
+
+        def remember(server: Any, identity: Identity, credentials: Any) -> Worker:
+            self.incarnations.append((identity.worker_id, identity.epoch))
+            member.worker = build(server, identity, credentials)
+            return member.worker
+
+        try:
+            await host_worker(settings, HOST_ID, remember, member.stop)
+        except (Unavailable, FailedPrecondition):
+            pass  # no registry at the start, or a successor
+        except Exception as error:  # noqa: BLE001  it is judged
+            self.complaints.append(f"{member.worker_id} ended with {error!r}")
+        member.ended.set()
+        self.kill(member.process)
+
+    def die(self, member: Member) -> None:
+        """A poisoned request takes its worker with it."""
+        self.note("a request killed its worker", loses_worker=True)
+        self.kill(member.process)
+        raise SystemExit("poisoned")
+
+    # What has to hold
+
+    def check_books(self) -> None:
+        """B at each moment: every block is in one state, and no lease writes to another's."""
+        for member in self.living():
+            worker = member.worker
+            if worker is None:
+                continue
+            try:
+                worker.cache.check_integrity()
+                leases = worker._leases if isinstance(worker, DecodeWorker) else worker._fetcher._leases
+                leases.check_integrity()
+            except (IntegrityError, AssertionError) as error:
+                self.complaints.append(f"B: {member.worker_id} at {self.loop.time():.3f}: {error!r}")
+
+    def check_empty(self) -> None:
+        """B at the end: free + cached = total, and nobody remembers a request."""
+        for member in self.living():
+            worker = member.worker
+            if worker is None:
+                continue
+            held = {
+                "blocks": worker.cache.pool.num_held,
+                "sessions": len(worker.sessions),
+                "sequences": len(worker._scheduler),
+                "pushes": (worker.receiver if isinstance(worker, DecodeWorker) else worker._fetcher.receiver).under_way,
+                "leases": len(worker._leases if isinstance(worker, DecodeWorker) else worker._fetcher._leases),
+            }
+            if isinstance(worker, DecodeWorker):
+                held |= {"reserved": len(worker._reserved), "decoding": len(worker._decoding)}
+            else:
+                held |= {"relays": len(worker._relays), "letting go": worker._letting_go}
+            left = {name: number for name, number in held.items() if number}
+            if left:
+                self.complaints.append(f"B: {member.worker_id} still holds {left}")
+
+    def preemptions(self) -> int:
+        return sum(
+            one.worker._scheduler.preemptions for one in self.members.values() if isinstance(one.worker, DecodeWorker)
+        )
+
+    def serving(self) -> dict[PoolName, int]:
+        return {pool: len(self.living(pool)) for pool in POOLS}
