@@ -34,6 +34,7 @@ _PRIVATE = tuple(
 _FREE_TEXT = {"reason", "integrity_error", "certificate_note"}  # made printable; other text is refused if it is not
 # and *_bytes, *_tokens; the rest are int32 on the wire
 _INT64 = {"epoch", "preemptions", "finished", "failed"}
+_SIZES = {"block_size", "block_bytes", "max_model_len"}  # of what there is some of; others are counts
 
 T = TypeVar("T", bound="DataclassInstance")
 
@@ -120,5 +121,5 @@ def _text(name: str, text: str) -> str:
 
 def _check_number(name: str, number: float) -> None:
     bits = 63 if name in _INT64 or name.endswith(("_bytes", "_tokens")) else 31
-    if number < 0 or (isinstance(number, int) and number >= 1 << bits):
+    if number < (name in _SIZES) or (isinstance(number, int) and number >= 1 << bits):
         raise ValueError(f"{name} {number:g} is out of range")

@@ -123,6 +123,9 @@ class _Loader(yaml.SafeLoader):
             return [self._plain(item, (*loc, index), lines) for index, item in enumerate(node.value)]
         if isinstance(node, yaml.ScalarNode):
             self._check_text(node)
+            if not node.value.isprintable():  # no name, path, address or number has any
+                problem = "a line break or control character in a value"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
             return self.construct_object(node)
         mapping: dict[str, Any] = {}
         for key, value in node.value:

@@ -18,6 +18,7 @@ from kvrelay.security.grpc_tls import listen
 from kvrelay.security.guard import RoleGuard
 from kvrelay.security.https import ssl_context
 from router.grpc_access import GrpcAccess
+from router.grpc_messages import GrpcMessages
 from router.http_protocol import MAX_HEAD_BYTES, SLOW_READER_S, BoundedProtocol
 
 MAX_MESSAGE_BYTES = 4 * 2**20  # of a request: a full context as text, several times over
@@ -54,7 +55,7 @@ def grpc_server(
     interceptors: list[grpc.aio.ServerInterceptor] = [access]
     if credentials is not None and credentials.files.ca is not None:
         interceptors.append(RoleGuard(without_role="client"))
-    server = grpc.aio.server(interceptors=interceptors, options=_OPTIONS)
+    server = grpc.aio.server(interceptors=[*interceptors, GrpcMessages()], options=_OPTIONS)
     try:
         port = listen(server, address, credentials)
     except RuntimeError as error:

@@ -11,6 +11,8 @@ from kvrelay.config import ModelConfig
 from kvrelay.errors import ModelRefused
 from kvrelay.wire.inference import ModelInfo
 
+_MAX_NAMES, _MAX_NAME = 8, 100  # architectures, and characters of each, that are told
+
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
@@ -26,11 +28,13 @@ class ModelCard:
         generation = _read_json(path / "generation_config.json") if (path / "generation_config.json").exists() else {}
         text = model.get("text_config", model)  # multimodal models keep the language model's part there
         try:
-            limit = int(text["max_position_embeddings"])
-            vocab_size = int(text["vocab_size"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ModelRefused(f"{path / 'config.json'}: {error} is missing or not a number") from error
-        eos = generation.get("eos_token_id", text.get("eos_token_id"))
+            limit, vocab_size = (_count(text, name) for name in ("max_position_embeddings", "vocab_size"))
+            eos = _ids(generation.get("eos_token_id", text.get("eos_token_id")))
+            architectures = [str(one)[:_MAX_NAME] for one in model.get("architectures") or ["unknown"]]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ModelRefused(
+                f"{path / 'config.json'}: {error!s:.300}, which is missing or of the wrong type"
+            ) from error
         dtype = (
             config.dtype if config.dtype != "auto" else str(model.get("dtype") or model.get("torch_dtype") or "auto")
         )
@@ -39,18 +43,33 @@ class ModelCard:
                 id=path.name if Path(config.path).is_dir() else config.path,
                 max_model_len=min(limit, config.max_model_len or limit),
                 dtype=dtype,
-                architecture=", ".join(model.get("architectures") or ["unknown"]),
+                architecture=", ".join(architectures[:_MAX_NAMES]),
                 vocab_size=vocab_size,
             ),
             vocab_size=vocab_size,
-            eos_token_ids=frozenset([] if eos is None else [eos] if isinstance(eos, int) else eos),
+            eos_token_ids=eos,
         )
+
+
+def _count(config: dict[str, Any], name: str) -> int:
+    """Raises KeyError, TypeError or ValueError for what is no number that gRPC can tell, from 1 on."""
+    number = config[name]
+    if type(number) is not int or not 0 < number < 2**31:
+        raise ValueError(f"{name} {number!r:.40}")
+    return number
+
+
+def _ids(found: object) -> frozenset[int]:
+    ids = [] if found is None else found if isinstance(found, list) else [found]
+    if not all(type(one) is int for one in ids):
+        raise ValueError(f"eos_token_id {found!r:.40}")
+    return frozenset(ids)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelRefused(f"{path}: {error}") from error
     if not isinstance(found, dict):
         raise ModelRefused(f"{path}: not a JSON object")

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 import kvrelay
 from kvrelay.clock import Clock
-from kvrelay.errors import Cancelled, InvalidArgument, KvRelayError
+from kvrelay.errors import Cancelled, KvRelayError
 from kvrelay.telemetry import get_logger
 from kvrelay.tenants import ANY_ROLE
 from kvrelay.wire.inference import GenerateResponse
@@ -82,7 +82,9 @@ def build_app(
         Route("/status.json", typed(page.status, ANY_ROLE), methods=["GET"]),
     ]
     guard = Middleware(HttpAccess, access=access, open_paths=[one.path for one in in_the_open], address=address)
-    return Starlette(routes=routes, middleware=[guard], exception_handlers={HTTPException: http_error})
+    app = Starlette(routes=routes, middleware=[guard], exception_handlers={HTTPException: http_error})
+    app.router.redirect_slashes = False  # to where a Host header says
+    return app
 
 
 class OpenAiDoor:
@@ -241,7 +243,10 @@ async def _parsed(request: Request, parse: Callable[[Json, str], T]) -> T:
 
 async def _read(request: Request) -> bytes:
     if request.headers.get("content-encoding", "identity") != "identity":
-        raise InvalidArgument("compressed bodies are not accepted; send it as it is", field="content-encoding")
+        # Whatever it would become is not looked at.
+        raise HTTPException(
+            415, "compressed bodies are not accepted; send it as it is", {"accept-encoding": "identity"}
+        )
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_S):

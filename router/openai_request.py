@@ -82,8 +82,12 @@ _ONLY: dict[str, tuple[object, ...]] = {
     "spaces_between_special_tokens": (True,),
     "use_beam_search": (False,),
 }
-# The router makes these; a client that could would read what is not its own.
-_FORBIDDEN = {"chat_template", "chat_template_kwargs", "kv_transfer_params", "cache_salt"}
+# The router makes these, by whatever name other servers know them; a client that could would read what is not its own.
+_FORBIDDEN = {
+    *("chat_template", "chat_template_kwargs", "cache_salt"),
+    *("kv_transfer_params", "ec_transfer_params", "lease_id", "worker_id", "nvext"),
+    *("bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank", "data_parallel_rank"),
+}
 _TENSORS = {"prompt_embeds", "mm_processor_kwargs", "multi_modal_data"}
 
 

@@ -132,6 +132,8 @@ BAD_CONFIGS = {
     "two documents": ("kv: {}\n---\nkv: {}\n", 2, "expected a single document in the stream"),
     "control character": ("kv: {}\n# \x07\n", 2, "character '\\x07' is not allowed in YAML"),
     "half a surrogate pair": ('model: {path: "\\ud800"}\n', 1, "an escape that stands for no character"),
+    "NUL in a path": ('autoscaling: "a\\0b"\n', 1, "a line break or control character in a value"),
+    "two lines": ("model:\n  path: |\n    a\n    b\n", 2, "a line break or control character in a value"),
     "beyond Unicode": ('model: {path: "\\U00110000"}\n', 1, "an escape that stands for no character"),
     "first of several": ("kv:\n  x: 1\nmodel:\n  y: 1\n", 2, "kv.x: unknown key"),
 }

@@ -113,6 +113,8 @@ JUNK = {
     "wrong type": _entry(epoch="1"),
     "fraction": _entry(block_size=16.5),
     "negative": _entry(epoch=-1),
+    "blocks of no tokens": _entry(block_size=0),
+    "no context": _entry(max_model_len=0),
     "too large": _entry(block_size=2**31),
     "endless": _entry(epoch=2**63),
     "not a number": _entry(load={"tokens_per_second": float("nan")}),
@@ -202,6 +204,9 @@ async def test_desired_sizes(registry: Registry) -> None:
     with capture_logs() as logs:
         assert await registry.desired() == {"decode": 4}
     assert len(logs) == 1
+    long = json.dumps({"schema": 1, "value": {"replicas": 9}, "more": "x" * 70_000})
+    await registry._call("HSET", "kvrelay:desired", "prefill", long)
+    assert await registry.desired() == {"decode": 4}
 
 
 async def test_scaling_is_fenced_and_never_overrides_an_operator(registry: Registry) -> None:

@@ -34,7 +34,7 @@ class Tokenizer:
         try:
             return cls(tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8")))
         except Exception as error:  # the library raises nothing more special
-            raise ModelRefused(f"{path} is not a usable tokenizer: {error}", field="model") from error
+            raise ModelRefused(f"{path} is not a usable tokenizer: {error!s:.300}", field="model") from error
 
     @cached_property
     def vocab_size(self) -> int:

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from kvrelay.errors import InvalidArgument
+from kvrelay.loadtest.replay import Cut
 from kvrelay.loadtest.report import Report
 from kvrelay.loadtest.reuse import Reuse
 from kvrelay.loadtest.row_json import row_from_json, row_to_json
 from kvrelay.loadtest.slo import Slo
 from kvrelay.loadtest.sweep import Sweep
 from kvrelay.loadtest.timeline import Timeline
+from kvrelay.loadtest.typed_json import read
 
 FORMAT = "kvrelay-loadtest-1"
 SWEEP_FORMAT = "kvrelay-loadtest-sweep-1"
@@ -45,8 +47,8 @@ def load(file: Path) -> Report | Sweep:
         return report_from_json(document)
     except OSError as error:
         raise InvalidArgument(f"{file}: {error.strerror}") from error
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InvalidArgument(f"{file}: not a file that `kvrelay loadtest --json` wrote: {error}") from error
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError, InvalidArgument) as error:
+        raise InvalidArgument(f"{file}: not a file that `kvrelay loadtest --json` wrote: {error!s:.300}") from error
 
 
 def load_report(file: Path) -> Report:
@@ -77,16 +79,25 @@ def report_to_json(report: Report) -> Json:
 
 
 def report_from_json(document: Json) -> Report:
-    """Raises KeyError, TypeError or ValueError for what is no report."""
+    """Raises AttributeError, KeyError, TypeError or ValueError for what is no report."""
     reuse, timeline = document.get("reuse"), document.get("timeline")
     return Report(
-        options=document["options"],
-        slos=tuple(Slo(**slo) for slo in document["slos"]),
+        options=_options(document["options"]),
+        slos=read(tuple[Slo, ...], document["slos"]),
         rows=tuple(row_from_json(row) for row in document["requests"]),
-        timeline=timeline and Timeline.from_json(timeline),
-        reuse=reuse and Reuse.from_json({name: value for name, value in reuse.items() if name != "shares"}),
-        interrupted=document.get("interrupted", False),
+        timeline=None if timeline is None else read(Timeline, timeline),
+        reuse=None if reuse is None else read(Reuse, {k: value for k, value in reuse.items() if k != "shares"}),
+        interrupted=read(bool, document.get("interrupted", False)),
     )
+
+
+def _options(found: object) -> Json:
+    """What is computed with is checked, the rest is only shown."""
+    options = read(dict[str, Any], found)
+    read(float | None, options.get("duration"))  # type: ignore[arg-type]
+    if options.get("cut") is not None and read(Cut, options["cut"]).of_tokens < 1:
+        raise ValueError("cut: of no tokens")
+    return options
 
 
 def sweep_to_json(sweep: Sweep) -> Json:
@@ -100,9 +111,11 @@ def sweep_to_json(sweep: Sweep) -> Json:
 
 
 def sweep_from_json(document: Json) -> Sweep:
-    """Raises KeyError, TypeError or ValueError for what is no sweep."""
-    runs = tuple((float(run["rate"]), report_from_json(run)) for run in document["runs"])
-    return Sweep(document["attainment"], runs)
+    """Raises AttributeError, KeyError, TypeError or ValueError for what is no sweep."""
+    runs = tuple((read(float, run["rate"]), report_from_json(run)) for run in document["runs"])
+    if not all(report.slos for _, report in runs):
+        raise ValueError("runs without objectives")
+    return Sweep(read(float, document["attainment"]), runs)
 
 
 def _refuse(constant: str) -> None:

@@ -6,7 +6,6 @@ import heapq
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from kvrelay.loadtest.counters import PrefixCache
 from kvrelay.loadtest.row import Row
@@ -24,12 +23,6 @@ class Reuse:
     computed: int  # of these, the tokens of prompts whose first token had come before the request was sent
     reported: int  # by the target, request by request
     counters: PrefixCache | None = None  # the target's own, from before the test to after it
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Reuse:
-        """What dataclasses.asdict made. Raises KeyError or TypeError for something else."""
-        counters = value["counters"]
-        return cls(**value | {"counters": None if counters is None else PrefixCache(**counters)})
 
     def shares(self) -> dict[str, float]:
         """Of the prompt tokens; the counters' hits of their queries."""

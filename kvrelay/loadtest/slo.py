@@ -14,8 +14,15 @@ METRICS = ("ttft", "tpot", "e2e")
 
 @dataclass(frozen=True, slots=True)
 class Slo:
+    """Raises InvalidArgument for what no request can be measured by."""
+
     metric: str  # one of METRICS
     milliseconds: float
+
+    def __post_init__(self) -> None:
+        if self.metric not in METRICS or not 0 < self.milliseconds < math.inf:
+            text = f"{self.metric}:{self.milliseconds:g}"
+            raise InvalidArgument(f"goodput: {text!r:.40} is not one of ttft:MS, tpot:MS, e2e:MS", field="goodput")
 
     def met(self, row: Row) -> bool:
         """A request with one token has no TPOT, so it cannot miss one; one that failed meets nothing."""
@@ -30,13 +37,12 @@ def parse_slos(texts: Sequence[str]) -> tuple[Slo, ...]:
     slos = {}
     for text in texts:
         metric, _, number = text.partition(":")
-        try:
-            milliseconds = float(number)
-        except ValueError:
-            milliseconds = math.nan
-        if metric not in METRICS or not 0 < milliseconds < math.inf:
-            raise InvalidArgument(f"goodput: {text!r} is not one of ttft:MS, tpot:MS, e2e:MS", field="goodput")
         if metric in slos:
             raise InvalidArgument(f"goodput: {metric} is given twice", field="goodput")
-        slos[metric] = Slo(metric, milliseconds)
+        try:
+            slos[metric] = Slo(metric, float(number))
+        except ValueError:
+            raise InvalidArgument(
+                f"goodput: {text!r} is not one of ttft:MS, tpot:MS, e2e:MS", field="goodput"
+            ) from None
     return tuple(slos.values())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import Any
 
 from kvrelay.client.admin import AdminClient
 from kvrelay.errors import KvRelayError
@@ -61,18 +60,6 @@ class Timeline:
     samples: tuple[Sample, ...] = ()
     decisions: tuple[Scaling, ...] = ()
     missed: int = 0  # looks that got no answer
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Timeline:
-        """What dataclasses.asdict made. Raises KeyError or TypeError for something else."""
-        return cls(
-            samples=tuple(
-                Sample(**one | {"pools": {name: PoolSample(**pool) for name, pool in one["pools"].items()}})
-                for one in value["samples"]
-            ),
-            decisions=tuple(Scaling(**one) for one in value["decisions"]),
-            missed=value["missed"],
-        )
 
 
 class Watch:

@@ -29,7 +29,7 @@ def _request(file: Path, number: int, line: str) -> TraceRequest:
     try:
         found = json.loads(line)
         timestamp, prompt, answer, ids = (found[name] for name in _FIELDS)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise TraceError(file, number, f"not a JSON object with {', '.join(_FIELDS)}") from error
     whole = isinstance(ids, list) and all(type(one) is int for one in (prompt, answer, *ids))
     if not whole or type(timestamp) not in (int, float) or not 0 <= timestamp < math.inf:

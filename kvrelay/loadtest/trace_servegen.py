@@ -129,7 +129,7 @@ def _windows(file: Path, lines: Iterable[str]) -> Iterator[Window]:
         except ValueError as error:
             raise TraceError(file, number, "not six columns: start,rate,cv,pattern,shape,scale") from error
         if distribution not in ("", "Gamma", "Weibull"):
-            raise TraceError(file, number, f"pattern {distribution!r} is neither Gamma nor Weibull")
+            raise TraceError(file, number, f"pattern {distribution!r:.40} is neither Gamma nor Weibull")
         if not (0 <= window.rate < math.inf and (window.shape > 0 or not distribution) and before < window.begin):
             raise TraceError(file, number, "starts must ascend, rates not be negative, shapes be above 0")
         before = window.begin
@@ -147,7 +147,7 @@ def _lengths(file: Path) -> list[tuple[float, Lengths, Lengths]]:
             if all(both):
                 prompts, answers = map(Empirical.of, both)
                 found.append((float(begin), prompts, answers))
-    except (ValueError, SyntaxError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, SyntaxError, KeyError, TypeError, AttributeError, RecursionError, MemoryError) as error:
         what = "not windows of input_tokens and output_tokens, each a text of {length: probability}"
-        raise InvalidArgument(f"{file}: {what}: {error!r}", field="trace") from error
+        raise InvalidArgument(f"{file}: {what}: {error!r:.200}", field="trace") from error
     return sorted(found, key=lambda one: one[0])

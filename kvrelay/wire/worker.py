@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import get_args
 
 from kvrelay.errors import Code, InvalidArgument
 from kvrelay.messages import (
@@ -22,7 +23,7 @@ from kvrelay.messages import (
     SequenceTokens,
     TokenBatch,
 )
-from kvrelay.types import PrefillTimings, SequenceSpec
+from kvrelay.types import FinishReason, PrefillTimings, SequenceSpec
 from kvrelay.v1 import worker_pb2 as pb
 from kvrelay.v1.worker_pb2_grpc import (
     WorkerServiceServicer,
@@ -30,7 +31,6 @@ from kvrelay.v1.worker_pb2_grpc import (
     add_WorkerServiceServicer_to_server,
 )
 from kvrelay.wire.inference import (
-    finish_reason_from_proto,
     handoff_from_proto,
     handoff_to_proto,
     logprobs_from_proto,
@@ -192,6 +192,7 @@ def _spec_from_proto(message: pb.SequenceSpec) -> SequenceSpec:
     )
 
 
+_FINISH_REASONS: dict[str, FinishReason] = {one: one for one in get_args(FinishReason)}
 _TARGET_FIELDS = HandoffTarget.__dataclass_fields__.keys()
 
 
@@ -237,16 +238,28 @@ def _tokens_to_proto(tokens: SequenceTokens) -> pb.SequenceTokens:
 
 
 def _tokens_from_proto(message: pb.SequenceTokens) -> SequenceTokens:
-    """Once for each token that is streamed: what is not there is not looked into."""
+    """Once for each token that is streamed: what is not there is not looked into. Raises InvalidArgument."""
+    token_ids = tuple(message.token_ids)
+    logprobs = tuple(map(logprobs_from_proto, message.logprobs)) if message.logprobs else ()
+    if min(token_ids, default=0) < 0 or any(token_id < 0 for one in logprobs for token_id, _ in one.top):
+        raise InvalidArgument(f"a token of {message.request_id!r:.200} is negative", field="token_ids")
     return SequenceTokens(
         message.request_id,
         message.attempt,
         message.index,
-        tuple(message.token_ids),
-        tuple(map(logprobs_from_proto, message.logprobs)) if message.logprobs else (),
-        finish_reason_from_proto(message.finish_reason),
+        token_ids,
+        logprobs,
+        _finish_reason(message.finish_reason) if message.finish_reason else None,
         _timings_from_proto(message.prefill) if message.HasField("prefill") else None,
     )
+
+
+def _finish_reason(text: str) -> FinishReason:
+    """Raises InvalidArgument for a reason of a future version, which no client would know either."""
+    reason = _FINISH_REASONS.get(text)
+    if reason is None:
+        raise InvalidArgument(f"finish reason {text!r:.40} is not one that this version knows", field="finish_reason")
+    return reason
 
 
 def _timings_from_proto(message: pb.PrefillTimings) -> PrefillTimings:

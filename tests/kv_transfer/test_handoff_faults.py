@@ -362,6 +362,39 @@ async def test_a_repeated_fetch_is_executed_once() -> None:
         assert cache.pool.num_held == 0
 
 
+async def test_a_fetch_is_for_whom_it_was_granted_and_as_far() -> None:
+    source = MemoryFile()
+    cache = KvCache(source.num_blocks, LAYOUT.block_size)
+    blocks = cache.allocate(4)
+    cache.publish([11, 12, 13, 14], blocks)
+    async with decode_end() as asking, sender_of(source) as sender:
+        lending = Lending(cache, sender, epoch=3)
+        server = grpc.aio.server()
+        add_kv_transfer_servicer(asking.receiver.Push, lending.Fetch, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        target = asking.grant(BLOCKS)
+        grant = FetchGrant(*KEY, target.worker_id, target.address, SENDER, epoch=3, tokens=2 * LAYOUT.block_size)
+        right = FetchRequest(*KEY, (11, 12), target, grant.tokens, make_capability(lending.key, grant))
+        elsewhere = replace(target, address="127.0.0.1:1")
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            for wish in (
+                replace(right, capability=""),
+                replace(right, capability="0" * 32),
+                replace(right, attempt=1),
+                replace(right, target=elsewhere),  # KV would go to whoever listens there
+                replace(right, granted_tokens=4 * LAYOUT.block_size),
+                replace(right, names=(11, 12, 13, 14)),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    await kv_fetch(channel, wish, 10.0)
+                assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED, wish
+        await server.stop(None)
+        assert lending.lent == 0
+        assert asking.committed == []
+        cache.release(blocks)
+
+
 async def test_a_sender_that_stalls_in_the_middle_of_a_frame_holds_its_blocks_no_longer_than_its_lease() -> None:
     layout = KvLayout((LayerKv(8, 64, 64),) * 4, block_size=16, dtype="float32")  # 256 KiB a block
     async with (

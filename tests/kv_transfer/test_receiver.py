@@ -19,7 +19,15 @@ from kv_transfer.lease import Lease
 from kv_transfer.plan import Layers
 from kv_transfer.transports import Source
 from kv_transfer.transports.grpc import GrpcInbound
-from kvrelay.errors import Cancelled, DataLoss, FailedPrecondition, KvRelayError, NotFound, Unimplemented
+from kvrelay.errors import (
+    Cancelled,
+    DataLoss,
+    FailedPrecondition,
+    KvRelayError,
+    NotFound,
+    PermissionDenied,
+    Unimplemented,
+)
 from kvrelay.messages import HandoffTarget
 from kvrelay.wire.status import error_from_rpc
 from kvrelay.wire.transfer import (
@@ -131,6 +139,9 @@ async def test_the_right_frames_are_taken(decode: DecodeEnd, source: MemoryFile)
         ),
         ({"request_id": "stranger"}, FailedPrecondition, "lease 1 is for another request"),
         ({"attempt": 1}, FailedPrecondition, "lease 1 is for another request"),
+        ({"capability": ""}, PermissionDenied, "the capability is not one for this PushGrant"),
+        ({"capability": "0" * 32}, PermissionDenied, "the capability is not one for this PushGrant"),
+        ({"sender": "another worker"}, PermissionDenied, "the capability is not one for this PushGrant"),
         ({"transport": "carrier pigeon"}, Unimplemented, "'carrier pigeon' is not one that this worker takes"),
         ({"transport": "shm"}, Unimplemented, "'shm' is not one that this worker takes"),  # without a segment
         ({"transport": "gloo", "rendezvous": "nowhere"}, FailedPrecondition, "'nowhere' is not HOST:PORT/NAME"),

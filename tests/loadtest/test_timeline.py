@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from dataclasses import asdict, replace
 
@@ -10,6 +11,7 @@ from scripted_router import serving
 from kvrelay.client.admin import AdminClient
 from kvrelay.errors import Unavailable
 from kvrelay.loadtest.timeline import PoolSample, Timeline, Watch
+from kvrelay.loadtest.typed_json import read
 from kvrelay.types import RouterLoad, ScalingDecision, WorkerLoad
 from kvrelay.wire import cluster as wire
 from kvrelay.wire.status import abort
@@ -78,4 +80,4 @@ async def test_the_cluster_is_looked_at_until_the_end() -> None:
     (decision,) = found.decisions  # seen many times, kept once; the old one is not of this test
     assert (decision.pool, decision.before, decision.after, decision.reason) == ("prefill", 2, 3, new.reason)
     assert 0 <= decision.at_s <= found.samples[-1].at_s + 1
-    assert Timeline.from_json(asdict(found)) == found
+    assert read(Timeline, json.loads(json.dumps(asdict(found)))) == found

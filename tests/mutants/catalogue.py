@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from mutants import of_inputs, of_router, of_transfer, of_workers
+from mutants import of_inputs, of_router, of_security, of_transfer, of_workers
 
-MUTANTS = (*of_transfer.MUTANTS, *of_router.MUTANTS, *of_workers.MUTANTS, *of_inputs.MUTANTS)
+_MODULES = (of_transfer, of_router, of_workers, of_security, of_inputs)
+MUTANTS = tuple(one for module in _MODULES for one in module.MUTANTS)

@@ -36,11 +36,21 @@ MUTANTS = (
         "if False:",
         ("test_config_file.py::test_files_that_cannot_be_read",),
     ),
-    Mutant("size of a value in Redis", CODEC, "if len(raw) > MAX_VALUE_BYTES:", "if False:", _JUNK),
     Mutant(
-        "addresses of workers", CODEC, "if ip.is_global or ip.is_multicast or ip.is_unspecified:", "if False:", _JUNK
+        "size of a value in Redis",
+        CODEC,
+        "if len(raw) > MAX_VALUE_BYTES:",
+        "if False:",
+        ("test_registry.py::test_desired_sizes",),
     ),
-    Mutant("numbers in Redis", CODEC, "if number < 0 or (isinstance", "if (isinstance", _JUNK),
+    Mutant(
+        "addresses of workers",
+        CODEC,
+        "if not any(ip in network for network in _PRIVATE if network.version == ip.version):",
+        "if False:",
+        _JUNK,
+    ),
+    Mutant("numbers in Redis", CODEC, "if number < (name in _SIZES) or (isinstance", "if (isinstance", _JUNK),
     Mutant(
         "control characters in Redis", CODEC, "if len(text) > MAX_TEXT or not text.isprintable():", "if False:", _JUNK
     ),
@@ -115,8 +125,8 @@ MUTANTS = (
     Mutant(
         "numbers that are none",
         CHECKS,
-        "if not math.isfinite(value) or not least",
-        "if value < least or value > most or not least",
+        "if not math.isfinite(value) or not least <= value",
+        "if math.isfinite(value) and not least <= value",
         _FIELDS,
     ),
     Mutant("request ids for logs and headers", CHECKS, "if not request_id.isprintable() or", "if", _FIELDS),

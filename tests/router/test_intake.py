@@ -7,9 +7,11 @@ from router_harness import DEMO, MemoryRegistry, cluster_config
 
 from kvrelay.clock import ManualClock
 from kvrelay.errors import DeadlineExceeded
+from kvrelay.tenants import ANONYMOUS
 from kvrelay.wire.inference import GenerateRequest
 from router.driver import Driver
 from router.intake import Intake
+from router.limits import Limits
 from router.metrics import Metrics
 from router.model_card import ModelCard
 from router.observers import Observers
@@ -27,8 +29,8 @@ async def test_a_deadline_that_has_passed_is_told_before_anything_is_done(monkey
         raise AssertionError("it was tokenized")
 
     monkeypatch.setattr(Text, "encode", tokenized)
-    intake = Intake(card, Text.load(DEMO), driver, config.router, clock)
+    intake = Intake(card, Text.load(DEMO), driver, Limits(), config.router, clock)
     for time_left in (0.0, -5.0):
         with pytest.raises(DeadlineExceeded, match="nothing was done"):
-            await intake.open(GenerateRequest(prompt="Once upon a time"), 100.0, time_left)
+            await intake.open(GenerateRequest(prompt="Once upon a time"), ANONYMOUS, 100.0, time_left)
     assert driver.dispatcher.unfinished == 0

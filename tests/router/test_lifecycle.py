@@ -236,6 +236,7 @@ def test_events_of_strangers_are_dropped() -> None:
     assert life.on_event("other", Failed("r", 1, Code.INTERNAL, "not mine"), 3.0) == []
     assert life.on_event("d", HandedOff("r", 1, HANDOFF), 3.0) == []
     assert life.on_event("p", Reserved("r", 1, TARGET), 3.0) == []
+    assert life.on_event("other", tokens(life, 0, 100), 3.0) == []
     assert (life.state, life.handoff) == ("prefilling", None)
 
 

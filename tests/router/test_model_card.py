@@ -28,7 +28,16 @@ def test_several_ends_of_text_and_the_generation_config_go_first(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", '{"vocab_size": 10}', '{"vocab_size": 10, "max_position_embeddings": "x"}']
+    "content",
+    [
+        *("", "[]", '{"vocab_size": 10}', '{"vocab_size": 10, "max_position_embeddings": "x"}', "[" * 10**5),
+        '{"vocab_size": 0, "max_position_embeddings": 10}',
+        '{"vocab_size": 10, "max_position_embeddings": 1e400}',
+        '{"vocab_size": 10, "max_position_embeddings": 2147483648}',
+        '{"vocab_size": 10, "max_position_embeddings": 10, "eos_token_id": "x"}',
+        '{"vocab_size": 10, "max_position_embeddings": 10, "architectures": 7}',
+        '{"text_config": []}',
+    ],
 )
 def test_folder_that_cannot_be_read_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)

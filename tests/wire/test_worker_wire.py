@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kvrelay import messages, types
 from kvrelay.errors import Code, InvalidArgument
+from kvrelay.wire import inference
 from kvrelay.wire.worker import (
     Hello,
     Welcome,
@@ -61,6 +62,19 @@ def test_a_message_of_a_future_version_is_an_error() -> None:
         command_from_proto(pb.SessionRequest())
     with pytest.raises(InvalidArgument, match="event"):
         event_from_proto(pb.SessionResponse())
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        pb.SequenceTokens(request_id="r", token_ids=[5, -1]),
+        pb.SequenceTokens(request_id="r", logprobs=[inference.pb.TokenLogprobs(top=[{"token_id": -1}])]),
+        pb.SequenceTokens(request_id="r", token_ids=[5], finish_reason="tired"),
+    ],
+)
+def test_tokens_that_no_tokenizer_or_client_knows_are_an_error(tokens: pb.SequenceTokens) -> None:
+    with pytest.raises(InvalidArgument):
+        event_from_proto(pb.SessionResponse(tokens=pb.TokenBatch(sequences=[tokens])))
 
 
 def test_an_unknown_code_is_internal() -> None:

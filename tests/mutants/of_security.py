@@ -1,0 +1,179 @@
+"""Safeguards against those who do not belong: capabilities, roles, tokens, tenants, other sites, exposed addresses."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+CAPABILITY = "kvrelay/security/capability.py"
+GUARD = "kvrelay/security/guard.py"
+LENDING = "kv_transfer/lending.py"
+ACCESS = "router/access.py"
+SITES = "router/http_access.py"
+
+_DOORS = "router/test_doors.py"
+
+MUTANTS = (
+    Mutant(
+        "capability of a push",
+        "kv_transfer/receiver.py",
+        "check_capability(self._key, self._grant(lease, opening.sender), opening.capability)",
+        "pass",
+        ("kv_transfer/test_receiver.py::test_an_open_frame_with_a_wrong_number_is_refused",),
+    ),
+    Mutant(
+        "capability of a fetch",
+        LENDING,
+        "check_capability(self.key, self._grant(wish), wish.capability)",
+        "pass",
+        ("kv_transfer/test_handoff_faults.py::test_a_fetch_is_for_whom_it_was_granted_and_as_far",),
+    ),
+    Mutant(
+        "a fetch goes as far as it was granted",
+        LENDING,
+        "if wish.target.cached_tokens + len(wish.names) * size > wish.granted_tokens:",
+        "if False:",
+        ("kv_transfer/test_handoff_faults.py::test_a_fetch_is_for_whom_it_was_granted_and_as_far",),
+    ),
+    Mutant(
+        "a capability is compared as a whole",
+        CAPABILITY,
+        "if not hmac.compare_digest(make_capability(key, grant).encode(), shown.encode()):",
+        "if make_capability(key, grant)[:1] != shown[:1]:",
+        (
+            "security/test_capability.py::test_any_single_changed_field_makes_it_invalid",
+            "security/test_capability.py::test_nothing_else_passes",
+        ),
+    ),
+    Mutant(
+        "a capability's fields have their lengths before them",
+        CAPABILITY,
+        'mac.update(len(data).to_bytes(8, "little"))\n',
+        "pass\n",
+        ("security/test_capability.py::test_text_does_not_flow_from_field_to_field",),
+    ),
+    Mutant(
+        "a capability is for one kind of grant",
+        CAPABILITY,
+        "for value in (type(grant).__name__, *astuple(grant)):",
+        "for value in astuple(grant):",
+        ("security/test_capability.py::test_a_grant_of_one_kind_is_none_of_the_other",),
+    ),
+    Mutant(
+        "role of a certificate",
+        GUARD,
+        "if roles[0] not in allowed:",
+        "if False:",
+        ("security/test_guard.py::test_each_method_is_for_its_roles_alone",),
+    ),
+    Mutant(
+        "a certificate has one role",
+        GUARD,
+        "if len(roles) != 1:",
+        "if False:",
+        ("security/test_guard.py::test_a_certificate_without_a_role_is_nobodys",),
+    ),
+    Mutant(
+        "peers show certificates of the cluster's CA",
+        "kvrelay/security/grpc_tls.py",
+        "require_client_authentication=shown.ca is not None",
+        "require_client_authentication=False",
+        ("security/test_guard.py::test_who_shows_no_certificate_of_the_ca_does_not_get_beyond_the_handshake",),
+    ),
+    Mutant(
+        "token of a caller",
+        ACCESS,
+        "if tenant is None:",
+        "if False:",
+        (f"{_DOORS}::test_every_route_refuses_who_has_no_token_or_the_wrong_one",),
+    ),
+    Mutant(
+        "role of a caller",
+        ACCESS,
+        "if not tenant.roles & roles:",
+        "if False:",
+        (
+            f"{_DOORS}::test_every_route_takes_the_right_role_only",
+            f"{_DOORS}::test_every_rpc_refuses_who_has_no_token_or_the_wrong_one_or_the_wrong_role",
+        ),
+    ),
+    Mutant(
+        "gRPC asks for tokens, too",
+        "router/grpc_access.py",
+        "if details.method != OPEN_METHOD:",
+        "if False:",
+        (f"{_DOORS}::test_every_rpc_refuses_who_has_no_token_or_the_wrong_one_or_the_wrong_role",),
+    ),
+    Mutant(
+        "a broken tokens file changes nothing",
+        ACCESS,
+        "except ConfigError as error:\n            self.failed_loads += 1",
+        "except ConfigError as error:\n            self._tenants = {}\n            self.failed_loads += 1",
+        (f"{_DOORS}::test_the_file_is_read_again_and_a_broken_one_changes_nothing",),
+    ),
+    Mutant(
+        "limits of a tenant",
+        "router/limits.py",
+        "if wait_s > 0:",
+        "if False:",
+        (f"{_DOORS}::test_a_tenant_over_its_limits_is_told_when_to_come_back",),
+    ),
+    Mutant(
+        "salt of a tenant",
+        "kvrelay/tokens_file.py",
+        'return hashlib.sha256(f"kvrelay prefix cache\\0{name}\\0{first_digest}".encode()).hexdigest()',
+        'return ""',
+        (
+            "test_tokens_file.py::test_salts_are_the_same_whoever_reads_the_file_and_no_two_tenants_share_one",
+            f"{_DOORS}::test_workers_get_the_tenants_salt",
+        ),
+    ),
+    Mutant(
+        "request ids of tenants do not meet",
+        "kvrelay/tenants.py",
+        'return f"{self.name}/{request_id}" if self.name else request_id',
+        "return request_id",
+        (f"{_DOORS}::test_clients_with_a_token_are_served_and_told_apart",),
+    ),
+    Mutant(
+        "Host",
+        SITES,
+        'if name is None or not (name == self._host or is_loopback(f"{name}:0")):',
+        "if False:",
+        ("router/test_http_bounds.py::test_browsers_that_another_site_sends_are_refused",),
+    ),
+    Mutant(
+        "Origin",
+        SITES,
+        "if origins and origins !=",
+        "if False and origins !=",
+        ("router/test_http_bounds.py::test_browsers_that_another_site_sends_are_refused",),
+    ),
+    Mutant(
+        "what others can reach needs TLS and tokens",
+        "kvrelay/config.py",
+        "if missing and not is_loopback(address):",
+        "if False:",
+        ("test_config_file.py::test_other_addresses_are_for_those_who_have_tls_and_tokens",),
+    ),
+    Mutant(
+        "headers of HTTP",
+        "router/http_protocol.py",
+        "self.conn.receive_data(data[:_PIECE])\n            self.handle_events()\n            data = data[_PIECE:]",
+        "break",
+        ("router/test_http_bounds.py::test_headers_and_bodies_over_the_bound",),
+    ),
+    Mutant(
+        "connections of HTTP",
+        "router/http_protocol.py",
+        "if len(self.connections) > MAX_CONNECTIONS:",
+        "if False:",
+        ("router/test_http_bounds.py::test_connections_over_the_bound_are_ended_and_others_go_on",),
+    ),
+    Mutant(
+        "a message that cannot be read is the client's mistake",
+        "router/grpc_messages.py",
+        "if handler is None or handler.request_streaming:",
+        "if True:",
+        ("bad_input/test_requests.py::test_over_grpc",),
+    ),
+)
