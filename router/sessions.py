@@ -9,13 +9,14 @@ from typing import Protocol
 
 import grpc
 
-from kvrelay.errors import KvRelayError
+from kvrelay.errors import KvRelayError, PermissionDenied, Unauthenticated
 from kvrelay.messages import Command, Event, PrefixSource
 from kvrelay.security.capability import FetchGrant, make_capability
 from kvrelay.security.credentials import Credentials
 from kvrelay.security.grpc_tls import worker_channel
 from kvrelay.telemetry import get_logger
 from kvrelay.types import SequenceSpec, WorkerInfo
+from kvrelay.wire.status import error_from_rpc
 from kvrelay.wire.worker import Hello, Welcome, WorkerServiceStub, command_to_proto, event_from_proto, pb
 
 WELCOME_S = 5.0  # for a worker to answer the greeting
@@ -53,6 +54,7 @@ class WorkerSession:
         self.info = info
         self._lending_key: bytes | None = None  # while it has said so
         self._credentials = credentials
+        self._untrusted = ""  # why the last try ended, if one of the two does not trust the other
         self._router_id = router_id
         self._listener = listener
         self._outgoing: asyncio.Queue[Command] = asyncio.Queue()
@@ -107,15 +109,24 @@ class WorkerSession:
                 while (event := await self._read(call)) is not None and not isinstance(event, Welcome):
                     self._listener.worker_said(worker_id, event)
             except (grpc.aio.AioRpcError, TimeoutError, KvRelayError) as error:
-                reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-                say = log.info if found else log.debug  # it may be starting, or be gone and not yet forgotten
-                say("no session", worker=worker_id, epoch=self.info.epoch, reason=reason)
+                self._tell(error, found)
             finally:
                 call.cancel()
                 self._lending_key = None
                 if found:
                     self._listener.worker_lost(worker_id)
         return found
+
+    def _tell(self, error: Exception, found: bool) -> None:
+        """Most often the worker starts, or is gone and not yet forgotten. That one does not trust the other is news."""
+        known = error_from_rpc(error) if isinstance(error, grpc.aio.AioRpcError) else error
+        reason = str(known)
+        untrusted = isinstance(known, PermissionDenied | Unauthenticated) or "TLS" in reason
+        if untrusted and reason == self._untrusted:
+            return
+        self._untrusted = reason if untrusted else ""
+        say = log.warning if untrusted else log.info if found else log.debug
+        say("no session", worker=self.info.worker_id, epoch=self.info.epoch, reason=reason)
 
     async def _read(self, call: grpc.aio.StreamStreamCall) -> Event | Welcome | None:
         message = await call.read()

@@ -20,6 +20,8 @@ from kvrelay.messages import Command, Event, PrefixSource, SequenceTokens, Token
 from kvrelay.registry import Registry
 from kvrelay.security.capability import FetchGrant, make_capability
 from kvrelay.stop_request import StopRequest
+from kvrelay.security.credentials import Credentials
+from kvrelay.security.grpc_tls import worker_channel
 from kvrelay.types import PoolName, SequenceSpec, WorkerInfo
 from kvrelay.wire.worker import Hello, Welcome, WorkerServiceStub, command_to_proto, event_from_proto
 from kvrelay.worker.settings import WorkerSettings
@@ -30,9 +32,9 @@ SERVE = {"prefill": prefill_worker.main.serve, "decode": decode_worker.main.serv
 class Session:
     """The router's end of one session."""
 
-    def __init__(self, info: WorkerInfo) -> None:
+    def __init__(self, info: WorkerInfo, credentials: Credentials | None = None) -> None:
         self.info = info
-        self._channel = grpc.aio.insecure_channel(info.address)
+        self._channel = worker_channel(info.address, credentials)
         self._call = WorkerServiceStub(self._channel).Session()
         self._writing = asyncio.Lock()
 
@@ -117,13 +119,14 @@ class Engine:
 class Workers:
     """What `workers` yields."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, credentials: Credentials | None) -> None:
         self.registry = registry
+        self._credentials = credentials
         self._sessions: list[Session] = []
 
     async def session(self, worker_id: str) -> Session:
         info = next(info for info in await self.registry.workers() if info.worker_id == worker_id)
-        session = await Session(info).open()
+        session = await Session(info, self._credentials).open()
         self._sessions.append(session)
         return session
 
@@ -154,7 +157,7 @@ async def workers(model: Path, config: ClusterConfig, *names: str, pin: bool = F
             async with asyncio.timeout(60):
                 while [info.state for info in await registry.workers()] != ["ready"] * count:
                     await asyncio.sleep(0.05)
-        running = Workers(registry)
+        running = Workers(registry, Credentials.internal(config.security, "router"))
         try:
             yield running
         finally:
