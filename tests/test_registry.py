@@ -128,6 +128,14 @@ JUNK = {
     "host name": _entry(address="evil.example:80"),
     "public address": _entry(address="8.8.8.8:80"),
     "any address": _entry(address="0.0.0.0:80"),
+    "a cloud's metadata": _entry(address="169.254.169.254:80"),
+    "link-local": _entry(address="[fe80::1]:80"),
+    "multicast": _entry(address="224.0.0.1:80"),
+    "broadcast": _entry(address="255.255.255.255:80"),
+    "documentation": _entry(address="192.0.2.1:80"),
+    "public address as IPv6": _entry(address="[::ffff:8.8.8.8]:80"),
+    "ANSI in an address": _entry(address="127.0.0.1:1\x1b[2J"),
+    "ANSI in an id": _entry(worker_id="\x1b[31mdecode-0"),
     "ANSI in a name": _entry(model_id="\x1b[2Jdemo"),
     "newline in a name": _entry(host_id="a\nb"),
     "another's entry": _entry(worker_id="decode-9"),
@@ -190,9 +198,30 @@ def test_any_bytes_decode_or_raise_value_error(raw: bytes) -> None:
         decode(WorkerInfo, raw)
 
 
-@pytest.mark.parametrize("good", ["localhost:1", "127.0.0.1:65535", "10.1.2.3:80", "[::1]:5", "[fd00::1]:5"])
+@pytest.mark.parametrize(
+    "good", ["localhost:1", "127.0.0.1:65535", "10.1.2.3:80", "100.64.0.1:80", "[::1]:5", "[fd00::1]:5"]
+)
 def test_private_addresses(good: str) -> None:
     assert check_address(good) == good
+
+
+async def test_where_workers_listen_on_loopback_none_elsewhere_is_believed(
+    server: EmbeddedRedis, registry: Registry
+) -> None:
+    """Who can write to Redis cannot lead a router on one machine to another one."""
+    await registry.publish_worker(worker("decode-0", address="10.1.2.3:80"))
+    await registry.publish_worker(worker("decode-1", address="[::1]:80"))
+    assert len(await registry.workers()) == 2
+    local = await Registry.connect(server.url, loopback_only=True)
+    try:
+        with capture_logs() as logs:
+            for _ in range(2):
+                assert [info.worker_id for info in await local.workers()] == ["decode-1"]
+        assert [line["reason"] for line in logs] == [
+            "'address 10.1.2.3:80 is not on loopback, as listen.worker_host is'"
+        ]
+    finally:
+        await local.close()
 
 
 async def test_desired_sizes(registry: Registry) -> None:

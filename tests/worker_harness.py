@@ -19,9 +19,9 @@ from kvrelay.engine.sampling import Sampled
 from kvrelay.messages import Command, Event, PrefixSource, SequenceTokens, TokenBatch
 from kvrelay.registry import Registry
 from kvrelay.security.capability import FetchGrant, make_capability
-from kvrelay.stop_request import StopRequest
 from kvrelay.security.credentials import Credentials
 from kvrelay.security.grpc_tls import worker_channel
+from kvrelay.stop_request import StopRequest
 from kvrelay.types import PoolName, SequenceSpec, WorkerInfo
 from kvrelay.wire.worker import Hello, Welcome, WorkerServiceStub, command_to_proto, event_from_proto
 from kvrelay.worker.settings import WorkerSettings

@@ -34,6 +34,16 @@ def test_auto_takes_the_fewest_copies(
     assert choose("auto", *devices, same_process=same_process, same_host=same_host) == expected
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_auto_between_hosts_is_grpc_and_under_tls_it_says_so(device: str) -> None:
+    """What torch.distributed and NIXL carry is neither authenticated nor encrypted: these have to be asked for."""
+    for target in ("cpu", "cuda"):
+        found = choose_transport(
+            "auto", same_process=False, same_host=False, device=device, target_device=target, tls=True
+        )
+        assert found == ("grpc", "another host, by TLS")
+
+
 @pytest.mark.parametrize(
     ("requested", "devices", "says"),
     [

@@ -13,8 +13,10 @@ import grpc
 import pytest
 from certificates import DAY, Certificates, all_roles
 from structlog.testing import capture_logs
+from transfer_ends import LAYOUT
 from worker_harness import Session, Workers, workers
 
+from kv_transfer.channels import Channels
 from kvrelay.config import ClusterConfig
 from kvrelay.messages import Failed, HandedOff, Prefill, Reserve, Reserved, RunLocal
 from kvrelay.security.credentials import Credentials
@@ -204,3 +206,20 @@ async def test_https_asks_for_certificates_of_the_clients_ca(tmp_path: Path) -> 
     assert said == {"known": b"hello", "anonymous": b""}
     server.close()
     await server.wait_closed()
+
+
+async def test_pushes_after_a_change_take_a_connection_with_the_new_certificate(tmp_path: Path) -> None:
+    """And those before it keep theirs, until the next change."""
+    made = all_roles(tmp_path, ("worker",))
+    channels = Channels(LAYOUT, Credentials.internal(made.security, "worker"))
+    seen = []
+    for _ in range(3):
+        seen.append(channels.get("127.0.0.1:1"))
+        assert channels.get("127.0.0.1:1") is seen[-1]
+        made.issue("worker")
+    assert len({id(channel) for channel in seen}) == 3
+    await asyncio.gather(*channels._retired)
+    closed = [channel._channel.closed() for channel in seen]
+    assert closed == [True, False, False]
+    await channels.close()
+    assert all(channel._channel.closed() for channel in seen)

@@ -1,0 +1,200 @@
+"""KV is pushed and lent to those alone whom the router has chosen, and others are refused before anything is done."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import grpc
+import pytest
+from transfer_ends import HASH, KEY, LAYOUT, SENDER, DecodeEnd, MemoryFile, decode_end, sender_of
+
+from kv_transfer.lending import Lending
+from kv_transfer.receiver import Receiver
+from kv_transfer.transports.named import NamedOutbound
+from kvrelay.engine.cache import KvCache
+from kvrelay.errors import PermissionDenied
+from kvrelay.messages import HandoffTarget, PrefixSource
+from kvrelay.security.capability import FetchGrant, make_capability
+from kvrelay.types import SamplingParams, SequenceSpec, WorkerInfo
+from kvrelay.wire.status import error_from_rpc
+from kvrelay.wire.transfer import FetchRequest, KvOpen, add_kv_transfer_servicer, frame_to_bytes, kv_fetch, kv_push
+from router.sessions import WorkerSession
+
+BLOCKS = [9, 3, 4, 20]
+NAMES = (11, 12, 13, 14)
+
+
+def opening(target: HandoffTarget, transport: str, **changes: Any) -> KvOpen:
+    right = KvOpen(*KEY, target.lease_id, target.epoch, target.generation, HASH, transport)
+    return replace(right, **{"sender": SENDER, "capability": target.capability, **changes})
+
+
+async def refused(address: str, frame: KvOpen) -> str:
+    """What the peer says to a push that begins so."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        call = kv_push(channel)()
+        await call.write(frame_to_bytes(frame))
+        assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
+        return await call.details()
+
+
+WRONG: dict[str, Callable[[DecodeEnd, HandoffTarget], dict[str, str]]] = {
+    "none": lambda decode, target: {"capability": ""},
+    "a guess": lambda decode, target: {"capability": "0" * len(target.capability)},
+    "no ASCII": lambda decode, target: {"capability": "ж"},
+    "another worker's name": lambda decode, target: {"sender": "prefill-1"},
+    "that of another lease": lambda decode, target: {"capability": decode.grant([1, 2, 5, 6]).capability},
+    "that of the same request's last attempt": lambda decode, target: {
+        "capability": decode.grant([1, 2, 5, 6], key=(KEY[0], KEY[1] - 1)).capability
+    },
+    "one for another worker": lambda decode, target: {
+        "capability": decode.grant([1, 2, 5, 6], sender="prefill-1").capability
+    },
+}
+
+
+@pytest.mark.parametrize("transport", ["grpc", "shm", "memory", "gloo"])
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG.keys())
+async def test_a_push_without_the_leases_capability_is_refused_before_anything_is_done(
+    wrong: Callable[[DecodeEnd, HandoffTarget], dict[str, str]], transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connected: list[KvOpen] = []
+
+    def record(_: Receiver, frame: KvOpen, __: object) -> None:
+        connected.append(frame)
+        raise AssertionError("nothing is mapped, joined or read")
+
+    monkeypatch.setattr(Receiver, "_inbound", record)
+    source = MemoryFile()
+    async with decode_end() as decode:
+        before = decode.arena.buffer.clone()
+        target = decode.grant(BLOCKS)
+        frame = opening(target, transport, **wrong(decode, target))
+        if transport in ("shm", "memory"):
+            frame = NamedOutbound(source, digests=True).announce(frame)
+        assert "capability is not one for this PushGrant" in await refused(decode.address, frame)
+        assert (connected, decode.committed, decode.receiver.under_way) == ([], [], 0)
+        assert decode.arena.buffer.equal(before)
+
+
+async def test_a_capability_of_an_earlier_incarnation_is_worth_nothing_even_for_the_same_numbers() -> None:
+    async with decode_end() as earlier:
+        old = earlier.grant(BLOCKS)
+    async with decode_end() as decode:
+        new = decode.grant(BLOCKS)
+        assert (old.lease_id, old.generation, old.epoch) == (new.lease_id, new.generation, new.epoch)
+        await refused(decode.address, opening(new, "grpc", capability=old.capability))
+
+
+async def test_a_renewed_lease_keeps_its_capability() -> None:
+    source = MemoryFile()
+    async with decode_end() as decode, sender_of(source) as sender:
+        target = decode.grant(BLOCKS)
+        decode.leases.renew([target.lease_id], 60.0, decode.clock.now())
+        push = sender.open(KEY, target)
+        push.send(0, [1, 2, 5, 4])
+        await push.commit(42, 16, sender.clock.now())
+        assert len(decode.committed) == 1
+
+
+@dataclass
+class Lent:
+    """A worker that lends blocks named NAMES, and one that asks."""
+
+    lending: Lending
+    cache: KvCache
+    asking: DecodeEnd
+    address: str
+
+    @property
+    def right(self) -> FetchRequest:
+        target = self.asking.grant(BLOCKS)
+        tokens = len(NAMES) * LAYOUT.block_size
+        grant = FetchGrant(*KEY, target.worker_id, target.address, SENDER, epoch=3, tokens=tokens)
+        return FetchRequest(*KEY, NAMES, target, tokens, make_capability(self.lending.key, grant))
+
+    async def ask(self, wish: FetchRequest) -> int:
+        """Raises the lender's error."""
+        async with grpc.aio.insecure_channel(self.address) as channel:
+            try:
+                return await kv_fetch(channel, wish, 20.0)
+            except grpc.aio.AioRpcError as error:
+                raise error_from_rpc(error) from None
+
+
+@asynccontextmanager
+async def lender() -> AsyncIterator[Lent]:
+    source = MemoryFile()
+    cache = KvCache(source.num_blocks, LAYOUT.block_size)
+    blocks = cache.allocate(len(NAMES))
+    cache.publish(list(NAMES), blocks)
+    cache.release(blocks)
+    async with decode_end() as asking, sender_of(source) as sender:
+        lending = Lending(cache, sender, epoch=3)
+        server = grpc.aio.server()
+        add_kv_transfer_servicer(asking.receiver.Push, lending.Fetch, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            yield Lent(lending, cache, asking, f"127.0.0.1:{port}")
+        finally:
+            await server.stop(None)
+
+
+async def test_who_was_granted_a_prefix_gets_it() -> None:
+    async with lender() as lent:
+        assert await lent.ask(lent.right) == len(NAMES)
+        assert len(lent.asking.committed) == 1
+
+
+@pytest.mark.parametrize(
+    "steal",
+    [
+        lambda wish: replace(wish, capability=""),
+        lambda wish: replace(wish, request_id="another"),
+        lambda wish: replace(wish, attempt=wish.attempt + 1),
+        lambda wish: replace(wish, granted_tokens=wish.granted_tokens + LAYOUT.block_size),
+        lambda wish: replace(wish, target=replace(wish.target, worker_id="prefill-9")),
+        lambda wish: replace(wish, target=replace(wish.target, address="127.0.0.1:9")),
+        lambda wish: replace(wish, names=(*wish.names, 15)),
+        lambda wish: replace(wish, target=replace(wish.target, cached_tokens=LAYOUT.block_size)),
+    ],
+    ids=["none", "request", "attempt", "more tokens", "worker", "address", "more blocks", "further blocks"],
+)
+async def test_nobody_else_gets_it_nor_more_of_it(
+    steal: Callable[[FetchRequest], FetchRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with lender() as lent:
+
+        def looked_up(*_: object) -> list[int]:
+            raise AssertionError("the cache is not even looked into")
+
+        monkeypatch.setattr(lent.cache, "match", looked_up)
+        with pytest.raises(PermissionDenied):
+            await lent.ask(steal(lent.right))
+        assert lent.asking.committed == []
+        assert lent.lending.lent == 0
+
+
+async def test_a_key_of_an_earlier_incarnation_lends_nothing() -> None:
+    async with lender() as earlier, lender() as lent:
+        capability = replace(earlier.right, target=lent.asking.grant(BLOCKS)).capability
+        with pytest.raises(PermissionDenied):
+            await lent.ask(replace(lent.right, capability=capability))
+
+
+def test_a_router_grants_no_fetch_from_a_worker_that_it_has_no_session_with() -> None:
+    def info(name: str) -> WorkerInfo:
+        return WorkerInfo(name, "decode", 1, "ready", "127.0.0.1:1", "m", "l", 16, 64, "here", 4096)
+
+    class Nobody:
+        def worker_found(self, info: WorkerInfo) -> None: ...
+        def worker_lost(self, worker_id: str) -> None: ...
+        def worker_said(self, worker_id: str, event: object) -> None: ...
+
+    session = WorkerSession(info("decode-0"), "router", Nobody())
+    spec = SequenceSpec("r", 0, (1, 2), 2, SamplingParams(seed=0))
+    assert session.lend(PrefixSource("decode-0", "127.0.0.1:1", 16), spec, info("prefill-0")) is None
