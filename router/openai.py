@@ -149,7 +149,7 @@ class OpenAiDoor:
         }
         if asked.return_token_strs:
             found["token_strs"] = text.spell(tokens)
-        return JSONResponse(found)
+        return await asyncio.to_thread(JSONResponse, found)
 
     async def detokenize(self, request: Request) -> Response:
         model, tokens = await _parsed(request, lambda body, _: parse_detokenize(body))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import xxhash
@@ -14,6 +14,7 @@ from kvrelay.wire.inference import GenerateRequest, SamplingOptions
 from router.model_card import ModelCard
 
 MAX_REQUEST_ID = 128  # characters
+MAX_MESSAGES = 4096
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 300  # entries
 MAX_STOPS = 16
@@ -40,6 +41,12 @@ def check_request(request: GenerateRequest, card: ModelCard) -> None:
     check_request_id(request.request_id)
     check_model(request.model, card)
     _check_source(request)
+    for field, token_ids in (("token_ids", request.token_ids), ("resume", request.resume)):
+        if len(token_ids) > card.info.max_model_len:  # before each of them is looked at
+            raise InvalidArgument(
+                f"{field} has {len(token_ids)} tokens, and the context holds {card.info.max_model_len}; shorten it",
+                field=field,
+            )
     check_token_ids("token_ids", request.token_ids, card)
     check_token_ids("resume", request.resume, card)
     _check_sampling(request.sampling, card)
@@ -67,12 +74,16 @@ def check_text(field: str, text: str) -> None:
         raise InvalidArgument(f"{field} is empty; give at least one character", field=field)
     if "\0" in text:
         raise InvalidArgument(f"{field} has a NUL character at {text.index(chr(0))}; remove it", field=field)
-    if any("\ud800" <= one <= "\udfff" for one in text):
-        raise InvalidArgument(f"{field} has half of a surrogate pair; send valid Unicode", field=field)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"{field} has half of a surrogate pair; send valid Unicode", field=field) from None
 
 
-def check_messages(messages: Iterable[tuple[str, str]]) -> None:
+def check_messages(messages: Sequence[tuple[str, str]]) -> None:
     """Of (role, content) pairs. Raises InvalidArgument as check_text does; content may be empty."""
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidArgument(f"messages has {len(messages)} entries; allowed are {MAX_MESSAGES}", field="messages")
     for position, (role, content) in enumerate(messages):
         if not role:
             raise InvalidArgument(f"messages[{position}] has no role", field="messages")
