@@ -280,6 +280,8 @@ class ClusterConfig(Section):
             missing = [name for name, value in needs.items() if value is None]
             if missing and not is_loopback(address):
                 raise BadValue(_exposed(address, missing), ("listen", door))
+        if self.security.tls is None and not self.listen.workers_on_loopback:
+            raise BadValue(_exposed(self.listen.worker_host, ["security.tls"]), ("listen", "worker_host"))
         return self
 
     def pool_kv(self, pool: PoolName) -> KvConfig:

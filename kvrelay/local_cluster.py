@@ -26,6 +26,7 @@ from kvrelay.errors import ConfigError, KvRelayError, NotFound, Unavailable
 from kvrelay.models import resolve_model
 from kvrelay.ray_folder import remove_abandoned_folders
 from kvrelay.telemetry import get_logger
+from kvrelay.tokens_file import load_tokens
 
 _READY = re.compile(r"^kvrelay ready grpc=(\S+) http=(\S+) admin=(\S+)$")
 _START_TIMEOUT_S = 300.0
@@ -120,6 +121,8 @@ class LocalCluster:
         self._controllers_end: asyncio.Task[KvRelayError] | None = None
 
     async def __aenter__(self) -> LocalCluster:
+        if self._config.security.tokens_file is not None:
+            load_tokens(Path(self._config.security.tokens_file))  # before anything is started for nothing
         try:
             model = resolve_model(self._config.model.path)
         except NotFound as error:

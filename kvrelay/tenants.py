@@ -22,7 +22,6 @@ class Tenant:
     max_running: int | None = None  # requests that have workers at one time
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None  # of prompts and answers together
-    cache_share: float = 1.0  # of each worker's prefix cache, at most
     salt: str = ""  # of its prefix-cache keys; no two tenants have one in common
 
     def scoped(self, request_id: str) -> str:

@@ -67,7 +67,6 @@ class TenantEntry(Section):
     max_running: PositiveInt | None = None
     requests_per_minute: PositiveInt | None = None
     tokens_per_minute: PositiveInt | None = None
-    cache_share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
 
     def tenant(self) -> Tenant:
         values = self.model_dump(exclude={"tokens_sha256", "roles"})

@@ -112,6 +112,11 @@ BAD_CONFIGS = {
     ),
     "no port": ("listen: {http: localhost}\n", 1, "listen.http: 'localhost' is not HOST:PORT"),
     "port too large": ("listen: {http: 'localhost:65536'}\n", 1, "listen.http: 'localhost:65536' is not HOST:PORT"),
+    "workers that others can reach": (
+        "listen:\n  worker_host: auto\n",
+        2,
+        "listen.worker_host: auto is not a loopback address and needs security.tls; set what is missing",
+    ),
     "redis scheme": ("redis: {url: 'http://x'}\n", 1, "redis.url: allowed are embedded, redis://"),
     "word for TLS": (
         "security: {tls: a.pem}\n",

@@ -6,14 +6,16 @@ import socket
 
 import pytest
 
-from kvrelay.config import ClusterConfig, ListenConfig
+from kvrelay.config import ClusterConfig, KeyPairConfig, ListenConfig, SecurityConfig, TlsConfig
 from kvrelay.errors import ConfigError
 from kvrelay.launch import _on_this_node, require_gpus
 from kvrelay.worker.settings import WorkerSettings
 
 
 def settings(worker_host: str) -> WorkerSettings:
-    config = ClusterConfig(listen=ListenConfig(worker_host=worker_host))
+    pair = KeyPairConfig(cert="a", key="b")
+    security = SecurityConfig(tls=TlsConfig(ca="c", router=pair, worker=pair))
+    config = ClusterConfig(listen=ListenConfig(worker_host=worker_host), security=security)
     return WorkerSettings("decode-1", "decode", "demo", "redis://127.0.0.1:6379/0", config)
 
 

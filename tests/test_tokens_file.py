@@ -22,7 +22,6 @@ tenants:
     max_running: 64
     requests_per_minute: 600
     tokens_per_minute: 100000
-    cache_share: 0.5
   - {{name: ops, tokens_sha256: [{C}], roles: [admin]}}
 """
 
@@ -77,11 +76,6 @@ BAD = {
     "a weight that is no number": (
         f"tenants:\n  - {{name: a, tokens_sha256: [{A}], weight: .nan}}\n", 2, "tenants[0].weight: must be",
     ),
-    "more than all of the cache": (
-        f"tenants:\n  - {{name: a, tokens_sha256: [{A}], cache_share: 1.5}}\n",
-        2,
-        "tenants[0].cache_share: must be at most 1",
-    ),
     "no requests": (
         f"tenants:\n  - {{name: a, tokens_sha256: [{A}], requests_per_minute: 0}}\n",
         2,
@@ -107,11 +101,10 @@ def test_each_token_leads_to_its_tenant(tmp_path: Path) -> None:
         max_running=64,
         requests_per_minute=600,
         tokens_per_minute=100_000,
-        cache_share=0.5,
         salt=acme.salt,
     )
     assert acme == tenants[bytes.fromhex(B)]
-    assert (ops.name, ops.roles, ops.weight, ops.cache_share) == ("ops", frozenset({"admin"}), 1.0, 1.0)
+    assert (ops.name, ops.roles, ops.weight) == ("ops", frozenset({"admin"}), 1.0)
     assert (ops.max_running, ops.requests_per_minute, ops.tokens_per_minute) == (None, None, None)
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.render import console, ledger_table, milliseconds, size
-from kvrelay.cli.serve import ANY_PORT
+from kvrelay.cli.serve import OWN_CLUSTER
 
 if TYPE_CHECKING:
     from kvrelay.client import AsyncClient, Completion
@@ -50,7 +50,7 @@ def demo() -> None:
     from kvrelay.telemetry import configure_logging
 
     configure_logging("error")
-    raise typer.Exit(asyncio.run(_demo(load_config(None, ANY_PORT))))
+    raise typer.Exit(asyncio.run(_demo(load_config(None, OWN_CLUSTER))))
 
 
 async def _demo(config: ClusterConfig) -> int:

@@ -25,8 +25,13 @@ LogLevel = Annotated[
     typer.Option(envvar="KVRELAY_LOG_LEVEL", metavar="debug|info|warning|error", help="Least level that is logged."),
 ]
 
-ANY_PORT = {f"listen.{door}": "127.0.0.1:0" for door in ("grpc", "http", "admin")}
-"""Overrides for a cluster of a command's own, beside any other on this machine."""
+OWN_CLUSTER: dict[str, object] = {
+    **{f"listen.{door}": "127.0.0.1:0" for door in ("grpc", "http", "admin")},
+    "listen.worker_host": "127.0.0.1",
+    "security.tls": None,
+    "security.tokens_file": None,
+}
+"""Overrides for a cluster of a command's own, on this machine, beside any other and without its doors."""
 
 
 @requires_cluster_extra

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.render import console
-from kvrelay.cli.serve import ANY_PORT, Config, Model
+from kvrelay.cli.serve import OWN_CLUSTER, Config, Model
 
 if TYPE_CHECKING:
     from kvrelay.verify.report import Report
@@ -43,7 +43,7 @@ def verify(
     from kvrelay.telemetry import configure_logging
     from kvrelay.verify.run import verify as run
 
-    overrides: dict[str, object] = {**ANY_PORT, "model.dtype": dtype}
+    overrides: dict[str, object] = {**OWN_CLUSTER, "model.dtype": dtype}
     if model is not None:
         overrides["model.path"] = model
     loaded = load_config(config, overrides)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -177,3 +178,14 @@ class TestTextStream:
         ids = [*DEMO.encode("a", add_special_tokens=False), lone]
         assert "".join(pieces(stream, ids)) == "a"
         assert stream.stopped
+
+
+async def test_other_threads_go_on_while_a_long_text_is_encoded() -> None:
+    """With Python's lock held for as long as this takes, the event loop would turn once or twice."""
+    turns = 0
+    encoding = asyncio.create_task(asyncio.to_thread(DEMO.encode, "the little fox ran. " * 50_000))
+    while not encoding.done():
+        turns += 1
+        await asyncio.sleep(0.001)
+    assert len(await encoding) > 50_000
+    assert turns > 20

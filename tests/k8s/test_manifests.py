@@ -18,7 +18,7 @@ from ray_cluster_fields import problems
 
 from autoscaler.actuator import Actuator
 from kvrelay.cli.main import app
-from kvrelay.config import AutoscalingPolicy, ClusterConfig
+from kvrelay.config import AutoscalingPolicy, ClusterConfig, is_loopback
 from kvrelay.config_file import load_config, load_policy
 from kvrelay.stop_request import DRAIN_GRACE_S
 from kvrelay.types import POOLS
@@ -156,7 +156,7 @@ def test_the_configuration_loads(tmp_path: Path) -> None:
 
 
 def test_redis_is_where_the_configuration_looks_for_it(tmp_path: Path) -> None:
-    (service,) = of_kind("Service")  # and no other: the router listens on loopback, so a Service could not reach it
+    (service,) = (one for one in of_kind("Service") if one["metadata"]["name"] == "kvrelay-redis")
     (port,) = service["spec"]["ports"]
     assert config_of(tmp_path).redis.url == f"redis://{service['metadata']['name']}:{port['port']}/0"
     labels = PODS["kvrelay-redis"]["metadata"]["labels"]
@@ -165,12 +165,54 @@ def test_redis_is_where_the_configuration_looks_for_it(tmp_path: Path) -> None:
     assert {"name": port["targetPort"], "containerPort": port["port"]} in redis["ports"]
 
 
-def test_the_routers_probes_ask_where_it_listens(tmp_path: Path) -> None:
+def test_the_routers_probes_ask_where_it_listens_and_need_no_token(tmp_path: Path) -> None:
     (container,) = containers(PODS["kvrelay-router"])
-    for probe in ("readinessProbe", "livenessProbe"):
-        url = container[probe]["exec"]["command"][-1]
-        assert url.startswith(f"http://{config_of(tmp_path).listen.http}/")
-        assert f'"{url.rpartition(":8000")[2]}"' in (ROOT / "router" / "openai.py").read_text()
+    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+    listen = config_of(tmp_path).listen
+    assert ports == {"grpc": int(listen.grpc.split(":")[1]), "https": int(listen.http.split(":")[1])}
+    for probe, path in (("readinessProbe", "/health"), ("livenessProbe", "/")):
+        assert container[probe]["httpGet"] == {"path": path, "port": "https", "scheme": "HTTPS"}
+    assert not is_loopback(listen.http)  # where the kubelet could not ask
+    assert is_loopback(listen.admin)
+
+
+def test_the_routers_service_and_policy_lead_to_its_ports() -> None:
+    (container,) = containers(PODS["kvrelay-router"])
+    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+    (service,) = (one for one in of_kind("Service") if one["metadata"]["name"] == "kvrelay-router")
+    assert {one["targetPort"]: one["port"] for one in service["spec"]["ports"]} == ports
+    (policy,) = (one for one in of_kind("NetworkPolicy") if one["metadata"]["name"] == "kvrelay-router")
+    assert [one["port"] for one in policy["spec"]["ingress"][0]["ports"]] == list(ports)
+    labels = PODS["kvrelay-router"]["metadata"]["labels"]
+    for selector in (service["spec"]["selector"], policy["spec"]["podSelector"]["matchLabels"]):
+        assert selector.items() <= labels.items()
+
+
+@pytest.mark.parametrize(
+    ("pod", "container", "role"),
+    [("kvrelay-router", "router", "router"), ("head", "controller", "router"), ("prefill", "ray-worker", "worker"),
+     ("decode", "ray-worker", "worker")],
+)  # fmt: skip
+def test_each_pod_has_the_certificate_of_its_role_where_the_configuration_looks_for_it(
+    tmp_path: Path, pod: str, container: str, role: str
+) -> None:
+    tls = config_of(tmp_path).security.tls
+    assert tls is not None
+    pair = tls.router if role == "router" else tls.worker
+    (found,) = (one for one in containers(PODS[pod]) if one["name"] == container)
+    (mount,) = (one for one in found["volumeMounts"] if one["name"] == "tls")
+    secrets = {one["name"]: one["secret"]["secretName"] for one in PODS[pod]["spec"]["volumes"] if "secret" in one}
+    made = re.search(rf"secret generic {secrets['tls']} \\\n(.*)", (FOLDER / "README.md").read_text())
+    assert made is not None, "the README makes it"
+    files = {f"{mount['mountPath']}/{Path(one).name}" for one in re.findall(r"--from-file=(\S+)", made[1])}
+    assert files == {tls.ca, pair.cert, pair.key}
+
+
+def test_the_router_has_the_tokens_where_the_configuration_looks_for_them(tmp_path: Path) -> None:
+    (container,) = containers(PODS["kvrelay-router"])
+    (mount,) = (one for one in container["volumeMounts"] if one["name"] == "tokens")
+    assert config_of(tmp_path).security.tokens_file == f"{mount['mountPath']}/tokens.yaml"
+    assert "secret generic kvrelay-tokens --from-file=tokens.yaml" in (FOLDER / "README.md").read_text()
 
 
 @pytest.mark.parametrize("pool", POOLS)
@@ -235,7 +277,7 @@ def test_the_controller_sees_its_raylet() -> None:
 
 @pods
 def test_only_kvrelays_own_pods_may_connect(template: Manifest) -> None:
-    (policy,) = of_kind("NetworkPolicy")
+    (policy,) = (one for one in of_kind("NetworkPolicy") if one["metadata"]["name"] == "kvrelay")
     assert policy["spec"]["podSelector"] == {}
     assert policy["spec"]["ingress"] == [{"from": [{"podSelector": {"matchLabels": PART_OF}}]}]
     assert PART_OF.items() <= template["metadata"]["labels"].items()

@@ -9,14 +9,17 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from router_harness import RouterHarness, running_router
+from router_harness import DEMO, RouterHarness, running_router
 from starlette.types import Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.server import ServerState
 
 import router.http_protocol
 import router.openai
+import router.text
+from kvrelay.errors import ResourceExhausted
 from router.http_protocol import BoundedProtocol
+from router.text import Text
 
 
 @pytest.fixture
@@ -236,3 +239,17 @@ async def test_browsers_that_another_site_sends_are_refused(
         if status == 403:
             error = response.json()["error"]
             assert (error["type"], error["param"]) == ("permission_error", "origin" if origin else "host")
+
+
+async def test_too_many_long_texts_at_one_time_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router.text, "MAX_WAITING", 7000)
+    text = Text.load(DEMO)
+    first = asyncio.create_task(text.encode("a " * 2500))
+    await asyncio.sleep(0)
+    with pytest.raises(ResourceExhausted, match="too many long texts") as caught:
+        await text.encode("b " * 2500)
+    assert caught.value.retry_after_s == 1.0
+    assert await text.encode("short")
+    assert len(await first) >= 2500
+    assert await text.encode("c " * 10_000), "one alone may be larger than that"
+    await text.close()
