@@ -34,6 +34,7 @@ class Channels:
             ("grpc.max_send_message_length", message_bytes(layout)),
             ("grpc.keepalive_time_ms", _PING_MS),
             ("grpc.keepalive_timeout_ms", 2 * _PING_MS),
+            ("grpc.http2.ping_timeout_ms", 2 * _PING_MS),  # of those that gRPC sends to measure bandwidth
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.use_local_subchannel_pool", 1),  # a new channel makes a new connection
         ]

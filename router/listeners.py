@@ -28,6 +28,7 @@ _OPTIONS = (
     ("grpc.so_reuseport", 0),  # a port that is in use is an error
     ("grpc.keepalive_time_ms", 20_000),  # a client that vanished without a word is noticed, and its work ended
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # of those that gRPC sends to measure bandwidth, by default a minute
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # who pings more often
     ("grpc.http2.max_ping_strikes", 2),  # more often than that is shut out
     ("grpc.keepalive_permit_without_calls", 1),

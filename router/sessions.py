@@ -26,6 +26,9 @@ MAX_MESSAGE_BYTES = 16 * 2**20
 CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 2000),
     ("grpc.keepalive_timeout_ms", 2000),
+    # While gRPC measures bandwidth with a ping of its own, as it does when tokens flow, that one stands for the
+    # keepalive's, and by default has a minute.
+    ("grpc.http2.ping_timeout_ms", 2000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

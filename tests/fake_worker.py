@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 
 import grpc
@@ -210,6 +210,7 @@ class FakeWorkerServer(WorkerServiceServicer):
         self.may_step.set()
         self.pace_s = 0.001  # a step
         self.steps_left: int | None = None  # after so many with tokens it holds, as if may_step were cleared
+        self.poisonous: Callable[[Running], bool] = lambda _sequence: False  # with such a one it stops, to be killed
         self._peers = peers
         self._outgoing: set[asyncio.Queue[Event]] = set()
         self._woken = asyncio.Event()
@@ -267,6 +268,8 @@ class FakeWorkerServer(WorkerServiceServicer):
     async def _run(self) -> None:
         while True:
             await self._woken.wait()
+            if any(self.poisonous(one) for one in self.worker.sequences.values()):
+                self.may_step.clear()
             await self.may_step.wait()
             for key, prompt in list(self.worker.prompts.items()):
                 decode = self._peers.get(prompt.target.worker_id)

@@ -14,7 +14,11 @@ from kvrelay.wire import cluster as wire
 from kvrelay.wire.status import error_from_rpc
 
 # A router that vanished without a word ends `watch`. Servers of kvrelay bear a ping each 5 s.
-_KEEPALIVE = (("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 5_000))
+_KEEPALIVE = (
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),  # of those that gRPC sends to measure bandwidth, by default a minute
+)
 
 
 class AdminClient:

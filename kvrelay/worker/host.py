@@ -156,6 +156,7 @@ async def _server(
             # A router that is frozen or cut off is noticed, and what it held here is freed.
             ("grpc.keepalive_time_ms", 5000),
             ("grpc.keepalive_timeout_ms", 5000),
+            ("grpc.http2.ping_timeout_ms", 5000),  # of those that gRPC sends to measure bandwidth, by default a minute
             # Peers ping often so that a frozen process is noticed; do not take that for abuse.
             ("grpc.http2.min_ping_interval_without_data_ms", 500),
             ("grpc.keepalive_permit_without_calls", 1),
