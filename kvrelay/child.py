@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 # Runs in place of the program until it is one: asks the kernel for SIGKILL when the parent dies (PR_SET_PDEATHSIG
 # is 1), in a process of its own because a preexec_fn is unsafe once the parent has threads.
@@ -21,3 +22,14 @@ def bound_to_parent(program: str, *arguments: str) -> list[str]:
     The kernel ties the child to the thread that starts it: start it from one that lasts.
     """
     return [sys.executable, "-I", "-S", "-c", _EXEC_BOUND_TO_PARENT, str(os.getpid()), program, *arguments]
+
+
+def family(pid: int) -> list[int]:
+    """The process and all that it and its children have started, as far as they live."""
+    found = [pid]
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+        children = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return found  # it ended meanwhile
+    return found + [one for child in children for one in family(child)]

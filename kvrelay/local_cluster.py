@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import re
 import shutil
 import signal
@@ -19,7 +20,7 @@ from types import TracebackType
 from typing import IO
 
 from autoscaler.backoff import Deaths
-from kvrelay.child import bound_to_parent
+from kvrelay.child import bound_to_parent, family
 from kvrelay.config import ClusterConfig
 from kvrelay.embedded_redis import EmbeddedRedis
 from kvrelay.errors import ConfigError, KvRelayError, NotFound, Unavailable
@@ -98,8 +99,11 @@ class Child:
         return await self.process.wait()
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
+        """With all that it has started: some of Ray's processes would live on for a minute."""
+        if self.process.returncode is None:
+            for pid in family(self.process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 class LocalCluster:

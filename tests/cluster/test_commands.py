@@ -13,6 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from kvrelay.child import family
+from kvrelay.client import Client, RetryPolicy
+from kvrelay.errors import Unavailable
+
 pytestmark = pytest.mark.timeout(300)
 KVRELAY = [sys.executable, "-m", "kvrelay.cli.main"]
 SMALL = ["--grpc-port", "0", "--http-port", "0", "--admin-port", "0"]
@@ -55,7 +59,7 @@ def test_serve_says_when_it_is_ready_answers_and_ends_with_a_signal() -> None:
         assert answer["path"] in ("local", "disaggregated")
         status = json.loads(kvrelay("status", "--admin", admin, "--json").stdout)
         assert {pool["name"]: pool["desired"] for pool in status["pools"]} == {"prefill": 1, "decode": 1}
-        resident = sum(resident_kib(pid) for pid in tree(serve.pid))
+        resident = sum(resident_kib(pid) for pid in family(serve.pid))
         assert resident < 3 * 2**20, f"the idle cluster takes {resident / 2**20:.2f} GiB"
         serve.send_signal(signal.SIGTERM)
         assert serve.wait(timeout=60) == 0
@@ -64,6 +68,39 @@ def test_serve_says_when_it_is_ready_answers_and_ends_with_a_signal() -> None:
         if serve.poll() is None:
             os.killpg(serve.pid, signal.SIGKILL)
         serve.communicate()
+
+
+def test_a_second_signal_ends_all_at_once_and_leaves_nothing() -> None:
+    serve = subprocess.Popen(
+        [*KVRELAY, "serve", *SMALL],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert serve.stdout is not None
+        target = serve.stdout.readline().split()[2].removeprefix("grpc=")
+        processes = family(serve.pid)
+        assert len(processes) > 8, "Redis, a router, a controller, Ray and its workers"
+        words = " ".join(Path(f"/proc/{pid}/cmdline").read_text() for pid in processes)
+        folders = {Path(name) for name in re.findall(r"/tmp/kvrelay-(?:\w+-)?\w+", words)}
+        assert {folder.name.rpartition("-")[0] for folder in folders} == {"kvrelay", "kvrelay-ray", "kvrelay-redis"}
+        with Client(target, retry=RetryPolicy(max_attempts=1)) as client:
+            stream = iter(client.generate(token_ids=[5] * 100, max_tokens=3900, ignore_eos=True))
+            next(stream)  # for the sake of which the first signal would wait
+            serve.send_signal(signal.SIGTERM)
+            next(stream)
+            serve.send_signal(signal.SIGTERM)
+            with pytest.raises(Unavailable):
+                list(stream)
+        assert serve.wait(timeout=60) == 0
+    finally:
+        if serve.poll() is None:
+            os.killpg(serve.pid, signal.SIGKILL)
+        serve.communicate()
+    assert [pid for pid in processes if is_alive(pid)] == []
+    assert [folder for folder in folders if folder.exists()] == []
 
 
 @pytest.mark.parametrize(
@@ -89,13 +126,6 @@ def test_a_model_that_would_run_wrong_is_refused_with_the_reason(tiny_model: Cal
     assert "does not support attention backends" in done.stderr
 
 
-def tree(pid: int) -> list[int]:
-    """The process and all below it."""
-    children = Path(f"/proc/{pid}/task/{pid}/children")
-    below = [int(child) for child in children.read_text().split()] if children.exists() else []
-    return [pid, *(one for child in below for one in tree(child))]
-
-
 def resident_kib(pid: int) -> int:
     try:
         status = Path(f"/proc/{pid}/status").read_text()
@@ -103,3 +133,10 @@ def resident_kib(pid: int) -> int:
         return 0
     found = re.search(r"VmRSS:\s+(\d+) kB", status)
     return int(found[1]) if found else 0
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
