@@ -176,6 +176,6 @@ class BlockPool:
         self.num_free += 1
 
     def _evict(self) -> None:
-        block, _ = self._cached.pop()
+        block = self._cached.pop()
         del self._block_of[self._hash_of.pop(block)]
         self._free(block)

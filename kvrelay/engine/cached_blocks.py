@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict
 from collections.abc import Iterator
 
@@ -10,15 +11,16 @@ class CachedBlocks:
     """By owner, least recently used first. All owners have equal shares: the next block to go is of the owner who has
     most of them, so that nobody's blocks go as long as another has more. With one owner that is plain LRU.
 
-    Every operation takes constant time: owners are kept by how many blocks they have, and that changes by one.
+    Adding and removing take constant time and only note that an owner's count has changed; giving up a block takes
+    the logarithm of the number of owners.
     """
 
     def __init__(self) -> None:
-        # Owner -> its blocks, least recently used first. A dict's first key is found by passing over all deleted ones.
+        # Not a dict, whose first key is found by passing over all that were deleted before it.
         self._blocks: dict[str, OrderedDict[int, None]] = {}
-        self._owners: dict[int, dict[str, None]] = {}  # number of blocks -> owners who have so many
-        self._most = 0
         self._total = 0
+        self._changed: set[str] = set()  # owners who may have no entry with their count in
+        self._by_count: list[tuple[int, str]] = []  # a heap of (-count, owner), some of them out of date
 
     def __len__(self) -> int:
         return self._total
@@ -35,12 +37,11 @@ class CachedBlocks:
         return block in self._blocks.get(owner, ())
 
     def add(self, block: int, owner: str) -> None:
-        blocks = self._blocks.get(owner)
-        if blocks is None:
-            blocks = self._blocks[owner] = OrderedDict()
-        blocks[block] = None
+        if owner not in self._blocks:
+            self._blocks[owner] = OrderedDict()
+        self._blocks[owner][block] = None
         self._total += 1
-        self._move(owner, len(blocks) - 1, len(blocks))
+        self._changed.add(owner)
 
     def remove(self, block: int, owner: str) -> bool:
         """False if it is not here."""
@@ -49,35 +50,39 @@ class CachedBlocks:
             return False
         del blocks[block]
         self._total -= 1
-        self._move(owner, len(blocks) + 1, len(blocks))
+        self._changed.add(owner)
         return True
 
-    def pop(self) -> tuple[int, str]:
-        """Takes out the block that is given up next, and says whose it was."""
-        owner = next(iter(self._owners[self._most]))
-        block = next(iter(self._blocks[owner]))
-        self.remove(block, owner)
-        return block, owner
+    def pop(self) -> int:
+        """Takes out the block that is given up next."""
+        self._note_changes()
+        while -self._by_count[0][0] != self.of(self._by_count[0][1]):
+            heapq.heappop(self._by_count)  # out of date
+        count, owner = self._by_count[0]
+        block, _ = self._blocks[owner].popitem(last=False)
+        self._total -= 1
+        if self._blocks[owner]:
+            heapq.heapreplace(self._by_count, (count + 1, owner))
+        else:
+            heapq.heappop(self._by_count)
+            del self._blocks[owner]
+        return block
 
     def check_integrity(self) -> str:
         """What is off, or nothing."""
-        counts = {owner: len(blocks) for owner, blocks in self._blocks.items()}
-        if {owner: count for count, owners in self._owners.items() for owner in owners} != counts:
-            return "the owners of cached blocks are not kept by how many they have"
-        if sum(counts.values()) != self._total or max(counts.values(), default=0) != self._most:
-            return f"{self._total} cached blocks are counted, at most {self._most} of one owner: {counts}"
-        return ""
+        if self._total != (found := sum(map(len, self._blocks.values()))):
+            return f"{found} blocks are cached, {self._total} counted"
+        noted = {owner for count, owner in self._by_count if -count == self.of(owner)}
+        missing = {owner for owner, blocks in self._blocks.items() if blocks} - noted - self._changed
+        return f"cached blocks of {sorted(missing)} would never be given up" if missing else ""
 
-    def _move(self, owner: str, before: int, after: int) -> None:
-        if before:
-            peers = self._owners[before]
-            del peers[owner]
-            if not peers:
-                del self._owners[before]
-                if before == self._most:
-                    self._most = after  # one less, where this owner now is, or one more
-        if after:
-            self._owners.setdefault(after, {})[owner] = None
-            self._most = max(self._most, after)
-        else:
-            del self._blocks[owner]
+    def _note_changes(self) -> None:
+        for owner in self._changed:
+            if self._blocks[owner]:
+                heapq.heappush(self._by_count, (-len(self._blocks[owner]), owner))
+            else:
+                del self._blocks[owner]
+        self._changed.clear()
+        if len(self._by_count) > 2 * len(self._blocks) + 64:
+            self._by_count = [(-len(blocks), owner) for owner, blocks in self._blocks.items()]
+            heapq.heapify(self._by_count)

@@ -105,8 +105,8 @@ MUTANTS = (
     Mutant(
         "a tenant's cached blocks go only while no other has more",
         "kvrelay/engine/cached_blocks.py",
-        "self._most = max(self._most, after)",
-        "self._most = after",
+        "count, owner = self._by_count[0]",
+        "count, owner = max(self._by_count)",
         ("engine/test_blocks.py::test_one_tenant_cannot_flush_what_another_has_cached_within_its_share",),
     ),
     Mutant(
