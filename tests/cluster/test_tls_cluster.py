@@ -12,14 +12,17 @@ import httpx
 import pytest
 from certificates import made_by_the_command, tls_section
 from running_cluster import ANY_PORT, RunningCluster
+from tokens import Tokens, bearer
 
 from kvrelay.client import AsyncClient, Completion
 from kvrelay.config import ClusterConfig
+from kvrelay.errors import PermissionDenied
 from kvrelay.local_cluster import LocalCluster
-from kvrelay.wire.cluster import ClusterServiceStub
+from kvrelay.wire.cluster import ClusterServiceStub, pb
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 
+DENIED = grpc.StatusCode.PERMISSION_DENIED
 TURN = [40 + i % 90 for i in range(50)]  # so short that the decode worker prefills it by itself
 
 
@@ -36,6 +39,15 @@ async def conversation(client: AsyncClient) -> list[Completion]:
     first = await answer(client, TURN, max_tokens=150)
     second = await answer(client, [*TURN, *first.token_ids, *range(50, 200)])
     return [first, second, await answer(client, list(range(200)), temperature=1.0)]
+
+
+def shown_by(folder: Path, role: str, token: str = "") -> grpc.ChannelCredentials:
+    """The role's certificate, and the token with each call."""
+    names = ("ca.pem", f"{role}-key.pem", f"{role}.pem")
+    credentials = grpc.ssl_channel_credentials(*((folder / name).read_bytes() for name in names))
+    if not token:
+        return credentials
+    return grpc.composite_channel_credentials(credentials, grpc.access_token_call_credentials(token))
 
 
 def listening_ports(pid: int) -> set[int]:
@@ -76,7 +88,10 @@ async def test_tokens_are_those_of_a_plaintext_cluster_and_no_port_speaks_in_the
 ) -> None:
     expected = await conversation(cluster.client)
     folder = made_by_the_command(tmp_path / "certs")
-    ca, *pair = ((folder / name).read_bytes() for name in ("ca.pem", "admin-key.pem", "admin.pem"))
+    tokens = Tokens(tmp_path / "tokens.yaml")
+    user, operator = tokens.add("user"), tokens.add("operator", roles=["admin"])
+    router_pair = {"cert": str(folder / "router.pem"), "key": str(folder / "router-key.pem")}
+    public = {**router_pair, "client_ca": str(folder / "ca.pem")}
     config = ClusterConfig.model_validate(
         {
             "model": {"path": "demo", "dtype": "float32"},
@@ -84,13 +99,13 @@ async def test_tokens_are_those_of_a_plaintext_cluster_and_no_port_speaks_in_the
             "prefill": {"chunk_tokens": 128},
             "transfer": {"transport": "grpc"},
             "listen": ANY_PORT,
-            "security": {"tls": tls_section(folder)},
+            "security": {"tls": tls_section(folder, public=public), "tokens_file": str(tokens.path)},
         }
     )
     async with (
         LocalCluster(config, quiet=True) as local,
-        AsyncClient(local.endpoints.grpc, tls=ca) as client,
-        grpc.aio.secure_channel(local.endpoints.admin, grpc.ssl_channel_credentials(ca, *pair)) as channel,
+        AsyncClient(local.endpoints.grpc, tls=shown_by(folder, "client"), token=user) as client,
+        grpc.aio.secure_channel(local.endpoints.admin, shown_by(folder, "admin", operator)) as channel,
     ):
         running = RunningCluster(local, client, ClusterServiceStub(channel))
         await running.settled(prefill=1, decode=1)
@@ -100,10 +115,21 @@ async def test_tokens_are_those_of_a_plaintext_cluster_and_no_port_speaks_in_the
         assert [one.handoff and one.handoff.transport for one in ledgers] == [None, "grpc", "grpc"]
         assert any(phase == "fetch" for phase, _ in ledgers[1].phases), "a worker fetched from another, by TLS too"
 
-        trusted = ssl.create_default_context(cadata=ca.decode())
-        async with httpx.AsyncClient(verify=trusted) as http:
+        # Who is not what the door is for: with the right token, and with the cluster's own certificates.
+        for role, code in (("client", DENIED), ("router", DENIED), ("worker", DENIED), ("admin", grpc.StatusCode.OK)):
+            async with grpc.aio.secure_channel(local.endpoints.admin, shown_by(folder, role, operator)) as stranger:
+                call = ClusterServiceStub(stranger).GetStatus(pb.GetStatusRequest(), timeout=30)
+                assert await call.code() is code, role
+        for role in ("router", "worker"):
+            async with AsyncClient(local.endpoints.grpc, tls=shown_by(folder, role), token=user) as stranger:
+                with pytest.raises(PermissionDenied):
+                    await stranger.models()
+
+        trusted = ssl.create_default_context(cafile=folder / "ca.pem")
+        trusted.load_cert_chain(folder / "client.pem", folder / "client-key.pem")
+        async with httpx.AsyncClient(verify=trusted, headers=bearer(user)) as http:
             assert local.endpoints.http.startswith("https://")
-            assert (await http.get(f"{local.endpoints.http}/health")).status_code == 200
+            assert (await http.get(f"{local.endpoints.http}/v1/models")).status_code == 200
 
         doors = {"grpc": local.endpoints.grpc, "http": local.endpoints.http[8:], "admin": local.endpoints.admin}
         workers = [*await running.workers("prefill"), *await running.workers("decode")]
