@@ -97,6 +97,8 @@ class Actuator:
 
     async def tick(self) -> None:
         """One look, and what follows from it. Raises Unavailable."""
+        if self._credentials is not None:
+            self._credentials.trouble()  # is told in the log
         infos = {info.worker_id: info for info in await self._registry.workers()}
         sizes = await self._wanted_sizes()
         drains, restarts = await self._registry.drains(), await self._registry.restarts()

@@ -14,6 +14,7 @@ from certificates import made_by_the_command, tls_section
 from running_cluster import ANY_PORT, RunningCluster
 from tokens import Tokens, bearer
 
+from kvrelay.cli import render
 from kvrelay.client import AsyncClient, Completion
 from kvrelay.config import ClusterConfig
 from kvrelay.errors import PermissionDenied
@@ -114,6 +115,17 @@ async def test_tokens_are_those_of_a_plaintext_cluster_and_no_port_speaks_in_the
         ledgers = [one.ledger for one in found if one.ledger is not None]
         assert [one.handoff and one.handoff.transport for one in ledgers] == [None, "grpc", "grpc"]
         assert any(phase == "fetch" for phase, _ in ledgers[1].phases), "a worker fetched from another, by TLS too"
+
+        # These certificates end within a day, of which an operator is told.
+        status = await running.status()
+        assert f"{folder}/router.pem ends in 2" in status.router.certificate_note
+        for pool in status.pools:
+            for worker in pool.workers:
+                assert f"{folder}/worker.pem ends in 2" in worker.load.certificate_note
+        console = render.console()
+        with console.capture() as shown:
+            console.print(render.status_view(status))
+        assert shown.get().count(".pem ends in") == 3
 
         # Who is not what the door is for: with the right token, and with the cluster's own certificates.
         for role, code in (("client", DENIED), ("router", DENIED), ("worker", DENIED), ("admin", grpc.StatusCode.OK)):

@@ -24,6 +24,7 @@ from kvrelay.security.expiry import notice
 from kvrelay.security.https import ssl_context
 from kvrelay.types import SamplingParams, SequenceSpec, WorkerInfo
 from kvrelay.wire.status import error_from_rpc
+from router.sessions import WorkerSession
 
 PROMPT = tuple(range(2, 63))
 SHORT = timedelta(seconds=3)
@@ -68,6 +69,28 @@ async def relayed(prefill: Session, decode: Session, one: SequenceSpec) -> Hande
     return event
 
 
+class Tries:
+    """Stands for a router; counts how often it finds the worker."""
+
+    found = 0
+
+    def worker_found(self, info: WorkerInfo) -> None:
+        self.found += 1
+
+    def worker_lost(self, worker_id: str) -> None: ...
+
+    def worker_said(self, worker_id: str, event: object) -> None: ...
+
+
+async def tries_of_a_router(info: WorkerInfo, credentials: Credentials | None) -> None:
+    """Three, to no avail."""
+    listener = Tries()
+    session = WorkerSession(info, "router", listener, credentials)
+    for _ in range(3):
+        assert not await session._converse()
+    assert listener.found == 0
+
+
 async def test_a_certificate_that_ends_in_mid_run(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     made = all_roles(tmp_path, ("router", "worker"))
     async with workers(tiny_model("llama"), config(made), "decode-0", "prefill-0") as running:
@@ -89,6 +112,10 @@ async def test_a_certificate_that_ends_in_mid_run(tiny_model: Callable[..., Path
             failed = await relayed(prefill, decode, spec("refused"))
             assert isinstance(failed, Failed)
             assert "certificate has expired" in failed.message
+            await tries_of_a_router(info, Credentials.internal(made.security, "router"))
+            refusals = [line for line in logs if line["event"] == "no session"]
+            assert [line["log_level"] for line in refusals] == ["warning"], "however often it tries"
+            assert refusals[0]["reason"].endswith("CERTIFICATE_VERIFY_FAILED: certificate has expired")
             told = [line["reason"] for line in logs if line["event"] == "certificate needs care"]
             assert len(told) == 4, "each worker: soon, then over"
             assert [" ends in " in reason for reason in told] == [True, True, False, False]
