@@ -34,8 +34,8 @@ _OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
     ("grpc.max_concurrent_streams", 4096),  # of one connection; a load test's are on one
-    ("grpc.max_metadata_size", 8 * 2**10),
-    ("grpc.absolute_max_metadata_size", 16 * 2**10),
+    ("grpc.max_metadata_size", MAX_HEAD_BYTES),
+    ("grpc.absolute_max_metadata_size", MAX_HEAD_BYTES),  # between the two, gRPC would draw lots
     ("grpc.server_handshake_timeout_ms", 20_000),  # of TLS, and to the first settings of HTTP/2
     ("grpc.max_connection_idle_ms", 15 * 60_000),  # without a call; clients connect again by themselves
 )

@@ -32,7 +32,7 @@ from router.model_card import ModelCard
 from router.observers import Observers
 from router.openai import build_app
 from router.page import StatusPage
-from router.process import favour_the_loop, settle_heap
+from router.process import allow_connections, favour_the_loop, settle_heap
 from router.registry import RouterRegistry
 from router.request_log import RequestLog
 from router.service import InferenceService
@@ -53,6 +53,7 @@ async def serve(config: ClusterConfig, *, redis_url: str, model_path: str, ready
     """
     stop = StopRequest()
     stop.install()
+    allow_connections()
     card = ModelCard.load(model_path, config.model)
     text = Text.load(model_path)
     registry = await Registry.connect(redis_url, loopback_only=config.listen.workers_on_loopback)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -27,13 +27,13 @@ from router.access import Access
 from router.choices import Choices
 from router.driver import Driver
 from router.http_access import HttpAccess
+from router.http_body import Bodies
 from router.http_errors import http_error, typed, unexpected
 from router.intake import Intake
 from router.metrics import Metrics
 from router.openai_request import (
     Completion,
     Json,
-    load_json,
     parse_chat,
     parse_completion,
     parse_detokenize,
@@ -45,9 +45,6 @@ from router.page import StatusPage
 from router.tenant_metrics import TenantMetrics
 from router.validation import check_messages, check_model, check_text, check_token_ids
 
-MAX_BODY_BYTES = 4 * 2**20
-BODY_S = 20.0  # for a body to come
-INLINE_BYTES = 2**16  # so many are parsed before a thread would have begun
 T = TypeVar("T")
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # the latter is nginx's
 
@@ -96,16 +93,17 @@ class OpenAiDoor:
         self._metrics = metrics
         self._tenant_metrics = tenant_metrics
         self._clock = clock
+        self._bodies = Bodies()
         self._started = int(time.time())
 
     async def completions(self, request: Request) -> Response:
         arrival = self._clock.now()
-        completion = await _parsed(request, parse_completion)
+        completion = await self._bodies.parsed(request, parse_completion)
         return await self._generate(request, completion, arrival)
 
     async def chat(self, request: Request) -> Response:
         arrival = self._clock.now()
-        completion = await _parsed(request, parse_chat)
+        completion = await self._bodies.parsed(request, parse_chat)
         return await self._generate(request, completion, arrival)
 
     async def models(self, request: Request) -> Response:
@@ -132,7 +130,7 @@ class OpenAiDoor:
         return JSONResponse(describe(kvrelay.__version__))
 
     async def tokenize(self, request: Request) -> Response:
-        asked = await _parsed(request, lambda body, _: parse_tokenize(body))
+        asked = await self._bodies.parsed(request, lambda body, _: parse_tokenize(body))
         check_model(asked.model, self._intake.card)
         self._intake.limits.take_request(request.state.tenant, self._clock.now())
         text = self._intake.text
@@ -152,7 +150,7 @@ class OpenAiDoor:
         return await asyncio.to_thread(JSONResponse, found)
 
     async def detokenize(self, request: Request) -> Response:
-        model, tokens = await _parsed(request, lambda body, _: parse_detokenize(body))
+        model, tokens = await self._bodies.parsed(request, lambda body, _: parse_detokenize(body))
         check_model(model, self._intake.card)
         check_token_ids("tokens", tokens, self._intake.card)
         self._intake.limits.take_request(request.state.tenant, self._clock.now())
@@ -227,36 +225,6 @@ async def _events(completion: Completion, shape: Shape, choices: Choices, reques
     finally:
         choices.cancel()
     yield DONE
-
-
-async def _parsed(request: Request, parse: Callable[[Json, str], T]) -> T:
-    """What `parse` makes of the body and of the id that the request has been given.
-
-    A large body is parsed beside the event loop, where streams go on meanwhile. Raises HTTPException for a body that is
-    too large or too slow, InvalidArgument.
-    """
-    body = await _read(request)
-    if len(body) <= INLINE_BYTES:
-        return parse(load_json(body), request.state.request_id)
-    return await asyncio.to_thread(lambda: parse(load_json(body), request.state.request_id))
-
-
-async def _read(request: Request) -> bytes:
-    if request.headers.get("content-encoding", "identity") != "identity":
-        # Whatever it would become is not looked at.
-        raise HTTPException(
-            415, "compressed bodies are not accepted; send it as it is", {"accept-encoding": "identity"}
-        )
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_S):
-            async for part in request.stream():
-                body += part
-                if len(body) > MAX_BODY_BYTES:
-                    raise HTTPException(413, f"the body is over {MAX_BODY_BYTES} bytes", {"connection": "close"})
-    except TimeoutError:
-        raise HTTPException(408, f"the body did not come within {BODY_S:g} s", {"connection": "close"}) from None
-    return bytes(body)
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:

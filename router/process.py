@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import threading
 
 from kvrelay.telemetry import get_logger
 
 log = get_logger("router.process")
+
+
+FILES = 8192  # open at one time: a socket for each connection that the listeners allow, and room for all else
+
+
+def allow_connections() -> None:
+    """Raises this process's limit of open files, which is 1024 on many systems, as far as it may itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if wanted < FILES:
+        log.warning("few files may be open, so connections are refused early", limit=wanted, wanted=FILES)
 
 
 def settle_heap() -> None:

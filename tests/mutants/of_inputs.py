@@ -8,7 +8,7 @@ YAML = "kvrelay/yaml_file.py"
 CODEC = "kvrelay/registry_codec.py"
 CHECKPOINT = "kvrelay/engine/checkpoint.py"
 BODY = "router/openai_request.py"
-DOOR = "router/openai.py"
+HTTP_BODY = "router/http_body.py"
 CHECKS = "router/validation.py"
 
 _CONFIG = ("test_config_file.py::test_a_bad_file_is_refused_with_its_line",)
@@ -103,14 +103,14 @@ MUTANTS = (
     ),
     Mutant(
         "size of a body",
-        DOOR,
-        "if len(body) > MAX_BODY_BYTES:",
+        HTTP_BODY,
+        "if len(body) > MAX_BYTES:",
         "if False:",
         ("router/test_router_http.py::test_bodies_that_cannot_be_read",),
     ),
     Mutant(
         "compressed bodies",
-        DOOR,
+        HTTP_BODY,
         'if request.headers.get("content-encoding", "identity") != "identity":',
         "if False:",
         ("router/test_router_http.py::test_bodies_that_cannot_be_read",),

@@ -14,8 +14,8 @@ from starlette.types import Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.server import ServerState
 
+import router.http_body
 import router.http_protocol
-import router.openai
 import router.text
 from kvrelay.errors import ResourceExhausted
 from router.http_protocol import BoundedProtocol
@@ -99,7 +99,7 @@ async def test_a_second_request_of_a_connection_has_its_own_time(
 async def test_a_body_that_does_not_come_is_not_waited_for(
     cluster: RouterHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router.openai, "BODY_S", 0.2)
+    monkeypatch.setattr(router.http_body, "RECEIVE_S", 0.2)
     reader, writer = await connect(cluster)
     writer.write(head(cluster, "POST /v1/completions", "content-length: 100") + b'\r\n{"model"')
     assert (await rest(reader))[0] == 408
@@ -120,6 +120,22 @@ async def test_a_body_that_nobody_reads_does_not_hold_a_connection(
     writer.close()
 
 
+async def test_bodies_that_are_too_many_at_one_time_are_refused(
+    cluster: RouterHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router.http_body, "MAX_HELD_BYTES", 1000)
+    _, writer = await connect(cluster)
+    writer.write(head(cluster, "POST /tokenize", "content-length: 2000") + b"\r\n" + b" " * 900)
+    async with httpx.AsyncClient(base_url=cluster.http, timeout=20) as http, asyncio.timeout(20):
+        while (response := await http.post("/tokenize", content=b" " * 500)).status_code == 400:
+            await asyncio.sleep(0.01)  # the other is on its way
+        assert response.status_code == 429
+        assert response.headers["retry-after"] == "1"
+        writer.close()
+        while (await http.post("/tokenize", content=b" " * 500)).status_code == 429:
+            await asyncio.sleep(0.01)
+
+
 async def test_headers_and_bodies_over_the_bound(cluster: RouterHarness) -> None:
     for more in (("x-large: " + "x" * 20_000,), tuple(f"x-{number}: 1" for number in range(5000))):
         reader, writer = await connect(cluster)
@@ -132,7 +148,7 @@ async def test_headers_and_bodies_over_the_bound(cluster: RouterHarness) -> None
     assert (await rest(reader))[0] == 400
     writer.close()
     async with httpx.AsyncClient(base_url=cluster.http, timeout=20) as http:
-        response = await http.post("/v1/completions", content=b" " * (router.openai.MAX_BODY_BYTES + 1))
+        response = await http.post("/v1/completions", content=b" " * (router.http_body.MAX_BYTES + 1))
         assert response.status_code == 413
         assert response.json()["error"]["code"] == 413
 
