@@ -50,11 +50,18 @@ class Access:
         return tenant
 
     async def watch(self, changed: Callable[[], None]) -> None:
-        """Until cancelled. `changed` is called when other tenants have come into force."""
+        """Until cancelled. `changed` is called when other tenants have come into force.
+
+        It also tells the log of callers that were refused, in one line however many they are.
+        """
+        told = 0
         while True:
             await asyncio.sleep(POLL_S)
             if await self.reload():
                 changed()
+            if self.refusals > told:
+                log.warning("callers without a known token were refused", number=self.refusals - told)
+                told = self.refusals
 
     async def reload(self) -> bool:
         """Reads the file if it has changed; what cannot be used leaves all as it was, and is in the log."""

@@ -10,7 +10,14 @@ from router.openapi_fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Schema
 
 _TOKEN_IDS: Schema = {"type": "array", "items": {"type": "integer"}}
 _COUNT: Schema = {"type": "integer", "minimum": 0}
-_HTTP_ERRORS = {404: "no such path", 405: "no such method", 413: "the body is too large", 431: "headers too large"}
+_HTTP_ERRORS = {
+    404: "no such path",
+    405: "no such method",
+    408: "the request came too slowly",
+    413: "the body is too large",
+    415: "the body is compressed",
+    431: "headers too large",
+}
 
 
 def describe(version: str) -> dict[str, Any]:
@@ -28,7 +35,8 @@ def describe(version: str) -> dict[str, Any]:
             "/health": {"get": _health()},
             "/metrics": {"get": _get("metrics", "For Prometheus", {"type": "string"}, media="text/plain")},
         },
-        "components": {"schemas": _SCHEMAS},
+        "security": [{}, {"bearer": []}],  # none where the cluster has no tokens file
+        "components": {"schemas": _SCHEMAS, "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}}},
     }
 
 
@@ -98,6 +106,7 @@ def _health() -> dict[str, Any]:
     schema = _object({"status": {"enum": ["starting", "ready", "draining"]}})
     return {
         "operationId": "health",
+        "security": [],
         "summary": "Whether requests can be served",
         "responses": {"200": _content("They can.", schema), "503": _content("They cannot.", schema)},
     }

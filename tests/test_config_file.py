@@ -9,7 +9,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrelay.config import AutoscalingPolicy, ClusterConfig, KeyPairConfig
+from kvrelay.cli.serve import OWN_CLUSTER
+from kvrelay.config import AutoscalingPolicy, ClusterConfig, KeyPairConfig, SecurityConfig
 from kvrelay.config_file import load_config, load_policy
 from kvrelay.errors import ConfigError
 
@@ -314,6 +315,18 @@ def test_other_addresses_are_for_those_who_have_tls_and_tokens(tmp_path: Path) -
         "listen: {grpc: '0.0.0.0:1', http: '[::]:2', admin: 10.0.0.1:3}\n"
     )
     assert load_config(path).listen.http == "[::]:2"
+
+
+def test_a_commands_own_cluster_is_for_itself_alone(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(
+        "security: {tls: {ca: a, router: {cert: a, key: a}, worker: {cert: a, key: a}}, tokens_file: t}\n"
+        "listen: {grpc: '0.0.0.0:1', http: '[::]:2', admin: 10.0.0.1:3, worker_host: auto}\n"
+    )
+    config = load_config(path, OWN_CLUSTER)
+    assert config.security == SecurityConfig()
+    assert config.listen.grpc == config.listen.http == config.listen.admin == "127.0.0.1:0"
+    assert config.listen.workers_on_loopback
 
 
 def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:

@@ -333,6 +333,9 @@ async def test_logs_name_the_tenant_and_never_a_token(cluster: Cluster) -> None:
             headers = bearer(cluster.client) | {"x-request-id": "mine"}
             assert (await http.post("/v1/completions", json=body, headers=headers)).status_code == 200
             assert (await http.get("/v1/models", headers=bearer(cluster.client + "x"))).status_code == 401
+            async with asyncio.timeout(10):
+                while not any(one["event"] == "callers without a known token were refused" for one in logs):
+                    await asyncio.sleep(0.01)
     (line,) = [one for one in logs if one["event"] == "request ended"]
     assert (line["tenant"], line["request"]) == ("acme", "mine")
     assert cluster.client not in str(logs)

@@ -10,6 +10,7 @@ import pytest
 from browser import Browser, chromium
 from fake_worker import worker_info
 from router_harness import RouterHarness, running_router
+from tokens import Tokens
 
 
 @pytest.fixture
@@ -96,3 +97,29 @@ async def test_nothing_is_wider_than_the_window(tmp_path: Path, cluster: RouterH
         assert (
             await browser.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
         )
+
+
+async def test_a_token_is_asked_for_and_kept_in_the_tab_alone(browser: Browser, tmp_path: Path) -> None:
+    tokens = Tokens(tmp_path / "tokens.yaml")
+    token = tokens.add("acme")
+    async with running_router(tokens_file=tokens.path) as cluster:
+        await browser.open(cluster.http + "/")
+        await browser.until("#token-dialog[open] h2", lambda text: text == "This cluster needs a token")
+        assert await browser.text("#state-word") == "no token"
+        await browser.type("#token", "kvr_wrong", "\ue007")
+        await browser.until("#token-why", lambda text: "not known here" in text)
+        assert await browser.run("return document.getElementById('token').value") == ""
+        await browser.type("#token", token, "\ue007")
+        await browser.until("#state-word", lambda text: text == "ready")
+        await browser.run("document.getElementById('max-tokens').value = 8")
+        await browser.click("#send")
+        await browser.until("#answer-ledger", lambda text: "end to end" in text)
+        await browser.until("#gantt button .who", lambda text: text == "yours")
+        assert await browser.run("return [localStorage.length, document.cookie, location.href]") == [
+            0, "", cluster.http + "/",
+        ]  # fmt: skip
+        assert await browser.run("return Object.values(sessionStorage)") == [token]
+        await browser.open(cluster.http + "/")  # again, in the same tab
+        await browser.until("#state-word", lambda text: text == "ready")
+        complaints = [one for one in await browser.errors() if "401" not in one]
+        assert complaints == []
