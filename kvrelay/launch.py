@@ -6,24 +6,28 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 
 import ray
 from ray.actor import ActorHandle
 
+from kvrelay.child import family
 from kvrelay.config import ClusterConfig
 from kvrelay.errors import ConfigError, InvalidArgument, Unavailable
 from kvrelay.ray_folder import RayFolder
 from kvrelay.stop_request import DRAIN_GRACE_S, StopRequest
-from kvrelay.telemetry import configure_logging, get_logger
+from kvrelay.telemetry import configure_logging, flush_logs, get_logger
 from kvrelay.types import PoolName
 from kvrelay.worker.process import run_in_process
 from kvrelay.worker.settings import WorkerSettings
 
 _STOP_TIMEOUT_S = 5.0
+_LOOK_S = 1.0
 _ENDS_PROCESS = "raise_sys_exit_with_custom_error_message"
 _OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum; KV never goes through it
 
@@ -39,10 +43,28 @@ class WorkerActor:
 
     async def run(self) -> None:
         configure_logging()
-        _on_sigterm(partial(asyncio.get_running_loop().call_soon_threadsafe, self._stop))
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads without work sleep; read when torch is imported
         settings = _on_this_node(self._settings)
-        await run_in_process(settings.worker_id, _serve(settings, self._stop))
+        orphaned = asyncio.create_task(self._orphaned())
+        with _on_sigterm(partial(asyncio.get_running_loop().call_soon_threadsafe, self._stop)):
+            await run_in_process(settings.worker_id, _serve(settings, self._stop))
+        if orphaned.done():
+            flush_logs()
+            os._exit(0)
+        orphaned.cancel()
+
+    async def _orphaned(self) -> None:
+        """Until the raylet that started this process has died, and nobody can stop or replace this worker any more.
+
+        Ray lets it run on for as long as `run` does, so it drains and ends by itself.
+        """
+        raylet = os.getppid()
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if os.getppid() != raylet:
+                log.warning("the raylet is gone; the worker drains", worker=self._settings.worker_id)
+                self._stop()
+                return
 
     async def drain(self) -> None:
         """Ends `run` when all that the worker holds is finished or handed back; called twice, at once."""
@@ -53,16 +75,22 @@ class WorkerActor:
         self._stop.now()
 
 
-def _on_sigterm(call: Callable[[], object]) -> None:
-    """Has SIGTERM call this instead of ending the process at once.
+@contextmanager
+def _on_sigterm(call: Callable[[], object]) -> Iterator[None]:
+    """Has SIGTERM call this, in the main thread.
 
-    Only a main thread may set a handler, and Ray keeps it: there waits its own, while async actors are made and run in
-    another thread. So what Ray's handler calls to end the process is put aside.
+    Only the main thread may set a handler, and that is Ray's: async actors are made and run in another one. So it is
+    what Ray's own handler calls to end the process that is replaced.
     """
-    if not hasattr(ray._private.worker, _ENDS_PROCESS):
-        log.warning("SIGTERM ends this worker at once: this version of Ray handles it in a way of its own")
-        return
-    setattr(ray._private.worker, _ENDS_PROCESS, lambda *_, **__: call())
+    module = ray._private.worker
+    ends_process = getattr(module, _ENDS_PROCESS, None)
+    if ends_process is None:
+        log.warning("SIGTERM does not drain this worker: this version of Ray handles it in another way")
+    setattr(module, _ENDS_PROCESS, lambda *_, **__: call())
+    try:
+        yield
+    finally:
+        setattr(module, _ENDS_PROCESS, ends_process)
 
 
 def _on_this_node(settings: WorkerSettings) -> WorkerSettings:
@@ -122,6 +150,7 @@ class RayLauncher:
         self._folder = RayFolder()
         self._running: dict[str, _Running] = {}
         self._refused: asyncio.Future[None] | None = None
+        self._raylet: int | None = None  # of a local Ray
 
     def __enter__(self) -> RayLauncher:
         for name, value in _QUIET_RAY.items():
@@ -140,6 +169,7 @@ class RayLauncher:
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise Unavailable(f"Ray did not start: {error}") from error
         if self._address is None:  # a larger cluster may yet grow
+            self._raylet = next(one for one in family(os.getpid()) if _command(one) == "raylet")
             try:
                 require_gpus(self._settings.config, ray.cluster_resources().get("GPU", 0))
             except ConfigError:
@@ -201,6 +231,18 @@ class RayLauncher:
         self._refused = asyncio.get_running_loop().create_future()
         await self._refused
 
+    @property
+    def is_lost(self) -> bool:
+        """A local Ray's raylet has ended: no worker can be started or stopped any more, and they end by themselves."""
+        return self._raylet is not None and _command(self._raylet) != "raylet"
+
+    async def lost(self) -> None:
+        """Waits until it is so, and raises that."""
+        while True:
+            if self.is_lost:
+                raise Unavailable("Ray's raylet ended")
+            await asyncio.sleep(_LOOK_S)
+
     async def _watch(self, worker_id: str, actor: ActorHandle) -> None:
         try:
             await asyncio.wrap_future(actor.run.remote().future())
@@ -213,6 +255,15 @@ class RayLauncher:
             log.warning("worker died", worker=worker_id, error=str(error).splitlines()[0])
         finally:
             del self._running[worker_id]
+
+
+def _command(pid: int) -> str:
+    """Of a process that runs; nothing, if it does not."""
+    try:
+        name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
+    except FileNotFoundError:
+        return ""
+    return "" if rest.split()[0] == "Z" else name
 
 
 def local_cpus(config: ClusterConfig, most_workers: Mapping[PoolName, int]) -> float:

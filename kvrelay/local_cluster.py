@@ -32,7 +32,7 @@ from kvrelay.tokens_file import load_tokens
 _READY = re.compile(r"^kvrelay ready grpc=(\S+) http=(\S+) admin=(\S+)$")
 _START_TIMEOUT_S = 300.0
 _DRAIN_TIMEOUT_S = 60.0
-_STOP_TIMEOUT_S = 30.0
+_STOP_TIMEOUT_S = 45.0  # of a controller, which drains its workers
 _BAD_USAGE = 2
 _CONTROLLER_DEATHS = 5  # within the time that `Deaths` remembers; one more, and the cluster ends
 _LAST_WORDS = 20  # lines of the log that go with an error

@@ -73,7 +73,7 @@ async def _control(config: ClusterConfig, policy: AutoscalingPolicy | None, ray_
     ) as launcher:
         stop.install()  # only now: ray.init sets handlers of its own
         actuator = Actuator(registry, launcher, sizes, credentials=credentials)
-        parts = [asyncio.create_task(actuator.run()), asyncio.create_task(launcher.refused())]
+        parts = [asyncio.create_task(one) for one in (actuator.run(), launcher.refused(), launcher.lost())]
         if policy is not None:
             parts.append(asyncio.create_task(Autoscaler(registry, policy, owner).run()))
         stopped = asyncio.create_task(stop.drain.wait())
@@ -81,12 +81,13 @@ async def _control(config: ClusterConfig, policy: AutoscalingPolicy | None, ray_
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
-        leaving, halted = asyncio.create_task(actuator.leave()), asyncio.create_task(stop.halt.wait())
-        await asyncio.wait({leaving, halted}, return_when=asyncio.FIRST_COMPLETED)
-        halted.cancel()
-        leaving.cancel()
-        await asyncio.gather(leaving, halted, return_exceptions=True)
-        await launcher.stop_all()
+        if not launcher.is_lost:
+            leaving, halted = asyncio.create_task(actuator.leave()), asyncio.create_task(stop.halt.wait())
+            await asyncio.wait({leaving, halted}, return_when=asyncio.FIRST_COMPLETED)
+            halted.cancel()
+            leaving.cancel()
+            await asyncio.gather(leaving, halted, return_exceptions=True)
+            await launcher.stop_all()
         await registry.close()
         for task in done:
             task.result()
