@@ -25,10 +25,6 @@ class Breaker:
     def passes(self, now: float) -> bool:
         return not self.reason or now >= self.until
 
-    def due(self, now: float) -> bool:
-        """Whether it is closed, or the time for which it opened last is over."""
-        return not self.reason or now >= self.changed_at + self._hold_s
-
     def passed(self, now: float) -> None:
         """Something was sent through it."""
         if self.reason:

@@ -82,7 +82,7 @@ class Dispatcher:
 
     @property
     def waiting_tokens(self) -> int:
-        return sum(self._entries[one].life.num_tokens for one in self._queue)
+        return self._queue.tokens
 
     @property
     def workers(self) -> tuple[WorkerInfo, ...]:
@@ -130,12 +130,14 @@ class Dispatcher:
         """A worker can be reached. One with a known id has taken the place of its former self."""
         effects = self.worker_lost(info.worker_id, now) if info.worker_id in self._workers else []
         self._workers.add(info)
+        self._throughput.forget_rate()
         return effects + self._pump(now)
 
     def worker_lost(self, worker_id: str, now: float) -> list[Effect]:
         if worker_id not in self._workers:
             return []
         draining = self._workers.remove(worker_id).info.state == "draining"
+        self._throughput.forget_rate()
         effects: list[Effect] = []
         begun = float("-inf")
         for entry in list(self._running.values()):
@@ -209,6 +211,8 @@ class Dispatcher:
             self._workers.drains(worker_id)
         elif isinstance(event, Refused):
             self._workers.refused(worker_id, now)
+        elif isinstance(event, Reserved):
+            self._workers.accepted(worker_id)
         elif isinstance(event, HandedOff):
             self._workers.links.worked(placed.prefill, placed.decode)
         elif isinstance(event, Failed):

@@ -14,7 +14,7 @@ FAILURES = 3  # one after the other open a worker's breaker
 OPEN_S = (1.0, 60.0)
 EJECT_S = (5.0, 300.0)
 JUDGE_S = 1.0  # how often speeds are compared
-SAMPLES: dict[PoolName, int] = {"decode": 32, "prefill": 5}  # that a worker's speed is judged by
+SAMPLES: dict[PoolName, int] = {"decode": 16, "prefill": 5}  # that a worker's speed is judged by
 PROBE_SAMPLES: dict[PoolName, int] = {"decode": 8, "prefill": 1}
 MOST = 256  # workers remembered that are gone
 
@@ -40,6 +40,7 @@ class _Patient:
     failing: Breaker = field(default_factory=lambda: Breaker(*OPEN_S))
     slow: Breaker = field(default_factory=lambda: Breaker(*EJECT_S))
     speed: Speed = field(default_factory=Speed)
+    probed: bool = False  # since it was ejected
 
 
 class Health:
@@ -80,6 +81,9 @@ class Health:
         patient = self._patients[worker_id]
         patient.failing.passed(now)
         patient.slow.passed(now)
+        if patient.slow.reason and not patient.probed:
+            patient.probed = True
+            patient.speed.clear()  # what it did before says nothing of now
 
     def troubled(self, worker_id: str) -> bool:
         """Whether a success of it would change anything."""
@@ -128,7 +132,7 @@ class Health:
         peers = {one: speed for one, speed in typical.items() if speed is not None and not present[one].slow.reason}
         for worker_id, patient in present.items():
             speed, others = typical[worker_id], [peers[one] for one in peers if one != worker_id]
-            if speed is None or not others or not patient.slow.due(now):
+            if speed is None or not others or (patient.slow.reason and not patient.probed):
                 continue
             ratio = times_slower(speed, others)
             if ratio is None and patient.slow.reason:
@@ -138,6 +142,7 @@ class Health:
                 patient.slow.reason or sum(bool(one.slow.reason) for one in present.values()) < len(present) // 2
             ):
                 patient.speed.clear()
+                patient.probed = False
                 reason = f"{ratio:.1f} times as slow as the median of the pool's others"
                 seconds = patient.slow.open(reason, now)
                 yield worker_id, f"gets no new work for {seconds:g} s: {reason}"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-WINDOW_S = 30.0
+WINDOW_S = 60.0
 MOST = 64  # samples kept
 FACTOR = 3.0  # times slower than the others
 NOTICEABLE_S = 0.01  # slower by less than that nobody feels

@@ -43,6 +43,10 @@ class Throughput:
         self.advance(now)
         self._at = now if queued else None
 
+    def forget_rate(self) -> None:
+        """There are other workers now than those that it was measured with."""
+        self._left = self._busy_s = 0.0
+
     def left_queue(self) -> None:
         """A request was given workers; it counts if it had waited for them."""
         if self._at is not None:

@@ -390,6 +390,18 @@ def test_worker_that_refuses_again_and_again_is_asked_less_often() -> None:
     assert 6 <= asked <= 10
 
 
+def test_worker_that_took_one_is_asked_again_as_soon_as_the_first_time() -> None:
+    made = dispatcher("d0", "p0")
+    submit(made, request("a", LONG))
+    for now in (0.0, 0.2, 0.5):
+        made.on_event("d0", Refused("a", attempt(made, "a"), "full"), now)
+        made.tick(now + 2.0)
+    made.on_event("d0", Reserved("a", attempt(made, "a"), TARGET), 3.0)
+    submit(made, request("b", LONG[1:]), 3.0)
+    made.on_event("d0", Refused("b", attempt(made, "b"), "full"), 3.1)
+    assert placements(made.tick(3.1 + FULL_FOR_S[0])) == [("b", "d0")]
+
+
 def test_sequences_carry_the_time_that_is_left_and_their_tenant() -> None:
     made = dispatcher("d0")
     (send,) = submit(made, replace(request("a", deadline=9.0), tenant=Tenant("acme")), 4.0)

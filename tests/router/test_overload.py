@@ -98,3 +98,14 @@ def test_a_flood_of_one_tenant_does_not_reach_another() -> None:
     asked = [one for one in cluster.records.values() if one.request.tenant == quiet]
     assert len(asked) > 100
     assert all(one.whole for one in asked)
+
+
+def test_nobody_is_refused_by_what_a_smaller_cluster_could_serve() -> None:
+    cluster = VirtualCluster(0, 1, SEATS)
+    offer(cluster, 20.0, {Tenant(): 2 * CAPACITY})
+    assert cluster.refused
+    for number in range(1, 6):
+        cluster.start(f"d{number}", "decode")
+    refused = len(cluster.refused)
+    offer(cluster, 20.0, {Tenant(): 2 * CAPACITY})
+    assert len(cluster.refused) == refused

@@ -1,0 +1,156 @@
+"""Goodput of a whole router when more is asked for than its workers can serve.
+
+    python benchmarks/overload.py --seconds 40
+
+The router is a process of its own, clients come over gRPC, each with a deadline. Workers have no engine: a step takes
+STEP_S and gives each of their SEATS sequences a token, so it is known what they can serve, on any machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+from statistics import quantiles
+
+import grpc
+
+from kvrelay.bench.router.at_once import AtOnceWorker
+from kvrelay.bench.router.router_process import RouterProcess, starting_router
+from kvrelay.bench.subject import model_folder
+from kvrelay.embedded_redis import EmbeddedRedis
+from kvrelay.errors import ResourceExhausted
+from kvrelay.registry import Registry
+from kvrelay.wire.inference import GenerateRequest, InferenceServiceStub, SamplingOptions, pb, request_to_proto
+from kvrelay.wire.status import error_from_rpc
+
+DECODE, SEATS, STEP_S = 2, 16, 0.02
+OUTPUT_TOKENS = (32, 96)  # least and most, evenly
+CAPACITY = DECODE * SEATS / STEP_S / (sum(OUTPUT_TOKENS) / 2)  # requests a second
+PROMPT = tuple(range(10, 30))
+WARM_UP_S = 15.0
+LOADS = (0.5, 1.0, 2.0, 3.0)
+TOKEN = 20
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Of the requests that arrived in the measured time."""
+
+    offered: int = 0
+    whole: int = 0  # by their deadlines
+    tokens: int = 0  # of these
+    cut_off: int = 0  # after the first token, which was work in vain
+    late: int = 0  # without a token
+    refusals: list[float] = field(default_factory=list)  # seconds until they were told
+    delays: list[float] = field(default_factory=list)  # that they were told to come back after
+
+
+async def ask(stub: InferenceServiceStub, tokens: int, deadline_s: float, outcome: Outcome) -> None:
+    sampling = SamplingOptions(max_tokens=tokens, ignore_eos=True, temperature=0.0)
+    outcome.offered += 1
+    begun, received = time.perf_counter(), 0
+    call: grpc.aio.UnaryStreamCall = stub.Generate(
+        request_to_proto(GenerateRequest(token_ids=PROMPT, sampling=sampling)), timeout=deadline_s
+    )
+    try:
+        message: pb.GenerateResponse
+        async for message in call:
+            received += len(message.token_ids)
+        if received == tokens:
+            outcome.whole += 1
+            outcome.tokens += tokens
+    except grpc.aio.AioRpcError as error:
+        kind = error_from_rpc(error)
+        if isinstance(kind, ResourceExhausted):
+            outcome.refusals.append(time.perf_counter() - begun)
+            outcome.delays.append(kind.retry_after_s or 0.0)
+        elif received:
+            outcome.cut_off += 1
+        else:
+            outcome.late += 1
+
+
+async def offer(target: str, load: float, seconds: float, deadline_s: float) -> Outcome:
+    """Poisson arrivals that do not wait for each other."""
+    random = Random(round(load * 1000))
+    measured, warming = Outcome(), Outcome()
+    async with grpc.aio.insecure_channel(target) as channel, asyncio.TaskGroup() as requests:
+        stub = InferenceServiceStub(channel)
+        start = due = time.perf_counter()
+        while due < start + WARM_UP_S + seconds:
+            await asyncio.sleep(due - time.perf_counter())
+            outcome = measured if due >= start + WARM_UP_S else warming
+            requests.create_task(ask(stub, random.randint(*OUTPUT_TOKENS), deadline_s, outcome))
+            due += random.expovariate(load * CAPACITY)
+    return measured
+
+
+@asynccontextmanager
+async def cluster() -> AsyncIterator[RouterProcess]:
+    core = max(os.sched_getaffinity(0))
+    async with (
+        EmbeddedRedis() as redis,
+        starting_router(redis.url, model_folder("demo"), 0, DECODE, SEATS, core) as router,
+        AsyncExitStack() as ends,
+    ):
+        registry = await Registry.connect(redis.url)
+        ends.push_async_callback(registry.close)
+        said: defaultdict[str, list[float]] = defaultdict(list)
+        peers: dict[str, AtOnceWorker] = {}
+        tasks = []
+        for number in range(DECODE):
+            worker = AtOnceWorker(f"decode-{number}", "decode", TOKEN, said, peers)
+            await worker.start()
+            ends.push_async_callback(worker.stop)
+            tasks.append(asyncio.create_task(worker.run(STEP_S, STEP_S * number / DECODE)))
+        tasks.append(asyncio.create_task(beat(registry, list(peers.values()))))
+        await router.ready()
+        yield router
+        for one in tasks:
+            one.cancel()
+        await asyncio.wait(tasks)
+
+
+async def beat(registry: Registry, workers: list[AtOnceWorker]) -> None:
+    while True:
+        for worker in workers:
+            await registry.publish_worker(worker.info)
+        await asyncio.sleep(1.0)
+
+
+async def main(seconds: float, deadline_s: float) -> None:
+    rate = DECODE * SEATS / STEP_S
+    print(f"{DECODE} workers with {SEATS} seats, {STEP_S * 1000:g} ms a step: {rate:,.0f} tokens a second")
+    print(f"deadline {deadline_s:g} s; {seconds:g} s each, after {WARM_UP_S:g} s\n")
+    print(
+        "| offered | whole in time | their tokens | cut off | late | refused | told within, ms: p50 | p99 | retry, s |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    async with cluster() as router:
+        for load in LOADS:
+            one = await offer(router.grpc, load, seconds, deadline_s)
+            told = "| - | - | - |"
+            if len(one.refusals) > 1:
+                cuts = quantiles(one.refusals, n=100)
+                delays = f"{min(one.delays):.1f} to {max(one.delays):.1f}"
+                told = f"| {cuts[49] * 1000:.1f} | {cuts[98] * 1000:.1f} | {delays} |"
+            print(
+                f"| {load:g}×, {one.offered / seconds:.1f}/s | {one.whole / seconds:.1f}/s "
+                f"| {one.tokens / seconds:,.0f}/s | {one.cut_off} | {one.late} | {len(one.refusals)} {told}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=40.0, help="measured at each load")
+    parser.add_argument("--deadline", type=float, default=6.0, help="of each request, in seconds")
+    given = parser.parse_args()
+    asyncio.run(main(given.seconds, given.deadline))
