@@ -1,4 +1,7 @@
-"""C++ that is compiled for this processor, once: the libraries are kept in the user's cache folder."""
+"""C++ that is compiled for this processor, once: the libraries are kept in the user's cache folder.
+
+Where there are libraries that somebody compiled before (kvrelay.prebuilt), one of those is taken.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,11 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from kvrelay import prebuilt
 
 
 class NativeUnavailable(Exception):
@@ -35,11 +41,13 @@ SECONDS = 180  # for the compiler, per file
 @functools.cache
 def compiled(sources: Path) -> ctypes.CDLL:
     """A folder's files as one library. The first call on a machine takes some seconds. Raises NativeUnavailable."""
-    compiler = find_compiler()
-    path = _cache_folder() / f"{sources.parent.name}-{key(compiler, sources)}.so"
+    path = prebuilt.find(sources, frozenset(_processor().split()))
     try:
-        if not path.exists():
-            build(compiler, sources, path)
+        if path is None:
+            compiler = find_compiler()
+            path = _cache_folder() / f"{sources.parent.name}-{key(compiler, sources)}.so"
+            if not path.exists():
+                build(compiler, sources, path)
         return ctypes.CDLL(str(path))
     except OSError as error:
         message = f"{path} cannot be written or loaded: {error}; remove it, or set XDG_CACHE_HOME to another folder"
@@ -73,25 +81,32 @@ def key(compiler: list[str], sources: Path) -> str:
     for source in sorted(sources.iterdir()):
         digest.update(source.read_bytes())
     digest.update(" ".join([*compiler, *FLAGS, platform.machine()]).encode())
-    flags = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Features"))]
-    digest.update(flags[0].encode() if flags else b"")
+    digest.update(_processor().encode())
     return digest.hexdigest()[:16]
 
 
-def build(compiler: list[str], sources: Path, path: Path) -> None:
-    """Processes that build at the same time each write a file of their own; the last one to be renamed stays."""
+def _processor() -> str:
+    """The line of /proc/cpuinfo that says what instructions it has."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+def build(compiler: list[str], sources: Path, path: Path, options: Sequence[str] = ()) -> None:
+    """`options` go beyond FLAGS; the last of each kind counts.
+
+    Processes that build at the same time each write a file of their own; the last one to be renamed stays."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         files = sorted(sources.glob("*.cpp"))
         objects = [Path(folder, file.name).with_suffix(".o") for file in files]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             compiled = [
-                pool.submit(_run, [*compiler, *FLAGS, "-c", str(file), "-o", str(target)])
+                pool.submit(_run, [*compiler, *FLAGS, *options, "-c", str(file), "-o", str(target)])
                 for file, target in zip(files, objects, strict=True)
             ]
             for done in compiled:
                 done.result()
         linked = Path(folder, path.name)
-        _run([*compiler, *FLAGS, "-shared", *map(str, objects), "-o", str(linked)])
+        _run([*compiler, *FLAGS, *options, "-shared", *map(str, objects), "-o", str(linked)])
         linked.rename(path)
 
 
