@@ -22,7 +22,12 @@ Tls: TypeAlias = bool | bytes | grpc.ChannelCredentials
 _TARGET = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[^:/\s\[\]]+):\d{1,5}$")
 _PATIENT = RetryPolicy(max_attempts=2**31, max_backoff_s=0.5)  # the deadline ends it
 # gRPC's own waits between connection attempts: short, so that a router which is back is found soon.
-CHANNEL_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 2000))
+CHANNEL_OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    # A name may stand for several routers (a headless Service); gRPC would keep to the first of them otherwise.
+    ("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}'),
+)
 
 
 def check_target(target: str) -> None:

@@ -52,7 +52,7 @@ def _text_items(metadata: Iterable[tuple[str, str | bytes]] | None) -> dict[str,
 
 def _readable(details: str) -> str:
     """gRPC's report of a failed connection, cut to what a reader can use."""
-    if details.startswith("failed to connect to all addresses"):
+    if details.startswith(("failed to connect to all addresses", "connections to all backends failing")):
         if "Tls handshake failed" in details:
             return f"TLS handshake failed: {details.rpartition('OPENSSL_internal:')[2].removesuffix(': OK')}"
         return f"cannot connect: {details.rpartition(': ')[2]}"

@@ -12,14 +12,16 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Protocol
 
+import grpc
 import pytest
 from scripted_router import LEDGER, ScriptedRouter, last, serving, tokens
 
 import kvrelay
+from kvrelay.client.base import CHANNEL_OPTIONS as OPTIONS
 from kvrelay.client.base import BaseClient
 from kvrelay.errors import Code, error_for
 from kvrelay.types import TokenLogprobs
-from kvrelay.wire.inference import GenerateResponse, ModelInfo
+from kvrelay.wire.inference import GenerateRequest, GenerateResponse, InferenceServiceStub, ModelInfo, request_to_proto
 
 
 class Twin(Protocol):
@@ -530,3 +532,22 @@ def test_time_counts_from_the_first_read(monkeypatch: pytest.MonkeyPatch) -> Non
         later = SimpleNamespace(monotonic=lambda: time.monotonic() + 1000.0)
         monkeypatch.setattr("kvrelay.client.base.time", later)
         assert stream.result().e2e_seconds < 30.0
+
+
+def test_routers_behind_one_name_take_turns() -> None:
+    """What a client does with a headless Service's name, which stands for several addresses."""
+    first, second = ScriptedRouter(), ScriptedRouter()
+    with (
+        serving(first) as one,
+        serving(second) as other,
+        grpc.insecure_channel(f"ipv4:{one},{other}", OPTIONS) as channel,
+    ):
+        stub = InferenceServiceStub(channel)
+        for _ in range(200):  # until both are connected, the one that is has all
+            list(stub.Generate(request_to_proto(GenerateRequest("r", prompt="p")), timeout=10))
+            if first.requests and second.requests:
+                break
+        before = len(first.requests), len(second.requests)
+        for _ in range(4):
+            list(stub.Generate(request_to_proto(GenerateRequest("r", prompt="p")), timeout=10))
+        assert (len(first.requests), len(second.requests)) == (before[0] + 2, before[1] + 2)
