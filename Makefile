@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint sim mutants fuzz schemathesis soak proto venv clean
+.PHONY: demo test lint sim mutants fuzz schemathesis soak proto lock venv clean
 
 # Installs once per change of pyproject.toml.
 $(VENV)/.installed: pyproject.toml
@@ -48,6 +48,17 @@ soak: venv
 
 proto: venv
 	$(BIN)/python scripts/generate_stubs.py
+
+# What the images install, with hashes. uv has to find torch's CPU build: UV_FIND_LINKS or UV_EXTRA_INDEX_URL say where.
+UV ?= uv
+COMPILE := $(UV) pip compile --quiet --no-header --no-annotate --generate-hashes --python-version 3.11 \
+  --python-platform x86_64-manylinux_2_28
+lock:
+	$(COMPILE) --extra cluster --extra otel pyproject.toml requirements/image.in \
+	  requirements/torch-cpu.in -o requirements/cpu.lock
+	UV_FIND_LINKS= UV_EXTRA_INDEX_URL= $(COMPILE) --extra cluster --extra otel pyproject.toml requirements/image.in \
+	  requirements/torch-cuda.in -o requirements/cuda.lock
+	$(COMPILE) requirements/build.in -o requirements/build.lock
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

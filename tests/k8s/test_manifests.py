@@ -1,106 +1,78 @@
-"""Everything in k8s/ is valid by Kubernetes' schemas and names only what this code, or the manifests, really have."""
+"""Each variant of k8s/, rendered, is valid by Kubernetes' schemas and the operators', and agrees with itself."""
 
 from __future__ import annotations
 
-import inspect
-import re
-import shlex
+import copy
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
-import typer.main
 import yaml
-from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr as node_types_of
-from ray_cluster_fields import problems
+from custom_resource_fields import KINDS, problems
+from rendered_manifests import COMPONENT, FOLDER, PART_OF, VARIANTS, Manifest, missing_renderer, rendered
 
-from autoscaler.actuator import Actuator
-from kvrelay.cli.main import app
-from kvrelay.config import AutoscalingPolicy, ClusterConfig, is_loopback
-from kvrelay.config_file import load_config, load_policy
-from kvrelay.stop_request import DRAIN_GRACE_S
-from kvrelay.types import POOLS
+if reason := missing_renderer():
+    pytest.skip(reason, allow_module_level=True)
 
-ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "k8s"
 KUBERNETES = "1.33"  # of the schemas
-PART_OF = {"app.kubernetes.io/part-of": "kvrelay"}
-
-Manifest = dict[str, Any]
+each_variant = pytest.mark.parametrize("variant", VARIANTS)
 
 
-def documents(path: Path) -> Iterator[Manifest]:
-    yield from yaml.safe_load_all(path.read_text())
+def distinct(manifests: Iterator[tuple[str, Manifest]]) -> list[Any]:
+    """Without those that another variant has as well."""
+    seen: dict[str, Any] = {}
+    for name, one in manifests:
+        seen.setdefault(yaml.safe_dump(one), pytest.param(one, id=name))
+    return list(seen.values())
 
 
-KUSTOMIZATION: Manifest = next(documents(FOLDER / "kustomization.yaml"))
-MANIFESTS = [one for name in KUSTOMIZATION["resources"] for one in documents(FOLDER / name)]
-RAY = next(one for one in MANIFESTS if one["kind"] == "RayCluster")
-GROUPS = {group["groupName"]: group for group in RAY["spec"]["workerGroupSpecs"]}
+def objects() -> Iterator[tuple[str, Manifest]]:
+    for variant in VARIANTS:
+        for one in rendered(variant).manifests:
+            yield f"{variant}-{one['kind']}-{one['metadata']['name']}", one
 
 
-def of_kind(kind: str) -> list[Manifest]:
-    return [one for one in MANIFESTS if one["kind"] == kind]
+def templates() -> Iterator[tuple[str, Manifest]]:
+    for variant in VARIANTS:
+        yield from ((f"{variant}-{name}", one) for name, one in rendered(variant).pods.items())
 
 
-def pod_templates() -> dict[str, Manifest]:
-    found = {one["metadata"]["name"]: one["spec"]["template"] for one in of_kind("Deployment")}
-    found["head"] = RAY["spec"]["headGroupSpec"]["template"]
-    return found | {name: group["template"] for name, group in GROUPS.items()}
+def containers() -> Iterator[tuple[str, Manifest]]:
+    for variant in VARIANTS:
+        for name, (template, one) in rendered(variant).containers.items():
+            yield f"{variant}-{name}", {"template": template, "container": one}
 
 
-def containers(template: Manifest) -> list[Manifest]:
-    return [*template["spec"].get("initContainers", []), *template["spec"]["containers"]]
-
-
-PODS = pod_templates()
-CONTAINERS = {f"{pod}/{one['name']}": (template, one) for pod, template in PODS.items() for one in containers(template)}
-pods = pytest.mark.parametrize("template", PODS.values(), ids=PODS.keys())
-each_container = pytest.mark.parametrize(("template", "container"), CONTAINERS.values(), ids=CONTAINERS.keys())
-
-
-def commands() -> dict[str, list[str]]:
-    """Every `kvrelay` command line in the manifests and in the README."""
-    found = {name: one["command"] for name, (_, one) in CONTAINERS.items() if one.get("command", [""])[0] == "kvrelay"}
-    readme = (FOLDER / "README.md").read_text()
-    shown = re.findall(r"^kvrelay .*$", "\n".join(re.findall(r"```sh\n(.*?)```", readme, re.DOTALL)), re.MULTILINE)
-    return found | {line: shlex.split(line) for line in shown}
-
-
-def config_of(folder: Path) -> ClusterConfig:
-    """The ConfigMap as a pod sees it, loaded as `kvrelay router -c` and `kvrelay controller -c` do."""
-    (config_map,) = of_kind("ConfigMap")
-    for name, text in config_map["data"].items():
-        (folder / name).write_text(text)
-    return load_config(folder / "cluster.yaml")
-
-
-def policy_of(config: ClusterConfig) -> AutoscalingPolicy:
-    assert config.autoscaling is not None
-    return load_policy(Path(config.autoscaling))
+each_container = pytest.mark.parametrize("both", distinct(containers()))
 
 
 # Schemas
 
 
-def test_every_file_is_applied() -> None:
-    assert sorted(KUSTOMIZATION["resources"]) == sorted(
-        path.name for path in FOLDER.glob("*.yaml") if path.name != "kustomization.yaml"
-    )
+def test_every_file_belongs_to_a_variant() -> None:
+    named = set()
+    for path in FOLDER.rglob("kustomization.yaml"):
+        one = yaml.safe_load(path.read_text())
+        names = [*one.get("resources", []), *(patch.get("path") for patch in one.get("patches", []))]
+        names += [name for generator in one.get("configMapGenerator", []) for name in generator["files"]]
+        named |= {(path.parent / name).resolve() for name in names if name}
+    charts = FOLDER / "chart"
+    have = {path for path in FOLDER.rglob("*.yaml") if path.name != "kustomization.yaml" and charts not in path.parents}
+    assert have <= named
+    assert {str(path.parent.relative_to(FOLDER)) for path in FOLDER.rglob("kustomization.yaml")} == {
+        *VARIANTS,
+        "components/secure",
+        "components/keda",
+    }
 
 
-@pytest.mark.parametrize(
-    "manifest",
-    [one for one in MANIFESTS if one is not RAY],
-    ids=lambda one: f"{one['kind']}-{one['metadata']['name']}",
-)
+@pytest.mark.parametrize("manifest", distinct((name, one) for name, one in objects() if one["kind"] not in KINDS))
 def test_core_kinds_have_the_fields_of_their_schema(manifest: Manifest) -> None:
     kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
 
 
-@pods
+@pytest.mark.parametrize("template", distinct(templates()))
 def test_pod_templates_have_the_fields_of_a_core_pod_template(template: Manifest) -> None:
     # The metadata's and the spec's schema are those of a PodTemplateSpec.
     kubernetes_validate.validate(
@@ -110,12 +82,13 @@ def test_pod_templates_have_the_fields_of_a_core_pod_template(template: Manifest
     )
 
 
-def test_the_ray_cluster_has_kuberays_fields() -> None:
-    assert (RAY["apiVersion"], problems(RAY)) == ("ray.io/v1", [])
+@pytest.mark.parametrize("manifest", distinct((name, one) for name, one in objects() if one["kind"] in KINDS))
+def test_custom_resources_have_their_makers_fields(manifest: Manifest) -> None:
+    assert problems(manifest) == []
 
 
-def test_a_wrong_ray_cluster_does_not_pass() -> None:
-    wrong = yaml.safe_load((FOLDER / "raycluster.yaml").read_text())
+def test_a_wrong_custom_resource_does_not_pass() -> None:
+    wrong = copy.deepcopy(rendered("base").ray)
     wrong["spec"]["autoscalerOptions"]["version"] = "v3"
     wrong["spec"]["headGroupSpec"]["rayStartParams"]["num-cpus"] = 0
     wrong["spec"]["workerGroupSpecs"][0]["minReplica"] = wrong["spec"]["workerGroupSpecs"][0].pop("minReplicas")
@@ -125,171 +98,129 @@ def test_a_wrong_ray_cluster_does_not_pass() -> None:
         "spec.workerGroupSpecs.[]: minReplicas is missing",
         "spec.workerGroupSpecs.[]: unknown field minReplica",
     ]
+    (scaled, _) = copy.deepcopy(rendered("overlays/keda").of_kind("ScaledObject"))
+    scaled["spec"]["triggers"][0]["metadata"]["threshold"] = 2
+    assert problems(scaled) == ["spec.triggers.[].metadata.threshold: 2 is not a str"]
 
 
-def test_what_kuberay_copies_into_the_autoscalers_container_fits_a_container() -> None:
-    options = RAY["spec"]["autoscalerOptions"]
+@pytest.mark.parametrize("variant", [one for one in VARIANTS if one != "overlays/keda"])
+def test_what_kuberay_copies_into_the_autoscalers_container_fits_a_container(variant: str) -> None:
+    shown = rendered(variant)
+    options = shown.ray["spec"]["autoscalerOptions"]
     container = {name: options[name] for name in ("resources", "securityContext", "volumeMounts")}
     pod = {"containers": [{"name": "autoscaler", "image": "kvrelay", **container}]}
     kubernetes_validate.validate(
         {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"}, "spec": pod}, KUBERNETES, strict=True
     )
     mounted = {mount["name"] for mount in options["volumeMounts"]}
-    assert mounted <= {volume["name"] for volume in PODS["head"]["spec"]["volumes"]}
+    assert mounted <= {volume["name"] for volume in shown.pods["head"]["spec"]["volumes"]}
 
 
-# What the manifests say about this code
-
-
-@pytest.mark.parametrize("arguments", commands().values(), ids=commands().keys())
-def test_commands_and_their_options_exist(arguments: list[str]) -> None:
-    _, name, *rest = arguments
-    group: Any = typer.main.get_command(app)
-    group.commands[name].make_context(name, rest)  # raises for an unknown option or a bad value
-
-
-def test_the_configuration_loads(tmp_path: Path) -> None:
-    config = config_of(tmp_path)
-    assert config.listen.worker_host == "auto"
-    assert config.transfer.transport == "auto"  # between pods: grpc
-    assert config.autoscaling == str(tmp_path / "policy.yaml")
-
-
-def test_redis_is_where_the_configuration_looks_for_it(tmp_path: Path) -> None:
-    (service,) = (one for one in of_kind("Service") if one["metadata"]["name"] == "kvrelay-redis")
-    (port,) = service["spec"]["ports"]
-    assert config_of(tmp_path).redis.url == f"redis://{service['metadata']['name']}:{port['port']}/0"
-    labels = PODS["kvrelay-redis"]["metadata"]["labels"]
-    assert service["spec"]["selector"].items() <= labels.items()
-    (redis,) = containers(PODS["kvrelay-redis"])
-    assert {"name": port["targetPort"], "containerPort": port["port"]} in redis["ports"]
-
-
-def test_the_routers_probes_ask_where_it_listens_and_need_no_token(tmp_path: Path) -> None:
-    (container,) = containers(PODS["kvrelay-router"])
-    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
-    listen = config_of(tmp_path).listen
-    assert ports == {"grpc": int(listen.grpc.split(":")[1]), "https": int(listen.http.split(":")[1])}
-    for probe, path in (("readinessProbe", "/health"), ("livenessProbe", "/")):
-        assert container[probe]["httpGet"] == {"path": path, "port": "https", "scheme": "HTTPS"}
-    assert not is_loopback(listen.http)  # where the kubelet could not ask
-    assert is_loopback(listen.admin)
-
-
-def test_the_routers_service_and_policy_lead_to_its_ports() -> None:
-    (container,) = containers(PODS["kvrelay-router"])
-    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
-    (service,) = (one for one in of_kind("Service") if one["metadata"]["name"] == "kvrelay-router")
-    assert {one["targetPort"]: one["port"] for one in service["spec"]["ports"]} == ports
-    (policy,) = (one for one in of_kind("NetworkPolicy") if one["metadata"]["name"] == "kvrelay-router")
-    assert [one["port"] for one in policy["spec"]["ingress"][0]["ports"]] == list(ports)
-    labels = PODS["kvrelay-router"]["metadata"]["labels"]
-    for selector in (service["spec"]["selector"], policy["spec"]["podSelector"]["matchLabels"]):
-        assert selector.items() <= labels.items()
-
-
-@pytest.mark.parametrize(
-    ("pod", "container", "role"),
-    [("kvrelay-router", "router", "router"), ("head", "controller", "router"), ("prefill", "ray-worker", "worker"),
-     ("decode", "ray-worker", "worker")],
-)  # fmt: skip
-def test_each_pod_has_the_certificate_of_its_role_where_the_configuration_looks_for_it(
-    tmp_path: Path, pod: str, container: str, role: str
-) -> None:
-    tls = config_of(tmp_path).security.tls
-    assert tls is not None
-    pair = tls.router if role == "router" else tls.worker
-    (found,) = (one for one in containers(PODS[pod]) if one["name"] == container)
-    (mount,) = (one for one in found["volumeMounts"] if one["name"] == "tls")
-    secrets = {one["name"]: one["secret"]["secretName"] for one in PODS[pod]["spec"]["volumes"] if "secret" in one}
-    made = re.search(rf"secret generic {secrets['tls']} \\\n(.*)", (FOLDER / "README.md").read_text())
-    assert made is not None, "the README makes it"
-    files = {f"{mount['mountPath']}/{Path(one).name}" for one in re.findall(r"--from-file=(\S+)", made[1])}
-    assert files == {tls.ca, pair.cert, pair.key}
-
-
-def test_the_router_has_the_tokens_where_the_configuration_looks_for_them(tmp_path: Path) -> None:
-    (container,) = containers(PODS["kvrelay-router"])
-    (mount,) = (one for one in container["volumeMounts"] if one["name"] == "tokens")
-    assert config_of(tmp_path).security.tokens_file == f"{mount['mountPath']}/tokens.yaml"
-    assert "secret generic kvrelay-tokens --from-file=tokens.yaml" in (FOLDER / "README.md").read_text()
-
-
-@pytest.mark.parametrize("pool", POOLS)
-def test_rays_autoscaler_has_room_for_each_worker_in_its_own_group_only(pool: str, tmp_path: Path) -> None:
-    config = config_of(tmp_path)
-    wanted = getattr(config, pool).resources
-    asked = {"CPU": wanted.num_cpus, **wanted.custom}
-    # As Ray's autoscaler reads the RayCluster that it is given.
-    types = node_types_of({**RAY, "metadata": {**RAY["metadata"], "namespace": "kvrelay"}})["available_node_types"]
-    fits = [name for name, one in types.items() if all(one["resources"].get(r, 0) >= n for r, n in asked.items())]
-    assert fits == [pool]
-    assert types[pool]["resources"]["CPU"] < 2 * wanted.num_cpus, "one worker for each pod"
-    bounds = getattr(policy_of(config), pool)
-    assert (types[pool]["min_workers"], types[pool]["max_workers"]) == (bounds.min_replicas, bounds.max_replicas)
-    assert GROUPS[pool]["replicas"] == getattr(config, pool).replicas
-
-
-@pytest.mark.parametrize("pod", sorted(PODS.keys() - {"kvrelay-redis"}))
-def test_pods_that_drain_have_the_time_for_it(pod: str) -> None:
-    workers_s = inspect.signature(Actuator).parameters["drain_timeout_s"].default
-    assert PODS[pod]["spec"]["terminationGracePeriodSeconds"] > max(DRAIN_GRACE_S, workers_s)
-
-
-# What the manifests say about each other
+# Confinement
 
 
 @each_container
-def test_containers_are_confined(template: Manifest, container: Manifest) -> None:
-    pod = template["spec"]["securityContext"]
-    assert pod["runAsNonRoot"] is True
-    assert pod["runAsUser"] > 0
-    assert pod["seccompProfile"] == {"type": "RuntimeDefault"}
+def test_containers_are_confined(both: Manifest) -> None:
+    pod, container = both["template"]["spec"], both["container"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert container["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
     assert container["resources"]["limits"]["memory"]
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+    for volume in pod["volumes"]:
+        assert volume.keys() - {"name"} <= {"emptyDir", "configMap", "secret", "persistentVolumeClaim"}
+        if "emptyDir" in volume:
+            assert volume["emptyDir"]["sizeLimit"], volume["name"]
+
+
+@each_variant
+def test_only_the_head_talks_to_the_kubernetes_api(variant: str) -> None:
+    """Its autoscaler does; KubeRay gives it an account that may see and change this RayCluster."""
+    talking = [
+        name for name, one in rendered(variant).pods.items() if one["spec"].get("automountServiceAccountToken", 1)
+    ]
+    assert talking == ["head"]
 
 
 @each_container
-def test_mounts_and_config_maps_exist(template: Manifest, container: Manifest) -> None:
-    volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
-    mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}
-    config_maps = {one["metadata"]["name"]: one["data"] for one in of_kind("ConfigMap")}
-    for argument in container.get("command", []):
-        if argument.startswith("/"):
-            path = Path(argument)
-            assert path.name in config_maps[mounts[str(path.parent)]["configMap"]["name"]]
+def test_rays_shared_memory_is_bounded(both: Manifest) -> None:
+    volumes = {volume["name"]: volume for volume in both["template"]["spec"]["volumes"]}
+    mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in both["container"]["volumeMounts"]}
+    if both["template"]["metadata"]["labels"][COMPONENT] in ("head", "worker"):
+        assert mounts["/dev/shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "256Mi"}
+        assert mounts["/dev/shm"]["name"] == "shared-mem", "else KubeRay adds one of its own"
 
 
-def test_the_controller_sees_its_raylet() -> None:
+@each_variant
+def test_the_controller_sees_its_raylet(variant: str) -> None:
     """Ray finds it among the processes, and talks to it by sockets in /tmp/ray and memory in /dev/shm."""
-    spec = PODS["head"]["spec"]
-    assert spec["shareProcessNamespace"] is True
-    mounts = [
-        {(one["mountPath"], one["name"]) for one in container["volumeMounts"]} for container in containers(PODS["head"])
+    shown = rendered(variant)
+    assert shown.pods["head"]["spec"]["shareProcessNamespace"] is True
+    names = [name for name in shown.containers if name.startswith("head/")]
+    assert names == ["head/controller", "head/ray-head"]
+    for name in names:
+        mounts = {(one["mountPath"], one["name"]) for one in shown.containers[name][1]["volumeMounts"]}
+        # These names are KubeRay's own: under them it adds the same volumes to the container of the autoscaler.
+        assert {("/tmp/ray", "ray-logs"), ("/dev/shm", "shared-mem")} <= mounts
+
+
+# Agreement
+
+
+@each_variant
+def test_selectors_find_pods(variant: str) -> None:
+    shown = rendered(variant)
+    labels = {name: one["metadata"]["labels"] for name, one in shown.pods.items()}
+    assert all(PART_OF.items() <= one.items() for one in labels.values())
+    selectors = {one["metadata"]["name"]: one["spec"]["selector"] for one in shown.of_kind("Service")}
+    for kind in ("Deployment", "PodDisruptionBudget"):
+        selectors |= {
+            f"{kind} {one['metadata']['name']}": one["spec"]["selector"]["matchLabels"] for one in shown.of_kind(kind)
+        }
+    found = {
+        name: [pod for pod, have in labels.items() if wanted.items() <= have.items()]
+        for name, wanted in selectors.items()
+    }
+    assert all(len(pods) == 1 for pods in found.values()), found
+
+
+@each_variant
+def test_what_pods_mount_exists_or_the_readme_says_how_to_make_it(variant: str) -> None:
+    shown = rendered(variant)
+    config_maps = {one["metadata"]["name"] for one in shown.of_kind("ConfigMap")}
+    claims = {one["metadata"]["name"] for one in shown.of_kind("PersistentVolumeClaim")}
+    readme = (FOLDER / "README.md").read_text()
+    for name, template in shown.pods.items():
+        for volume in template["spec"]["volumes"]:
+            if "configMap" in volume:
+                assert volume["configMap"]["name"] in config_maps
+            if "persistentVolumeClaim" in volume:
+                assert volume["persistentVolumeClaim"]["claimName"] in claims
+            if "secret" in volume:
+                assert f"create secret generic {volume['secret']['secretName']} " in readme, name
+
+
+@each_variant
+def test_one_autoscaler_at_most_decides_about_pods(variant: str) -> None:
+    shown = rendered(variant)
+    in_tree, keda = shown.ray["spec"]["enableInTreeAutoscaling"], shown.of_kind("ScaledObject")
+    assert in_tree is not bool(keda)
+    assert ("autoscalerOptions" in shown.ray["spec"]) is in_tree
+    assert bool(shown.groups) is in_tree
+
+
+def test_whoever_adds_keda_turns_the_in_tree_autoscaler_off() -> None:
+    component = yaml.safe_load((FOLDER / "components" / "keda" / "kustomization.yaml").read_text())
+    assert "scaled-object.yaml" in component["resources"]
+    (patch,) = [yaml.safe_load(one["patch"]) for one in component["patches"] if one["target"] == {"kind": "RayCluster"}]
+    assert {"op": "replace", "path": "/spec/enableInTreeAutoscaling", "value": False} in patch
+    # And the objects that it adds come from nowhere else.
+    others = [
+        path for path in FOLDER.rglob("*.yaml") if path.parent.name != "keda" and FOLDER / "chart" not in path.parents
     ]
-    # These names are KubeRay's own: under them it adds the same volumes to the container of the autoscaler.
-    assert all({("/tmp/ray", "ray-logs"), ("/dev/shm", "shared-mem")} <= one for one in mounts)
-
-
-@pods
-def test_only_kvrelays_own_pods_may_connect(template: Manifest) -> None:
-    (policy,) = (one for one in of_kind("NetworkPolicy") if one["metadata"]["name"] == "kvrelay")
-    assert policy["spec"]["podSelector"] == {}
-    assert policy["spec"]["ingress"] == [{"from": [{"podSelector": {"matchLabels": PART_OF}}]}]
-    assert PART_OF.items() <= template["metadata"]["labels"].items()
-
-
-def test_the_image_has_the_ray_that_the_cluster_names() -> None:
-    dockerfile = (ROOT / "Dockerfile").read_text()
-    assert f"ray[default]=={RAY['spec']['rayVersion']}" in dockerfile
-    users = {template["spec"]["securityContext"]["runAsUser"] for name, template in PODS.items() if "redis" not in name}
-    assert users == {int(re.findall(r"^USER (\d+)$", dockerfile, re.MULTILINE)[0])}
-    copied = set(re.findall(r"^COPY (\w+) \1$", dockerfile, re.MULTILINE))
-    packages = yaml.safe_load(
-        re.findall(r"^include = (\[.*\])$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[0]
-    )
-    assert copied == {name.rstrip("*") for name in packages}
+    assert not [path for path in others if "kind: ScaledObject" in path.read_text()]

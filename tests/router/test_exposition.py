@@ -11,13 +11,16 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from router_harness import running_router
 
 from kvrelay.client import AsyncClient
 from kvrelay.errors import NotFound
 
-DASHBOARD = json.loads((Path(__file__).resolve().parents[2] / "k8s" / "grafana-dashboard.json").read_text())
+FOLDER = Path(__file__).resolve().parents[2] / "k8s"
+DASHBOARD = json.loads((FOLDER / "base" / "grafana-dashboard.json").read_text())
+KEDA = list(yaml.safe_load_all((FOLDER / "components" / "keda" / "scaled-object.yaml").read_text()))
 CONTRACT = {
     "num_requests_running": {"pool", "worker", "model_name"},
     "num_requests_waiting": {"pool", "worker", "model_name"},
@@ -119,8 +122,11 @@ def expressions(node: Any = DASHBOARD) -> Iterator[str]:
             yield from expressions(one)
 
 
-@pytest.mark.parametrize("expression", sorted(set(expressions())))
-def test_the_dashboard_asks_for_what_is_there(samples: Samples, expression: str) -> None:
+ASKED = {*expressions(), *(one["metadata"]["query"] for scaled in KEDA for one in scaled["spec"]["triggers"])}
+
+
+@pytest.mark.parametrize("expression", sorted(ASKED))
+def test_the_dashboard_and_keda_ask_for_what_is_there(samples: Samples, expression: str) -> None:
     asked = re.findall(r"(kvrelay_\w+)\{([^}]*)\}", expression)
     assert len(asked) == expression.count("kvrelay_") > 0
     grouped = {label.strip() for group in re.findall(r"by \(([^)]*)\)", expression) for label in group.split(",")}
