@@ -28,6 +28,8 @@ from kvrelay.worker.settings import WorkerSettings
 HEARTBEAT_S = 0.5
 TTL_S = 3.0
 STOP_GRACE_S = 1.0  # for the last events to reach the routers
+MAX_CONNECTIONS = 1024  # of routers and workers, one each
+HANDSHAKE_MS = 10_000  # for TLS, and for the first settings of HTTP/2
 MAX_MESSAGE_BYTES = 16 * 2**20  # holds a prompt of a million token ids and more
 
 log = get_logger("worker")
@@ -160,6 +162,9 @@ async def _server(
             # Peers ping often so that a frozen process is noticed; do not take that for abuse.
             ("grpc.http2.min_ping_interval_without_data_ms", 500),
             ("grpc.keepalive_permit_without_calls", 1),
+            # Who connects and says nothing takes a place for a short while, and never all memory.
+            ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+            ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         ],
     )
     port = listen(server, f"{host}:0", credentials)

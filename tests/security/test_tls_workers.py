@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -21,6 +23,8 @@ from kvrelay.security.roles import WORKER_NAME
 from kvrelay.stop_request import StopRequest
 from kvrelay.wire.transfer import kv_push
 from kvrelay.wire.worker import WorkerServiceStub, pb
+from kvrelay.worker import host
+from kvrelay.worker.host import _server
 from kvrelay.worker.settings import WorkerSettings
 
 
@@ -88,3 +92,32 @@ async def test_a_worker_with_a_routers_certificate_does_not_start(
     settings = WorkerSettings("decode-0", "decode", str(tiny_model("llama")), "unix:///nowhere", config(made))
     with pytest.raises(ConfigError, match="has the role router; it must have worker"):
         await decode_worker.main.serve(settings, StopRequest())
+
+
+@asynccontextmanager
+async def silent(made: Certificates, number: int) -> AsyncIterator[set[asyncio.Task[bytes]]]:
+    """Connections to a worker's server that say nothing; each task lasts as long as its connection."""
+    async with _server("127.0.0.1", 2**20, Credentials.internal(made.security, "worker"), None) as (server, address):
+        await server.start()
+        port = int(address.rpartition(":")[2])
+        connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(number)]
+        yield {asyncio.create_task(reader.read()) for reader, _ in connections}
+        for _, writer in connections:
+            writer.close()
+            await asyncio.gather(writer.wait_closed(), return_exceptions=True)
+
+
+async def test_connections_that_say_nothing_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "MAX_CONNECTIONS", 6)
+    async with silent(all_roles(tmp_path), 16) as connections:
+        pending = connections
+        async with asyncio.timeout(30):
+            while len(pending) > 6:
+                _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        assert len(pending) == 6
+
+
+async def test_connections_that_say_nothing_do_not_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "HANDSHAKE_MS", 300)
+    async with silent(all_roles(tmp_path), 4) as connections, asyncio.timeout(30):
+        await asyncio.gather(*connections)
