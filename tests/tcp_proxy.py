@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 
 class TcpProxy:
     """Passes bytes on in both directions, while it may.
 
     `passes` of each direction is an event. `limit`: bytes that the clients may still send; none is no limit.
+    `target` may be set later; connections wait for it.
     """
 
-    def __init__(self, address: str) -> None:
-        self._host, _, self._port = address.rpartition(":")
+    def __init__(self, target: asyncio.Future[str]) -> None:
+        self.target = target
         self.address = ""
+        self.resets = 0  # connections that were broken off
         self.passes = {"up": asyncio.Event(), "down": asyncio.Event()}
         self.heal()
         self.limit: int | None = None
         self.held_back = 0  # bytes that came and did not pass at once
         self._connections: set[asyncio.StreamWriter] = set()
+        self._serving: set[asyncio.Task[None]] = set()
 
     def part(self) -> None:
         """From now on nothing passes in either direction; nothing is lost."""
@@ -35,10 +38,22 @@ class TcpProxy:
         """Breaks off all connections; what was held back is lost."""
         for writer in self._connections:
             writer.transport.abort()
+            self.resets += 1
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError):
-            up_reader, up_writer = await asyncio.open_connection(self._host, int(self._port))
+    async def close(self) -> None:
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing_abruptly(writer), suppress(ConnectionError):
+            host, _, port = (await self.target).rpartition(":")
+            up_reader, up_writer = await asyncio.open_connection(host, int(port))
             ends = {writer, up_writer}
             self._connections |= ends
             ways = [
@@ -71,16 +86,27 @@ class TcpProxy:
             await writer.drain()
 
 
+@contextmanager
+def closing_abruptly(writer: asyncio.StreamWriter) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        writer.transport.abort()
+
+
 @asynccontextmanager
-async def proxy_to(address: str) -> AsyncIterator[TcpProxy]:
-    proxy = TcpProxy(address)
-    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
+async def proxy_to(address: str | None = None) -> AsyncIterator[TcpProxy]:
+    """Without an address, its `target` has to be set."""
+    target = asyncio.get_running_loop().create_future()
+    if address is not None:
+        target.set_result(address)
+    proxy = TcpProxy(target)
+    server = await asyncio.start_server(proxy.accept, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()[:2]
     proxy.address = f"{host}:{port}"
     try:
         yield proxy
     finally:
         server.close()
-        proxy.reset()
-        proxy.heal()
+        await proxy.close()
         await server.wait_closed()

@@ -1,0 +1,164 @@
+"""The invariants of the fault matrix, each a function of what was recorded. Pure.
+
+B  all KV blocks are back on both sides within the lease, and every block is accounted for
+T  token indices 0 to n-1, each once
+G  the token ids, greedy or seeded, are those of a run without the fault
+1  exactly one end for each request, and nothing after it
+D  the deadline holds
+L  other requests and other processes are unharmed
+X  nobody's answer is computed from KV that is not theirs
+V  the fault happened
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from faults.history import WHOLE, Case, Ended, Letter, RequestHistory
+
+DEADLINE_SLACK_S = 5.0  # for an answer to be on its way through a busy machine; deadlines in tests are no shorter
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+    def __init__(self, letter: Letter, text: str) -> None:
+        super().__init__(f"{letter}: {text}")
+        self.letter = letter
+
+
+def check(case: Case, letters: str) -> None:
+    """`letters` as the matrix has them; 1, L and V are always checked. Raises Violation."""
+    for letter in sorted({*letters.replace(" ", ""), "1", "L", "V"}):
+        CHECKERS[letter](case)
+
+
+def check_one_end(case: Case) -> None:
+    for request in case.everyone:
+        if len(request.ends) != 1:
+            statuses = [one.status for one in request.ends]
+            raise Violation("1", f"{request.request_id} ended {len(statuses)} times: {statuses}")
+        if not isinstance(request.events[-1], Ended):
+            raise Violation("1", f"{request.request_id}: {request.events[-1]} came after the end")
+
+
+def check_tokens(case: Case) -> None:
+    for request in case.everyone:
+        due = 0
+        for one in request.received:
+            if one.index != due:
+                raise Violation("T", f"{request.request_id}: token {one.index} came where {due} was due")
+            due += len(one.token_ids)
+        if request.ends and request.end.status == "length" and request.expected and due != len(request.expected):
+            raise Violation("T", f"{request.request_id} has {due} tokens of {len(request.expected)}")
+
+
+def check_same(case: Case) -> None:
+    compared = 0
+    for request in case.everyone:
+        if request.expected is None:
+            continue
+        got, expected = request.token_ids, request.expected
+        if not (request.ends and request.end.status in WHOLE):
+            expected = expected[: len(got)]
+        if got != expected:
+            at = next((n for n, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), len(got))
+            raise Violation(
+                "G", f"{request.request_id}: {len(got)} tokens, and token {at} is not that of the run without a fault"
+            )
+        compared += len(got)
+    if not compared:
+        raise Violation("G", "no token was compared with any")
+
+
+def check_deadline(case: Case) -> None:
+    limited = [one for one in case.everyone if one.deadline_s is not None]
+    if not limited:
+        raise Violation("D", "no request had a deadline")
+    for request in limited:
+        assert request.deadline_s is not None
+        took = request.events[-1].at - request.began_at
+        if took > request.deadline_s + DEADLINE_SLACK_S:
+            raise Violation("D", f"{request.request_id} took {took:.1f} s of {request.deadline_s:g}")
+
+
+def check_blocks(case: Case) -> None:
+    """From the last request's end on. Workers that died hold nothing; each one that was asked has to be at rest."""
+    if not case.after:
+        raise Violation("B", "no worker was asked what it holds")
+    last = {sample.worker_id: sample for sample in case.after}
+    for sample in last.values():
+        if not sample.at_rest:
+            raise Violation("B", f"{sample.worker_id} holds {sample.blocks_held} blocks of {sample.busy} sequences")
+        if sample.integrity_error:
+            raise Violation("B", f"{sample.worker_id}: {sample.integrity_error}")
+        if not 0 <= sample.blocks_cached <= sample.blocks_total:
+            raise Violation(
+                "B", f"{sample.worker_id} has {sample.blocks_cached} cached of {sample.blocks_total} blocks"
+            )
+    ended_at = max((one.events[-1].at for one in case.everyone), default=case.after[0].at)
+    for worker_id in last:
+        rest_at = min(one.at for one in case.after if one.worker_id == worker_id and one.at_rest)
+        if rest_at > ended_at + case.lease_s:
+            raise Violation(
+                "B", f"{worker_id} held blocks {rest_at - ended_at:.1f} s after the end; a lease is {case.lease_s:g} s"
+            )
+
+
+def check_unharmed(case: Case) -> None:
+    """Bystanders' answers are whole, and no process but a victim has ended or come anew."""
+    for request in case.bystanders:
+        if not request.ends or request.end.status not in WHOLE:
+            status = [one.status for one in request.ends]
+            raise Violation("L", f"{request.request_id} had nothing to do with it and ended with {status}")
+    victims = {name for fault in case.faults for name in fault.victims}
+    now = {sample.worker_id: (sample.pid, sample.epoch) for sample in case.after}
+    for sample in case.before:
+        was, became = (sample.pid, sample.epoch), now.get(sample.worker_id)
+        if sample.worker_id not in victims and became != was:
+            raise Violation("L", f"{sample.worker_id} was (pid, epoch) {was}, is {became}")
+
+
+def check_own_kv(case: Case) -> None:
+    """KV of another's prompt gives another answer: so each one's is its own, and none is anyone else's."""
+    answers = [(one.request_id, one.expected) for one in case.everyone if one.expected]
+    if len({answer for _, answer in answers}) < max(2, len(answers)):
+        raise Violation("X", "the answers are too alike to tell whose KV was read")
+    check_for: dict[tuple[int, ...], str] = {answer: name for name, answer in answers if answer}
+    for request in case.everyone:
+        owner = check_for.get(request.token_ids)
+        if owner is not None and owner != request.request_id:
+            raise Violation("X", f"{request.request_id} got the answer of {owner}")
+    try:
+        check_same(case)
+    except Violation as error:
+        raise Violation("X", str(error)) from None
+
+
+def check_happened(case: Case) -> None:
+    if not case.faults:
+        raise Violation("V", "no fault was recorded")
+    for fault in case.faults:
+        if not fault.evidence:
+            raise Violation("V", f"nothing shows that it happened: {fault.name}")
+
+
+CHECKERS: dict[str, Callable[[Case], None]] = {
+    "1": check_one_end,
+    "B": check_blocks,
+    "D": check_deadline,
+    "G": check_same,
+    "L": check_unharmed,
+    "T": check_tokens,
+    "V": check_happened,
+    "X": check_own_kv,
+}
+
+
+def differing(requests: Iterable[RequestHistory]) -> int:
+    """How many tokens are not those of the run without a fault: lost, doubled or wrong ones."""
+    return sum(
+        sum(a != b for a, b in zip(one.token_ids, one.expected or (), strict=False))
+        + abs(len(one.token_ids) - len(one.expected or ()))
+        for one in requests
+    )

@@ -1,0 +1,166 @@
+"""Named points of the protocol in a worker process, at which a test has it stop, die or wait.
+
+The request's own id says so: `row-02!stop@chunk` stops the process that computes the first chunk of it. Several are
+joined by `!`. Only a request's first attempt is meant, unless the point ends with `*`. Whatever is done, the test is
+told first that the point was reached.
+
+what    tell     nothing else
+        stop     the process sends itself SIGSTOP; the test kills it or lets it go on
+        die      the process sends itself SIGKILL
+        hold     what goes on there waits, and nothing else, until the sequence is gone; `hold0.2` waits so many seconds
+        flip, twice, reorder    at `frames`: what is done to the first blocks that come
+
+point   unstarted    prefill: the prompt is accepted, and not begun
+        chunk        prefill: the first of several chunks is computed
+        token:K      either: token K, and maybe later ones, are about to be sent to the router
+        reserved     decode: blocks are reserved
+        frames       decode: blocks have come, and were not looked at
+        arrived      decode: the first blocks have been written
+        committing   decode: the commit has come, and was not looked at
+        committed    decode: the sequence is the decode worker's, and the prefill worker was not told
+        joined       decode: the sequence is in the batch, and no step with it has begun
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from kv_transfer.receiver import Receiver
+from kvrelay.messages import Reserved, TokenBatch
+from kvrelay.wire.transfer import KvBlocks, KvCommit, KvOpen
+from kvrelay.worker.session import RouterSession
+from kvrelay.worker.step_loop import StepLoop
+
+HOLD_S = 30.0  # at most
+
+Key = tuple[str, int]
+Tell = Callable[[dict[str, object]], None]
+
+
+class Points:
+    """Of one process."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._reached: set[tuple[Key, str]] = set()
+
+    def reach(self, key: Key, point: str) -> str:
+        """To be called there, as often as one likes; what is to be done there, or nothing."""
+        what = _wanted(key, point)
+        if what and (key, point) not in self._reached:
+            self._reached.add((key, point))
+            self._tell({"request_id": key[0], "attempt": key[1], "point": point})
+            if what in ("stop", "die"):
+                os.kill(os.getpid(), signal.SIGSTOP if what == "stop" else signal.SIGKILL)
+        return what
+
+    async def wait(self, key: Key, point: str) -> None:
+        """Where a hold is over when the task is cancelled."""
+        if (what := self.reach(key, point)).startswith("hold"):
+            await asyncio.sleep(float(what.removeprefix("hold") or HOLD_S))
+
+    def install(self) -> None:
+        self._in_sessions()
+        self._in_steps()
+        self._in_receiver()
+
+    def _in_sessions(self) -> None:
+        send = RouterSession.send
+
+        def watched(session: RouterSession, event: Any) -> None:
+            if isinstance(event, Reserved):
+                self.reach((event.request_id, event.attempt), "reserved")
+            for one in event.sequences if isinstance(event, TokenBatch) else ():
+                for index in range(one.index, one.index + len(one.token_ids)):
+                    self.reach((one.request_id, one.attempt), f"token:{index}")
+            send(session, event)
+
+        RouterSession.send = watched  # type: ignore[method-assign]
+
+    def _in_steps(self) -> None:
+        step = StepLoop.step
+
+        def held(loop: Any) -> bool:
+            wishes = [self.reach(one.spec.key, point) for one in loop._scheduler for point in _between_steps(one)]
+            return "hold" in wishes
+
+        async def watched(loop: StepLoop) -> None:
+            while held(loop):
+                await asyncio.sleep(0.001)
+            await step(loop)
+
+        StepLoop.step = watched  # type: ignore[method-assign]
+
+    def _in_receiver(self) -> None:
+        receive, write = Receiver._receive, Receiver._write
+
+        async def watched(receiver: Receiver, frames: AsyncIterator[Any], context: Any) -> Any:
+            keys: list[Key] = []
+            async with aclosing(self._frames(frames, keys)) as through:
+                receipt = await receive(receiver, through, context)
+            await self.wait(keys[0], "committed")
+            return receipt
+
+        async def watched_write(receiver: Receiver, opening: Any, *rest: Any) -> None:
+            await write(receiver, opening, *rest)
+            await self.wait((opening.request_id, opening.attempt), "arrived")
+
+        Receiver._receive = watched  # type: ignore[method-assign]
+        Receiver._write = watched_write  # type: ignore[method-assign]
+
+    async def _frames(self, frames: AsyncIterator[Any], keys: list[Key]) -> AsyncGenerator[Any, None]:
+        """Notes whose they are."""
+        kept: list[KvBlocks] = []
+        async for frame in frames:
+            match frame:
+                case KvOpen():
+                    keys.append((frame.request_id, frame.attempt))
+                case KvBlocks() if not kept and (what := self.reach(keys[0], "frames")):
+                    kept.append(frame)
+                    if what == "reorder":
+                        continue
+                    if what == "twice":
+                        yield frame
+                    elif what == "flip":
+                        at = len(frame.payload) // 2
+                        changed = bytes([frame.payload[at] ^ 4])
+                        frame = replace(frame, payload=frame.payload[:at] + changed + frame.payload[at + 1 :])
+                case KvBlocks() if kept and _wanted(keys[0], "frames") == "reorder" and len(kept) == 1:
+                    kept.append(frame)
+                    yield frame
+                    frame = kept[0]
+                case KvCommit():
+                    await self.wait(keys[0], "committing")
+            yield frame
+
+
+def _wanted(key: Key, point: str) -> str:
+    for one in key[0].split("!")[1:]:
+        what, _, where = one.partition("@")
+        if where.rstrip("*") == point and (key[1] == 1 or where.endswith("*")):
+            return what
+    return ""
+
+
+def _between_steps(sequence: Any) -> tuple[str, ...]:
+    """Points that a scheduled sequence is at between two steps."""
+    sampled = sequence.num_emitted - sequence.spec.num_emitted
+    if sampled:
+        return ("joined",) if sampled == 1 else ()
+    return ("unstarted",) if sequence.started is None else ("chunk",)
+
+
+def teller(descriptor: int, worker_id: str) -> Tell:
+    """Writes lines of JSON, each whole: they are shorter than a pipe takes at once."""
+
+    def tell(message: dict[str, object]) -> None:
+        os.write(descriptor, json.dumps({"worker_id": worker_id, **message}).encode() + b"\n")
+
+    return tell

@@ -1,0 +1,86 @@
+"""Networks that stop, are cut one way, come back and reset: rows 10, 11, 12 and 13."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+import pytest
+from faults.fleet import Fleet, record
+from faults.history import Evidence
+from faults.prompts import LONG, OTHER, PROMPT, SEEDED
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
+
+LONGER = os.environ.get("LONG") == "1"  # `make faults LONG=1`: outages as long as the matrix has them
+FROZEN_S = 60.0 if LONGER else 0.0
+
+
+async def test_row_10_decode_worker_stopped_and_continued(fleet: Fleet) -> None:
+    """It is stopped in mid-answer until the answer has gone on elsewhere, and then continues with what it held."""
+    await fleet.learn(PROMPT, **SEEDED)
+    await fleet.learn(OTHER)
+    async with fleet.case("T G") as case:
+        asked = fleet.ask(case, "row-10!stop@token:10", PROMPT, **SEEDED)
+        zombie = await fleet.reached(asked.history.request_id, "token:10")
+        await fleet.freeze(case, zombie)
+        await asked.tokens(11)
+        await asyncio.sleep(FROZEN_S)
+        assert zombie.frozen, "the answer went on without it"
+        fleet.thaw(zombie)
+        fleet.ask(case, "beside", OTHER, bystander=True)
+        history = await asked.ended()
+        await fleet.until(lambda: fleet.router.finds(zombie), "the router talks to it again")
+    assert [one.decode_worker == zombie.worker_id for one in history.attempts] == [True, False]
+
+
+async def test_row_11_partition(fleet: Fleet) -> None:
+    """Between the router and one decode worker; and between a prefill worker and a decode worker, for another request."""
+    await fleet.learn(PROMPT, LONG)
+    async with fleet.case("D B G") as case:
+        moved = fleet.ask(case, "row-11-router!tell@token:5", PROMPT, deadline_s=60.0)
+        cut_off = await fleet.reached(moved.history.request_id, "token:5")
+        cut_off.routers.part()
+        pushed = fleet.ask(case, "row-11-handoff!tell@arrived!hold@chunk", LONG, deadline_s=60.0)
+        behind = await fleet.reached(pushed.history.request_id, "arrived")
+        behind.handoffs.part()
+        histories = [await one.ended() for one in (moved, pushed)]
+        for way, worker in ((cut_off.routers, cut_off), (behind.handoffs, behind)):
+            fault = record(case, f"partition of {worker.worker_id}")
+            if way.held_back:
+                fault.evidence.append(Evidence(time.monotonic(), f"{way.held_back} bytes were held back"))
+            way.heal()
+    for history in histories:
+        assert len(history.attempts) > 1
+        assert len(history.token_ids) == 48
+
+
+async def test_row_12_a_partition_that_heals_after_migration(fleet: Fleet) -> None:
+    """It was one way: the worker heard the router and was not heard. All that it said comes when it heals."""
+    await fleet.learn(PROMPT)
+    async with fleet.case("T B G") as case:
+        asked = fleet.ask(case, "row-12!tell@token:10", PROMPT)
+        worker = await fleet.reached(asked.history.request_id, "token:10")
+        worker.routers.passes["down"].clear()
+        history = await asked.ended()
+        fault = record(case, "what the worker says is held back")
+        if worker.routers.held_back:
+            fault.evidence.append(Evidence(time.monotonic(), f"{worker.routers.held_back} bytes were held back"))
+        worker.routers.heal()
+        await fleet.until(lambda: fleet.router.finds(worker), "the router talks to it again")
+    assert [one.decode_worker == worker.worker_id for one in history.attempts] == [True, False]
+
+
+async def test_row_13_connection_reset_in_mid_stream(fleet: Fleet) -> None:
+    await fleet.learn(PROMPT, OTHER)
+    async with fleet.case("T G B") as case:
+        asked = fleet.ask(case, "row-13!tell@token:10", PROMPT)
+        fleet.ask(case, "beside", OTHER, bystander=True)
+        worker = await fleet.reached(asked.history.request_id, "token:10")
+        fault = record(case, "the router's connection is reset")
+        worker.routers.reset()
+        if worker.routers.resets:
+            fault.evidence.append(Evidence(time.monotonic(), f"{worker.routers.resets} connections were reset"))
+        history = await asked.ended()
+    assert "was lost" in history.attempts[0].outcome

@@ -1,0 +1,122 @@
+"""Worker processes that start fast: this one imports all that a worker needs, and forks one for each line on stdin.
+
+A line is a JSON object: worker_id, pool, model, redis, config; `announce` and `handoff` are the HOST:PORT under which
+routers and prefill workers shall reach the worker (proxies of the test's), `max_model_len` what it says of itself,
+`log` a file for its log. On stdout come lines of JSON as well: the worker's own address, the points that it reaches (see
+points.py), its pid, and how it ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import json
+import os
+import select
+import signal
+import sys
+import traceback
+from dataclasses import replace
+from typing import Any
+
+from faults.points import Points, Tell, teller
+
+import decode_worker.main
+import decode_worker.worker
+import prefill_worker.main
+from kvrelay.config import ClusterConfig
+from kvrelay.registry import Registry
+from kvrelay.telemetry import configure_logging, flush_logs
+from kvrelay.types import WorkerInfo
+from kvrelay.worker.settings import WorkerSettings
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    woken, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    signal.set_wakeup_fd(wakes)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    names: dict[int, str] = {}
+    gc.freeze()  # so that no child copies what all of them share
+    pending = b""
+    print(json.dumps({"ready": os.getpid()}), flush=True)
+    while True:
+        readable, _, _ = select.select([0, woken], [], [])
+        if woken in readable:
+            os.read(woken, 4096)
+            while names:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    break
+                print(json.dumps({"worker_id": names.pop(pid), "ended": status, "pid": pid}), flush=True)
+        if 0 in readable:
+            data = os.read(0, 2**16)
+            if not data:
+                return  # the test is over; the children die with this process
+            *lines, pending = (pending + data).split(b"\n")
+            for line in lines:
+                order = json.loads(line)
+                if pid := os.fork():
+                    names[pid] = order["worker_id"]
+                    print(json.dumps({"worker_id": order["worker_id"], "pid": pid}), flush=True)
+                else:
+                    _run(order)
+
+
+def _run(order: dict[str, Any]) -> None:
+    """The child: a worker, from here to its end."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    out = os.dup(1)
+    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.close(0)
+    configure_logging("info")
+    code = 1
+    try:
+        asyncio.run(_serve(order, out))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+        raise
+    finally:
+        flush_logs()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+async def _serve(order: dict[str, Any], out: int) -> None:
+    tell = teller(out, order["worker_id"])
+    Points(tell).install()
+    _announce(order, tell)
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    config = ClusterConfig.model_validate(order["config"])
+    settings = WorkerSettings(order["worker_id"], order["pool"], order["model"], order["redis"], config)
+    serve = prefill_worker.main.serve if order["pool"] == "prefill" else decode_worker.main.serve
+    await serve(settings, stop)
+
+
+def _announce(order: dict[str, Any], tell: Tell) -> None:
+    """Others are told the proxies' addresses, and the test the worker's own."""
+    publish, target = Registry.publish_worker, decode_worker.worker.HandoffTarget
+    told: list[str] = []
+
+    async def published(registry: Registry, info: WorkerInfo, *rest: Any, **named: Any) -> None:
+        if not told:
+            told.append(info.address)
+            tell({"address": info.address})
+        said = replace(info, address=order["announce"], max_model_len=order["max_model_len"])
+        await publish(registry, said, *rest, **named)
+
+    Registry.publish_worker = published  # type: ignore[method-assign]
+    decode_worker.worker.HandoffTarget = lambda **fields: target(**{**fields, "address": order["handoff"]})  # type: ignore[assignment, misc]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
