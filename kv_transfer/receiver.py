@@ -185,7 +185,7 @@ class Receiver:
         self, opening: KvOpen, theirs: KvLayout, frames: AsyncIterator[Frame], context: grpc.aio.ServicerContext
     ) -> KvReceipt:
         async with self._inbound(opening, theirs) as inbound, aclosing(ahead(frames)) as coming:
-            await context.send_initial_metadata(())  # says to the sender that its push is taken
+            await _say_taken(context)
             await in_thread(inbound.connect)
             lease = self._find(opening)
             arrivals = Arrivals(lease, self._arena.layout, theirs)
@@ -272,3 +272,15 @@ class Receiver:
             self._on_commit(lease, commit.first_token, commit.num_tokens)
         blocks = len(lease.writable)
         return KvReceipt(blocks, blocks * self._arena.layout.block_bytes)
+
+
+async def _say_taken(context: grpc.aio.ServicerContext) -> None:
+    """Tells the sender that its push is taken. Whoever is cancelled meanwhile waits for the end of it: gRPC, broken off
+    in the middle, cannot send a status either, and the sender would wait for one.
+    """
+    saying = asyncio.ensure_future(context.send_initial_metadata(()))
+    try:
+        await asyncio.shield(saying)
+    except asyncio.CancelledError:
+        await asyncio.wait({saying})
+        raise

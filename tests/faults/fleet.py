@@ -54,7 +54,7 @@ CONFIG: dict[str, Any] = {
     "listen": dict.fromkeys(("grpc", "http", "admin"), "127.0.0.1:0"),
 }
 PREFILL_MAX_LEN = 2048  # tokens; prefill workers say that it is as many as the model allows, which the router believes
-WAIT_S = 60.0
+WAIT_S = 40.0
 _READY = re.compile(r"^kvrelay ready grpc=(\S+) http=(\S+) admin=(\S+)$")
 
 
@@ -365,13 +365,11 @@ class Fleet:
             if worker.status == signal.SIGKILL:
                 fault.evidence.append(Evidence(time.monotonic(), f"wait status of {worker.worker_id}: {worker.status}"))
 
-    async def freeze(self, case: Case, worker: FleetWorker, name: str = "SIGSTOP") -> FaultRecord:
-        """SIGSTOP; returns when the kernel says that it is so. A worker may have sent it to itself."""
-        fault = record(case, name)
-        os.kill(worker.pid, signal.SIGSTOP)
+    async def stopped(self, case: Case, worker: FleetWorker) -> None:
+        """Until the kernel says that the worker has stopped itself, as a point told it to."""
+        fault = record(case, "SIGSTOP")
         await self.until(lambda: worker.frozen, f"{worker.worker_id} is stopped")
         fault.evidence.append(Evidence(time.monotonic(), f"/proc/{worker.pid}/stat says T"))
-        return fault
 
     def thaw(self, worker: FleetWorker) -> None:
         os.kill(worker.pid, signal.SIGCONT)

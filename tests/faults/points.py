@@ -1,8 +1,8 @@
 """Named points of the protocol in a worker process, at which a test has it stop, die or wait.
 
 The request's own id says so: `row-02!stop@chunk` stops the process that computes the first chunk of it. Several are
-joined by `!`. Only a request's first attempt is meant, unless the point ends with `*`. Whatever is done, the test is
-told first that the point was reached.
+joined by `!`. Only the attempt that comes there first is meant, unless the point ends with `*`. Whatever is done, the
+test is told first that the point was reached.
 
 what    tell     nothing else
         stop     the process sends itself SIGSTOP; the test kills it or lets it go on
@@ -30,6 +30,7 @@ import signal
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from kv_transfer.receiver import Receiver
@@ -47,18 +48,30 @@ Tell = Callable[[dict[str, object]], None]
 class Points:
     """Of one process."""
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, tell: Tell, folder: Path) -> None:
+        """`folder` is the same for all processes, and notes who came first."""
         self._tell = tell
-        self._reached: set[tuple[Key, str]] = set()
+        self._folder = folder
+        self._reached: dict[tuple[Key, str], str] = {}
 
     def reach(self, key: Key, point: str) -> str:
         """To be called there, as often as one likes; what is to be done there, or nothing."""
-        what = _wanted(key, point)
-        if what and (key, point) not in self._reached:
-            self._reached.add((key, point))
-            self._tell({"request_id": key[0], "attempt": key[1], "point": point})
+        if (key, point) not in self._reached:
+            self._reached[key, point] = what = self._claim(key, point)
+            if what:
+                self._tell({"request_id": key[0], "attempt": key[1], "point": point})
             if what in ("stop", "die"):
                 os.kill(os.getpid(), signal.SIGSTOP if what == "stop" else signal.SIGKILL)
+        return self._reached[key, point]
+
+    def _claim(self, key: Key, point: str) -> str:
+        what, always = _wanted(key[0], point)
+        if not what or always:
+            return what
+        try:
+            (self._folder / f"{key[0]} at {point}").touch(exist_ok=False)
+        except FileExistsError:
+            return ""
         return what
 
     async def wait(self, key: Key, point: str) -> None:
@@ -132,7 +145,7 @@ class Points:
                         at = len(frame.payload) // 2
                         changed = bytes([frame.payload[at] ^ 4])
                         frame = replace(frame, payload=frame.payload[:at] + changed + frame.payload[at + 1 :])
-                case KvBlocks() if kept and _wanted(keys[0], "frames") == "reorder" and len(kept) == 1:
+                case KvBlocks() if len(kept) == 1 and self.reach(keys[0], "frames") == "reorder":
                     kept.append(frame)
                     yield frame
                     frame = kept[0]
@@ -141,12 +154,13 @@ class Points:
             yield frame
 
 
-def _wanted(key: Key, point: str) -> str:
-    for one in key[0].split("!")[1:]:
+def _wanted(request_id: str, point: str) -> tuple[str, bool]:
+    """What to do there, and whether each time."""
+    for one in request_id.split("!")[1:]:
         what, _, where = one.partition("@")
-        if where.rstrip("*") == point and (key[1] == 1 or where.endswith("*")):
-            return what
-    return ""
+        if where.rstrip("*") == point:
+            return what, where.endswith("*")
+    return "", False
 
 
 def _between_steps(sequence: Any) -> tuple[str, ...]:

@@ -74,7 +74,7 @@ async def test_row_06_decode_aborts_and_prefill_never_reports(fleet: Fleet) -> N
     async with fleet.case("G B T") as case:
         asked = fleet.ask(case, "row-06!stop@token:0", PROMPT)
         silent = await fleet.reached(asked.history.request_id, "token:0")
-        await fleet.freeze(case, silent)
+        await fleet.stopped(case, silent)
         history = await asked.ended()
         first = fleet.workers[history.attempts[0].decode_worker]
         assert (await first.sample()).at_rest, "decode's blocks are back while prefill is silent"

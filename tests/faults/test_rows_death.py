@@ -12,6 +12,7 @@ from faults.prompts import LONG, OTHER, PROMPT, SEEDED, tokens
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 
 TOKENS = 48
+POISON = tokens(180, 24)  # of no other row: it stays in quarantine
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,8 @@ async def test_row_16_all_prefill_workers_dead(fleet: Fleet) -> None:
     prompts = [LONG, tokens(600, 21), tokens(500, 22)]
     await fleet.learn(*prompts, max_tokens=8)
     async with fleet.case("G B T") as case:
-        asked = [fleet.ask(case, "row-16!stop@chunk", prompt, max_tokens=8) for prompt in prompts]
+        names = ["row-16!stop@chunk", "row-16", "row-16"]
+        asked = [fleet.ask(case, name, prompt, max_tokens=8) for name, prompt in zip(names, prompts, strict=True)]
         await fleet.reached(asked[0].history.request_id, "chunk")
         await fleet.kill(case, *fleet.pool("prefill"))
         histories = [await one.ended() for one in asked]
@@ -96,14 +98,15 @@ async def test_row_16_all_prefill_workers_dead(fleet: Fleet) -> None:
 
 
 async def test_row_24_a_request_that_crashes_its_worker_every_time(fleet: Fleet) -> None:
-    """Two workers die of it; it is not given a third, and who asked beside it has an answer."""
+    """Two workers die of it; it is not given a third, nor is its like, and who asked beside it has an answer."""
     await fleet.learn(OTHER)
     async with fleet.case("T G B") as case:
-        asked = fleet.ask(case, "row-24!die@unstarted*", PROMPT)
+        asked = fleet.ask(case, "row-24!die@unstarted*", POISON)
         beside = [fleet.ask(case, "beside", OTHER, bystander=True) for _ in range(3)]
         history = await asked.ended()
         for one in beside:
             await one.ended()
+        again = await fleet.ask(case, "row-24-again", POISON).ended()
         dead = [
             one
             for one in fleet.workers.values()
@@ -115,3 +118,5 @@ async def test_row_24_a_request_that_crashes_its_worker_every_time(fleet: Fleet)
     assert history.end.status == "INTERNAL"
     assert "2 workers died" in history.end.message
     assert [one.status for one in dead] == [signal.SIGKILL] * 2
+    assert (again.end.status, again.token_ids) == ("FAILED_PRECONDITION", ())
+    assert "quarantine" in again.end.message

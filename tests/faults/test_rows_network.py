@@ -24,7 +24,7 @@ async def test_row_10_decode_worker_stopped_and_continued(fleet: Fleet) -> None:
     async with fleet.case("T G") as case:
         asked = fleet.ask(case, "row-10!stop@token:10", PROMPT, **SEEDED)
         zombie = await fleet.reached(asked.history.request_id, "token:10")
-        await fleet.freeze(case, zombie)
+        await fleet.stopped(case, zombie)
         await asked.tokens(11)
         await asyncio.sleep(FROZEN_S)
         assert zombie.frozen, "the answer went on without it"
@@ -36,13 +36,13 @@ async def test_row_10_decode_worker_stopped_and_continued(fleet: Fleet) -> None:
 
 
 async def test_row_11_partition(fleet: Fleet) -> None:
-    """Between the router and one decode worker; and between a prefill worker and a decode worker, for another request."""
+    """Between the router and a decode worker; and, for another request, between a prefill and a decode worker."""
     await fleet.learn(PROMPT, LONG)
     async with fleet.case("D B G") as case:
         moved = fleet.ask(case, "row-11-router!tell@token:5", PROMPT, deadline_s=60.0)
         cut_off = await fleet.reached(moved.history.request_id, "token:5")
         cut_off.routers.part()
-        pushed = fleet.ask(case, "row-11-handoff!tell@arrived!hold@chunk", LONG, deadline_s=60.0)
+        pushed = fleet.ask(case, "row-11-handoff!hold@arrived", LONG, deadline_s=60.0)
         behind = await fleet.reached(pushed.history.request_id, "arrived")
         behind.handoffs.part()
         histories = [await one.ended() for one in (moved, pushed)]

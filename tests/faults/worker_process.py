@@ -2,8 +2,8 @@
 
 A line is a JSON object: worker_id, pool, model, redis, config; `announce` and `handoff` are the HOST:PORT under which
 routers and prefill workers shall reach the worker (proxies of the test's), `max_model_len` what it says of itself,
-`log` a file for its log. On stdout come lines of JSON as well: the worker's own address, the points that it reaches (see
-points.py), its pid, and how it ended.
+`log` a file for its log. On stdout come lines of JSON as well: the worker's own address, the points that it reaches
+(see points.py), its pid, and how it ended.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import signal
 import sys
 import traceback
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from faults.points import Points, Tell, teller
@@ -92,7 +93,7 @@ def _run(order: dict[str, Any]) -> None:
 
 async def _serve(order: dict[str, Any], out: int) -> None:
     tell = teller(out, order["worker_id"])
-    Points(tell).install()
+    Points(tell, Path(order["log"]).parent).install()
     _announce(order, tell)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
