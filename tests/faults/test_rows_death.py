@@ -104,6 +104,7 @@ async def test_row_24_a_request_that_crashes_its_worker_every_time(fleet: Fleet)
         asked = fleet.ask(case, "row-24!die@unstarted*", POISON)
         beside = [fleet.ask(case, "beside", OTHER, bystander=True) for _ in range(3)]
         history = await asked.ended()
+        await fleet.complete()  # the dead are replaced, as they always are
         for one in beside:
             await one.ended()
         again = await fleet.ask(case, "row-24-again", POISON).ended()

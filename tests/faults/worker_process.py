@@ -28,6 +28,7 @@ import decode_worker.worker
 import prefill_worker.main
 from kvrelay.config import ClusterConfig
 from kvrelay.registry import Registry
+from kvrelay.stop_request import StopRequest
 from kvrelay.telemetry import configure_logging, flush_logs
 from kvrelay.types import WorkerInfo
 from kvrelay.worker.settings import WorkerSettings
@@ -95,8 +96,8 @@ async def _serve(order: dict[str, Any], out: int) -> None:
     tell = teller(out, order["worker_id"])
     Points(tell, Path(order["log"]).parent).install()
     _announce(order, tell)
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    stop = StopRequest()
+    stop.install()
     config = ClusterConfig.model_validate(order["config"])
     settings = WorkerSettings(order["worker_id"], order["pool"], order["model"], order["redis"], config)
     serve = prefill_worker.main.serve if order["pool"] == "prefill" else decode_worker.main.serve
