@@ -109,7 +109,7 @@ async def test_a_repeated_command_is_run_once(tiny_model: Callable[..., Path]) -
 async def test_a_repeated_prefill_is_run_once(tiny_model: Callable[..., Path]) -> None:
     async with workers(tiny_model("llama"), CONFIG, "prefill-0", "decode-0") as running:
         prefill, decode = await running.session("prefill-0"), await running.session("decode-0")
-        await decode.send(Reserve(spec("a"), 10.0))
+        await decode.send(Reserve(spec("a"), 10.0, "prefill-0"))
         reserved = await decode.event()
         assert isinstance(reserved, Reserved)
         for _ in range(2):

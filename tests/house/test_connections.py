@@ -1,0 +1,31 @@
+"""Where the cluster opens ports and connections; what is new has to be thought about, as TLS is for all of them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("kvrelay", "kv_transfer", "prefill_worker", "decode_worker", "router", "autoscaler")
+NOT_OF_A_CLUSTER = ("kvrelay/v1/", "kvrelay/bench/", "kvrelay/loadtest/", "kvrelay/verify/")
+OPENS = re.compile(
+    r"\b(insecure_channel|secure_channel|add_insecure_port|add_secure_port|open_connection|open_unix_connection"
+    r"|create_connection|create_server|start_server|socket\.socket)\("
+)
+KNOWN = {
+    "kvrelay/security/grpc_tls.py": "all within the cluster, and the listeners: TLS where there are credentials",
+    "kvrelay/client/base.py": "a client's, as it was told",
+    "kvrelay/client/admin.py": "an operator's, as it was told",
+    "router/listeners.py": "HTTP: uvicorn's socket, with an SSL context where there are credentials",
+    "kv_transfer/transports/group.py": "the store of gloo and nccl, which are only taken when asked for by name",
+}
+
+
+def test_ports_and_connections_are_opened_in_known_places() -> None:
+    found = set()
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            name = str(path.relative_to(ROOT))
+            if not name.startswith(NOT_OF_A_CLUSTER) and OPENS.search(path.read_text()):
+                found.add(name)
+    assert found == set(KNOWN)
