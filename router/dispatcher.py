@@ -255,8 +255,9 @@ class Dispatcher:
             self._entries.pop(request_id, None)
             if life.state == "finished" and life.last_assignment is not None and entry.begun is not None:
                 self._workers.remember(life.last_assignment.decode, entry.hashes)  # for the conversation's next turn
-                new_tokens = len(life.tokens) - len(life.request.resume)
-                self._throughput.finished(now - entry.begun, len(life.request.token_ids), new_tokens)
+                resumed = len(life.request.resume)
+                new_tokens, room = len(life.tokens) - resumed, life.request.sampling.max_tokens - resumed
+                self._throughput.finished(now - entry.begun, len(life.request.token_ids), new_tokens, room)
         return effects
 
     def _check_quarantine(self, request: Request, now: float) -> None:

@@ -23,6 +23,7 @@ class Throughput:
         self.seconds = 0.0  # from workers to the end, mean of the last answers
         self.answer_tokens = 0.0  # of these
         self.tokens = 0.0  # of these with their prompts
+        self._max_tokens = 0.0  # that they might have had
 
     @property
     def queued(self) -> bool:
@@ -57,12 +58,19 @@ class Throughput:
         """Requests that leave the queue; None as long as too few have."""
         return self._left / self._busy_s if self._left >= EVIDENCE and self._busy_s > 0 else None
 
-    def finished(self, seconds: float, prompt_tokens: int, answer_tokens: int) -> None:
+    def finished(self, seconds: float, prompt_tokens: int, answer_tokens: int, max_tokens: int) -> None:
         share = SHARE if self.tokens else 1.0
         self.seconds += (seconds - self.seconds) * share
         self.answer_tokens += (answer_tokens - self.answer_tokens) * share
         self.tokens += (prompt_tokens + answer_tokens - self.tokens) * share
+        self._max_tokens += (max_tokens - self._max_tokens) * share
 
     def service_s(self, max_tokens: int) -> float:
-        """How long a request with room for so many tokens will be served; 0 if nothing is known."""
-        return self.seconds * min(1.0, max_tokens / self.answer_tokens) if self.answer_tokens else 0.0
+        """How long a request with room for so many tokens will be served; 0 if nothing is known.
+
+        Its answer is taken to be as long as answers are, or to use as much of its room as they do, if that is more.
+        """
+        if not self.answer_tokens:
+            return 0.0
+        expected = max(min(max_tokens, self.answer_tokens), max_tokens * self.answer_tokens / self._max_tokens)
+        return self.seconds * expected / self.answer_tokens

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kvrelay.types import PoolName
 from router.breaker import FORGET_S, Breaker
-from router.health import EJECT_S, FAILURES, MOST, OPEN_S, SAMPLES, Health
+from router.health import EJECT_S, FAILURES, MOST, OPEN_S, PROBE_SAMPLES, SAMPLES, Health
 from router.links import OPEN_S as LINK_OPEN_S
 from router.links import Links
 from router.speed import FACTOR, NOTICEABLE_S, Typical, times_slower
@@ -107,6 +107,26 @@ def test_who_is_much_slower_than_the_others_is_ejected(others: list[str], ejecte
     if ejected:
         text = f"gets no new work for {EJECT_S[0]:g} s: 10.0 times as slow as the median of the pool's others"
         assert news == [("d0", text)]
+
+
+def test_a_verdict_on_an_ejected_worker_waits_for_a_probe_and_what_came_before_does_not_count() -> None:
+    made = health("d0", "d1")
+    slow_one(made, "d0", ["d1"], 1.0)
+    assert slow_one(made, "d0", ["d1"], 3.0) == [], "the streams that it still has are no probe"
+    made.placed("d0", 7.0)
+    for _ in range(PROBE_SAMPLES["decode"]):
+        made.worked("d0", 1, 0.05, 8.0)
+        made.worked("d1", 1, 0.05, 8.0)
+    assert made.judge(8.0) == [("d0", "gets new work again, since it is as fast as the others")]
+    assert made.fit("d0", 8.0)
+
+
+def test_a_probe_that_is_slow_ejects_for_twice_as_long() -> None:
+    made = health("d0", "d1")
+    slow_one(made, "d0", ["d1"], 1.0)
+    made.placed("d0", 7.0)
+    ((_, news),) = slow_one(made, "d0", ["d1"], 8.0)
+    assert f"for {2 * EJECT_S[0]:g} s" in news
 
 
 def test_no_more_than_half_of_a_pool_is_ejected() -> None:

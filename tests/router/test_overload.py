@@ -100,12 +100,12 @@ def test_a_flood_of_one_tenant_does_not_reach_another() -> None:
     assert all(one.whole for one in asked)
 
 
-def test_nobody_is_refused_by_what_a_smaller_cluster_could_serve() -> None:
-    cluster = VirtualCluster(0, 1, SEATS)
-    offer(cluster, 20.0, {Tenant(): 2 * CAPACITY})
-    assert cluster.refused
-    for number in range(1, 6):
-        cluster.start(f"d{number}", "decode")
-    refused = len(cluster.refused)
-    offer(cluster, 20.0, {Tenant(): 2 * CAPACITY})
-    assert len(cluster.refused) == refused
+def test_a_rate_is_not_that_of_other_workers() -> None:
+    cluster = VirtualCluster(0, 2, SEATS)
+    offer(cluster, 10.0, {Tenant(): 2 * CAPACITY})
+    assert cluster.dispatcher._throughput.per_second == pytest.approx(CAPACITY, rel=0.3)
+    cluster.start("d2", "decode")
+    assert cluster.dispatcher._throughput.per_second is None
+    offer(cluster, 10.0, {Tenant(): 3 * CAPACITY})
+    cluster.kill("d2")
+    assert cluster.dispatcher._throughput.per_second is None

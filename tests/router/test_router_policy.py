@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvrelay.config import PolicyName, RouterConfig
@@ -105,3 +107,37 @@ def test_uncached_tokens_are_those_that_the_prefilling_worker_computes() -> None
     decision = assign([decode("d", cached=100), prefill("p", cached=512)], 900, NOBODY, config())
     assert isinstance(decision, Assignment)
     assert decision.uncached_tokens == 388
+
+
+def sick(worker: WorkerView) -> WorkerView:
+    return replace(worker, sick=True)
+
+
+@pytest.mark.parametrize(
+    ("workers", "chosen"),
+    [
+        ([sick(decode("d0")), decode("d1", held=900), prefill("p")], ("p", "d1")),
+        ([sick(decode("d0")), sick(decode("d1", held=900)), prefill("p")], ("p", "d0")),  # rather than none
+        ([sick(decode("d0")), decode("d1", full=True), prefill("p")], None),  # it will have room again
+        ([decode("d"), sick(prefill("p0")), prefill("p1", queued=900)], ("p1", "d")),
+        ([decode("d"), sick(prefill("p0"))], ("", "d")),
+    ],
+)
+def test_sick_workers_get_no_new_work(workers: list[WorkerView], chosen: tuple[str, str] | None) -> None:
+    decision = assign(workers, 900, NOBODY, config())
+    assert (None if isinstance(decision, Wait) else (decision.prefill, decision.decode)) == chosen
+
+
+@pytest.mark.parametrize(
+    ("broken", "chosen", "why"),
+    [
+        ({("p0", "d")}, "p1", "p1 has the least to do, 900 tokens queued"),
+        ({("p0", "other")}, "p0", "p0 has the least to do, 0 tokens queued"),
+        ({("p0", "d"), ("p1", "d")}, "", "none of 2 prefill workers is fit and can hand over to d"),
+    ],
+)
+def test_pairs_that_cannot_hand_over_are_not_chosen(broken: set[tuple[str, str]], chosen: str, why: str) -> None:
+    workers = [decode("d"), prefill("p0"), prefill("p1", queued=900)]
+    decision = assign(workers, 900, NOBODY, config(), frozenset(broken))
+    assert isinstance(decision, Assignment)
+    assert (decision.prefill, decision.why) == (chosen, why)
