@@ -8,13 +8,15 @@ import time
 
 import pytest
 from faults.fleet import Fleet, record
-from faults.history import Evidence
+from faults.history import Case, Evidence
 from faults.prompts import LONG, OTHER, PROMPT, SEEDED
+from tcp_proxy import TcpProxy
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
 
 LONGER = os.environ.get("LONG") == "1"  # `make faults LONG=1`: outages as long as the matrix has them
 FROZEN_S = 60.0 if LONGER else 0.0
+LENGTH = 1000  # tokens: the answer lasts until the network is cut
 
 
 async def test_row_10_decode_worker_stopped_and_continued(fleet: Fleet) -> None:
@@ -35,47 +37,57 @@ async def test_row_10_decode_worker_stopped_and_continued(fleet: Fleet) -> None:
     assert [one.decode_worker == zombie.worker_id for one in history.attempts] == [True, False]
 
 
-async def test_row_11_partition(fleet: Fleet) -> None:
-    """Between the router and a decode worker; and, for another request, between a prefill and a decode worker."""
-    await fleet.learn(PROMPT, LONG)
+async def test_row_11_partition_of_router_and_decode_worker(fleet: Fleet) -> None:
+    await fleet.learn(PROMPT, max_tokens=LENGTH)
     async with fleet.case("D B G") as case:
-        moved = fleet.ask(case, "row-11-router!tell@token:5", PROMPT, deadline_s=60.0)
-        cut_off = await fleet.reached(moved.history.request_id, "token:5")
-        cut_off.routers.part()
-        pushed = fleet.ask(case, "row-11-handoff!hold@arrived", LONG, deadline_s=60.0)
-        behind = await fleet.reached(pushed.history.request_id, "arrived")
-        behind.handoffs.part()
-        histories = [await one.ended() for one in (moved, pushed)]
-        for way, worker in ((cut_off.routers, cut_off), (behind.handoffs, behind)):
-            fault = record(case, f"partition of {worker.worker_id}")
-            if way.held_back:
-                fault.evidence.append(Evidence(time.monotonic(), f"{way.held_back} bytes were held back"))
-            way.heal()
-    for history in histories:
-        assert len(history.attempts) > 1
-        assert len(history.token_ids) == 48
+        asked = fleet.ask(case, "row-11!tell@token:5", PROMPT, deadline_s=60.0, max_tokens=LENGTH)
+        worker = await fleet.reached(asked.history.request_id, "token:5")
+        worker.routers.part()
+        history = await asked.ended()
+        cut(case, worker.worker_id, worker.routers)
+        await fleet.until(lambda: fleet.router.finds(worker), "the router talks to it again")
+    assert [one.decode_worker == worker.worker_id for one in history.attempts] == [True, False]
+
+
+async def test_row_11_partition_of_prefill_and_decode_worker(fleet: Fleet) -> None:
+    """In mid-transfer. The router reaches both; the other decode worker can be reached by all."""
+    await fleet.learn(LONG)
+    async with fleet.case("D B G") as case:
+        asked = fleet.ask(case, "row-11!hold@arrived", LONG, deadline_s=60.0)
+        worker = await fleet.reached(asked.history.request_id, "arrived")
+        worker.handoffs.part()
+        history = await asked.ended()
+        cut(case, worker.worker_id, worker.handoffs)
+    assert len(history.attempts) > 1
+    assert history.attempts[0].decode_worker == worker.worker_id
+
+
+def cut(case: Case, worker_id: str, way: TcpProxy) -> None:
+    """Notes what a cut held back, and heals it."""
+    fault = record(case, f"partition of {worker_id}")
+    if way.held_back:
+        fault.evidence.append(Evidence(time.monotonic(), f"{way.held_back} bytes were held back"))
+    way.heal()
 
 
 async def test_row_12_a_partition_that_heals_after_migration(fleet: Fleet) -> None:
     """It was one way: the worker heard the router and was not heard. All that it said comes when it heals."""
-    await fleet.learn(PROMPT)
+    await fleet.learn(PROMPT, max_tokens=LENGTH)
     async with fleet.case("T B G") as case:
-        asked = fleet.ask(case, "row-12!tell@token:10", PROMPT)
+        asked = fleet.ask(case, "row-12!tell@token:10", PROMPT, max_tokens=LENGTH)
         worker = await fleet.reached(asked.history.request_id, "token:10")
         worker.routers.passes["down"].clear()
         history = await asked.ended()
-        fault = record(case, "what the worker says is held back")
-        if worker.routers.held_back:
-            fault.evidence.append(Evidence(time.monotonic(), f"{worker.routers.held_back} bytes were held back"))
-        worker.routers.heal()
+        cut(case, worker.worker_id, worker.routers)
         await fleet.until(lambda: fleet.router.finds(worker), "the router talks to it again")
     assert [one.decode_worker == worker.worker_id for one in history.attempts] == [True, False]
 
 
 async def test_row_13_connection_reset_in_mid_stream(fleet: Fleet) -> None:
-    await fleet.learn(PROMPT, OTHER)
+    await fleet.learn(PROMPT, max_tokens=LENGTH)
+    await fleet.learn(OTHER)
     async with fleet.case("T G B") as case:
-        asked = fleet.ask(case, "row-13!tell@token:10", PROMPT)
+        asked = fleet.ask(case, "row-13!tell@token:10", PROMPT, max_tokens=LENGTH)
         fleet.ask(case, "beside", OTHER, bystander=True)
         worker = await fleet.reached(asked.history.request_id, "token:10")
         fault = record(case, "the router's connection is reset")
