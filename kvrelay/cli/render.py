@@ -50,6 +50,8 @@ def status_view(status: ClusterStatus) -> RenderableType:
     if drafts := sum(load.draft_tokens for load in loads):
         accepted = sum(load.accepted_tokens for load in loads)
         header += f"\nspeculation: {accepted} of {drafts} guessed tokens accepted ({accepted / drafts:.0%})"
+    if status.restarting:
+        header += f"\nto be restarted: {', '.join(status.restarting)}"
     for worker in (worker for pool in status.pools for worker in pool.workers):
         if worker.unfit:
             header += f"\n{worker.worker_id} gets no new work: {worker.unfit}"

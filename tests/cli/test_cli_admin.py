@@ -62,6 +62,7 @@ STATUS = wire.ClusterStatus(
     block_bytes=1024,
     block_size=16,
     registry="ok",
+    restarting=("decode-0",),
 )
 
 
@@ -105,7 +106,15 @@ def test_status_shows_all(capsys: Output) -> None:
     with serving(ScriptedCluster()) as admin:
         assert run(["status", "--admin", admin]) == 0
     shown = capsys.readouterr().out
-    for words in ("demo: ready", "prefill 1 of 1", "decode 1 of 2", "registry ok", "40 finished", "2 failed"):
+    for words in (
+        "demo: ready",
+        "prefill 1 of 1",
+        "decode 1 of 2",
+        "registry ok",
+        "40 finished",
+        "2 failed",
+        "to be restarted: decode-0",
+    ):
         assert words in shown
     (good,) = (line for line in shown.splitlines() if "prefill-" in line)
     cells = [cell.strip() for cell in good.strip("│").split("│")]
