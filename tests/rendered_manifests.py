@@ -96,4 +96,8 @@ class Rendered:
 
 @functools.cache
 def rendered(variant: str) -> Rendered:
-    return Rendered(list(yaml.safe_load_all(_output("kubectl", "kustomize", str(FOLDER / variant)))))
+    return Rendered(load_all(_output("kubectl", "kustomize", str(FOLDER / variant))))
+
+
+def load_all(text: str) -> list[Manifest]:
+    return [one for one in yaml.load_all(text, yaml.CSafeLoader) if one]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +24,7 @@ def distinct(manifests: Iterator[tuple[str, Manifest]]) -> list[Any]:
     """Without those that another variant has as well."""
     seen: dict[str, Any] = {}
     for name, one in manifests:
-        seen.setdefault(yaml.safe_dump(one), pytest.param(one, id=name))
+        seen.setdefault(json.dumps(one), pytest.param(one, id=name))
     return list(seen.values())
 
 

@@ -1,0 +1,29 @@
+{{/* A pod template of ours with the values' image and model. Takes a dict of root and template, which it changes. */}}
+{{- define "kvrelay.settle" -}}
+{{- $values := .root.Values -}}
+{{- $spec := .template.spec -}}
+{{- range concat (default list $spec.initContainers) $spec.containers -}}
+  {{- $_ := set . "image" (printf "%s:%s" $values.image.name $values.image.tag) -}}
+  {{- if $values.image.pullPolicy -}}
+    {{- $_ := set . "imagePullPolicy" $values.image.pullPolicy -}}
+  {{- end -}}
+  {{- if and $values.model.claim (ne .name "ray-head") -}}
+    {{- $mount := dict "name" "models" "mountPath" "/models" "readOnly" true -}}
+    {{- $_ := set . "volumeMounts" (append .volumeMounts $mount) -}}
+  {{- end -}}
+{{- end -}}
+{{- if $values.model.claim -}}
+  {{- $claim := dict "claimName" $values.model.claim "readOnly" true -}}
+  {{- $_ := set $spec "volumes" (append $spec.volumes (dict "name" "models" "persistentVolumeClaim" $claim)) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The same for a pod that holds a worker of a pool. Takes pool as well. */}}
+{{- define "kvrelay.settleWorker" -}}
+{{- $pool := index .root.Values .pool -}}
+{{- $_ := set (first .template.spec.containers) "resources" $pool.resources -}}
+{{- if $pool.tolerations -}}
+  {{- $_ := set .template.spec "tolerations" $pool.tolerations -}}
+{{- end -}}
+{{- include "kvrelay.settle" . -}}
+{{- end -}}
