@@ -120,6 +120,8 @@ async def test_a_tenant_finds_its_own_prefixes_and_nobody_elses(cluster: Cluster
     code, said = await command(cluster, "ops", "status", "--admin", cluster.admin, "--json")
     assert code == 0, said
     assert json.loads(said)["model"] == "demo"
+    code, said = await command(cluster, "ops", "scale", "decode=1", "--admin", cluster.admin)
+    assert (code, said) == (0, "prefill=0 decode=1\n")
     code, said = await command(cluster, "acme", "status", "--admin", cluster.admin)
     assert (code, said.count("\n")) == (1, 1)
     assert "tenant acme has the role client; this needs admin" in said
