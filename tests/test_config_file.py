@@ -315,6 +315,10 @@ def test_other_addresses_are_for_those_who_have_tls_and_tokens(tmp_path: Path) -
         "listen: {grpc: '0.0.0.0:1', http: '[::]:2', admin: 10.0.0.1:3}\n"
     )
     assert load_config(path).listen.http == "[::]:2"
+    for exposed in ("grpc: '0.0.0.0:1'", "http: '[::]:2'", "admin: '10.0.0.1:3'", "worker_host: 10.0.0.1"):
+        path.write_text(f"listen: {{{exposed}}}\n")
+        with pytest.raises(ConfigError, match=r"is not a loopback address and needs security\.tls"):
+            load_config(path)
 
 
 def test_a_commands_own_cluster_is_for_itself_alone(tmp_path: Path) -> None:
