@@ -33,10 +33,12 @@ SEEDS ?= 10000
 sim: venv
 	$(BIN)/python tests/simulation/run.py --seeds $(SEEDS)
 
-# Hand-offs that are damaged on their way, for SECONDS; and many that are broken off, after which nothing may be left.
+# Spoiled inputs for everything that reads what comes from outside, SECONDS for each, after hand-offs that are damaged on
+# their way.
 SECONDS ?= 120
 fuzz: venv
 	$(BIN)/python tests/kv_transfer/fuzz_frames.py --seconds $(SECONDS)
+	$(BIN)/python tests/fuzz/run.py --seconds $(SECONDS)
 
 # The HTTP door, asked what its OpenAPI description allows and what it does not.
 EXAMPLES ?= 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -50,10 +51,10 @@ def load_config(path: Path | None, overrides: Mapping[str, object] | None = None
     try:
         load_policy(policy)
     except ConfigError as error:
-        if policy.is_file():
+        if os.path.isfile(policy):  # False also for a path that no file can have
             raise
         where = file.where(("autoscaling",)) if from_file else "option"
-        raise ConfigError(f"{where}: autoscaling: {error.message}") from None
+        raise ConfigError(f"{where}: autoscaling: {error.message}"[:_MAX_MESSAGE]) from None
     return config.model_copy(update={"autoscaling": str(policy)})
 
 

@@ -95,12 +95,13 @@ def _shards(path: str, folder: Path) -> list[str]:
     names = sorted(set(weight_map.values()))
     for name in names:
         if Path(name).name != name or Path(name).suffix != ".safetensors":
-            raise ModelRefused(f"{folder / INDEX}: {name!r} is not the name of a safetensors file in this folder")
+            raise ModelRefused(f"{folder / INDEX}: {name!r:.100} is not the name of a safetensors file in this folder")
         if not os.path.isdir(path):
             _hub_file(path, name)
-    missing = [name for name in names if not (folder / name).exists()]
+    missing = [name for name in names if not os.path.exists(folder / name)]
     if missing:
-        raise ModelRefused(f"{folder}: {len(missing)} of {len(names)} shards are missing: {', '.join(missing[:3])}")
+        some = ", ".join(missing[:3])
+        raise ModelRefused(f"{folder}: {len(missing)} of {len(names)} shards are missing: {some:.300}")
     return names
 
 

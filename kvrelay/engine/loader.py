@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from kvrelay.engine import attention
 from kvrelay.engine.checkpoint import find_checkpoint
 from kvrelay.engine.probe import probe
+from kvrelay.engine.sizes import check_sizes
 from kvrelay.errors import ModelRefused
 from kvrelay.types import LayerKv
 
@@ -32,6 +33,7 @@ def load_model(path: str, *, dtype: str = "auto", device: str = "cpu") -> Loaded
     """The model in a folder, or of a hub id, in evaluation mode with paged attention. Raises ModelRefused."""
     checkpoint = find_checkpoint(path)
     try:
+        check_sizes(AutoConfig.from_pretrained(str(checkpoint.folder), local_files_only=True), checkpoint)
         model, report = AutoModelForCausalLM.from_pretrained(
             str(checkpoint.folder),
             dtype=dtype,
@@ -42,8 +44,10 @@ def load_model(path: str, *, dtype: str = "auto", device: str = "cpu") -> Loaded
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below, with their names
         )
+    except ModelRefused:
+        raise
     except Exception as error:  # whatever a configuration can make transformers raise
-        raise ModelRefused(f"{path}: transformers cannot load it: {error}") from error
+        raise ModelRefused(f"{path}: transformers cannot load it: {error!s:.1000}") from error
     wrong = [f"{name} is missing" for name in sorted(report["missing_keys"])]
     wrong += [f"{name} is {found}, not {wanted}" for name, found, wanted in sorted(report["mismatched_keys"])]
     if wrong:

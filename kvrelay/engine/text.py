@@ -14,6 +14,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a call has one text,
 from kvrelay.errors import ModelRefused, NotFound
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_TRIAL = "a \N{GRINNING FACE}\n0"  # some of it is unknown to most small vocabularies
 _MAX_WINDOW = 64  # tokens of context, and of text held back because it does not end with a whole character
 
 
@@ -35,7 +36,9 @@ class Tokenizer:
                 f"{path} does not exist, so this model takes no text; send token_ids, or add the file", field="model"
             )
         try:
-            return cls(tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8")))
+            found = cls(tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8")))
+            found.decode(found.encode(_TRIAL))  # what is missing in it may show only now
+            return found
         except Exception as error:  # the library raises nothing more special
             raise ModelRefused(f"{path} is not a usable tokenizer: {error!s:.300}", field="model") from error
 

@@ -147,7 +147,16 @@ def _lengths(file: Path) -> list[tuple[float, Lengths, Lengths]]:
             if all(both):
                 prompts, answers = map(Empirical.of, both)
                 found.append((float(begin), prompts, answers))
-    except (ValueError, SyntaxError, KeyError, TypeError, AttributeError, RecursionError, MemoryError) as error:
+    except (
+        ValueError,
+        SyntaxError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        MemoryError,
+        OverflowError,
+    ) as error:
         what = "not windows of input_tokens and output_tokens, each a text of {length: probability}"
         raise InvalidArgument(f"{file}: {what}: {error!r:.200}", field="trace") from error
     return sorted(found, key=lambda one: one[0])

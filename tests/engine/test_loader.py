@@ -208,6 +208,16 @@ def a_tensor_has_another_shape(folder: Path) -> str:
     return r"1 weights .* lm_head.weight is torch.Size\(\[128, 7\]\), not torch.Size\(\[128, 48\]\)"
 
 
+def absurd_vocabulary(folder: Path) -> str:
+    edit(folder / "config.json", vocab_size=10**9)
+    return "the configuration is of a model of [0-9]* weights, and there are [0-9]* of them"
+
+
+def absurdly_many_layers(folder: Path) -> str:
+    edit(folder / "config.json", num_hidden_layers=2**62)
+    return "4611686018427387904 layers of [0-9]* tensors"
+
+
 def a_shard_is_missing(folder: Path) -> str:
     names = shard(folder)
     (folder / names[1]).unlink()
@@ -254,6 +264,8 @@ def link_out_of_the_folder(folder: Path) -> str:
         overlapping_tensors,
         a_tensor_is_missing,
         a_tensor_has_another_shape,
+        absurd_vocabulary,
+        absurdly_many_layers,
         a_shard_is_missing,
         a_shard_lies_elsewhere,
         index_without_a_map,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,13 +44,19 @@ class Mutant:
     def check(self, root: Path) -> None:
         """Raises DoesNotApply unless the safeguard is where it was, and each test is there."""
         self.source(root)
-        for test in self.tests:
-            file, _, name = test.partition("::")
-            path = root / "tests" / file
-            if not path.is_file() or name not in _functions(path):
-                raise DoesNotApply(f"{self.name}: there is no test {test}")
+        check_tests(self.tests, root)
 
 
+def check_tests(tests: Iterable[str], root: Path) -> None:
+    """Raises DoesNotApply unless each test is there."""
+    for test in tests:
+        file, _, name = test.partition("::")
+        path = root / "tests" / file
+        if not path.is_file() or name not in _functions(path):
+            raise DoesNotApply(f"there is no test {test}")
+
+
+@functools.cache
 def _functions(path: Path) -> set[str]:
     found = ast.walk(ast.parse(path.read_text()))
     return {one.name for one in found if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)}

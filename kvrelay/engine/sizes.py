@@ -1,0 +1,50 @@
+"""Whether a model is as large as the weights that come with it: asked before anything of it is allocated.
+
+What a checkpoint lacks, or has in another shape, transformers makes anew, in memory; so a configuration that lies about
+its sizes would be believed until the machine has none left.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from kvrelay.engine.checkpoint import Checkpoint
+from kvrelay.errors import ModelRefused
+
+MOST_EXPERTS = 2**15  # of a layer: where each is made by itself, that takes time
+LARGER = 2  # times its weights a model may be: an output head that is tied is not among them
+LARGER_QUANTISED = 16  # whose weights hold several numbers in one
+
+
+def check_sizes(config: PretrainedConfig, checkpoint: Checkpoint) -> None:
+    """Raises ModelRefused."""
+    text = config.get_text_config()
+    tensors = _shapes(checkpoint)
+    if not 1 <= text.num_hidden_layers <= len(tensors):
+        raise ModelRefused(f"{checkpoint.folder}: {text.num_hidden_layers} layers of {len(tensors)} tensors")
+    for name, value in text.to_dict().items():
+        if "expert" in name and isinstance(value, int) and value > MOST_EXPERTS:
+            raise ModelRefused(f"{checkpoint.folder}: {name} is {value}; allowed are {MOST_EXPERTS}")
+    with torch.device("meta"):  # shapes without memory
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    wanted = sum(parameter.numel() for parameter in model.parameters())
+    found = sum(math.prod(shape) for shape in tensors)
+    times = LARGER_QUANTISED if getattr(config, "quantization_config", None) else LARGER
+    if wanted > times * found:
+        raise ModelRefused(
+            f"{checkpoint.folder}: the configuration is of a model of {wanted} weights, and there are {found} of them"
+        )
+
+
+def _shapes(checkpoint: Checkpoint) -> list[list[int]]:
+    """Of all tensors in the files of weights."""
+    shapes = []
+    for path in checkpoint.weights:
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        shapes += [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
+    return shapes

@@ -1,0 +1,194 @@
+"""The HTTP door: whatever is asked is answered in OpenAI's shape, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import unquote
+
+from fuzz.parser import Feed, Parser
+from fuzz.rig import Rig, rig
+from fuzz.spoil import TEXTS, garbled, json_bytes, spoiled, text
+
+from router.openapi_fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
+
+STATUSES = {200, 400, 403, 404, 405, 409, 413, 415, 429, 501, 504}
+_COMPLETION = {
+    "model": "demo",
+    "prompt": [10, 11, 12],
+    "max_tokens": 4,
+    "n": 1,
+    "stream": False,
+    "temperature": 0.5,
+    "seed": 3,
+    "top_p": 0.9,
+    "top_k": 5,
+    "min_p": 0.0,
+    "logprobs": 1,
+    "stop": ["x"],
+    "logit_bias": {"5": 1.0},
+    "echo": False,
+    "presence_penalty": 0.1,
+    "stream_options": {"include_usage": True},
+    "request_id": "r",
+    "return_token_ids": True,
+    "stop_token_ids": [3],
+    "ignore_eos": True,
+    "min_tokens": 1,
+    "priority": 0,
+}
+_CHAT = {
+    "messages": [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": [{"type": "text", "text": "a"}]},
+    ],
+    "max_completion_tokens": 4,
+    "logprobs": True,
+    "top_logprobs": 1,
+    "n": 1,
+    "stream": True,
+    "user": "u",
+}
+_BODIES: dict[str, list[Any]] = {
+    "/v1/completions": [
+        _COMPLETION,
+        {"prompt": "Once upon a time"},
+        {"prompt": ["a", "b"]},
+        {"prompt": [[1, 2], [3]], "n": 2},
+    ],
+    "/v1/chat/completions": [_CHAT],
+    "/tokenize": [
+        {"prompt": "a", "add_special_tokens": True},
+        {"messages": _CHAT["messages"], "return_token_strs": True},
+    ],
+    "/detokenize": [{"tokens": [1, 2, 3], "model": "demo"}],
+}
+_GETS = (
+    "/v1/models",
+    "/v1/models/demo",
+    "/health",
+    "/metrics",
+    "/version",
+    "/openapi.json",
+    "/",
+    "/page/page.js",
+    "/status.json",
+)
+_FORBIDDEN = (
+    "chat_template",
+    "kv_transfer_params",
+    "cache_salt",
+    "prompt_embeds",
+    "tools",
+    "response_format",
+    "suffix",
+)
+_WORDS = sorted({*COMPLETION, *CHAT, *TOKENIZE, *DETOKENIZE, *_FORBIDDEN})
+_HEADERS = (
+    *("content-type: application/json", "content-encoding: gzip", "x-request-id: mine", "traceparent: 00-1-1-1"),
+    *("content-length: -1", "host: evil", "accept: */*", "authorization: Bearer x", "transfer-encoding: chunked"),
+)
+
+
+def http_request(draw: random.Random) -> bytes:
+    """METHOD PATH, headers, an empty line and the body, as on the wire but for the version and the line ends."""
+    if draw.random() < 0.12:
+        method, path, body = draw.choice(["GET", "HEAD", "DELETE", "PUT", "\0"]), draw.choice(_GETS), b""
+    else:
+        method, path = "POST", draw.choice(list(_BODIES))
+        body = json_bytes(draw, spoiled(draw, draw.choice(_BODIES[path]), _WORDS))
+    if draw.random() < 0.05:
+        path = text(draw, path)
+    headers = ["host: localhost:8000"] if draw.random() < 0.97 else []
+    headers += draw.sample(_HEADERS, draw.choice([0, 0, 1, 2]))
+    if draw.random() < 0.1:
+        headers.append(f"x-request-id: {draw.choice(TEXTS)}")
+    lines = [f"{method} {path}", *headers]
+    head = "\n".join(line.replace("\n", " ") for line in lines).encode(errors="replace")
+    return (garbled(draw, head) if draw.random() < 0.03 else head) + b"\n\n" + body
+
+
+@contextmanager
+def asking() -> Iterator[Feed]:
+    with rig() as made:
+
+        def feed(data: bytes) -> str:
+            status = made.run(_ask(made, data))
+            made.check_empty()
+            return str(status)
+
+        yield feed
+
+
+async def _ask(made: Rig, data: bytes) -> int:
+    head, _, body = data.partition(b"\n\n")
+    line, *headers = head.split(b"\n")
+    method, _, path = line.decode("latin-1").partition(" ")
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "scheme": "http",
+        "method": method,
+        "path": unquote(path),
+        "raw_path": path.encode("latin-1"),
+        "query_string": b"",
+        "root_path": "",
+        "server": ("127.0.0.1", 8000),
+        "client": ("127.0.0.1", 9),
+        "state": {},
+        "headers": [
+            (name.strip().lower(), value.strip()) for name, _, value in (one.partition(b":") for one in headers)
+        ],
+    }
+    answered = asyncio.Event()
+    parts = [body[: len(body) // 2], body[len(body) // 2 :]]
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        if parts:
+            return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
+        await answered.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            answered.set()
+
+    async with asyncio.timeout(10):
+        await made.app(scope, receive, send)
+    status: int = sent[0]["status"]
+    content = b"".join(one.get("body", b"") for one in sent[1:])
+    _check(status, sent[0]["headers"], content, method)
+    return status
+
+
+def _check(status: int, headers: list[tuple[bytes, bytes]], content: bytes, method: str) -> None:
+    assert status in STATUSES, f"{status}: {content[:500]!r}"
+    for name, value in headers:
+        assert not set(name + value) & set(b"\r\n\0"), f"a header that splits the answer: {name!r}: {value[:200]!r}"
+    if status >= 400 and method != "HEAD":
+        error = _strict(content)["error"]
+        assert error["message"]
+        assert error["code"] == status
+        assert len(content) < 4000, "an error that repeats too much of what was sent"
+    if dict(headers).get(b"content-type", b"").startswith(b"text/event-stream"):
+        for line in filter(None, content.decode().split("\n")):
+            assert line == "data: [DONE]" or "error" not in _strict(line.removeprefix("data: ").encode())
+
+
+def _strict(data: bytes) -> Any:
+    """JSON as others read it: without NaN."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    return json.loads(data, parse_constant=refuse)
+
+
+PARSERS = (Parser("http", http_request, asking),)

@@ -1,0 +1,151 @@
+"""A router in this process without a socket: real doors, real dispatcher, and workers that the rig plays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+from fake_worker import worker_info
+from router_harness import DEMO, MemoryRegistry, cluster_config
+
+from kvrelay.clock import MonotonicClock
+from kvrelay.messages import Command, RunLocal, SequenceTokens, TokenBatch
+from kvrelay.types import PoolName, SequenceSpec, TokenLogprobs
+from router.access import Access
+from router.dispatcher import Dispatcher
+from router.driver import Driver
+from router.heartbeat import Heartbeat
+from router.intake import Intake
+from router.limits import Limits
+from router.metrics import ClusterCollector, Metrics
+from router.model_card import ModelCard
+from router.observers import Observers
+from router.openai import build_app
+from router.page import StatusPage
+from router.request_log import RequestLog
+from router.status import ClusterView
+from router.tenant_metrics import TenantMetrics
+from router.text import Text
+
+ANSWER_TOKENS = 5
+ADDRESS = "127.0.0.1:8000"
+T = TypeVar("T")
+
+
+class PlayedWorker:
+    """Stands where the driver has a session. Answers each local run at once while `answers`."""
+
+    def __init__(self, driver: Driver, worker_id: str, pool: PoolName) -> None:
+        self.info = worker_info(worker_id, pool, "127.0.0.1:1")
+        self.commands: list[Command] = []
+        self.answers = True
+        self._driver = driver
+
+    def send(self, command: Command) -> None:
+        self.commands.append(command)
+        if self.answers and isinstance(command, RunLocal):
+            asyncio.get_running_loop().call_soon(self._answer, command.spec)
+
+    def _answer(self, spec: SequenceSpec) -> None:
+        count = min(spec.sampling.max_tokens - spec.num_emitted, ANSWER_TOKENS)
+        given = () if spec.sampling.logprobs is None else (TokenLogprobs(-0.5, ((20, -0.5),)),) * count
+        tokens = SequenceTokens(*spec.key, spec.num_emitted, (20,) * count, given, "length")
+        self._driver.worker_said(self.info.worker_id, TokenBatch((tokens,)))
+
+
+class Rig:
+    """`prefill` adds a prefill worker, so that long prompts are disaggregated."""
+
+    def __init__(self, prefill: bool) -> None:
+        self._config = config = cluster_config(prefill=int(prefill))
+        clock = MonotonicClock()
+        self._runner = asyncio.Runner()
+        self.metrics = Metrics("demo")
+        self.registry = MemoryRegistry()
+        self.card = ModelCard.load(DEMO, config.model)
+        self.text = Text.load(DEMO)
+        access, limits = Access(None), Limits()
+        tenant_metrics = TenantMetrics("demo", access, limits)
+        observers = Observers(self.metrics, RequestLog(), limits, tenant_metrics)
+        self.driver = Driver(config, self.registry, "router-0", clock, observers, None)
+        self.metrics.registry.register(ClusterCollector("demo", self.driver, self.metrics))
+        self.intake = Intake(self.card, self.text, self.driver, limits, config.router, clock)
+        heartbeat = Heartbeat("router-0", self.driver, self.metrics, self.registry, clock, ())
+        self.view = ClusterView(self.driver, self.registry, heartbeat, "demo", config)
+        page = StatusPage(self.intake, self.driver, self.metrics, self.view, clock)
+        self.clock = clock
+        self.app = build_app(self.intake, self.driver, self.metrics, tenant_metrics, clock, page, access, ADDRESS)
+        self.workers = {"decode-0": PlayedWorker(self.driver, "decode-0", "decode")}
+        if prefill:
+            self.workers["prefill-0"] = PlayedWorker(self.driver, "prefill-0", "prefill")
+        self.run(self._meet())
+
+    def forget(self) -> None:
+        """All that a router has learnt of its workers; attempts are numbered from 1 again."""
+        self.driver.dispatcher = Dispatcher(self._config)
+        for worker in self.workers.values():
+            self.driver.dispatcher.worker_found(worker.info, 0.0)
+
+    async def _meet(self) -> None:
+        done = asyncio.create_task(asyncio.sleep(0))
+        for worker in self.workers.values():
+            self.driver._sessions[worker.info.worker_id] = (worker, done)  # type: ignore[assignment]
+            self.driver.worker_found(worker.info)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(work)
+
+    def check_empty(self) -> None:
+        """Nothing is left of any request."""
+        left = self.driver.dispatcher.unfinished
+        assert not left, f"{left} requests are left in the dispatcher"
+        for worker in self.workers.values():
+            worker.commands.clear()
+
+    def close(self) -> None:
+        self.run(self.text.close())
+        self._runner.close()
+
+
+@contextmanager
+def rig(prefill: bool = False) -> Iterator[Rig]:
+    made = Rig(prefill)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+class Aborted(Exception):
+    """What a call was aborted with."""
+
+    def __init__(self, status: grpc.StatusCode, details: str) -> None:
+        super().__init__(f"{status.name}: {details}")
+        self.status = status
+
+
+class Context:
+    """As much of a gRPC call's context as our services use; keeps what they write."""
+
+    def __init__(self, time_left: float | None = None) -> None:
+        self.written: list[Any] = []
+        self._time_left = time_left
+
+    def time_remaining(self) -> float | None:
+        return self._time_left
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
+    async def write(self, message: Any) -> None:
+        self.written.append(message)
+
+    async def abort(
+        self, status: grpc.StatusCode, details: str, metadata: tuple[tuple[str, str], ...] = ()
+    ) -> NoReturn:
+        for name, value in metadata:
+            assert (name + value).isascii(), f"metadata that gRPC does not carry: {name}: {value!r}"
+        raise Aborted(status, details)
