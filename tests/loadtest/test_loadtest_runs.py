@@ -280,7 +280,7 @@ def test_report_and_compare_print_saved_runs(capsys: Output, tmp_path: Path) -> 
         (["--goodput", "speed:9"], "goodput"),
         (["--expect-path", "scenic"], "--expect-path"),
         (["--target", "http://nowhere"], "http://HOST:PORT"),
-        (["--target", "https://127.0.0.1:1"], "http://HOST:PORT"),
+        (["--target", "ftp://127.0.0.1:1"], "http://HOST:PORT"),
         (["--target", "http://127.0.0.1:one"], "http://HOST:PORT"),
     ],
 )
@@ -365,7 +365,7 @@ def test_a_server_that_returns_no_ids_is_counted_by_pieces(tmp_path: Path) -> No
         (sse({"usage": 5}), "INTERNAL", "usage is 5, not an object"),
         (sse({"usage": {"prompt_tokens": "many"}}, "[DONE]"), "INTERNAL", "prompt_tokens is 'many', not a number"),
         (sse({"kvrelay": {"ledger": {"phases": 3}}}, "[DONE]"), "INTERNAL", "cannot be read"),
-        (sse({"kvrelay": {"ledger": LATE}}, "[DONE]"), "INTERNAL", "its times are not seconds"),
+        (sse({"kvrelay": {"ledger": LATE}}, "[DONE]"), "INTERNAL", "the account of the answer cannot be read"),
     ],
 )
 def test_an_http_failure_is_typed(capsys: Output, reply: Response, code: str, message: str) -> None:
