@@ -102,12 +102,15 @@ def _max_model_len(config: PretrainedConfig) -> int:
 
 
 def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
-    """The ids that end an answer: the generation config's where there is one, else the config's."""
+    """The ids that end an answer: the generation config's where there is one, else the config's. Raises ModelRefused."""
     generation: Any = model.generation_config
     for source in (generation, model.config.get_text_config()):
         ids = getattr(source, "eos_token_id", None)
         if ids is not None:
-            return frozenset([ids] if isinstance(ids, int) else ids)
+            found = ids if isinstance(ids, list) else [ids]
+            if not all(type(one) is int and 0 <= one < 2**31 for one in found):
+                raise ModelRefused(f"eos_token_id {ids!r:.100} is no token id, nor a list of them")
+            return frozenset(found)
     return frozenset()
 
 

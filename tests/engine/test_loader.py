@@ -208,6 +208,11 @@ def a_tensor_has_another_shape(folder: Path) -> str:
     return r"1 weights .* lm_head.weight is torch.Size\(\[128, 7\]\), not torch.Size\(\[128, 48\]\)"
 
 
+def an_end_that_is_no_token(folder: Path) -> str:
+    edit(folder / "generation_config.json", eos_token_id=[1, 0.5])
+    return "eos_token_id .* is no token id, nor a list of them"
+
+
 def absurd_vocabulary(folder: Path) -> str:
     edit(folder / "config.json", vocab_size=10**9)
     return "the configuration is of a model of [0-9]* weights, and there are [0-9]* of them"
@@ -264,6 +269,7 @@ def link_out_of_the_folder(folder: Path) -> str:
         overlapping_tensors,
         a_tensor_is_missing,
         a_tensor_has_another_shape,
+        an_end_that_is_no_token,
         absurd_vocabulary,
         absurdly_many_layers,
         a_shard_is_missing,

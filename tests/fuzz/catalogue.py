@@ -11,7 +11,8 @@ from fuzz.parser import Parser
 _MODULES = {
     "of_files": ("config", "policy", "tokens", "redis"),
     "of_http": ("http",),
-    "of_messages": ("generate", "admin", "events", "commands", "answers"),
+    "of_messages": ("generate", "admin", "answers"),
+    "of_sessions": ("events", "commands"),
     "of_models": ("folder", "load", "template"),
     "of_loadtest": ("trace", "report", "sse"),
 }

@@ -16,6 +16,7 @@ from fuzz.parser import Feed, Parser, refusal
 from fuzz.spoil import garbled, json_bytes, spoiled, text
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from kvrelay.config import ModelConfig
 from kvrelay.engine.chat import ChatTemplate
@@ -234,6 +235,8 @@ def loaded_file(draw: random.Random) -> bytes:
 @contextmanager
 def loading() -> Iterator[Feed]:
     """As a worker loads it."""
+    disable_progress_bar()
+    set_verbosity_error()
     with tempfile.TemporaryDirectory() as name:
         folder = Folder(Path(name))
 
