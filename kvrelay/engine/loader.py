@@ -102,7 +102,7 @@ def _max_model_len(config: PretrainedConfig) -> int:
 
 
 def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
-    """The ids that end an answer: the generation config's where there is one, else the config's. Raises ModelRefused."""
+    """Ids that end an answer: the generation config's where there is one, else the config's. Raises ModelRefused."""
     generation: Any = model.generation_config
     for source in (generation, model.config.get_text_config()):
         ids = getattr(source, "eos_token_id", None)
