@@ -145,6 +145,26 @@ class Workers:
 
 
 @asynccontextmanager
+async def silent_peer() -> AsyncIterator[tuple[str, asyncio.Event]]:
+    """HOST:PORT of somebody who takes connections and never says a word, and whether one has come."""
+    came = asyncio.Event()
+    writers: list[asyncio.StreamWriter] = []
+
+    def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        came.set()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    try:
+        yield f"{host}:{port}", came
+    finally:
+        server.close()
+        for writer in writers:
+            writer.close()
+
+
+@asynccontextmanager
 async def workers(model: Path, config: ClusterConfig, *names: str, pin: bool = False) -> AsyncIterator[Workers]:
     """Runs workers named like `prefill-0` and `decode-1`, each with its own engine thread and gRPC server."""
     stop = StopRequest()

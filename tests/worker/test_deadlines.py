@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from worker_harness import Engine, Session, Workers, workers
+from worker_harness import Engine, Session, Workers, silent_peer, workers
 
 from kvrelay.clock import ManualClock
 from kvrelay.config import ClusterConfig
 from kvrelay.errors import Code
-from kvrelay.messages import Abort, Failed, Prefill, Reserve, Reserved, RunLocal
+from kvrelay.messages import Abort, Failed, Prefill, PrefixSource, Reserve, Reserved, RunLocal
 from kvrelay.types import SamplingParams, SequenceSpec
 
 CONFIG = ClusterConfig.model_validate(
@@ -115,16 +115,28 @@ async def test_a_decode_worker_that_takes_no_bytes_is_not_waited_for(running: Wo
     await decode.send(Reserve(replace(one, deadline_s=None), LEASE_S, "prefill-0"))
     reserved = await decode.event()
     assert isinstance(reserved, Reserved)
-    connections: list[asyncio.StreamWriter] = []
-    silent = await asyncio.start_server(lambda _, writer: connections.append(writer), "127.0.0.1", 0)
-    host, port = silent.sockets[0].getsockname()
-    target = replace(reserved.target, address=f"{host}:{port}", transport="grpc")
-    await prefill.send(Prefill(one, target))
-    assert (await prefill.tokens()).index == 0
-    clock.advance(10.0)
-    await failed(prefill, "a")
-    silent.close()
-    for connection in connections:
-        connection.close()
+    async with silent_peer() as (address, _):
+        await prefill.send(Prefill(one, replace(reserved.target, address=address, transport="grpc")))
+        assert (await prefill.tokens()).index == 0
+        clock.advance(10.0)
+        await failed(prefill, "a")
+    await decode.send(Abort("a", 0))
+    await running.settled()
+
+
+async def test_a_prefix_cache_elsewhere_that_does_not_answer_is_not_waited_for(
+    running: Workers, engine: Engine, clock: ManualClock
+) -> None:
+    prefill, decode = await running.session("prefill-0"), await running.session("decode-0")
+    one = spec("a", 10.0)
+    await decode.send(Reserve(replace(one, deadline_s=None), LEASE_S, "prefill-0"))
+    reserved = await decode.event()
+    assert isinstance(reserved, Reserved)
+    async with silent_peer() as (address, asked):
+        await prefill.send(Prefill(one, reserved.target, PrefixSource("decode-9", address, len(PROMPT))))
+        await asyncio.wait_for(asked.wait(), 60)
+        clock.advance(10.0)
+        await failed(prefill, "a")
+    assert engine.steps == []
     await decode.send(Abort("a", 0))
     await running.settled()

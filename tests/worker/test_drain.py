@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from worker_harness import Engine, Session, Workers, workers
+from worker_harness import Engine, Session, Workers, silent_peer, workers
 
 from kvrelay.clock import ManualClock
 from kvrelay.config import ClusterConfig
@@ -108,16 +108,11 @@ async def test_a_prompt_that_a_prefill_worker_hands_back_is_computed_elsewhere(
     await decode.send(Reserve(spec("a"), 1e6, "prefill-0"))
     reserved = await decode.event()
     assert isinstance(reserved, Reserved)
-    connections: list[asyncio.StreamWriter] = []
-    nobody = await asyncio.start_server(lambda _, writer: connections.append(writer), "127.0.0.1", 0)
-    host, port = nobody.sockets[0].getsockname()
-    await prefill.send(Prefill(spec("a"), replace(reserved.target, address=f"{host}:{port}", transport="grpc")))
-    first = await prefill.tokens()
-    await drain(prefill.info, 0.0)
-    assert (await handed_back(prefill)).request_id == "a"
-    nobody.close()
-    for connection in connections:
-        connection.close()
+    async with silent_peer() as (address, _):
+        await prefill.send(Prefill(spec("a"), replace(reserved.target, address=address, transport="grpc")))
+        first = await prefill.tokens()
+        await drain(prefill.info, 0.0)
+        assert (await handed_back(prefill)).request_id == "a"
     await decode.send(Abort("a", 0))
     await decode.send(RunLocal(spec("b")))
     assert (await decode.answer())[0] == first.token_ids[0]
