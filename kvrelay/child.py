@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -26,10 +27,9 @@ def bound_to_parent(program: str, *arguments: str) -> list[str]:
 
 def family(pid: int) -> list[int]:
     """The process and all that it and its children have started, as far as they live."""
-    found = [pid]
-    try:
-        threads = list(Path(f"/proc/{pid}/task").iterdir())
-        children = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
-    except (FileNotFoundError, ProcessLookupError):
-        return found  # it ended meanwhile
-    return found + [one for child in children for one in family(child)]
+    children: list[int] = []
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # threads come and go meanwhile
+                children += map(int, (thread / "children").read_text().split())
+    return [pid, *(one for child in children for one in family(child))]

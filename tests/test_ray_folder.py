@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -61,3 +62,17 @@ def test_a_family_is_a_process_and_all_below_it() -> None:
     finally:
         top.communicate("\n")
     assert family(top.pid) == [top.pid]
+
+
+def test_a_thread_that_ends_meanwhile_hides_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True)
+    listed = Path.iterdir
+
+    def with_one_that_is_gone(folder: Path) -> list[Path]:
+        return [folder / "999999999", *listed(folder)]
+
+    monkeypatch.setattr(Path, "iterdir", with_one_that_is_gone)
+    try:
+        assert child.pid in family(os.getpid())
+    finally:
+        child.communicate("\n")
