@@ -39,7 +39,9 @@ class Tokenizer:
             found = cls(tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8")))
             found.decode(found.encode(_TRIAL))  # what is missing in it may show only now
             return found
-        except Exception as error:  # the library raises nothing more special
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library raises nothing more special, and where its Rust panics, less
             raise ModelRefused(f"{path} is not a usable tokenizer: {error!s:.300}", field="model") from error
 
     @cached_property

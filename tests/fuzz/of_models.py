@@ -279,7 +279,7 @@ def rendering() -> Iterator[Feed]:
 
 
 PARSERS = (
-    Parser("folder", folder_file, describing),
+    Parser("folder", folder_file, describing, mib=128),  # a panic in Rust reads its own symbols
     Parser("load", loaded_file, loading, mib=256),
     Parser("template", template, rendering),
 )
