@@ -70,6 +70,8 @@ async def _working(runner: ModelRunner, sender: Sender | _Nowhere, chunk_tokens:
     try:
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(worker.run())
+            while worker.state != "ready":  # noqa: ASYNC110 - its engine runs steps first, and tells nobody when
+                await asyncio.sleep(0.01)
             yield worker
             running.cancel()
     finally:
