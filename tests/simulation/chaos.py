@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,10 @@ class Chaos:
     def pick(self, pool: PoolName | None = None) -> Member | None:
         living = [one for one in self.cluster.living(pool) if one.worker is not None]
         return self.rng.choice(living) if living else None
+
+    def later(self, seconds: float, call: Callable[..., object], *args: object) -> None:
+        """From outside: whatever has happened by then to the process that this is called in."""
+        self.cluster.loop.call_later(seconds, call, *args, context=contextvars.Context())
 
     def seconds(self, least: float, most: float) -> float:
         """Short ones are likelier."""

@@ -13,10 +13,10 @@ from simulation.toy_engine import EOS, POISON
 from kvrelay.errors import KvRelayError
 from kvrelay.tenants import Tenant
 from kvrelay.types import FinishReason, SamplingParams
+from router.lifecycle import Lifecycle
 from router.request import Request
 
 STATES = ("queued", "reserving", "prefilling", "handing_off", "decoding", "finishing")
-_LOOK_S = 0.0007  # between two looks of a client that waits for a state in which to leave
 
 
 def plan_requests(rng: random.Random, count: int, poison: bool) -> list[Plan]:
@@ -30,19 +30,20 @@ def plan_requests(rng: random.Random, count: int, poison: bool) -> list[Plan]:
         poisoned = poison and number == count // 2
         if poisoned:
             prompt += (POISON,)
+        cancel_in = rng.choice(STATES) if rng.random() < 0.2 and not poisoned else ""
+        # Only a short answer can be complete before its hand-off is reported.
+        max_tokens = 2 if cancel_in == "finishing" else rng.choice((1, 2, 5, 12, 24, 40))
         plans.append(
             Plan(
                 request_id=f"r{number}",
                 at=at,
                 prompt=prompt,
-                sampling=SamplingParams(
-                    max_tokens=rng.choice((1, 2, 5, 12, 24, 40)), seed=rng.randrange(100), ignore_eos=rng.random() < 0.5
-                ),
+                sampling=SamplingParams(max_tokens=max_tokens, seed=rng.randrange(100), ignore_eos=rng.random() < 0.5),
                 timeout=rng.choice((0.3, 1.0, 3.0, 12.0, 20.0, 20.0, 20.0, 20.0)),
                 priority=int(rng.random() < 0.2),
                 tenant=rng.choice(("", "", "other")),
                 stop_token=rng.randrange(1, POISON) if rng.random() < 0.15 else None,
-                cancel_in=rng.choice(STATES) if rng.random() < 0.2 and not poisoned else "",
+                cancel_in=cancel_in,
                 read_pause=0.3 if rng.random() < 0.1 else 0.0,
                 poison=poisoned,
             )
@@ -112,7 +113,8 @@ class Client:
         except KvRelayError as error:
             self._end(error.code.name, error.message)
             return
-        watcher = process.spawn(self._leave(router, stream)) if plan.cancel_in else None
+        if plan.cancel_in:
+            self._watch(router, stream.life)
         try:
             async for response in stream.responses():
                 if response.token_ids:
@@ -126,9 +128,6 @@ class Client:
         except KvRelayError as error:
             self._attempts(stream)
             self._end(error.code.name, error.message)
-        finally:
-            if watcher is not None:
-                watcher.cancel()
 
     def _complete(self, resume: tuple[int, ...]) -> FinishReason | None:
         if not resume:
@@ -137,16 +136,24 @@ class Client:
             return "stop"
         return "length" if len(resume) >= self.plan.sampling.max_tokens else None
 
-    async def _leave(self, router: RouterMember, stream: object) -> None:
-        life = stream.life  # type: ignore[attr-defined]
-        while life.state != self.plan.cancel_in:
-            if life.ended:
-                return
-            await asyncio.sleep(_LOOK_S)
-        self.record.left_in = life.state
-        self.cluster.network.faults[f"client left while {life.state}"] += 1
-        self._say(f"leaves while {life.state}")
-        router.driver.cancel(self.plan.request_id)
+    def _watch(self, router: RouterMember, life: Lifecycle) -> None:
+        """The client leaves as soon as the request is in a certain state, however short."""
+
+        def seen() -> None:
+            if life.state == self.plan.cancel_in and not self.record.left_in:
+                self.record.left_in = life.state
+                self.cluster.network.faults[f"client left while {life.state}"] += 1
+                self._say(f"leaves while {life.state}")
+                router.driver.cancel(self.plan.request_id)
+
+        class Watched(Lifecycle):
+            def __setattr__(self, name: str, value: object) -> None:
+                super().__setattr__(name, value)
+                if name == "state":
+                    router.process.soon(0, seen)
+
+        life.__class__ = Watched
+        router.process.soon(0, seen)
 
     def _attempts(self, stream: object) -> None:
         attempts = stream.life.attempts  # type: ignore[attr-defined]

@@ -192,12 +192,16 @@ def _bytes(word: str | int | bytes) -> bytes:
 
 
 class FakeRedis:
-    """One server in a simulation. `state`: ok, down (refuses), stalled (is silent) or read-only."""
+    """One server in a simulation.
+
+    `state`: ok, down (refuses), stalled (is silent), read-only, or stale (reads are answered as `past` was).
+    """
 
     def __init__(self, network: Network) -> None:
         self.network = network
         self.store = Store()
         self.state = "ok"
+        self.past = Store(), 0.0  # what a replica that got stuck knows, and its time
 
     def client(self, *_: object, **__: object) -> Client:
         """In place of redis.asyncio.Redis.from_url."""
@@ -244,8 +248,11 @@ class Client:
         server = self._server
         if server.state == "read-only" and words[0] in _WRITES:
             return ReadOnlyError("You can't write against a read only replica.")
+        store, now = server.store, server.network.loop.time()
+        if server.state == "stale" and words[0] not in _WRITES:
+            store, now = server.past
         try:
-            return server.store.execute(words, server.network.loop.time())
+            return store.execute(words, now)
         except ResponseError as error:
             return error
 

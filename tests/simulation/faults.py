@@ -6,11 +6,14 @@ To add one: write a function here, name it in FAULTS with a weight, and name wha
 from __future__ import annotations
 
 import asyncio
+import copy
+import math
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from simulation import tampers
 from simulation.chaos import Chaos
-from simulation.cluster import URL
+from simulation.cluster import AFTER_S, URL
 from simulation.fake_redis import NAME as REDIS
 from simulation.network import CLIENT_KEEPALIVE_S
 
@@ -63,11 +66,40 @@ async def kill_router(chaos: Chaos) -> None:
     if router is None or not router.process.alive:
         return
     seconds = chaos.seconds(0.1, 1.0)
-    chaos.cluster.note("kill the router", seconds + 1.0, stops_router=True)
+    chaos.cluster.note("kill the router", math.inf, stops_router=True)
+    number = len(chaos.cluster.faults) - 1
     chaos.cluster.kill(router.process)
     chaos.router_died()
     await asyncio.sleep(seconds)
     chaos.cluster.start_router()
+    while chaos.cluster.router is router:  # which waits for Redis
+        await asyncio.sleep(0.05)
+    over = chaos.cluster.loop.time() + AFTER_S
+    chaos.cluster.faults[number] = replace(chaos.cluster.faults[number], end=over)
+
+
+async def freeze_controller(chaos: Chaos) -> None:
+    """For longer than its lease of the lead."""
+    name = chaos.rng.choice(sorted(chaos.cluster.controllers))
+    process, seconds = chaos.cluster.controllers[name], chaos.rng.uniform(4.0, 9.0)
+    if process.frozen_since is None:
+        chaos.cluster.note("freeze a controller", seconds)
+        chaos.cluster.network.freeze(process)
+        await asyncio.sleep(seconds)
+        process.thaw()
+
+
+async def terminate_worker(chaos: Chaos) -> None:
+    """SIGTERM, from who runs its machine; a second one if it takes too long for him."""
+    member = chaos.pick()
+    if member is not None and not member.stop.drain.is_set():
+        seconds = chaos.seconds(0.3, 4.0)
+        chaos.cluster.note("terminate a worker", seconds, loses_worker=True)
+        member.process.soon(0, member.stop)
+        await asyncio.sleep(seconds)
+        if member.process.alive:
+            chaos.cluster.note("terminate a worker at once", loses_worker=True)
+            member.process.soon(0, member.stop)
 
 
 async def slow_worker(chaos: Chaos) -> None:
@@ -150,6 +182,12 @@ async def redis_read_only(chaos: Chaos) -> None:
     await _redis(chaos, "read-only", "Redis is read-only")
 
 
+async def redis_stale(chaos: Chaos) -> None:
+    redis = chaos.cluster.redis
+    redis.past = copy.deepcopy(redis.store), chaos.cluster.loop.time()
+    await _redis(chaos, "stale", "Redis is stale")
+
+
 async def _redis(chaos: Chaos, state: str, kind: str) -> None:
     seconds = chaos.seconds(0.5, 6.0)
     chaos.cluster.note(kind, seconds)
@@ -167,6 +205,11 @@ async def drain(chaos: Chaos) -> None:
     member = chaos.pick()
     if member is not None and len(chaos.cluster.living(member.pool)) > 1:
         await _operate(chaos, "drain a worker", lambda registry: registry.request_drain(member.worker_id))
+
+
+async def restart(chaos: Chaos) -> None:
+    names = [one.worker_id for one in chaos.cluster.living() if one.worker is not None]
+    await _operate(chaos, "restart the workers", lambda registry: registry.request_restart(names))
 
 
 async def scale(chaos: Chaos) -> None:
@@ -212,7 +255,12 @@ FAULTS: dict[str, tuple[Callable[[Chaos], Awaitable[None]], int]] = {
     "redis_down": (redis_down, 2),
     "redis_stalled": (redis_stalled, 2),
     "redis_read_only": (redis_read_only, 1),
+    "redis_stale": (redis_stale, 2),
     "redis_flushed": (redis_flushed, 2),
     "drain": (drain, 2),
     "scale": (scale, 2),
+    "restart": (restart, 1),
+    "terminate_worker": (terminate_worker, 2),
+    "freeze_controller": (freeze_controller, 1),
+    "freeze_in_push": (tampers.freeze_in_push, 5),
 }

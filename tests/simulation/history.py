@@ -120,11 +120,14 @@ def judge_end(record: Record) -> list[str]:
 
 
 def judge_deadline(record: Record, faults: Sequence[Fault]) -> list[str]:
-    """D: over at the deadline, but for the time in which the router stood still; not before it for its sake."""
+    """D: over at the deadline, but for the time in which the router stood still; not before it for its sake.
+
+    A client that reads slowly has its last tokens and then the end one pause after the other.
+    """
     plan, end = record.plan, record.ends[0]
     stopped = sum(max(0.0, min(one.end, end.time) - max(one.start, plan.at)) for one in faults if one.stops_router)
     complaints = []
-    if end.time > plan.deadline + DEADLINE_SLACK_S + plan.read_pause + stopped:
+    if end.time > plan.deadline + DEADLINE_SLACK_S + 2 * plan.read_pause + stopped:
         complaints.append(f"D: ended at {end.time:.3f}, {end.time - plan.deadline:.3f} s after its deadline")
     if end.outcome == "DEADLINE_EXCEEDED" and end.time < plan.deadline - _ROUNDING_S:
         complaints.append(f"D: expired {plan.deadline - end.time:.3f} s before its deadline")

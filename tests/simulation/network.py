@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from collections.abc import Callable
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import xxhash
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 CLIENT_KEEPALIVE_S = 4.0  # router.sessions.CHANNEL_OPTIONS: 2 s between pings, 2 s for an answer
 SERVER_KEEPALIVE_S = 10.0  # kvrelay.worker.host: 5 s and 5 s
+
+SIGHTINGS = {b"the lease ended before": "a lease expired"}  # what messages tell of that counts as a fault
 
 Tamper = Callable[["Packet"], "list[Packet] | None"]
 """Given each packet as it is sent. What is to be sent in its place, or None: leave it."""
@@ -53,11 +56,18 @@ class Network:
         self.slow: dict[frozenset[str], float] = {}  # seconds that a pair's packets take besides
         self._cuts: set[tuple[str, str]] = set()
         self._silent_since: dict[frozenset[str], float] = {}
-        self._ports = 20000
+        self._promised: set[int] = set()  # ports of servers that have not started
 
-    def next_port(self) -> int:
-        self._ports += 1
-        return self._ports
+    def free_port(self) -> int:
+        """The lowest: a port is used again as soon as its server is gone, by whoever comes next."""
+        taken = {address.rpartition(":")[2] for address in self.servers}
+        return next(port for port in count(20001) if str(port) not in taken and port not in self._promised)
+
+    def promise(self, port: int) -> None:
+        self._promised.add(port)
+
+    def keep_promise(self, port: int) -> None:
+        self._promised.discard(port)
 
     def say(self, text: str) -> None:
         """Into the trace, and the history if one is kept."""
@@ -169,6 +179,9 @@ class Connection:
             self._close(target, "Connection reset by peer")
             return
         network = self.network
+        for text, sighting in SIGHTINGS.items():
+            if isinstance(packet.data, bytes) and text in packet.data:
+                network.faults[sighting] += 1
         network.say(f"{'>' if to_server else '<'} {self.client.name} {self.server.name} {_shown(packet)}")
         if to_server:
             self.listener.arrived(self, packet)

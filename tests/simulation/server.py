@@ -34,13 +34,15 @@ class Server:
 
     def add_insecure_port(self, address: str) -> int:
         host, _, port = address.rpartition(":")
-        number = int(port) or self._network.next_port()
+        number = int(port) or self._network.free_port()
+        self._network.promise(number)
         self._addresses.append(f"{host}:{number}")
         return number
 
     async def start(self) -> None:
         for address in self._addresses:
             self._network.servers[address] = self
+            self._network.keep_promise(int(address.rpartition(":")[2]))
 
     async def stop(self, grace: float | None = None) -> None:
         for address in self._addresses:

@@ -25,7 +25,7 @@ from kvrelay.config import AutoscalingPolicy, ClusterConfig
 MAX_ATTEMPTS = 8
 LEASE_S = 2.0
 READY_S = 10.0  # that the first workers may take
-CHECK_S = 0.05  # between two looks into the books
+CHECK_S = 0.1  # between two looks into the books
 SETTLE_S = 14.0  # in which all blocks must be back: the longest keepalive, a sender's patience
 
 
@@ -53,6 +53,8 @@ class Simulation:
             sizes={"prefill": rng.choice((0, 1, 2, 2, 2)), "decode": rng.choice((1, 2, 2, 3))},
         )
         self.cluster.network.history = history
+        if rng.random() < 0.25:  # a large model: much happens while a step computes
+            self.cluster.loop.step_s = 0.02, 0.12
         self._kinds = rng.choices(list(FAULTS), [weight for _, weight in FAULTS.values()], k=rng.randint(1, 7))
         self._plans = plan_requests(rng, rng.randint(5, 12), poison=rng.random() < 0.12)
         self._rng = rng
@@ -64,20 +66,23 @@ class Simulation:
             asyncio.set_event_loop(loop)
             try:
                 loop.run_until_complete(self._main())
-                complaints = self._complaints()
-                virtual_s, steps = loop.time(), loop.steps
+                return self._result()
             finally:
+                cluster.network.history = None
                 loop.end()
                 asyncio.set_event_loop(None)
-        faults = cluster.network.faults
+
+    def _result(self) -> Result:
+        network = self.cluster.network
+        complaints = tuple(self._complaints())
         return Result(
             self.seed,
-            cluster.network.trace.hexdigest(),
-            tuple(complaints),
-            faults,
+            network.trace.hexdigest(),
+            complaints,
+            network.faults,
             Counter(client.record.ends[0].outcome for client in self.clients if client.record.ends),
-            steps,
-            virtual_s,
+            self.cluster.loop.steps,
+            self.cluster.loop.time(),
             self._settled_s,
         )
 

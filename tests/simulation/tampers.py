@@ -7,7 +7,9 @@ from collections.abc import Callable
 from simulation.chaos import Chaos
 from simulation.network import Packet
 
-from kvrelay.wire.transfer import KvBlocks, KvCommit, frame_from_bytes
+from kvrelay.messages import Prefill, Reserve, RunLocal
+from kvrelay.wire.transfer import KvBlocks, KvCommit, KvOpen, frame_from_bytes
+from kvrelay.wire.worker import command_from_proto, pb
 
 ARMED_S = 3.0  # how long a tamper waits for its packet
 SESSION_GREETING = b"\x0a"  # first byte of hello and of welcome, which come once by protocol
@@ -28,7 +30,7 @@ def _arm(chaos: Chaos, tamper: Callable[[Packet], list[Packet] | None]) -> None:
             network.tampers.remove(once)
 
     network.tampers.append(once)
-    chaos.cluster.loop.call_later(ARMED_S, disarm)
+    chaos.later(ARMED_S, disarm)
 
 
 def _is_frame(packet: Packet, *kinds: type) -> bool:
@@ -128,24 +130,31 @@ async def repeat_event(chaos: Chaos) -> None:
 
 
 async def _repeat(chaos: Chaos, *, to_server: bool, kind: str) -> None:
-    skip = chaos.rng.randrange(6)
+    """At once, or later in the same order of things."""
+    skip, later = chaos.rng.randrange(4), chaos.rng.choice((0.0, 0.0, 0.05, 0.5, 2.0))
 
     def tamper(packet: Packet) -> list[Packet] | None:
         nonlocal skip
         session = packet.call.method == "Session" and packet.kind == "message" and packet.to_server is to_server
         if not session or packet.data.startswith(SESSION_GREETING):
             return None
+        if to_server and not isinstance(_command(packet), Reserve | Prefill | RunLocal):
+            return None  # those that begin something
         skip -= 1
         if skip >= 0:
             return None
         chaos.cluster.note(kind)
         connection = packet.call._connection
-        if connection is not None and chaos.rng.random() < 0.5:  # much later, in the same order of things
-            chaos.cluster.loop.call_later(chaos.rng.uniform(0.0, 0.5), connection.send, packet)
+        if connection is not None and later:
+            chaos.later(later, connection.send, packet)
             return [packet]
         return [packet, packet]
 
     _arm(chaos, tamper)
+
+
+def _command(packet: Packet) -> object:
+    return command_from_proto(pb.SessionRequest.FromString(packet.data))
 
 
 async def kill_sender_in_push(chaos: Chaos) -> None:
@@ -161,6 +170,34 @@ async def kill_receiver_at_commit(chaos: Chaos) -> None:
         return packet.call.method == "Push" and packet.kind == "status"
 
     _kill_at(chaos, "kill a decode worker as it commits", receipt, sender=False)
+
+
+async def freeze_in_push(chaos: Chaos) -> None:
+    """One end of a hand-off stands still, and perhaps the router too, so that nobody renews the lease."""
+    sender, with_router = chaos.rng.random() < 0.6, chaos.rng.random() < 0.5
+    skip = chaos.rng.randrange(3)
+
+    def tamper(packet: Packet) -> list[Packet] | None:
+        nonlocal skip
+        if not _is_frame(packet, KvOpen, KvBlocks, KvCommit) or packet.call._connection is None:
+            return None
+        skip -= 1
+        if skip >= 0:
+            return None
+        connection, cluster = packet.call._connection, chaos.cluster
+        frozen = [connection.client if sender else connection.server]
+        if with_router and cluster.router is not None and cluster.router.process.alive:
+            frozen.append(cluster.router.process)
+        for process in frozen:
+            if process.frozen_since is None:
+                seconds = chaos.rng.uniform(0.2, 6.0) if process is frozen[0] else chaos.rng.uniform(1.0, 4.0)
+                router = process is not frozen[0]
+                cluster.note("freeze an end of a push", seconds, loses_worker=not router, stops_router=router)
+                cluster.network.freeze(process)
+                chaos.later(seconds, process.thaw)
+        return [packet]
+
+    _arm(chaos, tamper)
 
 
 async def kill_at_token(chaos: Chaos) -> None:
@@ -185,7 +222,7 @@ def _kill_at(chaos: Chaos, kind: str, moment: Callable[[Packet], bool], *, sende
             return None
         # At once, or when the packet has arrived
         delay = chaos.rng.choice((0.0, 0.0, 0.001, 0.01))
-        chaos.cluster.loop.call_later(delay, chaos.kill, chaos.cluster.members[name], kind)
+        chaos.later(delay, chaos.kill, chaos.cluster.members[name], kind)
         return [packet]
 
     _arm(chaos, tamper)

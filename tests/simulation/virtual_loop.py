@@ -56,7 +56,6 @@ class Process:
 
     def kill(self) -> None:
         self.alive = False
-        self.parked.clear()
 
 
 def current_process() -> Process:
@@ -97,9 +96,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._rng = rng
         self._now = 0.0
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self.numbers = count(1)
         self.tasks: list[_Task] = []  # all there ever were: none is lost to the garbage collector in mid-history
         self.steps = 0
+        self.step_s = 0.002, 0.012  # least and most that a step of an engine takes
         self.failures: list[str] = []  # of callbacks and of tasks that nobody asks
         self.set_task_factory(self._make_task)
         self.set_exception_handler(self._note)
@@ -128,7 +129,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         process = current_process()
         future = self.create_future()
         # Most copies are short; some meet a machine that is busy.
-        seconds = self._rng.uniform(0.002, 0.012) if executor else self._rng.choice((1e-4, 1e-4, 3e-4, 1e-3, 0.03))
+        seconds = self._rng.uniform(*self.step_s) if executor else self._rng.choice((1e-4, 1e-4, 3e-4, 1e-3, 0.03))
         before = seconds * process.slowness * self._rng.random()
         after = seconds * process.slowness - before
 
@@ -147,28 +148,32 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._ready.extend(handles)
         handles.clear()
 
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Of those that are due at the same time the first to come is the first to run."""
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._timers, (when, next(self.numbers), timer))
+        return timer
+
     def _run_once(self) -> None:
-        while self._scheduled and self._scheduled[0]._cancelled:
-            heapq.heappop(self._scheduled)._scheduled = False
+        timers = self._timers
+        while timers and timers[0][2]._cancelled:
+            heapq.heappop(timers)
         if not self._ready:
-            if not self._scheduled:
+            if not timers:
                 raise Stuck
-            self._now = max(self._now, self._scheduled[0]._when)
-        while self._scheduled and self._scheduled[0]._when <= self._now:
-            handle = heapq.heappop(self._scheduled)
-            handle._scheduled = False
-            self._ready.append(handle)
+            self._now = max(self._now, timers[0][0])
+        while timers and timers[0][0] <= self._now:
+            self._ready.append(heapq.heappop(timers)[2])
         for _ in range(len(self._ready)):
             handle = self._ready.popleft()
             if handle._cancelled:
                 continue
             process = handle._context.get(_PROCESS)
-            if process is not None:
-                if not process.alive:
-                    continue
-                if process.frozen_since is not None:
-                    process.parked.append(handle)
-                    continue
+            if process is not None and (not process.alive or process.frozen_since is not None):
+                process.parked.append(handle)
+                continue
             self.steps += 1
             handle._run()
 
@@ -190,10 +195,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 break
             for task in left:
                 if task.process is not None:
-                    task.process.alive, task.process.frozen_since = True, None
+                    task.process.alive = True
+                    task.process.thaw()
                 task.cancel()
             for _ in range(20):
-                if self._ready or self._scheduled:
+                if self._ready or self._timers:
                     self._thread_id = None
                     self.run_briefly()
         for task in self.tasks:
@@ -201,7 +207,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 task.exception()
         self.tasks.clear()
         self._ready.clear()
-        self._scheduled.clear()
+        self._timers.clear()
         self.close()
 
     def run_briefly(self) -> None:
