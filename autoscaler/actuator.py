@@ -25,6 +25,7 @@ from kvrelay.wire.worker import WorkerServiceStub, pb
 
 SILENT_S = 30.0  # a worker that sends no heartbeat for so long is stopped and replaced
 START_S = 600.0  # as is one that is not ready so long after its start
+SETTLED_S = 10.0  # a worker that dies after having served for so long is not one of those that keep dying
 LATE_S = 30.0  # a worker that should have handed back what it held so long ago is not waited for
 _DRAIN_CALL_S = 5.0
 
@@ -52,6 +53,7 @@ class _Worker:
     pool: PoolName
     serving: bool = False  # has been ready
     silent_looks: int = 0  # since it was last seen so
+    looks_ready: int = 0  # at which it could be given work
     draining_since: float | None = None
     drain_sent: bool = False
 
@@ -136,7 +138,7 @@ class Actuator:
         for worker_id in [worker_id for worker_id in self._workers if worker_id not in alive]:
             worker = self._workers.pop(worker_id)
             if worker.draining_since is None:
-                self._note_death(worker.pool)
+                self._note_death(worker)
             log.warning("worker ended by itself", worker=worker_id)
             await self._forget(worker_id, infos.get(worker_id))
 
@@ -147,6 +149,7 @@ class Actuator:
             match None if info is None else info.state:
                 case "ready":
                     worker.serving, worker.silent_looks = True, 0
+                    worker.looks_ready += 1
                     continue
                 case "draining":
                     worker.serving, worker.silent_looks = True, 0
@@ -155,17 +158,22 @@ class Actuator:
                     continue
                 case "stuck":
                     log.warning("worker is stuck", worker=worker_id)
-                    self._note_death(worker.pool)
+                    self._note_death(worker)
                     await self._stop(worker_id, info)
                     continue
             worker.silent_looks += 1
             if worker.silent_looks * self._interval_s >= (SILENT_S if worker.serving else START_S):
                 what = "worker sends no heartbeat" if worker.serving else "worker does not become ready"
                 log.warning(what, worker=worker_id, looks=worker.silent_looks)
-                self._note_death(worker.pool)
+                self._note_death(worker)
                 await self._stop(worker_id, None)
 
-    def _note_death(self, pool: PoolName) -> None:
+    def _note_death(self, worker: _Worker) -> None:
+        """One that has served for a while says nothing against its successor, which comes at once."""
+        if worker.looks_ready * self._interval_s < SETTLED_S:
+            self._slow_down(worker.pool)
+
+    def _slow_down(self, pool: PoolName) -> None:
         now = self._clock.now()
         self._deaths[pool] = self._deaths[pool].and_at(now)
         if (delay := self._deaths[pool].replace_at - now) > 0:
@@ -204,7 +212,7 @@ class Actuator:
             await self._launcher.start(pool, worker_id)
         except KvRelayError as error:
             log.error("worker did not start", worker=worker_id, reason=error.message)
-            self._note_death(pool)
+            self._slow_down(pool)
         else:
             self._workers[worker_id] = _Worker(pool)
 

@@ -37,7 +37,7 @@ class RunningCluster:
             raise AssertionError(f"{what}: still not so after {seconds:g} s: {status}") from None
         return status
 
-    async def settled(self, prefill: int = 2, decode: int = 2) -> ClusterStatus:
+    async def settled(self, prefill: int = 2, decode: int = 2, seconds: float = 60.0) -> ClusterStatus:
         """The status once that many workers are ready and hold nothing."""
         wanted = {"prefill": prefill, "decode": decode}
 
@@ -48,4 +48,4 @@ class RunningCluster:
                 for pool in status.pools
             )
 
-        return await self.until(at_rest, f"{wanted} workers, all idle, all blocks back")
+        return await self.until(at_rest, f"{wanted} workers, all idle, all blocks back", seconds)

@@ -1,0 +1,219 @@
+"""Faults under load, counted: `python benchmarks/chaos.py kill --minutes 10`, and restart, cancel and soak.
+
+Each answer is compared with the same request's in a run without a fault, token by token. Exit code 1 if one differs or
+fails. Recording and checkers are those of the fault matrix, in tests/faults.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+import grpc
+import typer
+from faults.checkers import Violation, check_one_end, check_tokens, differing
+from faults.client import Asking
+from faults.history import WHOLE, Case, RequestHistory
+from faults.prompts import tokens
+from rich.console import Console
+from running_cluster import ANY_PORT, RunningCluster
+
+from kvrelay.client import AsyncClient
+from kvrelay.config import ClusterConfig
+from kvrelay.local_cluster import LocalCluster
+from kvrelay.wire import inference as wire
+from kvrelay.wire.cluster import ClusterServiceStub, WorkerStatus
+
+KINDS = 24  # requests that are unlike
+AT_ONCE = 4
+LENGTH = 200  # tokens of an answer
+TIMEOUT_S = 300.0
+LEASE_S = 10.0
+
+app = typer.Typer(add_completion=False)
+log = Console(stderr=True)
+
+
+@dataclass
+class Load:
+    """The same requests again and again, some at a time, until it is over."""
+
+    channel: grpc.aio.Channel
+    seed: int
+    asked: list[RequestHistory] = field(default_factory=list)
+    expected: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def learn(self) -> None:
+        """Each once, without a fault."""
+        for kind in range(KINDS):
+            history = await self.one(kind)
+            assert history.end.status in WHOLE, history.end
+            self.expected[kind] = history.token_ids
+        self.asked.clear()
+
+    async def run(self) -> None:
+        draw = random.Random(self.seed)
+
+        async def work() -> None:
+            while not self.over.is_set():
+                await self.one(draw.randrange(KINDS))
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(AT_ONCE):
+                group.create_task(work())
+
+    async def one(self, kind: int) -> RequestHistory:
+        """Greedy ones and seeded ones with a penalty; prompts that are handed over and prompts that are not."""
+        sampling = wire.SamplingOptions(
+            max_tokens=LENGTH,
+            ignore_eos=True,
+            seed=kind,
+            temperature=1.1 if kind % 2 else 0.0,
+            presence_penalty=0.4 if kind % 2 else 0.0,
+        )
+        name = f"{len(self.asked)}-{kind}"
+        history = RequestHistory(name, self.expected.get(kind))
+        self.asked.append(history)
+        request = wire.GenerateRequest(
+            request_id=name, token_ids=tokens(40 + 20 * kind, self.seed * KINDS + kind), sampling=sampling
+        )
+        await Asking(history, request, self.channel, timeout=TIMEOUT_S).task
+        return history
+
+    def report(self) -> bool:
+        """Prints it; whether all is well."""
+        failed = [one for one in self.asked if one.ends[-1].status not in WHOLE]
+        wrong = differing(one for one in self.asked if one not in failed)
+        moved = sum(len(one.attempts) > 1 for one in self.asked if one not in failed)
+        try:
+            case = Case(LEASE_S, requests=self.asked)
+            check_one_end(case)
+            check_tokens(case)
+        except Violation as error:
+            print(error)
+            wrong += 1
+        print(f"requests: {len(self.asked)}, failed: {len(failed)}, tokens that differ: {wrong}, moved: {moved}")
+        for status, count in Counter(f"{one.end.status}: {one.end.message}" for one in failed).items():
+            print(f"  {count} {status}")
+        gaps = sorted(one.longest_gap_s for one in self.asked)
+        print(f"longest gap between two tokens of a stream, s: {distribution(gaps)}")
+        return not failed and not wrong and bool(self.asked)
+
+
+def distribution(values: list[float], digits: int = 2) -> str:
+    ordered = sorted(values)
+    cuts = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+    shown = [
+        f"{name} {ordered[min(len(ordered) - 1, int(cut * len(ordered)))]:.{digits}f}" for name, cut in cuts.items()
+    ]
+    return f"{', '.join(shown)}, max {ordered[-1]:.{digits}f}, mean {statistics.fmean(ordered):.{digits}f}"
+
+
+@asynccontextmanager
+async def loaded_cluster(seed: int) -> AsyncIterator[tuple[RunningCluster, Load]]:
+    """2 prefill and 2 decode workers, as `kvrelay serve` runs them, and what they answer without a fault."""
+    config = ClusterConfig.model_validate(
+        {
+            "model": {"path": "demo", "dtype": "float32"},
+            "kv": {"memory": "64MiB", "prefix_cache": False},  # the same prompts come again and again
+            "prefill": {"replicas": 2, "chunk_tokens": 128},
+            "decode": {"replicas": 2},
+            "listen": ANY_PORT,
+        }
+    )
+    async with (
+        LocalCluster(config, quiet=True) as local,
+        AsyncClient(local.endpoints.grpc) as client,
+        grpc.aio.insecure_channel(local.endpoints.admin) as admin,
+        grpc.aio.insecure_channel(local.endpoints.grpc) as channel,
+    ):
+        cluster = RunningCluster(local, client, ClusterServiceStub(admin))
+        load = Load(channel, seed)
+        await load.learn()
+        yield cluster, load
+
+
+async def under_load(seed: int, harm: Callable[[RunningCluster], Awaitable[str]]) -> bool:
+    async with loaded_cluster(seed) as (cluster, load):
+        running = asyncio.create_task(load.run())
+        try:
+            done = await harm(cluster)
+        finally:
+            load.over.set()
+            await running
+        print(done)
+        well = load.report()
+        status = await cluster.settled(seconds=300)
+        for worker in (one for pool in status.pools for one in pool.workers):
+            well = well and worker.load.integrity_ok
+        print(f"blocks are back on all workers: {'yes' if well else 'see above'}")
+        return well
+
+
+def alive(workers: list[WorkerStatus], gone: set[int]) -> list[WorkerStatus]:
+    return [one for one in workers if one.pid not in gone]
+
+
+@app.command()
+def kill(
+    minutes: Annotated[float, typer.Option(min=0.1)] = 10.0,
+    every: Annotated[float, typer.Option(help="Seconds.")] = 10.0,
+    seed: int = 0,
+) -> None:
+    """SIGKILL to a random worker, again and again."""
+
+    async def harm(cluster: RunningCluster) -> str:
+        draw = random.Random(seed)
+        kills: Counter[str] = Counter()
+        gone: set[int] = set()
+        end = time.monotonic() + 60 * minutes
+        while time.monotonic() < end:
+            await asyncio.sleep(every)
+            status = await cluster.status()
+            victims = alive([one for pool in status.pools for one in pool.workers], gone)
+            if not victims:
+                kills["nobody was there"] += 1
+                continue
+            victim = draw.choice(victims)
+            os.kill(victim.pid, signal.SIGKILL)
+            gone.add(victim.pid)
+            kills[victim.pool] += 1
+            log.print(f"killed {victim.worker_id} ({victim.load.running} running), {len(victims) - 1} are left")
+        return f"kills: {dict(kills)} in {minutes:g} minutes"
+
+    raise typer.Exit(0 if asyncio.run(under_load(seed, harm)) else 1)
+
+
+@app.command()
+def restart(seed: int = 0) -> None:
+    """Every worker is drained and replaced, one after the other."""
+
+    async def harm(cluster: RunningCluster) -> str:
+        before = {one.worker_id for pool in (await cluster.status()).pools for one in pool.workers}
+        began = time.monotonic()
+        command = [sys.executable, "-m", "kvrelay.cli.main", "restart", "--admin", cluster.local.endpoints.admin]
+        process = await asyncio.create_subprocess_exec(*command)
+        assert await process.wait() == 0, "kvrelay restart failed"
+        left = before & {one.worker_id for pool in (await cluster.status()).pools for one in pool.workers}
+        assert not left, f"not restarted: {left}"
+        return f"{len(before)} workers restarted in {time.monotonic() - began:.0f} s"
+
+    raise typer.Exit(0 if asyncio.run(under_load(seed, harm)) else 1)
+
+
+if __name__ == "__main__":
+    app()
