@@ -102,6 +102,7 @@ class FleetWorker:
             blocks_held=load.blocks_held,
             blocks_cached=load.blocks_cached,
             integrity_error=load.integrity_error,
+            preemptions=load.preemptions,
         )
 
 
@@ -290,6 +291,27 @@ class Fleet:
         async with asyncio.timeout(WAIT_S):
             while (await self.status()).router.waiting < count:
                 await asyncio.sleep(0.002)
+
+    async def registry_is_away(self) -> None:
+        """Until the router says so."""
+        async with asyncio.timeout(WAIT_S):
+            while (await self.status()).registry == "ok":
+                await asyncio.sleep(0.05)
+
+    async def registered(self) -> None:
+        """Until the router reads all living workers' entries."""
+        names = {one.worker_id for one in self.alive}
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                status = await self.status()
+                known = {one.worker_id for pool in status.pools for one in pool.workers}
+                if status.registry == "ok" and known >= names:
+                    return
+                await asyncio.sleep(0.05)
+
+    async def preemptions(self) -> int:
+        """Of all decode workers, asked directly."""
+        return sum([(await one.sample()).preemptions for one in self.pool("decode")])
 
     # Requests
 

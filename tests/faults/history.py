@@ -104,6 +104,7 @@ class WorkerSample:
     blocks_held: int
     blocks_cached: int
     integrity_error: str = ""  # of free + cached + held = total, as of its last idle moment
+    preemptions: int = 0
 
     @property
     def at_rest(self) -> bool:

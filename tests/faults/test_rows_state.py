@@ -1,0 +1,106 @@
+"""Damaged KV, Redis gone, a router gone, workers told to end, and no room left: rows 8, 17, 19, 20 and 25."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+import redis.asyncio
+from faults.fleet import Fleet, record
+from faults.history import BrokeOff, Evidence
+from faults.prompts import LONG, OTHER, PROMPT, tokens
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
+
+LENGTH = 1000  # tokens: the answer lasts until the fault is there
+
+
+@pytest.mark.parametrize("damage", ["flip", "twice", "reorder"])
+async def test_row_08_damaged_kv(fleet: Fleet, damage: str) -> None:
+    await fleet.learn(LONG, OTHER)
+    async with fleet.case("G B X") as case:
+        asked = fleet.ask(case, f"row-08!{damage}@frames", LONG)
+        fleet.ask(case, "beside", OTHER, bystander=True)
+        worker = await fleet.reached(asked.history.request_id, "frames")
+        fault = record(case, f"the first blocks: {damage}")
+        fault.evidence.append(Evidence(time.monotonic(), f"{worker.worker_id} was given them so"))
+        history = await asked.ended()
+    assert len(history.attempts) > 1, "the hand-off was refused"
+
+
+@pytest.mark.parametrize("way", ["killed", "flushed", "stalled"])
+async def test_row_17_redis(fleet: Fleet, way: str) -> None:
+    """The stream goes on, a new request is served, and afterwards the workers are registered again."""
+    await fleet.learn(PROMPT, max_tokens=LENGTH)
+    await fleet.learn(OTHER)
+    async with fleet.case("T G") as case:
+        asked = fleet.ask(case, "row-17!tell@token:5", PROMPT, max_tokens=LENGTH)
+        await fleet.reached(asked.history.request_id, "token:5")
+        fault = record(case, f"Redis is {way}")
+        server = fleet.redis.pid
+        async with redis.asyncio.Redis.from_url(fleet.redis.url) as client:
+            if way == "flushed":
+                await client.flushall()
+                fault.evidence.append(Evidence(time.monotonic(), f"{await client.dbsize()} keys were left"))
+            else:
+                os.kill(server, signal.SIGKILL if way == "killed" else signal.SIGSTOP)
+        late = await fleet.ask(case, "row-17-late", OTHER).ended()
+        assert late.end.status == "length"
+        if way == "stalled":
+            await fleet.registry_is_away()
+            fault.evidence.append(Evidence(time.monotonic(), "the router says that Redis does not answer"))
+            os.kill(server, signal.SIGCONT)
+        elif way == "killed":
+            await fleet.until(lambda: fleet.redis.pid != server, "Redis was started again")
+            fault.evidence.append(Evidence(time.monotonic(), f"pid {server} became {fleet.redis.pid}"))
+        await asked.ended()
+        await fleet.registered()
+
+
+async def test_row_19_router_killed_and_client_resumes(fleet: Fleet) -> None:
+    await fleet.learn(PROMPT, max_tokens=LENGTH)
+    first = fleet.router
+    second = await fleet.add_router()
+    await fleet.complete()
+    async with fleet.case("T G B") as case:
+        asked = fleet.ask(case, "row-19!tell@token:10", PROMPT, max_tokens=LENGTH, routers=(first, second))
+        await asked.tokens(10)
+        fault = record(case, "SIGKILL to the router")
+        first.child.kill()
+        code = await first.child.process.wait()
+        fault.evidence.append(Evidence(time.monotonic(), f"exit code {code}"))
+        history = await asked.ended()
+    assert code == -signal.SIGKILL
+    assert [type(one) for one in history.events].count(BrokeOff) == 1
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_row_20_decode_worker_is_told_to_end(fleet: Fleet, times: int) -> None:
+    """Once: what it runs ends there, or moves. Twice: it moves at once. The client sees neither."""
+    await fleet.learn(PROMPT, max_tokens=LENGTH)
+    async with fleet.case("T G B") as case:
+        asked = fleet.ask(case, "row-20!tell@token:5", PROMPT, max_tokens=LENGTH)
+        worker = await fleet.reached(asked.history.request_id, "token:5")
+        fault = record(case, "SIGTERM", worker)
+        for _ in range(times):
+            os.kill(worker.pid, signal.SIGTERM)
+        history = await asked.ended()
+        await fleet.until(lambda: not worker.alive, f"{worker.worker_id} has ended")
+        fault.evidence.append(Evidence(time.monotonic(), f"wait status {worker.status}"))
+    assert worker.status == 0
+    assert history.end.status == "length"
+
+
+async def test_row_25_kv_pool_full_in_mid_decode(fleet: Fleet) -> None:
+    prompts = [tokens(150, 250 + n) for n in range(8)]
+    await fleet.learn(*prompts, max_tokens=700)
+    async with fleet.case("G B") as case:
+        before = await fleet.preemptions()
+        asked = [fleet.ask(case, "row-25", prompt, max_tokens=700) for prompt in prompts]
+        for one in asked:
+            await one.ended()
+        fault = record(case, "the decode workers' blocks do not suffice")
+        if (count := await fleet.preemptions() - before) > 0:
+            fault.evidence.append(Evidence(time.monotonic(), f"{count} preemptions"))
