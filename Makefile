@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint sim mutants fuzz schemathesis soak proto lock venv clean
+.PHONY: demo test lint sim mutants fuzz schemathesis soak proto lock venv clean faults
 
 # Installs once per change of pyproject.toml.
 $(VENV)/.installed: pyproject.toml
@@ -47,6 +47,11 @@ schemathesis: venv
 
 soak: venv
 	$(BIN)/python tests/kv_transfer/soak_handoffs.py
+
+# The fault matrix on real processes; with LONG=1 outages last as long as they may.
+LONG ?= 0
+faults: venv
+	LONG=$(LONG) $(BIN)/python -m pytest tests/faults
 
 proto: venv
 	$(BIN)/python scripts/generate_stubs.py

@@ -1,4 +1,4 @@
-"""Faults under load, counted: `python benchmarks/chaos.py kill --minutes 10`, and restart, cancel and soak.
+"""Faults under load, counted: `python benchmarks/chaos.py kill --minutes 10`, and restart and cancel.
 
 Each answer is compared with the same request's in a run without a fault, token by token. Exit code 1 if one differs or
 fails. Recording and checkers are those of the fault matrix, in tests/faults.
@@ -24,8 +24,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import grpc
 import typer
+from faults.cancels import STATES, held_in, prepared
 from faults.checkers import Violation, check_one_end, check_tokens, differing
 from faults.client import Asking
+from faults.fleet import Fleet, running_fleet
 from faults.history import WHOLE, Case, RequestHistory
 from faults.prompts import tokens
 from rich.console import Console
@@ -42,6 +44,7 @@ AT_ONCE = 4
 LENGTH = 200  # tokens of an answer
 TIMEOUT_S = 300.0
 LEASE_S = 10.0
+BLOCKS_FREE_MS = 250.0  # after a cancel
 
 app = typer.Typer(add_completion=False)
 log = Console(stderr=True)
@@ -213,6 +216,41 @@ def restart(seed: int = 0) -> None:
         return f"{len(before)} workers restarted in {time.monotonic() - began:.0f} s"
 
     raise typer.Exit(0 if asyncio.run(under_load(seed, harm)) else 1)
+
+
+@app.command()
+def cancel(times: Annotated[int, typer.Option(min=7, help="In all.")] = 1000) -> None:
+    """Requests are cancelled in each of the seven states; how long until their blocks are free."""
+    if not asyncio.run(cancel_in_all(times)):
+        raise typer.Exit(1)
+
+
+async def cancel_in_all(times: int) -> bool:
+    each = -(-times // len(STATES))
+    everything: list[float] = []
+    async with running_fleet() as fleet:
+        for state in STATES:
+            case = Case(fleet.config.transfer.lease_s)
+            async with prepared(fleet, case, state):
+                before = await held(fleet)
+                seconds = []
+                for _ in range(each):
+                    asked = await held_in(fleet, case, state)
+                    began = asked.cancel()
+                    while await held(fleet) > before:
+                        assert time.monotonic() < began + LEASE_S, f"blocks are held after a cancel while {state}"
+                    seconds.append(1000 * (time.monotonic() - began))
+                    assert (await asked.ended()).end.status == "CANCELLED"
+            print(f"{state}: {each} times, ms until blocks were free: {distribution(seconds, 1)}")
+            everything += seconds
+    late = sum(one > BLOCKS_FREE_MS for one in everything)
+    print(f"all: {len(everything)} times, ms: {distribution(everything, 1)}; {late} over {BLOCKS_FREE_MS:g}")
+    return not late
+
+
+async def held(fleet: Fleet) -> int:
+    """Blocks, on all workers, asked directly."""
+    return sum(one.blocks_held for one in await asyncio.gather(*(worker.sample() for worker in fleet.alive)))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from faults.client import Asking
 from faults.fleet import Fleet
@@ -25,12 +26,19 @@ FILLER = tokens(2040, 4)  # leaves too few of a decode worker's blocks for LONG
 
 
 async def cancelled_in(fleet: Fleet, case: Case, state: str, times: int) -> AsyncIterator[RequestHistory]:
-    """Yields each request when its client has left it, `end.at` being when."""
+    """Yields each request when its client has left it."""
+    async with prepared(fleet, case, state):
+        for _ in range(times):
+            asked = await held_in(fleet, case, state)
+            asked.cancel()
+            yield await asked.ended()
+
+
+@asynccontextmanager
+async def prepared(fleet: Fleet, case: Case, state: str) -> AsyncIterator[None]:
+    """Around `held_in`: a request waits in the queue while the decode workers are full."""
     fillers = [await _fill(fleet, case) for _ in fleet.pool("decode")] if state == "queued" else []
-    for _ in range(times):
-        asked = await held_in(fleet, case, state)
-        asked.cancel()
-        yield await asked.ended()
+    yield
     for filler in fillers:
         filler.cancel()
         await filler.ended()
