@@ -10,7 +10,7 @@ from kv_transfer.lease import Lease
 from kv_transfer.plan import Layers, Places
 from kvrelay.errors import DataLoss
 from kvrelay.types import KvLayout
-from kvrelay.wire.transfer import KvBlocks, KvCommit
+from kvrelay.wire.transfer import KvBlocks, KvCommit, commit_digest
 
 
 class Arrivals:
@@ -74,5 +74,6 @@ class Arrivals:
         missing = sum(self._layers.get(block, 0) < len(self._theirs.layers) for block in wanted)
         if missing and self._lease.writable:
             raise DataLoss(f"{missing} of {len(wanted)} blocks are missing at the commit")
-        if commit.frames != self._frames or commit.digest != self._digest.intdigest():
+        digest = commit_digest(self._digest, commit.first_token, commit.num_tokens)
+        if commit.frames != self._frames or commit.digest != digest:
             raise DataLoss(f"the commit is of {commit.frames} frames, but not of the {self._frames} that came")

@@ -27,7 +27,7 @@ from kvrelay.messages import HandoffTarget
 from kvrelay.security.credentials import Credentials
 from kvrelay.telemetry import get_logger
 from kvrelay.types import Handoff
-from kvrelay.wire.transfer import KvBlocks, KvCommit, KvOpen, KvReceipt, frame_to_bytes
+from kvrelay.wire.transfer import KvBlocks, KvCommit, KvOpen, KvReceipt, commit_digest, frame_to_bytes
 
 log = get_logger(__name__)
 
@@ -262,7 +262,9 @@ class Push:
             yield message
         if self._ending is not None and not self._stopped:
             first_token, num_tokens = self._ending
-            self._commit_frame = KvCommit(count, digest.intdigest(), first_token, num_tokens)
+            self._commit_frame = KvCommit(
+                count, commit_digest(digest, first_token, num_tokens), first_token, num_tokens
+            )
             yield frame_to_bytes(self._commit_frame)
 
     async def _cut_runs(self, frame_bytes: int) -> AsyncGenerator[Run, None]:

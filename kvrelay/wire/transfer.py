@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+import xxhash
 from google.protobuf.message import DecodeError
 
 from kvrelay.errors import FailedPrecondition
@@ -108,12 +109,22 @@ class KvBlocks:
 
 @dataclass(frozen=True, slots=True)
 class KvCommit:
-    """The end of a push. `digest` is XXH3-64 over all blocks' digests, 8 bytes each, little endian."""
+    """The end of a push. `digest` is what `commit_digest` makes of it."""
 
     frames: int
     digest: int
     first_token: int
     num_tokens: int  # tokens whose KV was sent or is cached
+
+
+def commit_digest(blocks: xxhash.xxh3_64, first_token: int, num_tokens: int) -> int:
+    """XXH3-64 over all blocks' digests, which `blocks` has taken in, and the two numbers: the answer goes on from the
+    first token, so it has to be right as the KV has. Each is 8 bytes, little endian.
+    """
+    whole = blocks.copy()
+    for number in (first_token, num_tokens):
+        whole.update(number.to_bytes(8, "little", signed=True))
+    return whole.intdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from kvrelay.loadtest.report_file import load
 from kvrelay.loadtest.trace_file import read_trace
 from kvrelay.registry import Registry
 from kvrelay.wire import cluster, inference, transfer, worker
-from kvrelay.wire.transfer import KvBlocks, KvCommit, KvOpen, frame_to_bytes, kv_push
+from kvrelay.wire.transfer import KvBlocks, KvCommit, KvOpen, commit_digest, frame_to_bytes, kv_push
 from router.model_card import ModelCard
 
 CONFIG = ClusterConfig.model_validate({"kv": {"block_size": 8, "memory": "4MiB"}})
@@ -128,7 +128,12 @@ async def test_kv_that_is_a_pickle_is_kv(bomb: Bomb) -> None:
                 capability=target.capability,
             ),
             KvBlocks(0, 0, 1, 0, len(LAYOUT.layers), len(payload), (digest,), (payload,)),
-            KvCommit(1, xxhash.xxh3_64_intdigest(digest.to_bytes(8, "little")), 5, LAYOUT.block_size),
+            KvCommit(
+                1,
+                commit_digest(xxhash.xxh3_64(digest.to_bytes(8, "little")), 5, LAYOUT.block_size),
+                5,
+                LAYOUT.block_size,
+            ),
         )
         await kv_push(channel)(map(frame_to_bytes, frames))
         assert decode.arena.block(3) == payload

@@ -15,7 +15,7 @@ from kvrelay.config import ClusterConfig
 from kvrelay.errors import Code
 from kvrelay.messages import Failed, Prefill, Refused, Reserve, Reserved, RunLocal
 from kvrelay.types import SamplingParams, SequenceSpec
-from kvrelay.wire.transfer import KvBlocks, KvCommit, KvOpen, frame_to_bytes, kv_push
+from kvrelay.wire.transfer import KvBlocks, KvCommit, KvOpen, commit_digest, frame_to_bytes, kv_push
 from kvrelay.wire.worker import WorkerServiceStub, pb
 
 CONFIG = ClusterConfig.model_validate(
@@ -58,7 +58,8 @@ async def test_a_commit_of_something_else_ends_the_attempt_and_harms_nobody(
             )
             await push.write(frame_to_bytes(opening))
             first = target.cached_tokens // decode.info.block_size
-            frames, digest = await push_block(push, first, decode.info.block_bytes)
+            frames, hashed = await push_block(push, first, decode.info.block_bytes)
+            digest = commit_digest(hashed, first_token, num_tokens)
             await push.write(frame_to_bytes(KvCommit(frames, digest, first_token, num_tokens)))
             await push.done_writing()
             await push
@@ -71,14 +72,14 @@ async def test_a_commit_of_something_else_ends_the_attempt_and_harms_nobody(
             assert info.load.integrity_ok, info.load.integrity_error
 
 
-async def push_block(push: grpc.aio.StreamUnaryCall, first: int, block_bytes: int) -> tuple[int, int]:
-    """One block of zeros, well formed; returns the number of frames and the digest of their digests."""
+async def push_block(push: grpc.aio.StreamUnaryCall, first: int, block_bytes: int) -> tuple[int, xxhash.xxh3_64]:
+    """One block of zeros, well formed; returns the number of frames and what has hashed their digests."""
 
     payload = bytes(block_bytes)
     digest = xxhash.xxh3_64_intdigest(payload)
     blocks = KvBlocks(0, first, 1, 0, NUM_LAYERS, block_bytes, (digest,), (payload,))
     await push.write(frame_to_bytes(blocks))
-    return 1, xxhash.xxh3_64_intdigest(digest.to_bytes(8, "little"))
+    return 1, xxhash.xxh3_64(digest.to_bytes(8, "little"))
 
 
 async def test_a_command_for_the_other_pool_ends_the_session(tiny_model: Callable[..., Path]) -> None:

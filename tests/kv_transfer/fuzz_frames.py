@@ -51,6 +51,7 @@ from kvrelay.wire.transfer import (
     KvOpen,
     RemoteArena,
     SharedSegment,
+    commit_digest,
     frame_from_bytes,
     frame_to_bytes,
 )
@@ -131,7 +132,9 @@ class Wish:
         if self.transport != "grpc":
             opening = NamedOutbound(self.source, digests=True).announce(opening)
         digests = b"".join(one.to_bytes(8, "little") for frame in self.blocks for one in frame.digests)
-        commit = KvCommit(len(self.blocks), xxhash.xxh3_64_intdigest(digests), 42, self.num_tokens)
+        commit = KvCommit(
+            len(self.blocks), commit_digest(xxhash.xxh3_64(digests), 42, self.num_tokens), 42, self.num_tokens
+        )
         return [opening, *self.blocks, commit]
 
 
