@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 
 class TcpProxy:
@@ -51,7 +51,7 @@ class TcpProxy:
         task.add_done_callback(self._serving.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with closing_abruptly(writer), suppress(ConnectionError):
+        async with closing_abruptly(writer):
             host, _, port = (await self.target).rpartition(":")
             up_reader, up_writer = await asyncio.open_connection(host, int(port))
             ends = {writer, up_writer}
@@ -66,9 +66,9 @@ class TcpProxy:
                 for way in ways:
                     way.cancel()
                 await asyncio.gather(*ways, return_exceptions=True)
-                for end in ends:
-                    end.transport.abort()
                 self._connections -= ends
+                for end in ends:
+                    await close_abruptly(end)
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str) -> None:
         while data := await reader.read(2**16):
@@ -86,12 +86,20 @@ class TcpProxy:
             await writer.drain()
 
 
-@contextmanager
-def closing_abruptly(writer: asyncio.StreamWriter) -> Iterator[None]:
+async def close_abruptly(writer: asyncio.StreamWriter) -> None:
+    """Returns when the socket is closed, which the loop does a turn after it was told to."""
+    writer.transport.abort()
+    with suppress(OSError):
+        await writer.wait_closed()
+
+
+@asynccontextmanager
+async def closing_abruptly(writer: asyncio.StreamWriter) -> AsyncIterator[None]:
     try:
-        yield
+        with suppress(ConnectionError):
+            yield
     finally:
-        writer.transport.abort()
+        await close_abruptly(writer)
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from autoscaler.actuator import LATE_S, SILENT_S, START_S, Actuator, surplus
+from autoscaler.actuator import LATE_S, SETTLED_S, SILENT_S, START_S, Actuator, surplus
 from kvrelay.clock import ManualClock
 from kvrelay.embedded_redis import EmbeddedRedis
 from kvrelay.errors import Unavailable
@@ -128,6 +128,7 @@ async def cluster(registry: Registry) -> AsyncIterator[Cluster]:
         await fleet.die(worker_id)
 
 
+INTERVAL_S = 0.5  # the actuator's own
 FIRST = ["decode-0", "decode-1", "prefill-0"]
 
 
@@ -223,6 +224,18 @@ async def test_a_pool_whose_workers_keep_dying_waits_longer_each_time(cluster: C
         waits.append(waited)
     assert waits == [0, 1, 2, 4]
     assert cluster.running == ["decode-1", "decode-5", "prefill-0"], "and nothing is started twice meanwhile"
+
+
+async def test_a_worker_that_has_served_for_a_while_is_replaced_at_once_however_many_died(cluster: Cluster) -> None:
+    await cluster.tick()
+    for number in (0, 2, 3):
+        await cluster.tick(2 + round(SETTLED_S / INTERVAL_S))
+        await cluster.fleet.die(f"decode-{number}")
+        assert len(await cluster.tick()) == 3
+    await cluster.fleet.die("decode-4")
+    assert len(await cluster.tick()) == 3, "the first that died young is made good at once, too"
+    await cluster.fleet.die("decode-5")
+    assert len(await cluster.tick()) == 2, "the second is waited for"
 
 
 async def test_a_death_while_draining_is_no_reason_to_wait(cluster: Cluster) -> None:

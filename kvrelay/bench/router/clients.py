@@ -83,7 +83,7 @@ class HttpClient:
         }
         data = json.dumps(body).encode()
         head = (
-            "POST /v1/completions HTTP/1.1\r\nhost: bench\r\n"
+            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
             f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
         )
         writer.write(head.encode() + data)
