@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -45,12 +46,18 @@ class TcpProxy:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
 
-    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self._serve(reader, writer))
-        self._serving.add(task)
-        task.add_done_callback(self._serving.discard)
+    def accept(self, listener: socket.socket) -> None:
+        """Takes one connection, if there is one. An asyncio server loses what comes while it is closed."""
+        with suppress(BlockingIOError):
+            connection, _ = listener.accept()
+            connection.setblocking(False)
+            task = asyncio.create_task(self._serve(connection))
+            self._serving.add(task)
+            task.add_done_callback(self._serving.discard)
+            task.add_done_callback(lambda _: connection.close())  # a task that is cancelled at once runs no line
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, connection: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=connection)
         async with closing_abruptly(writer):
             host, _, port = (await self.target).rpartition(":")
             up_reader, up_writer = await asyncio.open_connection(host, int(port))
@@ -109,12 +116,14 @@ async def proxy_to(address: str | None = None) -> AsyncIterator[TcpProxy]:
     if address is not None:
         target.set_result(address)
     proxy = TcpProxy(target)
-    server = await asyncio.start_server(proxy.accept, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()[:2]
-    proxy.address = f"{host}:{port}"
-    try:
-        yield proxy
-    finally:
-        server.close()
-        await proxy.close()
-        await server.wait_closed()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        host, port = listener.getsockname()
+        proxy.address = f"{host}:{port}"
+        loop = asyncio.get_running_loop()
+        loop.add_reader(listener, proxy.accept, listener)
+        try:
+            yield proxy
+        finally:
+            loop.remove_reader(listener)
+            await proxy.close()
