@@ -123,7 +123,7 @@ def _modelled(
     prompt_tokens: str,
     output_tokens: str,
 ) -> tuple[list[Verdict], str]:
-    from autoscaler.fluid import FluidCluster, Requests
+    from autoscaler.fluid import FluidCluster
     from autoscaler.replay import Moment, Replay
     from kvrelay.loadtest.lengths import parse_lengths
     from kvrelay.loadtest.trace_load import read_load, span
@@ -137,7 +137,7 @@ def _modelled(
         read_load(file, interval, *lengths), "replay", seconds / interval, console=Console(stderr=True), transient=True
     )
     for index, load in enumerate(loads, 1):
-        pools = cluster.step(Requests(load.requests, load.prompt_tokens, load.output_tokens), interval)
+        pools = cluster.step(load, interval)
         for verdict in replay.look(Moment(index * interval, pools)):
             cluster.resize(verdict.pool, verdict.after)
             verdicts.append(verdict)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from autoscaler.fluid import Requests
 from kvrelay.errors import InvalidArgument
 from kvrelay.loadtest.lengths import Lengths
 from kvrelay.loadtest.trace import TraceRequest
@@ -14,16 +14,7 @@ from kvrelay.loadtest.trace_file import guess_format, read_trace
 from kvrelay.loadtest.trace_servegen import Client, read_clients
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What comes within one interval; tokens are of all its requests together."""
-
-    requests: float
-    prompt_tokens: float
-    output_tokens: float
-
-
-def read_load(path: Path, interval: float, prompt_tokens: Lengths, output_tokens: Lengths) -> Iterator[Load]:
+def read_load(path: Path, interval: float, prompt_tokens: Lengths, output_tokens: Lengths) -> Iterator[Requests]:
     """One for each `interval` seconds from the trace's start to its end. The lengths are for ServeGen's rates.
 
     Of ServeGen's files, the expected load is taken, as rates times mean lengths. Raises InvalidArgument.
@@ -45,17 +36,17 @@ def span(path: Path, prompt_tokens: Lengths, output_tokens: Lengths) -> float:
     return last
 
 
-def _counted(requests: Iterable[TraceRequest], interval: float) -> Iterator[Load]:
+def _counted(requests: Iterable[TraceRequest], interval: float) -> Iterator[Requests]:
     end, number, prompts, answers = interval, 0, 0, 0
     for one in requests:
         while one.at >= end:
-            yield Load(number, prompts, answers)
+            yield Requests(number, prompts, answers)
             end, number, prompts, answers = end + interval, 0, 0, 0
         number, prompts, answers = number + 1, prompts + one.input_tokens, answers + one.output_tokens
-    yield Load(number, prompts, answers)
+    yield Requests(number, prompts, answers)
 
 
-def _expected(clients: list[Client], interval: float) -> Iterator[Load]:
+def _expected(clients: list[Client], interval: float) -> Iterator[Requests]:
     for index in range(int(max(client.end for client in clients) / interval)):
         at = index * interval
         number = prompts = answers = 0.0
@@ -68,4 +59,4 @@ def _expected(clients: list[Client], interval: float) -> Iterator[Load]:
             number += requests
             prompts += requests * prompt.mean
             answers += requests * answer.mean
-        yield Load(number, prompts, answers)
+        yield Requests(number, prompts, answers)

@@ -6,8 +6,9 @@ from random import Random
 
 import pytest
 
+from autoscaler.fluid import Requests
 from kvrelay.loadtest.lengths import LogNormal, Uniform
-from kvrelay.loadtest.trace_load import Load, read_load, span
+from kvrelay.loadtest.trace_load import read_load, span
 
 EXACT = Uniform(100, 100), Uniform(10, 10)
 
@@ -17,7 +18,7 @@ def test_requests_are_counted_by_interval(tmp_path: Path) -> None:
     times = ("00.0", "01.0", "05.0")
     rows = "".join(f"2023-11-16 18:15:{at},{100 * n},{n}\n" for n, at in enumerate(times, 1))
     file.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
-    assert list(read_load(file, 2.0, *EXACT)) == [Load(2, 300, 3), Load(0, 0, 0), Load(1, 300, 3)]
+    assert list(read_load(file, 2.0, *EXACT)) == [Requests(2, 300, 3), Requests(0, 0, 0), Requests(1, 300, 3)]
     assert span(file, *EXACT) == 5.0
 
 
@@ -27,7 +28,7 @@ def test_servegens_rates_are_expected_load(tmp_path: Path) -> None:
     lengths = '{"0": {"input_tokens": "{10: 0.5, 30: 0.5}", "output_tokens": "{5: 1}"}}'
     (tmp_path / "chunk-2-dataset.json").write_text(lengths)
     loads = list(read_load(tmp_path, 600.0, *EXACT))
-    assert loads == [Load(1200, 120_000, 12_000), Load(3000, 240_000 + 12_000, 24_000 + 3000)]
+    assert loads == [Requests(1200, 120_000, 12_000), Requests(3000, 240_000 + 12_000, 24_000 + 3000)]
     assert span(tmp_path, *EXACT) == 1200.0
 
 
