@@ -54,7 +54,7 @@ async def held_in(fleet: Fleet, case: Case, state: str) -> Asking:
         await fleet.reached(asked.history.request_id, hold.partition("@")[2])
         await asked.tokens(count)
     else:
-        await fleet.waiting(1)
+        await fleet.router.waiting(1)
     return asked
 
 

@@ -6,11 +6,18 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 from faults.fleet import Fleet, running_fleet
+from faults.fleet_worker import Forks
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def fleet() -> AsyncIterator[Fleet]:
-    async with running_fleet() as running:
+async def forks() -> AsyncIterator[Forks]:
+    async with Forks() as started:
+        yield started
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def fleet(forks: Forks) -> AsyncIterator[Fleet]:
+    async with running_fleet(forks) as running:
         yield running
         await running.complete()
         for worker in running.alive:

@@ -11,38 +11,29 @@ import json
 import os
 import re
 import signal
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc
-from faults import worker_process
 from faults.checkers import check
 from faults.client import Asking
-from faults.history import Case, Evidence, FaultRecord, RequestHistory, WorkerSample
-from tcp_proxy import TcpProxy, proxy_to
+from faults.fleet_router import WAIT_S, FleetRouter
+from faults.fleet_worker import FleetWorker, Forks
+from faults.history import Case, Evidence, FaultRecord, RequestHistory
+from tcp_proxy import proxy_to
 
-from kvrelay.child import bound_to_parent
 from kvrelay.config import ClusterConfig
 from kvrelay.embedded_redis import EmbeddedRedis
 from kvrelay.local_cluster import Child, Endpoints
 from kvrelay.models import resolve_model
-from kvrelay.types import PoolName
+from kvrelay.registry import Registry
+from kvrelay.security.credentials import Credentials
+from kvrelay.types import POOLS, PoolName
 from kvrelay.wire import inference as wire
-from kvrelay.wire.cluster import (
-    ClusterServiceStub,
-    ClusterStatus,
-    cluster_status_from_proto,
-    worker_status_from_proto,
-)
-from kvrelay.wire.cluster import pb as cluster_pb
-from kvrelay.wire.worker import WorkerServiceStub
-from kvrelay.wire.worker import pb as worker_pb
 from router.model_card import ModelCard
 
 CONFIG: dict[str, Any] = {
@@ -54,121 +45,44 @@ CONFIG: dict[str, Any] = {
     "listen": dict.fromkeys(("grpc", "http", "admin"), "127.0.0.1:0"),
 }
 PREFILL_MAX_LEN = 2048  # tokens; prefill workers say that it is as many as the model allows, which the router believes
-WAIT_S = 40.0
 _READY = re.compile(r"^kvrelay ready grpc=(\S+) http=(\S+) admin=(\S+)$")
-
-
-@dataclass(eq=False)
-class FleetWorker:
-    """A worker process. `routers` and `handoffs` are the proxies that these see in its place."""
-
-    worker_id: str
-    pool: PoolName
-    routers: TcpProxy
-    handoffs: TcpProxy
-    pid: int = 0
-    status: int | None = None  # of waitpid, once it has ended
-    reached: list[tuple[str, int, str]] = field(default_factory=list)  # request id, attempt, point
-    channel: grpc.aio.Channel | None = None
-
-    @property
-    def alive(self) -> bool:
-        return self.status is None
-
-    @property
-    def serves(self) -> bool:
-        """Raises AssertionError if it ended instead."""
-        assert self.alive, f"{self.worker_id} ended with {self.status}; its log is beside the router's"
-        return self.channel is not None
-
-    @property
-    def frozen(self) -> bool:
-        """Whether the kernel says that it is stopped."""
-        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-
-    async def sample(self) -> WorkerSample:
-        """Asked directly, past the proxies. Raises grpc.aio.AioRpcError if it does not answer."""
-        assert self.channel is not None, "not started"
-        answer = await WorkerServiceStub(self.channel).GetWorkerStatus(worker_pb.GetWorkerStatusRequest(), timeout=5.0)
-        one = worker_status_from_proto(answer.status)
-        load = one.load
-        return WorkerSample(
-            at=time.monotonic(),
-            worker_id=one.worker_id,
-            pid=one.pid,
-            epoch=one.epoch,
-            busy=load.running + load.waiting + load.leases,
-            blocks_total=load.blocks_total,
-            blocks_held=load.blocks_held,
-            blocks_cached=load.blocks_cached,
-            integrity_error=load.integrity_error,
-            preemptions=load.preemptions,
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class FleetRouter:
-    child: Child
-    endpoints: Endpoints
-    channel: grpc.aio.Channel  # of a client
-    admin: grpc.aio.Channel
-    log: Path
-
-    @property
-    def alive(self) -> bool:
-        return self.child.process.returncode is None
-
-    def finds(self, worker: FleetWorker) -> bool:
-        """Whether the last that it logged of the worker is that it was found."""
-        news = [line for line in self.log.read_text().splitlines() if f'"{worker.worker_id}"' in line]
-        told = [line for line in news if '"worker found"' in line or '"worker lost"' in line]
-        return bool(told) and '"worker found"' in told[-1]
 
 
 class Fleet:
     """Use `running_fleet`."""
 
-    def __init__(self, config: ClusterConfig, redis: EmbeddedRedis, folder: Path, exits: AsyncExitStack) -> None:
+    def __init__(
+        self,
+        config: ClusterConfig,
+        redis: EmbeddedRedis,
+        registry: Registry,
+        forks: Forks,
+        folder: Path,
+        exits: AsyncExitStack,
+    ) -> None:
         self.config = config
         self.redis = redis
+        self.registry = registry
         self.folder = folder
         self.model = resolve_model(config.model.path)
         self.max_model_len = ModelCard.load(self.model, config.model).info.max_model_len
         self.workers: dict[str, FleetWorker] = {}
         self.routers: list[FleetRouter] = []
+        self._credentials = Credentials.internal(config.security, "router")
         self._exits = exits
-        self._forks: asyncio.subprocess.Process | None = None
+        self._forks = forks
         self._numbers = {"prefill": 0, "decode": 0, "request": 0}
-        self._news = asyncio.Condition()
         self._answers: dict[str, tuple[int, ...]] = {}
 
     # Workers
 
-    async def begin(self) -> None:
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_WAIT_POLICY": "PASSIVE"}
-        self._forks = await asyncio.create_subprocess_exec(
-            *bound_to_parent(sys.executable, worker_process.__file__ or ""),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=env,
-            start_new_session=True,
-        )
-        reading = asyncio.create_task(self._read(self._forks))
-
-        async def end() -> None:
-            assert self._forks is not None
-            self._forks.kill()
-            await self._forks.wait()
-            await reading
-
-        self._exits.push_async_callback(end)
-
-    async def add(self, pool: PoolName) -> FleetWorker:
-        """Returns as soon as it is asked for."""
-        worker_id = f"{pool}-{self._numbers[pool]}"
-        self._numbers[pool] += 1
+    async def add(self, pool: PoolName, worker_id: str | None = None, **oddity: object) -> FleetWorker:
+        """Returns as soon as it is asked for. `oddity` is what is unusual about it, see worker_process.py."""
+        if worker_id is None:
+            worker_id = await self.registry.next_name(pool, self._numbers[pool])
+        self._numbers[pool] = int(worker_id.rpartition("-")[2]) + 1
         ways = [await self._exits.enter_async_context(proxy_to()) for _ in range(2)]
-        self.workers[worker_id] = worker = FleetWorker(worker_id, pool, *ways)
+        self.workers[worker_id] = worker = FleetWorker(worker_id, pool, *ways, self._credentials)
         config = self.config.model_dump(mode="json")
         if pool == "prefill":
             config["model"]["max_model_len"] = PREFILL_MAX_LEN
@@ -183,9 +97,7 @@ class Fleet:
             "max_model_len": self.max_model_len,
             "log": str(self.folder / f"{worker_id}.log"),
         }
-        assert self._forks is not None
-        assert self._forks.stdin is not None
-        self._forks.stdin.write(json.dumps(order).encode() + b"\n")
+        self._forks.order(worker, order | oddity)
         return worker
 
     def pool(self, pool: PoolName) -> list[FleetWorker]:
@@ -198,16 +110,22 @@ class Fleet:
 
     async def complete(self) -> None:
         """As many workers as configured, and every router talks to each of them."""
-        for pool, size in (("prefill", self.config.prefill.replicas), ("decode", self.config.decode.replicas)):
-            for _ in range(size - len(self.pool(pool))):  # type: ignore[arg-type]
-                await self.add(pool)  # type: ignore[arg-type]
+        for pool in POOLS:
+            section = self.config.prefill if pool == "prefill" else self.config.decode
+            for _ in range(section.replicas - len(self.pool(pool))):
+                await self.add(pool)
         for worker in self.alive:
             await self.until(lambda: worker.serves, f"{worker.worker_id} serves")  # noqa: B023
         for router in self.routers:
             for worker in self.alive if router.alive else ():
-                await self.until(lambda: router.finds(worker), f"the router finds {worker.worker_id}")  # noqa: B023
+                await self.found(worker, router)
 
-    async def until(self, holds: Any, what: str, seconds: float = WAIT_S) -> None:
+    async def found(self, worker: FleetWorker, router: FleetRouter | None = None) -> None:
+        """Until the router talks to it."""
+        finding = router or self.router
+        await self.until(lambda: finding.finds(worker.worker_id), f"the router finds {worker.worker_id}")
+
+    async def until(self, holds: Callable[[], object], what: str, seconds: float = WAIT_S) -> None:
         try:
             async with asyncio.timeout(seconds):
                 while not holds():
@@ -220,41 +138,19 @@ class Fleet:
 
         def where() -> FleetWorker | None:
             for worker in self.workers.values():
-                if any((one[0], one[2]) == (request_id, point) for one in worker.reached):
+                if worker.was_at(request_id, point):
                     return worker
             return None
 
-        async with self._news:
+        async with self._forks.news:
             try:
                 async with asyncio.timeout(WAIT_S):
-                    await self._news.wait_for(where)
+                    await self._forks.news.wait_for(where)
             except TimeoutError:
                 raise AssertionError(f"{request_id} did not come to {point}") from None
         found = where()
         assert found is not None
         return found
-
-    async def _read(self, forks: asyncio.subprocess.Process) -> None:
-        assert forks.stdout is not None
-        async for line in forks.stdout:
-            said = json.loads(line)
-            worker = self.workers.get(said.get("worker_id", ""))
-            if worker is None:
-                continue
-            if "address" in said:
-                worker.channel = grpc.aio.insecure_channel(said["address"])
-                for way in (worker.routers, worker.handoffs):
-                    way.target.set_result(said["address"])
-            elif "ended" in said:
-                worker.status = said["ended"]
-                if worker.channel is not None:
-                    await worker.channel.close()
-            elif "point" in said:
-                worker.reached.append((said["request_id"], said["attempt"], said["point"]))
-            else:
-                worker.pid = said["pid"]
-            async with self._news:
-                self._news.notify_all()
 
     # Routers
 
@@ -282,32 +178,9 @@ class Fleet:
         """The first that lives."""
         return next(one for one in self.routers if one.alive)
 
-    async def status(self) -> ClusterStatus:
-        stub = ClusterServiceStub(self.router.admin)
-        return cluster_status_from_proto(await stub.GetStatus(cluster_pb.GetStatusRequest()))
-
-    async def waiting(self, count: int) -> None:
-        """Until so many requests wait in the router's queue."""
-        async with asyncio.timeout(WAIT_S):
-            while (await self.status()).router.waiting < count:
-                await asyncio.sleep(0.002)
-
-    async def registry_is_away(self) -> None:
-        """Until the router says so."""
-        async with asyncio.timeout(WAIT_S):
-            while (await self.status()).registry == "ok":
-                await asyncio.sleep(0.05)
-
     async def registered(self) -> None:
         """Until the router reads all living workers' entries."""
-        names = {one.worker_id for one in self.alive}
-        async with asyncio.timeout(WAIT_S):
-            while True:
-                status = await self.status()
-                known = {one.worker_id for pool in status.pools for one in pool.workers}
-                if status.registry == "ok" and known >= names:
-                    return
-                await asyncio.sleep(0.05)
+        await self.router.registered({one.worker_id for one in self.alive})
 
     async def preemptions(self) -> int:
         """Of all decode workers, asked directly."""
@@ -412,15 +285,17 @@ def _key(prompt: tuple[int, ...], options: wire.SamplingOptions) -> str:
 
 
 @asynccontextmanager
-async def running_fleet(**sections: dict[str, Any]) -> AsyncIterator[Fleet]:
-    """With CONFIG, but for some keys of some sections."""
+async def running_fleet(forks: Forks | None = None, **sections: dict[str, Any]) -> AsyncIterator[Fleet]:
+    """With CONFIG, but for some keys of some sections. Fleets may share the process that workers are forked from."""
     merged = {**CONFIG, **{name: {**CONFIG.get(name, {}), **keys} for name, keys in sections.items()}}
     async with AsyncExitStack() as exits:
         folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="kvrelay-fleet-")))
         redis = await exits.enter_async_context(EmbeddedRedis())
+        registry = await Registry.connect(redis.url)
+        exits.push_async_callback(registry.close)
         config = ClusterConfig.model_validate({**merged, "redis": {"url": redis.url}})
-        fleet = Fleet(config, redis, folder, exits)
-        await fleet.begin()
+        forks = forks or await exits.enter_async_context(Forks())
+        fleet = Fleet(config, redis, registry, forks, folder, exits)
         starting = asyncio.create_task(fleet.complete())
         await fleet.add_router()
         await starting

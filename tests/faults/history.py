@@ -105,6 +105,8 @@ class WorkerSample:
     blocks_cached: int
     integrity_error: str = ""  # of free + cached + held = total, as of its last idle moment
     preemptions: int = 0
+    state: str = "ready"
+    leases: int = 0
 
     @property
     def at_rest(self) -> bool:

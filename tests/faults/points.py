@@ -8,7 +8,8 @@ what    tell     nothing else
         stop     the process sends itself SIGSTOP; the test kills it or lets it go on
         die      the process sends itself SIGKILL
         hold     what goes on there waits, and nothing else, until the sequence is gone; `hold0.2` waits so many seconds
-        flip, twice, reorder    at `frames`: what is done to the first blocks that come
+        jump     the process's clock of the day goes 5 minutes forward, as when somebody sets it right
+        flip, truncate, twice, reorder    at `frames`: what is done to the first blocks that come
 
 point   unstarted    prefill: the prompt is accepted, and not begun
         chunk        prefill: the first of several chunks is computed
@@ -16,6 +17,7 @@ point   unstarted    prefill: the prompt is accepted, and not begun
         reserved     decode: blocks are reserved
         frames       decode: blocks have come, and were not looked at
         arrived      decode: the first blocks have been written
+        refused      decode: a push is refused; told with the reason
         committing   decode: the commit has come, and was not looked at
         committed    decode: the sequence is the decode worker's, and the prefill worker was not told
         joined       decode: the sequence is in the batch, and no step with it has begun
@@ -27,6 +29,7 @@ import asyncio
 import json
 import os
 import signal
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -34,12 +37,14 @@ from pathlib import Path
 from typing import Any
 
 from kv_transfer.receiver import Receiver
+from kvrelay.errors import KvRelayError
 from kvrelay.messages import Reserved, TokenBatch
-from kvrelay.wire.transfer import KvBlocks, KvCommit, KvOpen
+from kvrelay.wire.transfer import KvBlocks, KvCommit, KvOpen, frame_from_bytes, frame_to_bytes
 from kvrelay.worker.session import RouterSession
 from kvrelay.worker.step_loop import StepLoop
 
 HOLD_S = 30.0  # at most
+JUMP_S = 300.0
 
 Key = tuple[str, int]
 Tell = Callable[[dict[str, object]], None]
@@ -54,12 +59,14 @@ class Points:
         self._folder = folder
         self._reached: dict[tuple[Key, str], str] = {}
 
-    def reach(self, key: Key, point: str) -> str:
+    def reach(self, key: Key, point: str, said: str = "") -> str:
         """To be called there, as often as one likes; what is to be done there, or nothing."""
         if (key, point) not in self._reached:
             self._reached[key, point] = what = self._claim(key, point)
+            if what == "jump":
+                said = _set_clock_forward()
             if what:
-                self._tell({"request_id": key[0], "attempt": key[1], "point": point})
+                self._tell({"request_id": key[0], "attempt": key[1], "point": point, "said": said})
             if what in ("stop", "die"):
                 os.kill(os.getpid(), signal.SIGSTOP if what == "stop" else signal.SIGKILL)
         return self._reached[key, point]
@@ -116,8 +123,13 @@ class Points:
 
         async def watched(receiver: Receiver, frames: AsyncIterator[Any], context: Any) -> Any:
             keys: list[Key] = []
-            async with aclosing(self._frames(frames, keys)) as through:
-                receipt = await receive(receiver, through, context)
+            try:
+                async with aclosing(self._frames(frames, keys)) as through:
+                    receipt = await receive(receiver, through, context)
+            except KvRelayError as error:
+                if keys:
+                    self.reach(keys[0], "refused", error.message)
+                raise
             await self.wait(keys[0], "committed")
             return receipt
 
@@ -142,9 +154,11 @@ class Points:
                     if what == "twice":
                         yield frame
                     elif what == "flip":
-                        at = len(frame.payload) // 2
-                        changed = bytes([frame.payload[at] ^ 4])
-                        frame = replace(frame, payload=frame.payload[:at] + changed + frame.payload[at + 1 :])
+                        payload = bytearray(b"".join(frame.payload))
+                        payload[len(payload) // 2] ^= 4
+                        frame = replace(frame, payload=(memoryview(payload),))
+                    elif what == "truncate":
+                        frame = frame_from_bytes(frame_to_bytes(frame)[:-7])  # which raises what a connection would
                 case KvBlocks() if len(kept) == 1 and self.reach(keys[0], "frames") == "reorder":
                     kept.append(frame)
                     yield frame
@@ -171,10 +185,17 @@ def _between_steps(sequence: Any) -> tuple[str, ...]:
     return ("unstarted",) if sequence.started is None else ("chunk",)
 
 
-def teller(descriptor: int, worker_id: str) -> Tell:
-    """Writes lines of JSON, each whole: they are shorter than a pipe takes at once."""
+def _set_clock_forward() -> str:
+    """Returns what time it is then, in Unix seconds."""
+    right = time.time
+    time.time = lambda: right() + JUMP_S
+    return str(time.time())
+
+
+def teller(descriptor: int, number: int) -> Tell:
+    """Writes lines of JSON, each whole: they are shorter than a pipe takes at once. `number` is the worker's."""
 
     def tell(message: dict[str, object]) -> None:
-        os.write(descriptor, json.dumps({"worker_id": worker_id, **message}).encode() + b"\n")
+        os.write(descriptor, json.dumps({"number": number, **message}).encode() + b"\n")
 
     return tell

@@ -65,7 +65,8 @@ async def test_row_05_cancelled_between_the_end_of_prefill_and_the_commit(fleet:
         fault.evidence.append(Evidence(asked.cancel(), f"{worker.worker_id} had the commit"))
         history = await asked.ended()
     assert (history.end.status, len(history.token_ids)) == ("CANCELLED", 1)
-    assert not [one for one in worker.reached if one[0] == name and one[2] in ("committed", "joined")]
+    assert not worker.was_at(name, "committed")
+    assert not worker.was_at(name, "joined")
 
 
 async def test_row_06_decode_aborts_and_prefill_never_reports(fleet: Fleet) -> None:
@@ -95,4 +96,4 @@ async def test_row_09_prefill_refuses(fleet: Fleet) -> None:
         fault.evidence.append(Evidence(history.end.at, f"{decode.worker_id} had reserved blocks, and it was refused"))
     assert history.end.status == "INVALID_ARGUMENT"
     assert "2100 tokens do not fit into a context of 2048" in history.end.message
-    assert not [one for worker in fleet.alive for one in worker.reached if one[0] == history.request_id][1:]
+    assert not [one for worker in fleet.alive for one in worker.reached if one.request_id == history.request_id][1:]

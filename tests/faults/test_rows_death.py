@@ -58,7 +58,7 @@ async def test_row_03_prefill_worker_killed_in_mid_transfer(fleet: Fleet) -> Non
         assert (decode.pool, asked.num_tokens) == ("decode", 0)
         fleet.ask(case, "beside", OTHER, bystander=True)
         name = asked.history.request_id
-        sender = next(one for one in fleet.pool("prefill") if name in [point[0] for point in one.reached])
+        sender = next(one for one in fleet.pool("prefill") if one.was_at(name, "chunk"))
         await fleet.kill(case, sender)
         history = await asked.ended()
     assert len(history.attempts) == 2
@@ -108,11 +108,7 @@ async def test_row_24_a_request_that_crashes_its_worker_every_time(fleet: Fleet)
         for one in beside:
             await one.ended()
         again = await fleet.ask(case, "row-24-again", POISON).ended()
-        dead = [
-            one
-            for one in fleet.workers.values()
-            if (history.request_id, "unstarted") in [(a, c) for a, _, c in one.reached]
-        ]
+        dead = [one for one in fleet.workers.values() if one.was_at(history.request_id, "unstarted")]
         fault = record(case, "a request that kills", *dead)
         for one in dead:
             fault.evidence.append(Evidence(history.end.at, f"wait status of {one.worker_id}: {one.status}"))

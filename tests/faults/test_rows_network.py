@@ -33,7 +33,7 @@ async def test_row_10_decode_worker_stopped_and_continued(fleet: Fleet) -> None:
         fleet.thaw(zombie)
         fleet.ask(case, "beside", OTHER, bystander=True)
         history = await asked.ended()
-        await fleet.until(lambda: fleet.router.finds(zombie), "the router talks to it again")
+        await fleet.found(zombie)
     assert [one.decode_worker == zombie.worker_id for one in history.attempts] == [True, False]
 
 
@@ -45,7 +45,7 @@ async def test_row_11_partition_of_router_and_decode_worker(fleet: Fleet) -> Non
         worker.routers.part()
         history = await asked.ended()
         cut(case, worker.worker_id, worker.routers)
-        await fleet.until(lambda: fleet.router.finds(worker), "the router talks to it again")
+        await fleet.found(worker)
     assert [one.decode_worker == worker.worker_id for one in history.attempts] == [True, False]
 
 
@@ -79,7 +79,7 @@ async def test_row_12_a_partition_that_heals_after_migration(fleet: Fleet) -> No
         worker.routers.passes["down"].clear()
         history = await asked.ended()
         cut(case, worker.worker_id, worker.routers)
-        await fleet.until(lambda: fleet.router.finds(worker), "the router talks to it again")
+        await fleet.found(worker)
     assert [one.decode_worker == worker.worker_id for one in history.attempts] == [True, False]
 
 

@@ -1,9 +1,12 @@
 """Worker processes that start fast: this one imports all that a worker needs, and forks one for each line on stdin.
 
-A line is a JSON object: worker_id, pool, model, redis, config; `announce` and `handoff` are the HOST:PORT under which
-routers and prefill workers shall reach the worker (proxies of the test's), `max_model_len` what it says of itself,
-`log` a file for its log. On stdout come lines of JSON as well: the worker's own address, the points that it reaches
-(see points.py), its pid, and how it ended.
+A line is a JSON object: number, worker_id, pool, model, redis, config; `announce` and `handoff` are the HOST:PORT under
+which routers and prefill workers shall reach the worker (proxies of the test's), `max_model_len` what it says of
+itself, `log` a file for its log. On stdout come lines of JSON as well, each with the number of the line that asked for
+the worker: its own address, the points that it reaches (see points.py), its pid, and how it ended.
+
+What may be unusual about a worker: `slow`, how many times as long its steps take; `grace_s`, for what it runs when it
+is told to end; `hangs`, that it stops itself (SIGSTOP) before it has begun.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import os
 import select
 import signal
 import sys
+import time
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +29,7 @@ from faults.points import Points, Tell, teller
 
 import decode_worker.main
 import decode_worker.worker
+import kvrelay.worker.host
 import prefill_worker.main
 from kvrelay.config import ClusterConfig
 from kvrelay.registry import Registry
@@ -32,6 +37,7 @@ from kvrelay.stop_request import StopRequest
 from kvrelay.telemetry import configure_logging, flush_logs
 from kvrelay.types import WorkerInfo
 from kvrelay.worker.settings import WorkerSettings
+from kvrelay.worker.step_loop import StepLoop
 
 _PR_SET_PDEATHSIG = 1
 
@@ -41,7 +47,7 @@ def main() -> None:
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    names: dict[int, str] = {}
+    numbers: dict[int, int] = {}  # of orders, by pid
     gc.freeze()  # so that no child copies what all of them share
     pending = b""
     print(json.dumps({"ready": os.getpid()}), flush=True)
@@ -49,11 +55,11 @@ def main() -> None:
         readable, _, _ = select.select([0, woken], [], [])
         if woken in readable:
             os.read(woken, 4096)
-            while names:
+            while numbers:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if not pid:
                     break
-                print(json.dumps({"worker_id": names.pop(pid), "ended": status, "pid": pid}), flush=True)
+                print(json.dumps({"number": numbers.pop(pid), "ended": status, "pid": pid}), flush=True)
         if 0 in readable:
             data = os.read(0, 2**16)
             if not data:
@@ -62,8 +68,8 @@ def main() -> None:
             for line in lines:
                 order = json.loads(line)
                 if pid := os.fork():
-                    names[pid] = order["worker_id"]
-                    print(json.dumps({"worker_id": order["worker_id"], "pid": pid}), flush=True)
+                    numbers[pid] = order["number"]
+                    print(json.dumps({"number": order["number"], "pid": pid}), flush=True)
                 else:
                     _run(order)
 
@@ -79,6 +85,8 @@ def _run(order: dict[str, Any]) -> None:
         os.dup2(log, stream)
     os.close(0)
     configure_logging("info")
+    if order.get("hangs"):
+        os.kill(os.getpid(), signal.SIGSTOP)
     code = 1
     try:
         asyncio.run(_serve(order, out))
@@ -93,9 +101,13 @@ def _run(order: dict[str, Any]) -> None:
 
 
 async def _serve(order: dict[str, Any], out: int) -> None:
-    tell = teller(out, order["worker_id"])
+    tell = teller(out, order["number"])
     Points(tell, Path(order["log"]).parent).install()
     _announce(order, tell)
+    if "slow" in order:
+        _slow_down(order["slow"])
+    if "grace_s" in order:
+        kvrelay.worker.host.DRAIN_GRACE_S = order["grace_s"]
     stop = StopRequest()
     stop.install()
     config = ClusterConfig.model_validate(order["config"])
@@ -118,6 +130,19 @@ def _announce(order: dict[str, Any], tell: Tell) -> None:
 
     Registry.publish_worker = published  # type: ignore[method-assign]
     decode_worker.worker.HandoffTarget = lambda **fields: target(**{**fields, "address": order["handoff"]})  # type: ignore[assignment, misc]
+
+
+def _slow_down(times: float) -> None:
+    """Each step of the engine takes so many times as long."""
+    run = StepLoop._run
+
+    async def slowed(loop: StepLoop, *work: Any) -> Any:
+        began = time.monotonic()
+        sampled = await run(loop, *work)
+        await asyncio.sleep((times - 1) * (time.monotonic() - began))
+        return sampled
+
+    StepLoop._run = slowed  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
