@@ -101,6 +101,7 @@ class Actuator:
         """One look, and what follows from it. Raises Unavailable."""
         if self._credentials is not None:
             self._credentials.trouble()  # is told in the log
+        await self._registry.check_writable()  # or nobody's silence says anything
         infos = {info.worker_id: info for info in await self._registry.workers()}
         sizes = await self._wanted_sizes()
         drains, restarts = await self._registry.drains(), await self._registry.restarts()

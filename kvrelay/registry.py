@@ -7,6 +7,7 @@
     kvrelay:names                          hash: pool -> number of the next worker's name
     kvrelay:drains, kvrelay:restarts       sets: ids of workers that an operator asked to drain, to restart
     kvrelay:decisions                      list: the last scaling decisions, newest first
+    kvrelay:probe                          what `check_writable` writes
 
 Values are read as if a stranger had written them: what does not parse is skipped, with one warning.
 """
@@ -48,6 +49,7 @@ _DRAINS = "kvrelay:drains"
 _RESTARTS = "kvrelay:restarts"
 _NAMES = "kvrelay:names"
 _DECISIONS = "kvrelay:decisions"
+_PROBE = "kvrelay:probe"
 _LEADER = "kvrelay:leader"
 _LEADER_TOKEN = "kvrelay:leader_token"
 
@@ -131,6 +133,10 @@ class Registry:
         if self._loopback_only and not is_loopback(info.address):
             raise ValueError(f"address {info.address} is not on loopback, as listen.worker_host is")
         return info.worker_id
+
+    async def check_writable(self) -> None:
+        """Raises Unavailable where nothing can be written, as on a replica: entries expire though their owners live."""
+        await self._call("SET", _PROBE, 1, "PX", 1000)
 
     # Pool sizes
 

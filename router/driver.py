@@ -56,7 +56,7 @@ class Driver:
         self.dispatcher = Dispatcher(config)
         self.draining = False
         self.registry_state = "ok"
-        self.known: tuple[WorkerInfo, ...] = ()  # the last snapshot of the registry
+        self.known: tuple[WorkerInfo, ...] = ()  # as the registry had them last, and those that are talked to
         self._wanted: Mapping[PoolName, int] = {"prefill": config.prefill.replicas, "decode": config.decode.replicas}
         self._started = False
         self._registry = registry
@@ -172,7 +172,7 @@ class Driver:
 
     async def _poll(self, tasks: asyncio.TaskGroup) -> None:
         try:
-            self.known = await self._registry.workers()
+            found = await self._registry.workers()
         except Unavailable as error:
             if self.registry_state == "ok":
                 log.warning("registry is away; going on from its last snapshot", error=error.message)
@@ -180,6 +180,10 @@ class Driver:
             return
         self.registry_state = "ok"
         now = self._clock.now()
+        # Who talks to us lives, whatever became of its entry: where Redis takes no writes, all entries expire.
+        named = {info.worker_id for info in found}
+        silent = (info for info in self.dispatcher.workers if info.worker_id not in named)
+        self.known = tuple(sorted((*found, *silent), key=lambda info: info.worker_id))
         for info in self.known:
             self._last_seen[info.worker_id] = now
             session = self._sessions.get(info.worker_id)

@@ -38,6 +38,7 @@ class Heartbeat:
         self._registry = registry
         self._clock = clock
         self._certificates = certificates
+        self.trouble = ""  # why the last entry could not be written
 
     def load(self) -> RouterLoad:
         now = self._clock.now()
@@ -57,7 +58,7 @@ class Heartbeat:
         )
 
     async def run(self) -> None:
-        """Until cancelled. While the registry is away nothing is published; the driver logs that."""
+        """Until cancelled. While the registry is away, or takes no writes, nothing is published."""
         counted: float | None = None  # unix seconds of the newest decision that was seen
         while True:
             try:
@@ -69,8 +70,11 @@ class Heartbeat:
                         self._metrics.scaled(decision)
                 # What the first look finds was decided before this router began to count.
                 counted = max((counted or 0.0, *(one.unix_time for one in decisions)))
+                self.trouble = ""
             except Unavailable as error:
-                log.debug("no heartbeat", error=error.message)
+                if not self.trouble:
+                    log.warning("no heartbeat", error=error.message)
+                self.trouble = error.message
             await asyncio.sleep(HEARTBEAT_S)
 
     async def end(self) -> None:

@@ -34,7 +34,7 @@ class ClusterView:
         return self._desired
 
     async def status(self) -> ClusterStatus:
-        state = self._driver.registry_state
+        state = self._driver.registry_state if self._driver.registry_state != "ok" else self._heartbeat.trouble or "ok"
         try:
             await self.desired()
             self._decisions = await self._registry.decisions(DECISIONS)

@@ -301,6 +301,18 @@ async def test_a_worker_that_falls_silent_is_replaced(cluster: Cluster) -> None:
     assert cluster.running == ["decode-1", "decode-2", "prefill-0"]
 
 
+async def test_nobody_is_silent_where_redis_takes_no_writes(cluster: Cluster) -> None:
+    await cluster.tick(2)
+    await cluster.registry._call("DEL", "kvrelay:worker:decode-0")
+    await cluster.registry._call("REPLICAOF", "127.0.0.1", "1")
+    for _ in range(round(SILENT_S / INTERVAL_S) + 1):
+        with pytest.raises(Unavailable, match="read only replica"):
+            await cluster.actuator.tick()
+    assert cluster.running == FIRST
+    await cluster.registry._call("REPLICAOF", "NO", "ONE")
+    assert await cluster.tick() == FIRST
+
+
 async def test_a_start_that_hangs_is_given_up(registry: Registry) -> None:
     fleet = Fleet(registry)
     actuator = Actuator(registry, fleet, {"decode": 1}, clock=ManualClock(), interval_s=START_S / 2)

@@ -1,13 +1,11 @@
-"""Damaged KV, Redis gone, a router gone, workers told to end, and no room left: rows 8, 17, 19, 20 and 25."""
+"""Damaged KV, a router gone, and no room left: rows 8, 19 and 25."""
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 
 import pytest
-import redis.asyncio
 from faults.fleet import Fleet, record
 from faults.history import BrokeOff, Evidence
 from faults.prompts import OTHER, PROMPT, tokens
@@ -47,35 +45,6 @@ async def test_row_08_damaged_kv(fleet: Fleet) -> None:
             assert len(history.attempts) > 1
 
 
-@pytest.mark.parametrize("way", ["killed", "flushed", "stalled"])
-async def test_row_17_redis(fleet: Fleet, way: str) -> None:
-    """The stream goes on, a new request is served, and afterwards the workers are registered again."""
-    await fleet.learn(PROMPT, max_tokens=LENGTH)
-    await fleet.learn(OTHER)
-    async with fleet.case("T G") as case:
-        asked = fleet.ask(case, "row-17!tell@token:5", PROMPT, max_tokens=LENGTH)
-        await fleet.reached(asked.history.request_id, "token:5")
-        fault = record(case, f"Redis is {way}")
-        server = fleet.redis.pid
-        async with redis.asyncio.Redis.from_url(fleet.redis.url) as client:
-            if way == "flushed":
-                await client.flushall()
-                fault.evidence.append(Evidence(time.monotonic(), f"{await client.dbsize()} keys were left"))
-            else:
-                os.kill(server, signal.SIGKILL if way == "killed" else signal.SIGSTOP)
-        late = await fleet.ask(case, "row-17-late", OTHER).ended()
-        assert late.end.status == "length"
-        if way == "stalled":
-            await fleet.router.registry_is_away()
-            fault.evidence.append(Evidence(time.monotonic(), "the router says that Redis does not answer"))
-            os.kill(server, signal.SIGCONT)
-        elif way == "killed":
-            await fleet.until(lambda: fleet.redis.pid != server, "Redis was started again")
-            fault.evidence.append(Evidence(time.monotonic(), f"pid {server} became {fleet.redis.pid}"))
-        await asked.ended()
-        await fleet.registered()
-
-
 async def test_row_19_router_killed_and_client_resumes(fleet: Fleet) -> None:
     await fleet.learn(PROMPT, max_tokens=LENGTH)
     first = fleet.router
@@ -91,23 +60,6 @@ async def test_row_19_router_killed_and_client_resumes(fleet: Fleet) -> None:
         history = await asked.ended()
     assert code == -signal.SIGKILL
     assert [type(one) for one in history.events].count(BrokeOff) == 1
-
-
-@pytest.mark.parametrize("times", [1, 2])
-async def test_row_20_decode_worker_is_told_to_end(fleet: Fleet, times: int) -> None:
-    """Once: what it runs ends there, or moves. Twice: it moves at once. The client sees neither."""
-    await fleet.learn(PROMPT, max_tokens=LENGTH)
-    async with fleet.case("T G B") as case:
-        asked = fleet.ask(case, "row-20!tell@token:5", PROMPT, max_tokens=LENGTH)
-        worker = await fleet.reached(asked.history.request_id, "token:5")
-        fault = record(case, "SIGTERM", worker)
-        for _ in range(times):
-            os.kill(worker.pid, signal.SIGTERM)
-        history = await asked.ended()
-        await fleet.until(lambda: not worker.alive, f"{worker.worker_id} has ended")
-        fault.evidence.append(Evidence(time.monotonic(), f"wait status {worker.status}"))
-    assert worker.status == 0
-    assert history.end.status == "length"
 
 
 async def test_row_25_kv_pool_full_in_mid_decode(fleet: Fleet) -> None:
