@@ -1,4 +1,4 @@
-"""Blocks of one layout made into blocks of another: unlike block sizes, orders, dtypes, and shares of the heads."""
+"""Blocks of one layout made into blocks of another: unlike block sizes, orders, dtypes, and numbers of ranks."""
 
 from __future__ import annotations
 
@@ -17,18 +17,6 @@ _PANEL = 32  # keys, or columns of values, that lie together in the kernels' ord
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
-    """`num` KV heads from `first` on."""
-
-    first: int
-    num: int
-
-    @property
-    def all(self) -> slice:
-        return slice(self.first, self.first + self.num)
-
-
-@dataclass(frozen=True, slots=True)
 class Span:
     """Blocks, one after the other, that hold the KV of a sequence from token `start` on."""
 
@@ -42,28 +30,22 @@ class Span:
         return slice(tokens.start - self.start, tokens.stop - self.start)
 
 
-def convert(
-    source: Span, target: Span, tokens: range, layers: Layers, heads: tuple[Heads, Heads] | None = None
-) -> None:
+def convert(source: Span, target: Span, tokens: range, layers: Layers) -> None:
     """Copies the KV of `tokens`, consecutive positions that both spans hold. All else in the target stays as it is.
 
-    The first heads become the second ones, which are as many; without, all become all. int8 is made and read as
-    `kvrelay.int8` says, so it is within half a scale of what was there; other dtypes are rounded to the nearest value.
+    Each head goes to the rank that has it. int8 is made and read as `kvrelay.int8` says, so it is within half a scale
+    of what was there; other dtypes are rounded to the nearest value.
     """
-    from_heads, to_heads = (slice(None), slice(None)) if heads is None else (heads[0].all, heads[1].all)
     from_rows, to_rows = source.rows(tokens), target.rows(tokens)
     for index in range(2 * layers.num):
         taken, given = _Vectors.read(source, layers, index), _Vectors.read(target, layers, index)
-        given.put((to_rows, to_heads), taken.at((from_rows, from_heads)))
+        given.put(to_rows, taken.at(from_rows))
         given.write(target, layers, index)
-
-
-Part = tuple[slice, slice]  # tokens, heads
 
 
 @dataclass(frozen=True, slots=True)
 class _Vectors:
-    """K or V of one layer: values [tokens, heads, dim] and, of int8, scales [tokens, heads]."""
+    """K or V of one layer: values [tokens, heads, dim] and, of int8, scales [tokens, heads]. All ranks' heads."""
 
     values: torch.Tensor
     scales: torch.Tensor | None
@@ -72,52 +54,60 @@ class _Vectors:
     def read(cls, span: Span, layers: Layers, index: int) -> _Vectors:
         """`index` counts K and V of the layers in turn."""
         blocks = torch.tensor(span.blocks)
-        parts = [part[blocks] for part in _in_order(span, layers, index)]
         heads = _layer(span, layers, index).kv_heads
         rows = len(span.blocks) * span.layout.block_size
-        values = torch.cat([part.reshape(rows, heads, -1) for part in parts], dim=2)
+        ranks = range(span.layout.ranks)
+        values = [
+            torch.cat([part[blocks].reshape(rows, heads, -1) for part in _in_order(span, layers, index, rank)], dim=2)
+            for rank in ranks
+        ]
         scales = None
         if span.layout.dtype == "int8":
-            scales = _scales(span, layers, index)[blocks].reshape(rows, heads)
-        return cls(values, scales)
+            shares = [_scales(span, layers, index, rank)[blocks].reshape(rows, heads) for rank in ranks]
+            scales = torch.cat(shares, dim=1)
+        return cls(torch.cat(values, dim=1), scales)
 
-    def at(self, part: Part) -> _Vectors:
-        return _Vectors(self.values[part], None if self.scales is None else self.scales[part])
+    def at(self, rows: slice) -> _Vectors:
+        return _Vectors(self.values[rows], None if self.scales is None else self.scales[rows])
 
-    def put(self, part: Part, new: _Vectors) -> None:
+    def put(self, rows: slice, new: _Vectors) -> None:
         values, scales = new.values, new.scales
         if self.scales is None:
             dtype = self.values.dtype
-            self.values[part] = values.to(dtype) if scales is None else dequantise(values, scales, dtype)
+            self.values[rows] = values.to(dtype) if scales is None else dequantise(values, scales, dtype)
             return
         if scales is None:
             values, scales = quantise(values)
-        self.values[part], self.scales[part] = values, scales
+        self.values[rows], self.scales[rows] = values, scales
 
     def write(self, span: Span, layers: Layers, index: int) -> None:
         blocks = torch.tensor(span.blocks)
-        start = 0
-        for part in _in_order(span, layers, index):
-            shape = (len(span.blocks), *part.shape[1:])
-            width = math.prod(shape) // math.prod(self.values.shape[:2])
-            part[blocks] = self.values[..., start : start + width].reshape(shape)
-            start += width
+        ranks = span.layout.ranks
+        for rank, values in enumerate(self.values.chunk(ranks, dim=1)):
+            start = 0
+            for part in _in_order(span, layers, index, rank):
+                shape = (len(span.blocks), *part.shape[1:])
+                width = math.prod(shape) // math.prod(values.shape[:2])
+                part[blocks] = values[..., start : start + width].reshape(shape)
+                start += width
         if self.scales is not None:
-            _scales(span, layers, index)[blocks] = self.scales.view(len(span.blocks), -1, self.scales.shape[1])
+            for rank, scales in enumerate(self.scales.chunk(ranks, dim=1)):
+                _scales(span, layers, index, rank)[blocks] = scales.reshape(len(span.blocks), -1, scales.shape[1])
 
 
 def _layer(span: Span, layers: Layers, index: int) -> LayerKv:
-    return span.layout.layers[layers.first + index // 2]
+    """With the heads of one rank."""
+    return span.layout.share.layers[layers.first + index // 2]
 
 
-def _in_order(span: Span, layers: Layers, index: int) -> list[torch.Tensor]:
-    """Views of K's or V's region, [num_blocks, tokens..., heads, dim...]: one, or one for some of the dim's columns and
-    one for the others."""
+def _in_order(span: Span, layers: Layers, index: int, rank: int) -> list[torch.Tensor]:
+    """Views of K's or V's region of a rank, [num_blocks, tokens..., heads, dim...]: one, or one for some of the dim's
+    columns and one for the others."""
     layout, layer = span.layout, _layer(span, layers, index)
     dim = layer.v_dim if index % 2 else layer.k_dim
     size, heads, word = layout.block_size, layer.kv_heads, layout.word
     first = 2 * layers.num if layout.dtype == "int8" else 0
-    region = _region(span, first + index, layout.dtype)
+    region = _region(span, rank, first + index, layout.dtype)
     num = span.places.num_blocks
     if not word:
         return [region.view(num, size, heads, dim)]
@@ -134,15 +124,16 @@ def _in_order(span: Span, layers: Layers, index: int) -> list[torch.Tensor]:
     return [part for part in parts if part.numel()]
 
 
-def _scales(span: Span, layers: Layers, index: int) -> torch.Tensor:
-    """A view [num_blocks, block_size, heads] of the scales' region."""
+def _scales(span: Span, layers: Layers, index: int, rank: int) -> torch.Tensor:
+    """A view [num_blocks, block_size, heads] of the region of a rank's scales."""
     heads, size = _layer(span, layers, index).kv_heads, span.layout.block_size
-    region = _region(span, index, SCALE_DTYPE)
+    region = _region(span, rank, index, SCALE_DTYPE)
     if span.layout.word:
         return region.view(-1, heads, size).transpose(1, 2)
     return region.view(-1, size, heads)
 
 
-def _region(span: Span, number: int, dtype: str) -> torch.Tensor:
+def _region(span: Span, rank: int, number: int, dtype: str) -> torch.Tensor:
+    number += rank * (len(span.places.sizes) // span.layout.ranks)
     start, size = span.places.starts[number], span.places.sizes[number]
     return span.data[start : start + size * span.places.num_blocks].view(_TORCH[dtype])

@@ -104,6 +104,8 @@ def check_layouts(ours: KvLayout, theirs: KvLayout) -> None:
             f"the sender's KV has {len(theirs.layers)} layers, or heads, or sizes of heads, that are not mine; "
             "both workers need the same model"
         )
+    if theirs.ranks < 1 or any(layer.kv_heads % theirs.ranks for layer in theirs.layers):
+        raise FailedPrecondition(f"the sender's KV heads cannot be shared by {theirs.ranks} ranks alike")
     fits = 1 <= theirs.block_size <= _MAX_BLOCK_SIZE and theirs.dtype in DTYPE_BYTES
     if theirs.word:  # the order of the CPU kernels
         fits = fits and theirs.word in (1, 2) and theirs.block_size % 16 == 0

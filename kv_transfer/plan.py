@@ -70,7 +70,7 @@ class Places:
 
 
 def _regions(layout: KvLayout, layers: Layers | None) -> list[int]:
-    """Of each layer the K and the V region, after those of their scales where there are any."""
+    """Of each layer the K and the V region, after those of their scales where there are any; for each rank in turn."""
     if layers is None:
         return list(range(len(layout.region_block_bytes)))
     groups = range(0, len(layout.region_block_bytes), 2 * len(layout.layers))

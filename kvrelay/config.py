@@ -113,13 +113,15 @@ class Resources(Section):
         return value
 
 
+TensorParallel = Annotated[int, Field(ge=1, le=64, strict=True)]  # processes that share one worker's model
 Weights = Literal["auto", "int8"]  # auto: the checkpoint's own; int8: linear layers in 8 bits, activations too
 
 
 class PrefillConfig(Section):
     replicas: Count = 1
     resources: Resources = Resources()
-    threads: PositiveInt = 1
+    tensor_parallel: TensorParallel = 1
+    threads: PositiveInt = 1  # of each of these processes
     weights: Weights = "auto"
     kv: PoolKvConfig = PoolKvConfig()
     chunk_tokens: PositiveInt = 512  # prompt tokens in one step
@@ -144,7 +146,8 @@ class SpeculationConfig(Section):
 class DecodeConfig(Section):
     replicas: PositiveInt = 1
     resources: Resources = Resources()
-    threads: PositiveInt = 1
+    tensor_parallel: TensorParallel = 1
+    threads: PositiveInt = 1  # of each of these processes
     weights: Weights = "auto"
     kv: PoolKvConfig = PoolKvConfig()
     max_batch: PositiveInt = 32  # sequences on one worker: decoding, prefilling, or reserved
@@ -269,6 +272,24 @@ class ClusterConfig(Section):
             size = self.pool_kv(pool).block_size
             if chunk < size:
                 raise ValueError(f"{pool}.chunk_tokens {chunk} is below kv.block_size {size}")
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_can_run(self) -> ClusterConfig:
+        for pool in POOLS:
+            section = self.prefill if pool == "prefill" else self.decode
+            degree, gpus = section.tensor_parallel, section.resources.num_gpus
+            if degree > 1 and gpus and (gpus < degree or gpus != int(gpus)):
+                raise BadValue(
+                    f"{gpus:g} GPUs are not enough for {pool}.tensor_parallel {degree}, whose ranks need a whole one "
+                    f"each; set {degree} or more, or 0 for the CPU",
+                    (pool, "resources", "num_gpus"),
+                )
+            if degree > 1 and section.weights == "int8":
+                raise BadValue(
+                    f"int8 needs the native kernels, which {pool}.tensor_parallel {degree} does not run; leave out one",
+                    (pool, "weights"),
+                )
         return self
 
     @model_validator(mode="after")

@@ -34,7 +34,12 @@ _PRIVATE = tuple(
 _FREE_TEXT = {"reason", "integrity_error", "certificate_note"}  # made printable; other text is refused if it is not
 # and *_bytes, *_tokens; the rest are int32 on the wire
 _INT64 = {"epoch", "preemptions", "finished", "failed"}
-_SIZES = {"block_size", "block_bytes", "max_model_len"}  # of what there is some of; others are counts
+_SIZES = {
+    "block_size",
+    "block_bytes",
+    "max_model_len",
+    "tensor_parallel",
+}  # of what there is some of; others are counts
 
 T = TypeVar("T", bound="DataclassInstance")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 PoolName = Literal["prefill", "decode"]
@@ -101,29 +101,45 @@ class KvLayout:
     Within a block, tokens lie one after the other, [block_size, kv_heads, dim]. With `word` values to a word of four
     bytes of the dtype that the model attends in, heads come first and the order is the one that the CPU kernels read
     (see `engine/native/kernels/panels.h`).
+
+    With tensor parallelism each rank has an equal share of the heads, in an arena of its own; these lie one after the
+    other, and block n of the whole is block n of each of them.
     """
 
-    layers: tuple[LayerKv, ...]
+    layers: tuple[LayerKv, ...]  # with all heads
     block_size: int  # tokens
     dtype: str  # of K and V
     word: int | None = None
+    ranks: int = 1
 
     @property
     def regions(self) -> tuple[KvRegion, ...]:
         """K of layer 0, V of layer 0, K of layer 1, ...; where KV is quantised, before these their scales likewise.
 
-        Scales lie first because they are wider: so every region is aligned, whatever the number of blocks.
+        Scales lie first because they are wider: so every region is aligned, whatever the number of blocks. All of this
+        for each rank in turn.
         """
+        return self._regions_of_rank * self.ranks
+
+    @property
+    def share(self) -> KvLayout:
+        """Of one rank's arena."""
+        if self.ranks == 1:
+            return self
+        layers = tuple(replace(layer, kv_heads=layer.kv_heads // self.ranks) for layer in self.layers)
+        return replace(self, layers=layers, ranks=1)
+
+    @property
+    def _regions_of_rank(self) -> tuple[KvRegion, ...]:
+        layers = self.share.layers
         scales = [
             KvRegion(self._scale_shape(layer), SCALE_DTYPE)
-            for layer in self.layers
+            for layer in layers
             for _ in ("k", "v")
             if self.dtype == "int8"
         ]
         values = [
-            KvRegion(shape, self.dtype)
-            for layer in self.layers
-            for shape in (self._k_shape(layer), self._v_shape(layer))
+            KvRegion(shape, self.dtype) for layer in layers for shape in (self._k_shape(layer), self._v_shape(layer))
         ]
         return (*scales, *values)
 
@@ -154,7 +170,7 @@ class KvLayout:
 
     def hash(self, model_id: str) -> str:
         """Equal on two workers if and only if they can exchange blocks as they are."""
-        text = f"{model_id}|{self.layers}|{self.block_size}|{self.dtype}|{self.word}"
+        text = f"{model_id}|{self.layers}|{self.block_size}|{self.dtype}|{self.word}|{self.ranks}"
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -263,6 +279,7 @@ class WorkerInfo:
     max_model_len: int
     load: WorkerLoad = field(default_factory=WorkerLoad)
     pid: int = 0  # on its own host
+    tensor_parallel: int = 1  # processes that share the model's weights and KV heads, this one included
 
 
 @dataclass(frozen=True, slots=True)

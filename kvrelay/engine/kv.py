@@ -30,19 +30,27 @@ class LayerViews(NamedTuple):
 
 
 class KvPool:
-    """One flat buffer of bytes laid out as `KvLayout` says, and a typed view for each layer.
+    """One flat buffer of bytes laid out as `KvLayout` says, and for each layer a typed view of this rank's share.
 
     On a CPU the buffer is an anonymous memory file, `kvrelay-NONCE`: another process of this host and user maps
-    it through /proc/PID/fd/FD and checks the nonce. Its pages take up memory once written to.
+    it through /proc/PID/fd/FD and checks the nonce. Its pages take up memory once written to. With tensor parallelism
+    rank 0 makes the file for all ranks, and the others map it.
     """
 
-    def __init__(self, layout: KvLayout, num_blocks: int, device: str = "cpu") -> None:
+    def __init__(
+        self, layout: KvLayout, num_blocks: int, device: str = "cpu", *, rank: int = 0, of_rank_0: str = ""
+    ) -> None:
+        """`of_rank_0` is the path to the memory file of another process, for ranks from 1 on."""
         self.layout = layout
         self.num_blocks = num_blocks
         self.nonce = secrets.randbits(63)
         self.fd: int | None = None
+        self._rank = rank
         size = layout.arena_bytes(num_blocks)
-        if torch.device(device).type == "cpu":
+        if of_rank_0:
+            self.fd = os.open(of_rank_0, os.O_RDWR | os.O_CLOEXEC)
+            self.buffer = torch.frombuffer(mmap.mmap(self.fd, size), dtype=torch.uint8)
+        elif torch.device(device).type == "cpu":
             self.fd = os.memfd_create(f"kvrelay-{self.nonce:x}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(self.fd, size)
             # Whoever maps a file that shrinks is killed by the kernel; now it cannot.
@@ -54,13 +62,14 @@ class KvPool:
 
     def _views(self) -> tuple[LayerViews, ...]:
         tensors = []
-        start = 0
-        for region, block_bytes in zip(self.layout.regions, self.layout.region_block_bytes, strict=True):
+        share = self.layout.share
+        start = self._rank * share.arena_bytes(self.num_blocks)
+        for region, block_bytes in zip(share.regions, share.region_block_bytes, strict=True):
             end = start + self.num_blocks * block_bytes
             flat = self.buffer[start:end].view(TORCH_DTYPE[region.dtype])
             tensors.append(flat.view(self.num_blocks, *region.block_shape))
             start = end
-        count = 2 * len(self.layout.layers)
+        count = 2 * len(share.layers)
         scales: list[torch.Tensor | None] = [*tensors[:-count]] or [None] * count
         values = tensors[-count:]
         layers = zip(values[::2], values[1::2], scales[::2], scales[1::2], strict=True)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.distributed import DistributedConfig
 
 from kvrelay.engine import attention
 from kvrelay.engine.checkpoint import find_checkpoint
 from kvrelay.engine.probe import probe
 from kvrelay.engine.sizes import check_sizes
 from kvrelay.errors import ModelRefused
-from kvrelay.types import LayerKv
+from kvrelay.types import KvLayout, LayerKv
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +27,20 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     max_model_len: int  # tokens
     vocab_size: int
-    kv_layers: tuple[LayerKv, ...]
+    kv_layers: tuple[LayerKv, ...]  # with all heads
     kv_dtype: str
+    ranks: int = 1  # that share weights and KV heads, each of which has loaded its own share
+
+    def layout(self, block_size: int, kv_dtype: str) -> KvLayout:
+        """kv_dtype auto is the dtype that the model attends in."""
+        dtype = self.kv_dtype if kv_dtype == "auto" else kv_dtype
+        return KvLayout(self.kv_layers, block_size, dtype, ranks=self.ranks)
 
 
-def load_model(path: str, *, dtype: str = "auto", device: str = "cpu") -> LoadedModel:
-    """The model in a folder, or of a hub id, in evaluation mode with paged attention. Raises ModelRefused."""
+def load_model(path: str, *, dtype: str = "auto", device: str = "cpu", ranks: int = 1) -> LoadedModel:
+    """The model in a folder, or of a hub id, in evaluation mode with paged attention; with `ranks` this process's share
+    of it, which is loaded together with the others'. Raises ModelRefused.
+    """
     checkpoint = find_checkpoint(path)
     try:
         check_sizes(AutoConfig.from_pretrained(str(checkpoint.folder), local_files_only=True), checkpoint)
@@ -43,6 +53,7 @@ def load_model(path: str, *, dtype: str = "auto", device: str = "cpu") -> Loaded
             local_files_only=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below, with their names
+            distributed_config=DistributedConfig(tp_size=ranks) if ranks > 1 else None,
         )
     except ModelRefused:
         raise
@@ -53,13 +64,13 @@ def load_model(path: str, *, dtype: str = "auto", device: str = "cpu") -> Loaded
     if wrong:
         raise ModelRefused(f"{path}: {len(wrong)} weights are missing or misshapen; {wrong[0]}")
     try:
-        model = model.to(device)
+        model = model.to(device) if ranks == 1 else model  # a share is on its rank's device
     except torch.OutOfMemoryError as error:
         raise ModelRefused(f"{path}: {weight_bytes(model)} bytes of weights do not fit on {device}: {error}") from error
-    return loaded_model(model, path, checkpoint.model_id)
+    return loaded_model(model, path, checkpoint.model_id, ranks=ranks)
 
 
-def loaded_model(model: PreTrainedModel, name: str, model_id: str) -> LoadedModel:
+def loaded_model(model: PreTrainedModel, name: str, model_id: str, *, ranks: int = 1) -> LoadedModel:
     """A model that lies in memory and attends by `attention.NAME`. Raises ModelRefused and calls it by its name."""
     kind = type(model).__name__
     if not model._supports_attention_backend:
@@ -83,8 +94,9 @@ def loaded_model(model: PreTrainedModel, name: str, model_id: str) -> LoadedMode
         eos_token_ids=_eos_token_ids(model),
         max_model_len=max_model_len,
         vocab_size=config.vocab_size,
-        kv_layers=kv_layers,
+        kv_layers=tuple(replace(layer, kv_heads=layer.kv_heads * ranks) for layer in kv_layers),
         kv_dtype=kv_dtype,
+        ranks=ranks,
     )
 
 
@@ -115,5 +127,7 @@ def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
 
 
 def weight_bytes(model: torch.nn.Module) -> int:
-    """Bytes of all parameters and buffers, tied ones once."""
-    return sum({tensor.data_ptr(): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}.values())
+    """Bytes of all parameters and buffers, tied ones once, and whole where ranks share them."""
+    tensors = (*model.parameters(), *model.buffers())
+    places = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
+    return sum({place.data_ptr(): tensor.nbytes for place, tensor in zip(places, tensors, strict=True)}.values())

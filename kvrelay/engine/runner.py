@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, islice, takewhile
 from typing import Literal
 
+import numpy as np
 import torch
 
 from kvrelay.compiled import NativeUnavailable
+from kvrelay.engine.checkpoint import find_checkpoint
 from kvrelay.engine.cuda_forward import SCRATCH_BLOCKS, CudaForward
 from kvrelay.engine.device import find_device
 from kvrelay.engine.kv import TORCH_DTYPE, KvPool
@@ -18,6 +20,10 @@ from kvrelay.engine.modules import use_kernels
 from kvrelay.engine.native.batch import PagedBatch
 from kvrelay.engine.native.ops import check, set_threads
 from kvrelay.engine.native_forward import NativeForward
+from kvrelay.engine.ranks.forward import RanksForward
+from kvrelay.engine.ranks.group import RankGroup
+from kvrelay.engine.ranks.plan import check_degree
+from kvrelay.engine.ranks.settings import RankSettings
 from kvrelay.engine.sampling import Sampled, SampleRequest, sample
 from kvrelay.engine.step import OnLayer, Part, Step
 from kvrelay.engine.torch_forward import TorchForward
@@ -70,7 +76,9 @@ class ModelRunner:
         *,
         without_kernels: str = "no kernels were asked for",
         flashinfer: bool = False,
+        group: RankGroup | None = None,
     ) -> None:
+        """With a group, `loaded` is this rank's share."""
         self.layout = layout
         self.kv = kv
         self.num_blocks = kv.num_blocks
@@ -84,8 +92,11 @@ class ModelRunner:
         self.kernels = "torch" if without_kernels else "native"
         self.without_kernels = without_kernels  # why, or nothing
         self.not_captured = ""  # why steps are not recorded, or nothing
-        self._forward: CudaForward | TorchForward | NativeForward
-        if kv.buffer.is_cuda:
+        self._group = group
+        self._forward: CudaForward | TorchForward | NativeForward | RanksForward
+        if group is not None:
+            self._forward = RanksForward(loaded.model, kv, group)
+        elif kv.buffer.is_cuda:
             self._forward = CudaForward.on_gpu(loaded.model, kv, max_model_len, flashinfer=flashinfer)
             self.num_blocks -= SCRATCH_BLOCKS
             self.without_kernels = self._forward.without_flashinfer
@@ -111,22 +122,32 @@ class ModelRunner:
         threads: int | None = None,
         weights: Literal["auto", "int8"] = "auto",
         kernels: Literal["auto", "torch"] = "auto",
+        group: RankGroup | None = None,
     ) -> ModelRunner:
         """Loads the model onto `device`, then as `of`. `threads` is set for the whole process.
 
-        Raises ModelRefused, and ConfigError if there is no such device.
+        With a group its ranks share the model, each with as many threads, and go with the runner. Raises ModelRefused,
+        and ConfigError if there is no such device.
         """
         find_device(device)
         if threads is not None:
             torch.set_num_threads(threads)
+        if group is not None:
+            if weights == "int8":
+                raise ConfigError("weights: int8 needs the native kernels, which tensor parallelism does not run")
+            checkpoint = find_checkpoint(path)
+            check_degree(checkpoint, group.degree)
+            folder = str(checkpoint.folder)
+            group.begin(RankSettings(folder, dtype, device, torch.get_num_threads(), block_size, kv_dtype))
         return cls.of(
-            load_model(path, dtype=dtype, device=device),
+            load_model(path, dtype=dtype, device=device, ranks=1 if group is None else group.degree),
             block_size=block_size,
             kv_dtype=kv_dtype,
             kv_bytes=kv_bytes,
             max_model_len=max_model_len,
             weights=weights,
             kernels=kernels,
+            group=group,
         )
 
     @classmethod
@@ -140,6 +161,7 @@ class ModelRunner:
         max_model_len: int | None = None,
         weights: Literal["auto", "int8"] = "auto",
         kernels: Literal["auto", "torch"] = "auto",
+        group: RankGroup | None = None,
     ) -> ModelRunner:
         """Takes up to `kv_bytes` for KV where the model lies.
 
@@ -150,7 +172,7 @@ class ModelRunner:
         max_model_len tokens or is not free, or int8 weights have no kernels.
         """
         longest = min(max_model_len or loaded.max_model_len, loaded.max_model_len)
-        layout = KvLayout(loaded.kv_layers, block_size, loaded.kv_dtype if kv_dtype == "auto" else kv_dtype)
+        layout = loaded.layout(block_size, kv_dtype)
         reason = "torch was asked for" if kernels == "torch" else _without_kernels(loaded, layout)
         if reason and weights == "int8":
             raise ConfigError(f"weights: int8 needs the native kernels: {reason}")
@@ -166,10 +188,14 @@ class ModelRunner:
                 f"{kv_bytes // layout.block_bytes * block_size}"
             )
         device = loaded.model.device
-        num_blocks = kv_bytes // layout.block_bytes + (SCRATCH_BLOCKS if device.type == "cuda" else 0)
+        num_blocks = kv_bytes // layout.block_bytes
+        if device.type == "cuda" and group is None:
+            num_blocks += SCRATCH_BLOCKS
         try:
             pool = KvPool(layout, num_blocks, str(device))
-            return cls(loaded, layout, pool, longest, without_kernels=reason, flashinfer=kernels == "auto")
+            if group is not None:
+                group.tell(np.array([num_blocks, pool.fd]))
+            return cls(loaded, layout, pool, longest, without_kernels=reason, flashinfer=kernels == "auto", group=group)
         except torch.OutOfMemoryError as error:
             message = f"kv.memory: {kv_bytes} bytes leave no room on {device} for the model and its steps: {error}"
             raise ConfigError(message) from error
@@ -208,7 +234,24 @@ class ModelRunner:
             token_ids += segment.token_ids
         return self._forward(Step(token_ids, parts, rows, on_layer))
 
+    def lost(self) -> str:
+        """Why no step can be run any more; nothing while they can. From any thread."""
+        return "" if self._group is None else self._group.lost()
+
+    @property
+    def rank_pids(self) -> Sequence[int]:
+        """Processes of the other ranks."""
+        return () if self._group is None else self._group.pids
+
+    def kill_ranks(self) -> None:
+        """For when a step does not come back: this process can only end, and the other ranks with it."""
+        if self._group is not None:
+            self._group.kill()
+
     def close(self) -> None:
+        """No step may run."""
+        if self._group is not None:
+            self._group.close()
         self.kv.close()
 
     def _check(self, segment: Segment) -> None:
@@ -232,6 +275,8 @@ class ModelRunner:
 
 def _without_kernels(loaded: LoadedModel, layout: KvLayout) -> str:
     """Why the native kernels cannot be used; nothing if they can. May compile them."""
+    if loaded.ranks > 1:
+        return f"{loaded.ranks} ranks share the model, and transformers' plans for that are for torch's operators"
     if loaded.model.device.type != "cpu":
         return f"they are for CPUs, and the model is on {loaded.model.device.type}"
     dtype = TORCH_DTYPE[loaded.kv_dtype]

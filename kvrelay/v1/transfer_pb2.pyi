@@ -64,16 +64,18 @@ class KvOpen(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., lease_id: _Optional[int] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., layout_hash: _Optional[str] = ..., transport: _Optional[str] = ..., segment: _Optional[_Union[SharedSegment, _Mapping]] = ..., rendezvous: _Optional[str] = ..., model_id: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., arena: _Optional[_Union[RemoteArena, _Mapping]] = ..., digest: _Optional[str] = ..., sender: _Optional[str] = ..., capability: _Optional[str] = ...) -> None: ...
 
 class KvLayout(_message.Message):
-    __slots__ = ("layers", "block_size", "dtype", "word")
+    __slots__ = ("layers", "block_size", "dtype", "word", "ranks")
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     WORD_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     layers: _containers.RepeatedCompositeFieldContainer[LayerKv]
     block_size: int
     dtype: str
     word: int
-    def __init__(self, layers: _Optional[_Iterable[_Union[LayerKv, _Mapping]]] = ..., block_size: _Optional[int] = ..., dtype: _Optional[str] = ..., word: _Optional[int] = ...) -> None: ...
+    ranks: int
+    def __init__(self, layers: _Optional[_Iterable[_Union[LayerKv, _Mapping]]] = ..., block_size: _Optional[int] = ..., dtype: _Optional[str] = ..., word: _Optional[int] = ..., ranks: _Optional[int] = ...) -> None: ...
 
 class LayerKv(_message.Message):
     __slots__ = ("kv_heads", "k_dim", "v_dim")

@@ -55,10 +55,21 @@ class WorkerStatus:
     load: WorkerLoad
     pid: int = 0
     unfit: str = ""  # why the router that answers gives it no new work
+    tensor_parallel: int = 1  # processes that share the weights and KV heads
 
     @classmethod
     def of(cls, info: WorkerInfo, unfit: str = "") -> WorkerStatus:
-        return cls(info.worker_id, info.pool, info.epoch, info.state, info.address, info.load, info.pid, unfit)
+        return cls(
+            info.worker_id,
+            info.pool,
+            info.epoch,
+            info.state,
+            info.address,
+            info.load,
+            info.pid,
+            unfit,
+            info.tensor_parallel,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +101,7 @@ def worker_status_to_proto(worker: WorkerStatus) -> pb.WorkerStatus:
         address=worker.address,
         pid=worker.pid,
         unfit=worker.unfit,
+        tensor_parallel=worker.tensor_parallel,
         **{name: getattr(worker.load, name) for name in _LOAD_FIELDS},
     )
 
@@ -105,6 +117,7 @@ def worker_status_from_proto(message: pb.WorkerStatus) -> WorkerStatus:
         load=WorkerLoad(**{name: getattr(message, name) for name in _LOAD_FIELDS}),
         pid=message.pid,
         unfit=message.unfit,
+        tensor_parallel=message.tensor_parallel or 1,
     )
 
 

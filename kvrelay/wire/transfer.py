@@ -293,12 +293,18 @@ def _arena_from_proto(message: pb.RemoteArena) -> RemoteArena:
 
 def _layout_to_proto(layout: KvLayout) -> pb.KvLayout:
     layers = [pb.LayerKv(kv_heads=one.kv_heads, k_dim=one.k_dim, v_dim=one.v_dim) for one in layout.layers]
-    return pb.KvLayout(layers=layers, block_size=layout.block_size, dtype=layout.dtype, word=layout.word or 0)
+    return pb.KvLayout(
+        layers=layers,
+        block_size=layout.block_size,
+        dtype=layout.dtype,
+        word=layout.word or 0,
+        ranks=layout.ranks,
+    )
 
 
 def _layout_from_proto(message: pb.KvLayout) -> KvLayout:
     layers = tuple(LayerKv(one.kv_heads, one.k_dim, one.v_dim) for one in message.layers)
-    return KvLayout(layers, message.block_size, message.dtype, message.word or None)
+    return KvLayout(layers, message.block_size, message.dtype, message.word or None, message.ranks or 1)
 
 
 def receipt_to_proto(receipt: KvReceipt) -> pb.KvReceipt:

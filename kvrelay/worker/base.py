@@ -256,13 +256,14 @@ class Worker(ABC):
             max_model_len=self.runner.max_model_len,
             load=self.load(),
             pid=os.getpid(),
+            tensor_parallel=self.runner.layout.ranks,
         )
 
     def measured(
         self, *, running: int, waiting: Iterable[Sequence], leases: int = 0, preemptions: int = 0
     ) -> WorkerLoad:
         """A load with the figures that are the same for both pools."""
-        resident, shared = resident_bytes()
+        resident, shared = resident_bytes(self.runner.rank_pids)
         waiting = tuple(waiting)
         return WorkerLoad(
             running=running,

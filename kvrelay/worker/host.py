@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 
 import grpc
 from transformers.utils.logging import disable_progress_bar
 
 from kvrelay.config import DecodeConfig, PrefillConfig
+from kvrelay.engine.ranks.group import RankGroup
+from kvrelay.engine.ranks.lost import RankLost
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.errors import KvRelayError, Unavailable
 from kvrelay.registry import Registry
@@ -24,6 +27,7 @@ from kvrelay.worker.cores import Cores
 from kvrelay.worker.heap import keep_freed_memory
 from kvrelay.worker.session import WorkerService
 from kvrelay.worker.settings import WorkerSettings
+from kvrelay.worker.step_watch import LOOK_S
 
 HEARTBEAT_S = 0.5
 TTL_S = 3.0
@@ -36,13 +40,16 @@ log = get_logger("worker")
 
 
 async def load_runner(settings: WorkerSettings) -> ModelRunner:
-    """The pool's model on the pool's device, loaded off the event loop. Raises ModelRefused, ConfigError."""
+    """The pool's model on the pool's device, loaded off the event loop. Raises ModelRefused, ConfigError, RankLost."""
     keep_freed_memory()
     disable_progress_bar()  # a worker's log is read later, line by line
     config = settings.config
     kv = config.pool_kv(settings.pool)
     pool = _pool_config(settings)
-    runner = await asyncio.to_thread(
+    device = "cuda" if pool.resources.num_gpus else "cpu"
+    # Started by this thread, since it lasts as long as the worker.
+    group = None if pool.tensor_parallel == 1 else RankGroup(pool.tensor_parallel, device)
+    load = partial(
         ModelRunner.load,
         settings.model_path,
         dtype=config.model.dtype,
@@ -50,15 +57,31 @@ async def load_runner(settings: WorkerSettings) -> ModelRunner:
         kv_dtype=kv.dtype,
         kv_bytes=kv.memory,
         max_model_len=config.model.max_model_len,
-        device="cuda" if pool.resources.num_gpus else "cpu",
+        device=device,
         threads=pool.threads,
         weights=pool.weights,
+        group=group,
     )
+    runner = await _unless_lost(asyncio.create_task(asyncio.to_thread(load)), group)
     if runner.without_kernels:
         log.warning("runs without native kernels", worker=settings.worker_id, reason=runner.without_kernels)
     if runner.not_captured:
         log.info("runs the model's own code in each step", worker=settings.worker_id, reason=runner.not_captured)
     return runner
+
+
+async def _unless_lost(loading: asyncio.Task[ModelRunner], group: RankGroup | None) -> ModelRunner:
+    """What is loaded. If that fails or a rank is lost, which the others would wait for, none is left."""
+    try:
+        while group is not None and not loading.done():
+            await asyncio.wait({loading}, timeout=LOOK_S)
+            if why := group.lost():
+                raise RankLost(why)
+        return await loading
+    except BaseException:
+        if group is not None:
+            group.kill()
+        raise
 
 
 def _pool_config(settings: WorkerSettings) -> PrefillConfig | DecodeConfig:
@@ -80,8 +103,8 @@ async def host_worker(
     """Serves until `stop` says so: first it drains for DRAIN_GRACE_S at most, and at the second word it ends.
 
     Raises ConfigError for certificates that are no good, Unavailable if the registry cannot be reached at the start,
-    StepHung when the engine hangs; then the engine thread and the KV's memory are left as they are, and the process has
-    to end.
+    StepHung when the engine hangs, RankLost when it has lost a rank; then the engine thread and the KV's memory are
+    left as they are, and the process has to end.
     """
     credentials = Credentials.internal(settings.config.security, "worker")
     transfer = settings.config.transfer
@@ -112,7 +135,9 @@ async def host_worker(
                 service.close()
                 await _leave(worker, registry)
     finally:
-        if worker is not None and not worker.steps.hung:
+        if worker is not None and worker.steps.hung:
+            worker.runner.kill_ranks()
+        elif worker is not None:
             await worker.close()  # only now: the server has ended, and nobody reads or writes the KV any more
         cores.release()
         await registry.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
 
 from kvrelay.clock import Clock
 
@@ -50,8 +52,11 @@ class Meter:
         return 1e3 * waits[int(0.95 * len(waits))] if waits else 0.0
 
 
-def resident_bytes() -> tuple[int, int]:
-    """(resident set, part of it that is shared or backed by files) of this process, from /proc/self/statm."""
-    with open("/proc/self/statm", encoding="ascii") as statm:
-        _, resident, shared, *_ = statm.read().split()
-    return int(resident) * _PAGE_BYTES, int(shared) * _PAGE_BYTES
+def resident_bytes(pids: Iterable[int] = ()) -> tuple[int, int]:
+    """(resident set, part of it that is shared or backed by files) of this process and others, from /proc/PID/statm."""
+    resident = shared = 0
+    for pid in ("self", *pids):
+        with suppress(FileNotFoundError), open(f"/proc/{pid}/statm", encoding="ascii") as statm:
+            _, more_resident, more_shared, *_ = map(int, statm.read().split())
+            resident, shared = resident + more_resident, shared + more_shared
+    return resident * _PAGE_BYTES, shared * _PAGE_BYTES

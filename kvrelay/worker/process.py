@@ -7,7 +7,9 @@ import faulthandler
 import os
 import sys
 from collections.abc import Coroutine
+from typing import NoReturn
 
+from kvrelay.engine.ranks.lost import RankLost
 from kvrelay.telemetry import flush_logs, get_logger
 from kvrelay.worker.step_watch import StepHung
 
@@ -21,7 +23,8 @@ log = get_logger("worker")
 
 async def run_in_process(worker_id: str, serving: Coroutine[None, None, None]) -> None:
     """Runs `serving`, which has this process for itself. An engine or an event loop that hangs ends the process, with
-    the stacks of all its threads on stderr: nothing else could, since no thread can be ended from outside.
+    the stacks of all its threads on stderr: nothing else could, since no thread can be ended from outside. So does an
+    engine that has lost a rank.
     """
     guard = asyncio.create_task(_guard_the_loop())
     try:
@@ -32,12 +35,19 @@ async def run_in_process(worker_id: str, serving: Coroutine[None, None, None]) -
         log.error(
             "worker ends because its engine hangs; stacks of all threads are above", worker=worker_id, why=str(hung)
         )
-        flush_logs()
-        sys.stderr.flush()
-        os._exit(HUNG)  # not sys.exit, which waits for the engine thread
+        _end()
+    except RankLost as lost:
+        log.error("worker ends because its engine has lost a rank", worker=worker_id, why=str(lost))
+        _end()
     finally:
         guard.cancel()
         faulthandler.cancel_dump_traceback_later()
+
+
+def _end() -> NoReturn:
+    flush_logs()
+    sys.stderr.flush()
+    os._exit(HUNG)  # not sys.exit, which waits for the engine thread
 
 
 async def _guard_the_loop() -> None:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from kvrelay.clock import Clock
+from kvrelay.engine.ranks.lost import RankLost
 from kvrelay.engine.runner import ModelRunner, Segment
 from kvrelay.engine.sampling import Sampled, SampleRequest
 from kvrelay.engine.step import OnLayer
@@ -78,9 +79,12 @@ class StepLoop:
             self._engine.shutdown(wait=not self.hung)
 
     async def hang(self) -> None:
-        """Until a step hangs; says so with StepHung. Cancelled, if none does."""
+        """Until a step hangs or a rank of the engine is lost; says so with StepHung or RankLost."""
         while True:
             await asyncio.sleep(LOOK_S)
+            if why := self._runner.lost():
+                self.hung = True
+                raise RankLost(why)
             if self.watch.look(self._clock.now()):
                 break
         self.hung = True
@@ -108,6 +112,9 @@ class StepLoop:
         self.watch.began(sum(len(segment.token_ids) for segment in segments), self._clock.now())
         try:
             return await asyncio.get_running_loop().run_in_executor(self._engine, self._runner.run, segments, on_layer)
+        except RankLost:
+            await asyncio.Event().wait()  # `hang` tells of it, and this is cancelled
+            raise
         finally:
             self.watch.ended(self._clock.now())
 

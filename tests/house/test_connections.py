@@ -17,6 +17,7 @@ KNOWN = {
     "kvrelay/client/base.py": "a client's, as it was told",
     "kvrelay/client/admin.py": "an operator's, as it was told",
     "router/listeners.py": "HTTP: uvicorn's socket, with an SSL context where there are credentials",
+    "kvrelay/engine/ranks/group.py": "the store of one worker's ranks: on loopback, for processes that it started",
     "kv_transfer/transports/group.py": "the store of gloo and nccl, which are only taken when asked for by name",
 }
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transfer_ends import KEY, decode_end, sender_of
 
-from kv_transfer.conversion import Heads, Span, convert
+from kv_transfer.conversion import Span, convert
 from kv_transfer.plan import Layers, Places
 from kvrelay.engine.kv import KvPool
 from kvrelay.int8 import dequantise, quantise
@@ -141,19 +141,21 @@ def test_a_group_of_layers(word: int | None) -> None:
 
 
 @pytest.mark.parametrize("word", [None, 2])
-def test_one_workers_heads_become_two_workers_shares_and_come_together_again(word: int | None) -> None:
-    whole = KvLayout((LayerKv(4, 32, 64),) * 2, 16, "bfloat16", word)
-    share = KvLayout((LayerKv(2, 32, 64),) * 2, 32, "bfloat16", word)
-    one, shares, again = pool_of(whole, 4, 1), [pool_of(share, 2, 2), pool_of(share, 2, 3)], pool_of(whole, 4, 4)
-    two = Layers(0, 2)
-    tokens = range(60)
-    for rank, pool in enumerate(shares):
-        heads = Heads(2 * rank, 2), Heads(0, 2)
-        convert(span(one, [3, 1, 0, 2], 0, two), span(pool, [1, 0], 0, two), tokens, two, heads)
-    assert torch.equal(naive_at(one, 1, 0, 1, 5, 3), naive_at(shares[1], 1, 0, 1, 21, 1))
-    for rank, pool in enumerate(shares):
-        heads = Heads(0, 2), Heads(2 * rank, 2)
-        convert(span(pool, [1, 0], 0, two), span(again, [0, 1, 2, 3], 0, two), tokens, two, heads)
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_one_workers_heads_become_ranks_shares_and_come_together_again(dtype: str, word: int | None) -> None:
+    """A rank sees in its own arena, which is a part of the whole one, the heads that are its own."""
+    layers = (LayerKv(4, 32, 64),) * 2
+    whole, shared = KvLayout(layers, 16, dtype, word), KvLayout(layers, 32, dtype, word, ranks=2)
+    one, ranks, again = pool_of(whole, 4, 1), KvPool(shared, 2), pool_of(whole, 4, 4)
+    two, tokens = Layers(0, 2), range(60)
+    convert(span(one, [3, 1, 0, 2], 0, two), span(ranks, [1, 0], 0, two), tokens, two)
+    for rank in range(2):
+        its = KvPool(shared, 2, rank=rank, of_rank_0=f"/proc/self/fd/{ranks.fd}")
+        for head in range(2):
+            sent = naive_at(one, 1, 0, 1, 5, 2 * rank + head)
+            assert torch.equal(sent, naive_at(its, 1, 0, 1, 21, head))
+        its.close()
+    convert(span(ranks, [1, 0], 0, two), span(again, [0, 1, 2, 3], 0, two), tokens, two)
     for layer in (0, 1):
         for side in (0, 1):
             for token in tokens:

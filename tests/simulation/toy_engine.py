@@ -82,6 +82,7 @@ class ToyRunner:
     vocab_size = VOCAB
     weight_bytes = 0
     without_kernels = not_captured = ""
+    rank_pids = ()
 
     def __init__(self, num_blocks: int, nonce: int, die: Callable[[], None]) -> None:
         self.kv = Arena(num_blocks, nonce)
@@ -91,6 +92,12 @@ class ToyRunner:
         self._die = die
 
     def close(self) -> None:
+        pass
+
+    def lost(self) -> str:
+        return ""
+
+    def kill_ranks(self) -> None:
         pass
 
     def run(self, segments: Sequence[Segment], on_layer: Callable[[int], None] | None = None) -> list[list[Sampled]]:
