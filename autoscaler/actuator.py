@@ -19,7 +19,7 @@ from kvrelay.security.credentials import Credentials
 from kvrelay.security.grpc_tls import worker_channel
 from kvrelay.stop_request import DRAIN_GRACE_S
 from kvrelay.telemetry import get_logger
-from kvrelay.types import POOLS, PoolName, WorkerInfo
+from kvrelay.types import POOLS, PendingWorker, PoolName, WorkerInfo
 from kvrelay.wire import status
 from kvrelay.wire.worker import WorkerServiceStub, pb
 
@@ -46,6 +46,9 @@ class Launcher(Protocol):
 
     def alive(self) -> Mapping[str, PoolName]:
         """Workers whose process exists or was asked for."""
+
+    def pending(self) -> Mapping[str, str]:
+        """Those of them that no node has room for, and what is missing."""
 
 
 @dataclass(slots=True)
@@ -107,6 +110,8 @@ class Actuator:
         drains, restarts = await self._registry.drains(), await self._registry.restarts()
         await self._note_deaths(infos)
         await self._note_states(infos)
+        for worker_id, reason in self._launcher.pending().items():
+            await self._registry.publish_pending(PendingWorker(worker_id, self._workers[worker_id].pool, reason))
         for worker_id in drains | restarts:
             if worker_id in self._workers:
                 if worker_id in drains:
@@ -145,6 +150,7 @@ class Actuator:
 
     async def _note_states(self, infos: Mapping[str, WorkerInfo]) -> None:
         """Counts looks, not seconds: neither an outage of Redis nor a pause of this process is a worker's silence."""
+        pending = self._launcher.pending()
         for worker_id, worker in list(self._workers.items()):
             info = infos.get(worker_id)
             match None if info is None else info.state:
@@ -162,6 +168,8 @@ class Actuator:
                     self._note_death(worker)
                     await self._stop(worker_id, info)
                     continue
+            if worker_id in pending:  # waits for a node, which may be made for it; that takes as long as it takes
+                continue
             worker.silent_looks += 1
             if worker.silent_looks * self._interval_s >= (SILENT_S if worker.serving else START_S):
                 what = "worker sends no heartbeat" if worker.serving else "worker does not become ready"

@@ -36,9 +36,14 @@ Count = Annotated[int, Field(ge=0, strict=True)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-def _address(value: str) -> str:
+def is_address(value: str) -> bool:
+    """HOST:PORT."""
     match = _ADDRESS.match(value)
-    if match is None or int(match[2]) > 65535:
+    return match is not None and int(match[2]) <= 65535
+
+
+def _address(value: str) -> str:
+    if not is_address(value):
         raise ValueError(f"{value!r} is not HOST:PORT with a port from 0 to 65535")
     return value
 

@@ -1,4 +1,7 @@
-"""A whole cluster on this machine: Redis, a controller with its Ray workers, and a router, each a child process."""
+"""A whole cluster of this process: Redis, a controller with its Ray workers, and a router, each a child process.
+
+On a Ray that runs already, workers are on its nodes, and Redis is one that runs already, too.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,13 @@ from kvrelay.embedded_redis import EmbeddedRedis
 from kvrelay.errors import ConfigError, KvRelayError, NotFound, Unavailable
 from kvrelay.models import resolve_model
 from kvrelay.ray_folder import remove_abandoned_folders
+from kvrelay.registry import Registry
 from kvrelay.telemetry import get_logger
 from kvrelay.tokens_file import load_tokens
 
 _READY = re.compile(r"^kvrelay ready grpc=(\S+) http=(\S+) admin=(\S+)$")
 _START_TIMEOUT_S = 300.0
+_NODES_TIMEOUT_S = 900.0  # on a Ray cluster, which may have to add nodes first
 _DRAIN_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 45.0  # of a controller, which drains its workers
 _BAD_USAGE = 2
@@ -113,8 +118,9 @@ class LocalCluster:
     for a model that is not there or that the workers refuse.
     """
 
-    def __init__(self, config: ClusterConfig, *, quiet: bool = False) -> None:
+    def __init__(self, config: ClusterConfig, *, quiet: bool = False, ray_address: str | None = None) -> None:
         self._config = config
+        self._ray_address = ray_address
         self._quiet = quiet
         self._log_file: IO[bytes] | None = None
         self._exits = AsyncExitStack()
@@ -140,12 +146,10 @@ class LocalCluster:
             if url == "embedded":
                 redis = await self._exits.enter_async_context(EmbeddedRedis())
                 url = redis.url
-            self._config = self._config.model_copy(
-                update={
-                    "model": self._config.model.model_copy(update={"path": model}),
-                    "redis": self._config.redis.model_copy(update={"url": url}),
-                }
-            )
+            update: dict[str, object] = {"redis": self._config.redis.model_copy(update={"url": url})}
+            if self._ray_address is None:  # elsewhere each host finds it by itself
+                update["model"] = self._config.model.model_copy(update={"path": model})
+            self._config = self._config.model_copy(update=update)
             self._exits.push_async_callback(self._stop_controller)
             self._controller = await self._start_controller()
             self.endpoints = await self.add_router(self._config)
@@ -186,7 +190,9 @@ class LocalCluster:
                 end.cancel()
 
     async def _start_controller(self) -> Child:
-        return await Child.start("controller", "--config", self._write(self._config), log_file=self._log_file)
+        ray_address = () if self._ray_address is None else ("--ray-address", self._ray_address)
+        config = self._write(self._config)
+        return await Child.start("controller", "--config", config, *ray_address, log_file=self._log_file)
 
     async def _keep_controller(self) -> KvRelayError:
         """Starts the controller again when it ends by itself; returns why, if that is of no use.
@@ -223,13 +229,15 @@ class LocalCluster:
         assert self._controller is not None
         line = asyncio.create_task(router.line())
         failed = asyncio.create_task(self._controller.end())
+        timeout_s = _START_TIMEOUT_S if self._ray_address is None else _NODES_TIMEOUT_S
         try:
-            async with asyncio.timeout(_START_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 await asyncio.wait({line, failed}, return_when=asyncio.FIRST_COMPLETED)
             if not line.done():
                 raise failed.result()
         except TimeoutError:
-            raise Unavailable(f"no worker was ready within {_START_TIMEOUT_S:g} s") from None
+            reasons = await self._pending()
+            raise Unavailable(f"the workers were not ready within {timeout_s:g} s{reasons}") from None
         finally:
             failed.cancel()
             line.cancel()
@@ -237,6 +245,14 @@ class LocalCluster:
         if match is None:
             raise KvRelayError(f"the router printed {line.result()!r} where its addresses should be")
         return Endpoints(*match.groups())
+
+    async def _pending(self) -> str:
+        """What workers wait for, if it is for room."""
+        registry = await Registry.connect(self._config.redis.url)
+        try:
+            return "".join(f"; {one.worker_id} waits for room: {one.reason}" for one in await registry.pending())
+        finally:
+            await registry.close()
 
     def _last_words(self) -> str:
         """The end of the parts' logs, if they were kept from the user."""

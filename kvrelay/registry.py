@@ -2,6 +2,7 @@
 
     kvrelay:epoch, kvrelay:leader_token    counters
     kvrelay:worker:ID, kvrelay:router:ID   heartbeats, each with a time to live
+    kvrelay:pending:ID                     likewise, of a worker that no node has room for
     kvrelay:leader                         who scales the pools, with a time to live
     kvrelay:desired                        hash: pool -> wanted number of workers
     kvrelay:names                          hash: pool -> number of the next worker's name
@@ -33,7 +34,7 @@ from kvrelay.config import is_loopback
 from kvrelay.errors import ConfigError, FailedPrecondition, InvalidArgument, Unavailable
 from kvrelay.registry_codec import MAX_VALUE_BYTES, check_name, decode, encode
 from kvrelay.telemetry import get_logger
-from kvrelay.types import POOLS, PoolName, RouterLoad, ScalingDecision, WorkerInfo
+from kvrelay.types import POOLS, PendingWorker, PoolName, RouterLoad, ScalingDecision, WorkerInfo
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -43,6 +44,7 @@ _DECISIONS_KEPT = 100
 _WARNINGS_KEPT = 1000
 _EPOCH = "kvrelay:epoch"
 _WORKER = "kvrelay:worker:"
+_PENDING = "kvrelay:pending:"
 _ROUTER = "kvrelay:router:"
 _DESIRED = "kvrelay:desired"
 _DRAINS = "kvrelay:drains"
@@ -137,6 +139,13 @@ class Registry:
     async def check_writable(self) -> None:
         """Raises Unavailable where nothing can be written, as on a replica: entries expire though their owners live."""
         await self._call("SET", _PROBE, 1, "PX", 1000)
+
+    async def publish_pending(self, worker: PendingWorker, ttl_s: float = 5.0) -> None:
+        await self._call("SET", _PENDING + worker.worker_id, _encoded(worker), "PX", _millis(ttl_s))
+
+    async def pending(self) -> tuple[PendingWorker, ...]:
+        """Workers that were asked for and that no node has room for, by id."""
+        return await self._heartbeats(_PENDING, PendingWorker, attrgetter("worker_id"))
 
     # Pool sizes
 

@@ -283,6 +283,15 @@ class WorkerInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class PendingWorker:
+    """One that is wanted and that no node has room for."""
+
+    worker_id: str
+    pool: PoolName
+    reason: str  # what is missing
+
+
+@dataclass(frozen=True, slots=True)
 class ScalingDecision:
     unix_time: float
     pool: PoolName

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from kvrelay.types import PoolName, RouterLoad, ScalingDecision, WorkerInfo
+from kvrelay.types import PendingWorker, PoolName, RouterLoad, ScalingDecision, WorkerInfo
 
 
 class RouterRegistry(Protocol):
     """Each call is bounded in time and may raise Unavailable; a router goes on from what it heard last."""
 
     async def workers(self) -> tuple[WorkerInfo, ...]: ...
+
+    async def pending(self) -> tuple[PendingWorker, ...]: ...
 
     async def desired(self) -> dict[PoolName, int]: ...
 

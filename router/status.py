@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvrelay.config import ClusterConfig
 from kvrelay.errors import KvRelayError
-from kvrelay.types import POOLS, PoolName, ScalingDecision
+from kvrelay.types import POOLS, PendingWorker, PoolName, ScalingDecision
 from kvrelay.wire.cluster import ClusterStatus, PoolStatus, WorkerStatus
 from router.driver import Driver
 from router.heartbeat import Heartbeat
@@ -27,6 +27,7 @@ class ClusterView:
         self._desired: dict[PoolName, int] = {"prefill": config.prefill.replicas, "decode": config.decode.replicas}
         self._decisions: tuple[ScalingDecision, ...] = ()
         self._restarting: tuple[str, ...] = ()
+        self._pending: tuple[PendingWorker, ...] = ()
 
     async def desired(self) -> dict[PoolName, int]:
         """Workers that each pool should have. Raises Unavailable."""
@@ -39,6 +40,7 @@ class ClusterView:
             await self.desired()
             self._decisions = await self._registry.decisions(DECISIONS)
             self._restarting = tuple(sorted(await self._registry.restarts()))
+            self._pending = await self._registry.pending()
         except KvRelayError as error:
             state = error.message
         known = self._driver.known
@@ -60,4 +62,5 @@ class ClusterView:
             block_size=self._config.kv.block_size,
             registry=state,
             restarting=self._restarting,
+            pending=self._pending,
         )

@@ -15,7 +15,7 @@ import kvrelay.models
 from kvrelay.config import ClusterConfig
 from kvrelay.errors import Unavailable
 from kvrelay.stop_request import StopRequest
-from kvrelay.types import PoolName, RouterLoad, ScalingDecision, WorkerInfo
+from kvrelay.types import PendingWorker, PoolName, RouterLoad, ScalingDecision, WorkerInfo
 from kvrelay.wire.inference import InferenceServiceStub
 from router.main import run_router
 from router.model_card import ModelCard
@@ -32,6 +32,7 @@ class MemoryRegistry:
     sizes: dict[PoolName, int] = field(default_factory=dict)
     drains: list[str] = field(default_factory=list)
     restarting: set[str] = field(default_factory=set)
+    without_room: tuple[PendingWorker, ...] = ()
     published: list[RouterLoad] = field(default_factory=list)
     history: tuple[ScalingDecision, ...] = ()
     away: bool = False
@@ -43,6 +44,10 @@ class MemoryRegistry:
     async def workers(self) -> tuple[WorkerInfo, ...]:
         self._check()
         return tuple(self.entries.values())
+
+    async def pending(self) -> tuple[PendingWorker, ...]:
+        self._check()
+        return self.without_room
 
     async def desired(self) -> dict[PoolName, int]:
         self._check()

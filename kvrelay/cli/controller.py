@@ -6,15 +6,15 @@ import asyncio
 import os
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
-from kvrelay.cli.serve import Config, LogLevel, set_log_level
+from kvrelay.cli.serve import Config, LogLevel, RayAddress, set_log_level
 
 if TYPE_CHECKING:
     from kvrelay.config import AutoscalingPolicy, ClusterConfig
+    from kvrelay.launch.launcher import RayLauncher
+    from kvrelay.registry import Registry
     from kvrelay.types import PoolName
 
 _BY_HAND = 16  # workers of a pool without a policy that `kvrelay scale` may ask a local Ray for
@@ -23,10 +23,7 @@ _BY_HAND = 16  # workers of a pool without a policy that `kvrelay scale` may ask
 @requires_cluster_extra
 def controller(
     config: Config = None,
-    ray_address: Annotated[
-        str | None,
-        typer.Option(envvar="KVRELAY_RAY_ADDRESS", help="A running Ray cluster; without it, one starts here."),
-    ] = None,
+    ray_address: RayAddress = None,
     log_level: LogLevel = None,
 ) -> None:
     """Run the workers of a cluster as Ray actors, and scale them; `serve` starts one by itself.
@@ -37,9 +34,13 @@ def controller(
     Example: kvrelay controller -c cluster.yaml --ray-address auto
     """
     from kvrelay.config_file import load_config, load_policy
+    from kvrelay.ray_address import check_ray_address, check_reachable
     from kvrelay.telemetry import configure_logging
 
     loaded = load_config(config)
+    if ray_address is not None:
+        check_ray_address(ray_address)
+        check_reachable(loaded)
     policy = None if loaded.autoscaling is None else load_policy(Path(loaded.autoscaling))
     set_log_level(log_level)
     configure_logging()
@@ -53,7 +54,8 @@ async def _control(config: ClusterConfig, policy: AutoscalingPolicy | None, ray_
     """
     from autoscaler.actuator import Actuator
     from autoscaler.loop import Autoscaler
-    from kvrelay.launch import RayLauncher, local_cpus
+    from kvrelay.launch.launcher import RayLauncher, require_gpus
+    from kvrelay.launch.ray_cluster import RayCluster, local_cpus
     from kvrelay.models import resolve_model
     from kvrelay.registry import Registry
     from kvrelay.security.credentials import Credentials
@@ -62,18 +64,19 @@ async def _control(config: ClusterConfig, policy: AutoscalingPolicy | None, ray_
 
     stop = StopRequest()
     sizes: dict[PoolName, int] = {"prefill": config.prefill.replicas, "decode": config.decode.replicas}
-    settings = WorkerSettings(
-        "", "decode", resolve_model(config.model.path), config.redis.url, config, pin=ray_address is None
-    )
+    resolve_model(config.model.path)  # here, before anything starts; each worker does so on its own host
+    settings = WorkerSettings("", "decode", config.model.path, config.redis.url, config, pin=ray_address is None)
     credentials = Credentials.internal(config.security, "router")
     registry = await Registry.connect(config.redis.url, loopback_only=config.listen.workers_on_loopback)
     owner = f"{socket.gethostname()}-{os.getpid()}"
-    with RayLauncher(
-        settings, ray_address=ray_address, num_cpus=local_cpus(config, _largest(sizes, policy))
-    ) as launcher:
+    with RayCluster(ray_address, local_cpus(config, _largest(sizes, policy))) as cluster:
+        if cluster.is_local:  # a larger one may yet grow
+            require_gpus(config, cluster.gpus)
         stop.install()  # only now: ray.init sets handlers of its own
+        launcher = RayLauncher(settings, cluster)
         actuator = Actuator(registry, launcher, sizes, credentials=credentials)
-        parts = [asyncio.create_task(one) for one in (actuator.run(), launcher.refused(), launcher.lost())]
+        runs = (actuator.run(), launcher.look_for_room(), _refused_by_all(launcher, registry), cluster.lost())
+        parts = [asyncio.create_task(one) for one in runs]
         if policy is not None:
             parts.append(asyncio.create_task(Autoscaler(registry, policy, owner).run()))
         stopped = asyncio.create_task(stop.drain.wait())
@@ -81,7 +84,7 @@ async def _control(config: ClusterConfig, policy: AutoscalingPolicy | None, ray_
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
-        if not launcher.is_lost:
+        if not cluster.is_lost:
             leaving, halted = asyncio.create_task(actuator.leave()), asyncio.create_task(stop.halt.wait())
             await asyncio.wait({leaving, halted}, return_when=asyncio.FIRST_COMPLETED)
             halted.cancel()
@@ -91,6 +94,14 @@ async def _control(config: ClusterConfig, policy: AutoscalingPolicy | None, ray_
         await registry.close()
         for task in done:
             task.result()
+
+
+async def _refused_by_all(launcher: RayLauncher, registry: Registry) -> None:
+    """Raises why a worker cannot serve, unless others can: then it is its host's trouble, and the log says so."""
+    while True:
+        error = await launcher.refused()
+        if not any(info.state == "ready" for info in await registry.workers()):
+            raise error
 
 
 def _largest(sizes: dict[PoolName, int], policy: AutoscalingPolicy | None) -> dict[PoolName, int]:

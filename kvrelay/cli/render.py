@@ -52,6 +52,8 @@ def status_view(status: ClusterStatus) -> RenderableType:
         header += f"\nspeculation: {accepted} of {drafts} guessed tokens accepted ({accepted / drafts:.0%})"
     if status.restarting:
         header += f"\nto be restarted: {', '.join(status.restarting)}"
+    for one in status.pending:
+        header += f"\n{one.worker_id} waits for room: {one.reason}"
     for worker in (worker for pool in status.pools for worker in pool.workers):
         if worker.unfit:
             header += f"\n{worker.worker_id} gets no new work: {worker.unfit}"

@@ -24,6 +24,14 @@ LogLevel = Annotated[
     str | None,
     typer.Option(envvar="KVRELAY_LOG_LEVEL", metavar="debug|info|warning|error", help="Least level that is logged."),
 ]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        envvar="KVRELAY_RAY_ADDRESS",
+        metavar="auto|HOST:PORT",
+        help="A running Ray cluster, whose nodes the workers are spread over; without it, a Ray starts here.",
+    ),
+]
 
 OWN_CLUSTER: dict[str, object] = {
     **{f"listen.{door}": "127.0.0.1:0" for door in ("grpc", "http", "admin")},
@@ -43,6 +51,7 @@ def serve(
     grpc_port: Annotated[int | None, typer.Option(envvar="KVRELAY_GRPC_PORT", help="0 picks a free one.")] = None,
     http_port: Annotated[int | None, typer.Option(envvar="KVRELAY_HTTP_PORT", help="0 picks a free one.")] = None,
     admin_port: Annotated[int | None, typer.Option(envvar="KVRELAY_ADMIN_PORT", help="0 picks a free one.")] = None,
+    ray_address: RayAddress = None,
     log_level: LogLevel = None,
 ) -> None:
     """Run a cluster in the foreground: Redis, Ray, prefill and decode workers, a router.
@@ -50,9 +59,13 @@ def serve(
     Prints one line on stdout when it can serve. Ctrl-C or SIGTERM lets streams finish and exits 0; a second one
     stops at once.
 
+    With --ray-address, on one of the nodes of a Ray cluster, Ray and Redis are those that run already, and workers go
+    to all its nodes; redis.url, listen.worker_host and security.tls have to be set for that.
+
     Example: kvrelay serve --model demo --prefill 1 --decode 2
     """
     from kvrelay.config_file import load_config
+    from kvrelay.ray_address import check_ray_address, check_reachable
     from kvrelay.telemetry import configure_logging
 
     options = {"model.path": model, "prefill.replicas": prefill, "decode.replicas": decode}
@@ -62,9 +75,12 @@ def serve(
         if port is not None:
             overrides[f"listen.{door}"] = f"{getattr(listen, door).rpartition(':')[0]}:{port}"
     loaded = load_config(config, overrides)
+    if ray_address is not None:
+        check_ray_address(ray_address)
+        check_reachable(loaded)
     set_log_level(log_level)
     configure_logging("warning")
-    raise typer.Exit(asyncio.run(_serve(loaded)))
+    raise typer.Exit(asyncio.run(_serve(loaded, ray_address)))
 
 
 def set_log_level(level: str | None) -> None:
@@ -75,12 +91,12 @@ def set_log_level(level: str | None) -> None:
         os.environ[LEVEL_VARIABLE] = level
 
 
-async def _serve(config: Any) -> int:
+async def _serve(config: Any, ray_address: str | None) -> int:
     """Runs until a signal. Returns the exit code."""
     from kvrelay.local_cluster import LocalCluster
 
     stop = asyncio.Event()
-    cluster = LocalCluster(config)
+    cluster = LocalCluster(config, ray_address=ray_address)
     signals = 0
 
     def stop_or_kill() -> None:

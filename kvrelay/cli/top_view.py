@@ -50,6 +50,7 @@ def _header(status: ClusterStatus, trouble: str) -> Panel:
     ]
     if status.registry != "ok":
         lines.append(Text(f"registry: {status.registry}", "yellow"))
+    lines += [Text(f"{one.worker_id} waits for room: {one.reason}", "yellow") for one in status.pending]
     if trouble:
         lines.append(Text(f"last known, trying again: {trouble}", "bold red"))
     return Panel(

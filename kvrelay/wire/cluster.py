@@ -8,6 +8,7 @@ from typing import get_args
 from kvrelay.errors import InvalidArgument
 from kvrelay.types import (
     POOLS,
+    PendingWorker,
     PoolName,
     RouterLoad,
     ScalingDecision,
@@ -90,6 +91,7 @@ class ClusterStatus:
     block_size: int  # tokens
     registry: str  # ok, or what is wrong with Redis
     restarting: tuple[str, ...] = ()  # workers that are still to be replaced, as an operator asked
+    pending: tuple[PendingWorker, ...] = ()  # wanted ones that no node has room for
 
 
 def worker_status_to_proto(worker: WorkerStatus) -> pb.WorkerStatus:
@@ -148,6 +150,7 @@ def cluster_status_to_proto(status: ClusterStatus) -> pb.ClusterStatus:
         block_size=status.block_size,
         registry=status.registry,
         restarting=status.restarting,
+        pending=[pb.PendingWorker(worker_id=one.worker_id, pool=one.pool, reason=one.reason) for one in status.pending],
     )
 
 
@@ -169,6 +172,7 @@ def cluster_status_from_proto(message: pb.ClusterStatus) -> ClusterStatus:
         block_size=message.block_size,
         registry=message.registry,
         restarting=tuple(message.restarting),
+        pending=tuple(PendingWorker(one.worker_id, _pool(one.pool), one.reason) for one in message.pending),
     )
 
 

@@ -19,7 +19,7 @@ from kvrelay.embedded_redis import EmbeddedRedis
 from kvrelay.errors import Unavailable
 from kvrelay.registry import Registry
 from kvrelay.stop_request import DRAIN_GRACE_S
-from kvrelay.types import PoolName, WorkerInfo, WorkerLoad, WorkerState
+from kvrelay.types import PendingWorker, PoolName, WorkerInfo, WorkerLoad, WorkerState
 from kvrelay.wire.worker import WorkerServiceServicer, add_WorkerServiceServicer_to_server, pb
 
 
@@ -59,6 +59,7 @@ class Fleet:
     drained: list[str] = field(default_factory=list)
     broken: bool = False
     first_state: WorkerState = "ready"
+    without_room: set[str] = field(default_factory=set)
 
     async def start(self, pool: PoolName, worker_id: str) -> None:
         if self.broken:
@@ -75,6 +76,9 @@ class Fleet:
 
     def alive(self) -> Mapping[str, PoolName]:
         return dict(self.pools)
+
+    def pending(self) -> Mapping[str, str]:
+        return dict.fromkeys(self.without_room & set(self.pools), "no Ray node has room for CPU 1")
 
     async def die(self, worker_id: str) -> None:
         del self.pools[worker_id]
@@ -321,6 +325,21 @@ async def test_a_start_that_hangs_is_given_up(registry: Registry) -> None:
     await actuator.tick()
     await actuator.tick()
     assert sorted(fleet.pools) == ["decode-1"]
+
+
+async def test_a_worker_that_no_node_has_room_for_is_waited_for_and_shown(registry: Registry) -> None:
+    fleet = Fleet(registry, without_room={"decode-0"})
+    actuator = Actuator(registry, fleet, {"decode": 1}, clock=ManualClock(), interval_s=START_S / 2)
+    await actuator.tick()
+    for _ in range(5):
+        await actuator.tick()
+        assert await registry.pending() == (PendingWorker("decode-0", "decode", "no Ray node has room for CPU 1"),)
+    assert sorted(fleet.pools) == ["decode-0"], "a start in vain would have been given up"
+    fleet.without_room.clear()
+    await fleet.beat()
+    await actuator.tick()
+    assert actuator._workers["decode-0"].serving
+    await fleet.die("decode-0")
 
 
 async def test_a_worker_that_is_seen_but_never_ready_is_given_up(registry: Registry) -> None:

@@ -16,7 +16,7 @@ from scripted_router import serving
 
 from kvrelay.cli.main import run
 from kvrelay.errors import NotFound
-from kvrelay.types import RouterLoad, ScalingDecision, WorkerLoad
+from kvrelay.types import PendingWorker, RouterLoad, ScalingDecision, WorkerLoad
 from kvrelay.wire import cluster as wire
 from kvrelay.wire.status import abort
 
@@ -63,6 +63,7 @@ STATUS = wire.ClusterStatus(
     block_size=16,
     registry="ok",
     restarting=("decode-0",),
+    pending=(PendingWorker("decode-1", "decode", "no Ray node has room for CPU 1"),),
 )
 
 
@@ -114,6 +115,7 @@ def test_status_shows_all(capsys: Output) -> None:
         "40 finished",
         "2 failed",
         "to be restarted: decode-0",
+        "decode-1 waits for room: no Ray node has room for CPU 1",
     ):
         assert words in shown
     (good,) = (line for line in shown.splitlines() if "prefill-" in line)

@@ -14,7 +14,7 @@ from kvrelay.cli.status import looks
 from kvrelay.cli.top_view import bar, top_view
 from kvrelay.client.connection import OPEN
 from kvrelay.errors import Unavailable
-from kvrelay.types import RouterLoad, ScalingDecision, WorkerLoad
+from kvrelay.types import PendingWorker, RouterLoad, ScalingDecision, WorkerLoad
 from kvrelay.wire import cluster as wire
 
 LOAD = WorkerLoad(running=12, waiting=345, blocks_total=200, blocks_held=150, tokens_per_second=1234.5, rss_bytes=2**30)
@@ -40,6 +40,7 @@ STATUS = wire.ClusterStatus(
     block_bytes=1024,
     block_size=16,
     registry="ok",
+    pending=(PendingWorker("decode-2", "decode", "no Ray node has room for CPU 1: " + "10.0.0.1 has none, " * 9),),
 )
 
 
@@ -57,6 +58,7 @@ def test_everything_fits(width: int) -> None:
     for words in (
         *("kvrelay demo", "5 running, 1 waiting", "40 finished, 2 failed", "p95 TTFT 12.3 ms", "ITL -"),
         *("prefill  1 ready of 1", "decode  1 ready of 2", "decode-1", "BROKEN", "1234.5", "75%", "345", "1 GiB"),
+        *("decode-2 waits for room: no Ray node has room for CPU 1",),
         *("2,469.0 tok/s", "1 → 2", "queue_depth 4 over 4 [b]"),
     ):
         assert words in text, words

@@ -8,7 +8,7 @@ import grpc
 import pytest
 from router_harness import RouterHarness, running_router
 
-from kvrelay.types import ScalingDecision
+from kvrelay.types import PendingWorker, ScalingDecision
 from kvrelay.wire.cluster import ClusterServiceStub, cluster_status_from_proto, pb
 
 
@@ -113,6 +113,13 @@ async def test_restart_workers(
     assert router.registry.restarting == set(chosen)
     status = cluster_status_from_proto(await admin.GetStatus(pb.GetStatusRequest()))
     assert status.restarting == tuple(chosen)
+
+
+async def test_workers_without_room_are_shown(router: RouterHarness, admin: ClusterServiceStub) -> None:
+    router.registry.without_room = (PendingWorker("decode-1", "decode", "no Ray node has room for CPU 1"),)
+    status = cluster_status_from_proto(await admin.GetStatus(pb.GetStatusRequest()))
+    assert status.pending == router.registry.without_room
+    assert {pool.name: len(pool.workers) for pool in status.pools} == {"prefill": 1, "decode": 1}
 
 
 async def test_a_restart_of_nobody_restarts_nobody(router: RouterHarness, admin: ClusterServiceStub) -> None:

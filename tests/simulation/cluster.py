@@ -195,6 +195,9 @@ class Cluster:
                     await member.ended.wait()
         self.kill(member.process)
 
+    def pending(self) -> Mapping[str, str]:
+        return {}
+
     def alive(self) -> Mapping[str, PoolName]:
         return {name: member.pool for name, member in self.members.items() if member.process.alive}
 

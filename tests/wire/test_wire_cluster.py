@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrelay.errors import InvalidArgument
-from kvrelay.types import PoolName, RouterLoad, ScalingDecision, WorkerInfo, WorkerLoad, WorkerState
+from kvrelay.types import PendingWorker, PoolName, RouterLoad, ScalingDecision, WorkerInfo, WorkerLoad, WorkerState
 from kvrelay.wire import cluster
 from kvrelay.wire.cluster import (
     ClusterStatus,
@@ -73,6 +73,7 @@ statuses = st.builds(
     block_size=counts,
     registry=names,
     restarting=st.lists(names, max_size=2).map(tuple),
+    pending=st.lists(st.builds(PendingWorker, names, pools, names), max_size=2).map(tuple),
 )
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 
 import pytest
 
 from kvrelay.config import ClusterConfig, KeyPairConfig, ListenConfig, SecurityConfig, TlsConfig
-from kvrelay.errors import ConfigError
-from kvrelay.launch import _on_this_node, require_gpus
+from kvrelay.errors import ConfigError, NotFound
+from kvrelay.launch.actor import on_this_node
+from kvrelay.launch.launcher import require_gpus
+from kvrelay.models import resolve_model
 from kvrelay.worker.settings import WorkerSettings
 
 
@@ -19,8 +22,14 @@ def settings(worker_host: str) -> WorkerSettings:
     return WorkerSettings("decode-1", "decode", "demo", "redis://127.0.0.1:6379/0", config)
 
 
+def test_the_model_is_looked_for_on_this_host() -> None:
+    assert on_this_node(settings("127.0.0.1")).model_path == resolve_model("demo")
+    with pytest.raises(NotFound, match="no such folder"):
+        on_this_node(replace(settings("127.0.0.1"), model_path="/nowhere/model"))
+
+
 def test_auto_is_an_address_of_this_host() -> None:
-    placed = _on_this_node(settings("auto"))
+    placed = on_this_node(settings("auto"))
     host = placed.config.listen.worker_host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as bound:
@@ -31,8 +40,7 @@ def test_auto_is_an_address_of_this_host() -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "10.0.0.7"])
 def test_any_other_address_stays(host: str) -> None:
-    given = settings(host)
-    assert _on_this_node(given) == given
+    assert on_this_node(settings(host)).config == settings(host).config
 
 
 @pytest.mark.parametrize(

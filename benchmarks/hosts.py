@@ -1,0 +1,271 @@
+"""Hosts that are lost under load, counted: `python benchmarks/hosts.py --requests 300`.
+
+Three hosts, each in network, process and mount namespaces of its own, a Ray cluster over them, and `kvrelay serve
+--ray-address auto` with 2 prefill and 2 decode workers, TLS between them. Under load a host that decodes is cut off and
+all its processes are killed; then a third decode worker is wanted, which waits until a new host has joined. Answers are
+compared, token by token, with those of the same model in one process. Exit code 1 if one differs or fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+import host_namespaces
+import typer
+from faults.checkers import Violation, check_one_end, check_same, check_tokens
+from faults.client import Asking
+from faults.history import WHOLE, Case, RequestHistory
+from faults.prompts import tokens
+from host_cluster import HostCluster, Serving, hosts_of
+from rich.console import Console
+
+from kvrelay.engine.runner import ModelRunner, Segment
+from kvrelay.engine.sampling import SampleRequest
+from kvrelay.models import resolve_model
+from kvrelay.types import POOLS, SamplingParams
+from kvrelay.wire import inference as wire
+from kvrelay.wire.cluster import ClusterStatus
+
+KINDS = 8  # requests that are unlike, greedy and seeded in turn
+AT_ONCE = 4
+TIMEOUT_S = 300.0
+
+log = Console(stderr=True)
+
+
+@dataclass
+class Report:
+    transport: str
+    spread: dict[str, list[str]] = field(default_factory=dict)  # addresses of the hosts of each pool's workers
+    handoffs: dict[str, int] = field(default_factory=dict)  # between hosts, by what carried them
+    lost: list[str] = field(default_factory=list)  # hosts
+    spread_after: list[dict[str, list[str]]] = field(default_factory=list)  # a loss, on the hosts that are left
+    seconds_until_whole: list[float] = field(default_factory=list)  # after each
+    waited: list[str] = field(default_factory=list)  # reasons of workers without room, as `kvrelay status` has them
+    joined: list[str] = field(default_factory=list)  # hosts, where those workers started
+    requests: int = 0
+    failed: list[str] = field(default_factory=list)
+    moved: int = 0  # requests that went on elsewhere
+    wrong: str = ""  # the first answer that is not as it should be
+    longest_gap_s: float = 0.0  # between two tokens of a stream
+
+
+@dataclass
+class Load:
+    """The same requests again and again, some at a time, until it is over."""
+
+    serving: Serving
+    length: int  # tokens of an answer
+    expected: dict[int, tuple[int, ...]]
+    asked: list[RequestHistory] = field(default_factory=list)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    _ended: int = 0
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self) -> None:
+        draw = random.Random(0)
+
+        async def work() -> None:
+            while not self.over.is_set():
+                kind = draw.randrange(KINDS)
+                history = RequestHistory(f"{len(self.asked)}-{kind}", self.expected[kind])
+                self.asked.append(history)
+                request = request_of(kind, self.length, history.request_id)
+                await Asking(history, request, self.serving.channel, timeout=TIMEOUT_S).task
+                self._ended += 1
+                self._news.set()
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(AT_ONCE):
+                group.create_task(work())
+
+    async def reached(self, count: int) -> None:
+        """Until so many have ended."""
+        while self._ended < count:
+            self._news.clear()
+            await self._news.wait()
+
+
+def prompt_of(kind: int) -> tuple[int, ...]:
+    return tokens(100 + 50 * kind, kind)
+
+
+def sampling_of(kind: int, length: int) -> wire.SamplingOptions:
+    return wire.SamplingOptions(
+        max_tokens=length,
+        ignore_eos=True,
+        seed=kind,
+        temperature=1.1 if kind % 2 else 0.0,
+        presence_penalty=0.4 if kind % 2 else 0.0,
+    )
+
+
+def request_of(kind: int, length: int, name: str) -> wire.GenerateRequest:
+    return wire.GenerateRequest(request_id=name, token_ids=prompt_of(kind), sampling=sampling_of(kind, length))
+
+
+def in_one_process(length: int) -> dict[int, tuple[int, ...]]:
+    """What the requests' answers are."""
+    runner = ModelRunner.load(resolve_model("demo"), dtype="float32", kv_bytes=64 * 2**20)
+    answers = {}
+    for kind in range(KINDS):
+        options = sampling_of(kind, length)
+        params = SamplingParams(
+            temperature=options.temperature or 0.0, seed=kind, presence_penalty=options.presence_penalty or 0.0
+        )
+        ids, computed = list(prompt_of(kind)), 0
+        for _ in range(length):
+            request = SampleRequest(params, ids, len(prompt_of(kind)))
+            ((sampled,),) = runner.run([Segment(ids[computed:], computed, range(runner.num_blocks), request)])
+            computed = len(ids)
+            ids.append(sampled.token_id)
+        answers[kind] = tuple(ids[len(prompt_of(kind)) :])
+    runner.close()
+    return answers
+
+
+async def handed_over(serving: Serving, length: int, report: Report) -> None:
+    """Asks each request once, and counts the hand-offs between hosts."""
+    addresses = {
+        worker.worker_id: worker.address.rpartition(":")[0]
+        for pool in (await serving.status()).pools
+        for worker in pool.workers
+    }
+    stub = wire.InferenceServiceStub(serving.channel)
+    for kind in range(KINDS):
+        request = wire.request_to_proto(request_of(kind, length, f"first-{kind}"))
+        async for message in stub.Generate(request, timeout=TIMEOUT_S):
+            ledger = wire.response_from_proto(message).ledger
+        if ledger is not None and ledger.handoff is not None:
+            last = ledger.attempts[-1]
+            if addresses[last.prefill_worker] != addresses[last.decode_worker]:
+                report.handoffs[ledger.handoff.transport] = report.handoffs.get(ledger.handoff.transport, 0) + 1
+
+
+def spread(status: ClusterStatus) -> dict[str, list[str]]:
+    return {pool: sorted(hosts_of(status, pool)) for pool in POOLS}
+
+
+async def lose_a_host(cluster: HostCluster, serving: Serving, report: Report) -> None:
+    """One that decodes, not the head's; then waits until both pools are whole on the others, and a third worker on a
+    host that joins.
+    """
+
+    def decoding(status: ClusterStatus) -> list[str]:
+        busy = [one for pool in status.pools if pool.name == "decode" for one in pool.workers if one.load.running]
+        return [host for one in busy if (host := one.address.rpartition(":")[0]) != cluster.head.address]
+
+    status = await serving.until(lambda status: bool(decoding(status)), "a host other than the head's decodes")
+    lost = cluster.hosts[decoding(status)[0]]
+    log.print(f"host {lost.address} is lost; {spread(status)}")
+    await cluster.lose(lost)
+    report.lost.append(lost.address)
+    began = time.monotonic()
+    await serving.scale(decode=3)  # one more than there is room for on the hosts that are left
+
+    def gone_and_pending(status: ClusterStatus) -> bool:
+        hosts = {one.address.rpartition(":")[0] for pool in status.pools for one in pool.workers}
+        return lost.address not in hosts and bool(status.pending)
+
+    status = await serving.until(gone_and_pending, "a worker waits for room")
+    report.waited += [f"{one.worker_id}: {one.reason}" for one in status.pending]
+    log.print(f"{report.waited[-1]}")
+
+    def whole(status: ClusterStatus) -> bool:
+        left = set(cluster.hosts)
+        return all(sum(host in left for host in hosts_of(status, pool)) >= 2 for pool in POOLS)
+
+    status = await serving.until(whole, "both pools are whole on the hosts that are left")
+    report.seconds_until_whole.append(time.monotonic() - began)
+    report.spread_after.append(spread(status))
+    log.print(f"whole after {report.seconds_until_whole[-1]:.0f} s: {spread(status)}")
+    host = await cluster.boot()
+    await cluster.join(host)
+    await serving.until(lambda status: host.address in hosts_of(status, "decode"), "it started on the host that joined")
+    status = await serving.until(lambda status: not status.pending, "nobody waits for room")
+    report.joined.append(host.address)
+    log.print(f"host {host.address} has joined: {spread(status)}")
+    await serving.scale(decode=2)
+
+
+async def measure(folder: Path, transport: str, requests: int, losses: int, length: int) -> Report:
+    report = Report(transport)
+    await host_namespaces.make_network()
+    async with HostCluster(folder, transport) as cluster:
+        hosts = [await cluster.boot() for _ in range(3)]
+        expecting = asyncio.create_task(asyncio.to_thread(in_one_process, length))
+        url = await cluster.start_redis()
+        await cluster.join(hosts[0])
+        await asyncio.gather(*(cluster.join(host) for host in hosts[1:]))
+        log.print("Ray runs on three hosts")
+        async with cluster.serving(url) as serving:
+            report.spread = spread(await serving.status())
+            log.print(f"kvrelay serves: {report.spread}")
+            await handed_over(serving, length, report)
+            load = Load(serving, length, await expecting)
+            running = asyncio.create_task(load.run())
+            try:
+                for number in range(losses):
+                    await load.reached(requests * number // losses)
+                    await lose_a_host(cluster, serving, report)
+                await load.reached(requests)
+            finally:
+                load.over.set()
+                await running
+    judge(load, report)
+    return report
+
+
+def judge(load: Load, report: Report) -> None:
+    report.requests = len(load.asked)
+    report.failed = [f"{one.end.status}: {one.end.message}" for one in load.asked if one.end.status not in WHOLE]
+    report.moved = sum(len(one.attempts) > 1 for one in load.asked)
+    report.longest_gap_s = max(one.longest_gap_s for one in load.asked)
+    case = Case(0.0, requests=load.asked)
+    try:
+        for check in (check_one_end, check_tokens, check_same):
+            check(case)
+    except Violation as error:
+        report.wrong = str(error)
+
+
+def main(
+    requests: Annotated[int, typer.Option(min=1, help="Under load, at least.")] = 200,
+    losses: Annotated[int, typer.Option(min=0, help="Hosts that are lost, one after the other.")] = 1,
+    length: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 200,
+    transport: Annotated[str, typer.Option(help="Of hand-offs: grpc, gloo, auto.")] = "grpc",
+    output: Annotated[Path | None, typer.Option("--json", help="File for the figures.")] = None,
+) -> None:
+    """Loses hosts under load and compares all answers."""
+    if not host_namespaces.in_world():
+        if why := host_namespaces.missing():
+            raise typer.BadParameter(why)
+        arguments = host_namespaces.world_command(Path(__file__), *sys.argv[1:])
+        raise typer.Exit(asyncio.run(host_namespaces.wait_for(arguments)))
+    folder = Path(tempfile.mkdtemp(prefix="kvrelay-hosts-"))
+    try:
+        report = asyncio.run(measure(folder, transport, requests, losses, length))
+    except BaseException:
+        log.print(f"logs of the hosts are in {folder}")
+        raise
+    shutil.rmtree(folder)
+    text = json.dumps(asdict(report), indent=1)
+    print(text)
+    if output is not None:
+        output.write_text(text)
+    raise typer.Exit(1 if report.failed or report.wrong else 0)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,3 @@
+"""Workers as Ray actors. The only package that knows Ray, which places, starts, watches and stops workers and carries
+no request.
+"""

@@ -1,0 +1,199 @@
+"""Starts, watches and stops workers, each as a Ray actor."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import ray
+from ray.actor import ActorHandle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from kvrelay.config import ClusterConfig
+from kvrelay.errors import ConfigError, InvalidArgument, Unavailable
+from kvrelay.launch.actor import WorkerActor
+from kvrelay.launch.placement import Amounts, Node, needs, place, with_workers
+from kvrelay.launch.ray_cluster import RayCluster
+from kvrelay.stop_request import DRAIN_GRACE_S
+from kvrelay.telemetry import LEVEL_VARIABLE, get_logger
+from kvrelay.types import PoolName
+from kvrelay.worker.settings import WorkerSettings
+
+_STOP_TIMEOUT_S = 5.0
+_LOOK_S = 1.0
+_ASK_S = 5.0  # for Ray to say what its nodes have
+
+log = get_logger("launch")
+
+
+def require_gpus(config: ClusterConfig, found: float) -> None:
+    """Raises ConfigError if the workers to start with would wait for GPUs that never come."""
+    prefill, decode = config.prefill, config.decode
+    needed = {
+        "prefill": prefill.replicas * prefill.resources.num_gpus,
+        "decode": decode.replicas * decode.resources.num_gpus,
+    }
+    if sum(needed.values()) > found:
+        each = ", ".join(f"{name} {amount:g}" for name, amount in needed.items())
+        raise ConfigError(
+            f"resources.num_gpus: the workers need {sum(needed.values()):g} GPUs ({each}), and Ray finds {found:g} on "
+            "this machine; set it lower, for instance 0.5 to share one, or 0 for the CPU"
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    pool: PoolName
+    needs: Amounts
+    node_id: str  # where it is or is meant to be; nothing while no node has room
+    actor: ActorHandle
+    placed: bool = False  # it has said where it is
+    waits_for: str = ""  # why no node has room
+    ended: asyncio.Task[None] = field(init=False)
+
+
+class RayLauncher:
+    """Satisfies `autoscaler.actuator.Launcher`. `cluster` has been entered, and outlives this."""
+
+    def __init__(self, settings: WorkerSettings, cluster: RayCluster) -> None:
+        """`settings` is what every worker gets, but for its id and pool."""
+        self._settings = settings
+        self._cluster = cluster
+        self._running: dict[str, _Running] = {}
+        self._refused: asyncio.Queue[InvalidArgument] = asyncio.Queue()
+
+    def alive(self) -> Mapping[str, PoolName]:
+        """Workers whose actor was asked for and has not ended; pending ones too."""
+        return {worker_id: one.pool for worker_id, one in self._running.items()}
+
+    def pending(self) -> Mapping[str, str]:
+        """Those of them that no node has room for, and what is missing. They start when there is room, on nodes that
+        Ray's own autoscaler adds for them too.
+        """
+        return {worker_id: one.waits_for for worker_id, one in self._running.items() if one.waits_for}
+
+    async def start(self, pool: PoolName, worker_id: str) -> None:
+        """Asks Ray for a worker. Once it serves, it is in the registry. Raises Unavailable if Ray does not answer."""
+        section = self._settings.config.prefill if pool == "prefill" else self._settings.config.decode
+        amounts = needs(section.resources)
+        chosen = place(pool, amounts, await self._nodes())
+        node_id = "" if chosen.node is None else chosen.node.node_id
+        variables = {"OMP_NUM_THREADS": str(section.threads), "OMP_WAIT_POLICY": "PASSIVE"}
+        if level := os.environ.get(LEVEL_VARIABLE):
+            variables[LEVEL_VARIABLE] = level  # other hosts' raylets have an environment of their own
+        actor = (
+            ray.remote(WorkerActor)
+            .options(
+                num_cpus=section.resources.num_cpus,
+                num_gpus=section.resources.num_gpus,
+                resources=section.resources.custom,
+                scheduling_strategy=_strategy(node_id),
+                max_restarts=0,  # the actuator replaces the dead, under a new epoch
+                runtime_env={"env_vars": variables},
+            )
+            .remote(replace(self._settings, pool=pool, worker_id=worker_id))
+        )
+        running = self._running[worker_id] = _Running(pool, amounts, node_id, actor)
+        if chosen.node is None:
+            self._note_pending(worker_id, running, chosen.reason)
+        else:
+            log.info("worker is placed", worker=worker_id, reason=chosen.reason)
+        arrival = asyncio.create_task(self._note_arrival(worker_id, running))
+        running.ended = asyncio.create_task(self._watch(worker_id, running, arrival))
+
+    async def drain(self, worker_id: str) -> None:
+        """Lets a worker finish within DRAIN_GRACE_S, then stops it."""
+        running = self._running.get(worker_id)
+        if running is not None:
+            running.actor.drain.remote()
+            await asyncio.wait({running.ended}, timeout=DRAIN_GRACE_S + _STOP_TIMEOUT_S)
+            await self.stop(worker_id)
+
+    async def stop(self, worker_id: str) -> None:
+        """Stops a worker now; kills it if it does not end in time."""
+        running = self._running.get(worker_id)
+        if running is None:
+            return
+        if not running.waits_for:
+            running.actor.stop.remote()
+            await asyncio.wait({running.ended}, timeout=_STOP_TIMEOUT_S)
+        ray.kill(running.actor)
+        await running.ended
+
+    async def stop_all(self) -> None:
+        await asyncio.gather(*(self.stop(worker_id) for worker_id in list(self._running)))
+
+    async def refused(self) -> InvalidArgument:
+        """Waits until a worker ends because its model or configuration cannot be served where it is; returns why."""
+        return await self._refused.get()
+
+    async def look_for_room(self) -> None:
+        """Keeps `pending` true, until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if any(not one.placed for one in self._running.values()):
+                try:
+                    self._note_room(await self._nodes())
+                except Unavailable as error:
+                    log.warning("which workers wait for room is not known", reason=error.message)
+
+    def _note_room(self, nodes: list[Node]) -> None:
+        """One after the other, so that each sees the room that those before it take."""
+        there = {node.node_id for node in nodes}
+        for worker_id, one in self._running.items():
+            if one.placed or (one.node_id in there and not one.waits_for):
+                continue
+            chosen = place(one.pool, one.needs, with_workers(nodes, self._workers()))
+            if chosen.node is None:
+                one.node_id = ""
+                self._note_pending(worker_id, one, chosen.reason)
+            else:  # Ray sees it, too, and may take another node
+                one.node_id, one.waits_for = chosen.node.node_id, ""
+
+    async def _nodes(self) -> list[Node]:
+        """With our workers on them."""
+        try:
+            async with asyncio.timeout(_ASK_S):
+                nodes = await asyncio.to_thread(self._cluster.nodes)
+        except TimeoutError:
+            raise Unavailable(f"Ray did not say within {_ASK_S:g} s which nodes it has") from None
+        except (RuntimeError, ray.exceptions.RayError) as error:
+            raise Unavailable(f"Ray does not say which nodes it has: {error}") from error
+        return with_workers(nodes, self._workers())
+
+    def _workers(self) -> list[tuple[str, PoolName, Amounts]]:
+        return [(one.node_id, one.pool, one.needs) for one in self._running.values()]
+
+    def _note_pending(self, worker_id: str, running: _Running, reason: str) -> None:
+        if running.waits_for != reason:
+            log.warning("worker waits for room", worker=worker_id, reason=reason)
+        running.waits_for = reason
+
+    async def _note_arrival(self, worker_id: str, running: _Running) -> None:
+        """Raises RayError if it does not come to that; `_watch` says why."""
+        running.node_id = await asyncio.wrap_future(running.actor.node.remote().future())
+        running.placed, running.waits_for = True, ""
+        log.info("worker's process runs", worker=worker_id, node=running.node_id)
+
+    async def _watch(self, worker_id: str, running: _Running, arrival: asyncio.Task[None]) -> None:
+        try:
+            await asyncio.wrap_future(running.actor.run.remote().future())
+            log.info("worker ended", worker=worker_id)
+        except ray.exceptions.RayTaskError as error:
+            log.error("worker failed", worker=worker_id, node=running.node_id, error=str(error.cause))
+            if isinstance(error.cause, InvalidArgument):
+                self._refused.put_nowait(error.cause)
+        except ray.exceptions.RayError as error:
+            log.warning("worker died", worker=worker_id, node=running.node_id, error=str(error).splitlines()[0])
+        finally:
+            await asyncio.gather(arrival, return_exceptions=True)
+            del self._running[worker_id]
+
+
+def _strategy(node_id: str) -> NodeAffinitySchedulingStrategy | str:
+    """Where Ray puts it: on that node, or on another one, should that have no room after all."""
+    if not node_id:
+        return "SPREAD"
+    return NodeAffinitySchedulingStrategy(node_id, soft=True, _spill_on_unavailable=True)

@@ -1,0 +1,162 @@
+"""The Ray that workers run on: one that runs already, perhaps on many machines, or one of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+import ray
+from ray._private import state
+from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]  # compiled, and its stub lacks it
+
+from kvrelay.child import family
+from kvrelay.config import ClusterConfig
+from kvrelay.errors import Unavailable
+from kvrelay.launch.placement import Node
+from kvrelay.ray_address import AUTO, check_ray_address
+from kvrelay.ray_folder import RayFolder
+from kvrelay.types import PoolName
+
+_LOOK_S = 1.0
+_CONNECT_S = 5.0
+_OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum; KV never goes through it
+_QUIET_RAY = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+_TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
+
+
+class RayCluster:
+    """Context manager; this process is Ray's driver inside it, and workers end with it.
+
+    Raises ConfigError for what is no address, Unavailable if no Ray is there that takes this process.
+    """
+
+    def __init__(self, address: str | None = None, num_cpus: float | None = None) -> None:
+        """Without an address a local Ray is started, which offers `num_cpus` logical CPUs."""
+        if address is not None:
+            check_ray_address(address)
+        self._address = address
+        self._num_cpus = num_cpus
+        self._folder = RayFolder()
+        self._own_token = False
+        self._raylet: int | None = None  # of a local Ray
+
+    def __enter__(self) -> RayCluster:
+        for name, value in _QUIET_RAY.items():
+            os.environ.setdefault(name, value)
+        try:
+            if self._address is None:
+                self._start()
+            else:
+                self._connect(self._address)
+        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            self.__exit__(None, None, None)
+            where = "Ray did not start" if self._address is None else f"Ray at {self._address} cannot be used"
+            raise Unavailable(f"{where}: {error}") from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ray.shutdown()
+        if self._folder.path:
+            self._folder.__exit__(None, None, None)
+        if self._own_token:
+            del os.environ[_TOKEN_PATH]
+            AuthenticationTokenLoader.instance().reset_cache()  # this process's, for another Ray
+
+    @property
+    def is_local(self) -> bool:
+        """Of one node, which is this machine, and which nobody else uses."""
+        return self._address is None
+
+    @property
+    def gpus(self) -> float:
+        return float(ray.cluster_resources().get("GPU", 0))
+
+    def nodes(self) -> list[Node]:
+        """Those that take new actors, as Ray sees them at the moment; it is asked, and this thread waits."""
+        free: Mapping[str, Mapping[str, float]] = state.available_resources_per_node()
+        leaving = state.state.get_draining_nodes()
+        return [
+            Node(one["NodeID"], one["NodeManagerAddress"], one["Resources"], free[one["NodeID"]])
+            for one in ray.nodes()
+            if one["Alive"] and one["NodeID"] in free and one["NodeID"] not in leaving
+        ]
+
+    @property
+    def is_lost(self) -> bool:
+        """A local Ray's raylet has ended: no worker can be started or stopped any more, and they end by themselves."""
+        return self._raylet is not None and _command(self._raylet) != "raylet"
+
+    async def lost(self) -> None:
+        """Waits until it is so, and raises that."""
+        while True:
+            if self.is_lost:
+                raise Unavailable("Ray's raylet ended")
+            await asyncio.sleep(_LOOK_S)
+
+    def _start(self) -> None:
+        self._folder.__enter__()
+        if _TOKEN_PATH not in os.environ and "RAY_AUTH_TOKEN" not in os.environ:
+            # Who connects to Ray runs code, so a local one wants a token. Ray's own choice would be one in the home
+            # folder, as readable as that is, and the same for every Ray of this user.
+            path = Path(self._folder.path, "token")
+            path.write_text(secrets.token_hex(32))
+            os.environ[_TOKEN_PATH] = str(path)
+            self._own_token = True
+        ray.init(
+            address="local",
+            num_cpus=self._num_cpus,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            _temp_dir=self._folder.path,
+            logging_level="error",
+            namespace="kvrelay",
+        )
+        self._raylet = next(one for one in family(os.getpid()) if _command(one) == "raylet")
+
+    def _connect(self, address: str) -> None:
+        if address != AUTO:
+            _knock(address)  # Ray itself would try for long, and leave a trace in its own log only
+        ray.init(address=address, logging_level="error", namespace="kvrelay")
+
+
+def _knock(address: str) -> None:
+    """Raises Unavailable if nothing listens there."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+    except OSError as error:
+        raise Unavailable(f"no Ray at {address}: {error.strerror or error}") from None
+
+
+def _command(pid: int) -> str:
+    """Of a process that runs; nothing, if it does not."""
+    try:
+        name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
+    except FileNotFoundError:
+        return ""
+    return "" if rest.split()[0] == "Z" else name
+
+
+def local_cpus(config: ClusterConfig, most_workers: Mapping[PoolName, int]) -> float:
+    """Logical CPUs for a local Ray, so that it holds the largest pools that the configuration allows.
+
+    On one machine workers share cores: there is nothing to wait for when there are fewer cores than workers.
+    """
+    wanted = (
+        most_workers["prefill"] * config.prefill.resources.num_cpus
+        + most_workers["decode"] * config.decode.resources.num_cpus
+    )
+    return max(float(os.cpu_count() or 1), wanted)
