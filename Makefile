@@ -15,8 +15,10 @@ venv: $(VENV)/.installed
 demo: venv
 	$(BIN)/kvrelay demo
 
+# Most tests wait for processes, so two at once take little more than half of the time. JOBS=0: one after the other.
+JOBS ?= 2
 test: venv lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder --durations 25
 
 lint: venv
 	$(BIN)/ruff check .
