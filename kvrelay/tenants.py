@@ -22,6 +22,7 @@ class Tenant:
     max_running: int | None = None  # requests that have workers at one time
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None  # of prompts and answers together
+    min_priority: int | None = None  # the most urgent that it may ask for: lower goes first, before all other tenants'
     salt: str = ""  # of its prefix-cache keys; no two tenants have one in common
 
     def scoped(self, request_id: str) -> str:

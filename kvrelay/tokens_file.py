@@ -67,6 +67,7 @@ class TenantEntry(Section):
     max_running: PositiveInt | None = None
     requests_per_minute: PositiveInt | None = None
     tokens_per_minute: PositiveInt | None = None
+    min_priority: Annotated[int, Field(ge=-(2**31), lt=2**31, strict=True)] = 0  # none may push in unless it is told so
 
     def tenant(self) -> Tenant:
         values = self.model_dump(exclude={"tokens_sha256", "roles"})

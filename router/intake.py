@@ -16,7 +16,7 @@ from router.model_card import ModelCard
 from router.request import Request
 from router.stream import Stream
 from router.text import Text
-from router.validation import admit_sampling, check_request
+from router.validation import admit_sampling, check_priority, check_request
 
 
 class Intake:
@@ -62,9 +62,11 @@ class Intake:
     async def tokenize(self, request: GenerateRequest, tenant: Tenant) -> tuple[int, ...]:
         """The prompt of a request that is checked first.
 
-        Raises InvalidArgument, NotFound, ResourceExhausted for a tenant over its limit, and what check_open does.
+        Raises InvalidArgument, NotFound, PermissionDenied for a priority that the tenant may not ask for,
+        ResourceExhausted for one over its limit, and what check_open does.
         """
         check_request(request, self.card)
+        check_priority(request.priority, tenant)
         self.limits.take_request(tenant, self._clock.now())
         self._driver.check_open(tenant, request.priority)  # before tokenizing, which would cost more than the refusal
         if request.token_ids:

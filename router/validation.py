@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import xxhash
 
-from kvrelay.errors import InvalidArgument, NotFound
+from kvrelay.errors import InvalidArgument, NotFound, PermissionDenied
+from kvrelay.tenants import Tenant
 from kvrelay.types import SamplingParams
 from kvrelay.wire.inference import GenerateRequest, SamplingOptions
 from router.model_card import ModelCard
@@ -52,6 +53,16 @@ def check_request(request: GenerateRequest, card: ModelCard) -> None:
     _check_sampling(request.sampling, card)
     if not -_INT32 - 1 <= request.priority <= _INT32:
         raise _bad("priority", request.priority, "a 32-bit integer")
+
+
+def check_priority(priority: int, tenant: Tenant) -> None:
+    """Raises PermissionDenied: whoever is served before all others can starve them."""
+    if tenant.min_priority is not None and priority < tenant.min_priority:
+        raise PermissionDenied(
+            f"priority {priority} is more urgent than tenant {tenant.name} may ask for; allowed is "
+            f"{tenant.min_priority} and above, or another min_priority in the tokens file",
+            field="priority",
+        )
 
 
 def check_request_id(request_id: str) -> None:

@@ -102,6 +102,7 @@ def test_each_token_leads_to_its_tenant(tmp_path: Path) -> None:
         requests_per_minute=600,
         tokens_per_minute=100_000,
         salt=acme.salt,
+        min_priority=0,
     )
     assert acme == tenants[bytes.fromhex(B)]
     assert (ops.name, ops.roles, ops.weight) == ("ops", frozenset({"admin"}), 1.0)

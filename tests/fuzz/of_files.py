@@ -59,7 +59,7 @@ _TOKENS = f"""tenants:
     max_running: 8
     requests_per_minute: 60
     tokens_per_minute: 100000
-    cache_share: 0.5
+    min_priority: -3
   - {{name: other, tokens_sha256: [{"2c" * 32}]}}
 """
 

@@ -290,6 +290,19 @@ async def test_the_file_is_read_again_and_a_broken_one_changes_nothing(cluster: 
                 await asyncio.sleep(0.01)
 
 
+async def test_nobody_goes_before_all_others_unasked(cluster: Cluster) -> None:
+    usual = cluster.tokens.add("usual")
+    urgent = cluster.tokens.add("urgent", min_priority=-5)
+    body = {"model": "demo", "prompt": [11, 12, 13], "max_tokens": 2}
+    async with until_taken(cluster, urgent), httpx.AsyncClient(base_url=cluster.router.http, timeout=20) as http:
+        for token, priority, status in ((usual, 0, 200), (usual, -1, 403), (urgent, -5, 200), (urgent, -6, 403)):
+            answer = await http.post("/v1/completions", json=body | {"priority": priority}, headers=bearer(token))
+            assert answer.status_code == status, (priority, answer.text)
+        error = answer.json()["error"]
+        assert error["param"] == "priority"
+        assert error["message"].startswith("priority -6 is more urgent than tenant urgent may ask for; allowed is -5")
+
+
 async def test_a_tenant_over_its_limits_is_told_when_to_come_back(cluster: Cluster) -> None:
     token = cluster.tokens.add("small", requests_per_minute=2, tokens_per_minute=30)
     body = {"model": "demo", "prompt": [11, 12, 13], "max_tokens": 8}
