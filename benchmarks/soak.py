@@ -1,0 +1,200 @@
+"""Requests that end in every way, again and again, and what they leave behind: `python benchmarks/soak.py`.
+
+A cluster as `kvrelay serve` runs it. Clients read an answer to its end, or leave: at once, after some tokens, after
+some time, or by closing their connection. Decode workers are killed meanwhile. Then it is counted what each process
+holds, and once more after many such requests. Exit code 1 if one holds more, or if an answer that nobody left failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+import grpc
+import typer
+from rich.console import Console
+from running_cluster import ANY_PORT, RunningCluster
+
+from kvrelay.child import family
+from kvrelay.client import AsyncClient
+from kvrelay.config import ClusterConfig
+from kvrelay.local_cluster import LocalCluster
+from kvrelay.wire import inference as wire
+from kvrelay.wire.cluster import ClusterServiceStub
+
+Ending = Literal["whole", "cancelled at once", "cancelled after tokens", "cancelled after a while", "connection closed"]
+ENDINGS: tuple[Ending, ...] = Ending.__args__  # type: ignore[attr-defined]
+AT_ONCE = 6
+WARM_UP = 0.1  # of all cycles, before the first count
+MAY_GROW = {"descriptors": 8, "threads": 8, "memory files": 0, "resident MiB": 24.0}
+
+app = typer.Typer(add_completion=False)
+log = Console(stderr=True)
+
+
+@dataclass
+class Soak:
+    """Requests on one cluster."""
+
+    target: str
+    draw: random.Random
+    left: int = 0  # cycles to go
+    endings: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+
+    async def run(self, cycles: int) -> None:
+        self.left = cycles
+
+        async def work() -> None:
+            while self.left > 0:
+                self.left -= 1
+                await self.one()
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(AT_ONCE):
+                group.create_task(work())
+
+    async def one(self) -> None:
+        draw, ending = self.draw, self.draw.choice(ENDINGS)
+        prompt = [draw.randrange(300) for _ in range(draw.randint(1, 400))]
+        whole = ending == "whole"
+        sampling = wire.SamplingOptions(
+            max_tokens=draw.randint(1, 16) if whole else 400, ignore_eos=True, temperature=0.0
+        )
+        request = wire.request_to_proto(wire.GenerateRequest(token_ids=tuple(prompt), sampling=sampling))
+        tokens, a_while = draw.randint(1, 12), draw.random() * 0.2
+        async with grpc.aio.insecure_channel(self.target) as channel:
+            call = wire.InferenceServiceStub(channel).Generate(request, timeout=120)
+            try:
+                match ending:
+                    case "whole":
+                        received = sum([len(one.token_ids) async for one in call])
+                        if received != sampling.max_tokens:
+                            self.failures[f"{received} of {sampling.max_tokens} tokens"] += 1
+                    case "cancelled after tokens":
+                        received = 0
+                        async for one in call:
+                            received += len(one.token_ids)
+                            if received >= tokens:
+                                break
+                    case "cancelled after a while" | "connection closed":
+                        with contextlib.suppress(TimeoutError):
+                            async with asyncio.timeout(a_while):
+                                await call.read()
+            except grpc.aio.AioRpcError as error:
+                self.failures[f"{ending}: {error.code().name}: {error.details()}"] += 1
+            except asyncio.CancelledError:  # `read` was, by the time-out
+                if asyncio.current_task().cancelling():  # type: ignore[union-attr]
+                    raise
+            if ending != "connection closed":
+                call.cancel()
+        self.endings[ending] += 1
+
+
+def held(workers: dict[int, str]) -> dict[str, dict[str, float]]:
+    """By process, what each of the cluster's holds; `workers` are their names by process id."""
+    found = {}
+    for pid in family(os.getpid())[1:]:
+        folder = Path(f"/proc/{pid}")
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            words = (folder / "cmdline").read_text().split("\0")
+            links = [_link(entry) for entry in (folder / "fd").iterdir()]
+            name = workers.get(pid) or next((one for one in words if one in ("router", "controller")), words[0][-40:])
+            pages = int((folder / "statm").read_text().split()[1])
+            found[f"{name} {pid}"] = {
+                "descriptors": len(links),
+                "threads": len(list((folder / "task").iterdir())),
+                "memory files": sum("kvrelay-" in link for link in links),
+                "resident MiB": pages * os.sysconf("SC_PAGE_SIZE") / 2**20,
+            }
+    return found
+
+
+def _link(entry: Path) -> str:
+    with contextlib.suppress(OSError):  # closed meanwhile
+        return str(entry.readlink())
+    return ""
+
+
+async def at_rest(cluster: RunningCluster) -> dict[str, dict[str, float]]:
+    status = await cluster.settled(prefill=1, seconds=120)
+    assert status.router.running + status.router.waiting == 0, status.router
+    workers = [one for pool in status.pools for one in pool.workers]
+    broken = [one for one in workers if not one.load.integrity_ok]
+    assert not broken, broken
+    await asyncio.sleep(6.0)  # for connections that nobody uses any more to be taken down
+    return held({one.pid: one.worker_id for one in workers})
+
+
+async def soak(cycles: int, kills: int, seed: int) -> bool:
+    config = ClusterConfig.model_validate(
+        {
+            "model": {"path": "demo", "dtype": "float32"},
+            "kv": {"memory": "64MiB"},
+            "prefill": {"replicas": 1, "chunk_tokens": 128},
+            "decode": {"replicas": 2},
+            "listen": ANY_PORT,
+        }
+    )
+    async with (
+        LocalCluster(config, quiet=True) as local,
+        AsyncClient(local.endpoints.grpc) as client,
+        grpc.aio.insecure_channel(local.endpoints.admin) as admin,
+    ):
+        cluster = RunningCluster(local, client, ClusterServiceStub(admin))
+        draw = random.Random(seed)
+        run = Soak(local.endpoints.grpc, draw)
+        for done in range(kills):
+            victim = draw.choice(await cluster.workers("decode"))
+            os.kill(victim.pid, signal.SIGKILL)
+            log.print(f"killed {victim.worker_id}, {done + 1} of {kills}")
+            await run.run(int(cycles * WARM_UP / kills))
+            await cluster.settled(prefill=1, seconds=120)
+        await run.run(int(cycles * WARM_UP))
+        before = await at_rest(cluster)
+        run.endings.clear()
+        while sum(run.endings.values()) < cycles:
+            await run.run(min(1000, cycles - sum(run.endings.values())))
+            log.print(f"{sum(run.endings.values())} requests")
+        after = await at_rest(cluster)
+    for ending, count in sorted(run.endings.items()):
+        print(f"{count:6} {ending}")
+    for failure, count in run.failures.items():
+        print(f"{count:6} FAILED: {failure}")
+    return told(before, after) and not run.failures
+
+
+def told(before: dict[str, dict[str, float]], after: dict[str, dict[str, float]]) -> bool:
+    """Prints what the processes held; whether none holds more than it may."""
+    well = True
+    for process in sorted(before.keys() & after.keys()):
+        was, now = before[process], after[process]
+        grown = [name for name, more in MAY_GROW.items() if now[name] > was[name] + more]
+        well = well and not grown
+        figures = ", ".join(f"{name} {was[name]:.0f} → {now[name]:.0f}" for name in MAY_GROW)
+        print(f"{process:>40}: {figures}{'  LEFT BEHIND: ' + ', '.join(grown) if grown else ''}")
+    return well
+
+
+@app.command()
+def main(
+    cycles: Annotated[int, typer.Option(min=10, help="Requests that are counted.")] = 10_000,
+    kills: Annotated[int, typer.Option(min=1, help="Decode workers killed under load before.")] = 5,
+    seed: int = 0,
+) -> None:
+    """Counts what requests leave behind that end in every way."""
+    raise typer.Exit(0 if asyncio.run(soak(cycles, kills, seed)) else 1)
+
+
+if __name__ == "__main__":
+    app()
