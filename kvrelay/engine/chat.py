@@ -168,7 +168,7 @@ def _read(path: Path) -> str | None:
 def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(_read(path) or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelRefused(f"{path} is not JSON: {error}", field="model") from error
     if not isinstance(config, dict):
         raise ModelRefused(f"{path} does not hold a JSON object", field="model")

@@ -214,6 +214,7 @@ async def test_a_missing_interpreter_is_unavailable(template: Template, monkeypa
         ({}, NotFound, "has no chat template; send a prompt"),
         ({"tokenizer_config.json": "{}"}, NotFound, "has no chat template"),
         ({"tokenizer_config.json": "{"}, ModelRefused, "is not JSON"),
+        ({"tokenizer_config.json": '{"a":' * 10**5}, ModelRefused, "is not JSON"),
         ({"tokenizer_config.json": "[]"}, ModelRefused, "does not hold a JSON object"),
     ],
 )
