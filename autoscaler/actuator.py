@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,6 +11,7 @@ import grpc
 
 from autoscaler.backoff import Deaths
 from autoscaler.look import look_regularly
+from autoscaler.members import Members, changing_over, number_of, surplus
 from kvrelay.clock import Clock, MonotonicClock
 from kvrelay.errors import KvRelayError
 from kvrelay.registry import Registry
@@ -44,6 +44,9 @@ class Launcher(Protocol):
     async def drain(self, worker_id: str) -> None:
         """Lets the worker finish within DRAIN_GRACE_S; returns when its process has ended."""
 
+    async def turn(self, worker_id: str, pool: PoolName) -> None:
+        """Has the worker, which is empty, serve in that pool under a new epoch, with the weights that it has."""
+
     def alive(self) -> Mapping[str, PoolName]:
         """Workers whose process exists or was asked for."""
 
@@ -59,6 +62,8 @@ class _Worker:
     looks_ready: int = 0  # at which it could be given work
     draining_since: float | None = None
     drain_sent: bool = False
+    turns_to: PoolName | None = None  # once it is empty
+    past_epoch: int = 0  # of its last role, whose entry may still be there
 
 
 class Actuator:
@@ -72,15 +77,20 @@ class Actuator:
         *,
         clock: Clock | None = None,
         credentials: Credentials | None = None,
+        rebalance: bool = False,
         drain_timeout_s: float = DRAIN_GRACE_S,
         interval_s: float = 0.5,
     ) -> None:
-        """`initial` sizes hold until the registry knows others, and again should it lose them."""
+        """`initial` sizes hold until the registry knows others, and again should it lose them.
+
+        rebalance: a worker changes over where one would be stopped in a pool and another started in the other.
+        """
         self._registry = registry
         self._launcher = launcher
         self._sizes = dict(initial)
         self._clock = clock or MonotonicClock()
         self._credentials = credentials
+        self._rebalance = rebalance
         self._drain_timeout_s = drain_timeout_s
         self._interval_s = interval_s
         self._workers: dict[str, _Worker] = {}
@@ -105,7 +115,7 @@ class Actuator:
         if self._credentials is not None:
             self._credentials.trouble()  # is told in the log
         await self._registry.check_writable()  # or nobody's silence says anything
-        infos = {info.worker_id: info for info in await self._registry.workers()}
+        infos = {info.worker_id: info for info in await self._registry.workers() if not self._is_past(info)}
         sizes = await self._wanted_sizes()
         drains, restarts = await self._registry.drains(), await self._registry.restarts()
         await self._note_deaths(infos)
@@ -118,6 +128,9 @@ class Actuator:
                     self._drain(worker_id, "an operator asked for it")
             elif worker_id not in infos:
                 await self._registry.clear_requests(worker_id)
+        if self._rebalance:
+            self._change_over("prefill", "decode", infos)
+            self._change_over("decode", "prefill", infos)
         for pool, size in sizes.items():
             await self._resize(pool, size, infos, self._next_restart(pool, restarts))
         results = await asyncio.gather(
@@ -131,6 +144,10 @@ class Actuator:
         for result in results:
             if isinstance(result, BaseException):
                 raise result
+
+    def _is_past(self, info: WorkerInfo) -> bool:
+        worker = self._workers.get(info.worker_id)
+        return worker is not None and info.epoch <= worker.past_epoch
 
     async def _wanted_sizes(self) -> dict[PoolName, int]:
         known = await self._registry.desired()
@@ -160,7 +177,8 @@ class Actuator:
                     continue
                 case "draining":
                     worker.serving, worker.silent_looks = True, 0
-                    self._drain(worker_id, "it was told to end")  # by whoever runs its machine
+                    if worker.draining_since is None:
+                        self._drain(worker_id, "it was told to end")  # by whoever runs its machine
                     worker.drain_sent = True
                     continue
                 case "stuck":
@@ -193,14 +211,28 @@ class Actuator:
         mine = [one for one in asked if one in self._workers and self._workers[one].pool == pool]
         if any(self._workers[one].draining_since is not None for one in mine):
             return None
-        return min(mine, key=_number, default=None)
+        return min(mine, key=number_of, default=None)
+
+    def _members(self, pool: PoolName) -> Members:
+        staying = {
+            one: worker
+            for one, worker in self._workers.items()
+            if worker.turns_to == pool or (worker.pool == pool and worker.draining_since is None)
+        }
+        serving = [one for one, worker in staying.items() if worker.serving]
+        pending = [one for one in self._launcher.pending() if one in staying]
+        return Members(self._sizes.get(pool, 0), list(staying), serving, pending)
+
+    def _change_over(self, giver: PoolName, taker: PoolName, infos: Mapping[str, WorkerInfo]) -> None:
+        for worker_id in changing_over(self._members(giver), self._members(taker), infos):
+            self._drain(worker_id, f"the {taker} pool has more use for it", turns_to=taker)
 
     async def _resize(self, pool: PoolName, size: int, infos: Mapping[str, WorkerInfo], leaving: str | None) -> None:
         """Brings the pool to `size` workers, or to one more while `leaving` waits for a successor that is ready."""
-        staying = [
-            one for one, worker in self._workers.items() if worker.pool == pool and worker.draining_since is None
-        ]
-        ready = [one for one in staying if one in infos and infos[one].state == "ready"]
+        members = self._members(pool)
+        staying = list(members.staying)
+        here = [one for one in staying if self._workers[one].turns_to is None]
+        ready = [one for one in here if one in infos and infos[one].state == "ready"]
         if leaving is not None and len(ready) > size:
             self._drain(leaving, "an operator asked for its restart, and its successor is ready")
             staying.remove(leaving)
@@ -209,13 +241,12 @@ class Actuator:
         if missing > 0 and self._clock.now() >= self._deaths[pool].replace_at:
             for _ in range(missing):
                 await self._start(pool)
-        serving = {one for one in staying if self._workers[one].serving}
-        for worker_id in surplus(staying, serving, infos, -missing):
+        for worker_id in surplus(staying, members.serving, infos, -missing):
             self._drain(worker_id, f"the pool is wanted at {size}")
 
     async def _start(self, pool: PoolName) -> None:
         worker_id = await self._registry.next_name(pool, self._next_number[pool])
-        self._next_number[pool] = _number(worker_id) + 1
+        self._next_number[pool] = number_of(worker_id) + 1
         log.info("worker starts", worker=worker_id)
         try:
             await self._launcher.start(pool, worker_id)
@@ -225,11 +256,13 @@ class Actuator:
         else:
             self._workers[worker_id] = _Worker(pool)
 
-    def _drain(self, worker_id: str, reason: str) -> None:
+    def _drain(self, worker_id: str, reason: str, turns_to: PoolName | None = None) -> None:
+        """Whatever was last said of what becomes of it then, holds."""
         worker = self._workers[worker_id]
+        worker.turns_to = turns_to
         if worker.draining_since is None:
             worker.draining_since = self._clock.now()
-            log.info("worker drains", worker=worker_id, reason=reason)
+            log.info("worker drains", worker=worker_id, reason=reason, turns_to=turns_to)
 
     async def _carry_on_draining(self, worker_id: str, worker: _Worker, since: float, info: WorkerInfo | None) -> None:
         """Stops the worker once it says that it is empty and takes no more. It hands back by itself what it still
@@ -241,7 +274,10 @@ class Actuator:
             await self._stop(worker_id, info)
         elif info is not None and info.state == "draining" and info.load.empty:
             log.info("worker is empty", worker=worker_id, seconds=seconds)
-            await self._stop(worker_id, info)
+            if worker.turns_to is None:
+                await self._stop(worker_id, info)
+            else:
+                await self._turn(worker_id, worker.turns_to, info)
         elif seconds >= self._drain_timeout_s + LATE_S:
             held = info.load if info is not None else None
             log.warning("worker did not hand back what it held; stopped with it", worker=worker_id, load=held)
@@ -253,6 +289,12 @@ class Actuator:
             except KvRelayError as error:
                 log.warning("worker does not answer to drain", worker=worker_id, reason=error.message)
 
+    async def _turn(self, worker_id: str, pool: PoolName, info: WorkerInfo) -> None:
+        log.info("worker changes its pool", worker=worker_id, pool=pool)
+        self._workers[worker_id] = _Worker(pool, past_epoch=info.epoch)
+        await self._launcher.turn(worker_id, pool)
+        await self._registry.remove_worker(worker_id, info.epoch)
+
     async def _stop(self, worker_id: str, info: WorkerInfo | None) -> None:
         del self._workers[worker_id]
         await self._launcher.stop(worker_id)
@@ -263,24 +305,6 @@ class Actuator:
         if info is not None:
             await self._registry.remove_worker(worker_id, info.epoch)
         await self._registry.clear_requests(worker_id)
-
-
-def surplus(
-    staying: Collection[str], serving: Collection[str], infos: Mapping[str, WorkerInfo], count: int
-) -> list[str]:
-    """The `count` workers that are missed least: those that are still starting, then the emptiest, the latest first."""
-
-    def cost(worker_id: str) -> tuple[bool, float, int, int]:
-        info = infos.get(worker_id)
-        held = math.inf if info is None else info.load.running + info.load.waiting + info.load.leases
-        cached = 0 if info is None else info.load.blocks_cached
-        return worker_id in serving, held, cached, -_number(worker_id)
-
-    return sorted(staying, key=cost)[: max(0, count)]
-
-
-def _number(worker_id: str) -> int:
-    return int(worker_id.rpartition("-")[2])
 
 
 async def drain_worker(address: str, grace_s: float, credentials: Credentials | None) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autoscaler.policy import PoolSnapshot
+from autoscaler.snapshot import awaited_pool
 from kvrelay.config import MetricName
 from kvrelay.types import POOLS, PoolName
 
@@ -78,7 +79,8 @@ class FluidCluster:
         self._prompt = 0.0  # tokens of one, in the mean of those that came last
         self._leaving = 0.0  # requests per second, of late
         self._batch = 0.0  # sequences that decoded on one worker, in the last step
-        self._occupied = 0.0  # tokens of KV on decode workers, in the last step
+        self._occupied = 0.0  # tokens of answers' KV on decode workers, in the last step
+        self._prefill_busy = 0.0  # share of the prefill workers' time, in the last step
 
     @property
     def unfinished(self) -> float:
@@ -110,7 +112,17 @@ class FluidCluster:
         idle = arrived.number <= 0 and self.unfinished <= 0
         latency = self._latencies(ready, idle)
         pools = {"prefill": self._prefill_metrics(ready), "decode": self._decode_metrics(ready)}
-        return {pool: PoolSnapshot(self._pools[pool].size, ready[pool], pools[pool] | latency) for pool in POOLS}
+        seats = min(1.0, self._batch / self._speed.max_batch)
+        shares: dict[PoolName, float] = {
+            "prefill": self._prefill_busy,
+            "decode": max(seats, pools["decode"].get("kv_occupancy", 0.0)),
+        }
+        return {
+            pool: PoolSnapshot(
+                self._pools[pool].size, ready[pool], pools[pool] | latency, shares[pool] if ready[pool] else None
+            )
+            for pool in POOLS
+        }
 
     @property
     def _held_tokens(self) -> float:
@@ -129,11 +141,15 @@ class FluidCluster:
     def _prefill(self, ready: Mapping[PoolName, int], seconds: float) -> float:
         """Returns the share of the decode workers' time that prompts took, where there is no prefill worker."""
         capacity = self._prefill_rate(ready) * seconds
+        self._prefill_busy = 0.0
         if self._prefilling.prompt_tokens <= 0 or not capacity:
             return 0.0
         done = self._prefilling.take(min(1.0, capacity / self._prefilling.prompt_tokens))
         self._decoding.add(done)
-        return 0.0 if ready["prefill"] else done.prompt_tokens / capacity
+        if ready["prefill"]:
+            self._prefill_busy = done.prompt_tokens / capacity
+            return 0.0
+        return done.prompt_tokens / capacity
 
     def _prefill_rate(self, ready: Mapping[PoolName, int]) -> float:
         """Tokens per second; decode workers prefill where there is no other."""
@@ -142,7 +158,7 @@ class FluidCluster:
     def _decode(self, workers: int, seconds: float, decoding_s: float) -> None:
         decoding, left = self._decoding, 0.0
         self._batch = decoding.number / workers if workers else 0.0
-        self._occupied = self._held_tokens
+        self._occupied = self._decoding.prompt_tokens + self._generated
         if self._batch > 0:
             tokens = decoding.number * decoding_s / self._speed.inter_token_s(self._batch)
             if tokens > decoding.output_tokens:  # they leave before the step is over
@@ -155,25 +171,28 @@ class FluidCluster:
     def _prefill_metrics(self, ready: Mapping[PoolName, int]) -> dict[MetricName, float]:
         if not self._pools["prefill"].size:  # what an empty pool would do waits with the decode pool
             return {"queue_depth": self._waiting.number, "queue_tokens": self._waiting.prompt_tokens}
-        crowd = self._prefilling
+        crowd, before = self._prefilling, self._before_seats("prefill", ready)
         # One prompt a worker is under way and does not wait.
         share = max(0.0, 1 - ready["prefill"] / crowd.number) if crowd.number > 0 else 0.0
         found: dict[MetricName, float] = {
-            "queue_depth": crowd.number * share,
-            "queue_tokens": crowd.prompt_tokens * share,
+            "queue_depth": crowd.number * share + before.number,
+            "queue_tokens": crowd.prompt_tokens * share + before.prompt_tokens,
         }
         if rate := self._prefill_rate(ready):
             found["queue_wait_p95_ms"] = 1000 * crowd.prompt_tokens * share / rate
         return found
 
     def _decode_metrics(self, ready: Mapping[PoolName, int]) -> dict[MetricName, float]:
-        found: dict[MetricName, float] = {
-            "queue_depth": self._waiting.number,
-            "queue_tokens": self._waiting.prompt_tokens,
-        }
+        before = self._before_seats("decode", ready)
+        found: dict[MetricName, float] = {"queue_depth": before.number, "queue_tokens": before.prompt_tokens}
         if ready["decode"]:
             found["kv_occupancy"] = min(1.0, self._occupied / (ready["decode"] * self._speed.kv_tokens))
         return found
+
+    def _before_seats(self, pool: PoolName, ready: Mapping[PoolName, int]) -> Requests:
+        """Requests without a seat, if it is this pool that they wait for."""
+        prompts = max(0.0, self._prefilling.number - ready["prefill"]) if self._pools["prefill"].size else 0.0
+        return self._waiting if awaited_pool(prompts, self._decoding.number) == pool else Requests()
 
     def _latencies(self, ready: Mapping[PoolName, int], idle: bool) -> dict[MetricName, float]:
         """As the routers measure them; left out where nothing moves, so that nobody knows."""

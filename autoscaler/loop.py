@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 
 from autoscaler.look import look_regularly
-from autoscaler.policy import PoolState, decide
+from autoscaler.policy import PoolState
+from autoscaler.pools import decide_pools
 from autoscaler.snapshot import snapshot
 from kvrelay.clock import Clock, MonotonicClock
 from kvrelay.config import AutoscalingPolicy
 from kvrelay.errors import Unavailable
 from kvrelay.registry import Registry
 from kvrelay.telemetry import get_logger
-from kvrelay.types import POOLS, PoolName, ScalingDecision
+from kvrelay.types import PoolName, ScalingDecision
 
 _MIN_LEASE_S = 5.0
 
@@ -52,20 +53,20 @@ class Autoscaler:
         workers = await self._registry.workers()
         routers = await self._registry.routers()
         desired = await self._registry.desired()
-        for pool in POOLS:
-            policy = self._policy.pool(pool)
-            if policy is None or pool not in desired:
-                continue
-            before = desired[pool]
-            seen = snapshot(pool, before, workers, routers)
-            decision, self._states[pool] = decide(seen, policy, self._states.get(pool), self._clock.now())
-            if decision.desired == before:
-                log.debug("pool stays", pool=pool, size=before, reason=decision.reason)
-            elif await self._registry.scale(pool, before, decision.desired, token):
-                log.info("pool scaled", pool=pool, before=before, after=decision.desired, reason=decision.reason)
-                await self._registry.record_decision(
-                    ScalingDecision(time.time(), pool, before, decision.desired, decision.reason)
-                )
+        seen = {pool: snapshot(pool, size, workers, routers) for pool, size in desired.items()}
+        verdicts = decide_pools(seen, self._policy, self._states, self._clock.now())
+        self._states = {pool: state for pool, (_, state) in verdicts.items()}
+        changed = {
+            pool: ScalingDecision(time.time(), pool, desired[pool], decision.desired, decision.reason)
+            for pool, (decision, _) in verdicts.items()
+            if decision.desired != desired[pool]
+        }
+        # At once, so that whoever makes the pools so sees that a worker may change over.
+        sizes = {pool: (one.before, one.after) for pool, one in changed.items()}
+        if sizes and await self._registry.scale(sizes, token):
+            for pool, one in changed.items():
+                log.info("pool scaled", pool=pool, before=one.before, after=one.after, reason=one.reason)
+                await self._registry.record_decision(one)
 
     async def _release(self) -> None:
         try:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from kvrelay.config import MetricName, MetricTarget, PoolPolicy
 
 _TOTALS = ("queue_depth", "queue_tokens")  # metrics whose value is the pool's total and whose target is per worker
+BUSY_AT_MOST = 0.7  # share of a smaller pool that the same load may take
 _ROUNDING = 1e-9  # keeps 2.1 / 0.7 from asking for a fourth worker
 
 
@@ -22,6 +23,7 @@ class PoolSnapshot:
     size: int  # wanted number of workers
     ready: int  # workers that the metrics come from
     metrics: Mapping[MetricName, float] = field(default_factory=dict)
+    busy_share: float | None = None  # mean of those workers: what of them is in use, 0 to 1; None: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ def decide(
         limit, delay = size + policy.max_step_up, f"upscale_delay_s {policy.upscale_delay_s:g}"
         desired, step = min(max(held, size), limit), f"+{policy.max_step_up} by max_step_up"
     elif wish < size:
-        held = max(wish for _, wish in _since(state.wishes, now - policy.downscale_delay_s))
+        held = highest_wish(state, now - policy.downscale_delay_s)
         limit, delay = size - policy.max_step_down, f"downscale_delay_s {policy.downscale_delay_s:g}"
         desired, step = max(min(held, size), limit), f"-{policy.max_step_down} by max_step_down"
     else:
@@ -79,6 +81,11 @@ def decide(
     return Decision(desired, reason), state
 
 
+def highest_wish(state: PoolState, start: float) -> int:
+    """Of those in effect at `start` and later."""
+    return max(wish for _, wish in _since(state.wishes, start))
+
+
 def _since(wishes: tuple[tuple[float, int], ...], start: float) -> tuple[tuple[float, int], ...]:
     """The wishes in effect at `start` and later."""
     first = max((index for index, (since, _) in enumerate(wishes) if since <= start), default=0)
@@ -86,7 +93,12 @@ def _since(wishes: tuple[tuple[float, int], ...], start: float) -> tuple[tuple[f
 
 
 def _wish(snapshot: PoolSnapshot, policy: PoolPolicy) -> tuple[int, str]:
-    """The size that the metrics ask for, within the policy's bounds: the largest answer wins."""
+    """The size that the metrics ask for, within the policy's bounds: the largest answer wins.
+
+    A queue or a latency tells that a pool is too small, not by how much it is too large: a pool that serves well has
+    short queues at any size. So none shrinks it to where the same load would keep it busier than BUSY_AT_MOST; without
+    that, a pool at constant load would shrink until it does not serve well, grow, and begin anew.
+    """
     answers: list[tuple[int, str]] = []
     unknown: list[str] = []
     for metric in policy.metrics:
@@ -103,6 +115,11 @@ def _wish(snapshot: PoolSnapshot, policy: PoolPolicy) -> tuple[int, str]:
     wish, reason = max(answers, key=lambda answer: answer[0], default=(snapshot.size, "no metric is known"))
     if unknown and wish < snapshot.size:  # what is not known may be large
         wish, reason = snapshot.size, f"{reason}, but not known: {', '.join(unknown)}"
+    if wish < snapshot.size and snapshot.busy_share is not None:
+        needed = math.ceil(snapshot.ready * snapshot.busy_share / BUSY_AT_MOST - _ROUNDING)
+        if needed > wish:
+            wish = min(needed, snapshot.size)
+            reason += f", but {snapshot.busy_share:.0%} of {snapshot.ready} is busy, which takes {wish}"
     if wish > policy.max_replicas:
         return policy.max_replicas, f"{reason}, limited to {policy.max_replicas} by max_replicas"
     if wish < policy.min_replicas:

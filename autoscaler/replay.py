@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from autoscaler.policy import PoolSnapshot, PoolState, decide
+from autoscaler.policy import PoolSnapshot, PoolState
+from autoscaler.pools import decide_pools
 from kvrelay.config import AutoscalingPolicy
 from kvrelay.types import PoolName
 
@@ -43,14 +44,12 @@ class Replay:
 
     def look(self, moment: Moment) -> list[Verdict]:
         """One for each pool that is in the record and has a policy."""
+        seen = {
+            pool: replace(recorded, size=self._sizes.get(pool, recorded.size))
+            for pool, recorded in moment.pools.items()
+        }
         verdicts = []
-        for pool, recorded in moment.pools.items():
-            policy = self._policy.pool(pool)
-            if policy is None:
-                continue
-            before = self._sizes.get(pool, recorded.size)
-            seen = replace(recorded, size=before)
-            decision, self._states[pool] = decide(seen, policy, self._states.get(pool), moment.at)
-            self._sizes[pool] = decision.desired
-            verdicts.append(Verdict(moment.at, pool, before, decision.desired, decision.reason, seen))
+        for pool, (decision, state) in decide_pools(seen, self._policy, self._states, moment.at).items():
+            self._states[pool], self._sizes[pool] = state, decision.desired
+            verdicts.append(Verdict(moment.at, pool, seen[pool].size, decision.desired, decision.reason, seen[pool]))
         return verdicts

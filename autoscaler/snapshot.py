@@ -2,37 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from autoscaler.policy import PoolSnapshot
 from kvrelay.config import MetricName
-from kvrelay.types import PoolName, RouterLoad, WorkerInfo
+from kvrelay.types import POOLS, PoolName, RouterLoad, WorkerInfo, WorkerLoad
 
 
 def snapshot(pool: PoolName, size: int, workers: Sequence[WorkerInfo], routers: Sequence[RouterLoad]) -> PoolSnapshot:
     """The pool `pool` of wanted size `size`, given all live workers and routers. What nobody reports is left out."""
     members = [worker for worker in workers if worker.pool == pool]
-    ready = [worker for worker in members if worker.state == "ready"]
-    metrics: dict[MetricName, float] = {}
-    if pool == "prefill" and members:
-        metrics["queue_depth"] = sum(worker.load.waiting for worker in members)
-        metrics["queue_tokens"] = sum(worker.load.waiting_tokens for worker in members)
-    elif routers and (members or size == 0):
-        # Requests without blocks wait in the router. What an empty prefill pool would do waits with the decode pool.
-        queued = [worker for worker in workers if worker.pool == "decode"]
-        metrics["queue_depth"] = sum(one.load.waiting for one in queued) + sum(one.waiting for one in routers)
-        metrics["queue_tokens"] = sum(one.load.waiting_tokens for one in queued) + sum(
-            one.waiting_tokens for one in routers
-        )
+    ready = [worker.load for worker in members if worker.state == "ready"]
+    metrics = _queue(pool, size, workers, routers)
     if ready:
-        metrics["queue_wait_p95_ms"] = max(worker.load.queue_wait_p95_ms for worker in ready)
-    if blocks := sum(worker.load.blocks_total for worker in ready):
-        metrics["kv_occupancy"] = sum(worker.load.blocks_held for worker in ready) / blocks
+        metrics["queue_wait_p95_ms"] = max(load.queue_wait_p95_ms for load in ready)
+    if blocks := sum(load.blocks_total for load in ready):
+        # Blocks that wait for a prompt's KV are no reason for more decode workers, which would only hold more of them.
+        metrics["kv_occupancy"] = sum(load.blocks_held - load.blocks_leased for load in ready) / blocks
     if (ttft := _worst([router.ttft_p95_ms for router in routers], routers)) is not None:
         metrics["ttft_p95_ms"] = ttft
     if (itl := _worst([router.itl_p95_ms for router in routers], routers)) is not None:
         metrics["itl_p95_ms"] = itl
-    return PoolSnapshot(size, len(ready), metrics)
+    busy_share = sum(load.busy_share for load in ready) / len(ready) if ready else None
+    return PoolSnapshot(size, len(ready), metrics, busy_share)
+
+
+def awaited_pool(prompts: float, answers: float) -> PoolName:
+    """For which pool those wait that wait for a seat on a decode worker, given the prompts that hold a seat and wait
+    for a prefill worker, and the answers that are being decoded: more seats for the former would shorten no wait.
+    """
+    return "prefill" if prompts > answers else "decode"
+
+
+def _queue(
+    pool: PoolName, size: int, workers: Iterable[WorkerInfo], routers: Sequence[RouterLoad]
+) -> dict[MetricName, float]:
+    """Requests of this pool's that wait, and their prompt tokens, unless nobody reports them."""
+    loads = {name: [worker.load for worker in workers if worker.pool == name] for name in POOLS}
+    queued: list[WorkerLoad | RouterLoad] = []
+    if pool == "prefill" and loads["prefill"]:
+        queued += loads["prefill"]
+    elif not routers or (size and not loads[pool]):
+        return {}
+    elif pool == "decode" or size == 0:  # what an empty prefill pool would do waits with the decode pool
+        queued += loads["decode"]
+    prompts = sum(load.waiting for load in loads["prefill"])
+    answers = sum(load.running for load in loads["decode"])
+    if not loads["prefill"] or awaited_pool(prompts, answers) == pool:
+        queued += routers
+    return {
+        "queue_depth": sum(one.waiting for one in queued),
+        "queue_tokens": sum(one.waiting_tokens for one in queued),
+    }
 
 
 def _worst(latencies: Sequence[float | None], routers: Sequence[RouterLoad]) -> float | None:

@@ -133,11 +133,15 @@ class DecodeWorker(Worker):
             self.steps.wake()
 
     def load(self) -> WorkerLoad:
-        waiting = self._scheduler.waiting
+        waiting, blocks = self._scheduler.waiting, self.cache.pool
+        leased = sum(len(lease.writable) for lease in self._leases)
         return self.measured(
             running=len(self._scheduler) - len(waiting),
             waiting=waiting,
             leases=len(self._leases),
+            blocks_leased=leased,
+            # Its engine computes whenever anybody decodes; it is full when its seats or its blocks are taken.
+            busy_share=max(len(self._scheduler) / self._max_batch, (blocks.num_held - leased) / blocks.num_blocks),
             preemptions=self._scheduler.preemptions,
         )
 

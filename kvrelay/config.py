@@ -216,6 +216,7 @@ class AutoscalingPolicy(Section):
 
     prefill: PoolPolicy | None = None
     decode: PoolPolicy | None = None
+    rebalance: bool = False  # workers change over from a pool that has one to spare to one that grows
     interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
 
     def pool(self, name: PoolName) -> PoolPolicy | None:
@@ -309,6 +310,19 @@ class ClusterConfig(Section):
         if self.security.tls is None and not self.listen.workers_on_loopback:
             raise BadValue(_exposed(self.listen.worker_host, ["security.tls"]), ("listen", "worker_host"))
         return self
+
+    @property
+    def bound_to_pools(self) -> tuple[str, str] | None:
+        """A key of the pools by which a worker of one cannot serve in the other, and what of it; None if it can.
+
+        KV memory is made anew for each role, so `kv` may differ.
+        """
+        for key in ("resources", "tensor_parallel", "threads", "weights"):
+            if getattr(self.prefill, key) != getattr(self.decode, key):
+                return key, "is not the other pool's"
+        if self.prefill.tensor_parallel > 1:
+            return "tensor_parallel", "is not 1, and ranks load their weights with each role"
+        return None
 
     def pool_kv(self, pool: PoolName) -> KvConfig:
         """`kv` with what the pool has of its own."""

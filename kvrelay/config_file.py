@@ -49,12 +49,19 @@ def load_config(path: Path | None, overrides: Mapping[str, object] | None = None
     from_file = path is not None and "autoscaling" not in overrides
     policy = ((folder if from_file else Path()) / config.autoscaling).resolve()
     try:
-        load_policy(policy)
+        rules = load_policy(policy)
     except ConfigError as error:
         if os.path.isfile(policy):  # False also for a path that no file can have
             raise
         where = file.where(("autoscaling",)) if from_file else "option"
         raise ConfigError(f"{where}: autoscaling: {error.message}"[:_MAX_MESSAGE]) from None
+    if rules.rebalance and (bound := config.bound_to_pools) is not None:
+        key, what = bound
+        pool = "prefill" if key in file.data.get("prefill", {}) else "decode"
+        raise ConfigError(
+            f"{file.where((pool, key))}: {pool}.{key}: {what}, and {policy} has rebalance: true, by which a worker "
+            f"changes over with its process and weights; make {key} alike in both pools, or set rebalance: false"
+        )
     return config.model_copy(update={"autoscaling": str(policy)})
 
 

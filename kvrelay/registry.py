@@ -165,11 +165,14 @@ class Registry:
         if words:
             await self._call("HSET", _DESIRED, *words)
 
-    async def scale(self, pool: PoolName, before: int, after: int, leader_token: int) -> bool:
-        """The autoscaler's word: False, and nothing is written, if the size is not `before` or another leads now."""
-        keys = (_DESIRED, _LEADER_TOKEN)
-        values = (pool, _encoded(_PoolSize(before)), _encoded(_PoolSize(after)), leader_token)
-        return bool(await self._call("EVAL", scripts.SCALE, 2, *keys, *values))
+    async def scale(self, sizes: Mapping[PoolName, tuple[int, int]], leader_token: int) -> bool:
+        """The autoscaler's word, (before, after) of each pool, all at once: False, and nothing is written, if a size
+        is not what it was before or another leads now.
+        """
+        values: list[str | int] = [leader_token]
+        for pool, (before, after) in sizes.items():
+            values += [pool, _encoded(_PoolSize(before)), _encoded(_PoolSize(after))]
+        return bool(await self._call("EVAL", scripts.SCALE, 2, _DESIRED, _LEADER_TOKEN, *values))
 
     async def record_decision(self, decision: ScalingDecision) -> None:
         await self._call("LPUSH", _DECISIONS, _encoded(decision))

@@ -32,11 +32,14 @@ local value = ok and type(entry) == 'table' and entry.value
 if type(value) == 'table' and value.epoch == tonumber(ARGV[1]) then redis.call('DEL', KEYS[1]) end
 """
 
-# KEYS: wanted sizes, token counter. ARGV: pool, size before, size after, the leader's token. Returns 1 if written.
+# KEYS: wanted sizes, token counter. ARGV: the leader's token, then for each pool its name, size before and size after.
+# Returns 1 if written.
 SCALE = """
-if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end
-if tonumber(redis.call('GET', KEYS[2]) or 0) > tonumber(ARGV[4]) then return 0 end
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
+if tonumber(redis.call('GET', KEYS[2]) or 0) > tonumber(ARGV[1]) then return 0 end
+for i = 2, #ARGV, 3 do
+  if redis.call('HGET', KEYS[1], ARGV[i]) ~= ARGV[i + 1] then return 0 end
+end
+for i = 2, #ARGV, 3 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 2]) end
 return 1
 """
 

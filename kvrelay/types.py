@@ -256,6 +256,8 @@ class WorkerLoad:
     queue_wait_p95_ms: float = 0.0
     certificate_note: str = ""  # that its certificate ends soon or has ended
     step_age_s: float = 0.0  # of the step that runs; 0 while none does
+    busy_share: float = 0.0  # in use: of a prefill worker's time, of a decode worker's seats or blocks
+    blocks_leased: int = 0  # of those held: for prompts whose KV is still to come
 
     @property
     def empty(self) -> bool:

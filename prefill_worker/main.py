@@ -9,6 +9,7 @@ from kv_transfer.choice import host_id
 from kv_transfer.sender import Sender
 from kvrelay.clock import Clock, MonotonicClock
 from kvrelay.engine.cache import KvCache
+from kvrelay.engine.loader import LoadedModel
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.security.credentials import Credentials
 from kvrelay.stop_request import StopRequest
@@ -20,9 +21,12 @@ from prefill_worker.fetcher import Fetcher
 from prefill_worker.worker import PrefillWorker
 
 
-async def serve(settings: WorkerSettings, stop: StopRequest) -> None:
-    """Loads the model, then serves until `stop` says so. Raises ModelRefused, ConfigError, Unavailable, StepHung."""
-    runner = await load_runner(settings)
+async def serve(settings: WorkerSettings, stop: StopRequest, model: LoadedModel | None = None) -> None:
+    """Loads the model unless it is given, then serves until `stop` says so.
+
+    Raises ModelRefused, ConfigError, Unavailable, StepHung.
+    """
+    runner = await load_runner(settings, model)
     build = builder(settings, runner, MonotonicClock())
     largest = max(MAX_MESSAGE_BYTES, message_bytes(runner.layout))
     await host_worker(settings, host_id(), build, stop, max_message_bytes=largest)

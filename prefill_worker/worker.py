@@ -191,7 +191,11 @@ class PrefillWorker(Worker):
 
     def load(self) -> WorkerLoad:
         waiting = [sequence for sequence in self._scheduler if sequence.started is None]
-        return self.measured(running=len(self._relays) + self._letting_go - len(waiting), waiting=waiting)
+        return self.measured(
+            running=len(self._relays) + self._letting_go - len(waiting),
+            waiting=waiting,
+            busy_share=self.steps.busy.share(self.clock.now()),
+        )
 
     async def _commit(self, relay: Relay, first_token: int, prefill_done_at: float) -> None:
         assert relay.push is not None, "a commit follows the blocks"

@@ -275,6 +275,37 @@ def test_shipped_policies_name_every_key(path: Path) -> None:
         assert set(spelt_out[pool]) == set(type(policy.prefill).model_fields)
 
 
+@pytest.mark.parametrize(
+    ("text", "line", "says"),
+    [
+        ("prefill: {weights: int8}\n", 2, "prefill.weights: is not the other pool's"),
+        ("prefill:\n  replicas: 2\ndecode:\n  threads: 2\n", 5, "decode.threads: is not the other pool's"),
+        ("decode: {resources: {num_gpus: 1}}\n", 2, "decode.resources: is not the other pool's"),
+        ("decode: {tensor_parallel: 2}\n", 2, "decode.tensor_parallel: is not the other pool's"),
+        ("prefill: {tensor_parallel: 2}\ndecode: {tensor_parallel: 2}\n", 2, "prefill.tensor_parallel: is not 1, and"),
+    ],
+)
+def test_who_changes_over_keeps_its_process_so_the_pools_must_be_alike(
+    tmp_path: Path, text: str, line: int, says: str
+) -> None:
+    (tmp_path / "policy.yaml").write_text("rebalance: true\n")
+    config = tmp_path / "cluster.yaml"
+    config.write_text("autoscaling: policy.yaml\n" + text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(config)
+    assert caught.value.message.startswith(f"{config}:{line}: {says}")
+    assert "rebalance: false" in caught.value.message
+    (tmp_path / "policy.yaml").write_text("rebalance: false\n")
+    load_config(config)
+
+
+def test_pools_with_unlike_kv_may_change_over(tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text("rebalance: true\n")
+    config = tmp_path / "cluster.yaml"
+    config.write_text("autoscaling: policy.yaml\nprefill: {kv: {dtype: int8}, replicas: 3}\ndecode: {max_batch: 4}\n")
+    load_config(config)
+
+
 def test_the_policys_path_is_relative_to_the_file_and_comes_out_absolute(tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text("decode: {max_replicas: 3}\n")
     config = tmp_path / "cluster.yaml"

@@ -242,15 +242,15 @@ async def test_scaling_is_fenced_and_never_overrides_an_operator(registry: Regis
     await registry.set_desired({"decode": 1})
     old = await registry.acquire_leader("a", 30)
     assert old is not None
-    assert await registry.scale("decode", 1, 2, old)
+    assert await registry.scale({"decode": (1, 2)}, old)
     await registry.set_desired({"decode": 5})
-    assert not await registry.scale("decode", 2, 3, old), "the operator came between"
+    assert not await registry.scale({"decode": (2, 3)}, old), "the operator came between"
     await registry.release_leader("a")
     new = await registry.acquire_leader("b", 30)
     assert new is not None
     assert new > old
-    assert not await registry.scale("decode", 5, 6, old), "the old leader woke up"
-    assert await registry.scale("decode", 5, 4, new)
+    assert not await registry.scale({"decode": (5, 6)}, old), "the old leader woke up"
+    assert await registry.scale({"decode": (5, 4)}, new)
     assert await registry.desired() == {"decode": 4}
 
 

@@ -74,7 +74,8 @@ async def _control(config: ClusterConfig, policy: AutoscalingPolicy | None, ray_
             require_gpus(config, cluster.gpus)
         stop.install()  # only now: ray.init sets handlers of its own
         launcher = RayLauncher(settings, cluster)
-        actuator = Actuator(registry, launcher, sizes, credentials=credentials)
+        rebalance = policy is not None and policy.rebalance
+        actuator = Actuator(registry, launcher, sizes, credentials=credentials, rebalance=rebalance)
         runs = (actuator.run(), launcher.look_for_room(), _refused_by_all(launcher, registry), cluster.lost())
         parts = [asyncio.create_task(one) for one in runs]
         if policy is not None:

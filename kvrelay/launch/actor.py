@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -12,8 +12,9 @@ from functools import partial
 import ray
 
 from kvrelay.models import resolve_model
-from kvrelay.stop_request import StopRequest
+from kvrelay.roles import Roles
 from kvrelay.telemetry import configure_logging, flush_logs, get_logger
+from kvrelay.types import PoolName
 from kvrelay.worker.process import run_in_process
 from kvrelay.worker.settings import WorkerSettings
 
@@ -28,7 +29,7 @@ class WorkerActor:
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
-        self._stop = StopRequest()
+        self._roles = Roles()
 
     async def node(self) -> str:
         """Ray's id of the node that the worker is on."""
@@ -39,8 +40,8 @@ class WorkerActor:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads without work sleep; read when torch is imported
         settings = on_this_node(self._settings)
         orphaned = asyncio.create_task(self._orphaned())
-        with _on_sigterm(partial(asyncio.get_running_loop().call_soon_threadsafe, self._stop)):
-            await run_in_process(settings.worker_id, _serve(settings, self._stop))
+        with _on_sigterm(partial(asyncio.get_running_loop().call_soon_threadsafe, self._roles)):
+            await run_in_process(settings.worker_id, self._roles.serve(settings))
         if orphaned.done():
             flush_logs()
             os._exit(0)
@@ -56,16 +57,20 @@ class WorkerActor:
             await asyncio.sleep(_LOOK_S)
             if os.getppid() != raylet:
                 log.warning("the raylet is gone; the worker drains", worker=self._settings.worker_id)
-                self._stop()
+                self._roles()
                 return
 
     async def drain(self) -> None:
         """Ends `run` when all that the worker holds is finished or handed back; called twice, at once."""
-        self._stop()
+        self._roles()
+
+    async def turn(self, pool: PoolName) -> None:
+        """`run` goes on in that pool; what the worker holds is lost."""
+        self._roles.turn(pool)
 
     async def stop(self) -> None:
         """Ends `run`, streams or not."""
-        self._stop.now()
+        self._roles.now()
 
 
 @contextmanager
@@ -97,13 +102,3 @@ def on_this_node(settings: WorkerSettings) -> WorkerSettings:
     host = ray.util.get_node_ip_address()
     listen = listen.model_copy(update={"worker_host": f"[{host}]" if ":" in host else host})
     return replace(settings, config=settings.config.model_copy(update={"listen": listen}))
-
-
-def _serve(settings: WorkerSettings, stop: StopRequest) -> Coroutine[None, None, None]:
-    if settings.pool == "prefill":
-        import prefill_worker.main
-
-        return prefill_worker.main.serve(settings, stop)
-    import decode_worker.main
-
-    return decode_worker.main.serve(settings, stop)

@@ -111,6 +111,13 @@ class RayLauncher:
             await asyncio.wait({running.ended}, timeout=DRAIN_GRACE_S + _STOP_TIMEOUT_S)
             await self.stop(worker_id)
 
+    async def turn(self, worker_id: str, pool: PoolName) -> None:
+        """Has a worker go on in another pool, with the weights that it has. It has been drained."""
+        running = self._running.get(worker_id)
+        if running is not None:
+            running.pool = pool
+            running.actor.turn.remote(pool)
+
     async def stop(self, worker_id: str) -> None:
         """Stops a worker now; kills it if it does not end in time."""
         running = self._running.get(worker_id)

@@ -29,7 +29,6 @@ _QUIET_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_metrics_collection": "0",
     "RAY_prestart_worker_first_driver": "0",
-    "RAY_DEDUP_LOGS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 _TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"

@@ -10,6 +10,7 @@ from typing import get_args
 
 from autoscaler.policy import PoolSnapshot
 from autoscaler.replay import Moment
+from autoscaler.snapshot import awaited_pool
 from kvrelay.config import MetricName
 from kvrelay.errors import InvalidArgument
 from kvrelay.loadtest.report import Report
@@ -39,16 +40,20 @@ def moments_of(report: Report) -> list[Moment]:
             elif not sample.running and not sample.waiting:
                 shared[name] = 0.0  # type: ignore[index]
         pools: dict[PoolName, PoolSnapshot] = {}
+        seen = sample.pools
+        prompts = seen["prefill"].waiting if "prefill" in seen else 0
+        awaited = awaited_pool(prompts, seen["decode"].running if "decode" in seen else 0)
         for pool in POOLS:
-            one = sample.pools.get(pool)
+            one = seen.get(pool)
             if one is None:
                 continue
-            metrics: dict[MetricName, float] = {"kv_occupancy": one.kv_share}
-            if pool == "prefill":
-                metrics |= {"queue_depth": one.waiting, "queue_tokens": one.waiting_tokens}
-            else:  # how many tokens wait in the router is not in the timeline
-                metrics["queue_depth"] = one.waiting + sample.waiting
-            pools[pool] = PoolSnapshot(one.desired, one.workers, metrics | shared)
+            metrics: dict[MetricName, float] = {
+                "kv_occupancy": one.kv_share - one.leased_share,
+                "queue_depth": one.waiting + (sample.waiting if pool == awaited else 0),
+            }
+            if pool == "prefill":  # how many tokens wait in the router is not in the timeline
+                metrics["queue_tokens"] = one.waiting_tokens
+            pools[pool] = PoolSnapshot(one.desired, one.workers, metrics | shared, one.busy_share)
         moments.append(Moment(sample.at_s, pools))
     return moments
 

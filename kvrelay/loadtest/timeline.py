@@ -23,18 +23,24 @@ class PoolSample:
     waiting_tokens: int
     kv_share: float  # held part of the pool's KV blocks
     tokens_per_second: float
+    busy_share: float = 0.0  # mean of the ready workers
+    leased_share: float = 0.0  # part of the pool's KV blocks that waits for prompts' KV; within kv_share
 
     @classmethod
     def of(cls, pool: PoolStatus) -> PoolSample:
         loads = [worker.load for worker in pool.workers]
+        ready = [worker.load for worker in pool.workers if worker.state == "ready"]
+        blocks = max(1, sum(load.blocks_total for load in loads))
         return cls(
-            workers=sum(worker.state == "ready" for worker in pool.workers),
+            workers=len(ready),
             desired=pool.desired,
             running=sum(load.running for load in loads),
             waiting=sum(load.waiting for load in loads),
             waiting_tokens=sum(load.waiting_tokens for load in loads),
-            kv_share=sum(load.blocks_held for load in loads) / max(1, sum(load.blocks_total for load in loads)),
+            kv_share=sum(load.blocks_held for load in loads) / blocks,
             tokens_per_second=sum(load.tokens_per_second for load in loads),
+            busy_share=sum(load.busy_share for load in ready) / max(1, len(ready)),
+            leased_share=sum(load.blocks_leased for load in loads) / blocks,
         )
 
 

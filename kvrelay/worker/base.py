@@ -260,7 +260,14 @@ class Worker(ABC):
         )
 
     def measured(
-        self, *, running: int, waiting: Iterable[Sequence], leases: int = 0, preemptions: int = 0
+        self,
+        *,
+        running: int,
+        waiting: Iterable[Sequence],
+        busy_share: float,
+        leases: int = 0,
+        blocks_leased: int = 0,
+        preemptions: int = 0,
     ) -> WorkerLoad:
         """A load with the figures that are the same for both pools."""
         resident, shared = resident_bytes(self.runner.rank_pids)
@@ -286,6 +293,8 @@ class Worker(ABC):
             queue_wait_p95_ms=self.meter.queue_wait_p95_ms(),
             certificate_note=self.certificate_note,
             step_age_s=self.steps.watch.age_s,
+            busy_share=busy_share,
+            blocks_leased=blocks_leased,
         )
 
     def _append(self, sequence: Sequence, sampled: SequenceOf[Sampled], now: float) -> SequenceTokens:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 import grpc
+import torch
 from transformers.utils.logging import disable_progress_bar
 
 from kvrelay.config import DecodeConfig, PrefillConfig
+from kvrelay.engine.device import find_device
+from kvrelay.engine.loader import LoadedModel, load_model
 from kvrelay.engine.ranks.group import RankGroup
 from kvrelay.engine.ranks.lost import RankLost
 from kvrelay.engine.runner import ModelRunner
@@ -39,28 +45,59 @@ MAX_MESSAGE_BYTES = 16 * 2**20  # holds a prompt of a million token ids and more
 log = get_logger("worker")
 
 
-async def load_runner(settings: WorkerSettings) -> ModelRunner:
-    """The pool's model on the pool's device, loaded off the event loop. Raises ModelRefused, ConfigError, RankLost."""
-    keep_freed_memory()
+async def load_weights(settings: WorkerSettings) -> LoadedModel | None:
+    """The model on the pool's device, loaded off the event loop: for a process that serves in one pool after the other.
+
+    None where ranks share it: they load it with each runner. Raises ModelRefused, and ConfigError if there is no such
+    device.
+    """
+    pool, device = _pool_config(settings), _device(settings)
+    if pool.tensor_parallel > 1:
+        return None
+
+    def load() -> LoadedModel:
+        find_device(device)
+        torch.set_num_threads(pool.threads)
+        return load_model(settings.model_path, dtype=settings.config.model.dtype, device=device)
+
     disable_progress_bar()  # a worker's log is read later, line by line
-    config = settings.config
+    began = time.monotonic()
+    loaded = await asyncio.to_thread(load)
+    log.info("weights loaded", worker=settings.worker_id, seconds=time.monotonic() - began, pid=os.getpid())
+    return loaded
+
+
+async def load_runner(settings: WorkerSettings, model: LoadedModel | None = None) -> ModelRunner:
+    """The model, loaded off the event loop unless it is given, with KV memory as the pool has it.
+
+    Raises ModelRefused, ConfigError, RankLost.
+    """
+    keep_freed_memory()
+    disable_progress_bar()
+    config, pool = settings.config, _pool_config(settings)
     kv = config.pool_kv(settings.pool)
-    pool = _pool_config(settings)
-    device = "cuda" if pool.resources.num_gpus else "cpu"
-    # Started by this thread, since it lasts as long as the worker.
-    group = None if pool.tensor_parallel == 1 else RankGroup(pool.tensor_parallel, device)
+    loading: Callable[..., ModelRunner]
+    if model is not None:
+        group, loading = None, partial(_runner_of, model, pool.threads)
+    else:
+        device = _device(settings)
+        # Started by this thread, since it lasts as long as the worker.
+        group = None if pool.tensor_parallel == 1 else RankGroup(pool.tensor_parallel, device)
+        loading = partial(
+            ModelRunner.load,
+            settings.model_path,
+            dtype=config.model.dtype,
+            device=device,
+            threads=pool.threads,
+            group=group,
+        )
     load = partial(
-        ModelRunner.load,
-        settings.model_path,
-        dtype=config.model.dtype,
+        loading,
         block_size=kv.block_size,
         kv_dtype=kv.dtype,
         kv_bytes=kv.memory,
         max_model_len=config.model.max_model_len,
-        device=device,
-        threads=pool.threads,
         weights=pool.weights,
-        group=group,
     )
     runner = await _unless_lost(asyncio.create_task(asyncio.to_thread(load)), group)
     if runner.without_kernels:
@@ -82,6 +119,15 @@ async def _unless_lost(loading: asyncio.Task[ModelRunner], group: RankGroup | No
         if group is not None:
             group.kill()
         raise
+
+
+def _runner_of(model: LoadedModel, threads: int, **options: Any) -> ModelRunner:
+    torch.set_num_threads(threads)  # OpenMP keeps it for each thread that asks
+    return ModelRunner.of(model, **options)
+
+
+def _device(settings: WorkerSettings) -> str:
+    return "cuda" if _pool_config(settings).resources.num_gpus else "cpu"
 
 
 def _pool_config(settings: WorkerSettings) -> PrefillConfig | DecodeConfig:

@@ -16,6 +16,7 @@ from kvrelay.engine.sampling import Sampled, SampleRequest
 from kvrelay.engine.step import OnLayer
 from kvrelay.telemetry import get_logger
 from kvrelay.types import SamplingParams
+from kvrelay.worker.busy import BusyTime
 from kvrelay.worker.sequence import Work
 from kvrelay.worker.step_watch import LOOK_S, StepHung, StepWatch
 
@@ -59,6 +60,7 @@ class StepLoop:
         self._work_came = asyncio.Event()
         self._engine = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self.watch = StepWatch()
+        self.busy = BusyTime(clock.now())
         self.proven = False  # it has run real steps
         self.hung = False
         self.idle = True
@@ -109,14 +111,18 @@ class StepLoop:
 
     async def _run(self, segments: list[Segment], on_layer: OnLayer | None = None) -> list[list[Sampled]]:
         """In the engine thread, and watched."""
-        self.watch.began(sum(len(segment.token_ids) for segment in segments), self._clock.now())
+        now = self._clock.now()
+        self.watch.began(sum(len(segment.token_ids) for segment in segments), now)
+        self.busy.began(now)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._engine, self._runner.run, segments, on_layer)
         except RankLost:
             await asyncio.Event().wait()  # `hang` tells of it, and this is cancelled
             raise
         finally:
-            self.watch.ended(self._clock.now())
+            now = self._clock.now()
+            self.watch.ended(now)
+            self.busy.ended(now)
 
     async def step(self) -> None:
         self._work_came.clear()

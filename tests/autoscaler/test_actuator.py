@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from autoscaler.actuator import LATE_S, SETTLED_S, SILENT_S, START_S, Actuator, surplus
+from autoscaler.actuator import LATE_S, SETTLED_S, SILENT_S, START_S, Actuator
+from autoscaler.members import surplus
 from kvrelay.clock import ManualClock
 from kvrelay.embedded_redis import EmbeddedRedis
 from kvrelay.errors import Unavailable
@@ -57,6 +58,7 @@ class Fleet:
     servers: dict[str, grpc.aio.Server] = field(default_factory=dict)
     stopped: list[str] = field(default_factory=list)
     drained: list[str] = field(default_factory=list)
+    turned: list[str] = field(default_factory=list)
     broken: bool = False
     first_state: WorkerState = "ready"
     without_room: set[str] = field(default_factory=set)
@@ -69,6 +71,12 @@ class Fleet:
     async def stop(self, worker_id: str) -> None:
         self.stopped.append(worker_id)
         await self.die(worker_id)
+
+    async def turn(self, worker_id: str, pool: PoolName) -> None:
+        self.turned.append(worker_id)
+        self.pools[worker_id] = pool
+        del self.workers[worker_id]
+        await self.servers.pop(worker_id).stop(None)
 
     async def drain(self, worker_id: str) -> None:
         self.drained.append(worker_id)
@@ -501,3 +509,109 @@ def test_surplus_takes_the_emptiest(staying: list[str], data: st.DataObject) -> 
     for one in taken:
         for other in left:
             assert (one in serving, held.get(one, 0)) <= (other in serving, held.get(other, 0))
+
+
+@pytest.fixture
+async def balanced(registry: Registry) -> AsyncIterator[Cluster]:
+    """2 prefill workers and 1 decode worker that may change over."""
+    fleet, clock = Fleet(registry), ManualClock()
+    sizes: dict[PoolName, int] = {"prefill": 2, "decode": 1}
+    yield Cluster(registry, fleet, clock, Actuator(registry, fleet, sizes, clock=clock, rebalance=True))
+    for worker_id in list(fleet.pools):
+        await fleet.die(worker_id)
+
+
+async def pools(cluster: Cluster) -> dict[str, tuple[PoolName, WorkerState, int]]:
+    return {one.worker_id: (one.pool, one.state, one.epoch) for one in await cluster.registry.workers()}
+
+
+async def test_a_worker_changes_over_once_it_is_empty(balanced: Cluster) -> None:
+    await balanced.tick()
+    balanced.fleet.workers["prefill-0"].holds(running=2)
+    balanced.fleet.workers["prefill-1"].holds(running=1)
+    await balanced.fleet.beat()
+    await balanced.registry.set_desired({"prefill": 1, "decode": 2})
+    assert await balanced.tick(5) == ["decode-0", "prefill-0", "prefill-1"], "nothing is started, nothing stopped"
+    old = (await pools(balanced))["prefill-1"]
+    assert old[:2] == ("prefill", "draining")
+    balanced.fleet.workers["prefill-1"].holds()
+    await balanced.tick(3)
+    assert balanced.fleet.turned == ["prefill-1"]
+    pool, state, epoch = (await pools(balanced))["prefill-1"]
+    assert (pool, state) == ("decode", "ready")
+    assert epoch > old[2]
+    await balanced.tick(3)
+    assert (balanced.running, balanced.fleet.stopped) == (["decode-0", "prefill-0", "prefill-1"], [])
+    assert balanced.fleet.workers["prefill-1"].drain_calls == 0, "the new incarnation stays"
+
+
+async def test_the_last_roles_entry_says_nothing_of_the_new_one(balanced: Cluster) -> None:
+    await balanced.tick()
+    await balanced.registry.set_desired({"prefill": 1, "decode": 2})
+    await balanced.tick()
+    (old,) = [one for one in await balanced.registry.workers() if one.worker_id == "prefill-1"]
+    await balanced.actuator.tick()
+    assert balanced.fleet.turned == ["prefill-1"]
+    await balanced.registry.publish_worker(old, ttl_s=600)  # its last heartbeat was on the way
+    await balanced.actuator.tick()
+    await balanced.tick(3)
+    assert (await pools(balanced))["prefill-1"][:2] == ("decode", "ready")
+    assert balanced.fleet.workers["prefill-1"].drain_calls == 0
+
+
+async def test_without_rebalance_one_stops_and_another_starts(cluster: Cluster) -> None:
+    await cluster.tick()
+    await cluster.registry.set_desired({"prefill": 2, "decode": 1})
+    await cluster.tick(4)
+    assert (cluster.running, cluster.fleet.turned) == (["decode-0", "prefill-0", "prefill-1"], [])
+
+
+async def test_a_start_without_room_is_cancelled_for_a_worker_that_is_there(balanced: Cluster) -> None:
+    await balanced.tick()
+    await balanced.registry.set_desired({"decode": 2})
+    await balanced.actuator.tick()
+    balanced.fleet.without_room = {"decode-1"}
+    await balanced.registry.set_desired({"prefill": 1})
+    await balanced.actuator.tick()
+    assert balanced.fleet.stopped == ["decode-1"]
+    balanced.fleet.without_room.clear()
+    await balanced.tick(3)
+    assert (balanced.running, balanced.fleet.turned) == (["decode-0", "prefill-0", "prefill-1"], ["prefill-1"])
+
+
+async def test_who_is_told_to_end_does_not_change_over(balanced: Cluster) -> None:
+    await balanced.tick()
+    balanced.fleet.workers["prefill-1"].holds(running=1)
+    balanced.fleet.workers["prefill-0"].holds(running=2)
+    await balanced.fleet.beat()
+    await balanced.registry.set_desired({"prefill": 1, "decode": 2})
+    await balanced.tick(2)
+    await balanced.registry.request_drain("prefill-1")
+    await balanced.tick(2)
+    balanced.fleet.workers["prefill-1"].holds()
+    await balanced.tick(3)
+    assert balanced.fleet.turned == []
+    assert "prefill-1" in balanced.fleet.stopped
+    assert balanced.running == ["decode-0", "decode-1", "prefill-0"]
+
+
+async def test_one_that_is_no_longer_wanted_there_comes_back(balanced: Cluster) -> None:
+    await balanced.tick()
+    balanced.fleet.workers["prefill-0"].holds(running=2)
+    balanced.fleet.workers["prefill-1"].holds(running=1)
+    await balanced.fleet.beat()
+    await balanced.registry.set_desired({"prefill": 1, "decode": 2})
+    await balanced.tick(2)
+    balanced.fleet.workers["decode-0"].holds(running=5)
+    await balanced.fleet.beat()
+    await balanced.registry.set_desired({"prefill": 2, "decode": 1})
+    await balanced.actuator.tick()
+    balanced.fleet.workers["prefill-1"].holds()
+    await balanced.tick(4)
+    found = await pools(balanced)
+    assert {name: one[0] for name, one in found.items()} == {
+        "decode-0": "decode",
+        "prefill-0": "prefill",
+        "prefill-1": "prefill",
+    }
+    assert balanced.fleet.stopped == []

@@ -152,6 +152,23 @@ def test_the_reason_has_the_numbers(
     assert at_once(rules, size, metrics) == decision
 
 
+@pytest.mark.parametrize(
+    ("size", "busy_share", "after"),
+    [(4, 0.0, 1), (4, 0.3, 2), (4, 0.5, 3), (4, 0.6, 4), (3, 0.7, 3), (4, 1.0, 4), (2, None, 1)],
+)
+def test_short_queues_shrink_no_pool_that_is_needed(size: int, busy_share: float | None, after: int) -> None:
+    for rules in (policy(("queue_depth", 2), bounds=(1, 9)), policy(("ttft_p95_ms", 500), bounds=(1, 9))):
+        metrics: dict[MetricName, float] = {"queue_depth": 0, "ttft_p95_ms": 20}
+        decision, _ = decide(PoolSnapshot(size, size, metrics, busy_share), rules, None, 0.0)
+        assert decision.desired == after
+    if after > 1 and after < size:
+        assert f"but {busy_share:.0%} of {size} is busy, which takes {after}" in decision.reason
+
+
+def test_busy_workers_grow_no_pool() -> None:
+    assert decide(PoolSnapshot(2, 2, {"queue_depth": 3}, 1.0), policy(("queue_depth", 2)), None, 0.0)[0].desired == 2
+
+
 def test_a_wish_for_more_must_last() -> None:
     rules = policy(("queue_depth", 1), up=5)
     load = {0: 1, 1: 9, 2: 9, 3: 1, 4: 9, 5: 8, 6: 9, 7: 9, 8: 9, 9: 9}

@@ -53,9 +53,17 @@ def report(*samples: Sample) -> Report:
     return Report({}, (), rows, Timeline(samples) if samples else None)
 
 
-def sample(at: float, running: int = 1) -> Sample:
+def sample(at: float, running: int = 1, answers: int = 5) -> Sample:
     pool = PoolSample(
-        workers=1, desired=2, running=1, waiting=3, waiting_tokens=700, kv_share=0.25, tokens_per_second=9
+        workers=1,
+        desired=2,
+        running=answers,
+        waiting=3,
+        waiting_tokens=700,
+        kv_share=0.25,
+        tokens_per_second=9,
+        busy_share=0.5,
+        leased_share=0.125,
     )
     return Sample(at, running, waiting=4, pools={"prefill": pool, "decode": pool})
 
@@ -63,7 +71,10 @@ def sample(at: float, running: int = 1) -> Sample:
 def test_a_load_tests_timeline_and_its_rows_are_the_record() -> None:
     early, silent, late, idle = moments_of(report(sample(1.0), sample(25.0), sample(33.0), sample(60.0, running=0)))
     assert early.pools["prefill"].metrics["queue_tokens"] == 700
+    assert early.pools["prefill"].metrics["queue_depth"] == 3
     assert early.pools["decode"].metrics["queue_depth"] == 7, "what waits in the router waits for decode"
+    assert early.pools["decode"].metrics["kv_occupancy"] == 0.125, "without what is kept for prompts"
+    assert early.pools["decode"].busy_share == 0.5
     assert (early.pools["decode"].size, early.pools["decode"].ready) == (2, 1)
     assert early.pools["decode"].metrics["ttft_p95_ms"] == pytest.approx(500)
     assert early.pools["decode"].metrics["itl_p95_ms"] == pytest.approx(195)
@@ -71,6 +82,11 @@ def test_a_load_tests_timeline_and_its_rows_are_the_record() -> None:
     assert late.pools["decode"].metrics["ttft_p95_ms"] == pytest.approx(2000)
     assert "itl_p95_ms" not in late.pools["decode"].metrics
     assert "itl_p95_ms" not in idle.pools["decode"].metrics, "four still wait"
+
+
+def test_where_prompts_hold_the_seats_what_waits_waits_for_prefill() -> None:
+    (moment,) = moments_of(report(sample(1.0, answers=2)))
+    assert [moment.pools[pool].metrics["queue_depth"] for pool in ("prefill", "decode")] == [7, 3]
 
 
 def test_a_report_without_a_timeline_says_how_to_get_one() -> None:

@@ -58,6 +58,7 @@ class Member:
     pool: PoolName
     process: Process
     stop: StopRequest = field(default_factory=StopRequest)
+    turns_to: PoolName | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     worker: Worker | None = None  # once it serves
 
@@ -163,7 +164,8 @@ class Cluster:
 
     async def _run_actuator(self, process: Process) -> None:
         registry = await self._connected()
-        await Actuator(registry, self, self.sizes, clock=process, drain_timeout_s=3.0).run()
+        rebalance = self.policy.rebalance
+        await Actuator(registry, self, self.sizes, clock=process, rebalance=rebalance, drain_timeout_s=3.0).run()
 
     async def _run_autoscaler(self, process: Process, name: str) -> None:
         await Autoscaler(await self._connected(), self.policy, name, process).run()
@@ -195,6 +197,14 @@ class Cluster:
                     await member.ended.wait()
         self.kill(member.process)
 
+    async def turn(self, worker_id: str, pool: PoolName) -> None:
+        """As kvrelay.roles.Roles does."""
+        member = self.members[worker_id]
+        if not member.stop.drain.is_set():
+            self.network.faults["a worker changed its pool"] += 1
+            member.turns_to = pool
+            member.stop.now()
+
     def pending(self) -> Mapping[str, str]:
         return {}
 
@@ -207,6 +217,14 @@ class Cluster:
         return [one for one in self.members.values() if one.process.alive and (pool is None or one.pool == pool)]
 
     async def _run_worker(self, member: Member) -> None:
+        while await self._serve(member):
+            assert member.turns_to is not None
+            member.pool, member.turns_to, member.stop = member.turns_to, None, StopRequest()
+        member.ended.set()
+        self.kill(member.process)
+
+    async def _serve(self, member: Member) -> bool:
+        """Until the role is over; whether there is a next one."""
         settings = WorkerSettings(member.worker_id, member.pool, "", URL, self.config)
         nonce = xxhash.xxh3_64_intdigest(member.worker_id.encode()) >> 1
         runner: Any = ToyRunner(self.num_blocks[member.pool], nonce, lambda: self.die(member))
@@ -224,8 +242,9 @@ class Cluster:
             pass  # no registry at the start, or a successor
         except Exception as error:  # noqa: BLE001  it is judged
             self.complaints.append(f"{member.worker_id} ended with {error!r}")
-        member.ended.set()
-        self.kill(member.process)
+        else:
+            return member.turns_to is not None
+        return False
 
     def die(self, member: Member) -> None:
         """A poisoned request takes its worker with it."""

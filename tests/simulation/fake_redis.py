@@ -159,13 +159,14 @@ class Store:
         if self._epoch_of(entry) == int(epoch):
             self._delete(entry)
 
-    def _scale(
-        self, sizes: bytes, counter: bytes, pool: bytes, before: bytes, after: bytes, token: bytes, now: float
-    ) -> int:
+    def _scale(self, sizes: bytes, counter: bytes, token: bytes, *changes: bytes, now: float) -> int:
         table = self._get(sizes, dict) or {}
-        if table.get(pool) != before or int(self._get(counter, bytes) or 0) > int(token):
+        pools = list(zip(changes[::3], changes[1::3], changes[2::3], strict=True))
+        if any(table.get(pool) != before for pool, before, _ in pools):
             return 0
-        table[pool] = after
+        if int(self._get(counter, bytes) or 0) > int(token):
+            return 0
+        table.update((pool, after) for pool, _, after in pools)
         self.scalings.append(int(token))
         return 1
 

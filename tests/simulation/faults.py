@@ -19,7 +19,7 @@ from simulation.network import CLIENT_KEEPALIVE_S
 
 from kvrelay.errors import KvRelayError
 from kvrelay.registry import Registry
-from kvrelay.types import PoolName
+from kvrelay.types import POOLS, PoolName
 
 SILENCE_S = CLIENT_KEEPALIVE_S / 2  # from which on a silence may lose a worker: two may follow each other
 
@@ -217,6 +217,15 @@ async def scale(chaos: Chaos) -> None:
     await _operate(chaos, "scale the pools", lambda registry: registry.set_desired(sizes))
 
 
+async def swap(chaos: Chaos) -> None:
+    """One worker less here and one more there: with `rebalance` it changes over."""
+    sizes = {pool: len(chaos.cluster.living(pool)) for pool in POOLS}
+    giver, taker = chaos.rng.choice((("prefill", "decode"), ("decode", "prefill")))
+    if sizes[giver] > (giver == "decode"):
+        wanted = {giver: sizes[giver] - 1, taker: min(3, sizes[taker] + 1)}
+        await _operate(chaos, "swap a worker", lambda registry: registry.set_desired(wanted))
+
+
 async def _operate(chaos: Chaos, kind: str, call: Callable[[Registry], Awaitable[None]]) -> None:
     async def command() -> None:
         try:
@@ -259,6 +268,7 @@ FAULTS: dict[str, tuple[Callable[[Chaos], Awaitable[None]], int]] = {
     "redis_flushed": (redis_flushed, 2),
     "drain": (drain, 2),
     "scale": (scale, 2),
+    "swap": (swap, 3),
     "restart": (restart, 1),
     "terminate_worker": (terminate_worker, 2),
     "freeze_controller": (freeze_controller, 1),

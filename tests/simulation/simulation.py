@@ -48,7 +48,7 @@ class Simulation:
         self.cluster = Cluster(
             random.Random(rng.random()),
             _config(rng),
-            _policy(),
+            _policy(rebalance=rng.random() < 0.5),
             num_blocks={"prefill": rng.choice((24, 64)), "decode": rng.choice((20, 28, 64))},
             sizes={"prefill": rng.choice((0, 1, 2, 2, 2)), "decode": rng.choice((1, 2, 2, 3))},
         )
@@ -188,10 +188,11 @@ def _config(rng: random.Random) -> ClusterConfig:
     )
 
 
-def _policy() -> AutoscalingPolicy:
+def _policy(rebalance: bool) -> AutoscalingPolicy:
     return AutoscalingPolicy.model_validate(
         {
             "interval_s": 0.5,
+            "rebalance": rebalance,
             "prefill": {"min_replicas": 0, "max_replicas": 3, **_DELAYS, "metrics": [_QUEUE]},
             "decode": {"min_replicas": 1, "max_replicas": 3, **_DELAYS, "metrics": [_QUEUE]},
         }

@@ -65,8 +65,10 @@ HAPPENINGS = {
     "Redis is flushed",
     "drain a worker",
     "scale the pools",
+    "swap a worker",
     "a request killed its worker",
     "a sequence was preempted",
+    "a worker changed its pool",
     *(f"client left while {state}" for state in STATES),
 }
 
