@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest_asyncio
 from faults.fleet import Fleet, running_fleet
 from faults.fleet_worker import Forks
+from faults.launcher import FleetLauncher, actuated
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -24,3 +25,10 @@ async def fleet(forks: Forks) -> AsyncIterator[Fleet]:
             sample = await worker.sample()
             assert sample.at_rest, sample
             assert not sample.integrity_error, sample
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def launcher(fleet: Fleet) -> AsyncIterator[FleetLauncher]:
+    """The fleet under an actuator."""
+    async with actuated(fleet) as launching:
+        yield launching

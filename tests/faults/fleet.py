@@ -109,7 +109,7 @@ class Fleet:
         return [one for one in self.workers.values() if one.alive]
 
     async def complete(self) -> None:
-        """As many workers as configured, and every router talks to each of them."""
+        """As many workers as configured, and every router may give work to each of them."""
         for pool in POOLS:
             section = self.config.prefill if pool == "prefill" else self.config.decode
             for _ in range(section.replicas - len(self.pool(pool))):
@@ -119,6 +119,16 @@ class Fleet:
         for router in self.routers:
             for worker in self.alive if router.alive else ():
                 await self.found(worker, router)
+            if router.alive:
+                await router.registered({one.worker_id for one in self.alive})
+
+    async def replace(self, worker: FleetWorker, **oddity: object) -> FleetWorker:
+        """By one that is unusual; returns once it may be given work."""
+        os.kill(worker.pid, signal.SIGKILL)
+        await self.until(lambda: not worker.alive, f"{worker.worker_id} is dead")
+        other = await self.add(worker.pool, **oddity)
+        await self.complete()
+        return other
 
     async def found(self, worker: FleetWorker, router: FleetRouter | None = None) -> None:
         """Until the router talks to it."""
@@ -179,7 +189,7 @@ class Fleet:
         return next(one for one in self.routers if one.alive)
 
     async def registered(self) -> None:
-        """Until the router reads all living workers' entries."""
+        """Until the router reads in all living workers' entries that they are ready."""
         await self.router.registered({one.worker_id for one in self.alive})
 
     async def preemptions(self) -> int:
@@ -232,7 +242,12 @@ class Fleet:
         await self.complete()
         case = Case(self.config.transfer.lease_s)
         case.before = [await one.sample() for one in self.alive]
-        yield case
+        try:
+            yield case
+        finally:
+            for worker in self.workers.values():
+                worker.routers.heal()
+                worker.handoffs.heal()
         await self.until(lambda: all(one.ends for one in case.everyone), "all requests have ended")
         await self._rest(case)
         check(case, letters)

@@ -50,11 +50,11 @@ class FleetRouter:
                 await asyncio.sleep(0.05)
 
     async def registered(self, worker_ids: set[str]) -> None:
-        """Until it reads the entries of all these."""
+        """Until it reads in the entries of all these that they are ready."""
         async with asyncio.timeout(WAIT_S):
             while True:
                 status = await self.status()
-                known = {one.worker_id for pool in status.pools for one in pool.workers}
-                if status.registry == "ok" and known >= worker_ids:
+                ready = {one.worker_id for pool in status.pools for one in pool.workers if one.state == "ready"}
+                if status.registry == "ok" and ready >= worker_ids:
                     return
                 await asyncio.sleep(0.05)
