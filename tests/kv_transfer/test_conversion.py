@@ -20,6 +20,7 @@ from kvrelay.int8 import dequantise, quantise
 from kvrelay.types import KvLayout, LayerKv
 
 LAYERS = (LayerKv(2, 64, 32), LayerKv(1, 32, 40), LayerKv(2, 32, 96))
+EVEN = (LayerKv(4, 64, 32), LayerKv(8, 32, 40))
 EVERY = Layers(0, len(LAYERS))
 
 
@@ -27,6 +28,12 @@ def naive_at(pool: KvPool, layer: int, side: int, block: int, token: int, head: 
     """One vector, [dim] float32, by the description of the layout alone."""
     layout, shape = pool.layout, pool.layout.layers[layer]
     dim = shape.v_dim if side else shape.k_dim
+    share = layout.share.layers[layer].kv_heads
+    if head >= share:  # another rank's
+        pool, head = (
+            KvPool(layout, pool.num_blocks, rank=head // share, of_rank_0=f"/proc/self/fd/{pool.fd}"),
+            head % share,
+        )
     views = pool.layers[layer]
     region, scale = (views.v, views.v_scale) if side else (views.k, views.k_scale)
     size, word = layout.block_size, layout.word
@@ -56,7 +63,10 @@ def pool_of(layout: KvLayout, num_blocks: int, seed: int) -> KvPool:
     """Random KV, every vector of its own."""
     pool = KvPool(layout, num_blocks)
     generator = torch.Generator().manual_seed(seed)
-    for layer in pool.layers:
+    others = [
+        KvPool(layout, num_blocks, rank=rank, of_rank_0=f"/proc/self/fd/{pool.fd}") for rank in range(1, layout.ranks)
+    ]
+    for layer in (layer for one in (pool, *others) for layer in one.layers):
         for region in layer:
             if region is None:
                 continue
@@ -146,15 +156,9 @@ def test_one_workers_heads_become_ranks_shares_and_come_together_again(dtype: st
     """A rank sees in its own arena, which is a part of the whole one, the heads that are its own."""
     layers = (LayerKv(4, 32, 64),) * 2
     whole, shared = KvLayout(layers, 16, dtype, word), KvLayout(layers, 32, dtype, word, ranks=2)
-    one, ranks, again = pool_of(whole, 4, 1), KvPool(shared, 2), pool_of(whole, 4, 4)
+    one, ranks, again = pool_of(whole, 4, 1), pool_of(shared, 2, 2), pool_of(whole, 4, 4)
     two, tokens = Layers(0, 2), range(60)
     convert(span(one, [3, 1, 0, 2], 0, two), span(ranks, [1, 0], 0, two), tokens, two)
-    for rank in range(2):
-        its = KvPool(shared, 2, rank=rank, of_rank_0=f"/proc/self/fd/{ranks.fd}")
-        for head in range(2):
-            sent = naive_at(one, 1, 0, 1, 5, 2 * rank + head)
-            assert torch.equal(sent, naive_at(its, 1, 0, 1, 21, head))
-        its.close()
     convert(span(ranks, [1, 0], 0, two), span(again, [0, 1, 2, 3], 0, two), tokens, two)
     for layer in (0, 1):
         for side in (0, 1):
@@ -162,6 +166,9 @@ def test_one_workers_heads_become_ranks_shares_and_come_together_again(dtype: st
                 for head in range(4):
                     sent = naive_at(one, layer, side, [3, 1, 0, 2][token // 16], token % 16, head)
                     assert torch.equal(sent, naive_at(again, layer, side, token // 16, token % 16, head))
+                    if token % 9 == 0:
+                        between = naive_at(ranks, layer, side, [1, 0][token // 32], token % 32, head)
+                        assert torch.equal(sent, between)
 
 
 def test_the_order_is_the_one_that_the_kernels_write(tiny_model: Callable[..., Path]) -> None:
@@ -200,6 +207,10 @@ def test_the_order_is_the_one_that_the_kernels_write(tiny_model: Callable[..., P
         (KvLayout(LAYERS, 16, "bfloat16", 2), KvLayout(LAYERS, 32, "int8", 2)),
         (KvLayout(LAYERS, 32, "int8", 2), KvLayout(LAYERS, 16, "bfloat16", 2)),
         (KvLayout(LAYERS, 8, "float32"), KvLayout(LAYERS, 12, "float32")),
+        (KvLayout(EVEN, 16, "bfloat16", ranks=2), KvLayout(EVEN, 32, "bfloat16", 2)),
+        (KvLayout(EVEN, 16, "bfloat16", 2), KvLayout(EVEN, 16, "bfloat16", ranks=2)),
+        (KvLayout(EVEN, 16, "float32", ranks=2), KvLayout(EVEN, 16, "float32", ranks=2)),
+        (KvLayout(EVEN, 8, "int8", ranks=2), KvLayout(EVEN, 16, "int8", ranks=4)),
     ],
 )
 async def test_unlike_workers_hand_over(transport: str, theirs: KvLayout, ours: KvLayout) -> None:
@@ -215,13 +226,13 @@ async def test_unlike_workers_hand_over(transport: str, theirs: KvLayout, ours: 
         lease = random.Random(1).sample(range(12), ours.blocks_for(100))
         push = sender.open(KEY, decode.grant(lease, cached_blocks=1, transport=transport))
         push.send(first, blocks[first : first + 1], Layers(0, 1))
-        push.send(first, blocks[first : first + 1], Layers(1, len(LAYERS) - 1))
+        push.send(first, blocks[first : first + 1], Layers(1, len(ours.layers) - 1))
         push.send(first + 1, blocks[first + 1 :])
         handoff = await push.commit(1, 100, 0.0)
         assert handoff.bytes == (num_blocks - first) * theirs.block_bytes
         target, before = KvPool(ours, 12), pool_of(ours, 12, 2)
         target.buffer.copy_(decode.arena.buffer)
-    for layer, shape in enumerate(LAYERS):
+    for layer, shape in enumerate(ours.layers):
         for side in (0, 1):
             for token in range(100):
                 (a, i), (b, j) = divmod(token, theirs.block_size), divmod(token, ours.block_size)
@@ -230,7 +241,7 @@ async def test_unlike_workers_hand_over(transport: str, theirs: KvLayout, ours: 
                 sent = naive_at(source, layer, side, blocks[a], i, head)
                 if b == 0:
                     assert torch.equal(arrived, naive_at(before, layer, side, lease[0], j, head)), "was cached"
-                elif ours.dtype == "int8":
+                elif ours.dtype == "int8" != theirs.dtype:
                     torch.testing.assert_close(arrived, sent, rtol=0, atol=1.5 / 127)
                 else:
                     assert torch.equal(arrived, sent.bfloat16().float() if ours.dtype == "bfloat16" else sent)

@@ -1,0 +1,132 @@
+"""Hand-offs between workers of unlike degrees of tensor parallelism, and a worker whose rank freezes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worker_harness import Session, workers
+
+from kvrelay.config import ClusterConfig
+from kvrelay.engine.ranks.group import RankGroup
+from kvrelay.engine.runner import ModelRunner, Segment
+from kvrelay.engine.sampling import SampleRequest
+from kvrelay.messages import HandedOff, Prefill, PrefixSource, Reserve, Reserved, RunLocal
+from kvrelay.types import Handoff, PrefillTimings, SamplingParams, SequenceSpec
+from kvrelay.worker import step_watch
+from kvrelay.worker.step_watch import StepHung
+from prefill_worker.worth import Worth
+
+NEW_TOKENS = 12
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, seed=5, ignore_eos=True)
+PROMPT = tuple(range(2, 63))
+BLOCK = 8
+SECOND_TURN = tuple(range(40, 70))
+
+
+def config(prefill: int, decode: int, **more: Any) -> ClusterConfig:
+    return ClusterConfig.model_validate(
+        {
+            "model": {"dtype": "float32"},
+            "kv": {"memory": "4MiB", "block_size": BLOCK, **more},
+            "prefill": {"chunk_tokens": 32, "tensor_parallel": prefill},
+            "decode": {"chunk_tokens": 32, "tensor_parallel": decode},
+        }
+    )
+
+
+def spec(request_id: str, prompt: tuple[int, ...], salt: str) -> SequenceSpec:
+    return SequenceSpec(request_id, 0, prompt, len(prompt), GREEDY, salt)
+
+
+async def relay(
+    sender: Session, receiver: Session, one: SequenceSpec, transport: str, source: PrefixSource | None
+) -> tuple[list[int], Handoff, PrefillTimings]:
+    await receiver.send(Reserve(one, 10.0, "prefill-0"))
+    reserved = await receiver.event()
+    assert isinstance(reserved, Reserved), reserved
+    await sender.send(Prefill(one, replace(reserved.target, transport=transport), source))
+    first = await sender.tokens()
+    handed_off = await sender.event()
+    assert isinstance(handed_off, HandedOff), handed_off
+    assert first.prefill is not None
+    return [*first.token_ids, *await receiver.answer()], handed_off.handoff, first.prefill
+
+
+def greedy(folder: Path, prompt: tuple[int, ...], kv_dtype: str) -> list[int]:
+    """What one process answers, all in one step and then token by token."""
+    runner = ModelRunner.load(str(folder), kv_bytes=4 << 20, kv_dtype=kv_dtype, block_size=BLOCK, kernels="torch")  # type: ignore[arg-type]
+    tokens, start = list(prompt), 0
+    while len(tokens) < len(prompt) + NEW_TOKENS:
+        request = SampleRequest(GREEDY, tokens, len(prompt))
+        ((drawn,),) = runner.run([Segment(tokens[start:], start, range(16), request)])
+        start = len(tokens)
+        tokens.append(drawn.token_id)
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "kv_dtype"), [(2, 1, "auto"), (1, 2, "auto"), (2, 1, "int8")], ids=["2-1", "1-2", "2-1-int8"]
+)
+async def test_unlike_degrees_give_one_process_tokens(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, prefill: int, decode: int, kv_dtype: str
+) -> None:
+    """Over each transport; in a second turn, whose beginning the decode worker has and lends; and on the local path."""
+    monkeypatch.setattr(Worth, "fetching", lambda *_: True)  # of this model, computing a block is sooner
+    model = tiny_model("llama")
+    first = greedy(model, PROMPT, kv_dtype)
+    longer = (*PROMPT, *first, *SECOND_TURN)
+    second = greedy(model, longer, kv_dtype)
+    async with workers(model, config(prefill, decode, dtype=kv_dtype), "prefill-0", "decode-0") as running:
+        sender, receiver = [await running.session(name) for name in ("prefill-0", "decode-0")]
+        assert (sender.info.tensor_parallel, receiver.info.tensor_parallel) == (prefill, decode)
+        assert sender.info.layout_hash != receiver.info.layout_hash
+        for transport in ("memory", "shm", "grpc", "gloo"):  # the salt keeps one's blocks from the next
+            one = spec(f"first-{transport}", PROMPT, salt=transport)
+            tokens, handoff, _ = await relay(sender, receiver, one, transport, None)
+            assert (tokens, handoff.transport) == (first, transport)
+            assert handoff.cached_blocks == 0
+            one = spec(f"second-{transport}", longer, salt=transport)
+            source = receiver.source(one, len(PROMPT) + NEW_TOKENS - 1, sender.info)
+            tokens, handoff, timings = await relay(sender, receiver, one, transport, source)
+            assert tokens == second
+            assert handoff.cached_blocks == timings.cached_tokens // BLOCK == (len(PROMPT) + NEW_TOKENS - 1) // BLOCK
+            assert timings.fetched_tokens == 2 * BLOCK
+        await receiver.send(RunLocal(spec("local", PROMPT, "")))
+        assert await receiver.answer() == first
+        for info in await running.settled():
+            assert info.load.integrity_ok, info.load.integrity_error
+
+
+async def test_a_rank_that_freezes_ends_its_worker_and_goes_with_it(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_watch, "LEAST_S", 1.0)
+    groups: list[RankGroup] = []
+    begin = RankGroup.begin
+
+    def noted(group: RankGroup, *arguments: Any) -> None:
+        groups.append(group)
+        begin(group, *arguments)
+
+    monkeypatch.setattr(RankGroup, "begin", noted)
+
+    async def ask() -> None:
+        async with workers(tiny_model("llama"), config(1, 2), "decode-0") as running:
+            decode = await running.session("decode-0")
+            os.kill(groups[0].pids[0], signal.SIGSTOP)
+            await decode.send(RunLocal(spec("a", PROMPT, "")))
+            await asyncio.Event().wait()  # the worker's end ends this
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await ask()
+    assert caught.group_contains(StepHung)
+    (group,) = groups
+    assert group.lost().endswith("ended with signal 9")
+    group.close()
