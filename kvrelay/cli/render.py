@@ -71,9 +71,12 @@ def _worker_table(status: ClusterStatus) -> Table:
     for name in ("running", "waiting", "KV held", "tok/s", "weights", "KV", "RSS"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("integrity")
-    for pool in status.pools:
-        for worker in pool.workers:
-            table.add_row(*_worker_row(worker))
+    workers = [worker for pool in status.pools for worker in pool.workers]
+    shared = any(worker.tensor_parallel > 1 for worker in workers)
+    if shared:
+        table.add_column("TP", justify="right", no_wrap=True)
+    for worker in workers:
+        table.add_row(*_worker_row(worker), *([str(worker.tensor_parallel)] if shared else []))
     return table
 
 

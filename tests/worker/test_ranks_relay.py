@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from worker_harness import Session, workers
+from worker_harness import Session, Workers, workers
 
 from kvrelay.config import ClusterConfig
 from kvrelay.engine.ranks.group import RankGroup
@@ -71,43 +71,48 @@ def greedy(folder: Path, prompt: tuple[int, ...], kv_dtype: str) -> list[int]:
     return tokens[len(prompt) :]
 
 
-@pytest.mark.parametrize(
-    ("prefill", "decode", "kv_dtype"), [(2, 1, "auto"), (1, 2, "auto"), (2, 1, "int8")], ids=["2-1", "1-2", "2-1-int8"]
-)
-async def test_unlike_degrees_give_one_process_tokens(
-    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, prefill: int, decode: int, kv_dtype: str
-) -> None:
+async def each_way(model: Path, running: Workers, kv_dtype: str) -> None:
     """Over each transport; in a second turn, whose beginning the decode worker has and lends; and on the local path."""
-    monkeypatch.setattr(Worth, "fetching", lambda *_: True)  # of this model, computing a block is sooner
-    model = tiny_model("llama")
     first = greedy(model, PROMPT, kv_dtype)
     longer = (*PROMPT, *first, *SECOND_TURN)
     second = greedy(model, longer, kv_dtype)
-    async with workers(model, config(prefill, decode, dtype=kv_dtype), "prefill-0", "decode-0") as running:
-        sender, receiver = [await running.session(name) for name in ("prefill-0", "decode-0")]
-        assert (sender.info.tensor_parallel, receiver.info.tensor_parallel) == (prefill, decode)
-        assert sender.info.layout_hash != receiver.info.layout_hash
-        for transport in ("memory", "shm", "grpc", "gloo"):  # the salt keeps one's blocks from the next
-            one = spec(f"first-{transport}", PROMPT, salt=transport)
-            tokens, handoff, _ = await relay(sender, receiver, one, transport, None)
-            assert (tokens, handoff.transport) == (first, transport)
-            assert handoff.cached_blocks == 0
-            one = spec(f"second-{transport}", longer, salt=transport)
-            source = receiver.source(one, len(PROMPT) + NEW_TOKENS - 1, sender.info)
-            tokens, handoff, timings = await relay(sender, receiver, one, transport, source)
-            assert tokens == second
-            assert handoff.cached_blocks == timings.cached_tokens // BLOCK == (len(PROMPT) + NEW_TOKENS - 1) // BLOCK
-            assert timings.fetched_tokens == 2 * BLOCK
-        await receiver.send(RunLocal(spec("local", PROMPT, "")))
-        assert await receiver.answer() == first
-        for info in await running.settled():
-            assert info.load.integrity_ok, info.load.integrity_error
+    sender, receiver = [await running.session(name) for name in ("prefill-0", "decode-0")]
+    assert sender.info.layout_hash != receiver.info.layout_hash
+    for transport in ("memory", "shm", "grpc", "gloo"):  # the salt keeps one's blocks from the next
+        one = spec(f"first-{transport}", PROMPT, salt=transport)
+        tokens, handoff, _ = await relay(sender, receiver, one, transport, None)
+        assert (tokens, handoff.transport) == (first, transport)
+        assert handoff.cached_blocks == 0
+        one = spec(f"second-{transport}", longer, salt=transport)
+        source = receiver.source(one, len(PROMPT) + NEW_TOKENS - 1, sender.info)
+        tokens, handoff, timings = await relay(sender, receiver, one, transport, source)
+        assert tokens == second
+        assert handoff.cached_blocks == timings.cached_tokens // BLOCK == (len(PROMPT) + NEW_TOKENS - 1) // BLOCK
+        assert timings.fetched_tokens == 2 * BLOCK
+    await receiver.send(RunLocal(spec("local", PROMPT, "")))
+    assert await receiver.answer() == first
+    for info in await running.settled():
+        assert info.load.integrity_ok, info.load.integrity_error
 
 
-async def test_a_rank_that_freezes_ends_its_worker_and_goes_with_it(
+@pytest.fixture(autouse=True)
+def _always_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Worth, "fetching", lambda *_: True)  # of this model, computing a block is sooner
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+async def test_two_ranks_prefill_and_one_decodes(tiny_model: Callable[..., Path], kv_dtype: str) -> None:
+    async with workers(tiny_model("llama"), config(2, 1, dtype=kv_dtype), "prefill-0", "decode-0") as running:
+        await each_way(tiny_model("llama"), running, kv_dtype)
+        degrees = {info.worker_id: info.tensor_parallel for info in await running.registry.workers()}
+        assert degrees == {"prefill-0": 2, "decode-0": 1}
+
+
+async def test_one_prefills_and_two_ranks_decode_of_which_one_freezes(
     tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_watch, "LEAST_S", 1.0)
+    """It ends its worker, and goes with it."""
+    monkeypatch.setattr(step_watch, "LEAST_S", 2.0)
     groups: list[RankGroup] = []
     begin = RankGroup.begin
 
@@ -118,7 +123,8 @@ async def test_a_rank_that_freezes_ends_its_worker_and_goes_with_it(
     monkeypatch.setattr(RankGroup, "begin", noted)
 
     async def ask() -> None:
-        async with workers(tiny_model("llama"), config(1, 2), "decode-0") as running:
+        async with workers(tiny_model("llama"), config(1, 2), "prefill-0", "decode-0") as running:
+            await each_way(tiny_model("llama"), running, "auto")
             decode = await running.session("decode-0")
             os.kill(groups[0].pids[0], signal.SIGSTOP)
             await decode.send(RunLocal(spec("a", PROMPT, "")))
