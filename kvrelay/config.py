@@ -287,8 +287,8 @@ class ClusterConfig(Section):
             degree, gpus = section.tensor_parallel, section.resources.num_gpus
             if degree > 1 and gpus and (gpus < degree or gpus != int(gpus)):
                 raise BadValue(
-                    f"{gpus:g} GPUs are not enough for {pool}.tensor_parallel {degree}, whose ranks need a whole one "
-                    f"each; set {degree} or more, or 0 for the CPU",
+                    f"{gpus:g} GPUs do not do for {pool}.tensor_parallel {degree}, whose ranks need a whole one each; "
+                    f"set {degree} or a whole number above it, or 0 for the CPU",
                     (pool, "resources", "num_gpus"),
                 )
             if degree > 1 and section.weights == "int8":

@@ -83,6 +83,17 @@ BAD_CONFIGS = {
     "bare no for a string": ("model: {path: no}\n", 1, "model.path: must be a string, not false; YAML reads"),
     "word for a boolean": ("kv: {digest: maybe}\n", 1, 'kv.digest: must be true or false, not "maybe"'),
     "number for a boolean": ("kv: {digest: 1}\n", 1, "kv.digest: must be true or false, not 1"),
+    "int8 weights with ranks": (
+        "prefill: {tensor_parallel: 2, weights: int8}\n",
+        1,
+        "prefill.weights: int8 needs the native kernels, which prefill.tensor_parallel 2 does not run; leave out one",
+    ),
+    "a GPU for two ranks": (
+        "decode:\n  tensor_parallel: 2\n  resources: {num_gpus: 1}\n",
+        3,
+        "decode.resources.num_gpus: 1 GPUs do not do for decode.tensor_parallel 2, whose ranks need a whole one each; "
+        "set 2 or a whole number above it, or 0 for the CPU",
+    ),
     "unknown KV dtype": ("kv:\n  dtype: fp8\n", 2, "kv.dtype: must be 'auto' or 'int8', not \"fp8\""),
     "unknown choice": ("router: {policy: best}\n", 1, "router.policy: must be 'kv_aware', 'least_loaded' or"),
     "bad size": ("kv: {memory: 1 GiBB}\n", 1, "kv.memory: '1 GiBB' is not a size"),
