@@ -281,6 +281,10 @@ class Fleet:
         await self.until(lambda: worker.frozen, f"{worker.worker_id} is stopped")
         fault.evidence.append(Evidence(time.monotonic(), f"/proc/{worker.pid}/stat says T"))
 
+    def let_go(self, worker: FleetWorker) -> None:
+        """Of what is held between two steps."""
+        os.kill(worker.pid, signal.SIGUSR1)
+
     def thaw(self, worker: FleetWorker) -> None:
         os.kill(worker.pid, signal.SIGCONT)
 

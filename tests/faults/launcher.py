@@ -50,6 +50,12 @@ class FleetLauncher:
         self._send(self._started[worker_id], signal.SIGTERM)
         await self._ended(self._started[worker_id])
 
+    async def turn(self, worker_id: str, pool: PoolName) -> None:
+        raise NotImplementedError("without `rebalance` nobody changes over")
+
+    def pending(self) -> Mapping[str, str]:
+        return {}
+
     def alive(self) -> Mapping[str, PoolName]:
         return {worker_id: one.pool for worker_id, one in self._started.items() if one.alive}
 

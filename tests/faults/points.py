@@ -7,7 +7,8 @@ test is told first that the point was reached.
 what    tell     nothing else
         stop     the process sends itself SIGSTOP; the test kills it or lets it go on
         die      the process sends itself SIGKILL
-        hold     what goes on there waits, and nothing else, until the sequence is gone; `hold0.2` waits so many seconds
+        hold     what goes on there waits, and nothing else, until the sequence is gone or, between steps, until
+                 SIGUSR1; `hold0.2` waits so many seconds
         jump     the process's clock of the day goes 5 minutes forward, as when somebody sets it right
         flip, truncate, twice, reorder    at `frames`: what is done to the first blocks that come
 
@@ -86,7 +87,12 @@ class Points:
         if (what := self.reach(key, point)).startswith("hold"):
             await asyncio.sleep(float(what.removeprefix("hold") or HOLD_S))
 
+    def let_go(self) -> None:
+        """Ends the holds between steps that are under way."""
+        self._reached = {where: "" if what == "hold" else what for where, what in self._reached.items()}
+
     def install(self) -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self.let_go)
         self._in_sessions()
         self._in_steps()
         self._in_receiver()

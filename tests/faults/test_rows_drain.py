@@ -20,7 +20,6 @@ from kvrelay.wire.cluster import pb as cluster_pb
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 
 LENGTH = 1000  # tokens: the answer lasts until the fault is there
-LONGEST = 1900  # that leaves a worker room for a lease
 SHORT = 60  # tokens of a prompt that is not handed over
 GRACE_S = 0.3
 
@@ -115,19 +114,18 @@ async def test_row_20_router_is_told_to_end(fleet: Fleet, times: int) -> None:
 
 
 async def test_row_21_scale_down_picks_a_worker_that_holds_leases_and_streams(launcher: FleetLauncher) -> None:
-    """Each decode worker has a stream, and a lease whose KV is kept back until one of the two drains."""
+    """Each decode worker has a stream, and a lease whose KV is kept back, until one of the two drains."""
     fleet = launcher.fleet
     streamed, leased = ([tokens(length, length + number) for number in range(2)] for length in (SHORT, 140))
-    await fleet.learn(*streamed, max_tokens=LONGEST)
-    await fleet.learn(*leased)
+    await fleet.learn(*streamed, *leased)
     async with fleet.case("T G B") as case:
         for worker in fleet.pool("decode"):
             worker.handoffs.part()
         asked = [fleet.ask(case, "row-21-lease", prompt) for prompt in leased]
         for one in asked:
             await one.tokens(1)
-        streams = [fleet.ask(case, "row-21!tell@token:5", prompt, max_tokens=LONGEST) for prompt in streamed]
-        both = [await fleet.reached(one.history.request_id, "token:5") for one in streams]
+        asked += [fleet.ask(case, "row-21!hold@joined", prompt) for prompt in streamed]
+        both = [await fleet.reached(one.history.request_id, "joined") for one in asked[2:]]
         assert [(one.busy, one.leases) for one in [await worker.sample() for worker in both]] == [(2, 1)] * 2
         await ClusterServiceStub(fleet.router.admin).SetPoolSize(cluster_pb.SetPoolSizeRequest(decode=1))
         leaver = await drains(*both)
@@ -137,7 +135,8 @@ async def test_row_21_scale_down_picks_a_worker_that_holds_leases_and_streams(la
             fault.evidence.append(Evidence(held.at, f"{leaver.worker_id} drains with a stream and a lease"))
         for worker in both:
             worker.handoffs.heal()
-        histories = [await one.ended() for one in (*asked, *streams)]
+            fleet.let_go(worker)
+        histories = [await one.ended() for one in asked]
         await fleet.until(lambda: not leaver.alive, f"{leaver.worker_id} has ended")
     assert leaver.status == 0
     assert [len(one.attempts) for one in histories] == [1] * 4
