@@ -37,7 +37,17 @@ async def cancelled_in(fleet: Fleet, case: Case, state: str, times: int) -> Asyn
 @asynccontextmanager
 async def prepared(fleet: Fleet, case: Case, state: str) -> AsyncIterator[None]:
     """Around `held_in`: a request waits in the queue while the decode workers are full."""
-    fillers = [await _fill(fleet, case) for _ in fleet.pool("decode")] if state == "queued" else []
+    if state == "queued":
+        async with filled(fleet, case):
+            yield
+    else:
+        yield
+
+
+@asynccontextmanager
+async def filled(fleet: Fleet, case: Case, hold: str = "unstarted") -> AsyncIterator[None]:
+    """While no decode worker has room for LONG: for requests that are held in prefill, or, with `joined`, in decode."""
+    fillers = [await _fill(fleet, case, hold) for _ in fleet.pool("decode")]
     yield
     for filler in fillers:
         filler.cancel()
@@ -58,8 +68,8 @@ async def held_in(fleet: Fleet, case: Case, state: str) -> Asking:
     return asked
 
 
-async def _fill(fleet: Fleet, case: Case) -> Asking:
-    """Takes the room of a decode worker, and computes nothing."""
-    asked = fleet.ask(case, "filler!tell@reserved!hold@unstarted", FILLER, max_tokens=1)
-    await fleet.reached(asked.history.request_id, "reserved")
+async def _fill(fleet: Fleet, case: Case, hold: str) -> Asking:
+    """Takes the room of a decode worker."""
+    asked = fleet.ask(case, f"filler!tell@reserved!hold@{hold}", FILLER, max_tokens=1 if hold == "unstarted" else 2)
+    await fleet.reached(asked.history.request_id, "reserved" if hold == "unstarted" else hold)
     return asked
