@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
-from itertools import accumulate, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import get_args
 
@@ -14,6 +14,7 @@ from autoscaler.snapshot import awaited_pool
 from kvrelay.config import MetricName
 from kvrelay.errors import InvalidArgument
 from kvrelay.loadtest.report import Report
+from kvrelay.loadtest.series import first_tokens, token_gaps
 from kvrelay.loadtest.statistics import percentile
 from kvrelay.types import POOLS, PoolName
 
@@ -29,7 +30,7 @@ def moments_of(report: Report) -> list[Moment]:
             "the report has no timeline of the cluster, which `kvrelay loadtest run --admin HOST:PORT --json` records",
             field="metrics",
         )
-    ttft, itl = _latencies(report)
+    ttft, itl = first_tokens(report.answered), token_gaps(report.answered)
     moments = []
     for sample in report.timeline.samples:
         shared: dict[MetricName, float] = {}
@@ -56,17 +57,6 @@ def moments_of(report: Report) -> list[Moment]:
             pools[pool] = PoolSnapshot(one.desired, one.workers, metrics | shared, one.busy_share)
         moments.append(Moment(sample.at_s, pools))
     return moments
-
-
-def _latencies(report: Report) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    """(when, seconds) of each first token and of each gap between two."""
-    first, gaps = [], []
-    for row in report.answered:
-        if row.ttft_s is not None:
-            first.append((row.scheduled_s + row.ttft_s, row.ttft_s))
-            times = accumulate(row.itl_s, initial=row.scheduled_s + row.ttft_s)
-            gaps += list(zip(list(times)[1:], row.itl_s, strict=True))
-    return first, gaps
 
 
 def read_moments(file: Path) -> list[Moment]:

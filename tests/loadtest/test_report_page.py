@@ -161,6 +161,7 @@ addEventListener("error", (event) => { window.failed = event.message; });
 addEventListener("load", () => setTimeout(() => {
   const root = document.documentElement;
   const found = { failed: window.failed ?? null, title: document.title, plots: document.querySelectorAll("svg").length,
+    lanes: [...document.querySelectorAll("svg[aria-label^='Load, '] .strong")].map((one) => one.textContent),
     bars: document.querySelectorAll("svg rect").length, wide: root.scrollWidth - root.clientWidth,
     text: document.body.innerText };
   parent.postMessage(found, "*");
@@ -213,10 +214,17 @@ def test_a_browser_draws_a_run(browser: Callable[[str, int], dict[str, Any]], wi
     assert found["failed"] is None
     assert found["wide"] == 0  # nothing sticks out sideways
     assert found["title"] == "Load test · kvrelay"
-    assert found["plots"] == 4 + 1 + 5 + 1  # distributions, dots, timelines, Gantt
+    assert found["plots"] == 4 + 1 + 4 + 1  # distributions, the one timeline, details, Gantt
     assert found["bars"] > 29 * 4
     for words in ("29", "UNAVAILABLE", "Scaling decisions", "Gap to token 2", "KV occupancy", "unlimited cache"):
         assert words in found["text"]
+    assert found["lanes"] == [
+        "Arrivals per second",
+        "TTFT, ms, by arrival",
+        "ITL p95, ms",
+        "Requests waiting",
+        "Workers",
+    ]
 
 
 def test_a_browser_draws_comparisons_and_sweeps(browser: Callable[[str, int], dict[str, Any]]) -> None:

@@ -129,6 +129,8 @@ function header() {
     ...RUNS.filter((run) => run.strayed).map((run) => element("div", { class: "banner bad" }, `${run.strayed} of ${run.answered} requests should have been disaggregated and went local`)));
 }
 
+const spanOf = (run) => Math.max(run.duration, run.timeline?.samples.at(-1)?.at_s ?? 0) || 1;
+
 header();
 const main = document.getElementById("main");
 if (DATA.sweep) main.append(...heading("Goodput against rate"), sweep());
@@ -140,7 +142,8 @@ if (RUNS.length) {
 }
 for (const run of RUNS) {
   main.append(...heading(RUNS.length > 1 ? `Over time · ${run.name}` : "Over time", run.timeline ? "The cluster's own account, twice a second." : null),
-    element("div", { class: "grid" }, ...timeline(run).filter(Boolean)));
+    element("div", { class: "stack" }, story(run, spanOf(run))), element("div", { style: "height:14px" }),
+    element("div", { class: "grid" }, ...details(run, spanOf(run))));
   const bars = gantt(run);
   main.append(...heading(RUNS.length > 1 ? `Requests · ${run.name}` : "Requests"), element("div", { class: "stack" }, ...[bars].filter(Boolean)),
     element("div", { style: "height:14px" }), element("div", { class: "grid" }, ...[parts(run), paths(run), reuse(run)].filter(Boolean)));

@@ -107,54 +107,21 @@ function lines(group, title, series, span, marks, format) {
   return card(title, null, legend(filled.map((one) => [one.colour, one.name, "line"])), plot);
 }
 
-function dots(run, span) {
-  const slo = run.slos.ttft ?? Infinity;
-  const values = run.dots.map((one) => one[1]).filter((one) => one > 0).sort((a, b) => a - b);
-  if (!values.length) return null;
-  const [low, high] = [values[0] * 0.8, values.at(-1) * 1.2];
-  const paint = (where) => colour(where === "local" ? "handoff" : where ? "prefill" : "queue");
-  const paths = [...new Set(run.dots.map((one) => one[2]))];
-  const plot = chart(210, "TTFT of each request by its arrival", (svg, width) => {
-    const [left, right, top, base] = [52, width - 12, 10, 176];
-    const x = scale(0, span, left, right);
-    const y = scale(low, high, base, top, true);
-    yGrid(svg, y, logTicks(low, high).filter((_, index, all) => all.length < 7 || index % 2 === 0), left, right, number);
-    shape("text", { x: left - 7, y: top, "text-anchor": "end" }, svg, "ms");
-    xAxis(svg, x, ticks(0, span, Math.max(3, width / 110)), base, number, "seconds", left, right);
-    if (slo < high && slo > low) {
-      shape("line", { x1: left, x2: right, y1: y(slo), y2: y(slo), class: "slo" }, svg);
-      shape("text", { x: right, y: y(slo) - 5, "text-anchor": "end", class: "slo-text" }, svg, `SLO ${number(slo)} ms`);
-    }
-    for (const [at, value, where] of run.dots) {
-      const dot = shape("circle", { cx: x(at).toFixed(1), cy: y(value).toFixed(1), r: 2.6, fill: paint(where), "fill-opacity": 0.6 }, svg);
-      dot.addEventListener("pointermove", (event) => showTip(event, [[paint(where), `TTFT ${ms(value)}`], [null, `due at ${seconds(at)}${where ? `, ${where}` : ""}`]]));
-      dot.addEventListener("pointerleave", hideTip);
-    }
-  });
-  return card("Time to first token, request by request", "By scheduled arrival.", paths.some(Boolean) ? legend(paths.map((one) => [paint(one), one || "path not told"])) : null, plot);
-}
+// The rest of the cluster's account
 
-function timeline(run) {
+function details(run, span) {
   const found = run.timeline;
-  const span = Math.max(run.duration, found?.samples.at(-1)?.at_s ?? 0) || 1;
-  const out = [dots(run, span)];
-  if (!found || !found.samples.length) return out;
+  if (!found || !found.samples.length) return [];
   const of = (pick) => found.samples.map((one) => [one.at_s, pick(one)]);
   const pools = Object.keys(found.samples[0].pools);
   const each = (field, extra = {}) => pools.map((pool) => ({ name: pool, colour: colour(pool), points: of((one) => one.pools[pool]?.[field] ?? 0), ...extra }));
   const group = [];
-  const marks = found.decisions;
-  out.push(
-    lines(group, "Queue depth, requests", [{ name: "router", colour: colour("router"), points: of((one) => one.waiting), step: true, fill: true }, ...each("waiting", { step: true })], span, marks, String),
-    lines(group, "Requests running", each("running", { step: true }), span, marks, String),
-    lines(group, "Pool size, workers", [...each("workers", { step: true }), ...each("desired", { step: true, dash: "2 3" }).map((one) => ({ ...one, name: `${one.name}, wanted` }))], span, marks, String),
-    lines(group, "KV occupancy", each("kv_share", { fill: true }), span, marks, percent),
-    lines(group, "Tokens per second", each("tokens_per_second"), span, marks, number),
-  );
-  if (marks.length)
-    out.push(card("Scaling decisions", null, table(["", "time", "pool", "workers", "reason"],
-      marks.map((one, index) => [String(index + 1), seconds(one.at_s), one.pool, `${one.before} → ${one.after}`, one.reason]), [4])));
-  return out;
+  return [
+    lines(group, "Requests running", each("running", { step: true }), span, found.decisions, String),
+    lines(group, "Share in use", each("busy_share", { fill: true }), span, found.decisions, percent),
+    lines(group, "KV occupancy", each("kv_share", { fill: true }), span, found.decisions, percent),
+    lines(group, "Tokens per second", each("tokens_per_second"), span, found.decisions, number),
+  ];
 }
 
 // Requests as bars of phases

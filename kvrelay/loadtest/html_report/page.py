@@ -14,6 +14,7 @@ from kvrelay.loadtest.html_report.distributions import distribution
 from kvrelay.loadtest.html_report.phases import segments, ttft_parts
 from kvrelay.loadtest.report import Report
 from kvrelay.loadtest.row import Row
+from kvrelay.loadtest.series import binned
 from kvrelay.loadtest.sweep import Sweep
 
 MAX_GANTT = 240  # requests
@@ -48,7 +49,7 @@ def _document(title: str, reports: Sequence[Report], names: Sequence[str], sweep
     }
     # A script element ends at the first "</"; within JSON's strings any "<" may be written as an escape.
     text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    script = "\n".join(map(_part, ("page.kit.js", "page.plots.js", "page.js")))
+    script = "\n".join(map(_part, ("page.kit.js", "page.plots.js", "page.timeline.js", "page.js")))
     parts = {"style": _part("page.css"), "script": script, "data": text}
     document = _part("page.html")
     for name, part in parts.items():
@@ -81,6 +82,7 @@ def _run(report: Report, name: str) -> Json:
         "strayed": len(report.strayed),
         "parts": {"mean": ttft_parts(answered), "slowest tenth": ttft_parts(slowest)},
         "dots": [[row.scheduled_s, (row.ttft_s or 0.0) * 1000, row.path] for row in _thinned(answered)],
+        "binned": asdict(binned(report)),
         "timeline": report.timeline and asdict(replace(report.timeline, samples=_thinned(report.timeline.samples))),
         "gantt": _gantt(report.rows),
     }

@@ -1,0 +1,214 @@
+"""A load that steps 1× → 6× → 1×, once of long prompts and once of long answers: `python benchmarks/elastic.py`.
+
+A cluster as `kvrelay serve` runs it, and requests as `kvrelay loadtest run --rate R:S,6R:S,R:S --admin …` sends them.
+1× is a share of what one worker was measured to do just before, so the same steps fit any machine. Exit code 1 if a
+finding does not hold; FOLDER/prefill.html and FOLDER/decode.html show queues, sizes, reasons and latencies on one
+timeline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from step_verdict import Finding, verdict
+
+from kvrelay.client import AsyncClient, Completion
+from kvrelay.client.admin import AdminClient
+from kvrelay.client.connection import Connection
+from kvrelay.config import AutoscalingPolicy, ClusterConfig
+from kvrelay.config_file import load_policy
+from kvrelay.loadtest.html_report import page
+from kvrelay.loadtest.lengths import parse_lengths
+from kvrelay.loadtest.measure import Run, measure
+from kvrelay.loadtest.rate import Stage
+from kvrelay.loadtest.report import Report
+from kvrelay.loadtest.report_file import save, write
+from kvrelay.loadtest.target import open_target
+from kvrelay.loadtest.timeline import INTERVAL_S
+from kvrelay.loadtest.workload import Workload
+from kvrelay.local_cluster import LocalCluster
+from kvrelay.types import PoolName
+from kvrelay.wire.cluster import ClusterStatus
+
+ROOT = Path(__file__).parents[1]
+SEATS = 8  # decode.max_batch
+SHARE = 0.25  # of what one worker can do, at 1×
+STEP = 6
+TRIES = 4
+TIMEOUT_S = 600.0
+BURSTINESS = 4.0  # gaps vary half as much as Poisson's: the step shall be what the pools follow, not chance
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    pool: PoolName  # that should follow the load
+    prompt_tokens: int
+    output_tokens: int
+
+
+CASES = (Case("prefill", 1200, 4), Case("decode", 100, 200))
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """1× for `calm_s`, 6× for `high_s`, 1× until the pools are back, for `tail_s` at most."""
+
+    calm_s: float
+    high_s: float
+    tail_s: float
+
+    def rate(self, base: float) -> tuple[Stage, ...]:
+        """base: requests per second at 1×."""
+        return (
+            Stage(base, base, self.calm_s),
+            Stage(STEP * base, STEP * base, self.high_s),
+            Stage(base, base, self.tail_s),
+        )
+
+
+def config(policy: Path) -> ClusterConfig:
+    return ClusterConfig.model_validate(
+        {
+            "model": {"path": "demo"},
+            "kv": {"memory": "128MiB"},
+            "prefill": {"chunk_tokens": 256},
+            "decode": {"max_batch": SEATS},
+            "autoscaling": str(policy.resolve()),
+            "listen": dict.fromkeys(("grpc", "http", "admin"), "127.0.0.1:0"),
+        }
+    )
+
+
+async def capacity(client: AsyncClient, case: Case) -> float:
+    """Requests per second that one worker of the case's pool can do, at the best of some tries: what else runs on the
+    machine makes a try slower and the step from 1× to 6× no step.
+    """
+
+    async def ask(number: int) -> Completion:
+        prompt = [(number * 31 + place * 7) % 251 + 10 for place in range(case.prompt_tokens)]
+        return await client.generate(token_ids=prompt, max_tokens=case.output_tokens, ignore_eos=True).result()
+
+    await ask(0)
+    if case.pool == "prefill":
+        ledgers = [(await ask(number)).ledger for number in range(1, 1 + TRIES)]
+        return 1 / min(sum(length for name, length in one.phases if name == "prefill") for one in ledgers if one)
+    seconds = []
+    for _ in range(TRIES):
+        began = time.monotonic()
+        await asyncio.gather(*(ask(number) for number in range(1, SEATS + 1)))
+        seconds.append(time.monotonic() - began)
+    return SEATS / min(seconds)
+
+
+async def run_case(cluster: LocalCluster, case: Case, steps: Steps, seed: int) -> Report:
+    async with AsyncClient(cluster.endpoints.grpc) as client:
+        base = SHARE * await capacity(client, case)
+    load = Workload(
+        rate=steps.rate(base),
+        burstiness=BURSTINESS,
+        num_requests=None,
+        duration=None,
+        prompt_tokens=parse_lengths(str(case.prompt_tokens), "prompt_tokens"),
+        output_tokens=parse_lengths(str(case.output_tokens), "output_tokens"),
+        text=False,
+        seed=seed,
+    )
+    async with open_target(
+        cluster.endpoints.grpc, TIMEOUT_S, cluster.endpoints.admin, None, Connection(None, None, None, None)
+    ) as target:
+        plan = list(load.plan(target.model.vocab_size))
+        options = {"target": "a local cluster", "model": target.model.id, **load.options()}
+        back = asyncio.Event()
+        assert target.admin is not None
+        watching = asyncio.create_task(_set_when_back(back, target.admin, steps.calm_s + steps.high_s))
+        try:
+            wanted = takewhile(lambda _: not back.is_set(), plan)
+            return await measure(target, Run(wanted, options, ()), lambda _: None, asyncio.Event())
+        finally:
+            watching.cancel()
+
+
+async def _set_when_back(back: asyncio.Event, admin: AdminClient, after_s: float) -> None:
+    """Some looks after the pools are again as they were, from `after_s` on."""
+    first = _sizes(await asyncio.to_thread(admin.status))
+    await asyncio.sleep(after_s)
+
+    def wait() -> None:
+        next(one for one in admin.watch(INTERVAL_S) if _sizes(one) == first)
+
+    await asyncio.to_thread(wait)
+    await asyncio.sleep(4 * INTERVAL_S)
+    back.set()
+
+
+def _sizes(status: ClusterStatus) -> list[tuple[int, int]]:
+    """Of each pool, how many workers are wanted and how many there are."""
+    return [(pool.desired, len(pool.workers)) for pool in status.pools]
+
+
+@asynccontextmanager
+async def running(policy: Path) -> AsyncIterator[LocalCluster]:
+    async with LocalCluster(config(policy), quiet=True) as cluster:
+        yield cluster
+
+
+def tail_s(policy: AutoscalingPolicy, high_s: float) -> float:
+    """More than it takes to serve what queued at 6×, and for a pool to shrink step by step."""
+    shrinks = [rules.downscale_delay_s * (rules.max_replicas - 1) for rules in (policy.prefill, policy.decode) if rules]
+    return 2 * high_s + 1.5 * max(shrinks) + 60
+
+
+def show(case: Case, findings: Iterable[Finding]) -> Table:
+    title = f"{case.prompt_tokens} prompt tokens, {case.output_tokens} answered: the {case.pool} pool should follow"
+    table = Table(title=title, title_justify="left")
+    for name in ("", "what", "found"):
+        table.add_column(name)
+    for one in findings:
+        table.add_row("✓" if one.holds else "✗", one.what, one.found)
+    return table
+
+
+async def run(policy: Path, seconds: float, folder: Path, seed: int, console: Console) -> bool:
+    rules = load_policy(policy)
+    well = True
+    for case in CASES:
+        steps = Steps(seconds, seconds, tail_s(rules, seconds))
+        async with running(policy) as cluster:
+            report = await run_case(cluster, case, steps, seed)
+        save(report, folder / f"{case.pool}.json")
+        write(folder / f"{case.pool}.html", page(report))
+        findings = verdict(report, rules, case.pool, steps.calm_s, steps.calm_s + steps.high_s)
+        console.print(show(case, findings))
+        console.print(f"rate {report.options['rate']}, {len(report.rows)} requests in {report.duration_s:.0f} s")
+        for one in report.timeline.decisions if report.timeline else ():
+            console.print(f"  {one.at_s:6.1f} s  {one.pool} {one.before} → {one.after}: {one.reason}")
+        well = well and all(one.holds for one in findings)
+    return well
+
+
+def main(
+    policy: Annotated[Path, typer.Option(help="Of both pools.")] = ROOT
+    / "configs"
+    / "autoscaling"
+    / "queue-depth.yaml",
+    seconds: Annotated[float, typer.Option(min=5, help="Of the first step and of the high one.")] = 60,
+    folder: Annotated[Path, typer.Option(help="For reports.")] = Path(),
+    seed: int = 0,
+) -> None:
+    """Runs both loads and prints what holds."""
+    console = Console(width=160)
+    raise typer.Exit(0 if asyncio.run(run(policy, seconds, folder, seed, console)) else 1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
