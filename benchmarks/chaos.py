@@ -1,4 +1,4 @@
-"""Faults under load, counted: `python benchmarks/chaos.py kill --minutes 10`, and restart and cancel.
+"""Faults under load, counted: `python benchmarks/chaos.py kill --minutes 10`, and restart, cancel and scale.
 
 Each answer is compared with the same request's in a run without a fault, token by token. Exit code 1 if one differs or
 fails. Recording and checkers are those of the fault matrix, in tests/faults.
@@ -12,6 +12,7 @@ import random
 import signal
 import statistics
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -37,7 +38,7 @@ from kvrelay.client import AsyncClient
 from kvrelay.config import ClusterConfig
 from kvrelay.local_cluster import LocalCluster
 from kvrelay.wire import inference as wire
-from kvrelay.wire.cluster import ClusterServiceStub, WorkerStatus
+from kvrelay.wire.cluster import ClusterServiceStub, WorkerStatus, pb
 
 KINDS = 24  # requests that are unlike
 AT_ONCE = 4
@@ -56,13 +57,15 @@ class Load:
 
     channel: grpc.aio.Channel
     seed: int
+    kinds: int = KINDS
+    length: int = LENGTH
     asked: list[RequestHistory] = field(default_factory=list)
     expected: dict[int, tuple[int, ...]] = field(default_factory=dict)
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def learn(self) -> None:
         """Each once, without a fault."""
-        for kind in range(KINDS):
+        for kind in range(self.kinds):
             history = await self.one(kind)
             assert history.end.status in WHOLE, history.end
             self.expected[kind] = history.token_ids
@@ -73,7 +76,7 @@ class Load:
 
         async def work() -> None:
             while not self.over.is_set():
-                await self.one(draw.randrange(KINDS))
+                await self.one(draw.randrange(self.kinds))
 
         async with asyncio.TaskGroup() as group:
             for _ in range(AT_ONCE):
@@ -82,7 +85,7 @@ class Load:
     async def one(self, kind: int) -> RequestHistory:
         """Greedy ones and seeded ones with a penalty; prompts that are handed over and prompts that are not."""
         sampling = wire.SamplingOptions(
-            max_tokens=LENGTH,
+            max_tokens=self.length,
             ignore_eos=True,
             seed=kind,
             temperature=1.1 if kind % 2 else 0.0,
@@ -127,7 +130,7 @@ def distribution(values: list[float], digits: int = 2) -> str:
 
 
 @asynccontextmanager
-async def loaded_cluster(seed: int) -> AsyncIterator[tuple[RunningCluster, Load]]:
+async def loaded_cluster(seed: int, policy: Path | None) -> AsyncIterator[tuple[RunningCluster, Load]]:
     """2 prefill and 2 decode workers, as `kvrelay serve` runs them, and what they answer without a fault."""
     config = ClusterConfig.model_validate(
         {
@@ -136,6 +139,7 @@ async def loaded_cluster(seed: int) -> AsyncIterator[tuple[RunningCluster, Load]
             "prefill": {"replicas": 2, "chunk_tokens": 128},
             "decode": {"replicas": 2},
             "listen": ANY_PORT,
+            "autoscaling": None if policy is None else str(policy),
         }
     )
     async with (
@@ -150,21 +154,28 @@ async def loaded_cluster(seed: int) -> AsyncIterator[tuple[RunningCluster, Load]
         yield cluster, load
 
 
-async def under_load(seed: int, harm: Callable[[RunningCluster], Awaitable[str]]) -> bool:
-    async with loaded_cluster(seed) as (cluster, load):
-        running = asyncio.create_task(load.run())
-        try:
-            done = await harm(cluster)
-        finally:
-            load.over.set()
-            await running
-        print(done)
-        well = load.report()
-        status = await cluster.settled(seconds=300)
-        for worker in (one for pool in status.pools for one in pool.workers):
-            well = well and worker.load.integrity_ok
-        print(f"blocks are back on all workers: {'yes' if well else 'see above'}")
-        return well
+Harm = Callable[[RunningCluster], Awaitable[str]]
+
+
+async def under_load(seed: int, harm: Harm, policy: Path | None = None) -> bool:
+    async with loaded_cluster(seed, policy) as (cluster, load):
+        return await judged(cluster, load, harm)
+
+
+async def judged(cluster: RunningCluster, load: Load, harm: Harm) -> bool:
+    """Whether requests bear it: all whole, with the tokens that they have without it, and all blocks back."""
+    running = asyncio.create_task(load.run())
+    try:
+        done = await harm(cluster)
+    finally:
+        load.over.set()
+        await running
+    print(done)
+    well = load.report()
+    status = await cluster.settled(seconds=300)
+    intact = all(worker.load.integrity_ok for pool in status.pools for worker in pool.workers)
+    print(f"blocks are back on all workers: {'yes' if intact else 'their books do not add up'}")
+    return well and intact
 
 
 def alive(workers: list[WorkerStatus], gone: set[int]) -> list[WorkerStatus]:
@@ -216,6 +227,42 @@ def restart(seed: int = 0) -> None:
         return f"{len(before)} workers restarted in {time.monotonic() - began:.0f} s"
 
     raise typer.Exit(0 if asyncio.run(under_load(seed, harm)) else 1)
+
+
+@app.command()
+def scale(
+    events: Annotated[int, typer.Option(min=1)] = 50,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds from one to the next, at most.")] = 10.0,
+    rebalance: Annotated[bool, typer.Option(help="Workers may change over.")] = False,
+    seed: int = 0,
+) -> None:
+    """An operator sets both pools to random sizes, before the last ones are reached or after."""
+    with tempfile.TemporaryDirectory() as folder:
+        policy = Path(folder, "policy.yaml")
+        policy.write_text(f"rebalance: {str(rebalance).lower()}\n")
+        well = asyncio.run(under_load(seed, rescaled(events, every, seed), policy))
+    raise typer.Exit(0 if well else 1)
+
+
+def rescaled(events: int, every: float, seed: int) -> Harm:
+    async def harm(cluster: RunningCluster) -> str:
+        draw = random.Random(seed)
+        began, before = time.monotonic(), dict[str, str]()
+        seen: Counter[str] = Counter()
+        for _ in range(events):
+            sizes = {"prefill": draw.randint(0, 3), "decode": draw.randint(1, 3)}
+            await cluster.admin.SetPoolSize(pb.SetPoolSizeRequest(**sizes))
+            log.print(f"wanted: {sizes}")
+            await asyncio.sleep(draw.uniform(0.1, every))
+            workers = [one for pool in (await cluster.status()).pools for one in pool.workers]
+            seen["came"] += sum(one.worker_id not in before for one in workers)
+            seen["changed over"] += sum(before.get(one.worker_id, one.pool) != one.pool for one in workers)
+            before |= {one.worker_id: one.pool for one in workers}
+        await cluster.admin.SetPoolSize(pb.SetPoolSizeRequest(prefill=2, decode=2))
+        counted = ", ".join(f"{count} {what}" for what, count in seen.items())
+        return f"{events} scale events in {time.monotonic() - began:.0f} s; workers: {counted}"
+
+    return harm
 
 
 @app.command()
