@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from decode_worker.drafter import Drafter
 from decode_worker.scheduler import DecodeScheduler
+from kv_transfer.arena import device_of
 from kv_transfer.lease import Lease, LeaseTable
 from kv_transfer.lending import Lending
 from kv_transfer.receiver import Receiver
@@ -194,7 +195,7 @@ class DecodeWorker(Worker):
             cached_tokens=sequence.num_computed,
             layout_hash=self.runner.layout_hash,
             host_id=self.identity.host_id,
-            device=self.runner.kv.buffer.device.type,
+            device=device_of(self.runner.kv),
             capability=self.receiver.capability(lease, prefill_worker),
         )
         answer = Reserved(*spec.key, target)

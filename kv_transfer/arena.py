@@ -15,9 +15,13 @@ from kvrelay.types import KvLayout
 
 
 class Arena(Protocol):
-    """`buffer` is 1-D uint8, laid out as `layout` says. On a CPU it is a memory file named `kvrelay-NONCE`."""
+    """`buffer` is 1-D uint8, laid out as `layout` says. On a CPU it is a memory file named `kvrelay-NONCE`.
+
+    `shares` is that one, or, of ranks on several GPUs, the arena of each rank, of which `buffer` is the first.
+    """
 
     buffer: torch.Tensor
+    shares: tuple[torch.Tensor, ...]
     fd: int | None  # of the memory file; None on another device
     nonce: int
     layout: KvLayout
@@ -28,17 +32,37 @@ def places_in(arena: Arena, layers: Layers | None = None) -> Places:
     return Places.of_arena(arena.layout, arena.num_blocks, layers)
 
 
+def device_of(arena: Arena) -> str:
+    """cpu, cuda, or how many GPUs share it."""
+    return arena.buffer.device.type if len(arena.shares) == 1 else f"{len(arena.shares)} GPUs"
+
+
+def by_rank(arena: Arena, layers: Layers) -> list[tuple[torch.Tensor, Places]]:
+    """The memories that the arena lies in, and where in them: all in one, or a GPU for each rank."""
+    if len(arena.shares) == 1:
+        return [(arena.buffer, places_in(arena, layers))]
+    places = Places.of_arena(arena.layout.share, arena.num_blocks, layers)
+    return [(share, places) for share in arena.shares]
+
+
+def on_host(arena: Arena) -> bool:
+    return len(arena.shares) == 1 and arena.buffer.is_cpu
+
+
 def pieces(arena: Arena, blocks: Sequence[int], layers: Layers) -> tuple[memoryview, ...]:
     """The bytes of these blocks in plan order, where they lie, or, of an arena on a GPU, a copy on the host."""
-    if arena.buffer.is_cpu:
+    if on_host(arena):
         data = arena.buffer.numpy().data
         return tuple(data[offset : offset + length] for offset, length in byte_ranges(places_in(arena, layers), blocks))
     return (read_blocks(arena, blocks, layers).cpu().numpy().data,)
 
 
 def read_blocks(arena: Arena, blocks: Sequence[int], layers: Layers) -> torch.Tensor:
-    """The bytes of these blocks in plan order: a new 1-D uint8 tensor on the arena's device."""
-    return gathered(arena.buffer, places_in(arena, layers), blocks)
+    """The bytes of these blocks in plan order: a new 1-D uint8 tensor on the device of the arena's buffer."""
+    if len(arena.shares) > 1:
+        settle(arena)  # rank 0's GPU has then summed up what the others' gave after they had stored their KV
+    parts = [gathered(data, places, blocks).to(arena.buffer.device) for data, places in by_rank(arena, layers)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def gathered(data: torch.Tensor, places: Places, blocks: Sequence[int]) -> torch.Tensor:
@@ -47,9 +71,10 @@ def gathered(data: torch.Tensor, places: Places, blocks: Sequence[int]) -> torch
 
 
 def settle(arena: Arena) -> None:
-    """Returns once the arena holds what its GPU was told to compute until now. A host's does at once."""
-    if arena.buffer.is_cuda:
-        torch.cuda.current_stream(arena.buffer.device).synchronize()
+    """Returns once the arena holds what its GPUs were told to compute until now. A host's does at once."""
+    for share in arena.shares:
+        if share.is_cuda:
+            torch.cuda.current_stream(share.device).synchronize()
 
 
 def digest_kind(arena: Arena) -> str:
@@ -83,16 +108,19 @@ def write_blocks(
     if isinstance(source, torch.Tensor):
         assert not digests, "a GPU has no XXH3"
         data = gathered(source, source_places, source_blocks)
-    elif arena.buffer.is_cpu:
+    elif on_host(arena):
         return copy_blocks(source, source_places, source_blocks, arena.buffer.numpy(), places, blocks, digests=digests)
     else:
         found = digest_blocks(source, source_places, source_blocks) if digests else ()
-        on_host = np.concatenate(
+        payload = np.concatenate(
             [source[offset : offset + size] for offset, size in byte_ranges(source_places, source_blocks)]
         )
-        data = torch.from_numpy(on_host).to(arena.buffer.device)
+        data = torch.from_numpy(payload).to(arena.buffer.device)
     start = 0
-    for offset, size in byte_ranges(places, blocks):
-        arena.buffer[offset : offset + size] = data[start : start + size]
-        start += size
+    for share, share_places in by_rank(arena, layers):
+        for offset, size in byte_ranges(share_places, blocks):
+            share[offset : offset + size] = data[start : start + size]
+            start += size
+    if len(arena.shares) > 1:
+        settle(arena)  # other processes read it
     return found

@@ -21,7 +21,7 @@ def host_id() -> str:
 def choose_transport(
     requested: str, *, same_process: bool, same_host: bool, device: str, target_device: str, tls: bool = False
 ) -> tuple[str, str]:
-    """(transport, why). The devices are those of the sender's arena and the receiver's: cpu or cuda.
+    """(transport, why). The devices are those of the sender's arena and the receiver's, as `arena.device_of` says.
 
     `auto` takes the one with the fewest copies, and between hosts always grpc, the only one that TLS protects. Raises
     Unimplemented for a transport that was asked for by name and cannot work between these two workers, since something
@@ -51,7 +51,9 @@ def _obstacle(name: str, same_process: bool, same_host: bool, device: str, targe
         case "memory" | "shm" | "gloo" if device != "cpu":
             return f"the KV lies on {device}, not in the host's memory"
         case "nccl" | "cuda_ipc" if (device, target_device) != ("cuda", "cuda"):
-            return f"the KV lies on {device} and goes to {target_device}; both must be GPUs"
+            return f"the KV lies on {device} and goes to {target_device}; each must be one GPU"
+        case "nixl" if not {device, target_device} <= {"cpu", "cuda"}:
+            return f"the KV lies on {device} and goes to {target_device}; neither may be shared by GPUs"
         case "cuda_ipc" if same_process:
             return "CUDA does not share memory with the process that it belongs to"
     return ""

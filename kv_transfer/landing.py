@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
-from kv_transfer.arena import Arena, gathered, places_in, write_blocks
+from kv_transfer.arena import Arena, gathered, places_in, read_blocks, write_blocks
 from kv_transfer.block_copy import copy_blocks
 from kv_transfer.conversion import Span, convert
 from kv_transfer.digest import MULTILINEAR, XXH3, multilinear_digests
@@ -70,18 +72,17 @@ class Landing:
         begin = max(frame.first * theirs.block_size, self._lease.cached_blocks * ours.block_size)
         end = min((frame.first + frame.count) * theirs.block_size, len(self._lease.blocks) * ours.block_size)
         first, last = begin // ours.block_size, ours.blocks_for(end)
-        convert(
-            Span(data, theirs, places, numbers, frame.first * theirs.block_size),
-            Span(
-                self._arena.buffer,
-                ours,
-                places_in(self._arena, layers),
-                self._lease.blocks[first:last],
-                first * ours.block_size,
-            ),
-            range(begin, end),
-            layers,
-        )
+        sent = Span(data, theirs, places, numbers, frame.first * theirs.block_size)
+        blocks, start, tokens = self._lease.blocks[first:last], first * ours.block_size, range(begin, end)
+        if len(self._arena.shares) == 1:
+            target = Span(self._arena.buffer, ours, places_in(self._arena, layers), blocks, start)
+            convert(sent, target, tokens, layers)
+            return
+        # Of ranks on several GPUs: on the host, since a frame may bring a part of a block.
+        held = read_blocks(self._arena, blocks, layers).cpu()
+        payload = Places.of_payload(ours, len(blocks), layers)
+        convert(replace(sent, data=data.cpu()), Span(held, ours, payload, range(len(blocks)), start), tokens, layers)
+        write_blocks(self._arena, blocks, layers, held.numpy(), payload, range(len(blocks)), digests=False)
 
     @property
     def _in_passing(self) -> bool:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from kv_transfer.arena import Arena
+from kv_transfer.arena import Arena, device_of
 from kv_transfer.call import PushCall
 from kv_transfer.channels import Channels
 from kv_transfer.choice import choose_transport
@@ -72,7 +72,7 @@ class Sender:
             target.transport,
             same_process=memory.is_local(target.worker_id, target.epoch),
             same_host=target.host_id == self.host_id,
-            device=self.arena.buffer.device.type,
+            device=device_of(self.arena),
             target_device=target.device,
             tls=self._credentials is not None,
         )

@@ -28,7 +28,7 @@ class HandoffTarget:
     layout_hash: str
     host_id: str
     transport: str = "auto"  # filled in by the router
-    device: str = "cpu"  # that its KV lies on: cpu or cuda
+    device: str = "cpu"  # that its KV lies on: cpu, cuda, or how many GPUs share it
     capability: str = field(default="", repr=False)  # leave to push, see kvrelay/security/capability.py
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import grpc
 
+from kv_transfer.arena import device_of
 from kv_transfer.lease import Lease, LeaseTable
 from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
@@ -119,7 +120,7 @@ class Fetcher:
             cached_tokens=cached_tokens,
             layout_hash=self._runner.layout_hash,
             host_id=self._identity.host_id,
-            device=self._runner.kv.buffer.device.type,
+            device=device_of(self._runner.kv),
             transport=transport,
             capability=self.receiver.capability(lease, source.worker_id),
         )

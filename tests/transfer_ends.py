@@ -49,6 +49,7 @@ class MemoryFile:
         if sealed:
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         self.buffer = torch.frombuffer(mmap.mmap(self.fd, size), dtype=torch.uint8)
+        self.shares: tuple[torch.Tensor, ...] = (self.buffer,)
         generator = torch.Generator().manual_seed(seed)
         self.buffer.copy_(torch.randint(0, 256, (size,), generator=generator, dtype=torch.uint8))
 

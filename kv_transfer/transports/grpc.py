@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from kv_transfer.arena import Arena, digests_of, pieces
+from kv_transfer.arena import Arena, digests_of, on_host, pieces
 from kv_transfer.block_copy import digest_blocks
 from kv_transfer.plan import Places
 from kv_transfer.transports import Source, layers_of
@@ -35,7 +35,7 @@ class GrpcOutbound:
         layers = layers_of(header)
         payload = pieces(self._arena, blocks, layers)
         digests: tuple[int, ...] = ()
-        if self._digests and self._arena.buffer.is_cpu:
+        if self._digests and on_host(self._arena):
             digests = digests_of(self._arena, blocks, layers)
         elif self._digests:
             places = Places.of_payload(self._arena.layout, len(blocks), layers)

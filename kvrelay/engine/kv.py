@@ -35,12 +35,14 @@ class KvPool:
     On a CPU the buffer is an anonymous memory file, `kvrelay-NONCE`: another process of this host and user maps
     it through /proc/PID/fd/FD and checks the nonce. Its pages take up memory once written to. With tensor parallelism
     rank 0 makes the file for all ranks, and the others map it.
+
+    Of ranks on GPUs each makes a buffer for its own share, and rank 0 has the others' `shares` mapped as well.
     """
 
     def __init__(
         self, layout: KvLayout, num_blocks: int, device: str = "cpu", *, rank: int = 0, of_rank_0: str = ""
     ) -> None:
-        """`of_rank_0` is the path to the memory file of another process, for ranks from 1 on."""
+        """`of_rank_0` is the path to the memory file of another process, for ranks from 1 on that are on the CPU."""
         self.layout = layout
         self.num_blocks = num_blocks
         self.nonce = secrets.randbits(63)
@@ -57,13 +59,14 @@ class KvPool:
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             self.buffer = torch.frombuffer(mmap.mmap(self.fd, size), dtype=torch.uint8)
         else:
-            self.buffer = torch.empty(size, dtype=torch.uint8, device=device)
+            self.buffer = torch.empty(size // layout.ranks, dtype=torch.uint8, device=device)
+        self.shares: tuple[torch.Tensor, ...] = (self.buffer,)
         self.layers = self._views()
 
     def _views(self) -> tuple[LayerViews, ...]:
         tensors = []
         share = self.layout.share
-        start = self._rank * share.arena_bytes(self.num_blocks)
+        start = self._rank * share.arena_bytes(self.num_blocks) if self.buffer.is_cpu else 0
         for region, block_bytes in zip(share.regions, share.region_block_bytes, strict=True):
             end = start + self.num_blocks * block_bytes
             flat = self.buffer[start:end].view(TORCH_DTYPE[region.dtype])
@@ -79,6 +82,7 @@ class KvPool:
         """Lets go of the memory; what others have mapped stays theirs. Safe to call twice."""
         self.layers = ()
         self.buffer = torch.empty(0, dtype=torch.uint8)
+        self.shares = ()
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, islice, takewhile
 from typing import Literal
 
-import numpy as np
 import torch
 
 from kvrelay.compiled import NativeUnavailable
@@ -194,7 +193,7 @@ class ModelRunner:
         try:
             pool = KvPool(layout, num_blocks, str(device))
             if group is not None:
-                group.tell(np.array([num_blocks, pool.fd]))
+                group.share(pool)
             return cls(loaded, layout, pool, longest, without_kernels=reason, flashinfer=kernels == "auto", group=group)
         except torch.OutOfMemoryError as error:
             message = f"kv.memory: {kv_bytes} bytes leave no room on {device} for the model and its steps: {error}"

@@ -198,7 +198,7 @@ def test_the_order_is_the_one_that_the_kernels_write(tiny_model: Callable[..., P
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("transport", ["memory", "shm", "grpc", "gloo"])
+@pytest.mark.parametrize("transport", ["memory", "shm", "grpc", "gloo", "apart"])
 @pytest.mark.parametrize(
     ("theirs", "ours"),
     [
@@ -214,13 +214,22 @@ def test_the_order_is_the_one_that_the_kernels_write(tiny_model: Callable[..., P
     ],
 )
 async def test_unlike_workers_hand_over(transport: str, theirs: KvLayout, ours: KvLayout) -> None:
-    """100 tokens, of which the receiver has its first block already; in runs of one and more blocks, layer by layer."""
+    """100 tokens, of which the receiver has its first block already; in runs of one and more blocks, layer by layer.
+
+    Apart are ranks' shares that lie in memories of their own, as on GPUs.
+    """
+    apart, transport = transport == "apart", "grpc" if transport == "apart" else transport
     source = pool_of(theirs, 14, 1)
     async with (
         decode_end(ours, 12, layout_hash=ours.hash("test")) as decode,
         sender_of(source, layout_hash=theirs.hash("test")) as sender,
     ):
         decode.arena.buffer.copy_(pool_of(ours, 12, 2).buffer)
+        if apart:
+            source.shares, decode.arena.shares = (
+                source.buffer.chunk(theirs.ranks),
+                decode.arena.buffer.chunk(ours.ranks),
+            )
         num_blocks, first = theirs.blocks_for(100), ours.block_size // theirs.block_size
         blocks = random.Random(0).sample(range(14), num_blocks)
         lease = random.Random(1).sample(range(12), ours.blocks_for(100))

@@ -50,7 +50,7 @@ def test_auto_between_hosts_is_grpc_and_under_tls_it_says_so(device: str) -> Non
         ("memory", ("cpu", "cpu"), "not in one process"),
         ("shm", ("cpu", "cpu"), "not on one host"),
         ("cuda_ipc", ("cuda", "cuda"), "not on one host"),
-        ("nccl", ("cpu", "cpu"), "both must be GPUs"),
+        ("nccl", ("cpu", "cpu"), "each must be one GPU"),
         ("nccl", ("cuda", "cpu"), "lies on cuda and goes to cpu"),
         ("gloo", ("cuda", "cuda"), "not in the host's memory"),
         ("pigeon", ("cpu", "cpu"), "not one of auto, memory, shm, cuda_ipc, grpc, gloo, nccl, nixl"),
@@ -63,7 +63,7 @@ def test_what_was_asked_for_and_cannot_work_is_an_error(requested: str, devices:
 
 @pytest.mark.parametrize("devices", [("cpu", "cpu"), ("cuda", "cpu"), ("cpu", "cuda")])
 def test_gpu_memory_is_shared_between_gpus_only(devices: tuple[str, str]) -> None:
-    with pytest.raises(Unimplemented, match="both must be GPUs"):
+    with pytest.raises(Unimplemented, match="each must be one GPU"):
         choose("cuda_ipc", *devices, same_process=False, same_host=True)
 
 

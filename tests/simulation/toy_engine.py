@@ -67,6 +67,7 @@ class Arena:
         self.nonce = nonce
         memory = np.full(LAYOUT.arena_bytes(num_blocks), 0xAA, dtype=np.uint8)
         self.buffer = torch.from_numpy(memory)
+        self.shares = (self.buffer,)
         ends = list(accumulate(num_blocks * size for size in LAYOUT.region_block_bytes))
         self.regions = [region.reshape(num_blocks * BLOCK, -1) for region in np.split(memory, ends[:-1])]
 

@@ -35,7 +35,6 @@ def join(rank: int, degree: int, port: int, device: str, *, listening_fd: int | 
         rank=rank,
         world_size=degree,
         timeout=_FOREVER,
-        device_id=None if device == "cpu" else torch.device("cuda", rank),
     )
 
 

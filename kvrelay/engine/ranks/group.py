@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 
+import numpy as np
 import torch
 import torch.distributed
 
 from kvrelay.child import bound_to_parent
-from kvrelay.engine.ranks import channel
+from kvrelay.engine.kv import KvPool
+from kvrelay.engine.ranks import channel, gpu_shares
 from kvrelay.engine.ranks.settings import RankSettings
 from kvrelay.engine.ranks.step_message import Numbers
 from kvrelay.errors import ConfigError
@@ -30,12 +32,17 @@ class RankGroup:
 
     def __init__(self, degree: int, device: str = "cpu") -> None:
         """Starts the others, which import what they need meanwhile. The kernel ties them to the calling thread, so it
-        has to last. Raises ConfigError if this process has a group."""
+        has to last. Raises ConfigError if this process has a group, or sees too few GPUs."""
         assert degree > 1, "one rank needs no group"
         if torch.distributed.is_initialized():
             raise ConfigError("tensor_parallel: this process is a rank already; there is one worker to a process")
         self.degree = degree
         self.device = device
+        if device != "cpu" and torch.cuda.device_count() < degree:
+            found = torch.cuda.device_count()
+            raise ConfigError(
+                f"tensor_parallel {degree}: {found} GPUs are seen here, and each rank needs one of its own"
+            )
         if device == "cpu":
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # transformers would share out GPUs that it sees
         self._listener: socket.socket | None = socket.create_server(("127.0.0.1", 0))
@@ -69,6 +76,12 @@ class RankGroup:
         port = self._listener.getsockname()[1]
         listener, self._listener = self._listener, None
         channel.join(0, self.degree, port, self.device, listening_fd=listener.detach())
+
+    def share(self, pool: KvPool) -> None:
+        """Has the others keep their shares of the KV in this pool, of as many blocks."""
+        channel.tell(np.array([pool.num_blocks, -1 if pool.fd is None else pool.fd]))
+        if pool.fd is None:
+            pool.shares = gpu_shares.exchange(pool.buffer)
 
     def tell(self, numbers: Numbers) -> None:
         """Sends numbers to all others, each of which has to `channel.hear` them."""

@@ -14,7 +14,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from kvrelay.engine.kv import KvPool
 from kvrelay.engine.loader import load_model
-from kvrelay.engine.ranks import channel
+from kvrelay.engine.ranks import channel, gpu_shares
 from kvrelay.engine.ranks.settings import RankSettings
 from kvrelay.engine.ranks.step_message import step_from_numbers
 from kvrelay.engine.torch_forward import TorchForward
@@ -42,7 +42,11 @@ def run(settings: RankSettings, rank: int, degree: int, port: int) -> None:
     loaded = load_model(settings.model_path, dtype=settings.dtype, device=settings.device, ranks=degree)
     layout = loaded.layout(settings.block_size, settings.kv_dtype)
     num_blocks, fd = channel.hear().tolist()
-    kv = KvPool(layout, num_blocks, rank=rank, of_rank_0=f"/proc/{os.getppid()}/fd/{fd}")
+    if settings.device == "cpu":
+        kv = KvPool(layout, num_blocks, rank=rank, of_rank_0=f"/proc/{os.getppid()}/fd/{fd}")
+    else:
+        kv = KvPool(layout, num_blocks, str(loaded.model.device), rank=rank)
+        gpu_shares.exchange(kv.buffer)
     forward = TorchForward(loaded.model, kv)
     while True:
         forward(step_from_numbers(channel.hear()))
