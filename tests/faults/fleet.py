@@ -177,11 +177,19 @@ class Fleet:
         assert match is not None
         endpoints = Endpoints(*match.groups())
         doors = [
-            await self._exits.enter_async_context(grpc.aio.insecure_channel(door))
+            await self._exits.enter_async_context(self.client_channel(door))
             for door in (endpoints.grpc, endpoints.admin)
         ]
         self.routers.append(FleetRouter(child, endpoints, *doors, log))
         return self.routers[-1]
+
+    def client_channel(self, address: str, *others: tuple[str, int]) -> grpc.aio.Channel:
+        """To a door at HOST:PORT, with a connection of its own. `others` are options of gRPC."""
+        options = [("grpc.use_local_subchannel_pool", 1), *others]
+        tls = self.config.security.tls
+        if tls is None:
+            return grpc.aio.insecure_channel(address, options)
+        return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(Path(tls.ca).read_bytes()), options)
 
     @property
     def router(self) -> FleetRouter:

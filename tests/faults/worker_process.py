@@ -39,6 +39,7 @@ from kvrelay.types import WorkerInfo
 from kvrelay.worker.settings import WorkerSettings
 from kvrelay.worker.step_loop import StepLoop
 
+STEP_S = 0.002  # at least, of a worker whose steps are slow: nobody feels ten times less than that
 _PR_SET_PDEATHSIG = 1
 
 
@@ -139,7 +140,7 @@ def _slow_down(times: float) -> None:
     async def slowed(loop: StepLoop, *work: Any) -> Any:
         began = time.monotonic()
         sampled = await run(loop, *work)
-        await asyncio.sleep((times - 1) * (time.monotonic() - began))
+        await asyncio.sleep((times - 1) * max(time.monotonic() - began, STEP_S))
         return sampled
 
     StepLoop._run = slowed  # type: ignore[method-assign]
