@@ -1,9 +1,9 @@
-"""Work in another thread that touches KV and must not be left behind."""
+"""Work that touches KV and must not be left behind."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -11,11 +11,16 @@ T = TypeVar("T")
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Like `asyncio.to_thread`, but returns only once the thread is done with it, cancelled or not.
+    """Like `asyncio.to_thread`, but returns only once the thread is done with it, cancelled or not."""
+    return await to_its_end(asyncio.to_thread(function, *args, **kwargs))
+
+
+async def to_its_end(coroutine: Coroutine[object, object, T]) -> T:
+    """What it returns, once it is done, cancelled or not.
 
     So whoever awaits this knows that the blocks are no longer touched. A cancellation takes effect afterwards.
     """
-    work = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+    work = asyncio.ensure_future(coroutine)
     cancelled: asyncio.CancelledError | None = None
     while not work.done():
         try:

@@ -8,6 +8,7 @@ from kv_transfer.arena import device_of
 from kv_transfer.lease import Lease, LeaseTable
 from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
+from kv_transfer.threads import to_its_end
 from kvrelay.engine.blocks import OutOfBlocks
 from kvrelay.engine.cache import KvCache
 from kvrelay.engine.runner import ModelRunner
@@ -96,10 +97,14 @@ class Fetcher:
             reason = error_from_rpc(error, source.address).message
             log.info("prefix not fetched", request=spec.request_id, worker=source.worker_id, reason=reason)
         finally:
-            await self.receiver.end(lease.lease_id)
-            self._leases.release()
-            arrived = self._arrived.pop(lease.lease_id, own)
+            arrived = await to_its_end(self._end(lease, own))
         return arrived - own
+
+    async def _end(self, lease: Lease, own: int) -> int:
+        """Tokens that are there. Nobody writes to the lease's blocks any more."""
+        await self.receiver.end(lease.lease_id)
+        self._leases.release()
+        return self._arrived.pop(lease.lease_id, own)
 
     def _patience(self, tokens: int) -> float:
         """Seconds; computing them all would take as long."""

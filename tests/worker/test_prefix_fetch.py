@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,14 @@ from typing import Any
 import pytest
 from worker_harness import Session, Workers, workers
 
+from kv_transfer.landing import Landing
 from kv_transfer.lending import Lending
+from kv_transfer.receiver import Receiver
 from kvrelay.config import ClusterConfig
+from kvrelay.errors import Unavailable
 from kvrelay.messages import Abort, HandedOff, Prefill, PrefixSource, Reserve, Reserved, RunLocal
 from kvrelay.types import Handoff, PrefillTimings, SamplingParams, SequenceSpec
+from prefill_worker.worker import PrefillWorker
 from prefill_worker.worth import Worth
 
 SIZE = 16
@@ -167,6 +172,58 @@ async def test_a_request_that_is_cancelled_while_it_fetches(
         await prefill.send(Abort(*one.key))
         await decode.send(Abort(*one.key))
         await cancelled.wait()
+
+
+async def test_blocks_are_kept_for_as_long_as_somebody_writes_to_them(
+    running: Workers, prefill: Session, decode: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source is lost in mid-push; while that is being wound up, the request is cancelled."""
+    writing, go_on = threading.Event(), threading.Event()
+    aborted: asyncio.Queue[PrefillWorker] = asyncio.Queue()
+    pushes: list[asyncio.Task[int]] = []
+    ending = asyncio.Event()
+    land, lend, abort, end = Landing.land, Lending._lend, PrefillWorker.abort, Receiver.end
+
+    def slow(landing: Landing, *arguments: Any) -> None:
+        writing.set()
+        assert go_on.wait(20)
+        land(landing, *arguments)
+
+    async def lost(lending: Lending, wish: Any) -> int:
+        pushes.append(asyncio.create_task(lend(lending, wish)))
+        assert await asyncio.to_thread(writing.wait, 20)
+        raise Unavailable("lost")
+
+    def seen(worker: PrefillWorker, key: tuple[str, int]) -> None:
+        abort(worker, key)
+        aborted.put_nowait(worker)
+
+    async def noted(receiver: Receiver, lease_id: int) -> None:
+        ending.set()
+        await end(receiver, lease_id)
+
+    monkeypatch.setattr(Landing, "land", slow)
+    monkeypatch.setattr(Lending, "_lend", lost)
+    monkeypatch.setattr(PrefillWorker, "abort", seen)
+    monkeypatch.setattr(Receiver, "end", noted)
+    one = spec("second", await first_turn(decode))
+    await decode.send(Reserve(one, 10.0, "prefill-0"))
+    reserved = await decode.event()
+    assert isinstance(reserved, Reserved)
+    await prefill.send(Prefill(one, reserved.target, source(decode)(one, prefill)))
+    async with asyncio.timeout(20):
+        await ending.wait()
+        await prefill.send(Abort(*one.key))
+        worker = await aborted.get()
+        await decode.send(Abort(*one.key))
+        for _ in range(10):  # all that the cancellation can bring about
+            await asyncio.sleep(0)
+    assert worker.cache.pool.num_held >= HELD // SIZE
+    go_on.set()
+    await asyncio.gather(*pushes, return_exceptions=True)
+    await running.settled()
+    assert worker._fetcher is not None
+    assert len(worker._fetcher._leases) == 0
 
 
 async def test_a_source_that_does_not_answer_is_not_waited_for_longer_than_it_would_take_to_compute(
