@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
+import grpc
 import ray
-from ray._private import state
+from ray._private import services, state
+from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+from ray._private.gcs_utils import create_gcs_channel
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]  # compiled, and its stub lacks it
+from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 
 from kvrelay.child import family
 from kvrelay.config import ClusterConfig
@@ -111,6 +114,7 @@ class RayCluster:
             # Who connects to Ray runs code, so a local one wants a token. Ray's own choice would be one in the home
             # folder, as readable as that is, and the same for every Ray of this user.
             path = Path(self._folder.path, "token")
+            path.touch(mode=0o600)  # Ray opens the folder to everybody
             path.write_text(secrets.token_hex(32))
             os.environ[_TOKEN_PATH] = str(path)
             self._own_token = True
@@ -126,18 +130,28 @@ class RayCluster:
         self._raylet = next(one for one in family(os.getpid()) if _command(one) == "raylet")
 
     def _connect(self, address: str) -> None:
-        if address != AUTO:
-            _knock(address)  # Ray itself would try for long, and leave a trace in its own log only
+        if address == AUTO:
+            maybe_enable_token_auth_if_token_available(warn_if_disabled=False)  # as `ray.init` does for it
+        _knock(services.canonicalize_bootstrap_address_or_die(address))
         ray.init(address=address, logging_level="error", namespace="kvrelay")
 
 
-def _knock(address: str) -> None:
-    """Raises Unavailable if nothing listens there."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
-    except OSError as error:
-        raise Unavailable(f"no Ray at {address}: {error.strerror or error}") from None
+def _knock(head: str) -> None:
+    """Raises Unavailable unless a Ray of this version answers. `ray.init` would go on trying for ever."""
+    with create_gcs_channel(head) as channel:
+        try:
+            found = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel).CheckAlive(
+                gcs_service_pb2.CheckAliveRequest(), timeout=_CONNECT_S
+            )
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                raise Unavailable(
+                    f"Ray at {head} wants its token: set RAY_AUTH_MODE=token, and put the token into ~/.ray/auth_token "
+                    "or into the file that RAY_AUTH_TOKEN_PATH names"
+                ) from None
+            raise Unavailable(f"no Ray at {head}: {error.details()}") from None
+    if found.ray_version != ray.__version__:
+        raise Unavailable(f"Ray at {head} is {found.ray_version}, and here it is {ray.__version__}; they must be equal")
 
 
 def _command(pid: int) -> str:

@@ -13,7 +13,6 @@ OPENS = re.compile(
     r"|create_connection|create_server|start_server|socket\.socket)\("
 )
 KNOWN = {
-    "kvrelay/launch/ray_cluster.py": "says nothing: whether something listens where Ray should",
     "kvrelay/security/grpc_tls.py": "all within the cluster, and the listeners: TLS where there are credentials",
     "kvrelay/client/base.py": "a client's, as it was told",
     "kvrelay/client/admin.py": "an operator's, as it was told",
