@@ -41,7 +41,7 @@ KINDS = 8  # requests that are unlike, greedy and seeded in turn
 AT_ONCE = 4
 TIMEOUT_S = 300.0
 
-log = Console(stderr=True)
+log = Console(stderr=True, log_path=False, width=200)
 
 
 @dataclass
@@ -168,7 +168,7 @@ async def lose_a_host(cluster: HostCluster, serving: Serving, report: Report) ->
 
     status = await serving.until(lambda status: bool(decoding(status)), "a host other than the head's decodes")
     lost = cluster.hosts[decoding(status)[0]]
-    log.print(f"host {lost.address} is lost; {spread(status)}")
+    log.log(f"host {lost.address} is lost; {spread(status)}")
     await cluster.lose(lost)
     report.lost.append(lost.address)
     began = time.monotonic()
@@ -180,7 +180,7 @@ async def lose_a_host(cluster: HostCluster, serving: Serving, report: Report) ->
 
     status = await serving.until(gone_and_pending, "a worker waits for room")
     report.waited += [f"{one.worker_id}: {one.reason}" for one in status.pending]
-    log.print(f"{report.waited[-1]}")
+    log.log(f"{report.waited[-1]}")
 
     def whole(status: ClusterStatus) -> bool:
         left = set(cluster.hosts)
@@ -189,13 +189,13 @@ async def lose_a_host(cluster: HostCluster, serving: Serving, report: Report) ->
     status = await serving.until(whole, "both pools are whole on the hosts that are left")
     report.seconds_until_whole.append(time.monotonic() - began)
     report.spread_after.append(spread(status))
-    log.print(f"whole after {report.seconds_until_whole[-1]:.0f} s: {spread(status)}")
+    log.log(f"whole after {report.seconds_until_whole[-1]:.0f} s: {spread(status)}")
     host = await cluster.boot()
     await cluster.join(host)
     await serving.until(lambda status: host.address in hosts_of(status, "decode"), "it started on the host that joined")
     status = await serving.until(lambda status: not status.pending, "nobody waits for room")
     report.joined.append(host.address)
-    log.print(f"host {host.address} has joined: {spread(status)}")
+    log.log(f"host {host.address} has joined: {spread(status)}")
     await serving.scale(decode=2)
 
 
@@ -208,10 +208,10 @@ async def measure(folder: Path, transport: str, requests: int, losses: int, leng
         url = await cluster.start_redis()
         await cluster.join(hosts[0])
         await asyncio.gather(*(cluster.join(host) for host in hosts[1:]))
-        log.print("Ray runs on three hosts")
+        log.log("Ray runs on three hosts")
         async with cluster.serving(url) as serving:
             report.spread = spread(await serving.status())
-            log.print(f"kvrelay serves: {report.spread}")
+            log.log(f"kvrelay serves: {report.spread}")
             await handed_over(serving, length, report)
             load = Load(serving, length, await expecting)
             running = asyncio.create_task(load.run())
@@ -257,7 +257,7 @@ def main(
     try:
         report = asyncio.run(measure(folder, transport, requests, losses, length))
     except BaseException:
-        log.print(f"logs of the hosts are in {folder}")
+        log.log(f"logs of the hosts are in {folder}")
         raise
     shutil.rmtree(folder)
     text = json.dumps(asdict(report), indent=1)

@@ -150,6 +150,7 @@ class LocalCluster:
             if self._ray_address is None:  # elsewhere each host finds it by itself
                 update["model"] = self._config.model.model_copy(update={"path": model})
             self._config = self._config.model_copy(update=update)
+            await self._set_sizes()
             self._exits.push_async_callback(self._stop_controller)
             self._controller = await self._start_controller()
             self.endpoints = await self.add_router(self._config)
@@ -245,6 +246,16 @@ class LocalCluster:
         if match is None:
             raise KvRelayError(f"the router printed {line.result()!r} where its addresses should be")
         return Endpoints(*match.groups())
+
+    async def _set_sizes(self) -> None:
+        """What an earlier cluster on this Redis wanted of its pools is over. Raises Unavailable."""
+        registry = await Registry.connect(self._config.redis.url)
+        try:
+            await registry.set_desired(
+                {"prefill": self._config.prefill.replicas, "decode": self._config.decode.replicas}
+            )
+        finally:
+            await registry.close()
 
     async def _pending(self) -> str:
         """What workers wait for, if it is for room."""

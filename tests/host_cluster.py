@@ -46,7 +46,7 @@ class HostCluster:
         self._environment = {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
-            "RAY_TMPDIR": str(folder / "ray"),
+            "RAY_TMPDIR": str(folder / "scratch"),
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_enable_metrics_collection": "0",
             "RAY_prestart_worker_first_driver": "0",

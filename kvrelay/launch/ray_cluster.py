@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +16,7 @@ from ray._private import services, state
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray._private.gcs_utils import create_gcs_channel
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]  # compiled, and its stub lacks it
-from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
+from ray.core.generated import gcs_pb2, gcs_service_pb2, gcs_service_pb2_grpc
 
 from kvrelay.child import family
 from kvrelay.config import ClusterConfig
@@ -137,12 +138,15 @@ class RayCluster:
 
 
 def _knock(head: str) -> None:
-    """Raises Unavailable unless a Ray of this version answers. `ray.init` would go on trying for ever."""
+    """Raises Unavailable unless a Ray of this version answers, of which this machine is a node.
+
+    `ray.init` would go on trying for ever.
+    """
     with create_gcs_channel(head) as channel:
         try:
-            found = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel).CheckAlive(
-                gcs_service_pb2.CheckAliveRequest(), timeout=_CONNECT_S
-            )
+            gcs = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel)
+            found = gcs.CheckAlive(gcs_service_pb2.CheckAliveRequest(), timeout=_CONNECT_S)
+            nodes = gcs.GetAllNodeInfo(gcs_service_pb2.GetAllNodeInfoRequest(), timeout=_CONNECT_S).node_info_list
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                 raise Unavailable(
@@ -152,6 +156,22 @@ def _knock(head: str) -> None:
             raise Unavailable(f"no Ray at {head}: {error.details()}") from None
     if found.ray_version != ray.__version__:
         raise Unavailable(f"Ray at {head} is {found.ray_version}, and here it is {ray.__version__}; they must be equal")
+    alive = [one for one in nodes if one.state == gcs_pb2.GcsNodeInfo.ALIVE]
+    if not any(_is_here(one.node_manager_address) for one in alive):
+        raise Unavailable(
+            f"this machine is none of the {len(alive)} nodes of Ray at {head}: make it one, by `ray start "
+            f"--address {head}`, or run this on one of them"
+        )
+
+
+def _is_here(host: str) -> bool:
+    """Whether it is an address of this machine."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            return False
+    return True
 
 
 def _command(pid: int) -> str:

@@ -13,6 +13,7 @@ OPENS = re.compile(
     r"|create_connection|create_server|start_server|socket\.socket)\("
 )
 KNOWN = {
+    "kvrelay/launch/ray_cluster.py": "sends nothing: whether an address is one of this machine",
     "kvrelay/security/grpc_tls.py": "all within the cluster, and the listeners: TLS where there are credentials",
     "kvrelay/client/base.py": "a client's, as it was told",
     "kvrelay/client/admin.py": "an operator's, as it was told",

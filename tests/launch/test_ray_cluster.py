@@ -80,6 +80,10 @@ async def test_a_local_ray_wants_its_token_and_who_finds_no_room_waits(monkeypat
         with pytest.raises(Unavailable, match=r"Ray at .* is [0-9.]+, and here it is 0.1; they must be equal"):
             _knock(address)
         monkeypatch.undo()
+        monkeypatch.setattr(ray_cluster, "_is_here", lambda _: False)
+        with pytest.raises(Unavailable, match="this machine is none of the 1 nodes of Ray at "):
+            _knock(address)
+        monkeypatch.undo()
 
         launcher = RayLauncher(WorkerSettings("", "decode", "demo", "redis://", LARGE), cluster)
         await launcher.start("decode", "decode-0")
