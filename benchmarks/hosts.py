@@ -157,7 +157,7 @@ def spread(status: ClusterStatus) -> dict[str, list[str]]:
     return {pool: sorted(hosts_of(status, pool)) for pool in POOLS}
 
 
-async def lose_a_host(cluster: HostCluster, serving: Serving, report: Report) -> None:
+async def lose_a_host(cluster: HostCluster, serving: Serving, raylet: bool, report: Report) -> None:
     """One that decodes, not the head's; then waits until both pools are whole on the others, and a third worker on a
     host that joins.
     """
@@ -169,7 +169,10 @@ async def lose_a_host(cluster: HostCluster, serving: Serving, report: Report) ->
     status = await serving.until(lambda status: bool(decoding(status)), "a host other than the head's decodes")
     lost = cluster.hosts[decoding(status)[0]]
     log.log(f"host {lost.address} is lost; {spread(status)}")
-    await cluster.lose(lost)
+    if raylet:
+        cluster.lose_raylet(lost)
+    else:
+        await cluster.lose(lost)
     report.lost.append(lost.address)
     began = time.monotonic()
     await serving.scale(decode=3)  # one more than there is room for on the hosts that are left
@@ -199,7 +202,7 @@ async def lose_a_host(cluster: HostCluster, serving: Serving, report: Report) ->
     await serving.scale(decode=2)
 
 
-async def measure(folder: Path, transport: str, requests: int, losses: int, length: int) -> Report:
+async def measure(folder: Path, transport: str, requests: int, losses: int, length: int, raylet: bool) -> Report:
     report = Report(transport)
     await host_namespaces.make_network()
     async with HostCluster(folder, transport) as cluster:
@@ -218,7 +221,7 @@ async def measure(folder: Path, transport: str, requests: int, losses: int, leng
             try:
                 for number in range(losses):
                     await load.reached(requests * number // losses)
-                    await lose_a_host(cluster, serving, report)
+                    await lose_a_host(cluster, serving, raylet, report)
                 await load.reached(requests)
             finally:
                 load.over.set()
@@ -244,6 +247,7 @@ def main(
     requests: Annotated[int, typer.Option(min=1, help="Under load, at least.")] = 200,
     losses: Annotated[int, typer.Option(min=0, help="Hosts that are lost, one after the other.")] = 1,
     length: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 200,
+    raylet: Annotated[bool, typer.Option("--raylet", help="Kill only Ray's daemon there.")] = False,
     transport: Annotated[str, typer.Option(help="Of hand-offs: grpc, gloo, auto.")] = "grpc",
     output: Annotated[Path | None, typer.Option("--json", help="File for the figures.")] = None,
 ) -> None:
@@ -255,7 +259,7 @@ def main(
         raise typer.Exit(asyncio.run(host_namespaces.wait_for(arguments)))
     folder = Path(tempfile.mkdtemp(prefix="kvrelay-hosts-"))
     try:
-        report = asyncio.run(measure(folder, transport, requests, losses, length))
+        report = asyncio.run(measure(folder, transport, requests, losses, length, raylet))
     except BaseException:
         log.log(f"logs of the hosts are in {folder}")
         raise

@@ -73,6 +73,11 @@ class HostCluster:
         host.kill()
         del self.hosts[host.address]
 
+    def lose_raylet(self, host: Host) -> None:
+        """Ray's daemon there is killed, and nothing else."""
+        host.kill_only("raylet")
+        del self.hosts[host.address]
+
     async def join(self, host: Host) -> None:
         """Makes it a Ray node, the first one Ray's head."""
         place = ("--address", f"{self.head.address}:{_RAY_PORT}")

@@ -141,6 +141,12 @@ class Host:
         """From now on nothing comes from it and nothing reaches it, and nobody is told."""
         await _run("ip", "link", "set", self.cable, "down")
 
+    def kill_only(self, name: str) -> None:
+        """Its processes of that name."""
+        for pid in family(self._pid):
+            if Path(f"/proc/{pid}/comm").read_text() == f"{name}\n":
+                os.kill(pid, 9)
+
     def kill(self) -> None:
         """All its processes at once."""
         with contextlib.suppress(ProcessLookupError):
