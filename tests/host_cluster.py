@@ -80,7 +80,7 @@ class HostCluster:
 
     async def join(self, host: Host) -> None:
         """Makes it a Ray node, the first one Ray's head."""
-        place = ("--address", f"{self.head.address}:{_RAY_PORT}")
+        place: tuple[str, ...] = ("--address", f"{self.head.address}:{_RAY_PORT}")
         if host is self.head:
             place = ("--head", f"--port={_RAY_PORT}", "--include-dashboard=false", "--dashboard-host=127.0.0.1")
         await host.run(
