@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.cli.serve import Config, LogLevel, RayAddress, set_log_level
+from kvrelay.errors import Unavailable
 
 if TYPE_CHECKING:
     from kvrelay.config import AutoscalingPolicy, ClusterConfig
@@ -101,7 +102,11 @@ async def _refused_by_all(launcher: RayLauncher, registry: Registry) -> None:
     """Raises why a worker cannot serve, unless others can: then it is its host's trouble, and the log says so."""
     while True:
         error = await launcher.refused()
-        if not any(info.state == "ready" for info in await registry.workers()):
+        try:
+            infos = await registry.workers()
+        except Unavailable:  # who serves is not known; the actuator asks for another worker once it is
+            continue
+        if not any(info.state == "ready" for info in infos):
             raise error
 
 
