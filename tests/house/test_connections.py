@@ -14,6 +14,7 @@ OPENS = re.compile(
 )
 KNOWN = {
     "kvrelay/launch/ray_cluster.py": "sends nothing: whether an address is one of this machine",
+    "kv_transfer/transports/interface.py": "sends nothing: asks the kernel for addresses of interfaces",
     "kvrelay/security/grpc_tls.py": "all within the cluster, and the listeners: TLS where there are credentials",
     "kvrelay/client/base.py": "a client's, as it was told",
     "kvrelay/client/admin.py": "an operator's, as it was told",
