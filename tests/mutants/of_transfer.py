@@ -255,4 +255,18 @@ MUTANTS = (
         'listener = socket.create_server(("", 0))',
         ("kv_transfer/test_group.py::test_the_store_listens_on_the_workers_address_only",),
     ),
+    Mutant(
+        "each head goes to the rank that has it",
+        "kv_transfer/conversion.py",
+        "number += rank * (len(span.places.sizes) // span.layout.ranks)",
+        "number += 0",
+        ("kv_transfer/test_conversion.py::test_one_workers_heads_become_ranks_shares_and_come_together_again",),
+    ),
+    Mutant(
+        "a layer of several ranks is there when the next one is stored",
+        "kvrelay/engine/ranks/forward.py",
+        "            on_layer(index - 1)",
+        "            on_layer(index)",
+        ("engine/test_ranks.py::test_a_layer_is_told_when_all_ranks_have_stored_it",),
+    ),
 )

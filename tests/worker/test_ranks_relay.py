@@ -17,7 +17,7 @@ from kvrelay.config import ClusterConfig
 from kvrelay.engine.ranks.group import RankGroup
 from kvrelay.engine.runner import ModelRunner, Segment
 from kvrelay.engine.sampling import SampleRequest
-from kvrelay.messages import HandedOff, Prefill, PrefixSource, Reserve, Reserved, RunLocal
+from kvrelay.messages import HandedOff, Prefill, PrefixSource, Reserve, Reserved, RunLocal, TokenBatch
 from kvrelay.types import Handoff, PrefillTimings, SamplingParams, SequenceSpec
 from kvrelay.worker import step_watch
 from kvrelay.worker.step_watch import StepHung
@@ -27,14 +27,15 @@ NEW_TOKENS = 12
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, seed=5, ignore_eos=True)
 PROMPT = tuple(range(2, 63))
 BLOCK = 8
+FEW_BLOCKS = 20  # of the test's model in float32
 SECOND_TURN = tuple(range(40, 70))
 
 
 def config(prefill: int, decode: int, **more: Any) -> ClusterConfig:
     return ClusterConfig.model_validate(
         {
-            "model": {"dtype": "float32"},
-            "kv": {"memory": "4MiB", "block_size": BLOCK, **more},
+            "model": {"dtype": "float32", "max_model_len": 128},
+            "kv": {"memory": FEW_BLOCKS * 3072, "block_size": BLOCK, **more},
             "prefill": {"chunk_tokens": 32, "tensor_parallel": prefill},
             "decode": {"chunk_tokens": 32, "tensor_parallel": decode},
         }
@@ -95,6 +96,22 @@ async def each_way(model: Path, running: Workers, kv_dtype: str) -> None:
         assert info.load.integrity_ok, info.load.integrity_error
 
 
+async def with_too_few_blocks(model: Path, running: Workers) -> None:
+    """Three sequences of 6 blocks, which do not fit any more when they have grown to 8."""
+    decode = await running.session("decode-0")
+    prompts = [(9 + i, *PROMPT[:44]) for i in range(3)]
+    for i, prompt in enumerate(prompts):
+        await decode.send(RunLocal(spec(f"{i}", prompt, "few")))
+    answers: dict[str, list[int]] = {f"{i}": [] for i in range(3)}
+    while min(map(len, answers.values())) < NEW_TOKENS:
+        event = await decode.event()
+        assert isinstance(event, TokenBatch), event
+        for tokens in event.sequences:
+            answers[tokens.request_id] += tokens.token_ids
+    assert [answers[f"{i}"] for i in range(3)] == [greedy(model, prompt, "auto") for prompt in prompts]
+    assert any(info.load.preemptions for info in await running.settled()), "one was preempted"
+
+
 @pytest.fixture(autouse=True)
 def _always_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Worth, "fetching", lambda *_: True)  # of this model, computing a block is sooner
@@ -125,6 +142,7 @@ async def test_one_prefills_and_two_ranks_decode_of_which_one_freezes(
     async def ask() -> None:
         async with workers(tiny_model("llama"), config(1, 2), "prefill-0", "decode-0") as running:
             await each_way(tiny_model("llama"), running, "auto")
+            await with_too_few_blocks(tiny_model("llama"), running)
             decode = await running.session("decode-0")
             os.kill(groups[0].pids[0], signal.SIGSTOP)
             await decode.send(RunLocal(spec("a", PROMPT, "")))

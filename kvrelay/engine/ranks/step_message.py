@@ -32,10 +32,13 @@ def step_to_numbers(step: Step) -> Numbers:
 
 def step_from_numbers(numbers: Numbers) -> Step:
     """The inverse of `step_to_numbers`."""
-    left = iter(numbers.tolist())
+    every: list[int] = numbers.tolist()
+    taken = 0
 
     def take(count: int) -> Sequence[int]:
-        return [next(left) for _ in range(count)]
+        nonlocal taken
+        taken += count
+        return every[taken - count : taken]
 
     num_tokens, num_parts, num_rows = take(3)
     token_ids = take(num_tokens)
