@@ -180,14 +180,14 @@ MUTANTS = (
     Mutant(
         "the leader's fencing token",
         "kvrelay/registry_scripts.py",
-        "if tonumber(redis.call('GET', KEYS[2]) or 0) > tonumber(ARGV[4]) then return 0 end\n",
+        "if tonumber(redis.call('GET', KEYS[2]) or 0) > tonumber(ARGV[1]) then return 0 end\n",
         "",
         ("test_registry.py::test_scaling_is_fenced_and_never_overrides_an_operator",),
     ),
     Mutant(
         "a size that an operator changed is not overwritten",
         "kvrelay/registry_scripts.py",
-        "if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end\n",
+        "if redis.call('HGET', KEYS[1], ARGV[i]) ~= ARGV[i + 1] then return 0 end\n",
         "",
         ("test_registry.py::test_scaling_is_fenced_and_never_overrides_an_operator",),
     ),
