@@ -50,6 +50,9 @@ def status_view(status: ClusterStatus) -> RenderableType:
     if drafts := sum(load.draft_tokens for load in loads):
         accepted = sum(load.accepted_tokens for load in loads)
         header += f"\nspeculation: {accepted} of {drafts} guessed tokens accepted ({accepted / drafts:.0%})"
+    degrees = {worker.worker_id: worker.tensor_parallel for pool in status.pools for worker in pool.workers}
+    if max(degrees.values(), default=1) > 1:
+        header += f"\ntensor parallelism: {', '.join(f'{name} {degree}' for name, degree in degrees.items())}"
     if status.restarting:
         header += f"\nto be restarted: {', '.join(status.restarting)}"
     for one in status.pending:
@@ -71,12 +74,9 @@ def _worker_table(status: ClusterStatus) -> Table:
     for name in ("running", "waiting", "KV held", "tok/s", "weights", "KV", "RSS"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("integrity")
-    workers = [worker for pool in status.pools for worker in pool.workers]
-    shared = any(worker.tensor_parallel > 1 for worker in workers)
-    if shared:
-        table.add_column("TP", justify="right", no_wrap=True)
-    for worker in workers:
-        table.add_row(*_worker_row(worker), *([str(worker.tensor_parallel)] if shared else []))
+    for pool in status.pools:
+        for worker in pool.workers:
+            table.add_row(*_worker_row(worker))
     return table
 
 
