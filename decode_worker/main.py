@@ -20,15 +20,15 @@ from kvrelay.worker.host import MAX_MESSAGE_BYTES, BuildWorker, host_worker, loa
 from kvrelay.worker.settings import WorkerSettings
 
 
-async def serve(settings: WorkerSettings, stop: StopRequest, model: LoadedModel | None = None) -> None:
-    """Loads the model unless it is given, then serves until `stop` says so.
+async def serve(settings: WorkerSettings, stop: StopRequest, model: LoadedModel | None = None) -> int:
+    """Loads the model unless it is given, then serves until `stop` says so. Returns the epoch that it had.
 
     Raises ModelRefused, ConfigError, Unavailable, StepHung.
     """
     runner = await load_runner(settings, model)
     build = builder(settings, runner, MonotonicClock())
     largest = max(MAX_MESSAGE_BYTES, message_bytes(runner.layout))
-    await host_worker(settings, host_id(), build, stop, max_message_bytes=largest)
+    return await host_worker(settings, host_id(), build, stop, max_message_bytes=largest)
 
 
 def builder(settings: WorkerSettings, runner: ModelRunner, clock: Clock) -> BuildWorker:

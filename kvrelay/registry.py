@@ -102,9 +102,9 @@ class Registry:
 
     # Workers
 
-    async def next_epoch(self) -> int:
-        """A number that no worker had before."""
-        return int(await self._call("INCR", _EPOCH))
+    async def next_epoch(self, last: int = 0) -> int:
+        """A number that no worker had before, and above `last`, which Redis may have lost."""
+        return int(await self._call("EVAL", scripts.NEXT_EPOCH, 1, _EPOCH, last))
 
     async def next_name(self, pool: PoolName, at_least: int) -> str:
         """A name that no worker had before, where `at_least` is above the numbers that the caller knows of.

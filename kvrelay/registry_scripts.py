@@ -14,6 +14,14 @@ redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
 if tonumber(redis.call('GET', KEYS[2]) or 0) < tonumber(ARGV[1]) then redis.call('SET', KEYS[2], ARGV[1]) end
 """
 
+# KEYS: epoch counter. ARGV: number that it has to be above. Returns the number that is the caller's.
+NEXT_EPOCH = """
+local known = redis.pcall('GET', KEYS[1])
+local number = math.max(type(known) == 'string' and tonumber(known) or 0, tonumber(ARGV[1])) + 1
+redis.call('SET', KEYS[1], string.format('%d', number))
+return number
+"""
+
 # KEYS: next numbers. ARGV: pool, least number. Returns the number that is the caller's.
 NEXT_NAME = """
 local known = redis.pcall('HGET', KEYS[1], ARGV[1])

@@ -51,10 +51,10 @@ class Roles:
         mains = {"prefill": prefill_worker.main, "decode": decode_worker.main}
         model = await load_weights(settings)
         while True:
-            await mains[settings.pool].serve(settings, self._stop, model)
+            epoch = await mains[settings.pool].serve(settings, self._stop, model)
             if self._next is None:
                 return
             log.info("changes its pool", worker=settings.worker_id, pool=self._next)
-            settings = replace(settings, pool=self._next)
+            settings = replace(settings, pool=self._next, last_epoch=epoch)
             self._next, self._stop = None, StopRequest()
             gc.collect()  # cycles hold the last role's KV memory

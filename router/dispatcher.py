@@ -133,20 +133,21 @@ class Dispatcher:
         self._throughput.forget_rate()
         return effects + self._pump(now)
 
-    def worker_lost(self, worker_id: str, now: float) -> list[Effect]:
+    def worker_lost(self, worker_id: str, now: float, expected: bool = False) -> list[Effect]:
+        """What it ran goes on elsewhere. That it was `expected` says nothing against the requests, nor against it."""
         if worker_id not in self._workers:
             return []
-        draining = self._workers.remove(worker_id).info.state == "draining"
+        expected = self._workers.remove(worker_id).info.state == "draining" or expected
         self._throughput.forget_rate()
         effects: list[Effect] = []
         begun = float("-inf")
         for entry in list(self._running.values()):
             if worker_id in entry.life.holders:
                 begun = max(begun, entry.attempt_begun)
-            effects += self._settle(entry, entry.life.worker_lost(worker_id, draining, now), now)
+            effects += self._settle(entry, entry.life.worker_lost(worker_id, expected, now), now)
             if entry.life.suspicion.guilty:
                 self.quarantine.add(entry.life.request, now)
-        if not draining:
+        if not expected:
             effects += _notices((worker_id, self._workers.health.failed(worker_id, begun, "it was lost", now)))
         return effects + self._pump(now)
 

@@ -138,10 +138,10 @@ class Driver:
         self._carry_out(self.dispatcher.worker_found(info, now), now)
         self._workers_changed()
 
-    def worker_lost(self, worker_id: str) -> None:
+    def worker_lost(self, worker_id: str, expected: bool) -> None:
         log.info("worker lost", worker=worker_id)
         now = self._clock.now()
-        self._carry_out(self.dispatcher.worker_lost(worker_id, now), now)
+        self._carry_out(self.dispatcher.worker_lost(worker_id, now, expected), now)
         self._workers_changed()
 
     def _workers_changed(self) -> None:

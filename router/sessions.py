@@ -43,7 +43,8 @@ log = get_logger("router.sessions")
 class SessionListener(Protocol):
     def worker_found(self, info: WorkerInfo) -> None: ...
 
-    def worker_lost(self, worker_id: str) -> None: ...
+    def worker_lost(self, worker_id: str, expected: bool) -> None:
+        """`expected` when the worker ended the session itself, as one does that was told to stop."""
 
     def worker_said(self, worker_id: str, event: Event) -> None: ...
 
@@ -92,7 +93,7 @@ class WorkerSession:
         """One stream, to its end; whether the worker was found on it."""
         worker_id = self.info.worker_id
         self._outgoing = asyncio.Queue()
-        found = False
+        found = expected = False
         async with worker_channel(self.info.address, self._credentials, CHANNEL_OPTIONS) as channel:
             call = WorkerServiceStub(channel).Session(self._commands(self._outgoing))
             try:
@@ -111,13 +112,14 @@ class WorkerSession:
                 self._listener.worker_found(self.info)
                 while (event := await self._read(call)) is not None and not isinstance(event, Welcome):
                     self._listener.worker_said(worker_id, event)
+                expected = True
             except (grpc.aio.AioRpcError, TimeoutError, KvRelayError) as error:
                 self._tell(error, found)
             finally:
                 call.cancel()
                 self._lending_key = None
                 if found:
-                    self._listener.worker_lost(worker_id)
+                    self._listener.worker_lost(worker_id, expected)
         return found
 
     def _tell(self, error: Exception, found: bool) -> None:

@@ -74,11 +74,11 @@ class VirtualCluster:
         self._down[worker_id] = []
         self._carry_out(self.dispatcher.worker_found(info, self.now))
 
-    def kill(self, worker_id: str) -> None:
+    def kill(self, worker_id: str, expected: bool = False) -> None:
         pool = self.workers.pop(worker_id).info.pool
         self.deaths.append(worker_id)
         self._starts[worker_id] = pool, self.now + self.restart_s
-        self._carry_out(self.dispatcher.worker_lost(worker_id, self.now))
+        self._carry_out(self.dispatcher.worker_lost(worker_id, self.now, expected))
 
     def submit(self, request: Request) -> None:
         self.records[request.request_id] = Record(request)

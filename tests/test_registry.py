@@ -96,6 +96,8 @@ async def test_epochs_stay_unique_after_redis_lost_everything(registry: Registry
     await registry._call("FLUSHALL")
     await registry.publish_worker(worker(epoch=epochs[-1]))  # the next heartbeat of a worker that lived on
     assert await registry.next_epoch() > epochs[-1]
+    await registry._call("FLUSHALL")
+    assert await registry.next_epoch(41) == 42, "as a worker says that had 41 in another pool"
 
 
 def _entry(**changes: object) -> str:

@@ -145,8 +145,9 @@ async def host_worker(
     stop: StopRequest,
     *,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
-) -> None:
-    """Serves until `stop` says so: first it drains for DRAIN_GRACE_S at most, and at the second word it ends.
+) -> int:
+    """Serves until `stop` says so: first it drains for DRAIN_GRACE_S at most, and at the second word it ends. Returns
+    the epoch that it had.
 
     Raises ConfigError for certificates that are no good, Unavailable if the registry cannot be reached at the start,
     StepHung when the engine hangs, RankLost when it has lost a rank; then the engine thread and the KV's memory are
@@ -161,7 +162,7 @@ async def host_worker(
     cores = Cores(_pool_config(settings).threads if settings.pin else 0)
     worker: Worker | None = None
     try:
-        epoch = await registry.next_epoch()
+        epoch = await registry.next_epoch(settings.last_epoch)
         host = settings.config.listen.worker_host
         async with _server(host, max_message_bytes, credentials, guard) as (server, address):
             identity = Identity(settings.worker_id, settings.pool, epoch, address, host_id)
@@ -177,6 +178,9 @@ async def host_worker(
                     _heartbeat(worker, registry, credentials, guard),
                     _stopped(worker, stop),
                 )
+            except Exception as error:
+                service.close(Unavailable(f"{settings.worker_id} cannot go on: {error}"))
+                raise
             finally:
                 service.close()
                 await _leave(worker, registry)
@@ -187,6 +191,7 @@ async def host_worker(
             await worker.close()  # only now: the server has ended, and nobody reads or writes the KV any more
         cores.release()
         await registry.close()
+    return epoch
 
 
 async def _until_one_ends(*parts: Coroutine[None, None, None]) -> None:

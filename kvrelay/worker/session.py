@@ -25,12 +25,14 @@ class RouterSession:
 
     def __init__(self, router_id: str) -> None:
         self.router_id = router_id
+        self.error: KvRelayError | None = None  # why it ended, if the worker is not leaving in order
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
 
     def send(self, event: Event) -> None:
         self._events.put_nowait(event)
 
-    def end(self) -> None:
+    def end(self, error: KvRelayError | None = None) -> None:
+        self.error = self.error or error
         self._events.put_nowait(None)
 
     async def events(self) -> AsyncIterator[Event]:
@@ -61,11 +63,14 @@ class WorkerService(WorkerServiceServicer):
         self._sessions: set[RouterSession] = set()
         self._closed = False
 
-    def close(self) -> None:
-        """Ends all sessions, each after its last event, and takes no more: their routers turn to other workers."""
+    def close(self, error: KvRelayError | None = None) -> None:
+        """Ends all sessions, each after its last event, and takes no more: their routers turn to other workers.
+
+        Without an error that says nothing against the worker nor what it ran.
+        """
         self._closed = True
         for session in self._sessions:
-            session.end()
+            session.end(error)
 
     async def Session(
         self, request_iterator: AsyncIterator[pb.SessionRequest], context: grpc.aio.ServicerContext
@@ -83,6 +88,8 @@ class WorkerService(WorkerServiceServicer):
             yield event_to_proto(Welcome(info.worker_id, info.epoch, self._worker.lending_key))
             async for event in session.events():
                 yield event_to_proto(event)
+            if session.error is not None:
+                await status.abort(context, session.error)
         finally:
             reader.cancel()
             self._sessions.discard(session)
@@ -103,7 +110,10 @@ class WorkerService(WorkerServiceServicer):
                 if isinstance(command, Hello):
                     raise InvalidArgument("hello comes once", field="command")
                 self._worker.handle(command, session)
-        except (KvRelayError, grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
+        except KvRelayError as error:
+            log.warning("session broken", router=session.router_id, error=str(error))
+            session.end(error)
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
             log.warning("session broken", router=session.router_id, error=str(error))
         finally:
             session.end()

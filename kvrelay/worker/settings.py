@@ -16,3 +16,4 @@ class WorkerSettings:
     redis_url: str
     config: ClusterConfig
     pin: bool = False  # the engine takes cores for itself: where nobody else decides what runs where
+    last_epoch: int = 0  # that it had in another pool, before it changed over

@@ -152,17 +152,19 @@ def test_leaving_a_draining_worker_costs_nothing() -> None:
     assert cluster.dispatcher.sick == ()
 
 
-def test_a_worker_lost_while_it_drains_costs_nothing() -> None:
+@pytest.mark.parametrize("said_by", ["the registry", "the end of its session"])
+def test_a_worker_lost_while_it_drains_costs_nothing(said_by: str) -> None:
     cluster = VirtualCluster(0, 2)
     for number in range(2):
         ask(cluster, f"r{number}", tokens=400)
     for _ in range(8):
         cluster.run(1.2)
         worker_id = next(one for one, worker in cluster.workers.items() if worker.sequences)
-        info = replace(cluster.workers[worker_id].info, state="draining")
-        cluster.dispatcher.workers_changed([info], cluster.now)
+        if said_by == "the registry":
+            info = replace(cluster.workers[worker_id].info, state="draining")
+            cluster.dispatcher.workers_changed([info], cluster.now)
         lives = [entry.life for entry in cluster.dispatcher._entries.values()]
-        cluster.kill(worker_id)
+        cluster.kill(worker_id, expected=said_by != "the registry")
         assert all(life.failures == 0 and life.suspicion.weight == 0 for life in lives)
     cluster.settle()
     assert all(one.whole for one in cluster.records.values())

@@ -61,6 +61,7 @@ class Member:
     turns_to: PoolName | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     worker: Worker | None = None  # once it serves
+    last_epoch: int = 0
 
 
 @dataclass
@@ -225,7 +226,7 @@ class Cluster:
 
     async def _serve(self, member: Member) -> bool:
         """Until the role is over; whether there is a next one."""
-        settings = WorkerSettings(member.worker_id, member.pool, "", URL, self.config)
+        settings = WorkerSettings(member.worker_id, member.pool, "", URL, self.config, last_epoch=member.last_epoch)
         nonce = xxhash.xxh3_64_intdigest(member.worker_id.encode()) >> 1
         runner: Any = ToyRunner(self.num_blocks[member.pool], nonce, lambda: self.die(member))
         main = decode_worker.main if member.pool == "decode" else prefill_worker.main
@@ -237,7 +238,7 @@ class Cluster:
             return member.worker
 
         try:
-            await host_worker(settings, HOST_ID, remember, member.stop)
+            member.last_epoch = await host_worker(settings, HOST_ID, remember, member.stop)
         except (Unavailable, FailedPrecondition):
             pass  # no registry at the start, or a successor
         except Exception as error:  # noqa: BLE001  it is judged

@@ -122,6 +122,7 @@ class Store:
     def _eval(self, script: bytes, _keys: bytes, *words: bytes, now: float) -> Any:
         return {
             scripts.PUBLISH_WORKER: self._publish_worker,
+            scripts.NEXT_EPOCH: self._next_epoch,
             scripts.NEXT_NAME: self._next_name,
             scripts.REMOVE_WORKER: self._remove_worker,
             scripts.SCALE: self._scale,
@@ -146,6 +147,11 @@ class Store:
         if int(self._get(counter, bytes) or 0) < int(epoch):
             self.values[counter] = epoch
         return None
+
+    def _next_epoch(self, counter: bytes, last: bytes, now: float) -> int:
+        number = max(int(self.values.get(counter, 0)), int(last)) + 1
+        self.values[counter] = str(number).encode()
+        return number
 
     def _next_name(self, names: bytes, pool: bytes, least: bytes, now: float) -> int:
         if not isinstance(self.values.get(names, {}), dict):

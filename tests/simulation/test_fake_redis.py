@@ -28,6 +28,7 @@ def _command(rng: random.Random) -> tuple[str | int, ...]:
     return rng.choice(
         [
             ("INCR", "kvrelay:epoch"),
+            ("EVAL", scripts.NEXT_EPOCH, 1, "kvrelay:epoch", rng.randrange(6)),
             ("EVAL", scripts.PUBLISH_WORKER, 2, key, "kvrelay:epoch", epoch, _entry(name, epoch), ttl),
             ("EVAL", scripts.NEXT_NAME, 1, "kvrelay:names", rng.choice(("prefill", "decode")), rng.randrange(4)),
             ("SET", "kvrelay:names", "junk", "PX", ttl),

@@ -85,6 +85,7 @@ async def test_a_worker_changes_over_with_its_weights(
         roles, prefill = Roles(), WorkerSettings("prefill-0", "prefill", model, redis.url, config(**unlike))
         running = asyncio.create_task(roles.serve(prefill))
         first = await ready(registry, "prefill")
+        await registry._call("FLUSHALL")
         roles.turn("decode")
         second = await ready(registry, "decode")
         assert (second.worker_id, second.pid) == ("prefill-0", first.pid)
