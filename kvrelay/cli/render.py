@@ -50,9 +50,9 @@ def status_view(status: ClusterStatus) -> RenderableType:
     if drafts := sum(load.draft_tokens for load in loads):
         accepted = sum(load.accepted_tokens for load in loads)
         header += f"\nspeculation: {accepted} of {drafts} guessed tokens accepted ({accepted / drafts:.0%})"
-    degrees = {worker.worker_id: worker.tensor_parallel for pool in status.pools for worker in pool.workers}
-    if max(degrees.values(), default=1) > 1:
-        header += f"\ntensor parallelism: {', '.join(f'{name} {degree}' for name, degree in degrees.items())}"
+    degrees = [(one.worker_id, one.tensor_parallel) for pool in status.pools for one in pool.workers]
+    if shared := [f"{name} {degree}" for name, degree in degrees if degree > 1]:
+        header += f"\ntensor parallelism: {', '.join(shared)}"
     if status.restarting:
         header += f"\nto be restarted: {', '.join(status.restarting)}"
     for one in status.pending:

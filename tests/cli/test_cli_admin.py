@@ -135,7 +135,7 @@ def test_status_shows_all(capsys: Output) -> None:
         "1.27 GiB",
         "ok",
     ]
-    assert "tensor parallelism: prefill-[red]0 1, decode-0 2" in shown
+    assert "tensor parallelism: decode-0 2" in shown
     assert "speculation: 300 of 400 guessed tokens accepted (75%)" in shown
     assert "BROKEN: 2 blocks lost" in shown
     assert "decode-0 gets no new work: slow, 9.8 times as slow" in shown
