@@ -23,7 +23,7 @@ from kvrelay.embedded_redis import find_redis_server
 from kvrelay.security.authority import write_certificates
 from kvrelay.wire.cluster import ClusterServiceStub, ClusterStatus, cluster_status_from_proto, pb
 
-START_S = 200.0
+START_S = 300.0
 _RAY_PORT = 6379
 _REDIS_PORT = 6380
 _WORKERS_AT_MOST = 2  # on a host
