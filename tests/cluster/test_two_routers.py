@@ -1,11 +1,22 @@
-"""An answer outlives its router: the client goes on at another one, from the same token."""
+"""Routers side by side on one Redis. An answer outlives its router: the client goes on at another one, from the same
+token; and two that know nothing of each other's requests give no worker more than it has room for.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
+
 import pytest
+from faults.fleet import Fleet, running_fleet
+from faults.history import WorkerSample
+from faults.prompts import tokens
 from running_cluster import RunningCluster
 
-from kvrelay.client import AsyncClient
+from kvrelay.client import AsyncClient, Completion
+
+SEATS = 3  # of each decode worker, which each router could fill alone
+KINDS, CLIENTS, REQUESTS, LENGTH = 6, 14, 60, 40
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 PROMPT = list(range(20, 120))
@@ -32,3 +43,54 @@ async def test_a_router_killed_amid_answers_changes_no_token(cluster: RunningClu
         assert answer.token_ids == expected.token_ids
         assert answer.text == expected.text
     await cluster.settled()
+
+
+async def test_two_routers_under_load_overbook_nobody_and_one_is_killed() -> None:
+    async with running_fleet(decode={"max_batch": SEATS}) as fleet:
+        first, second = fleet.router, await fleet.add_router()
+        await fleet.complete()
+        ways = [[first.endpoints.grpc, second.endpoints.grpc], [second.endpoints.grpc, first.endpoints.grpc]]
+        async with AsyncClient(ways[0]) as one, AsyncClient(ways[1]) as other:
+
+            async def ask(client: AsyncClient, kind: int) -> Completion:
+                prompt = tokens(30 + 60 * kind, 40 + kind)  # some are handed over, some are not
+                draw = {"temperature": 0.8, "seed": kind} if kind % 2 else {"temperature": 0.0}
+                return await client.generate(token_ids=prompt, max_tokens=LENGTH, ignore_eos=True, **draw).result()  # type: ignore[arg-type]
+
+            expected = [(await ask(one, kind)).token_ids for kind in range(KINDS)]
+            answers: list[tuple[int, Completion]] = []
+            left = iter(range(REQUESTS))
+
+            async def work(client: AsyncClient) -> None:
+                while (number := next(left, None)) is not None:
+                    answers.append((number % KINDS, await ask(client, number % KINDS)))
+
+            over = asyncio.Event()
+            sampling = asyncio.create_task(_samples(fleet, over))
+            load = [asyncio.create_task(work((one, other)[number % 2])) for number in range(CLIENTS)]
+            await fleet.until(lambda: len(answers) >= REQUESTS // 3, "a third is answered", 120)
+            first.child.kill()
+            await asyncio.gather(*load)
+            over.set()
+            samples = await sampling
+
+    assert len(answers) == REQUESTS
+    assert Counter(answer.finish_reason for _, answer in answers) == {"length": REQUESTS}
+    assert [answer.token_ids for _, answer in answers] == [expected[kind] for kind, _ in answers]
+    assert any(answer.calls > 1 for _, answer in answers), "the killed router had requests"
+    most = {
+        name: max(sample.busy for sample in samples if sample.worker_id == name) for name in ("decode-0", "decode-1")
+    }
+    assert most == {"decode-0": SEATS, "decode-1": SEATS}, "all seats are taken, and no seat twice"
+    assert all(sample.blocks_held <= sample.blocks_total and not sample.integrity_error for sample in samples)
+    assert all(sample.blocks_held == 0 for sample in samples[-2:])
+
+
+async def _samples(fleet: Fleet, over: asyncio.Event) -> list[WorkerSample]:
+    """Of the decode workers, again and again until it is over and they are at rest."""
+    samples: list[WorkerSample] = []
+    async with asyncio.timeout(120):
+        while not (over.is_set() and samples and all(one.at_rest for one in samples[-2:])):
+            samples += await asyncio.gather(*(worker.sample() for worker in fleet.pool("decode")))
+            await asyncio.sleep(0.01)
+    return samples
