@@ -111,16 +111,20 @@ class FluidCluster:
         self._decode(ready["decode"], seconds, seconds * (1 - busy))
         idle = arrived.number <= 0 and self.unfinished <= 0
         latency = self._latencies(ready, idle)
-        pools = {"prefill": self._prefill_metrics(ready), "decode": self._decode_metrics(ready)}
-        seats = min(1.0, self._batch / self._speed.max_batch)
+        pools: dict[PoolName, dict[MetricName, float]] = {
+            "prefill": self._prefill_metrics(ready) | latency,
+            "decode": self._decode_metrics(ready) | latency,
+        }
+        if self._waiting.number > 0 and not self._before_seats("prefill", ready).number:
+            # It counts the wait for a seat, which no prefill worker shortens.
+            pools["prefill"].pop("ttft_p95_ms", None)
+        seats = math.sqrt(min(1.0, self._batch / self._speed.max_batch))  # as a decode worker tells it
         shares: dict[PoolName, float] = {
             "prefill": self._prefill_busy,
             "decode": max(seats, pools["decode"].get("kv_occupancy", 0.0)),
         }
         return {
-            pool: PoolSnapshot(
-                self._pools[pool].size, ready[pool], pools[pool] | latency, shares[pool] if ready[pool] else None
-            )
+            pool: PoolSnapshot(self._pools[pool].size, ready[pool], pools[pool], shares[pool] if ready[pool] else None)
             for pool in POOLS
         }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from autoscaler.policy import PoolSnapshot
 from kvrelay.config import MetricName
@@ -19,7 +19,11 @@ def snapshot(pool: PoolName, size: int, workers: Sequence[WorkerInfo], routers: 
     if blocks := sum(load.blocks_total for load in ready):
         # Blocks that wait for a prompt's KV are no reason for more decode workers, which would only hold more of them.
         metrics["kv_occupancy"] = sum(load.blocks_held - load.blocks_leased for load in ready) / blocks
-    if (ttft := _worst([router.ttft_p95_ms for router in routers], routers)) is not None:
+    awaited = _awaited(workers) if any(router.waiting for router in routers) else None
+    # TTFT counts the wait for a seat, too, which no prefill worker shortens.
+    seats_are_short = pool == "prefill" and awaited == "decode"
+    ttft = _worst([router.ttft_p95_ms for router in routers], routers)
+    if ttft is not None and not seats_are_short:
         metrics["ttft_p95_ms"] = ttft
     if (itl := _worst([router.itl_p95_ms for router in routers], routers)) is not None:
         metrics["itl_p95_ms"] = itl
@@ -34,8 +38,14 @@ def awaited_pool(prompts: float, answers: float) -> PoolName:
     return "prefill" if prompts > answers else "decode"
 
 
+def _awaited(workers: Sequence[WorkerInfo]) -> PoolName:
+    prompts = sum(worker.load.waiting for worker in workers if worker.pool == "prefill")
+    answers = sum(worker.load.running for worker in workers if worker.pool == "decode")
+    return awaited_pool(prompts, answers)
+
+
 def _queue(
-    pool: PoolName, size: int, workers: Iterable[WorkerInfo], routers: Sequence[RouterLoad]
+    pool: PoolName, size: int, workers: Sequence[WorkerInfo], routers: Sequence[RouterLoad]
 ) -> dict[MetricName, float]:
     """Requests of this pool's that wait, and their prompt tokens, unless nobody reports them."""
     loads = {name: [worker.load for worker in workers if worker.pool == name] for name in POOLS}
@@ -46,9 +56,7 @@ def _queue(
         return {}
     elif pool == "decode" or size == 0:  # what an empty prefill pool would do waits with the decode pool
         queued += loads["decode"]
-    prompts = sum(load.waiting for load in loads["prefill"])
-    answers = sum(load.running for load in loads["decode"])
-    if not loads["prefill"] or awaited_pool(prompts, answers) == pool:
+    if not loads["prefill"] or _awaited(workers) == pool:
         queued += routers
     return {
         "queue_depth": sum(one.waiting for one in queued),

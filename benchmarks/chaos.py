@@ -38,7 +38,7 @@ from kvrelay.client import AsyncClient
 from kvrelay.config import ClusterConfig
 from kvrelay.local_cluster import LocalCluster
 from kvrelay.wire import inference as wire
-from kvrelay.wire.cluster import ClusterServiceStub, WorkerStatus, pb
+from kvrelay.wire.cluster import ClusterServiceStub, ClusterStatus, WorkerStatus, pb
 
 KINDS = 24  # requests that are unlike
 AT_ONCE = 4
@@ -252,17 +252,32 @@ def rescaled(events: int, every: float, seed: int) -> Harm:
         for _ in range(events):
             sizes = {"prefill": draw.randint(0, 3), "decode": draw.randint(1, 3)}
             await cluster.admin.SetPoolSize(pb.SetPoolSizeRequest(**sizes))
-            log.print(f"wanted: {sizes}")
-            await asyncio.sleep(draw.uniform(0.1, every))
+            if draw.random() < 0.5:
+                seen["sizes reached"] += await _reached(cluster, sizes)
+            else:
+                await asyncio.sleep(draw.uniform(0.1, every))
             workers = [one for pool in (await cluster.status()).pools for one in pool.workers]
-            seen["came"] += sum(one.worker_id not in before for one in workers)
-            seen["changed over"] += sum(before.get(one.worker_id, one.pool) != one.pool for one in workers)
+            log.print(f"wanted {sizes}, there are {dict(Counter(f'{one.pool} {one.state}' for one in workers))}")
+            seen["workers came"] += sum(one.worker_id not in before for one in workers)
+            seen["workers changed over"] += sum(before.get(one.worker_id, one.pool) != one.pool for one in workers)
             before |= {one.worker_id: one.pool for one in workers}
         await cluster.admin.SetPoolSize(pb.SetPoolSizeRequest(prefill=2, decode=2))
-        counted = ", ".join(f"{count} {what}" for what, count in seen.items())
-        return f"{events} scale events in {time.monotonic() - began:.0f} s; workers: {counted}"
+        return f"{events} scale events in {time.monotonic() - began:.0f} s; {dict(seen)}"
 
     return harm
+
+
+async def _reached(cluster: RunningCluster, sizes: dict[str, int]) -> bool:
+    """Waits until the pools are so large, or for as long as a start may take."""
+
+    def so(status: ClusterStatus) -> bool:
+        return {pool.name: sum(one.state == "ready" for one in pool.workers) for pool in status.pools} == sizes
+
+    try:
+        await cluster.until(so, f"{sizes}", seconds=60)
+    except AssertionError:
+        return False
+    return True
 
 
 @app.command()

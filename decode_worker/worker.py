@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from decode_worker.drafter import Drafter
@@ -141,10 +142,15 @@ class DecodeWorker(Worker):
             waiting=waiting,
             leases=len(self._leases),
             blocks_leased=leased,
-            # Its engine computes whenever anybody decodes; it is full when its seats or its blocks are taken.
-            busy_share=max(len(self._scheduler) / self._max_batch, (blocks.num_held - leased) / blocks.num_blocks),
+            busy_share=max(self._busy_share(), (blocks.num_held - leased) / blocks.num_blocks),
             preemptions=self._scheduler.preemptions,
         )
+
+    def _busy_share(self) -> float:
+        """Its engine computes whenever anybody decodes, so its time says nothing; its seats do. By their root, since steps
+        of a larger batch take longer: what keeps a quarter of two workers' seats would keep more than half of one's.
+        """
+        return math.sqrt(min(1.0, len(self._scheduler) / self._max_batch))
 
     def sequences(self) -> Iterator[Sequence]:
         yield from self._decoding.values()

@@ -54,7 +54,10 @@ def moments_of(report: Report) -> list[Moment]:
             }
             if pool == "prefill":  # how many tokens wait in the router is not in the timeline
                 metrics["queue_tokens"] = one.waiting_tokens
-            pools[pool] = PoolSnapshot(one.desired, one.workers, metrics | shared, one.busy_share)
+            metrics |= shared
+            if pool == "prefill" and sample.waiting and awaited == "decode":
+                metrics.pop("ttft_p95_ms", None)  # it counts the wait for a seat, which no prefill worker shortens
+            pools[pool] = PoolSnapshot(one.desired, one.workers, metrics, one.busy_share)
         moments.append(Moment(sample.at_s, pools))
     return moments
 
