@@ -32,6 +32,7 @@ from kvrelay.messages import (
 )
 from kvrelay.types import SequenceSpec, WorkerLoad
 from kvrelay.worker.base import Identity, Key, Worker
+from kvrelay.worker.busy import RecentMean
 from kvrelay.worker.sequence import Sequence
 from kvrelay.worker.session import RouterSession
 
@@ -71,6 +72,7 @@ class DecodeWorker(Worker):
         self._sender = sender
         self.lending = Lending(cache, sender, identity.epoch)
         self._max_batch = max_batch
+        self._seats_taken = RecentMean(clock.now())
         self._reserved: dict[Key, tuple[Sequence, Reserved]] = {}  # waiting for their KV
         self._decoding: dict[Key, Sequence] = {}
 
@@ -147,10 +149,10 @@ class DecodeWorker(Worker):
         )
 
     def _busy_share(self) -> float:
-        """Its engine computes whenever anybody decodes, so its time says nothing; its seats do. By their root, since steps
+        """Its engine computes whenever anybody decodes, so its time says nothing; its seats do. By their root, as steps
         of a larger batch take longer: what keeps a quarter of two workers' seats would keep more than half of one's.
         """
-        return math.sqrt(min(1.0, len(self._scheduler) / self._max_batch))
+        return math.sqrt(min(1.0, self._seats_taken.mean(self.clock.now())))
 
     def sequences(self) -> Iterator[Sequence]:
         yield from self._decoding.values()
@@ -158,6 +160,7 @@ class DecodeWorker(Worker):
 
     def keep_house(self, now: float) -> None:
         super().keep_house(now)
+        self._seats_taken.is_now(len(self._scheduler) / self._max_batch, now)
         for lease in self._leases.expire(now):
             self.receiver.revoke(lease.lease_id)
             session = self.sessions.pop(lease.key, None)

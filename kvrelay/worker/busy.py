@@ -1,4 +1,4 @@
-"""How much of the time an engine computes. Pure: the time is an argument, in monotonic seconds."""
+"""How much of a worker was in use lately. Pure: the time is an argument, in monotonic seconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _GAP_S = 0.005  # pauses that are shorter count as busy, so that few spans are k
 
 
 class BusyTime:
-    """Steps of the last WINDOW_S as spans that follow each other."""
+    """How much of the time the engine computed: steps of the last WINDOW_S as spans that follow each other."""
 
     def __init__(self, now: float) -> None:
         self._start = now
@@ -39,3 +39,24 @@ class BusyTime:
     def _forget(self, now: float) -> None:
         while self._spans and self._spans[0][1] <= now - WINDOW_S:
             self._spans.popleft()
+
+
+class RecentMean:
+    """The mean of a value over the last WINDOW_S, each as long as it lasted."""
+
+    def __init__(self, now: float) -> None:
+        self._start = now
+        self._values: deque[tuple[float, float]] = deque([(now, 0.0)])  # (since when, value)
+
+    def is_now(self, value: float, now: float) -> None:
+        if value != self._values[-1][1]:
+            self._values.append((now, value))
+        while len(self._values) > 1 and self._values[1][0] <= now - WINDOW_S:
+            self._values.popleft()
+
+    def mean(self, now: float) -> float:
+        """Of the window, or of the life until now if that is shorter."""
+        since = max(self._start, now - WINDOW_S)
+        ends = [*(at for at, _ in list(self._values)[1:]), now]
+        total = sum(value * max(0.0, end - max(at, since)) for (at, value), end in zip(self._values, ends, strict=True))
+        return total / max(_LEAST_S, now - since)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autoscaler.snapshot import snapshot
 from kvrelay.types import PoolName, RouterLoad, WorkerInfo, WorkerLoad, WorkerState
 
@@ -43,9 +45,10 @@ def test_prefill_is_measured_by_its_own_queue() -> None:
         "queue_tokens": 350,
         "queue_wait_p95_ms": 90.0,
         "kv_occupancy": 0.15,
-        "ttft_p95_ms": 120.0,
         "itl_p95_ms": 30.0,
-    }
+    }, "TTFT has the wait for a seat in it, and seats are taken by answers"
+    idle = tuple(replace(router, waiting=0, waiting_tokens=0) for router in ROUTERS)
+    assert snapshot("prefill", 3, WORKERS, idle).metrics["ttft_p95_ms"] == 120.0
 
 
 def test_decode_is_measured_by_what_waits_in_it_and_before_it() -> None:
@@ -66,7 +69,7 @@ def test_what_holds_a_seat_for_its_prompt_is_no_load_of_the_decode_pool() -> Non
     prefill, decode = snapshot("prefill", 2, behind, ROUTERS), snapshot("decode", 1, behind, ROUTERS)
     assert (prefill.metrics["queue_depth"], prefill.metrics["queue_tokens"]) == (14 + 12, 9000 + 1200)
     assert (decode.metrics["queue_depth"], decode.metrics["queue_tokens"]) == (0, 0)
-    assert decode.metrics["kv_occupancy"] == 0.1
+    assert (prefill.metrics["ttft_p95_ms"], decode.metrics["kv_occupancy"]) == (120.0, 0.1)
     assert (prefill.busy_share, decode.busy_share) == (0.75, 0.1)
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrelay.worker.busy import WINDOW_S, BusyTime
+from kvrelay.worker.busy import WINDOW_S, BusyTime, RecentMean
 
 
 def test_it_is_the_share_of_the_window() -> None:
@@ -39,3 +39,19 @@ def test_spans_are_few_and_the_share_is_right(steps: list[tuple[float, float]]) 
     exact = sum(max(0.0, end - max(began, now - WINDOW_S)) for began, end in spans) / WINDOW_S
     assert exact - 1e-9 <= busy.share(now) <= min(1.0, exact + 0.005 * len(steps) / WINDOW_S) + 1e-9
     assert len(busy._spans) <= WINDOW_S / 0.005
+
+
+def test_a_value_counts_for_as_long_as_it_lasted() -> None:
+    seats = RecentMean(0.0)
+    assert seats.mean(0.0) == 0.0
+    seats.is_now(1.0, 2.0)
+    assert seats.mean(4.0) == pytest.approx(0.5), "of its life"
+    seats.is_now(0.0, 20.0)
+    assert seats.mean(20.0) == pytest.approx(1.0)
+    assert seats.mean(22.5) == pytest.approx(0.75)
+    seats.is_now(0.0, 60.0)
+    assert seats.mean(60.0) == 0.0
+    for step in range(100_000):
+        seats.is_now(step % 2, 60.0 + step / 1000)
+    assert seats.mean(160.0) == pytest.approx(0.5, abs=1e-3)
+    assert len(seats._values) <= 1000 * WINDOW_S + 2
