@@ -1,4 +1,4 @@
-"""A network between two ends that can fail: everything stops, is held back, or is reset."""
+"""A network between two ends that can fail: everything stops, is held back, is lost, or is reset."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ class TcpProxy:
         self.address = ""
         self.resets = 0  # connections that were broken off
         self.passes = {"up": asyncio.Event(), "down": asyncio.Event()}
+        self.loses: set[str] = set()  # directions in which what comes is read and passed to nobody
+        self.lost = 0  # bytes
         self.heal()
         self.limit: int | None = None
         self.held_back = 0  # bytes that came and did not pass at once
@@ -32,6 +34,7 @@ class TcpProxy:
             event.clear()
 
     def heal(self) -> None:
+        self.loses.clear()
         for event in self.passes.values():
             event.set()
 
@@ -79,6 +82,9 @@ class TcpProxy:
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str) -> None:
         while data := await reader.read(2**16):
+            if way in self.loses:
+                self.lost += len(data)
+                continue
             if way == "up" and self.limit is not None:
                 passing, data = data[: self.limit], data[self.limit :]
                 self.limit -= len(passing)

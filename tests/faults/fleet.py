@@ -256,6 +256,8 @@ class Fleet:
             for worker in self.workers.values():
                 worker.routers.heal()
                 worker.handoffs.heal()
+                if worker.alive and worker.channel is not None:
+                    self.let_go(worker)
         await self.until(lambda: all(one.ends for one in case.everyone), "all requests have ended")
         await self._rest(case)
         check(case, letters)
@@ -290,7 +292,7 @@ class Fleet:
         fault.evidence.append(Evidence(time.monotonic(), f"/proc/{worker.pid}/stat says T"))
 
     def let_go(self, worker: FleetWorker) -> None:
-        """Of what is held between two steps."""
+        """Of what is held there."""
         os.kill(worker.pid, signal.SIGUSR1)
 
     def thaw(self, worker: FleetWorker) -> None:

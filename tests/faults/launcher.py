@@ -29,6 +29,11 @@ class FleetLauncher:
         self.most: dict[PoolName, int] = dict.fromkeys(POOLS, 0)  # that lived at one time
         self._started: dict[str, FleetWorker] = {}
 
+    @property
+    def started(self) -> int:
+        """How many workers were."""
+        return len(self._started)
+
     async def start(self, pool: PoolName, worker_id: str) -> None:
         oddity = {"hangs": True} if self.hangs else {}
         self.hangs = False

@@ -7,8 +7,8 @@ test is told first that the point was reached.
 what    tell     nothing else
         stop     the process sends itself SIGSTOP; the test kills it or lets it go on
         die      the process sends itself SIGKILL
-        hold     what goes on there waits, and nothing else, until the sequence is gone or, between steps, until
-                 SIGUSR1; `hold0.2` waits so many seconds
+        hold     what goes on there waits, and nothing else, until the sequence is gone or SIGUSR1 comes; `hold0.2`
+                 waits so many seconds
         jump     the process's clock of the day goes 5 minutes forward, as when somebody sets it right
         flip, truncate, twice, reorder    at `frames`: what is done to the first blocks that come
 
@@ -32,7 +32,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,7 @@ class Points:
         self._tell = tell
         self._folder = folder
         self._reached: dict[tuple[Key, str], str] = {}
+        self._freed = asyncio.Event()
 
     def reach(self, key: Key, point: str, said: str = "") -> str:
         """To be called there, as often as one likes; what is to be done there, or nothing."""
@@ -85,10 +86,14 @@ class Points:
     async def wait(self, key: Key, point: str) -> None:
         """Where a hold is over when the task is cancelled."""
         if (what := self.reach(key, point)).startswith("hold"):
-            await asyncio.sleep(float(what.removeprefix("hold") or HOLD_S))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(float(what.removeprefix("hold") or HOLD_S)):
+                    await self._freed.wait()
 
     def let_go(self) -> None:
-        """Ends the holds between steps that are under way."""
+        """Ends the holds that are under way."""
+        self._freed.set()
+        self._freed = asyncio.Event()
         self._reached = {where: "" if what == "hold" else what for where, what in self._reached.items()}
 
     def install(self) -> None:
