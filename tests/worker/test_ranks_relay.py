@@ -24,6 +24,7 @@ from kvrelay.worker.step_watch import StepHung
 from prefill_worker.worth import Worth
 
 NEW_TOKENS = 12
+MANY_TOKENS = 40
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, seed=5, ignore_eos=True)
 PROMPT = tuple(range(2, 63))
 BLOCK = 8
@@ -60,15 +61,16 @@ async def relay(
     return [*first.token_ids, *await receiver.answer()], handed_off.handoff, first.prefill
 
 
-def greedy(folder: Path, prompt: tuple[int, ...], kv_dtype: str) -> list[int]:
+def greedy(folder: Path, prompt: tuple[int, ...], kv_dtype: str, count: int = NEW_TOKENS) -> list[int]:
     """What one process answers, all in one step and then token by token."""
     runner = ModelRunner.load(str(folder), kv_bytes=4 << 20, kv_dtype=kv_dtype, block_size=BLOCK, kernels="torch")  # type: ignore[arg-type]
     tokens, start = list(prompt), 0
-    while len(tokens) < len(prompt) + NEW_TOKENS:
+    while len(tokens) < len(prompt) + count:
         request = SampleRequest(GREEDY, tokens, len(prompt))
         ((drawn,),) = runner.run([Segment(tokens[start:], start, range(16), request)])
         start = len(tokens)
         tokens.append(drawn.token_id)
+    runner.close()
     return tokens[len(prompt) :]
 
 
@@ -97,18 +99,19 @@ async def each_way(model: Path, running: Workers, kv_dtype: str) -> None:
 
 
 async def with_too_few_blocks(model: Path, running: Workers) -> None:
-    """Three sequences of 6 blocks, which do not fit any more when they have grown to 8."""
+    """Three sequences of 6 blocks, of which not even two fit when they have grown to 11."""
     decode = await running.session("decode-0")
     prompts = [(9 + i, *PROMPT[:44]) for i in range(3)]
+    longer = replace(GREEDY, max_tokens=MANY_TOKENS)
     for i, prompt in enumerate(prompts):
-        await decode.send(RunLocal(spec(f"{i}", prompt, "few")))
+        await decode.send(RunLocal(replace(spec(f"{i}", prompt, "few"), sampling=longer)))
     answers: dict[str, list[int]] = {f"{i}": [] for i in range(3)}
-    while min(map(len, answers.values())) < NEW_TOKENS:
+    while min(map(len, answers.values())) < MANY_TOKENS:
         event = await decode.event()
         assert isinstance(event, TokenBatch), event
         for tokens in event.sequences:
             answers[tokens.request_id] += tokens.token_ids
-    assert [answers[f"{i}"] for i in range(3)] == [greedy(model, prompt, "auto") for prompt in prompts]
+    assert [answers[f"{i}"] for i in range(3)] == [greedy(model, one, "auto", MANY_TOKENS) for one in prompts]
     assert any(info.load.preemptions for info in await running.settled()), "one was preempted"
 
 
@@ -129,7 +132,6 @@ async def test_one_prefills_and_two_ranks_decode_of_which_one_freezes(
     tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends its worker, and goes with it."""
-    monkeypatch.setattr(step_watch, "LEAST_S", 2.0)
     groups: list[RankGroup] = []
     begin = RankGroup.begin
 
@@ -144,6 +146,7 @@ async def test_one_prefills_and_two_ranks_decode_of_which_one_freezes(
             await each_way(tiny_model("llama"), running, "auto")
             await with_too_few_blocks(tiny_model("llama"), running)
             decode = await running.session("decode-0")
+            monkeypatch.setattr(step_watch, "LEAST_S", 1.0)  # only now: until then the machine may be slow
             os.kill(groups[0].pids[0], signal.SIGSTOP)
             await decode.send(RunLocal(spec("a", PROMPT, "")))
             await asyncio.Event().wait()  # the worker's end ends this
