@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from dataclasses import replace
 
 from kvrelay.stop_request import StopRequest
@@ -57,4 +56,3 @@ class Roles:
             log.info("changes its pool", worker=settings.worker_id, pool=self._next)
             settings = replace(settings, pool=self._next, last_epoch=epoch)
             self._next, self._stop = None, StopRequest()
-            gc.collect()  # cycles hold the last role's KV memory
