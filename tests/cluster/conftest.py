@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 
 import grpc
@@ -16,6 +17,7 @@ from kvrelay.wire.cluster import ClusterServiceStub
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def cluster() -> AsyncIterator[RunningCluster]:
+    os.environ["RAY_gcs_rpc_server_reconnect_timeout_s"] = "8"  # noqa: SIM112 - not 60, that a raylet outlives its head
     config = ClusterConfig.model_validate(
         {
             "model": {"path": "demo", "dtype": "float32"},

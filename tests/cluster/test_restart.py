@@ -6,12 +6,21 @@ import asyncio
 import os
 import signal
 import sys
+import time
+from pathlib import Path
 
+import grpc
 import pytest
+from faults.checkers import check
+from faults.client import Asking
+from faults.history import Case, Evidence, FaultRecord, RequestHistory
 from running_cluster import RunningCluster
 
+from kvrelay.child import family
 from kvrelay.client import Completion
 from kvrelay.types import POOLS
+from kvrelay.wire.cluster import pb
+from kvrelay.wire.inference import GenerateRequest, SamplingOptions
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
 PROMPTS = [[(7 * i + 13 * n + i * i) % 300 for i in range(100 + 60 * n)] for n in range(4)]
@@ -79,3 +88,55 @@ async def test_a_stream_outlives_the_controller_and_all_its_workers(cluster: Run
     after = {one.worker_id: one.epoch for pool in status.pools for one in pool.workers}
     assert not before.keys() & after.keys(), "no name comes twice"
     assert min(after.values()) > max(before.values()), "nor an epoch"
+
+
+async def test_row_18_rays_head_is_killed(cluster: RunningCluster) -> None:
+    """Its GCS. The stream goes on, and a wish for more workers waits. Then Ray ends the raylet, the workers
+    and the controller, and those that come instead bring the pools to the wanted sizes, once.
+    """
+    await cluster.settled()
+    expected = (await answer(cluster, PROMPTS[0], 1600)).token_ids
+    controller = cluster.local._controller
+    assert controller is not None
+    (head,) = [one for one in family(controller.process.pid) if command(one) == "gcs_server"]
+    before = {one.worker_id: one.epoch for pool in POOLS for one in await cluster.workers(pool)}
+    case = Case(cluster.local.config.transfer.lease_s)
+    fault = FaultRecord("SIGKILL to Ray's head")
+    case.faults.append(fault)
+
+    def ask() -> Asking:
+        history = RequestHistory(f"row-18-{len(case.requests)}", expected)
+        case.requests.append(history)
+        sampling = SamplingOptions(temperature=0.0, max_tokens=1600, ignore_eos=True)
+        request = GenerateRequest(request_id=history.request_id, token_ids=tuple(PROMPTS[0]), sampling=sampling)
+        return Asking(history, request, channel, timeout=200.0)
+
+    async with grpc.aio.insecure_channel(cluster.local.endpoints.grpc) as channel:
+        asked = ask()
+        await asked.tokens(5)
+        os.kill(head, signal.SIGKILL)
+        await cluster.until(lambda _: not command(head), "the head is gone")
+        fault.evidence.append(Evidence(time.monotonic(), f"gcs_server {head} is gone"))
+        await cluster.admin.SetPoolSize(pb.SetPoolSizeRequest(decode=3))
+        assert (await asked.ended()).end.status == "length"
+        there = {one.worker_id for pool in POOLS for one in await cluster.workers(pool)}
+        assert there <= before.keys(), "scaling pauses"
+        await cluster.until(lambda _: controller.process.returncode is not None, "the controller has ended", 120.0)
+        moved = await ask().ended()
+        status = await cluster.settled(decode=3, seconds=120.0)
+    assert moved.end.status == "length"
+    check(case, "T G")
+    after = {one.worker_id: one.epoch for pool in status.pools for one in pool.workers}
+    assert not before.keys() & after.keys(), "no name comes twice"
+    assert len(set(after.values()) | set(before.values())) == len(after) + len(before), "nor an epoch"
+    await cluster.admin.SetPoolSize(pb.SetPoolSizeRequest(decode=2))
+    await cluster.settled()
+
+
+def command(pid: int) -> str:
+    """Of a process that runs; nothing, if it does not."""
+    try:
+        name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
+    except FileNotFoundError:
+        return ""
+    return "" if rest.split()[0] == "Z" else name

@@ -133,7 +133,8 @@ async def status(launcher: FleetLauncher, case: Case, fault: FaultRecord) -> Non
         return stub.GetStatus(cluster.pb.GetStatusRequest())
 
     seen = await repeated(fleet, fault, fleet.router.endpoints.admin, call)
-    assert {one.worker_id for pool in seen.pools for one in pool.workers} == {one.worker_id for one in fleet.alive}
+    shown = {one.worker_id for pool in seen.pools for one in pool.workers}
+    assert shown >= {one.worker_id for one in fleet.alive}, "and those that earlier rows killed, for some seconds"
 
 
 @case_of("WorkerService.GetWorkerStatus")
