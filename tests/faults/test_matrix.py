@@ -1,4 +1,4 @@
-"""The matrix is whole: each of its 26 rows has a test here, or names one that is elsewhere and there."""
+"""The matrix is whole: each of its 26 rows has a test here, or one of a cluster with Ray."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 ROWS = set(range(1, 27))
-TABLES = (HERE / "README.md").read_text().split("## Elsewhere")
+TABLES = (HERE / "README.md").read_text().split("## With Ray")
 
 
 def rows_of(table: str) -> dict[int, str]:
@@ -20,9 +20,9 @@ def names_in(file: Path) -> set[str]:
 
 
 def test_each_row_is_in_one_of_the_tables() -> None:
-    here, elsewhere = (rows_of(table) for table in TABLES)
-    assert here.keys() | elsewhere.keys() == ROWS
-    assert not here.keys() & elsewhere.keys()
+    here, with_ray = (rows_of(table) for table in TABLES)
+    assert here.keys() | with_ray.keys() == ROWS
+    assert not here.keys() & with_ray.keys()
 
 
 def test_the_rows_that_are_here_have_tests_with_their_number_in_the_file_that_is_named() -> None:
@@ -36,7 +36,7 @@ def test_the_rows_that_are_here_have_tests_with_their_number_in_the_file_that_is
     assert numbered == named
 
 
-def test_the_tests_elsewhere_are_there() -> None:
+def test_the_tests_with_ray_are_there() -> None:
     for row, rest in rows_of(TABLES[1]).items():
         named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", rest)
         assert named, f"row {row} names no test"
