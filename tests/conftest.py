@@ -15,18 +15,6 @@ settings.register_profile("unhurried", deadline=None, suppress_health_check=[Hea
 settings.load_profile("unhurried")
 
 
-WITH_ONE_CLUSTER = {"cluster", "faults"}  # folders whose tests share what takes seconds to start
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What one process runs where there are several: a file, or such a folder."""
-    for item in items:
-        folder = item.path.parent
-        group = folder if folder.name in WITH_ONE_CLUSTER else item.path
-        item.add_marker(pytest.mark.xdist_group(str(group.relative_to(item.config.rootpath))))
-
-
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """tiny_model(architecture="llama") -> folder of a tiny random model (see tiny_models.py), built once a session."""

@@ -149,7 +149,7 @@ class AsyncStream(BaseStream):
                 client._raise_if_closed()
             raise
         except grpc.RpcError as error:
-            raise error_from_rpc(error, target) from error
+            raise self._typed(error, target) from error
         if message is grpc.aio.EOF:
             raise Unavailable(f"{target}: the stream ended before the answer did")
         return wire.response_from_proto(message)

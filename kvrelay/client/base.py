@@ -15,8 +15,9 @@ import grpc
 from kvrelay.client.answer import Answer, Token, tokens_of
 from kvrelay.client.request import GenerateOptions, build_request
 from kvrelay.client.retry import Retry, RetryPolicy
-from kvrelay.errors import Cancelled, FailedPrecondition, InvalidArgument, KvRelayError
+from kvrelay.errors import Cancelled, FailedPrecondition, InvalidArgument, KvRelayError, Unavailable
 from kvrelay.wire import inference as wire
+from kvrelay.wire.status import error_from_rpc
 
 Tls: TypeAlias = bool | bytes | grpc.ChannelCredentials
 _TARGET = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[^:/\s\[\]]+):\d{1,5}$")
@@ -174,6 +175,15 @@ class BaseStream:
         except KvRelayError:
             self._error = error
             raise
+
+    def _typed(self, error: grpc.RpcError, target: str) -> KvRelayError:
+        """A call that neither side's user cancelled was broken off: gRPC says CANCELLED for those that a server which
+        ends at once has not looked at yet.
+        """
+        typed = error_from_rpc(error, target)
+        if isinstance(typed, Cancelled) and self._error is None and not self._client._closed:
+            return Unavailable(f"{target}: the server ended the call")
+        return typed
 
     def _left(self) -> None:
         if self._error is None and not self._answer.finished:

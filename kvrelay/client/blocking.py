@@ -137,4 +137,4 @@ class Stream(BaseStream):
         except StopIteration:
             raise Unavailable(f"{target}: the stream ended before the answer did") from None
         except grpc.RpcError as error:
-            raise error_from_rpc(error, target) from error
+            raise self._typed(error, target) from error

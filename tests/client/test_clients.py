@@ -136,7 +136,7 @@ def test_the_whole_answer(twin: Twin) -> None:
     assert not router.cancelled.is_set()
 
 
-@pytest.mark.parametrize("code", [one for one in Code if one not in (Code.UNAVAILABLE, Code.DATA_LOSS)])
+@pytest.mark.parametrize("code", [one for one in Code if one not in (Code.UNAVAILABLE, Code.DATA_LOSS, Code.CANCELLED)])
 def test_an_error_that_is_final_comes_typed_and_at_once(twin: Twin, code: Code) -> None:
     router = ScriptedRouter([error_for(code, "no", field="sampling.top_p")])
     with serving(router) as target, pytest.raises(kvrelay.KvRelayError) as caught:
@@ -224,8 +224,9 @@ def test_the_next_target_is_tried_at_once(twin: Twin, nobody: str) -> None:
     assert (whole.token_ids, whole.calls, twin.waits) == ((100, 101), 2, [0.0, 0.0])
 
 
-def test_an_answer_goes_on_at_another_router(twin: Twin) -> None:
-    dying = ScriptedRouter([tokens(0, 100), tokens(1, 101), kvrelay.Unavailable("killed")])
+@pytest.mark.parametrize("error", [kvrelay.Unavailable("killed"), kvrelay.Cancelled("by nobody's user")])
+def test_an_answer_goes_on_at_another_router(twin: Twin, error: kvrelay.KvRelayError) -> None:
+    dying = ScriptedRouter([tokens(0, 100), tokens(1, 101), error])
     other = ScriptedRouter()
     with serving(dying) as first, serving(other) as second:
         assert twin.result([first, second], "p", max_tokens=4).token_ids == (100, 101, 102, 103)

@@ -26,6 +26,7 @@ class Asking:
         self._timeout = timeout
         self.num_tokens = 0  # that came
         self._call: grpc.aio.UnaryStreamCall | None = None
+        self._left = False
         self._news = asyncio.Condition()
         self.task = asyncio.create_task(self._run())
 
@@ -45,6 +46,7 @@ class Asking:
     def cancel(self) -> float:
         """Returns when."""
         assert self._call is not None, "nothing was called yet"
+        self._left = True
         self._call.cancel()
         return time.monotonic()
 
@@ -52,7 +54,8 @@ class Asking:
         for channel in self._channels:
             last = channel is self._channels[-1]
             end = await self._call_once(channel)
-            if isinstance(end, Ended) and end.status in MAY_GO_ON and not last:
+            broke_off = isinstance(end, Ended) and end.status in MAY_GO_ON | (set() if self._left else {"CANCELLED"})
+            if isinstance(end, Ended) and broke_off and not last:
                 end = BrokeOff(end.at, end.status)
             await self._note(end)
             if isinstance(end, Ended):

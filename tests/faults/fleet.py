@@ -273,6 +273,12 @@ class Fleet:
             if waiting:
                 await asyncio.sleep(0.005)
 
+    async def at_rest(self, worker: FleetWorker) -> None:
+        """Until it holds nothing."""
+        async with asyncio.timeout(WAIT_S):
+            while not (await worker.sample()).at_rest:
+                await asyncio.sleep(0.005)
+
     # Faults
 
     async def kill(self, case: Case, *workers: FleetWorker) -> None:

@@ -64,6 +64,7 @@ async def test_row_05_cancelled_between_the_end_of_prefill_and_the_commit(fleet:
         fault = record(case, "cancelled before the commit")
         fault.evidence.append(Evidence(asked.cancel(), f"{worker.worker_id} had the commit"))
         history = await asked.ended()
+        await fleet.at_rest(worker)  # before what is held there goes on
     assert (history.end.status, len(history.token_ids)) == ("CANCELLED", 1)
     assert not worker.was_at(name, "committed")
     assert not worker.was_at(name, "joined")
