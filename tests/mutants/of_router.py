@@ -111,7 +111,7 @@ MUTANTS = (
         "for entry in list(self._entries.values()):\n            if now >= entry.life.request.deadline:",
         "for entry in list(self._entries.values()):\n            if False:",
         (
-            "router/test_dispatcher.py::test_deadline_while_no_worker_is_there",
+            "router/test_dispatcher.py::test_deadline_of_a_request_that_runs",
             "router/test_router_end_to_end.py::test_deadline_on_a_worker_that_hangs",
         ),
     ),

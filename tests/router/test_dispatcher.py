@@ -206,6 +206,15 @@ def test_deadline_while_no_worker_is_there() -> None:
     assert made.unfinished == 0
 
 
+def test_deadline_of_a_request_that_runs() -> None:
+    made = dispatcher("d0")
+    submit(made, request("a", deadline=5.0))
+    made.tick(4.9)
+    ends = [effect for effect in made.tick(5.0) if isinstance(effect, End)]
+    assert [type(end.error) for end in ends] == [DeadlineExceeded]
+    assert made.unfinished == 0
+
+
 def test_cancelled_request_leaves_the_queue() -> None:
     made = dispatcher()
     submit(made, request("a"))
