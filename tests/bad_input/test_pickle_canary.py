@@ -106,14 +106,20 @@ async def _call(channel: grpc.aio.Channel, method: MethodDescriptor, bomb: Bomb)
     kind = message_factory.GetMessageClass(method.input_type)
     messages = [*bomb.forms()[:2], *(one.SerializeToString() for one in filled(kind, bomb))]
     name = f"/{method.containing_service.full_name}/{method.name}"
-    calls = [channel.stream_stream(name)(iter([one]), timeout=0.5) for one in messages]
+    spoken = [[one] for one in messages]
     if name.endswith("/Session"):
         hello = worker.command_to_proto(worker.Hello("router-1")).SerializeToString()
-        calls += [channel.stream_stream(name)(iter([hello, one]), timeout=0.5) for one in messages]
-    for call in calls:
-        with contextlib.suppress(grpc.aio.AioRpcError):
-            while await call.read() is not grpc.aio.EOF:
-                pass
+        spoken += [[hello, one] for one in messages]
+    await asyncio.gather(*(_speak(channel, name, one) for one in spoken))
+
+
+async def _speak(channel: grpc.aio.Channel, name: str, messages: list[bytes]) -> None:
+    call = channel.stream_stream(name)(timeout=0.5)
+    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the latter: it is over already
+        for one in messages:
+            await call.write(one)
+        while await call.read() is not grpc.aio.EOF:
+            pass
 
 
 async def test_kv_that_is_a_pickle_is_kv(bomb: Bomb) -> None:

@@ -488,9 +488,10 @@ async def test_bytes_after_the_end_are_discarded() -> None:
         target = decode.grant([1, 2, 5, 6])
         again = replace(sender_opening(sender, target), layout=opening.layout, model_id=opening.model_id)
         async with grpc.aio.insecure_channel(decode.address) as channel:
-            longer = [frame_to_bytes(again), passed[1] + b"\x00\x00"]
-            code = await kv_push(channel)(iter(longer)).code()
-            assert code is grpc.StatusCode.FAILED_PRECONDITION
+            call = kv_push(channel)()
+            for frame in (frame_to_bytes(again), passed[1] + b"\x00\x00"):
+                await call.write(frame)
+            assert await call.code() is grpc.StatusCode.FAILED_PRECONDITION
             frames = [again, first, second, commit, replace(first, first=2), commit]
             receipt = receipt_from_proto(await kv_push(channel)(iter([frame_to_bytes(frame) for frame in frames])))
         assert receipt.blocks == 4

@@ -72,7 +72,8 @@ async def serving(credentials: Credentials | None, guard: RoleGuard) -> AsyncIte
 
 async def status_of(channel: grpc.aio.Channel, service: str, method: Any) -> grpc.StatusCode:
     kind = "_".join("stream" if one else "unary" for one in (method.client_streaming, method.server_streaming))
-    call = getattr(channel, kind)(f"/{service}/{method.name}")(iter(()) if method.client_streaming else b"", timeout=20)
+    request = () if method.client_streaming else (b"",)  # gRPC ends a call as cancelled if an iterator of it fails late
+    call = getattr(channel, kind)(f"/{service}/{method.name}")(*request, timeout=20)
     try:
         if method.server_streaming:
             async for _ in call:
