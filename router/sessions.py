@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from kvrelay.security.grpc_tls import worker_channel
 from kvrelay.telemetry import get_logger
 from kvrelay.types import SequenceSpec, WorkerInfo
 from kvrelay.wire.status import error_from_rpc
-from kvrelay.wire.worker import Hello, Welcome, WorkerServiceStub, command_to_proto, event_from_proto, pb
+from kvrelay.wire.worker import Hello, Welcome, WorkerServiceStub, command_to_proto, event_from_proto
 
 WELCOME_S = 5.0  # for a worker to answer the greeting
 RECONNECT_S = (0.1, 2.0)  # least and most pause between two tries
@@ -95,7 +95,8 @@ class WorkerSession:
         self._outgoing = asyncio.Queue()
         found = expected = False
         async with worker_channel(self.info.address, self._credentials, CHANNEL_OPTIONS) as channel:
-            call = WorkerServiceStub(channel).Session(self._commands(self._outgoing))
+            call = WorkerServiceStub(channel).Session()
+            sending = asyncio.create_task(self._send(call, self._outgoing))
             try:
                 async with asyncio.timeout(WELCOME_S):
                     welcome = await self._read(call)
@@ -117,6 +118,7 @@ class WorkerSession:
                 self._tell(error, found)
             finally:
                 call.cancel()
+                sending.cancel()
                 self._lending_key = None
                 if found:
                     self._listener.worker_lost(worker_id, expected)
@@ -137,7 +139,9 @@ class WorkerSession:
         message = await call.read()
         return None if message is grpc.aio.EOF else event_from_proto(message)
 
-    async def _commands(self, outgoing: asyncio.Queue[Command]) -> AsyncIterator[pb.SessionRequest]:
-        yield command_to_proto(Hello(self._router_id))
-        while True:
-            yield command_to_proto(await outgoing.get())
+    async def _send(self, call: grpc.aio.StreamStreamCall, outgoing: asyncio.Queue[Command]) -> None:
+        """Until the call is over; why it is, reading says."""
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await call.write(command_to_proto(Hello(self._router_id)))
+            while True:
+                await call.write(command_to_proto(await outgoing.get()))
