@@ -274,7 +274,7 @@ class ClusterConfig(Section):
     @model_validator(mode="after")
     def _chunks_hold_blocks(self) -> ClusterConfig:
         for pool in POOLS:
-            chunk = (self.prefill if pool == "prefill" else self.decode).chunk_tokens
+            chunk = self.pool(pool).chunk_tokens
             size = self.pool_kv(pool).block_size
             if chunk < size:
                 raise ValueError(f"{pool}.chunk_tokens {chunk} is below kv.block_size {size}")
@@ -283,7 +283,7 @@ class ClusterConfig(Section):
     @model_validator(mode="after")
     def _ranks_can_run(self) -> ClusterConfig:
         for pool in POOLS:
-            section = self.prefill if pool == "prefill" else self.decode
+            section = self.pool(pool)
             degree, gpus = section.tensor_parallel, section.resources.num_gpus
             if degree > 1 and gpus and (gpus < degree or gpus != int(gpus)):
                 raise BadValue(
@@ -324,10 +324,12 @@ class ClusterConfig(Section):
             return "tensor_parallel", "is not 1, and ranks load their weights with each role"
         return None
 
+    def pool(self, name: PoolName) -> PrefillConfig | DecodeConfig:
+        return self.prefill if name == "prefill" else self.decode
+
     def pool_kv(self, pool: PoolName) -> KvConfig:
         """`kv` with what the pool has of its own."""
-        own = self.prefill.kv if pool == "prefill" else self.decode.kv
-        return self.kv.model_copy(update=own.model_dump(exclude_none=True))
+        return self.kv.model_copy(update=self.pool(pool).kv.model_dump(exclude_none=True))
 
 
 def _exposed(address: str, missing: list[str]) -> str:

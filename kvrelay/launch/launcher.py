@@ -76,7 +76,7 @@ class RayLauncher:
 
     async def start(self, pool: PoolName, worker_id: str) -> None:
         """Asks Ray for a worker. Once it serves, it is in the registry. Raises Unavailable if Ray does not answer."""
-        section = self._settings.config.prefill if pool == "prefill" else self._settings.config.decode
+        section = self._settings.config.pool(pool)
         amounts = needs(section.resources)
         chosen = place(pool, amounts, await self._nodes())
         node_id = "" if chosen.node is None else chosen.node.node_id

@@ -14,7 +14,6 @@ import grpc
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from kvrelay.config import DecodeConfig, PrefillConfig
 from kvrelay.engine.device import find_device
 from kvrelay.engine.loader import LoadedModel, load_model
 from kvrelay.engine.ranks.group import RankGroup
@@ -51,7 +50,7 @@ async def load_weights(settings: WorkerSettings) -> LoadedModel | None:
     None where ranks share it: they load it with each runner. Raises ModelRefused, and ConfigError if there is no such
     device.
     """
-    pool, device = _pool_config(settings), _device(settings)
+    pool, device = settings.config.pool(settings.pool), _device(settings)
     if pool.tensor_parallel > 1:
         return None
 
@@ -74,7 +73,7 @@ async def load_runner(settings: WorkerSettings, model: LoadedModel | None = None
     """
     keep_freed_memory()
     disable_progress_bar()
-    config, pool = settings.config, _pool_config(settings)
+    config, pool = settings.config, settings.config.pool(settings.pool)
     kv = config.pool_kv(settings.pool)
     loading: Callable[..., ModelRunner]
     if model is not None:
@@ -127,11 +126,7 @@ def _runner_of(model: LoadedModel, threads: int, **options: Any) -> ModelRunner:
 
 
 def _device(settings: WorkerSettings) -> str:
-    return "cuda" if _pool_config(settings).resources.num_gpus else "cpu"
-
-
-def _pool_config(settings: WorkerSettings) -> PrefillConfig | DecodeConfig:
-    return settings.config.prefill if settings.pool == "prefill" else settings.config.decode
+    return "cuda" if settings.config.pool(settings.pool).resources.num_gpus else "cpu"
 
 
 BuildWorker = Callable[[grpc.aio.Server, Identity, Credentials | None], Worker]
@@ -159,7 +154,7 @@ async def host_worker(
         log.warning("KV travels without encryption; only transport grpc has it", transport=transfer.transport)
     guard = None if credentials is None else RoleGuard()
     registry = await Registry.connect(settings.redis_url)
-    cores = Cores(_pool_config(settings).threads if settings.pin else 0)
+    cores = Cores(settings.config.pool(settings.pool).threads if settings.pin else 0)
     worker: Worker | None = None
     try:
         epoch = await registry.next_epoch(settings.last_epoch)

@@ -111,8 +111,7 @@ class Fleet:
     async def complete(self) -> None:
         """As many workers as configured, and every router may give work to each of them."""
         for pool in POOLS:
-            section = self.config.prefill if pool == "prefill" else self.config.decode
-            for _ in range(section.replicas - len(self.pool(pool))):
+            for _ in range(self.config.pool(pool).replicas - len(self.pool(pool))):
                 await self.add(pool)
         for worker in self.alive:
             await self.until(lambda: worker.serves, f"{worker.worker_id} serves")  # noqa: B023
