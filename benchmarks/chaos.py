@@ -32,13 +32,11 @@ from faults.fleet import Fleet, running_fleet
 from faults.history import WHOLE, Case, RequestHistory
 from faults.prompts import tokens
 from rich.console import Console
-from running_cluster import ANY_PORT, RunningCluster
+from running_cluster import ANY_PORT, RunningCluster, running_on
 
-from kvrelay.client import AsyncClient
 from kvrelay.config import ClusterConfig
-from kvrelay.local_cluster import LocalCluster
 from kvrelay.wire import inference as wire
-from kvrelay.wire.cluster import ClusterServiceStub, ClusterStatus, WorkerStatus, pb
+from kvrelay.wire.cluster import ClusterStatus, WorkerStatus, pb
 
 KINDS = 24  # requests that are unlike
 AT_ONCE = 4
@@ -143,12 +141,9 @@ async def loaded_cluster(seed: int, policy: Path | None) -> AsyncIterator[tuple[
         }
     )
     async with (
-        LocalCluster(config, quiet=True) as local,
-        AsyncClient(local.endpoints.grpc) as client,
-        grpc.aio.insecure_channel(local.endpoints.admin) as admin,
-        grpc.aio.insecure_channel(local.endpoints.grpc) as channel,
+        running_on(config) as cluster,
+        grpc.aio.insecure_channel(cluster.local.endpoints.grpc) as channel,
     ):
-        cluster = RunningCluster(local, client, ClusterServiceStub(admin))
         load = Load(channel, seed)
         await load.learn()
         yield cluster, load

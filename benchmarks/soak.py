@@ -23,14 +23,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import grpc
 import typer
 from rich.console import Console
-from running_cluster import ANY_PORT, RunningCluster
+from running_cluster import ANY_PORT, RunningCluster, running_on
 
 from kvrelay.child import family
-from kvrelay.client import AsyncClient
 from kvrelay.config import ClusterConfig
-from kvrelay.local_cluster import LocalCluster
 from kvrelay.wire import inference as wire
-from kvrelay.wire.cluster import ClusterServiceStub
 
 Ending = Literal["whole", "cancelled at once", "cancelled after tokens", "cancelled after a while", "connection closed"]
 ENDINGS: tuple[Ending, ...] = Ending.__args__  # type: ignore[attr-defined]
@@ -146,14 +143,9 @@ async def soak(cycles: int, kills: int, seed: int) -> bool:
             "listen": ANY_PORT,
         }
     )
-    async with (
-        LocalCluster(config, quiet=True) as local,
-        AsyncClient(local.endpoints.grpc) as client,
-        grpc.aio.insecure_channel(local.endpoints.admin) as admin,
-    ):
-        cluster = RunningCluster(local, client, ClusterServiceStub(admin))
+    async with running_on(config) as cluster:
         draw = random.Random(seed)
-        run = Soak(local.endpoints.grpc, draw)
+        run = Soak(cluster.local.endpoints.grpc, draw)
         for done in range(kills):
             victim = draw.choice(await cluster.workers("decode"))
             os.kill(victim.pid, signal.SIGKILL)

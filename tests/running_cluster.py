@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import grpc
+
 from kvrelay.client import AsyncClient
+from kvrelay.config import ClusterConfig
 from kvrelay.local_cluster import LocalCluster
 from kvrelay.wire.cluster import ClusterServiceStub, ClusterStatus, WorkerStatus, cluster_status_from_proto, pb
 
@@ -49,3 +53,14 @@ class RunningCluster:
             )
 
         return await self.until(at_rest, f"{wanted} workers, all idle, all blocks back", seconds)
+
+
+@asynccontextmanager
+async def running_on(config: ClusterConfig) -> AsyncIterator[RunningCluster]:
+    """As `kvrelay serve` runs it, with a client of each of its doors in the clear."""
+    async with (
+        LocalCluster(config, quiet=True) as local,
+        AsyncClient(local.endpoints.grpc) as client,
+        grpc.aio.insecure_channel(local.endpoints.admin) as admin,
+    ):
+        yield RunningCluster(local, client, ClusterServiceStub(admin))

@@ -5,14 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 
-import grpc
 import pytest_asyncio
-from running_cluster import ANY_PORT, RunningCluster
+from running_cluster import ANY_PORT, RunningCluster, running_on
 
-from kvrelay.client import AsyncClient
 from kvrelay.config import ClusterConfig
-from kvrelay.local_cluster import LocalCluster
-from kvrelay.wire.cluster import ClusterServiceStub
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -27,9 +23,5 @@ async def cluster() -> AsyncIterator[RunningCluster]:
             "listen": ANY_PORT,
         }
     )
-    async with (
-        LocalCluster(config, quiet=True) as local,
-        AsyncClient(local.endpoints.grpc) as client,
-        grpc.aio.insecure_channel(local.endpoints.admin) as channel,
-    ):
-        yield RunningCluster(local, client, ClusterServiceStub(channel))
+    async with running_on(config) as running:
+        yield running

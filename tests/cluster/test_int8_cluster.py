@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import grpc
 import pytest
-from running_cluster import ANY_PORT, RunningCluster
+from running_cluster import ANY_PORT, running_on
 
-from kvrelay.client import AsyncClient
 from kvrelay.config import ClusterConfig
-from kvrelay.local_cluster import LocalCluster
-from kvrelay.wire.cluster import ClusterServiceStub
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 
@@ -25,14 +21,9 @@ async def test_an_int8_cluster_answers_and_hands_over_half_the_bytes() -> None:
         }
     )
     prompt = [40 + i % 90 for i in range(150)]
-    async with (
-        LocalCluster(config, quiet=True) as local,
-        AsyncClient(local.endpoints.grpc) as client,
-        grpc.aio.insecure_channel(local.endpoints.admin) as channel,
-    ):
-        running = RunningCluster(local, client, ClusterServiceStub(channel))
+    async with running_on(config) as running:
         await running.settled(prefill=1, decode=1)
-        done = await client.generate(token_ids=prompt, max_tokens=24, temperature=0.0, ignore_eos=True).result()
+        done = await running.client.generate(token_ids=prompt, max_tokens=24, temperature=0.0, ignore_eos=True).result()
         assert len(done.token_ids) == 24
         assert done.path == "disaggregated", done.why
         assert done.ledger is not None
@@ -41,7 +32,7 @@ async def test_an_int8_cluster_answers_and_hands_over_half_the_bytes() -> None:
         assert handoff.blocks == 10
         assert handoff.bytes == 10 * handoff.block_bytes
         assert 0.5 < handoff.block_bytes / BFLOAT16_BLOCK_BYTES < 0.52
-        answer = await client.generate(messages=[("user", "What is 3 plus 4?")], temperature=0.0).result()
+        answer = await running.client.generate(messages=[("user", "What is 3 plus 4?")], temperature=0.0).result()
         assert answer.text == "3 plus 4 is 7."
         status = await running.settled(prefill=1, decode=1)
         assert status.block_bytes == handoff.block_bytes

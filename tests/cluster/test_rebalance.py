@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import grpc
 import pytest
-from running_cluster import ANY_PORT, RunningCluster
+from running_cluster import ANY_PORT, running_on
 
-from kvrelay.client import AsyncClient, Completion
+from kvrelay.client import Completion
 from kvrelay.config_file import load_config
-from kvrelay.local_cluster import LocalCluster
-from kvrelay.wire.cluster import ClusterServiceStub
 
 CLUSTER = """
 model: {path: demo, dtype: float32}
@@ -36,16 +33,11 @@ async def test_two_and_one_become_one_and_two_and_no_request_notices(tmp_path: P
     (tmp_path / "policy.yaml").write_text(POLICY)
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
     config = load_config(tmp_path / "cluster.yaml", {f"listen.{name}": address for name, address in ANY_PORT.items()})
-    async with (
-        LocalCluster(config, quiet=True) as local,
-        AsyncClient(local.endpoints.grpc) as client,
-        grpc.aio.insecure_channel(local.endpoints.admin) as channel,
-    ):
-        cluster = RunningCluster(local, client, ClusterServiceStub(channel))
+    async with running_on(config) as cluster:
 
         def ask(number: int) -> asyncio.Task[Completion]:
             prompt = list(range(10 + number, 110 + 3 * number))
-            call = client.generate(token_ids=prompt, max_tokens=150, ignore_eos=True, seed=number)
+            call = cluster.client.generate(token_ids=prompt, max_tokens=150, ignore_eos=True, seed=number)
             return asyncio.create_task(call.result())
 
         before = await cluster.settled(prefill=2, decode=1)
@@ -77,9 +69,9 @@ async def test_two_and_one_become_one_and_two_and_no_request_notices(tmp_path: P
         served = {attempt.decode_worker for _, one in answers if one.ledger for attempt in one.ledger.attempts}
         assert turned.worker_id in served
 
-        assert local._log_file is not None
-        local._log_file.seek(0)
-        log = local._log_file.read().decode()
+        assert cluster.local._log_file is not None
+        cluster.local._log_file.seek(0)
+        log = cluster.local._log_file.read().decode()
         assert log.count("weights loaded") == len(was)
         reasons = {one.pool: one.reason for one in after.decisions}
         assert set(reasons) == {"prefill", "decode"}

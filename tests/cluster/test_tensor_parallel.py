@@ -6,18 +6,16 @@ import os
 import signal
 from pathlib import Path
 
-import grpc
 import pytest
-from running_cluster import ANY_PORT, RunningCluster
+from one_process import answer_of
+from running_cluster import ANY_PORT, RunningCluster, running_on
 
 from kvrelay.child import family
-from kvrelay.client import AsyncClient, Completion
+from kvrelay.client import Completion
 from kvrelay.config import ClusterConfig
-from kvrelay.engine.runner import ModelRunner, Segment
-from kvrelay.engine.sampling import SampleRequest
-from kvrelay.local_cluster import LocalCluster
+from kvrelay.engine.runner import ModelRunner
 from kvrelay.types import SamplingParams
-from kvrelay.wire.cluster import ClusterServiceStub, ClusterStatus, WorkerStatus
+from kvrelay.wire.cluster import ClusterStatus, WorkerStatus
 
 pytestmark = pytest.mark.timeout(400)
 PROMPT = [(7 * i) % 300 for i in range(200)]
@@ -29,14 +27,7 @@ def alone(params: SamplingParams, count: int) -> list[int]:
     """One process's answer."""
     demo = Path(__file__).parents[2] / "kvrelay" / "models" / "demo"
     runner = ModelRunner.load(str(demo), dtype="float32", kv_bytes=64 << 20)
-    tokens, start = list(PROMPT), 0
-    while len(tokens) < len(PROMPT) + count:
-        request = SampleRequest(params, tokens, len(PROMPT))
-        ((drawn,),) = runner.run([Segment(tokens[start:], start, range(64), request)])
-        start = len(tokens)
-        tokens.append(drawn.token_id)
-    runner.close()
-    return tokens[len(PROMPT) :]
+    return answer_of(runner, PROMPT, params, count)
 
 
 async def ask(cluster: RunningCluster, params: SamplingParams, count: int) -> Completion:
@@ -94,12 +85,7 @@ async def test_unlike_degrees_and_the_death_of_a_rank(prefill: int, decode: int)
         }
     )
     greedy, sampled = (alone(params, count) for params, count in zip(SAMPLINGS, (LONG, 24), strict=True))
-    async with (
-        LocalCluster(config, quiet=True) as local,
-        AsyncClient(local.endpoints.grpc) as client,
-        grpc.aio.insecure_channel(local.endpoints.admin) as channel,
-    ):
-        cluster = RunningCluster(local, client, ClusterServiceStub(channel))
+    async with running_on(config) as cluster:
         status = await cluster.settled(1, 1, seconds=120)
         workers = {pool.name: pool.workers[0] for pool in status.pools}
         assert {name: worker.tensor_parallel for name, worker in workers.items()} == {

@@ -67,13 +67,19 @@ async def first_turn(decode: Session) -> tuple[int, ...]:
 HELD = (len(PROMPT) + NEW_TOKENS - 1) // SIZE * SIZE  # the last token's KV is never computed
 
 
-async def relay(
+async def begin(
     prefill: Session, decode: Session, one: SequenceSpec, source: Source | None, transport: str = "auto"
-) -> tuple[list[int], Handoff, PrefillTimings]:
+) -> None:
     await decode.send(Reserve(one, 10.0, "prefill-0"))
     reserved = await decode.event()
     assert isinstance(reserved, Reserved), reserved
     await prefill.send(Prefill(one, replace(reserved.target, transport=transport), source and source(one, prefill)))
+
+
+async def relay(
+    prefill: Session, decode: Session, one: SequenceSpec, source: Source | None, transport: str = "auto"
+) -> tuple[list[int], Handoff, PrefillTimings]:
+    await begin(prefill, decode, one, source, transport)
     first = await prefill.tokens()
     handed_off = await prefill.event()
     assert isinstance(handed_off, HandedOff), handed_off
@@ -163,10 +169,7 @@ async def test_a_request_that_is_cancelled_while_it_fetches(
     monkeypatch.setattr(Lending, "_lend", slow)
     prompt = await first_turn(decode)
     one = spec("second", prompt)
-    await decode.send(Reserve(one, 10.0, "prefill-0"))
-    reserved = await decode.event()
-    assert isinstance(reserved, Reserved)
-    await prefill.send(Prefill(one, reserved.target, source(decode)(one, prefill)))
+    await begin(prefill, decode, one, source(decode))
     async with asyncio.timeout(20):
         await asked.wait()
         await prefill.send(Abort(*one.key))
@@ -207,10 +210,7 @@ async def test_blocks_are_kept_for_as_long_as_somebody_writes_to_them(
     monkeypatch.setattr(PrefillWorker, "abort", seen)
     monkeypatch.setattr(Receiver, "end", noted)
     one = spec("second", await first_turn(decode))
-    await decode.send(Reserve(one, 10.0, "prefill-0"))
-    reserved = await decode.event()
-    assert isinstance(reserved, Reserved)
-    await prefill.send(Prefill(one, reserved.target, source(decode)(one, prefill)))
+    await begin(prefill, decode, one, source(decode))
     async with asyncio.timeout(20):
         await ending.wait()
         await prefill.send(Abort(*one.key))

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from one_process import answer_of
 from worker_harness import Session, Workers, workers
 
 from kvrelay.config import ClusterConfig
 from kvrelay.engine.ranks.group import RankGroup
-from kvrelay.engine.runner import ModelRunner, Segment
-from kvrelay.engine.sampling import SampleRequest
+from kvrelay.engine.runner import ModelRunner
 from kvrelay.messages import HandedOff, Prefill, PrefixSource, Reserve, Reserved, RunLocal, TokenBatch
 from kvrelay.types import Handoff, PrefillTimings, SamplingParams, SequenceSpec
 from kvrelay.worker import step_watch
@@ -64,14 +64,7 @@ async def relay(
 def greedy(folder: Path, prompt: tuple[int, ...], kv_dtype: str, count: int = NEW_TOKENS) -> list[int]:
     """What one process answers, all in one step and then token by token."""
     runner = ModelRunner.load(str(folder), kv_bytes=4 << 20, kv_dtype=kv_dtype, block_size=BLOCK, kernels="torch")  # type: ignore[arg-type]
-    tokens, start = list(prompt), 0
-    while len(tokens) < len(prompt) + count:
-        request = SampleRequest(GREEDY, tokens, len(prompt))
-        ((drawn,),) = runner.run([Segment(tokens[start:], start, range(16), request)])
-        start = len(tokens)
-        tokens.append(drawn.token_id)
-    runner.close()
-    return tokens[len(prompt) :]
+    return answer_of(runner, prompt, GREEDY, count)
 
 
 async def each_way(model: Path, running: Workers, kv_dtype: str) -> None:
