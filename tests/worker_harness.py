@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -23,7 +24,8 @@ from kvrelay.security.credentials import Credentials
 from kvrelay.security.grpc_tls import worker_channel
 from kvrelay.stop_request import StopRequest
 from kvrelay.types import PoolName, SequenceSpec, WorkerInfo
-from kvrelay.wire.worker import Hello, Welcome, WorkerServiceStub, command_to_proto, event_from_proto
+from kvrelay.wire.cluster import worker_status_from_proto
+from kvrelay.wire.worker import Hello, Welcome, WorkerServiceStub, command_to_proto, event_from_proto, pb
 from kvrelay.worker.settings import WorkerSettings
 
 SERVE = {"prefill": prefill_worker.main.serve, "decode": decode_worker.main.serve}
@@ -131,13 +133,19 @@ class Workers:
         return session
 
     async def settled(self) -> tuple[WorkerInfo, ...]:
-        """What the workers say once they are all empty and have checked their books."""
+        """The workers once all are empty and have checked their books; they are asked, since heartbeats are old."""
         async with asyncio.timeout(30):
             while True:
-                infos = await self.registry.workers()
-                if all(info.load.empty and not info.load.blocks_held for info in infos):
-                    return infos
+                infos = [await self._now(info) for info in await self.registry.workers()]
+                loads = [info.load for info in infos]
+                if all(load.empty and not load.blocks_held and not load.step_age_s for load in loads):
+                    return tuple(infos)
                 await asyncio.sleep(0.05)
+
+    async def _now(self, info: WorkerInfo) -> WorkerInfo:
+        async with worker_channel(info.address, self._credentials) as channel:
+            answer = await WorkerServiceStub(channel).GetWorkerStatus(pb.GetWorkerStatusRequest(), timeout=20)
+        return replace(info, load=worker_status_from_proto(answer.status).load)
 
     async def close(self) -> None:
         for session in self._sessions:

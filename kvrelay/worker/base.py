@@ -230,18 +230,9 @@ class Worker(ABC):
         """Lets go of the KV's memory; to be called when `run` has ended and nobody can push or fetch any more."""
         self.runner.close()
 
-    def check_integrity(self) -> None:
-        """When idle, looks whether every block is accounted for, once after each time that something happened."""
-        if not self.steps.idle or not self.steps.changed:
-            return
-        self.steps.changed = False
-        try:
-            self.cache.check_integrity()
-            self._integrity_error = ""
-        except IntegrityError as error:
-            self._integrity_error = str(error)
-
     def info(self) -> WorkerInfo:
+        """What it says of itself at this moment, its books looked through."""
+        self._check_integrity()
         return WorkerInfo(
             worker_id=self.identity.worker_id,
             pool=self.identity.pool,
@@ -258,6 +249,17 @@ class Worker(ABC):
             pid=os.getpid(),
             tensor_parallel=self.runner.layout.ranks,
         )
+
+    def _check_integrity(self) -> None:
+        """When idle, looks whether every block is accounted for, once after each time that something happened."""
+        if not self.steps.idle or not self.steps.changed:
+            return
+        self.steps.changed = False
+        try:
+            self.cache.check_integrity()
+            self._integrity_error = ""
+        except IntegrityError as error:
+            self._integrity_error = str(error)
 
     def measured(
         self,

@@ -251,7 +251,6 @@ async def _heartbeat(
     """Publishes the worker's state. A registry that is away costs visibility, not streams."""
     away = False
     while True:
-        worker.check_integrity()
         if credentials is not None and guard is not None:
             worker.certificate_note = credentials.trouble()
             guard.tell_of_ended()
