@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import functools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,17 +24,18 @@ NEEDED = {"avx2": " avx2 ", "baseline": " sse2 "}  # of the processor
 
 @pytest.fixture(scope="session")
 def other_library(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ctypes.CDLL]:
-    """other_library(name) -> the kernels built for such a processor, once a session."""
-    built: dict[str, ctypes.CDLL] = {}
+    """other_library(name) -> the kernels built for such a processor, once for all processes that test."""
+    here = tmp_path_factory.getbasetemp()
+    folder = here.parent if "PYTEST_XDIST_WORKER" in os.environ else here
 
+    @functools.cache
     def library(name: str) -> ctypes.CDLL:
-        if name not in built:
-            path = tmp_path_factory.mktemp("kernels") / f"{name}.so"
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(compiled, "FLAGS", [*compiled.FLAGS, *OTHERS[name]])  # the last of each kind counts
-                compiled.build(compiled.find_compiler(), build.SOURCES, path)
-            built[name] = ctypes.CDLL(str(path))
-        return built[name]
+        path = folder / f"kernels-{name}.so"
+        with (folder / f"kernels-{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                compiled.build(compiled.find_compiler(), build.SOURCES, path, OTHERS[name])
+        return ctypes.CDLL(str(path))
 
     return library
 
