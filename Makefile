@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint sim mutants fuzz schemathesis soak proto lock venv clean faults
+.PHONY: demo test test-long lint sim mutants fuzz schemathesis soak proto lock venv clean faults
 
 # Installs once per change of pyproject.toml.
 $(VENV)/.installed: pyproject.toml
@@ -15,12 +15,19 @@ venv: $(VENV)/.installed
 demo: venv
 	$(BIN)/kvrelay demo
 
-# Whole clusters have the machine for themselves, so that it is known what they could do; all else runs in two processes.
+# So many processes test at once, by file; of whole clusters, which are many processes each, CLUSTER_JOBS.
+JOBS ?= 3
+CLUSTER_JOBS ?= 2
 CLUSTERS := tests/cluster tests/faults
-JOBS ?= 2
+PYTEST := $(BIN)/python -m pytest --durations 10
+BY_FILE := --dist loadfile --no-loadscope-reorder -m 'not long'
 test: venv lint
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 15 $(CLUSTERS:%=--ignore %)
-	$(BIN)/python -m pytest --durations 15 $(CLUSTERS)
+	$(PYTEST) -n $(JOBS) $(BY_FILE) $(CLUSTERS:%=--ignore %)
+	$(PYTEST) -n $(CLUSTER_JOBS) $(BY_FILE) $(CLUSTERS)
+
+# What loads or measures a whole machine, which it has for itself.
+test-long: venv
+	$(PYTEST) -m long
 
 lint: venv
 	$(BIN)/ruff check .

@@ -46,6 +46,7 @@ def test_help_has_an_example(capsys: Output, arguments: list[str]) -> None:
     assert "Example: kvrelay bench engine" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_json_beside_a_peer(tiny_model: Callable[..., Path], fake_python: Path, capsys: Output) -> None:
     command = ["bench", "engine", "--quick", "--json", "--runs", "2", "--model", str(tiny_model())]
     assert run([*command, "--peer", f"vllm={fake_python}"]) == 0

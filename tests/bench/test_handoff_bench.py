@@ -21,6 +21,7 @@ MIB = 2**20
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two cores are needed")
+@pytest.mark.long
 def test_the_command_measures_what_it_says() -> None:
     command = [sys.executable, "-m", "kvrelay.cli.main", "bench", "handoff", "--quick", "--json"]
     options = ["--model", "demo", "--runs", "1", "--transport", "shm", "--transport", "grpc"]

@@ -16,6 +16,7 @@ from kvrelay.bench.router.table import report_view
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two cores are needed")
+@pytest.mark.long
 def test_each_door_streams_what_the_workers_say() -> None:
     command = [sys.executable, "-m", "kvrelay.cli.main", "bench", "router", "--quick", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)

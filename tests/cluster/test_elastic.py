@@ -32,7 +32,7 @@ decode:
 """
 STEPS = Steps(calm_s=4, high_s=7, tail_s=120)
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 
 async def test_each_pool_follows_its_own_load_alone(tmp_path: Path) -> None:

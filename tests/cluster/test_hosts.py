@@ -12,7 +12,7 @@ import pytest
 
 _COMMAND = Path(__file__).parents[2] / "benchmarks" / "hosts.py"
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 async def test_two_pools_on_three_hosts_survive_the_loss_of_one(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ decode: {min_replicas: 1, max_replicas: 2, metrics: [{name: queue_depth, target:
 """
 ASKED_AT_ONCE = 6
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 
 async def test_two_and_one_become_one_and_two_and_no_request_notices(tmp_path: Path) -> None:

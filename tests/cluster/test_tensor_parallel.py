@@ -17,9 +17,9 @@ from kvrelay.engine.runner import ModelRunner
 from kvrelay.types import SamplingParams
 from kvrelay.wire.cluster import ClusterStatus, WorkerStatus
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 PROMPT = [(7 * i) % 300 for i in range(200)]
-LONG = 500  # tokens, so that there is a middle
+LONG = 120  # tokens, so that there is a middle
 SAMPLINGS = (SamplingParams(temperature=0.0, max_tokens=LONG), SamplingParams(temperature=1.1, top_p=0.95, seed=11))
 
 

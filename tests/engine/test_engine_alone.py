@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 # Modules that cannot be found, in this process and, by PYTHONPATH, in those that it starts.
@@ -63,6 +65,7 @@ def test_a_model_runs(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     assert 0 <= int(run(["-c", PROGRAM, str(tiny_model())], tmp_path)) < 128
 
 
+@pytest.mark.long
 def test_the_benchmark_of_a_model_shape_beside_a_peer(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     arguments = ["--model-shape", str(tiny_model()), "--quick", "--runs", "1", "--peer", "generate_batch"]
     report = json.loads(run(["-m", "kvrelay.bench", *arguments], tmp_path))
