@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvrelay.config import ModelConfig
 from kvrelay.errors import ModelRefused
+from kvrelay.model_json import read_model_json
 from kvrelay.wire.inference import ModelInfo
 
 _MAX_NAMES, _MAX_NAME = 8, 100  # architectures, and characters of each, that are told
@@ -24,8 +24,9 @@ class ModelCard:
     def load(cls, folder: str, config: ModelConfig) -> ModelCard:
         """Raises ModelRefused for a folder whose config.json cannot be read."""
         path = Path(folder)
-        model = _read_json(path / "config.json")
-        generation = _read_json(path / "generation_config.json") if (path / "generation_config.json").exists() else {}
+        model = read_model_json(path / "config.json")
+        defaults = path / "generation_config.json"
+        generation = read_model_json(defaults) if defaults.exists() else {}
         text = model.get("text_config", model)  # multimodal models keep the language model's part there
         try:
             limit, vocab_size = (_count(text, name) for name in ("max_position_embeddings", "vocab_size"))
@@ -64,13 +65,3 @@ def _ids(found: object) -> frozenset[int]:
     if not all(type(one) is int for one in ids):
         raise ValueError(f"eos_token_id {found!r:.40}")
     return frozenset(ids)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelRefused(f"{path}: {error}") from error
-    if not isinstance(found, dict):
-        raise ModelRefused(f"{path}: not a JSON object")
-    return found

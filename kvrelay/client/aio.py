@@ -17,7 +17,6 @@ from kvrelay.client.request import GenerateOptions
 from kvrelay.client.retry import Retry
 from kvrelay.errors import KvRelayError, Unavailable
 from kvrelay.wire import inference as wire
-from kvrelay.wire.status import error_from_rpc
 
 
 class AsyncClient(BaseClient):
@@ -57,7 +56,7 @@ class AsyncClient(BaseClient):
                     self._raise_if_closed()
                 raise
             except grpc.RpcError as error:
-                await self._sleep(retry.failed(error_from_rpc(error, self.targets[retry.target]), time.monotonic()))
+                await self._sleep(retry.failed(self._typed(error, retry.target), time.monotonic()))
 
     async def close(self) -> None:
         """Ends the calls under way; their streams raise Cancelled."""
@@ -149,7 +148,8 @@ class AsyncStream(BaseStream):
                 client._raise_if_closed()
             raise
         except grpc.RpcError as error:
-            raise self._typed(error, target) from error
+            self._finished()  # raises Cancelled if our `cancel` ended the call
+            raise client._typed(error, index) from error
         if message is grpc.aio.EOF:
             raise Unavailable(f"{target}: the stream ended before the answer did")
         return wire.response_from_proto(message)

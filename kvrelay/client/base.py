@@ -106,6 +106,15 @@ class BaseClient:
         if self._forked:
             raise FailedPrecondition("this process was forked from one that used the client; make another client here")
 
+    def _typed(self, error: grpc.RpcError, index: int) -> KvRelayError:
+        """Of a call to the target with that index, which its user has not cancelled: gRPC says CANCELLED also for those
+        that a server which ends at once has not looked at yet.
+        """
+        typed = error_from_rpc(error, self.targets[index])
+        if isinstance(typed, Cancelled) and not self._closed:
+            return Unavailable(f"{self.targets[index]}: the server ended the call")
+        return typed
+
     def __repr__(self) -> str:
         security = "" if self._credentials is None else ", TLS"
         return f"<kvrelay.{type(self).__name__} of {', '.join(self.targets)}{security}{', closed' * self._closed}>"
@@ -175,15 +184,6 @@ class BaseStream:
         except KvRelayError:
             self._error = error
             raise
-
-    def _typed(self, error: grpc.RpcError, target: str) -> KvRelayError:
-        """A call that neither side's user cancelled was broken off: gRPC says CANCELLED for those that a server which
-        ends at once has not looked at yet.
-        """
-        typed = error_from_rpc(error, target)
-        if isinstance(typed, Cancelled) and self._error is None and not self._client._closed:
-            return Unavailable(f"{target}: the server ended the call")
-        return typed
 
     def _left(self) -> None:
         if self._error is None and not self._answer.finished:

@@ -16,7 +16,6 @@ from kvrelay.client.request import GenerateOptions
 from kvrelay.client.retry import Retry
 from kvrelay.errors import KvRelayError, Unavailable
 from kvrelay.wire import inference as wire
-from kvrelay.wire.status import error_from_rpc
 
 
 class Client(BaseClient):
@@ -55,7 +54,7 @@ class Client(BaseClient):
                     list_models(wire.pb.ListModelsRequest(), timeout=timeout, metadata=self._metadata)
                 )
             except grpc.RpcError as error:
-                self._sleep(retry.failed(error_from_rpc(error, self.targets[retry.target]), time.monotonic()))
+                self._sleep(retry.failed(self._typed(error, retry.target), time.monotonic()))
 
     def close(self) -> None:
         """Ends the calls under way; their streams raise Cancelled."""
@@ -137,4 +136,5 @@ class Stream(BaseStream):
         except StopIteration:
             raise Unavailable(f"{target}: the stream ended before the answer did") from None
         except grpc.RpcError as error:
-            raise self._typed(error, target) from error
+            self._finished()  # raises Cancelled if our `cancel` ended the call
+            raise client._typed(error, index) from error

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvrelay.errors import DeadlineExceeded, InvalidArgument, ModelRefused, NotFound, Unavailable
+from kvrelay.model_json import read_model_json
 
 _RENDERER = Path(__file__).with_name("chat_renderer.py")
 _START_S = 60.0
@@ -38,7 +39,8 @@ class ChatTemplate:
     def load(cls, model_folder: str | Path) -> ChatTemplate:
         """Raises NotFound when the folder has no chat template, ModelRefused when its files cannot be read."""
         folder = Path(model_folder)
-        config = _read_config(folder / "tokenizer_config.json")
+        described = folder / "tokenizer_config.json"
+        config = read_model_json(described) if described.is_file() else {}
         template = _read(folder / "chat_template.jinja") or _template_of(config.get("chat_template"))
         if template is None:
             raise NotFound(
@@ -163,16 +165,6 @@ def _read(path: Path) -> str | None:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ModelRefused(f"{path} is not UTF-8: {error}", field="model") from error
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(_read(path) or "{}")
-    except (ValueError, RecursionError) as error:
-        raise ModelRefused(f"{path} is not JSON: {error}", field="model") from error
-    if not isinstance(config, dict):
-        raise ModelRefused(f"{path} does not hold a JSON object", field="model")
-    return config
 
 
 def _template_of(entry: Any) -> str | None:

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from transformers.utils.hub import cached_file
 
 from kvrelay.errors import ModelRefused
+from kvrelay.model_json import read_model_json
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -52,7 +53,7 @@ def find_checkpoint(path: str) -> Checkpoint:
     else:
         folder = _hub_file(path, CONFIG).parent
         root = folder.parents[1]  # the hub's cache keeps the files of a repository apart and links to them
-    config = _read_json(folder / CONFIG)
+    config = read_model_json(folder / CONFIG)
     if "auto_map" in config:
         raise ModelRefused(f"{folder / CONFIG}: auto_map asks to run code that came with the model; that is never done")
     if "transformers_weights" in config:
@@ -89,7 +90,7 @@ def _shards(path: str, folder: Path) -> list[str]:
         pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
         found = f"only {', '.join(pickles)}, and pickled weights can run code" if pickles else "no weights"
         raise ModelRefused(f"{folder}: no {WEIGHTS} or {INDEX}; there are {found}; convert to safetensors")
-    weight_map = _read_json(folder / INDEX).get("weight_map")
+    weight_map = read_model_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise ModelRefused(f"{folder / INDEX}: no weight_map of tensor names to file names")
     names = sorted(set(weight_map.values()))
@@ -103,16 +104,6 @@ def _shards(path: str, folder: Path) -> list[str]:
         some = ", ".join(missing[:3])
         raise ModelRefused(f"{folder}: {len(missing)} of {len(names)} shards are missing: {some:.300}")
     return names
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelRefused(f"{path}: cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelRefused(f"{path}: not a JSON object")
-    return value
 
 
 def _hub_file(model: str, name: str) -> Path:

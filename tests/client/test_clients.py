@@ -230,6 +230,8 @@ def test_an_answer_goes_on_at_another_router(twin: Twin, error: kvrelay.KvRelayE
     other = ScriptedRouter()
     with serving(dying) as first, serving(other) as second:
         assert twin.result([first, second], "p", max_tokens=4).token_ids == (100, 101, 102, 103)
+        dying.list_errors.append(error)
+        assert len(twin.call([first, second], "models")) == 1
     assert other.requests[0].resume == (100, 101)
 
 

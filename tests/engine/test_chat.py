@@ -213,9 +213,9 @@ async def test_a_missing_interpreter_is_unavailable(template: Template, monkeypa
     [
         ({}, NotFound, "has no chat template; send a prompt"),
         ({"tokenizer_config.json": "{}"}, NotFound, "has no chat template"),
-        ({"tokenizer_config.json": "{"}, ModelRefused, "is not JSON"),
-        ({"tokenizer_config.json": '{"a":' * 10**5}, ModelRefused, "is not JSON"),
-        ({"tokenizer_config.json": "[]"}, ModelRefused, "does not hold a JSON object"),
+        ({"tokenizer_config.json": "{"}, ModelRefused, "cannot be read"),
+        ({"tokenizer_config.json": '{"a":' * 10**5}, ModelRefused, "cannot be read"),
+        ({"tokenizer_config.json": "[]"}, ModelRefused, "not a JSON object"),
     ],
 )
 def test_a_folder_without_a_template(

@@ -1,0 +1,20 @@
+"""A JSON file of a model folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from kvrelay.errors import ModelRefused
+
+
+def read_model_json(path: Path) -> dict[str, Any]:
+    """The object in it. Raises ModelRefused if it cannot be read or is none."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelRefused(f"{path}: cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelRefused(f"{path}: not a JSON object")
+    return value
