@@ -96,6 +96,7 @@ def test_a_process_that_never_listens_is_reported() -> None:
         EngineProcess((sys.executable, "-c", ""), settings("m"))
 
 
+@pytest.mark.long
 def test_our_engine_in_a_process_of_its_own(tiny_model: Callable[..., Path]) -> None:
     with EngineProcess(KVRELAY, settings(tiny_model())) as engine:
         assert engine.name == "kvrelay"

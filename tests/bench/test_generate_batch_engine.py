@@ -51,6 +51,7 @@ def test_it_generates_what_the_model_would(tiny_model: Callable[..., Path]) -> N
     assert engine._batch == []
 
 
+@pytest.mark.long
 def test_in_a_process_of_its_own_with_random_weights(tiny_model: Callable[..., Path]) -> None:
     with EngineProcess(GENERATE_BATCH, settings(shape=str(tiny_model()))) as engine:
         assert engine.name.endswith("generate_batch")

@@ -34,6 +34,7 @@ def test_demo_proves_that_it_relayed() -> None:
     assert "NO" not in done.stdout.split("proof")[-1]
 
 
+@pytest.mark.long
 def test_verify_finds_every_path_identical() -> None:
     done = kvrelay("verify", "--requests", "10", "--json")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -7,7 +7,7 @@ import pytest
 from chaos import Load, judged, rescaled
 from running_cluster import RunningCluster
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
 
 
 async def test_no_request_notices_how_large_the_pools_are(

@@ -34,6 +34,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "README.md"}
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     for name, seed in (("one", 7), ("two", 7), ("other", 8)):
         train_demo.run(tmp_path / name, steps=3, seed=seed, threads=1)
