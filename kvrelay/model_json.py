@@ -14,7 +14,7 @@ def read_model_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelRefused(f"{path}: cannot be read: {error}") from error
+        raise ModelRefused(f"{path}: cannot be read: {error!s:.300}") from error
     if not isinstance(value, dict):
         raise ModelRefused(f"{path}: not a JSON object")
     return value

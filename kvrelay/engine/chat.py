@@ -164,7 +164,7 @@ def _read(path: Path) -> str | None:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ModelRefused(f"{path} is not UTF-8: {error}", field="model") from error
+        raise ModelRefused(f"{path} is not UTF-8: {error!s:.300}", field="model") from error
 
 
 def _template_of(entry: Any) -> str | None:

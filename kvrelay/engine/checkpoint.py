@@ -71,7 +71,7 @@ def find_checkpoint(path: str) -> Checkpoint:
             with safe_open(folder / name, framework="pt"):
                 pass  # opening checks the header against the file
         except (SafetensorError, OSError) as error:
-            raise ModelRefused(f"{folder / name}: not a sound safetensors file: {error}") from error
+            raise ModelRefused(f"{folder / name}: not a sound safetensors file: {error!s:.300}") from error
     return Checkpoint(folder, config, tuple(folder / name for name in names))
 
 
@@ -111,4 +111,4 @@ def _hub_file(model: str, name: str) -> Path:
     try:
         return Path(cached_file(model, name))
     except (OSError, ValueError) as error:
-        raise ModelRefused(f"{model}: neither a folder nor a model of the hub: {error}") from error
+        raise ModelRefused(f"{model}: neither a folder nor a model of the hub: {error!s:.300}") from error

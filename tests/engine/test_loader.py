@@ -183,6 +183,12 @@ def absurd_header(folder: Path) -> str:
     return "not a sound safetensors file"
 
 
+def a_header_that_the_reason_would_repeat(folder: Path) -> str:
+    header = json.dumps({"a": "x" * 20_000}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    return "not a sound safetensors file"
+
+
 def overlapping_tensors(folder: Path) -> str:
     header = json.dumps(
         {
@@ -266,6 +272,7 @@ def link_out_of_the_folder(folder: Path) -> str:
         no_weights,
         truncated_weights,
         absurd_header,
+        a_header_that_the_reason_would_repeat,
         overlapping_tensors,
         a_tensor_is_missing,
         a_tensor_has_another_shape,
@@ -281,8 +288,9 @@ def link_out_of_the_folder(folder: Path) -> str:
 )
 def test_spoiled_folders_are_refused(folder: Path, spoil: Callable[[Path], str]) -> None:
     reason = spoil(folder)
-    with pytest.raises(ModelRefused, match=reason):
+    with pytest.raises(ModelRefused, match=reason) as refused:
         load_model(str(folder))
+    assert len(str(refused.value)) < 2000
 
 
 class Canary:
