@@ -1,4 +1,4 @@
-"""Child processes that do not outlive their parent."""
+"""Child processes that do not outlive their parent, and what the kernel knows of processes."""
 
 from __future__ import annotations
 
@@ -33,3 +33,12 @@ def family(pid: int) -> list[int]:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # threads come and go meanwhile
                 children += map(int, (thread / "children").read_text().split())
     return [pid, *(one for child in children for one in family(child))]
+
+
+def command_of(pid: int) -> str:
+    """Of a process that runs; nothing, if it does not."""
+    try:
+        name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
+    except FileNotFoundError:
+        return ""
+    return "" if rest.split()[0] == "Z" else name

@@ -23,7 +23,7 @@ from kvrelay.security.capability import FetchGrant, make_capability
 from kvrelay.security.credentials import Credentials
 from kvrelay.security.grpc_tls import worker_channel
 from kvrelay.stop_request import StopRequest
-from kvrelay.types import PoolName, SequenceSpec, WorkerInfo
+from kvrelay.types import PoolName, SequenceSpec, WorkerInfo, WorkerLoad
 from kvrelay.wire.cluster import worker_status_from_proto
 from kvrelay.wire.worker import Hello, Welcome, WorkerServiceStub, command_to_proto, event_from_proto, pb
 from kvrelay.worker.settings import WorkerSettings
@@ -92,6 +92,13 @@ class Session:
         return event_from_proto(message)
 
 
+async def load_of(info: WorkerInfo, credentials: Credentials | None = None) -> WorkerLoad:
+    """What the worker says of itself when asked."""
+    async with worker_channel(info.address, credentials) as channel:
+        answer = await WorkerServiceStub(channel).GetWorkerStatus(pb.GetWorkerStatusRequest(), timeout=20)
+    return worker_status_from_proto(answer.status).load
+
+
 class Engine:
     """The steps of all workers of this process, each of which begins when the test lets it."""
 
@@ -136,16 +143,13 @@ class Workers:
         """The workers once all are empty and have checked their books; they are asked, since heartbeats are old."""
         async with asyncio.timeout(30):
             while True:
-                infos = [await self._now(info) for info in await self.registry.workers()]
+                infos = [
+                    replace(info, load=await load_of(info, self._credentials)) for info in await self.registry.workers()
+                ]
                 loads = [info.load for info in infos]
                 if all(load.empty and not load.blocks_held and not load.step_age_s for load in loads):
                     return tuple(infos)
                 await asyncio.sleep(0.05)
-
-    async def _now(self, info: WorkerInfo) -> WorkerInfo:
-        async with worker_channel(info.address, self._credentials) as channel:
-            answer = await WorkerServiceStub(channel).GetWorkerStatus(pb.GetWorkerStatusRequest(), timeout=20)
-        return replace(info, load=worker_status_from_proto(answer.status).load)
 
     async def close(self) -> None:
         for session in self._sessions:

@@ -18,7 +18,7 @@ from ray._private.gcs_utils import create_gcs_channel
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]  # compiled, and its stub lacks it
 from ray.core.generated import gcs_pb2, gcs_service_pb2, gcs_service_pb2_grpc
 
-from kvrelay.child import family
+from kvrelay.child import command_of, family
 from kvrelay.config import ClusterConfig
 from kvrelay.errors import Unavailable
 from kvrelay.launch.placement import Node
@@ -100,7 +100,7 @@ class RayCluster:
     @property
     def is_lost(self) -> bool:
         """A local Ray's raylet has ended: no worker can be started or stopped any more, and they end by themselves."""
-        return self._raylet is not None and _command(self._raylet) != "raylet"
+        return self._raylet is not None and command_of(self._raylet) != "raylet"
 
     async def lost(self) -> None:
         """Waits until it is so, and raises that."""
@@ -128,7 +128,7 @@ class RayCluster:
             logging_level="error",
             namespace="kvrelay",
         )
-        self._raylet = next(one for one in family(os.getpid()) if _command(one) == "raylet")
+        self._raylet = next(one for one in family(os.getpid()) if command_of(one) == "raylet")
 
     def _connect(self, address: str) -> None:
         if address == AUTO:
@@ -172,15 +172,6 @@ def _is_here(host: str) -> bool:
         except OSError:
             return False
     return True
-
-
-def _command(pid: int) -> str:
-    """Of a process that runs; nothing, if it does not."""
-    try:
-        name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
-    except FileNotFoundError:
-        return ""
-    return "" if rest.split()[0] == "Z" else name
 
 
 def local_cpus(config: ClusterConfig, most_workers: Mapping[PoolName, int]) -> float:

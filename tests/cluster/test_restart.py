@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 
 import grpc
 import pytest
@@ -16,7 +15,7 @@ from faults.client import Asking
 from faults.history import Case, Evidence, FaultRecord, RequestHistory
 from running_cluster import RunningCluster
 
-from kvrelay.child import family
+from kvrelay.child import command_of, family
 from kvrelay.client import Completion
 from kvrelay.types import POOLS
 from kvrelay.wire.cluster import pb
@@ -98,7 +97,7 @@ async def test_row_18_rays_head_is_killed(cluster: RunningCluster) -> None:
     expected = (await answer(cluster, PROMPTS[0], 1600)).token_ids
     controller = cluster.local._controller
     assert controller is not None
-    (head,) = [one for one in family(controller.process.pid) if command(one) == "gcs_server"]
+    (head,) = [one for one in family(controller.process.pid) if command_of(one) == "gcs_server"]
     before = {one.worker_id: one.epoch for pool in POOLS for one in await cluster.workers(pool)}
     case = Case(cluster.local.config.transfer.lease_s)
     fault = FaultRecord("SIGKILL to Ray's head")
@@ -115,7 +114,7 @@ async def test_row_18_rays_head_is_killed(cluster: RunningCluster) -> None:
         asked = ask()
         await asked.tokens(5)
         os.kill(head, signal.SIGKILL)
-        await cluster.until(lambda _: not command(head), "the head is gone")
+        await cluster.until(lambda _: not command_of(head), "the head is gone")
         fault.evidence.append(Evidence(time.monotonic(), f"gcs_server {head} is gone"))
         await cluster.admin.SetPoolSize(pb.SetPoolSizeRequest(decode=3))
         assert (await asked.ended()).end.status == "length"
@@ -131,12 +130,3 @@ async def test_row_18_rays_head_is_killed(cluster: RunningCluster) -> None:
     assert len(set(after.values()) | set(before.values())) == len(after) + len(before), "nor an epoch"
     await cluster.admin.SetPoolSize(pb.SetPoolSizeRequest(decode=2))
     await cluster.settled()
-
-
-def command(pid: int) -> str:
-    """Of a process that runs; nothing, if it does not."""
-    try:
-        name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
-    except FileNotFoundError:
-        return ""
-    return "" if rest.split()[0] == "Z" else name

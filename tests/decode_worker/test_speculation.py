@@ -8,18 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import grpc
 import pytest
 from tiny_models import EOS
-from worker_harness import Session, Workers, workers
+from worker_harness import Session, Workers, load_of, workers
 
 from kvrelay.config import ClusterConfig
 from kvrelay.engine.runner import ModelRunner, Segment
 from kvrelay.engine.sampling import Sampled
 from kvrelay.messages import Abort, HandedOff, Prefill, Reserve, Reserved, RunLocal, TokenBatch
-from kvrelay.types import SamplingParams, SequenceSpec, WorkerLoad
-from kvrelay.wire.cluster import worker_status_from_proto
-from kvrelay.wire.worker import WorkerServiceStub, pb
+from kvrelay.types import SamplingParams, SequenceSpec
 
 Answers = dict[str, tuple[tuple[int, ...], str]]
 """Token ids and finish reason by request id."""
@@ -87,14 +84,8 @@ async def local(model: Path, settings: ClusterConfig, requests: list[SequenceSpe
                 await session.send(RunLocal(one))
             answered |= await answers(session, len(some))
         await settled(running)
-        load = await load_of(session)
+        load = await load_of(session.info)
         return answered, load.draft_tokens, load.accepted_tokens
-
-
-async def load_of(session: Session) -> WorkerLoad:
-    async with grpc.aio.insecure_channel(session.info.address) as channel:
-        response = await WorkerServiceStub(channel).GetWorkerStatus(pb.GetWorkerStatusRequest())
-    return worker_status_from_proto(response.status).load
 
 
 async def settled(running: Workers) -> None:
@@ -128,7 +119,7 @@ async def test_few_steps_give_many_tokens(tiny_model: Callable[..., Path]) -> No
         while sum(runs) < 60:
             runs.append(len((await session.tokens()).token_ids))
         assert runs == [1, 1, *[6] * 9, 4], "five guesses and the token after them, but no more than asked for"
-        load = await load_of(session)
+        load = await load_of(session.info)
         assert load.draft_tokens == load.accepted_tokens == 60 - len(runs)
 
 
@@ -162,7 +153,7 @@ async def test_an_answer_ends_in_the_middle_of_right_guesses(
         params = SamplingParams(temperature=0.0, seed=0, **sampling)  # type: ignore[arg-type]
         await session.send(RunLocal(SequenceSpec("a", 0, (*cycle, 10), 6, params)))
         assert await answers(session, 1) == {"a": (answer, reason)}
-        assert (await load_of(session)).accepted_tokens >= len(answer) - 2
+        assert (await load_of(session.info)).accepted_tokens >= len(answer) - 2
         await settled(running)
 
 
@@ -187,7 +178,7 @@ async def test_a_sequence_that_moves_in_the_middle_goes_on_as_it_would_have(
                 tokens += more
             assert (tuple(tokens), finish) == expected[one.request_id]
         await settled(running)
-        assert (await load_of(decode[0])).accepted_tokens > 0
+        assert (await load_of(decode[0].info)).accepted_tokens > 0
 
 
 async def test_blocks_that_were_guessed_into_are_found_with_the_right_tokens(tiny_model: Callable[..., Path]) -> None:
