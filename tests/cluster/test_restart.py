@@ -18,7 +18,7 @@ from running_cluster import RunningCluster
 from kvrelay.child import command_of, family
 from kvrelay.client import Completion
 from kvrelay.types import POOLS
-from kvrelay.wire.cluster import pb
+from kvrelay.wire.cluster import ClusterStatus, pb
 from kvrelay.wire.inference import GenerateRequest, SamplingOptions
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
@@ -110,6 +110,13 @@ async def test_row_18_rays_head_is_killed(cluster: RunningCluster) -> None:
         request = GenerateRequest(request_id=history.request_id, token_ids=tuple(PROMPTS[0]), sampling=sampling)
         return Asking(history, request, channel, timeout=200.0)
 
+    def ended(status: ClusterStatus) -> bool:
+        if controller.process.returncode is not None:
+            return True
+        there = {one.worker_id for pool in status.pools for one in pool.workers}
+        assert there <= before.keys(), "scaling pauses"
+        return False
+
     async with grpc.aio.insecure_channel(cluster.local.endpoints.grpc) as channel:
         asked = ask()
         await asked.tokens(5)
@@ -117,10 +124,8 @@ async def test_row_18_rays_head_is_killed(cluster: RunningCluster) -> None:
         await cluster.until(lambda _: not command_of(head), "the head is gone")
         fault.evidence.append(Evidence(time.monotonic(), f"gcs_server {head} is gone"))
         await cluster.admin.SetPoolSize(pb.SetPoolSizeRequest(decode=3))
-        assert (await asked.ended()).end.status == "length"
-        there = {one.worker_id for pool in POOLS for one in await cluster.workers(pool)}
-        assert there <= before.keys(), "scaling pauses"
-        await cluster.until(lambda _: controller.process.returncode is not None, "the controller has ended", 120.0)
+        first, _ = await asyncio.gather(asked.ended(), cluster.until(ended, "the controller has ended", 120.0))
+        assert first.end.status == "length"
         moved = await ask().ended()
         status = await cluster.settled(decode=3, seconds=120.0)
     assert moved.end.status == "length"
