@@ -63,11 +63,16 @@ async def test_row_19_router_killed_and_client_resumes(fleet: Fleet) -> None:
 
 
 async def test_row_25_kv_pool_full_in_mid_decode(fleet: Fleet) -> None:
+    """Eight answers of 27 blocks each: one worker has four or more, and no room for four that begin together."""
     prompts = [tokens(150, 250 + n) for n in range(8)]
     await fleet.learn(*prompts, max_tokens=700)
     async with fleet.case("G B") as case:
         before = await fleet.preemptions()
-        asked = [fleet.ask(case, "row-25", prompt, max_tokens=700) for prompt in prompts]
+        asked = [fleet.ask(case, "row-25!hold@joined", prompt, max_tokens=700) for prompt in prompts]
+        for one in asked:
+            await fleet.reached(one.history.request_id, "joined")
+        for worker in fleet.pool("decode"):
+            fleet.let_go(worker)
         for one in asked:
             await one.ended()
         fault = record(case, "the decode workers' blocks do not suffice")
