@@ -150,10 +150,11 @@ class FluidCluster:
             return 0.0
         done = self._prefilling.take(min(1.0, capacity / self._prefilling.prompt_tokens))
         self._decoding.add(done)
+        busy = done.prompt_tokens / capacity
         if ready["prefill"]:
-            self._prefill_busy = done.prompt_tokens / capacity
+            self._prefill_busy = busy
             return 0.0
-        return done.prompt_tokens / capacity
+        return busy
 
     def _prefill_rate(self, ready: Mapping[PoolName, int]) -> float:
         """Tokens per second; decode workers prefill where there is no other."""

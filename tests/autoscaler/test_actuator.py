@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 import signal
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
 
-import grpc
 import pytest
+from actuator_fleet import Cluster, Fleet, running_cluster
 from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
@@ -20,124 +18,13 @@ from kvrelay.embedded_redis import EmbeddedRedis
 from kvrelay.errors import Unavailable
 from kvrelay.registry import Registry
 from kvrelay.stop_request import DRAIN_GRACE_S
-from kvrelay.types import PendingWorker, PoolName, WorkerInfo, WorkerLoad, WorkerState
-from kvrelay.wire.worker import WorkerServiceServicer, add_WorkerServiceServicer_to_server, pb
-
-
-class FakeWorker(WorkerServiceServicer):
-    """A worker's gRPC server and registry entry, without an engine."""
-
-    def __init__(self, info: WorkerInfo) -> None:
-        self.info = info
-        self.drain_calls = 0
-        self.grace_s = 0.0
-        self.refuses_drain = False
-
-    async def Drain(self, request: pb.DrainRequest, context: grpc.aio.ServicerContext) -> pb.DrainResponse:
-        self.drain_calls += 1
-        self.grace_s = request.grace_seconds
-        if self.refuses_drain:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
-        self.info = dataclasses.replace(self.info, state="draining")
-        return pb.DrainResponse()
-
-    def is_now(self, state: WorkerState) -> None:
-        self.info = dataclasses.replace(self.info, state=state)
-
-    def holds(self, **load: int) -> None:
-        self.info = dataclasses.replace(self.info, load=WorkerLoad(**load))
-
-
-@dataclass
-class Fleet:
-    """Launcher of workers in this process. They serve once `beat` is called, which is their heartbeat."""
-
-    registry: Registry
-    pools: dict[str, PoolName] = field(default_factory=dict)
-    workers: dict[str, FakeWorker] = field(default_factory=dict)
-    servers: dict[str, grpc.aio.Server] = field(default_factory=dict)
-    stopped: list[str] = field(default_factory=list)
-    drained: list[str] = field(default_factory=list)
-    turned: list[str] = field(default_factory=list)
-    broken: bool = False
-    first_state: WorkerState = "ready"
-    without_room: set[str] = field(default_factory=set)
-
-    async def start(self, pool: PoolName, worker_id: str) -> None:
-        if self.broken:
-            raise Unavailable("no room")
-        self.pools[worker_id] = pool
-
-    async def stop(self, worker_id: str) -> None:
-        self.stopped.append(worker_id)
-        await self.die(worker_id)
-
-    async def turn(self, worker_id: str, pool: PoolName) -> None:
-        self.turned.append(worker_id)
-        self.pools[worker_id] = pool
-        del self.workers[worker_id]
-        await self.servers.pop(worker_id).stop(None)
-
-    async def drain(self, worker_id: str) -> None:
-        self.drained.append(worker_id)
-        await self.die(worker_id)
-
-    def alive(self) -> Mapping[str, PoolName]:
-        return dict(self.pools)
-
-    def pending(self) -> Mapping[str, str]:
-        return dict.fromkeys(self.without_room & set(self.pools), "no Ray node has room for CPU 1")
-
-    async def die(self, worker_id: str) -> None:
-        del self.pools[worker_id]
-        self.workers.pop(worker_id, None)
-        if worker_id in self.servers:
-            await self.servers.pop(worker_id).stop(None)
-
-    async def beat(self, *, but: tuple[str, ...] = ()) -> None:
-        for worker_id, pool in self.pools.items():
-            if worker_id not in self.workers and worker_id not in but:
-                await self._serve(worker_id, pool)
-            if worker_id not in but:
-                await self.registry.publish_worker(self.workers[worker_id].info, ttl_s=600)
-
-    async def _serve(self, worker_id: str, pool: PoolName) -> None:
-        server = grpc.aio.server()
-        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-        epoch = await self.registry.next_epoch()
-        worker = FakeWorker(
-            WorkerInfo(worker_id, pool, epoch, self.first_state, address, "demo", "00", 16, 64, "host", 4096)
-        )
-        add_WorkerServiceServicer_to_server(worker, server)
-        await server.start()
-        self.workers[worker_id], self.servers[worker_id] = worker, server
-
-
-@dataclass
-class Cluster:
-    registry: Registry
-    fleet: Fleet
-    clock: ManualClock
-    actuator: Actuator
-
-    @property
-    def running(self) -> list[str]:
-        return sorted(self.fleet.pools)
-
-    async def tick(self, times: int = 1) -> list[str]:
-        for _ in range(times):
-            await self.actuator.tick()
-            await self.fleet.beat()
-        return self.running
+from kvrelay.types import PendingWorker, WorkerInfo, WorkerLoad
 
 
 @pytest.fixture
 async def cluster(registry: Registry) -> AsyncIterator[Cluster]:
-    fleet = Fleet(registry)
-    clock = ManualClock()
-    yield Cluster(registry, fleet, clock, Actuator(registry, fleet, {"prefill": 1, "decode": 2}, clock=clock))
-    for worker_id in list(fleet.pools):
-        await fleet.die(worker_id)
+    async with running_cluster(registry, {"prefill": 1, "decode": 2}) as made:
+        yield made
 
 
 INTERVAL_S = 0.5  # the actuator's own
@@ -511,107 +398,8 @@ def test_surplus_takes_the_emptiest(staying: list[str], data: st.DataObject) -> 
             assert (one in serving, held.get(one, 0)) <= (other in serving, held.get(other, 0))
 
 
-@pytest.fixture
-async def balanced(registry: Registry) -> AsyncIterator[Cluster]:
-    """2 prefill workers and 1 decode worker that may change over."""
-    fleet, clock = Fleet(registry), ManualClock()
-    sizes: dict[PoolName, int] = {"prefill": 2, "decode": 1}
-    yield Cluster(registry, fleet, clock, Actuator(registry, fleet, sizes, clock=clock, rebalance=True))
-    for worker_id in list(fleet.pools):
-        await fleet.die(worker_id)
-
-
-async def pools(cluster: Cluster) -> dict[str, tuple[PoolName, WorkerState, int]]:
-    return {one.worker_id: (one.pool, one.state, one.epoch) for one in await cluster.registry.workers()}
-
-
-async def test_a_worker_changes_over_once_it_is_empty(balanced: Cluster) -> None:
-    await balanced.tick()
-    balanced.fleet.workers["prefill-0"].holds(running=2)
-    balanced.fleet.workers["prefill-1"].holds(running=1)
-    await balanced.fleet.beat()
-    await balanced.registry.set_desired({"prefill": 1, "decode": 2})
-    assert await balanced.tick(5) == ["decode-0", "prefill-0", "prefill-1"], "nothing is started, nothing stopped"
-    old = (await pools(balanced))["prefill-1"]
-    assert old[:2] == ("prefill", "draining")
-    balanced.fleet.workers["prefill-1"].holds()
-    await balanced.tick(3)
-    assert balanced.fleet.turned == ["prefill-1"]
-    pool, state, epoch = (await pools(balanced))["prefill-1"]
-    assert (pool, state) == ("decode", "ready")
-    assert epoch > old[2]
-    await balanced.tick(3)
-    assert (balanced.running, balanced.fleet.stopped) == (["decode-0", "prefill-0", "prefill-1"], [])
-    assert balanced.fleet.workers["prefill-1"].drain_calls == 0, "the new incarnation stays"
-
-
-async def test_the_last_roles_entry_says_nothing_of_the_new_one(balanced: Cluster) -> None:
-    await balanced.tick()
-    await balanced.registry.set_desired({"prefill": 1, "decode": 2})
-    await balanced.tick()
-    (old,) = [one for one in await balanced.registry.workers() if one.worker_id == "prefill-1"]
-    await balanced.actuator.tick()
-    assert balanced.fleet.turned == ["prefill-1"]
-    await balanced.registry.publish_worker(old, ttl_s=600)  # its last heartbeat was on the way
-    await balanced.actuator.tick()
-    await balanced.tick(3)
-    assert (await pools(balanced))["prefill-1"][:2] == ("decode", "ready")
-    assert balanced.fleet.workers["prefill-1"].drain_calls == 0
-
-
 async def test_without_rebalance_one_stops_and_another_starts(cluster: Cluster) -> None:
     await cluster.tick()
     await cluster.registry.set_desired({"prefill": 2, "decode": 1})
     await cluster.tick(4)
     assert (cluster.running, cluster.fleet.turned) == (["decode-0", "prefill-0", "prefill-1"], [])
-
-
-async def test_a_start_without_room_is_cancelled_for_a_worker_that_is_there(balanced: Cluster) -> None:
-    await balanced.tick()
-    await balanced.registry.set_desired({"decode": 2})
-    await balanced.actuator.tick()
-    balanced.fleet.without_room = {"decode-1"}
-    await balanced.registry.set_desired({"prefill": 1})
-    await balanced.actuator.tick()
-    assert balanced.fleet.stopped == ["decode-1"]
-    balanced.fleet.without_room.clear()
-    await balanced.tick(3)
-    assert (balanced.running, balanced.fleet.turned) == (["decode-0", "prefill-0", "prefill-1"], ["prefill-1"])
-
-
-async def test_who_is_told_to_end_does_not_change_over(balanced: Cluster) -> None:
-    await balanced.tick()
-    balanced.fleet.workers["prefill-1"].holds(running=1)
-    balanced.fleet.workers["prefill-0"].holds(running=2)
-    await balanced.fleet.beat()
-    await balanced.registry.set_desired({"prefill": 1, "decode": 2})
-    await balanced.tick(2)
-    await balanced.registry.request_drain("prefill-1")
-    await balanced.tick(2)
-    balanced.fleet.workers["prefill-1"].holds()
-    await balanced.tick(3)
-    assert balanced.fleet.turned == []
-    assert "prefill-1" in balanced.fleet.stopped
-    assert balanced.running == ["decode-0", "decode-1", "prefill-0"]
-
-
-async def test_one_that_is_no_longer_wanted_there_comes_back(balanced: Cluster) -> None:
-    await balanced.tick()
-    balanced.fleet.workers["prefill-0"].holds(running=2)
-    balanced.fleet.workers["prefill-1"].holds(running=1)
-    await balanced.fleet.beat()
-    await balanced.registry.set_desired({"prefill": 1, "decode": 2})
-    await balanced.tick(2)
-    balanced.fleet.workers["decode-0"].holds(running=5)
-    await balanced.fleet.beat()
-    await balanced.registry.set_desired({"prefill": 2, "decode": 1})
-    await balanced.actuator.tick()
-    balanced.fleet.workers["prefill-1"].holds()
-    await balanced.tick(4)
-    found = await pools(balanced)
-    assert {name: one[0] for name, one in found.items()} == {
-        "decode-0": "decode",
-        "prefill-0": "prefill",
-        "prefill-1": "prefill",
-    }
-    assert balanced.fleet.stopped == []
