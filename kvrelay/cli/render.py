@@ -68,23 +68,25 @@ def status_view(status: ClusterStatus) -> RenderableType:
 
 
 def _worker_table(status: ClusterStatus) -> Table:
+    """Hosts are named where there is more than one."""
     table = Table(title="workers", title_justify="left")
-    for name in ("pool", "worker", "epoch", "state"):
+    workers = [worker for pool in status.pools for worker in pool.workers]
+    hosts = ["host"] if len({worker.host for worker in workers}) > 1 else []
+    for name in ("pool", "worker", *hosts, "epoch", "state"):
         table.add_column(name, no_wrap=True)
     for name in ("running", "waiting", "KV held", "tok/s", "weights", "KV", "RSS"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("integrity")
-    for pool in status.pools:
-        for worker in pool.workers:
-            table.add_row(*_worker_row(worker))
+    for worker in workers:
+        host = [worker.host] if hosts else []
+        table.add_row(worker.pool, worker.worker_id, *host, *_worker_row(worker))
     return table
 
 
 def _worker_row(worker: WorkerStatus) -> tuple[str, ...]:
+    """From its epoch on."""
     load = worker.load
     return (
-        worker.pool,
-        worker.worker_id,
         str(worker.epoch),
         worker.state,
         str(load.running),

@@ -58,6 +58,11 @@ class WorkerStatus:
     unfit: str = ""  # why the router that answers gives it no new work
     tensor_parallel: int = 1  # processes that share the weights and KV heads
 
+    @property
+    def host(self) -> str:
+        """Of its address."""
+        return self.address.rpartition(":")[0]
+
     @classmethod
     def of(cls, info: WorkerInfo, unfit: str = "") -> WorkerStatus:
         return cls(

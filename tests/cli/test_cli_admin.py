@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import pty
@@ -9,12 +10,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import grpc
 import pytest
+from rich.console import Console
 from scripted_router import serving
 
 from kvrelay.cli.main import run
+from kvrelay.cli.render import status_view
 from kvrelay.errors import NotFound
 from kvrelay.types import PendingWorker, RouterLoad, ScalingDecision, WorkerLoad
 from kvrelay.wire import cluster as wire
@@ -141,6 +145,23 @@ def test_status_shows_all(capsys: Output) -> None:
     assert "decode-0 gets no new work: slow, 9.8 times as slow" in shown
     assert "1 → 2" in shown
     assert "queue_depth 9 over 4" in shown
+
+
+def test_status_names_hosts_where_there_are_several() -> None:
+    def shown(*addresses: str) -> list[str]:
+        pools = [
+            replace(pool, workers=tuple(replace(one, address=address) for one in pool.workers))
+            for pool, address in zip(STATUS.pools, addresses, strict=True)
+        ]
+        out = io.StringIO()
+        Console(file=out, width=160, markup=False).print(status_view(replace(STATUS, pools=tuple(pools))))
+        return out.getvalue().splitlines()
+
+    assert not any(" host " in line for line in shown("10.0.0.1:1", "10.0.0.1:2"))
+    lines = shown("10.0.0.1:1", "[fd00::2]:1")
+    assert any(" host " in line for line in lines)
+    for worker, host in (("prefill-", "10.0.0.1"), ("decode-0", "[fd00::2]")):
+        assert any(worker in line and f" {host} " in line for line in lines)
 
 
 def test_status_as_json(capsys: Output) -> None:

@@ -16,6 +16,8 @@ import traceback
 from collections import Counter
 from pathlib import Path
 
+from rich.progress import track
+
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from simulation.simulation import Result, Simulation  # noqa: E402
@@ -49,10 +51,10 @@ def run_many(seeds: range, processes: int) -> int:
     faults: Counter[str] = Counter()
     outcomes: Counter[str] = Counter()
     failed: list[int] = []
-    began, virtual_s, done, settled = time.monotonic(), 0.0, 0, 0.0
+    began, virtual_s, settled = time.monotonic(), 0.0, 0.0
     with multiprocessing.get_context("fork").Pool(processes) as pool:
-        for result in pool.imap_unordered(run_seed, seeds, chunksize=4):
-            done += 1
+        results = pool.imap_unordered(run_seed, seeds, chunksize=4)
+        for result in track(results, "seeds", len(seeds)):
             faults += Counter(dict.fromkeys(result.faults, 1))
             outcomes += result.outcomes
             virtual_s += result.virtual_s
@@ -60,11 +62,8 @@ def run_many(seeds: range, processes: int) -> int:
             if result.complaints:
                 failed.append(result.seed)
                 if len(failed) <= SHOWN:
-                    print(f"\rseed {result.seed} FAILED: " + "; ".join(result.complaints)[:600], flush=True)
-            if done % 20 == 0 or done == len(seeds):
-                rate = done / (time.monotonic() - began)
-                print(f"\r{done}/{len(seeds)} seeds, {len(failed)} failed, {rate:.1f}/s ", end="", flush=True)
-    print(f"\n{len(seeds)} seeds in {time.monotonic() - began:.0f} s, {virtual_s / 3600:.1f} hours of virtual time")
+                    print(f"seed {result.seed} FAILED: " + "; ".join(result.complaints)[:600], flush=True)
+    print(f"{len(seeds)} seeds in {time.monotonic() - began:.0f} s, {virtual_s / 3600:.1f} hours of virtual time")
     print(f"blocks were back at most {settled:.1f} s after the last answer")
     for title, counts in (("seeds with the fault", faults), ("requests that ended", outcomes)):
         print(title)
