@@ -137,11 +137,7 @@ def in_one_process(length: int) -> dict[int, tuple[int, ...]]:
 
 async def handed_over(serving: Serving, length: int, report: Report) -> None:
     """Asks each request once, and counts the hand-offs between hosts."""
-    addresses = {
-        worker.worker_id: worker.address.rpartition(":")[0]
-        for pool in (await serving.status()).pools
-        for worker in pool.workers
-    }
+    addresses = {worker.worker_id: worker.host for pool in (await serving.status()).pools for worker in pool.workers}
     stub = wire.InferenceServiceStub(serving.channel)
     for kind in range(KINDS):
         request = wire.request_to_proto(request_of(kind, length, f"first-{kind}"))
@@ -164,7 +160,7 @@ async def lose_a_host(cluster: HostCluster, serving: Serving, raylet: bool, repo
 
     def decoding(status: ClusterStatus) -> list[str]:
         busy = [one for pool in status.pools if pool.name == "decode" for one in pool.workers if one.load.running]
-        return [host for one in busy if (host := one.address.rpartition(":")[0]) != cluster.head.address]
+        return [one.host for one in busy if one.host != cluster.head.address]
 
     status = await serving.until(lambda status: bool(decoding(status)), "a host other than the head's decodes")
     lost = cluster.hosts[decoding(status)[0]]
@@ -178,7 +174,7 @@ async def lose_a_host(cluster: HostCluster, serving: Serving, raylet: bool, repo
     await serving.scale(decode=3)  # one more than there is room for on the hosts that are left
 
     def gone_and_pending(status: ClusterStatus) -> bool:
-        hosts = {one.address.rpartition(":")[0] for pool in status.pools for one in pool.workers}
+        hosts = {one.host for pool in status.pools for one in pool.workers}
         return lost.address not in hosts and bool(status.pending)
 
     status = await serving.until(gone_and_pending, "a worker waits for room")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import grpc
 from certificates import DAY, tls_section
+from cluster_status import first_status
 from host_namespaces import Host
 from tokens import Tokens
 
@@ -162,19 +163,10 @@ class Serving:
         await self._admin.SetPoolSize(pb.SetPoolSizeRequest(**sizes), timeout=30)
 
     async def until(self, holds: Callable[[ClusterStatus], bool], what: str) -> ClusterStatus:
-        """The first status of which `holds` is true."""
-        status = await self.status()
-        try:
-            async with asyncio.timeout(START_S):
-                while not holds(status):
-                    await asyncio.sleep(0.1)
-                    status = await self.status()
-        except TimeoutError:
-            raise RuntimeError(f"{what}: still not so after {START_S:g} s: {status}") from None
-        return status
+        return await first_status(self.status, holds, what, START_S)
 
 
 def hosts_of(status: ClusterStatus, pool: str) -> list[str]:
     """Addresses of the hosts of the pool's workers that are ready, one for each worker."""
     (found,) = (one for one in status.pools if one.name == pool)
-    return [one.address.rpartition(":")[0] for one in found.workers if one.state == "ready"]
+    return [one.host for one in found.workers if one.state == "ready"]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
+from cluster_status import first_status
 
 from kvrelay.client import AsyncClient
 from kvrelay.config import ClusterConfig
@@ -30,16 +30,7 @@ class RunningCluster:
         return next(one.workers for one in (await self.status()).pools if one.name == pool)
 
     async def until(self, holds: Callable[[ClusterStatus], bool], what: str, seconds: float = 60.0) -> ClusterStatus:
-        """The first status of which `holds` is true."""
-        status = await self.status()
-        try:
-            async with asyncio.timeout(seconds):
-                while not holds(status):
-                    await asyncio.sleep(0.1)
-                    status = await self.status()
-        except TimeoutError:
-            raise AssertionError(f"{what}: still not so after {seconds:g} s: {status}") from None
-        return status
+        return await first_status(self.status, holds, what, seconds)
 
     async def settled(self, prefill: int = 2, decode: int = 2, seconds: float = 60.0) -> ClusterStatus:
         """The status once that many workers are ready and hold nothing."""
