@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 from transfer_ends import HASH, KEY, LAYOUT, SENDER, DecodeEnd, MemoryFile, decode_end, sender_of
+from transfer_lender import BLOCKS, NAMES, lender
 
-from kv_transfer.lending import Lending
 from kv_transfer.receiver import Receiver
 from kv_transfer.transports.named import NamedOutbound
-from kvrelay.engine.cache import KvCache
 from kvrelay.errors import PermissionDenied
 from kvrelay.messages import HandoffTarget, PrefixSource
-from kvrelay.security.capability import FetchGrant, make_capability
 from kvrelay.types import SamplingParams, SequenceSpec, WorkerInfo
-from kvrelay.wire.status import error_from_rpc
-from kvrelay.wire.transfer import FetchRequest, KvOpen, add_kv_transfer_servicer, frame_to_bytes, kv_fetch, kv_push
+from kvrelay.wire.transfer import FetchRequest, KvOpen, frame_to_bytes, kv_push
 from router.sessions import WorkerSession
-
-BLOCKS = [9, 3, 4, 20]
-NAMES = (11, 12, 13, 14)
 
 
 def opening(target: HandoffTarget, transport: str, **changes: Any) -> KvOpen:
@@ -98,50 +91,6 @@ async def test_a_renewed_lease_keeps_its_capability() -> None:
         push.send(0, [1, 2, 5, 4])
         await push.commit(42, 16, sender.clock.now())
         assert len(decode.committed) == 1
-
-
-@dataclass
-class Lent:
-    """A worker that lends blocks named NAMES, and one that asks."""
-
-    lending: Lending
-    cache: KvCache
-    asking: DecodeEnd
-    address: str
-
-    @property
-    def right(self) -> FetchRequest:
-        target = self.asking.grant(BLOCKS)
-        tokens = len(NAMES) * LAYOUT.block_size
-        grant = FetchGrant(*KEY, target.worker_id, target.address, SENDER, epoch=3, tokens=tokens)
-        return FetchRequest(*KEY, NAMES, target, tokens, make_capability(self.lending.key, grant))
-
-    async def ask(self, wish: FetchRequest) -> int:
-        """Raises the lender's error."""
-        async with grpc.aio.insecure_channel(self.address) as channel:
-            try:
-                return await kv_fetch(channel, wish, 20.0)
-            except grpc.aio.AioRpcError as error:
-                raise error_from_rpc(error) from None
-
-
-@asynccontextmanager
-async def lender() -> AsyncIterator[Lent]:
-    source = MemoryFile()
-    cache = KvCache(source.num_blocks, LAYOUT.block_size)
-    blocks = cache.allocate(len(NAMES))
-    cache.publish(list(NAMES), blocks)
-    cache.release(blocks)
-    async with decode_end() as asking, sender_of(source) as sender:
-        lending = Lending(cache, sender, epoch=3)
-        server = grpc.aio.server()
-        add_kv_transfer_servicer(asking.receiver.Push, lending.Fetch, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        try:
-            yield Lent(lending, cache, asking, f"127.0.0.1:{port}")
-        finally:
-            await server.stop(None)
 
 
 async def test_who_was_granted_a_prefix_gets_it() -> None:

@@ -16,14 +16,13 @@ from typing import Any
 import grpc
 import pytest
 from tcp_proxy import proxy_to
-from transfer_ends import KEY, LAYOUT, SENDER, DecodeEnd, MemoryFile, decode_end, needs_nixl, sender_of
+from transfer_ends import KEY, LAYOUT, DecodeEnd, MemoryFile, decode_end, needs_nixl, sender_of
+from transfer_lender import NAMES, lender
 
 from kv_transfer import receiver
-from kv_transfer.lending import Lending
 from kv_transfer.sender import Push, Sender
 from kv_transfer.transports.group import PairGroup
 from kv_transfer.transports.shm import SegmentCache
-from kvrelay.engine.cache import KvCache
 from kvrelay.errors import (
     DataLoss,
     DeadlineExceeded,
@@ -35,19 +34,15 @@ from kvrelay.errors import (
     Unimplemented,
 )
 from kvrelay.messages import HandoffTarget
-from kvrelay.security.capability import FetchGrant, make_capability
 from kvrelay.types import KvLayout, LayerKv
 from kvrelay.wire.status import error_from_rpc
 from kvrelay.wire.transfer import (
-    FetchRequest,
     KvBlocks,
     KvCommit,
     KvOpen,
     SharedSegment,
-    add_kv_transfer_servicer,
     frame_from_bytes,
     frame_to_bytes,
-    kv_fetch,
     kv_push,
     receipt_from_proto,
 )
@@ -327,72 +322,27 @@ async def test_an_answer_that_is_lost_with_its_connection_is_asked_for_again(tra
 
 
 async def test_a_repeated_fetch_is_executed_once() -> None:
-    source = MemoryFile()
-    cache = KvCache(source.num_blocks, LAYOUT.block_size)
-    blocks = cache.allocate(4)
-    cache.publish([11, 12, 13, 14], blocks)
-    async with decode_end() as asking, sender_of(source) as sender:
-        lending = Lending(cache, sender, epoch=3)
-        server = grpc.aio.server()
-        add_kv_transfer_servicer(asking.receiver.Push, lending.Fetch, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        target = asking.grant(BLOCKS)
-        grant = FetchGrant(*KEY, target.worker_id, target.address, SENDER, epoch=3, tokens=4 * LAYOUT.block_size)
-        capability = make_capability(lending.key, grant)
-        wish = FetchRequest(*KEY, (11, 12, 13, 14), target, grant.tokens, capability)
-        async with proxy_to(f"127.0.0.1:{port}") as network, grpc.aio.insecure_channel(network.address) as channel:
-            await channel.channel_ready()
-            network.passes["down"].clear()
-            lost = asyncio.create_task(kv_fetch(channel, wish, 10.0))
-            async with asyncio.timeout(15):
-                while not (asking.committed and network.held_back):
-                    await asyncio.sleep(0.001)
-            network.reset()
-            network.heal()
-            with pytest.raises(grpc.aio.AioRpcError) as error:
-                await lost
-            assert error.value.code() is grpc.StatusCode.UNAVAILABLE
-            asking.arena.buffer.zero_()  # by now the blocks are the sequence's
-            assert await kv_fetch(channel, wish, 10.0) == 4
-        await server.stop(None)
-        assert len(asking.committed) == 1
-        assert not asking.arena.buffer.any()
-        cache.release(blocks)
-        assert cache.pool.num_held == 0
-
-
-async def test_a_fetch_is_for_whom_it_was_granted_and_as_far() -> None:
-    source = MemoryFile()
-    cache = KvCache(source.num_blocks, LAYOUT.block_size)
-    blocks = cache.allocate(4)
-    cache.publish([11, 12, 13, 14], blocks)
-    async with decode_end() as asking, sender_of(source) as sender:
-        lending = Lending(cache, sender, epoch=3)
-        server = grpc.aio.server()
-        add_kv_transfer_servicer(asking.receiver.Push, lending.Fetch, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        target = asking.grant(BLOCKS)
-        grant = FetchGrant(*KEY, target.worker_id, target.address, SENDER, epoch=3, tokens=2 * LAYOUT.block_size)
-        right = FetchRequest(*KEY, (11, 12), target, grant.tokens, make_capability(lending.key, grant))
-        elsewhere = replace(target, address="127.0.0.1:1")
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            for wish in (
-                replace(right, capability=""),
-                replace(right, capability="0" * 32),
-                replace(right, attempt=1),
-                replace(right, target=elsewhere),  # KV would go to whoever listens there
-                replace(right, granted_tokens=4 * LAYOUT.block_size),
-                replace(right, names=(11, 12, 13, 14)),
-            ):
-                with pytest.raises(grpc.aio.AioRpcError) as error:
-                    await kv_fetch(channel, wish, 10.0)
-                assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED, wish
-        await server.stop(None)
-        assert lending.lent == 0
-        assert asking.committed == []
-        cache.release(blocks)
+    async with (
+        lender() as lent,
+        proxy_to(lent.address) as network,
+        grpc.aio.insecure_channel(network.address) as channel,
+    ):
+        wish = lent.right
+        await channel.channel_ready()
+        network.passes["down"].clear()
+        lost = asyncio.create_task(lent.ask(wish, channel))
+        async with asyncio.timeout(15):
+            while not (lent.asking.committed and network.held_back):
+                await asyncio.sleep(0.001)
+        network.reset()
+        network.heal()
+        with pytest.raises(Unavailable):
+            await lost
+        lent.asking.arena.buffer.zero_()  # by now the blocks are the sequence's
+        assert await lent.ask(wish) == len(NAMES)
+        assert len(lent.asking.committed) == 1
+        assert not lent.asking.arena.buffer.any()
+        assert lent.cache.pool.num_held == 0
 
 
 async def test_a_sender_that_stalls_in_the_middle_of_a_frame_holds_its_blocks_no_longer_than_its_lease() -> None:

@@ -25,14 +25,14 @@ MUTANTS = (
         LENDING,
         "check_capability(self.key, self._grant(wish), wish.capability)",
         "pass",
-        ("kv_transfer/test_handoff_faults.py::test_a_fetch_is_for_whom_it_was_granted_and_as_far",),
+        ("kv_transfer/test_capabilities.py::test_nobody_else_gets_it_nor_more_of_it",),
     ),
     Mutant(
         "a fetch goes as far as it was granted",
         LENDING,
         "if wish.target.cached_tokens + len(wish.names) * size > wish.granted_tokens:",
         "if False:",
-        ("kv_transfer/test_handoff_faults.py::test_a_fetch_is_for_whom_it_was_granted_and_as_far",),
+        ("kv_transfer/test_capabilities.py::test_nobody_else_gets_it_nor_more_of_it",),
     ),
     Mutant(
         "a capability is compared as a whole",
