@@ -121,8 +121,10 @@ def serving(
 
     try:
         server, port = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
-        yield f"127.0.0.1:{port}"
-        asyncio.run_coroutine_threadsafe(server.stop(None), loop).result(10)
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            asyncio.run_coroutine_threadsafe(server.stop(None), loop).result(10)
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)

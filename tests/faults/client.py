@@ -18,7 +18,7 @@ class Asking:
     """One request under way. Every target is called once, the next one with the tokens that came from those before."""
 
     def __init__(
-        self, history: RequestHistory, request: wire.GenerateRequest, *channels: grpc.aio.Channel, timeout: float
+        self, history: RequestHistory, request: wire.GenerateRequest, *channels: grpc.aio.Channel, timeout: float | None
     ) -> None:
         self.history = history
         self._request = request

@@ -41,6 +41,7 @@ CONFIG: dict[str, Any] = {
     "kv": {"memory": "12MiB", "prefix_cache": False},  # 76 blocks; the same prompts come with a fault and without
     "prefill": {"replicas": 2, "chunk_tokens": 128},
     "decode": {"replicas": 2},
+    "router": {"default_deadline_s": 4},  # of requests that name none, see `Fleet.ask`
     "transfer": {"lease_s": 4, "transport": "grpc"},  # over a network that can be cut
     "listen": dict.fromkeys(("grpc", "http", "admin"), "127.0.0.1:0"),
 }
@@ -214,21 +215,26 @@ class Fleet:
         bystander: bool = False,
         routers: tuple[FleetRouter, ...] = (),
         deadline_s: float | None = None,
+        router_deadline: bool = False,
         **sampling: Any,
     ) -> Asking:
         """A request of a case; its points are in its name. Greedy and 48 tokens, if `sampling` says nothing else.
 
-        It goes to the first router that lives, or to `routers`, one after the other.
+        It goes to the first router that lives, or to `routers`, one after the other. With `router_deadline` the client
+        names no deadline, so that the router's own is the only one.
         """
         self._numbers["request"] += 1
         number = self._numbers["request"]
+        timeout: float | None = 120.0 if deadline_s is None else deadline_s
+        if router_deadline:
+            deadline_s, timeout = self.config.router.default_deadline_s, None
         head, mark, points = name.partition("!")
         options = _options(sampling)
         history = RequestHistory(f"{head}-{number}{mark}{points}", self._answers.get(_key(prompt, options)), deadline_s)
         (case.bystanders if bystander else case.requests).append(history)
         request = wire.GenerateRequest(request_id=history.request_id, token_ids=prompt, sampling=options)
         channels = [one.channel for one in routers or (self.router,)]
-        return Asking(history, request, *channels, timeout=120.0 if deadline_s is None else deadline_s)
+        return Asking(history, request, *channels, timeout=timeout)
 
     async def learn(self, *prompts: tuple[int, ...], **sampling: Any) -> None:
         """Runs them without a fault, once a session; `ask` expects these answers."""

@@ -69,11 +69,11 @@ async def test_row_15_all_decode_workers_dead(fleet: Fleet) -> None:
     """What was streaming waits for its deadline, and then the client is told when to come back."""
     await fleet.learn(PROMPT)
     async with fleet.case("D B") as case:
-        asked = fleet.ask(case, "row-15!stop@token:10", PROMPT, deadline_s=3.0)
+        asked = fleet.ask(case, "row-15!stop@token:10", PROMPT, router_deadline=True)
         last = await fleet.reached(asked.history.request_id, "token:10")
         await asked.tokens(10)
         await fleet.kill(case, *fleet.pool("decode"))
-        late = fleet.ask(case, "row-15-late", OTHER, deadline_s=2.0)
+        late = fleet.ask(case, "row-15-late", OTHER, router_deadline=True)
         ends = [(await one.ended()).end for one in (asked, late)]
     assert not last.alive
     for end in ends:

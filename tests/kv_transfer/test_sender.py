@@ -204,8 +204,10 @@ async def silent_server() -> AsyncIterator[tuple[str, DecodeEnd]]:
     add_kv_transfer_servicer(Silent().Push, None, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    async with decode_end() as decode:
-        yield f"127.0.0.1:{port}", decode
+    try:
+        async with decode_end() as decode:
+            yield f"127.0.0.1:{port}", decode
+    finally:
         await server.stop(None)
 
 

@@ -57,8 +57,10 @@ class Collector(TraceServiceServicer):
         add_TraceServiceServicer_to_server(self, server)
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
-        yield f"http://127.0.0.1:{port}"
-        server.stop(None).wait(10)
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.stop(None).wait(10)
 
     @contextmanager
     def over_http(self) -> Iterator[str]:
