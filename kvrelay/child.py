@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -23,6 +25,28 @@ def bound_to_parent(program: str, *arguments: str) -> list[str]:
     The kernel ties the child to the thread that starts it: start it from one that lasts.
     """
     return [sys.executable, "-I", "-S", "-c", _EXEC_BOUND_TO_PARENT, str(os.getpid()), program, *arguments]
+
+
+def send_signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    """To one that was not yet seen to end.
+
+    The process's own `send_signal` looks whether it runs, and takes the exit status of one that does not away from
+    asyncio, which then complains and tells 255.
+    """
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+
+
+async def stop(process: asyncio.subprocess.Process, timeout_s: float) -> int:
+    """Asks it to end, and ends it after `timeout_s`; returns its exit code."""
+    send_signal(process, signal.SIGTERM)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await process.wait()
+    except TimeoutError:
+        send_signal(process, signal.SIGKILL)
+    return await process.wait()
 
 
 def family(pid: int) -> list[int]:

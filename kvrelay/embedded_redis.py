@@ -15,7 +15,7 @@ import redis.exceptions
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from kvrelay.child import bound_to_parent
+from kvrelay.child import bound_to_parent, stop
 from kvrelay.errors import Unavailable
 from kvrelay.telemetry import get_logger
 
@@ -143,13 +143,7 @@ class EmbeddedRedis:
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
-        if self._process is not None and self._process.returncode is None:
-            self._process.terminate()
-            try:
-                async with asyncio.timeout(_STOP_TIMEOUT_S):
-                    await self._process.wait()
-            except TimeoutError:
-                self._process.kill()
-                await self._process.wait()
+        if self._process is not None:
+            await stop(self._process, _STOP_TIMEOUT_S)
         if self._folder is not None:
             shutil.rmtree(self._folder)

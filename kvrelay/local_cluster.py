@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import IO
 
 from autoscaler.backoff import Deaths
-from kvrelay.child import bound_to_parent, family
+from kvrelay.child import bound_to_parent, family, send_signal
 from kvrelay.config import ClusterConfig
 from kvrelay.embedded_redis import EmbeddedRedis
 from kvrelay.errors import ConfigError, KvRelayError, NotFound, Unavailable
@@ -94,7 +94,7 @@ class Child:
     async def stop(self, timeout_s: float) -> int:
         """Asks it to end, and ends it after `timeout_s`; returns its exit code."""
         if self.process.returncode is None:
-            self.process.send_signal(signal.SIGTERM)
+            send_signal(self.process, signal.SIGTERM)
             try:
                 async with asyncio.timeout(timeout_s):
                     await self.process.wait()

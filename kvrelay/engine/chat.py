@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvrelay.child import send_signal
 from kvrelay.errors import DeadlineExceeded, InvalidArgument, ModelRefused, NotFound, Unavailable
 from kvrelay.model_json import read_model_json
 
@@ -81,7 +82,7 @@ class ChatTemplate:
         """Ends the process. A call under way fails with Unavailable."""
         self._closed = True
         if self._process is not None:
-            _kill(self._process)
+            send_signal(self._process, signal.SIGKILL)
         async with self._turn:
             await self._end()
 
@@ -136,7 +137,7 @@ class ChatTemplate:
         process, self._process = self._process, None
         if process is not None:
             assert process.stdin is not None
-            _kill(process)
+            send_signal(process, signal.SIGKILL)
             process.stdin.close()
             await process.communicate()  # reads the pipe to its end and reaps the process
 
@@ -151,11 +152,6 @@ async def _line(process: asyncio.subprocess.Process) -> bytes:
     except (ConnectionError, ValueError):
         return b""
     return line if line.endswith(b"\n") else b""
-
-
-def _kill(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
 
 
 def _read(path: Path) -> str | None:

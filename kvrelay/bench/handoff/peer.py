@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
 
 from kvrelay.bench.handoff.receiving import Settings
-from kvrelay.child import bound_to_parent
+from kvrelay.child import bound_to_parent, send_signal
 from kvrelay.errors import Unavailable
 from kvrelay.messages import HandoffTarget
 
@@ -56,5 +57,5 @@ async def receiving(settings: Settings) -> AsyncIterator[Peer]:
         try:
             await asyncio.wait_for(process.wait(), _END_WITHIN_S)
         except TimeoutError:
-            process.kill()
+            send_signal(process, signal.SIGKILL)
             await process.wait()

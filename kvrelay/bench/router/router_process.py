@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from kvrelay.child import bound_to_parent
+from kvrelay.child import bound_to_parent, stop
 from kvrelay.errors import Unavailable
 
 _READY_S = 60.0
@@ -68,7 +68,7 @@ async def starting_router(
         try:
             yield RouterProcess(process)
         finally:
-            await _stop(process)
+            await stop(process, _STOP_S)
 
 
 def _write(folder: str, config: dict[str, Any]) -> Path:
@@ -87,13 +87,3 @@ async def _start(config: Path, core: int) -> asyncio.subprocess.Process:
         )
     finally:
         os.sched_setaffinity(0, allowed)
-
-
-async def _stop(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        process.terminate()
-        try:
-            await asyncio.wait_for(process.wait(), _STOP_S)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
