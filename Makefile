@@ -25,7 +25,7 @@ test: venv lint
 	$(PYTEST) -n $(JOBS) $(BY_FILE) $(CLUSTERS:%=--ignore %)
 	$(PYTEST) -n $(CLUSTER_JOBS) $(BY_FILE) $(CLUSTERS)
 
-# What loads or measures a whole machine, which it has for itself.
+# What takes long, or loads or measures a whole machine, which it has for itself.
 test-long: venv
 	$(PYTEST) -m long
 

@@ -120,6 +120,7 @@ def test_bad_usage_is_one_line_and_2(arguments: tuple[str, ...], word: str) -> N
     assert word in done.stderr
 
 
+@pytest.mark.long
 def test_a_model_that_would_run_wrong_is_refused_with_the_reason(tiny_model: Callable[..., Path]) -> None:
     done = kvrelay("serve", "--model", str(tiny_model("qwen3_next")), *SMALL)
     assert done.returncode == 2

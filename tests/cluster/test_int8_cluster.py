@@ -7,7 +7,7 @@ from running_cluster import ANY_PORT, running_on
 
 from kvrelay.config import ClusterConfig
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 
 BFLOAT16_BLOCK_BYTES = 16 * 5 * 2 * 2 * 64 * 2  # of the demo model: tokens, layers, K and V, heads, dim, bytes
 

@@ -25,7 +25,10 @@ def used(completion: Completion) -> list[tuple[str, str]]:
     return [(one.prefill_worker, one.decode_worker) for one in completion.ledger.attempts]
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "sampling",
+    [pytest.param({"temperature": 0.0}, marks=pytest.mark.long, id="greedy"), pytest.param(SAMPLED, id="sampled")],
+)
 async def test_a_stream_outlives_its_decode_worker(cluster: RunningCluster, sampling: dict[str, object]) -> None:
     await cluster.settled()
     expected = await stream(cluster, **sampling).result()
@@ -44,6 +47,7 @@ async def test_a_stream_outlives_its_decode_worker(cluster: RunningCluster, samp
     await cluster.settled()
 
 
+@pytest.mark.long
 async def test_when_all_prefill_workers_die_the_local_path_serves(cluster: RunningCluster) -> None:
     await cluster.settled()
     prompts = [[(11 * i + 13 * n + i * i) % 300 for i in range(4000)] for n in range(12)]

@@ -40,7 +40,7 @@ def other_library(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], c
     return library
 
 
-@pytest.fixture(scope="module", params=["native", *OTHERS])
+@pytest.fixture(scope="module", params=["native", *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)])
 def kernels(request: pytest.FixtureRequest, other_library: Callable[[str], ctypes.CDLL]) -> Iterator[str]:
     """Lets all operations of a module run by one library after the other."""
     name: str = request.param
