@@ -100,8 +100,7 @@ async def cluster() -> AsyncIterator[RouterProcess]:
         starting_router(redis.url, model_folder("demo"), 0, DECODE, SEATS, core) as router,
         AsyncExitStack() as ends,
     ):
-        registry = await Registry.connect(redis.url)
-        ends.push_async_callback(registry.close)
+        registry = await ends.enter_async_context(await Registry.connect(redis.url))
         said: defaultdict[str, list[float]] = defaultdict(list)
         peers: dict[str, AtOnceWorker] = {}
         tasks = []

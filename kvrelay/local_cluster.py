@@ -249,21 +249,15 @@ class LocalCluster:
 
     async def _set_sizes(self) -> None:
         """What an earlier cluster on this Redis wanted of its pools is over. Raises Unavailable."""
-        registry = await Registry.connect(self._config.redis.url)
-        try:
+        async with await Registry.connect(self._config.redis.url) as registry:
             await registry.set_desired(
                 {"prefill": self._config.prefill.replicas, "decode": self._config.decode.replicas}
             )
-        finally:
-            await registry.close()
 
     async def _pending(self) -> str:
         """What workers wait for, if it is for room."""
-        registry = await Registry.connect(self._config.redis.url)
-        try:
+        async with await Registry.connect(self._config.redis.url) as registry:
             return "".join(f"; {one.worker_id} waits for room: {one.reason}" for one in await registry.pending())
-        finally:
-            await registry.close()
 
     def _last_words(self) -> str:
         """The end of the parts' logs, if they were kept from the user."""

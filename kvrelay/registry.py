@@ -65,7 +65,10 @@ class _PoolSize:
 
 
 class Registry:
-    """One process's connection. Every call is bounded in time and raises Unavailable when Redis does not serve it."""
+    """One process's connection, closed when it is left as a context manager.
+
+    Every call is bounded in time and raises Unavailable when Redis does not serve it.
+    """
 
     def __init__(self, client: redis.asyncio.Redis, where: str, loopback_only: bool = False) -> None:
         self._client = client
@@ -92,10 +95,16 @@ class Registry:
         registry = cls(client, _without_credentials(url), loopback_only)
         try:
             await registry._call("PING")
-        except Unavailable:
+        except BaseException:
             await registry.close()
             raise
         return registry
+
+    async def __aenter__(self) -> Registry:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def close(self) -> None:
         await self._client.aclose()

@@ -56,13 +56,12 @@ async def serve(config: ClusterConfig, *, redis_url: str, model_path: str, ready
     allow_connections()
     card = ModelCard.load(model_path, config.model)
     text = Text.load(model_path)
-    registry = await Registry.connect(redis_url, loopback_only=config.listen.workers_on_loopback)
-    settle_heap()
     try:
-        await run_router(config, registry, card, text, ready, stop)
+        async with await Registry.connect(redis_url, loopback_only=config.listen.workers_on_loopback) as registry:
+            settle_heap()
+            await run_router(config, registry, card, text, ready, stop)
     finally:
         await text.close()
-        await registry.close()
 
 
 async def run_router(

@@ -34,9 +34,8 @@ async def test_serves_inside_and_leaves_nothing_behind() -> None:
     async with EmbeddedRedis() as server:
         folder = Path(server.url.removeprefix("unix://")).parent
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        registry = await Registry.connect(server.url)
-        assert await registry.next_epoch() == 1
-        await registry.close()
+        async with await Registry.connect(server.url) as registry:
+            assert await registry.next_epoch() == 1
         pid = server.pid
     assert not _running(pid)
     assert not folder.exists()
@@ -44,17 +43,15 @@ async def test_serves_inside_and_leaves_nothing_behind() -> None:
 
 async def test_opens_no_tcp_port_and_writes_no_dump() -> None:
     async with EmbeddedRedis() as server:
-        registry = await Registry.connect(server.url)
-        config = await registry._call("CONFIG", "GET", "*")
-        await registry.close()
+        async with await Registry.connect(server.url) as registry:
+            config = await registry._call("CONFIG", "GET", "*")
         assert config[b"port"] == b"0"
         assert config[b"save"] == b""
         assert config[b"appendonly"] == b"no"
 
 
 async def test_a_killed_server_comes_back_at_the_same_url() -> None:
-    async with EmbeddedRedis() as server:
-        registry = await Registry.connect(server.url)
+    async with EmbeddedRedis() as server, await Registry.connect(server.url) as registry:
         pid = server.pid
         os.kill(pid, signal.SIGKILL)
         async with asyncio.timeout(20):
@@ -67,7 +64,6 @@ async def test_a_killed_server_comes_back_at_the_same_url() -> None:
                     break
         assert epoch == 1, "the new server starts empty"
         assert server.pid != pid
-        await registry.close()
 
 
 _CHILD = """

@@ -57,15 +57,13 @@ async def server() -> AsyncIterator[EmbeddedRedis]:
 
 @pytest.fixture
 async def registry(server: EmbeddedRedis) -> AsyncIterator[Registry]:
-    connected = await Registry.connect(server.url)
-    yield connected
-    await connected.close()
+    async with await Registry.connect(server.url) as connected:
+        yield connected
 
 
 async def test_epochs_are_unique_over_concurrent_callers(server: EmbeddedRedis, registry: Registry) -> None:
-    other = await Registry.connect(server.url)
-    epochs = await asyncio.gather(*((registry, other)[i % 2].next_epoch() for i in range(50)))
-    await other.close()
+    async with await Registry.connect(server.url) as other:
+        epochs = await asyncio.gather(*((registry, other)[i % 2].next_epoch() for i in range(50)))
     assert sorted(epochs) == list(range(1, 51))
 
 
@@ -214,16 +212,11 @@ async def test_where_workers_listen_on_loopback_none_elsewhere_is_believed(
     await registry.publish_worker(worker("decode-0", address="10.1.2.3:80"))
     await registry.publish_worker(worker("decode-1", address="[::1]:80"))
     assert len(await registry.workers()) == 2
-    local = await Registry.connect(server.url, loopback_only=True)
-    try:
+    async with await Registry.connect(server.url, loopback_only=True) as local:
         with capture_logs() as logs:
             for _ in range(2):
                 assert [info.worker_id for info in await local.workers()] == ["decode-1"]
-        assert [line["reason"] for line in logs] == [
-            "'address 10.1.2.3:80 is not on loopback, as listen.worker_host is'"
-        ]
-    finally:
-        await local.close()
+    assert [line["reason"] for line in logs] == ["'address 10.1.2.3:80 is not on loopback, as listen.worker_host is'"]
 
 
 async def test_desired_sizes(registry: Registry) -> None:

@@ -180,8 +180,11 @@ async def silent_peer() -> AsyncIterator[tuple[str, asyncio.Event]]:
 async def workers(model: Path, config: ClusterConfig, *names: str, pin: bool = False) -> AsyncIterator[Workers]:
     """Runs workers named like `prefill-0` and `decode-1`, each with its own engine thread and gRPC server."""
     stop = StopRequest()
-    async with EmbeddedRedis() as redis, asyncio.TaskGroup() as tasks:
-        registry = await Registry.connect(redis.url)
+    async with (
+        EmbeddedRedis() as redis,
+        await Registry.connect(redis.url) as registry,
+        asyncio.TaskGroup() as tasks,
+    ):
         for count, name in enumerate(names, 1):  # one after the other: a process loads one model at a time
             pool: PoolName = "prefill" if name.startswith("prefill") else "decode"
             settings = WorkerSettings(name, pool, str(model), redis.url, config, pin)
@@ -195,4 +198,3 @@ async def workers(model: Path, config: ClusterConfig, *names: str, pin: bool = F
         finally:
             await running.close()
             stop.now()
-            await registry.close()

@@ -68,34 +68,33 @@ async def _control(config: ClusterConfig, policy: AutoscalingPolicy | None, ray_
     resolve_model(config.model.path)  # here, before anything starts; each worker does so on its own host
     settings = WorkerSettings("", "decode", config.model.path, config.redis.url, config, pin=ray_address is None)
     credentials = Credentials.internal(config.security, "router")
-    registry = await Registry.connect(config.redis.url, loopback_only=config.listen.workers_on_loopback)
     owner = f"{socket.gethostname()}-{os.getpid()}"
-    with RayCluster(ray_address, local_cpus(config, _largest(sizes, policy))) as cluster:
-        if cluster.is_local:  # a larger one may yet grow
-            require_gpus(config, cluster.gpus)
-        stop.install()  # only now: ray.init sets handlers of its own
-        launcher = RayLauncher(settings, cluster)
-        rebalance = policy is not None and policy.rebalance
-        actuator = Actuator(registry, launcher, sizes, credentials=credentials, rebalance=rebalance)
-        runs = (actuator.run(), launcher.look_for_room(), _refused_by_all(launcher, registry), cluster.lost())
-        parts = [asyncio.create_task(one) for one in runs]
-        if policy is not None:
-            parts.append(asyncio.create_task(Autoscaler(registry, policy, owner).run()))
-        stopped = asyncio.create_task(stop.drain.wait())
-        done, pending = await asyncio.wait({*parts, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
-        if not cluster.is_lost:
-            leaving, halted = asyncio.create_task(actuator.leave()), asyncio.create_task(stop.halt.wait())
-            await asyncio.wait({leaving, halted}, return_when=asyncio.FIRST_COMPLETED)
-            halted.cancel()
-            leaving.cancel()
-            await asyncio.gather(leaving, halted, return_exceptions=True)
-            await launcher.stop_all()
-        await registry.close()
-        for task in done:
-            task.result()
+    async with await Registry.connect(config.redis.url, loopback_only=config.listen.workers_on_loopback) as registry:
+        with RayCluster(ray_address, local_cpus(config, _largest(sizes, policy))) as cluster:
+            if cluster.is_local:  # a larger one may yet grow
+                require_gpus(config, cluster.gpus)
+            stop.install()  # only now: ray.init sets handlers of its own
+            launcher = RayLauncher(settings, cluster)
+            rebalance = policy is not None and policy.rebalance
+            actuator = Actuator(registry, launcher, sizes, credentials=credentials, rebalance=rebalance)
+            runs = (actuator.run(), launcher.look_for_room(), _refused_by_all(launcher, registry), cluster.lost())
+            parts = [asyncio.create_task(one) for one in runs]
+            if policy is not None:
+                parts.append(asyncio.create_task(Autoscaler(registry, policy, owner).run()))
+            stopped = asyncio.create_task(stop.drain.wait())
+            done, pending = await asyncio.wait({*parts, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+            if not cluster.is_lost:
+                leaving, halted = asyncio.create_task(actuator.leave()), asyncio.create_task(stop.halt.wait())
+                await asyncio.wait({leaving, halted}, return_when=asyncio.FIRST_COMPLETED)
+                halted.cancel()
+                leaving.cancel()
+                await asyncio.gather(leaving, halted, return_exceptions=True)
+                await launcher.stop_all()
+            for task in done:
+                task.result()
 
 
 async def _refused_by_all(launcher: RayLauncher, registry: Registry) -> None:

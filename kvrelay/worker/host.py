@@ -153,13 +153,15 @@ async def host_worker(
     if credentials is not None and transfer.bypasses_tls:
         log.warning("KV travels without encryption; only transport grpc has it", transport=transfer.transport)
     guard = None if credentials is None else RoleGuard()
-    registry = await Registry.connect(settings.redis_url)
     cores = Cores(settings.config.pool(settings.pool).threads if settings.pin else 0)
+    host = settings.config.listen.worker_host
     worker: Worker | None = None
     try:
-        epoch = await registry.next_epoch(settings.last_epoch)
-        host = settings.config.listen.worker_host
-        async with _server(host, max_message_bytes, credentials, guard) as (server, address):
+        async with (
+            await Registry.connect(settings.redis_url) as registry,
+            _server(host, max_message_bytes, credentials, guard) as (server, address),
+        ):
+            epoch = await registry.next_epoch(settings.last_epoch)
             identity = Identity(settings.worker_id, settings.pool, epoch, address, host_id)
             worker = build(server, identity, credentials)
             await worker.steps.in_engine_thread(cores.pin)
@@ -185,7 +187,6 @@ async def host_worker(
         elif worker is not None:
             await worker.close()  # only now: the server has ended, and nobody reads or writes the KV any more
         cores.release()
-        await registry.close()
     return epoch
 
 

@@ -10,7 +10,5 @@ from kvrelay.registry import Registry
 
 @pytest.fixture
 async def registry() -> AsyncIterator[Registry]:
-    async with EmbeddedRedis() as server:
-        connected = await Registry.connect(server.url)
+    async with EmbeddedRedis() as server, await Registry.connect(server.url) as connected:
         yield connected
-        await connected.close()

@@ -348,8 +348,7 @@ async def test_leaving_drains_those_that_serve_and_stops_the_others(cluster: Clu
 
 
 async def test_workers_outlive_redis() -> None:
-    async with EmbeddedRedis() as server:
-        registry = await Registry.connect(server.url)
+    async with EmbeddedRedis() as server, await Registry.connect(server.url) as registry:
         fleet = Fleet(registry)
         clock = ManualClock()
         actuator = Actuator(registry, fleet, {"decode": 2}, clock=clock)
@@ -373,7 +372,6 @@ async def test_workers_outlive_redis() -> None:
         assert fleet.stopped == []
         for worker_id in list(fleet.pools):
             await fleet.die(worker_id)
-        await registry.close()
 
 
 names = st.lists(st.integers(0, 50).map(lambda number: f"decode-{number}"), unique=True, max_size=8)

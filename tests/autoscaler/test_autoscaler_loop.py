@@ -129,10 +129,12 @@ async def test_a_pool_that_nobody_reports_on_keeps_its_size(
 
 
 async def test_runs_through_an_outage_and_gives_up_the_lead_at_the_end() -> None:
-    async with EmbeddedRedis() as server:
-        registry = await Registry.connect(server.url)
+    async with (
+        EmbeddedRedis() as server,
+        await Registry.connect(server.url) as registry,
+        await Registry.connect(server.url) as other,
+    ):
         running = asyncio.create_task(Autoscaler(registry, POLICY, "a").run())
-        other = await Registry.connect(server.url)
         await other._call("REPLICAOF", "127.0.0.1", "1")  # read-only
         await asyncio.sleep(0.05)
         await other._call("REPLICAOF", "NO", "ONE")
@@ -146,5 +148,3 @@ async def test_runs_through_an_outage_and_gives_up_the_lead_at_the_end() -> None
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         assert await other.acquire_leader("b", 1) is not None
-        await registry.close()
-        await other.close()

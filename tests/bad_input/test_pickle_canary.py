@@ -167,8 +167,7 @@ async def test_http_routes(bomb: Bomb) -> None:
 
 
 async def test_values_in_redis(bomb: Bomb) -> None:
-    async with EmbeddedRedis() as server:
-        registry = await Registry.connect(server.url)
+    async with EmbeddedRedis() as server, await Registry.connect(server.url) as registry:
         client = redis.asyncio.Redis.from_url(server.url)
         try:
             for data in bomb.forms():
@@ -186,7 +185,6 @@ async def test_values_in_redis(bomb: Bomb) -> None:
                 await client.flushall()
         finally:
             await client.aclose()
-            await registry.close()
 
 
 def test_files_that_people_write(bomb: Bomb, tmp_path: Path) -> None:

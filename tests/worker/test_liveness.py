@@ -152,12 +152,11 @@ async def test_a_process_whose_engine_hangs_ends_and_shows_where(tiny_model: Cal
             sys.executable, "-c", _HANGING_WORKER, *arguments, stderr=asyncio.subprocess.PIPE
         )
         try:
-            registry = await Registry.connect(redis.url)
-            session = await Session(await until_state(registry, "ready")).open()
+            async with await Registry.connect(redis.url) as registry:
+                session = await Session(await until_state(registry, "ready")).open()
             await session.send(RunLocal(SPEC))
             _, stderr = await asyncio.wait_for(child.communicate(), 60)
             await session.close()
-            await registry.close()
         finally:
             if child.returncode is None:
                 child.kill()

@@ -73,8 +73,7 @@ async def test_a_worker_changes_over_with_its_weights(
 
     monkeypatch.setattr(host, "load_model", counted)
     model = str(tiny_model("llama"))
-    async with EmbeddedRedis() as redis:
-        registry = await Registry.connect(redis.url)
+    async with EmbeddedRedis() as redis, await Registry.connect(redis.url) as registry:
         fresh, decode = Roles(), WorkerSettings("decode-0", "decode", model, redis.url, config(**unlike))
         running = asyncio.create_task(fresh.serve(decode))
         expected = await answer(await ready(registry, "decode"))
@@ -100,12 +99,10 @@ async def test_a_worker_changes_over_with_its_weights(
         assert arenas() == before + 1, "the memory of the other two is given back"
         roles()
         await running
-        await registry.close()
 
 
 async def test_one_that_was_told_to_end_does_not_change_over(tiny_model: Callable[..., Path]) -> None:
-    async with EmbeddedRedis() as redis:
-        registry = await Registry.connect(redis.url)
+    async with EmbeddedRedis() as redis, await Registry.connect(redis.url) as registry:
         for turns_first in (True, False):
             settings = WorkerSettings("prefill-0", "prefill", str(tiny_model("llama")), redis.url, config())
             roles = Roles()
@@ -118,4 +115,3 @@ async def test_one_that_was_told_to_end_does_not_change_over(tiny_model: Callabl
             async with asyncio.timeout(30):
                 await running
             assert await registry.workers() == ()
-        await registry.close()

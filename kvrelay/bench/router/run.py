@@ -189,8 +189,7 @@ async def _cluster(
         starting_router(redis.url, model_folder("demo"), 1, decode, 2 * _BATCH, options.cores[0]) as router,
         AsyncExitStack() as ends,
     ):
-        registry = await Registry.connect(redis.url)
-        ends.push_async_callback(registry.close)
+        registry = await ends.enter_async_context(await Registry.connect(redis.url))
         peers: dict[str, AtOnceWorker] = {}
         AtOnceWorker("prefill-0", "prefill", token, said, peers)
         for number in range(decode):
