@@ -253,10 +253,10 @@ def test_a_deadline_ends_an_answer_that_does_not(twin: Twin) -> None:
     router = ScriptedRouter([tokens(0, 100), "hang"])
     with serving(router) as target:
         with pytest.raises(kvrelay.DeadlineExceeded):
-            twin.result(target, "p", timeout=0.2)
+            twin.result(target, "p", timeout=1.0)
         assert router.cancelled.wait(10)
     assert router.time_remaining[0] is not None
-    assert router.time_remaining[0] <= 0.2 + 0.01  # gRPC rounds deadlines
+    assert router.time_remaining[0] <= 1.0 + 0.01  # gRPC rounds deadlines
 
 
 def test_a_deadline_in_the_past_sends_nothing(twin: Twin) -> None:
