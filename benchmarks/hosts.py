@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the packages that folders of tests are named after
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import host_namespaces

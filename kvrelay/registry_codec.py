@@ -89,15 +89,15 @@ def check_address(text: str) -> str:
     """
     host, colon, port = text.rpartition(":")
     if not colon or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
-        raise ValueError(f"address {text!r} is not HOST:PORT")
+        raise ValueError(f"address {text[:64]!r} is not HOST:PORT")
     if host == "localhost":
         return text
     try:
         ip = ipaddress.ip_address(host[1:-1] if host.startswith("[") and host.endswith("]") else host)
     except ValueError:
-        raise ValueError(f"address {text!r} has a host that is neither an IP address nor localhost") from None
+        raise ValueError(f"address {text[:64]!r} has a host that is neither an IP address nor localhost") from None
     if not any(ip in network for network in _PRIVATE if network.version == ip.version):
-        raise ValueError(f"address {text!r} is outside the private networks")
+        raise ValueError(f"address {text[:64]!r} is outside the private networks")
     return text
 
 

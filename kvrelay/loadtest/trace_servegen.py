@@ -26,6 +26,7 @@ from kvrelay.loadtest.trace import TraceError, TraceRequest, csv_rows
 
 SUFFIX = "-trace.csv"
 _WINDOW_S = 600.0
+_SHAPES = (0.006, 1e6)  # below, a Weibull distribution's mean is too large for a float; recorded are 0.01 to 365
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +131,10 @@ def _windows(file: Path, lines: Iterable[str]) -> Iterator[Window]:
             raise TraceError(file, number, "not six columns: start,rate,cv,pattern,shape,scale") from error
         if distribution not in ("", "Gamma", "Weibull"):
             raise TraceError(file, number, f"pattern {distribution!r:.40} is neither Gamma nor Weibull")
-        if not (0 <= window.rate < math.inf and (window.shape > 0 or not distribution) and before < window.begin):
-            raise TraceError(file, number, "starts must ascend, rates not be negative, shapes be above 0")
+        shaped = not distribution or _SHAPES[0] <= window.shape <= _SHAPES[1]
+        if not (0 <= window.rate < math.inf and shaped and before < window.begin):
+            allowed = "starts must ascend, rates not be negative, shapes be from {:g} to {:g}".format(*_SHAPES)
+            raise TraceError(file, number, allowed)
         before = window.begin
         yield window
 

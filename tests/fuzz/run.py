@@ -22,7 +22,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the packages that folders of tests are named after
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fuzz.catalogue import NAMES, parser
 from fuzz.parser import Finding, fuzz

@@ -13,6 +13,7 @@ import pytest
 from fuzz.catalogue import NAMES, parser
 from fuzz.parser import Finding, Parser, fuzz
 
+COMMAND = [sys.executable, str(Path(__file__).with_name("run.py"))]
 INPUTS = {"load": 2, "template": 20, "config": 60, "policy": 60, "tokens": 60, "folder": 80, "report": 80, "sse": 100}
 
 
@@ -41,11 +42,14 @@ def test_what_does_harm_is_found(feed: Callable[[bytes], str], says: str) -> Non
         fuzz(Parser("harmful", lambda draw: draw.randbytes(3), partial(feeding, feed)), [7])
 
 
-def test_the_command_runs_one_parser_and_names_those_there_are() -> None:
-    command = [sys.executable, str(Path(__file__).with_name("run.py"))]
+@pytest.mark.parametrize("name", ["redis", "http"])
+def test_the_command_runs_one_parser(name: str) -> None:
     done = subprocess.run(
-        [*command, "redis", "--seconds", "0", "--seed", "3"], capture_output=True, text=True, check=False
+        [*COMMAND, name, "--seconds", "0", "--seed", "3"], capture_output=True, text=True, check=False
     )
-    assert (done.returncode, "redis: 1 inputs" in done.stdout) == (0, True), done.stdout + done.stderr
-    unknown = subprocess.run([*command, "nothing"], capture_output=True, text=True, check=False)
+    assert (done.returncode, f"{name}: 1 inputs" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+def test_the_command_names_the_parsers_that_there_are() -> None:
+    unknown = subprocess.run([*COMMAND, "nothing"], capture_output=True, text=True, check=False)
     assert (unknown.returncode, "config, policy" in unknown.stderr) == (2, True)

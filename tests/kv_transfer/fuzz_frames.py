@@ -22,7 +22,8 @@ from typing import Any
 import grpc
 import xxhash
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the packages that folders of tests are named after
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from transfer_ends import HASH, LAYOUT, SENDER, DecodeEnd, MemoryFile, decode_end
 

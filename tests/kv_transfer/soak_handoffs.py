@@ -15,7 +15,8 @@ from collections import Counter
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the packages that folders of tests are named after
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from transfer_ends import LAYOUT, DecodeEnd, MemoryFile, decode_end, sender_of
 

@@ -17,7 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the packages that folders of tests are named after
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mutants.catalogue import MUTANTS
 from mutants.mutant import ROOT, DoesNotApply, Mutant
@@ -88,6 +89,8 @@ def main() -> int:
     parser.add_argument("words", nargs="*", metavar="WORD")
     words = parser.parse_args().words
     chosen = [one for one in MUTANTS if not words or any(word in one.name for word in words)]
+    if not chosen:
+        parser.error(f"no mutant's name has {' or '.join(words)} in it")
     bad = 0
     with tempfile.TemporaryDirectory(prefix="kvrelay-mutants-") as folder:
         copy = Copy(Path(folder))

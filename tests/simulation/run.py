@@ -18,7 +18,8 @@ from pathlib import Path
 
 from rich.progress import track
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])
+sys.path[0] = str(Path(__file__).resolve().parents[2])  # the packages that folders of tests are named after
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from simulation.simulation import Result, Simulation  # noqa: E402
 
