@@ -141,7 +141,7 @@ def event_to_proto(event: Event | Welcome) -> pb.SessionResponse:
 
 
 def event_from_proto(message: pb.SessionResponse) -> Event | Welcome:
-    """Raises InvalidArgument for a message of a future version."""
+    """Raises InvalidArgument for a message of a future version, and for times that are none."""
     match message.WhichOneof("event"):
         case "welcome":
             welcome = message.welcome
@@ -155,7 +155,9 @@ def event_from_proto(message: pb.SessionResponse) -> Event | Welcome:
             return TokenBatch(tuple(_tokens_from_proto(one) for one in message.tokens.sequences))
         case "handed_off":
             done = message.handed_off
-            return HandedOff(done.request_id, done.attempt, handoff_from_proto(done.handoff))
+            handoff = handoff_from_proto(done.handoff)
+            _check_times(handoff.seconds, handoff.exposed_seconds)
+            return HandedOff(done.request_id, done.attempt, handoff)
         case "failed":
             failed = message.failed
             code = Code[failed.code] if failed.code in Code.__members__ else Code.INTERNAL
@@ -192,6 +194,7 @@ def _spec_from_proto(message: pb.SequenceSpec) -> SequenceSpec:
     )
 
 
+_LONGEST_S = 1e9
 _FINISH_REASONS: dict[str, FinishReason] = {one: one for one in get_args(FinishReason)}
 _TARGET_FIELDS = HandoffTarget.__dataclass_fields__.keys()
 
@@ -262,7 +265,14 @@ def _finish_reason(text: str) -> FinishReason:
     return reason
 
 
+def _check_times(*seconds: float) -> None:
+    """Raises InvalidArgument for times that no worker has measured: their sums would be no numbers."""
+    if not all(abs(one) <= _LONGEST_S for one in seconds):
+        raise InvalidArgument(f"times {seconds} in seconds are none that anything took", field="seconds")
+
+
 def _timings_from_proto(message: pb.PrefillTimings) -> PrefillTimings:
+    _check_times(message.queue_seconds, message.compute_seconds, message.fetch_seconds)
     return PrefillTimings(
         message.queue_seconds,
         message.compute_seconds,

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -22,7 +24,7 @@ from kvrelay.wire.worker import (
 # Strategies come from the dataclasses themselves, so a field that the conversion forgets fails here.
 PROTO_INTS = st.integers(0, 2**31 - 1)
 st.register_type_strategy(int, PROTO_INTS)
-st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))
+st.register_type_strategy(float, st.floats(0, 1e9))
 st.register_type_strategy(str, st.text(st.characters(exclude_categories=["Cs"]), max_size=8))
 st.register_type_strategy(
     types.SamplingParams,
@@ -62,6 +64,25 @@ def test_a_message_of_a_future_version_is_an_error() -> None:
         command_from_proto(pb.SessionRequest())
     with pytest.raises(InvalidArgument, match="event"):
         event_from_proto(pb.SessionResponse())
+
+
+@pytest.mark.parametrize("seconds", [math.inf, -math.inf, math.nan, 1e300])
+@pytest.mark.parametrize(
+    "event",
+    [
+        lambda seconds: messages.HandedOff("r", 0, types.Handoff("shm", 1, 1, 1, 0, seconds, 0.1)),
+        lambda seconds: messages.HandedOff("r", 0, types.Handoff("shm", 1, 1, 1, 0, 0.1, seconds)),
+        lambda seconds: messages.TokenBatch(
+            (messages.SequenceTokens("r", 0, 0, (5,), prefill=types.PrefillTimings(0.1, seconds, 0, 1)),)
+        ),
+    ],
+)
+def test_times_that_nobody_measured_are_an_error(
+    event: Callable[[float], messages.HandedOff | messages.TokenBatch], seconds: float
+) -> None:
+    wire = event_to_proto(event(seconds))
+    with pytest.raises(InvalidArgument, match="are none that anything took"):
+        event_from_proto(wire)
 
 
 @pytest.mark.parametrize(
