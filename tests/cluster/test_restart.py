@@ -70,6 +70,7 @@ async def test_a_restart_and_a_sigterm_under_load_cost_no_request_and_no_token(c
     assert restarted.worker_id not in {one.worker_id for one in status.pools[0].workers}
 
 
+@pytest.mark.long
 async def test_a_stream_outlives_the_controller_and_all_its_workers(cluster: RunningCluster) -> None:
     await cluster.settled()
     expected = await answer(cluster, PROMPTS[0], 1600)

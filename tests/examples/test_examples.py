@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 FOLDER = Path(__file__).resolve().parents[2] / "examples"
 Environment = dict[str, str]
 
