@@ -22,12 +22,17 @@ async def pools(cluster: Cluster) -> dict[str, tuple[PoolName, WorkerState, int]
     return {one.worker_id: (one.pool, one.state, one.epoch) for one in await cluster.registry.workers()}
 
 
+async def asked_to_change_over(cluster: Cluster) -> None:
+    """One of its prefill workers, prefill-1, which is the emptier of two that both have work."""
+    await cluster.tick()
+    cluster.fleet.workers["prefill-0"].holds(running=2)
+    cluster.fleet.workers["prefill-1"].holds(running=1)
+    await cluster.fleet.beat()
+    await cluster.registry.set_desired({"prefill": 1, "decode": 2})
+
+
 async def test_a_worker_changes_over_once_it_is_empty(balanced: Cluster) -> None:
-    await balanced.tick()
-    balanced.fleet.workers["prefill-0"].holds(running=2)
-    balanced.fleet.workers["prefill-1"].holds(running=1)
-    await balanced.fleet.beat()
-    await balanced.registry.set_desired({"prefill": 1, "decode": 2})
+    await asked_to_change_over(balanced)
     assert await balanced.tick(5) == ["decode-0", "prefill-0", "prefill-1"], "nothing is started, nothing stopped"
     old = (await pools(balanced))["prefill-1"]
     assert old[:2] == ("prefill", "draining")
@@ -70,11 +75,7 @@ async def test_a_start_without_room_is_cancelled_for_a_worker_that_is_there(bala
 
 
 async def test_who_is_told_to_end_does_not_change_over(balanced: Cluster) -> None:
-    await balanced.tick()
-    balanced.fleet.workers["prefill-1"].holds(running=1)
-    balanced.fleet.workers["prefill-0"].holds(running=2)
-    await balanced.fleet.beat()
-    await balanced.registry.set_desired({"prefill": 1, "decode": 2})
+    await asked_to_change_over(balanced)
     await balanced.tick(2)
     await balanced.registry.request_drain("prefill-1")
     await balanced.tick(2)
@@ -86,11 +87,7 @@ async def test_who_is_told_to_end_does_not_change_over(balanced: Cluster) -> Non
 
 
 async def test_one_that_is_no_longer_wanted_there_comes_back(balanced: Cluster) -> None:
-    await balanced.tick()
-    balanced.fleet.workers["prefill-0"].holds(running=2)
-    balanced.fleet.workers["prefill-1"].holds(running=1)
-    await balanced.fleet.beat()
-    await balanced.registry.set_desired({"prefill": 1, "decode": 2})
+    await asked_to_change_over(balanced)
     await balanced.tick(2)
     balanced.fleet.workers["decode-0"].holds(running=5)
     await balanced.fleet.beat()
