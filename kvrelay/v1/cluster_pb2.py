@@ -24,41 +24,47 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvrelay/v1/cluster.proto\x12\nkvrelay.v1\"\x12\n\x10GetStatusRequest\".\n\x12WatchStatusRequest\x12\x18\n\x10interval_seconds\x18\x01 \x01(\x01\"\xf2\x04\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\x0f\n\x07running\x18\x06 \x01(\x05\x12\x0f\n\x07waiting\x18\x07 \x01(\x05\x12\x16\n\x0ewaiting_tokens\x18\x08 \x01(\x03\x12\x14\n\x0c\x62locks_total\x18\t \x01(\x05\x12\x13\n\x0b\x62locks_held\x18\n \x01(\x05\x12\x15\n\rblocks_cached\x18\x0b \x01(\x05\x12\x0e\n\x06leases\x18\x0c \x01(\x05\x12\x19\n\x11tokens_per_second\x18\r \x01(\x01\x12\x14\n\x0cweight_bytes\x18\x0e \x01(\x03\x12\x10\n\x08kv_bytes\x18\x0f \x01(\x03\x12\x11\n\trss_bytes\x18\x10 \x01(\x03\x12\x14\n\x0cintegrity_ok\x18\x11 \x01(\x08\x12\x13\n\x0bpreemptions\x18\x12 \x01(\x03\x12\x19\n\x11queue_wait_p95_ms\x18\x13 \x01(\x01\x12\x17\n\x0fintegrity_error\x18\x14 \x01(\t\x12\x0b\n\x03pid\x18\x16 \x01(\x05\x12\x14\n\x0cshared_bytes\x18\x15 \x01(\x03\x12\x14\n\x0c\x64raft_tokens\x18\x17 \x01(\x03\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x18 \x01(\x03\x12\x18\n\x10\x63\x65rtificate_note\x18\x19 \x01(\t\x12\x12\n\nstep_age_s\x18\x1a \x01(\x01\x12\x17\n\x0ftensor_parallel\x18\x1c \x01(\x05\x12\x12\n\nbusy_share\x18\x1e \x01(\x01\x12\x15\n\rblocks_leased\x18\x1d \x01(\x05\x12\r\n\x05unfit\x18\x1b \x01(\t\"V\n\nPoolStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x64\x65sired\x18\x02 \x01(\x05\x12)\n\x07workers\x18\x03 \x03(\x0b\x32\x18.kvrelay.v1.WorkerStatus\"@\n\rPendingWorker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"a\n\x0fScalingDecision\x12\x11\n\tunix_time\x18\x01 \x01(\x01\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x0e\n\x06\x62\x65\x66ore\x18\x03 \x01(\x05\x12\r\n\x05\x61\x66ter\x18\x04 \x01(\x05\x12\x0e\n\x06reason\x18\x05 \x01(\t\"\xfc\x01\n\x0cRouterStatus\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x0f\n\x07running\x18\x02 \x01(\x05\x12\x0f\n\x07waiting\x18\x03 \x01(\x05\x12\x10\n\x08\x66inished\x18\x04 \x01(\x03\x12\x0e\n\x06\x66\x61iled\x18\x05 \x01(\x03\x12\x11\n\trss_bytes\x18\x06 \x01(\x03\x12\x16\n\x0ewaiting_tokens\x18\x07 \x01(\x03\x12\x18\n\x0bttft_p95_ms\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x17\n\nitl_p95_ms\x18\t \x01(\x01H\x01\x88\x01\x01\x12\x18\n\x10\x63\x65rtificate_note\x18\n \x01(\tB\x0e\n\x0c_ttft_p95_msB\r\n\x0b_itl_p95_ms\"\xa9\x02\n\rClusterStatus\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12%\n\x05pools\x18\x03 \x03(\x0b\x32\x16.kvrelay.v1.PoolStatus\x12.\n\tdecisions\x18\x04 \x03(\x0b\x32\x1b.kvrelay.v1.ScalingDecision\x12(\n\x06router\x18\x05 \x01(\x0b\x32\x18.kvrelay.v1.RouterStatus\x12\x13\n\x0b\x62lock_bytes\x18\x06 \x01(\x03\x12\x12\n\nblock_size\x18\x07 \x01(\x05\x12\x10\n\x08registry\x18\x08 \x01(\t\x12\x12\n\nrestarting\x18\t \x03(\t\x12*\n\x07pending\x18\n \x03(\x0b\x32\x19.kvrelay.v1.PendingWorker\"V\n\x12SetPoolSizeRequest\x12\x14\n\x07prefill\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x06\x64\x65\x63ode\x18\x02 \x01(\x05H\x01\x88\x01\x01\x42\n\n\x08_prefillB\t\n\x07_decode\"6\n\x13SetPoolSizeResponse\x12\x0f\n\x07prefill\x18\x01 \x01(\x05\x12\x0e\n\x06\x64\x65\x63ode\x18\x02 \x01(\x05\"\'\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x15\n\x13\x44rainWorkerResponse\"&\n\x15RestartWorkersRequest\x12\r\n\x05names\x18\x01 \x03(\t\",\n\x16RestartWorkersResponse\x12\x12\n\nworker_ids\x18\x01 \x03(\t2\x9b\x03\n\x0e\x43lusterService\x12\x44\n\tGetStatus\x12\x1c.kvrelay.v1.GetStatusRequest\x1a\x19.kvrelay.v1.ClusterStatus\x12J\n\x0bWatchStatus\x12\x1e.kvrelay.v1.WatchStatusRequest\x1a\x19.kvrelay.v1.ClusterStatus0\x01\x12N\n\x0bSetPoolSize\x12\x1e.kvrelay.v1.SetPoolSizeRequest\x1a\x1f.kvrelay.v1.SetPoolSizeResponse\x12N\n\x0b\x44rainWorker\x12\x1e.kvrelay.v1.DrainWorkerRequest\x1a\x1f.kvrelay.v1.DrainWorkerResponse\x12W\n\x0eRestartWorkers\x12!.kvrelay.v1.RestartWorkersRequest\x1a\".kvrelay.v1.RestartWorkersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvrelay/v1/cluster.proto\x12\nkvrelay.v1\"N\n\x08Protocol\x12\x0f\n\x07version\x18\x01 \x01(\x05\x12\x0e\n\x06oldest\x18\x02 \x01(\x05\x12\x10\n\x08\x66\x65\x61tures\x18\x03 \x03(\t\x12\x0f\n\x07release\x18\x04 \x01(\t\":\n\x10GetStatusRequest\x12&\n\x08protocol\x18\x01 \x01(\x0b\x32\x14.kvrelay.v1.Protocol\".\n\x12WatchStatusRequest\x12\x18\n\x10interval_seconds\x18\x01 \x01(\x01\"\x96\x05\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\x0f\n\x07running\x18\x06 \x01(\x05\x12\x0f\n\x07waiting\x18\x07 \x01(\x05\x12\x16\n\x0ewaiting_tokens\x18\x08 \x01(\x03\x12\x14\n\x0c\x62locks_total\x18\t \x01(\x05\x12\x13\n\x0b\x62locks_held\x18\n \x01(\x05\x12\x15\n\rblocks_cached\x18\x0b \x01(\x05\x12\x0e\n\x06leases\x18\x0c \x01(\x05\x12\x19\n\x11tokens_per_second\x18\r \x01(\x01\x12\x14\n\x0cweight_bytes\x18\x0e \x01(\x03\x12\x10\n\x08kv_bytes\x18\x0f \x01(\x03\x12\x11\n\trss_bytes\x18\x10 \x01(\x03\x12\x14\n\x0cintegrity_ok\x18\x11 \x01(\x08\x12\x13\n\x0bpreemptions\x18\x12 \x01(\x03\x12\x19\n\x11queue_wait_p95_ms\x18\x13 \x01(\x01\x12\x17\n\x0fintegrity_error\x18\x14 \x01(\t\x12\x0b\n\x03pid\x18\x16 \x01(\x05\x12\x14\n\x0cshared_bytes\x18\x15 \x01(\x03\x12\x14\n\x0c\x64raft_tokens\x18\x17 \x01(\x03\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x18 \x01(\x03\x12\x18\n\x10\x63\x65rtificate_note\x18\x19 \x01(\t\x12\x12\n\nstep_age_s\x18\x1a \x01(\x01\x12\x17\n\x0ftensor_parallel\x18\x1c \x01(\x05\x12\x12\n\nbusy_share\x18\x1e \x01(\x01\x12\x15\n\rblocks_leased\x18\x1d \x01(\x05\x12\r\n\x05unfit\x18\x1b \x01(\t\x12\x10\n\x08protocol\x18) \x01(\x05\x12\x10\n\x08model_id\x18* \x01(\t\"V\n\nPoolStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x64\x65sired\x18\x02 \x01(\x05\x12)\n\x07workers\x18\x03 \x03(\x0b\x32\x18.kvrelay.v1.WorkerStatus\"@\n\rPendingWorker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"x\n\rStandbyWorker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0f\n\x07host_id\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x05\x12\x14\n\x0cweight_bytes\x18\x05 \x01(\x03\x12\x11\n\trss_bytes\x18\x06 \x01(\x03\"F\n\x10\x43ontrollerStatus\x12\x15\n\rcontroller_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0c\n\x04term\x18\x03 \x01(\x05\"a\n\x0fScalingDecision\x12\x11\n\tunix_time\x18\x01 \x01(\x01\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x0e\n\x06\x62\x65\x66ore\x18\x03 \x01(\x05\x12\r\n\x05\x61\x66ter\x18\x04 \x01(\x05\x12\x0e\n\x06reason\x18\x05 \x01(\t\"\x8e\x02\n\x0cRouterStatus\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x0f\n\x07running\x18\x02 \x01(\x05\x12\x0f\n\x07waiting\x18\x03 \x01(\x05\x12\x10\n\x08\x66inished\x18\x04 \x01(\x03\x12\x0e\n\x06\x66\x61iled\x18\x05 \x01(\x03\x12\x11\n\trss_bytes\x18\x06 \x01(\x03\x12\x16\n\x0ewaiting_tokens\x18\x07 \x01(\x03\x12\x18\n\x0bttft_p95_ms\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x17\n\nitl_p95_ms\x18\t \x01(\x01H\x01\x88\x01\x01\x12\x18\n\x10\x63\x65rtificate_note\x18\n \x01(\t\x12\x10\n\x08protocol\x18\x14 \x01(\x05\x42\x0e\n\x0c_ttft_p95_msB\r\n\x0b_itl_p95_ms\"\xb0\x03\n\rClusterStatus\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12%\n\x05pools\x18\x03 \x03(\x0b\x32\x16.kvrelay.v1.PoolStatus\x12.\n\tdecisions\x18\x04 \x03(\x0b\x32\x1b.kvrelay.v1.ScalingDecision\x12(\n\x06router\x18\x05 \x01(\x0b\x32\x18.kvrelay.v1.RouterStatus\x12\x13\n\x0b\x62lock_bytes\x18\x06 \x01(\x03\x12\x12\n\nblock_size\x18\x07 \x01(\x05\x12\x10\n\x08registry\x18\x08 \x01(\t\x12\x12\n\nrestarting\x18\t \x03(\t\x12*\n\x07pending\x18\n \x03(\x0b\x32\x19.kvrelay.v1.PendingWorker\x12*\n\x07standby\x18\x0b \x03(\x0b\x32\x19.kvrelay.v1.StandbyWorker\x12\x31\n\x0b\x63ontrollers\x18\x0c \x03(\x0b\x32\x1c.kvrelay.v1.ControllerStatus\x12&\n\x08protocol\x18\x14 \x01(\x0b\x32\x14.kvrelay.v1.Protocol\"V\n\x12SetPoolSizeRequest\x12\x14\n\x07prefill\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x06\x64\x65\x63ode\x18\x02 \x01(\x05H\x01\x88\x01\x01\x42\n\n\x08_prefillB\t\n\x07_decode\"6\n\x13SetPoolSizeResponse\x12\x0f\n\x07prefill\x18\x01 \x01(\x05\x12\x0e\n\x06\x64\x65\x63ode\x18\x02 \x01(\x05\"\'\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x15\n\x13\x44rainWorkerResponse\"&\n\x15RestartWorkersRequest\x12\r\n\x05names\x18\x01 \x03(\t\",\n\x16RestartWorkersResponse\x12\x12\n\nworker_ids\x18\x01 \x03(\t2\x9b\x03\n\x0e\x43lusterService\x12\x44\n\tGetStatus\x12\x1c.kvrelay.v1.GetStatusRequest\x1a\x19.kvrelay.v1.ClusterStatus\x12J\n\x0bWatchStatus\x12\x1e.kvrelay.v1.WatchStatusRequest\x1a\x19.kvrelay.v1.ClusterStatus0\x01\x12N\n\x0bSetPoolSize\x12\x1e.kvrelay.v1.SetPoolSizeRequest\x1a\x1f.kvrelay.v1.SetPoolSizeResponse\x12N\n\x0b\x44rainWorker\x12\x1e.kvrelay.v1.DrainWorkerRequest\x1a\x1f.kvrelay.v1.DrainWorkerResponse\x12W\n\x0eRestartWorkers\x12!.kvrelay.v1.RestartWorkersRequest\x1a\".kvrelay.v1.RestartWorkersResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvrelay.v1.cluster_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GETSTATUSREQUEST']._serialized_start=40
-  _globals['_GETSTATUSREQUEST']._serialized_end=58
-  _globals['_WATCHSTATUSREQUEST']._serialized_start=60
-  _globals['_WATCHSTATUSREQUEST']._serialized_end=106
-  _globals['_WORKERSTATUS']._serialized_start=109
-  _globals['_WORKERSTATUS']._serialized_end=735
-  _globals['_POOLSTATUS']._serialized_start=737
-  _globals['_POOLSTATUS']._serialized_end=823
-  _globals['_PENDINGWORKER']._serialized_start=825
-  _globals['_PENDINGWORKER']._serialized_end=889
-  _globals['_SCALINGDECISION']._serialized_start=891
-  _globals['_SCALINGDECISION']._serialized_end=988
-  _globals['_ROUTERSTATUS']._serialized_start=991
-  _globals['_ROUTERSTATUS']._serialized_end=1243
-  _globals['_CLUSTERSTATUS']._serialized_start=1246
-  _globals['_CLUSTERSTATUS']._serialized_end=1543
-  _globals['_SETPOOLSIZEREQUEST']._serialized_start=1545
-  _globals['_SETPOOLSIZEREQUEST']._serialized_end=1631
-  _globals['_SETPOOLSIZERESPONSE']._serialized_start=1633
-  _globals['_SETPOOLSIZERESPONSE']._serialized_end=1687
-  _globals['_DRAINWORKERREQUEST']._serialized_start=1689
-  _globals['_DRAINWORKERREQUEST']._serialized_end=1728
-  _globals['_DRAINWORKERRESPONSE']._serialized_start=1730
-  _globals['_DRAINWORKERRESPONSE']._serialized_end=1751
-  _globals['_RESTARTWORKERSREQUEST']._serialized_start=1753
-  _globals['_RESTARTWORKERSREQUEST']._serialized_end=1791
-  _globals['_RESTARTWORKERSRESPONSE']._serialized_start=1793
-  _globals['_RESTARTWORKERSRESPONSE']._serialized_end=1837
-  _globals['_CLUSTERSERVICE']._serialized_start=1840
-  _globals['_CLUSTERSERVICE']._serialized_end=2251
+  _globals['_PROTOCOL']._serialized_start=40
+  _globals['_PROTOCOL']._serialized_end=118
+  _globals['_GETSTATUSREQUEST']._serialized_start=120
+  _globals['_GETSTATUSREQUEST']._serialized_end=178
+  _globals['_WATCHSTATUSREQUEST']._serialized_start=180
+  _globals['_WATCHSTATUSREQUEST']._serialized_end=226
+  _globals['_WORKERSTATUS']._serialized_start=229
+  _globals['_WORKERSTATUS']._serialized_end=891
+  _globals['_POOLSTATUS']._serialized_start=893
+  _globals['_POOLSTATUS']._serialized_end=979
+  _globals['_PENDINGWORKER']._serialized_start=981
+  _globals['_PENDINGWORKER']._serialized_end=1045
+  _globals['_STANDBYWORKER']._serialized_start=1047
+  _globals['_STANDBYWORKER']._serialized_end=1167
+  _globals['_CONTROLLERSTATUS']._serialized_start=1169
+  _globals['_CONTROLLERSTATUS']._serialized_end=1239
+  _globals['_SCALINGDECISION']._serialized_start=1241
+  _globals['_SCALINGDECISION']._serialized_end=1338
+  _globals['_ROUTERSTATUS']._serialized_start=1341
+  _globals['_ROUTERSTATUS']._serialized_end=1611
+  _globals['_CLUSTERSTATUS']._serialized_start=1614
+  _globals['_CLUSTERSTATUS']._serialized_end=2046
+  _globals['_SETPOOLSIZEREQUEST']._serialized_start=2048
+  _globals['_SETPOOLSIZEREQUEST']._serialized_end=2134
+  _globals['_SETPOOLSIZERESPONSE']._serialized_start=2136
+  _globals['_SETPOOLSIZERESPONSE']._serialized_end=2190
+  _globals['_DRAINWORKERREQUEST']._serialized_start=2192
+  _globals['_DRAINWORKERREQUEST']._serialized_end=2231
+  _globals['_DRAINWORKERRESPONSE']._serialized_start=2233
+  _globals['_DRAINWORKERRESPONSE']._serialized_end=2254
+  _globals['_RESTARTWORKERSREQUEST']._serialized_start=2256
+  _globals['_RESTARTWORKERSREQUEST']._serialized_end=2294
+  _globals['_RESTARTWORKERSRESPONSE']._serialized_start=2296
+  _globals['_RESTARTWORKERSRESPONSE']._serialized_end=2340
+  _globals['_CLUSTERSERVICE']._serialized_start=2343
+  _globals['_CLUSTERSERVICE']._serialized_end=2754
 # @@protoc_insertion_point(module_scope)

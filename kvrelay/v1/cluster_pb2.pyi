@@ -6,9 +6,23 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Protocol(_message.Message):
+    __slots__ = ("version", "oldest", "features", "release")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    oldest: int
+    features: _containers.RepeatedScalarFieldContainer[str]
+    release: str
+    def __init__(self, version: _Optional[int] = ..., oldest: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., release: _Optional[str] = ...) -> None: ...
+
 class GetStatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("protocol",)
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    protocol: Protocol
+    def __init__(self, protocol: _Optional[_Union[Protocol, _Mapping]] = ...) -> None: ...
 
 class WatchStatusRequest(_message.Message):
     __slots__ = ("interval_seconds",)
@@ -17,7 +31,7 @@ class WatchStatusRequest(_message.Message):
     def __init__(self, interval_seconds: _Optional[float] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker_id", "pool", "epoch", "state", "address", "running", "waiting", "waiting_tokens", "blocks_total", "blocks_held", "blocks_cached", "leases", "tokens_per_second", "weight_bytes", "kv_bytes", "rss_bytes", "integrity_ok", "preemptions", "queue_wait_p95_ms", "integrity_error", "pid", "shared_bytes", "draft_tokens", "accepted_tokens", "certificate_note", "step_age_s", "tensor_parallel", "busy_share", "blocks_leased", "unfit")
+    __slots__ = ("worker_id", "pool", "epoch", "state", "address", "running", "waiting", "waiting_tokens", "blocks_total", "blocks_held", "blocks_cached", "leases", "tokens_per_second", "weight_bytes", "kv_bytes", "rss_bytes", "integrity_ok", "preemptions", "queue_wait_p95_ms", "integrity_error", "pid", "shared_bytes", "draft_tokens", "accepted_tokens", "certificate_note", "step_age_s", "tensor_parallel", "busy_share", "blocks_leased", "unfit", "protocol", "model_id")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +62,8 @@ class WorkerStatus(_message.Message):
     BUSY_SHARE_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_LEASED_FIELD_NUMBER: _ClassVar[int]
     UNFIT_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     pool: str
     epoch: int
@@ -78,7 +94,9 @@ class WorkerStatus(_message.Message):
     busy_share: float
     blocks_leased: int
     unfit: str
-    def __init__(self, worker_id: _Optional[str] = ..., pool: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_held: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., leases: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., weight_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., integrity_ok: bool = ..., preemptions: _Optional[int] = ..., queue_wait_p95_ms: _Optional[float] = ..., integrity_error: _Optional[str] = ..., pid: _Optional[int] = ..., shared_bytes: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., certificate_note: _Optional[str] = ..., step_age_s: _Optional[float] = ..., tensor_parallel: _Optional[int] = ..., busy_share: _Optional[float] = ..., blocks_leased: _Optional[int] = ..., unfit: _Optional[str] = ...) -> None: ...
+    protocol: int
+    model_id: str
+    def __init__(self, worker_id: _Optional[str] = ..., pool: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_held: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., leases: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., weight_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., integrity_ok: bool = ..., preemptions: _Optional[int] = ..., queue_wait_p95_ms: _Optional[float] = ..., integrity_error: _Optional[str] = ..., pid: _Optional[int] = ..., shared_bytes: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., certificate_note: _Optional[str] = ..., step_age_s: _Optional[float] = ..., tensor_parallel: _Optional[int] = ..., busy_share: _Optional[float] = ..., blocks_leased: _Optional[int] = ..., unfit: _Optional[str] = ..., protocol: _Optional[int] = ..., model_id: _Optional[str] = ...) -> None: ...
 
 class PoolStatus(_message.Message):
     __slots__ = ("name", "desired", "workers")
@@ -100,6 +118,32 @@ class PendingWorker(_message.Message):
     reason: str
     def __init__(self, worker_id: _Optional[str] = ..., pool: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class StandbyWorker(_message.Message):
+    __slots__ = ("worker_id", "state", "host_id", "pid", "weight_bytes", "rss_bytes")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RSS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    state: str
+    host_id: str
+    pid: int
+    weight_bytes: int
+    rss_bytes: int
+    def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[str] = ..., host_id: _Optional[str] = ..., pid: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., rss_bytes: _Optional[int] = ...) -> None: ...
+
+class ControllerStatus(_message.Message):
+    __slots__ = ("controller_id", "state", "term")
+    CONTROLLER_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    controller_id: str
+    state: str
+    term: int
+    def __init__(self, controller_id: _Optional[str] = ..., state: _Optional[str] = ..., term: _Optional[int] = ...) -> None: ...
+
 class ScalingDecision(_message.Message):
     __slots__ = ("unix_time", "pool", "before", "after", "reason")
     UNIX_TIME_FIELD_NUMBER: _ClassVar[int]
@@ -115,7 +159,7 @@ class ScalingDecision(_message.Message):
     def __init__(self, unix_time: _Optional[float] = ..., pool: _Optional[str] = ..., before: _Optional[int] = ..., after: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class RouterStatus(_message.Message):
-    __slots__ = ("router_id", "running", "waiting", "finished", "failed", "rss_bytes", "waiting_tokens", "ttft_p95_ms", "itl_p95_ms", "certificate_note")
+    __slots__ = ("router_id", "running", "waiting", "finished", "failed", "rss_bytes", "waiting_tokens", "ttft_p95_ms", "itl_p95_ms", "certificate_note", "protocol")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +170,7 @@ class RouterStatus(_message.Message):
     TTFT_P95_MS_FIELD_NUMBER: _ClassVar[int]
     ITL_P95_MS_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_NOTE_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     router_id: str
     running: int
     waiting: int
@@ -136,10 +181,11 @@ class RouterStatus(_message.Message):
     ttft_p95_ms: float
     itl_p95_ms: float
     certificate_note: str
-    def __init__(self, router_id: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., finished: _Optional[int] = ..., failed: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., ttft_p95_ms: _Optional[float] = ..., itl_p95_ms: _Optional[float] = ..., certificate_note: _Optional[str] = ...) -> None: ...
+    protocol: int
+    def __init__(self, router_id: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., finished: _Optional[int] = ..., failed: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., ttft_p95_ms: _Optional[float] = ..., itl_p95_ms: _Optional[float] = ..., certificate_note: _Optional[str] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class ClusterStatus(_message.Message):
-    __slots__ = ("model", "state", "pools", "decisions", "router", "block_bytes", "block_size", "registry", "restarting", "pending")
+    __slots__ = ("model", "state", "pools", "decisions", "router", "block_bytes", "block_size", "registry", "restarting", "pending", "standby", "controllers", "protocol")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     POOLS_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +196,9 @@ class ClusterStatus(_message.Message):
     REGISTRY_FIELD_NUMBER: _ClassVar[int]
     RESTARTING_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
+    STANDBY_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     model: str
     state: str
     pools: _containers.RepeatedCompositeFieldContainer[PoolStatus]
@@ -160,7 +209,10 @@ class ClusterStatus(_message.Message):
     registry: str
     restarting: _containers.RepeatedScalarFieldContainer[str]
     pending: _containers.RepeatedCompositeFieldContainer[PendingWorker]
-    def __init__(self, model: _Optional[str] = ..., state: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[PoolStatus, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[ScalingDecision, _Mapping]]] = ..., router: _Optional[_Union[RouterStatus, _Mapping]] = ..., block_bytes: _Optional[int] = ..., block_size: _Optional[int] = ..., registry: _Optional[str] = ..., restarting: _Optional[_Iterable[str]] = ..., pending: _Optional[_Iterable[_Union[PendingWorker, _Mapping]]] = ...) -> None: ...
+    standby: _containers.RepeatedCompositeFieldContainer[StandbyWorker]
+    controllers: _containers.RepeatedCompositeFieldContainer[ControllerStatus]
+    protocol: Protocol
+    def __init__(self, model: _Optional[str] = ..., state: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[PoolStatus, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[ScalingDecision, _Mapping]]] = ..., router: _Optional[_Union[RouterStatus, _Mapping]] = ..., block_bytes: _Optional[int] = ..., block_size: _Optional[int] = ..., registry: _Optional[str] = ..., restarting: _Optional[_Iterable[str]] = ..., pending: _Optional[_Iterable[_Union[PendingWorker, _Mapping]]] = ..., standby: _Optional[_Iterable[_Union[StandbyWorker, _Mapping]]] = ..., controllers: _Optional[_Iterable[_Union[ControllerStatus, _Mapping]]] = ..., protocol: _Optional[_Union[Protocol, _Mapping]] = ...) -> None: ...
 
 class SetPoolSizeRequest(_message.Message):
     __slots__ = ("prefill", "decode")

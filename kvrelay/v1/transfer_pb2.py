@@ -22,38 +22,39 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from kvrelay.v1 import cluster_pb2 as kvrelay_dot_v1_dot_cluster__pb2
 from kvrelay.v1 import worker_pb2 as kvrelay_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19kvrelay/v1/transfer.proto\x12\nkvrelay.v1\x1a\x17kvrelay/v1/worker.proto\"\x99\x01\n\x0c\x46\x65tchRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\r\n\x05names\x18\x03 \x03(\x06\x12)\n\x06target\x18\x04 \x01(\x0b\x32\x19.kvrelay.v1.HandoffTarget\x12\x16\n\x0egranted_tokens\x18\x05 \x01(\x05\x12\x12\n\ncapability\x18\x06 \x01(\t\"\x1f\n\rFetchResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x05\"\xde\x02\n\x06KvOpen\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x10\n\x08lease_id\x18\x03 \x01(\x03\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12\x13\n\x0blayout_hash\x18\x06 \x01(\t\x12\x11\n\ttransport\x18\x07 \x01(\t\x12*\n\x07segment\x18\x08 \x01(\x0b\x32\x19.kvrelay.v1.SharedSegment\x12\x12\n\nrendezvous\x18\t \x01(\t\x12\x10\n\x08model_id\x18\n \x01(\t\x12$\n\x06layout\x18\x0b \x01(\x0b\x32\x14.kvrelay.v1.KvLayout\x12&\n\x05\x61rena\x18\x0c \x01(\x0b\x32\x17.kvrelay.v1.RemoteArena\x12\x0e\n\x06\x64igest\x18\r \x01(\t\x12\x0e\n\x06sender\x18\x0e \x01(\t\x12\x12\n\ncapability\x18\x0f \x01(\t\"o\n\x08KvLayout\x12#\n\x06layers\x18\x01 \x03(\x0b\x32\x13.kvrelay.v1.LayerKv\x12\x12\n\nblock_size\x18\x02 \x01(\x05\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x0c\n\x04word\x18\x04 \x01(\x05\x12\r\n\x05ranks\x18\x05 \x01(\x05\"9\n\x07LayerKv\x12\x10\n\x08kv_heads\x18\x01 \x01(\x05\x12\r\n\x05k_dim\x18\x02 \x01(\x05\x12\r\n\x05v_dim\x18\x03 \x01(\x05\"E\n\rSharedSegment\x12\x0b\n\x03pid\x18\x01 \x01(\x05\x12\n\n\x02\x66\x64\x18\x02 \x01(\x05\x12\x0c\n\x04size\x18\x03 \x01(\x03\x12\r\n\x05nonce\x18\x04 \x01(\x06\"J\n\x0bRemoteArena\x12\x0e\n\x06\x61\x63\x63\x65ss\x18\x01 \x01(\x0c\x12\r\n\x05start\x18\x02 \x01(\x06\x12\x0c\n\x04size\x18\x03 \x01(\x03\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\x05\"\xb5\x01\n\x08KvBlocks\x12\x10\n\x08sequence\x18\x01 \x01(\x05\x12\r\n\x05\x66irst\x18\x02 \x01(\x05\x12\r\n\x05\x63ount\x18\x03 \x01(\x05\x12\x0f\n\x07payload\x18\x05 \x01(\x0c\x12\x15\n\rsource_blocks\x18\x06 \x03(\x05\x12\x11\n\tnum_bytes\x18\x07 \x01(\x03\x12\x0f\n\x07\x64igests\x18\x08 \x03(\x06\x12\x13\n\x0b\x66irst_layer\x18\t \x01(\x05\x12\x12\n\nnum_layers\x18\n \x01(\x05J\x04\x08\x04\x10\x05\"S\n\x08KvCommit\x12\x0e\n\x06\x66rames\x18\x01 \x01(\x05\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x06\x12\x13\n\x0b\x66irst_token\x18\x03 \x01(\x05\x12\x12\n\nnum_tokens\x18\x04 \x01(\x05\"\x86\x01\n\x07KvFrame\x12\"\n\x04open\x18\x01 \x01(\x0b\x32\x12.kvrelay.v1.KvOpenH\x00\x12&\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x14.kvrelay.v1.KvBlocksH\x00\x12&\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x14.kvrelay.v1.KvCommitH\x00\x42\x07\n\x05\x66rame\"*\n\tKvReceipt\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x03\x12\r\n\x05\x62ytes\x18\x02 \x01(\x03\x32\x87\x01\n\x11KvTransferService\x12\x34\n\x04Push\x12\x13.kvrelay.v1.KvFrame\x1a\x15.kvrelay.v1.KvReceipt(\x01\x12<\n\x05\x46\x65tch\x12\x18.kvrelay.v1.FetchRequest\x1a\x19.kvrelay.v1.FetchResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19kvrelay/v1/transfer.proto\x12\nkvrelay.v1\x1a\x18kvrelay/v1/cluster.proto\x1a\x17kvrelay/v1/worker.proto\"\xe0\x01\n\x0c\x46\x65tchRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12)\n\x06target\x18\x04 \x01(\x0b\x32\x19.kvrelay.v1.HandoffTarget\x12\x16\n\x0egranted_tokens\x18\x05 \x01(\x05\x12\x12\n\ncapability\x18\x06 \x01(\t\x12\x11\n\ttoken_ids\x18\x07 \x03(\x05\x12\x0c\n\x04salt\x18\x08 \x01(\t\x12&\n\x08protocol\x18\x14 \x01(\x0b\x32\x14.kvrelay.v1.ProtocolJ\x04\x08\x03\x10\x04R\x05names\"\x1f\n\rFetchResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x05\"\x86\x03\n\x06KvOpen\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x10\n\x08lease_id\x18\x03 \x01(\x03\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12\x13\n\x0blayout_hash\x18\x06 \x01(\t\x12\x11\n\ttransport\x18\x07 \x01(\t\x12*\n\x07segment\x18\x08 \x01(\x0b\x32\x19.kvrelay.v1.SharedSegment\x12\x12\n\nrendezvous\x18\t \x01(\t\x12\x10\n\x08model_id\x18\n \x01(\t\x12$\n\x06layout\x18\x0b \x01(\x0b\x32\x14.kvrelay.v1.KvLayout\x12&\n\x05\x61rena\x18\x0c \x01(\x0b\x32\x17.kvrelay.v1.RemoteArena\x12\x0e\n\x06\x64igest\x18\r \x01(\t\x12\x0e\n\x06sender\x18\x0e \x01(\t\x12\x12\n\ncapability\x18\x0f \x01(\t\x12&\n\x08protocol\x18\x14 \x01(\x0b\x32\x14.kvrelay.v1.Protocol\"o\n\x08KvLayout\x12#\n\x06layers\x18\x01 \x03(\x0b\x32\x13.kvrelay.v1.LayerKv\x12\x12\n\nblock_size\x18\x02 \x01(\x05\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x0c\n\x04word\x18\x04 \x01(\x05\x12\r\n\x05ranks\x18\x05 \x01(\x05\"9\n\x07LayerKv\x12\x10\n\x08kv_heads\x18\x01 \x01(\x05\x12\r\n\x05k_dim\x18\x02 \x01(\x05\x12\r\n\x05v_dim\x18\x03 \x01(\x05\"E\n\rSharedSegment\x12\x0b\n\x03pid\x18\x01 \x01(\x05\x12\n\n\x02\x66\x64\x18\x02 \x01(\x05\x12\x0c\n\x04size\x18\x03 \x01(\x03\x12\r\n\x05nonce\x18\x04 \x01(\x06\"J\n\x0bRemoteArena\x12\x0e\n\x06\x61\x63\x63\x65ss\x18\x01 \x01(\x0c\x12\r\n\x05start\x18\x02 \x01(\x06\x12\x0c\n\x04size\x18\x03 \x01(\x03\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\x05\"\xb5\x01\n\x08KvBlocks\x12\x10\n\x08sequence\x18\x01 \x01(\x05\x12\r\n\x05\x66irst\x18\x02 \x01(\x05\x12\r\n\x05\x63ount\x18\x03 \x01(\x05\x12\x0f\n\x07payload\x18\x05 \x01(\x0c\x12\x15\n\rsource_blocks\x18\x06 \x03(\x05\x12\x11\n\tnum_bytes\x18\x07 \x01(\x03\x12\x0f\n\x07\x64igests\x18\x08 \x03(\x06\x12\x13\n\x0b\x66irst_layer\x18\t \x01(\x05\x12\x12\n\nnum_layers\x18\n \x01(\x05J\x04\x08\x04\x10\x05\"S\n\x08KvCommit\x12\x0e\n\x06\x66rames\x18\x01 \x01(\x05\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x06\x12\x13\n\x0b\x66irst_token\x18\x03 \x01(\x05\x12\x12\n\nnum_tokens\x18\x04 \x01(\x05\"\x86\x01\n\x07KvFrame\x12\"\n\x04open\x18\x01 \x01(\x0b\x32\x12.kvrelay.v1.KvOpenH\x00\x12&\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x14.kvrelay.v1.KvBlocksH\x00\x12&\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x14.kvrelay.v1.KvCommitH\x00\x42\x07\n\x05\x66rame\"*\n\tKvReceipt\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x03\x12\r\n\x05\x62ytes\x18\x02 \x01(\x03\x32\x87\x01\n\x11KvTransferService\x12\x34\n\x04Push\x12\x13.kvrelay.v1.KvFrame\x1a\x15.kvrelay.v1.KvReceipt(\x01\x12<\n\x05\x46\x65tch\x12\x18.kvrelay.v1.FetchRequest\x1a\x19.kvrelay.v1.FetchResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvrelay.v1.transfer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FETCHREQUEST']._serialized_start=67
-  _globals['_FETCHREQUEST']._serialized_end=220
-  _globals['_FETCHRESPONSE']._serialized_start=222
-  _globals['_FETCHRESPONSE']._serialized_end=253
-  _globals['_KVOPEN']._serialized_start=256
-  _globals['_KVOPEN']._serialized_end=606
-  _globals['_KVLAYOUT']._serialized_start=608
-  _globals['_KVLAYOUT']._serialized_end=719
-  _globals['_LAYERKV']._serialized_start=721
-  _globals['_LAYERKV']._serialized_end=778
-  _globals['_SHAREDSEGMENT']._serialized_start=780
-  _globals['_SHAREDSEGMENT']._serialized_end=849
-  _globals['_REMOTEARENA']._serialized_start=851
-  _globals['_REMOTEARENA']._serialized_end=925
-  _globals['_KVBLOCKS']._serialized_start=928
-  _globals['_KVBLOCKS']._serialized_end=1109
-  _globals['_KVCOMMIT']._serialized_start=1111
-  _globals['_KVCOMMIT']._serialized_end=1194
-  _globals['_KVFRAME']._serialized_start=1197
-  _globals['_KVFRAME']._serialized_end=1331
-  _globals['_KVRECEIPT']._serialized_start=1333
-  _globals['_KVRECEIPT']._serialized_end=1375
-  _globals['_KVTRANSFERSERVICE']._serialized_start=1378
-  _globals['_KVTRANSFERSERVICE']._serialized_end=1513
+  _globals['_FETCHREQUEST']._serialized_start=93
+  _globals['_FETCHREQUEST']._serialized_end=317
+  _globals['_FETCHRESPONSE']._serialized_start=319
+  _globals['_FETCHRESPONSE']._serialized_end=350
+  _globals['_KVOPEN']._serialized_start=353
+  _globals['_KVOPEN']._serialized_end=743
+  _globals['_KVLAYOUT']._serialized_start=745
+  _globals['_KVLAYOUT']._serialized_end=856
+  _globals['_LAYERKV']._serialized_start=858
+  _globals['_LAYERKV']._serialized_end=915
+  _globals['_SHAREDSEGMENT']._serialized_start=917
+  _globals['_SHAREDSEGMENT']._serialized_end=986
+  _globals['_REMOTEARENA']._serialized_start=988
+  _globals['_REMOTEARENA']._serialized_end=1062
+  _globals['_KVBLOCKS']._serialized_start=1065
+  _globals['_KVBLOCKS']._serialized_end=1246
+  _globals['_KVCOMMIT']._serialized_start=1248
+  _globals['_KVCOMMIT']._serialized_end=1331
+  _globals['_KVFRAME']._serialized_start=1334
+  _globals['_KVFRAME']._serialized_end=1468
+  _globals['_KVRECEIPT']._serialized_start=1470
+  _globals['_KVRECEIPT']._serialized_end=1512
+  _globals['_KVTRANSFERSERVICE']._serialized_start=1515
+  _globals['_KVTRANSFERSERVICE']._serialized_end=1650
 # @@protoc_insertion_point(module_scope)

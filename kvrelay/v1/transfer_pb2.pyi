@@ -1,3 +1,4 @@
+from kvrelay.v1 import cluster_pb2 as _cluster_pb2
 from kvrelay.v1 import worker_pb2 as _worker_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -8,20 +9,24 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FetchRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "names", "target", "granted_tokens", "capability")
+    __slots__ = ("request_id", "attempt", "target", "granted_tokens", "capability", "token_ids", "salt", "protocol")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    NAMES_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     GRANTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CAPABILITY_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
-    names: _containers.RepeatedScalarFieldContainer[int]
     target: _worker_pb2.HandoffTarget
     granted_tokens: int
     capability: str
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., names: _Optional[_Iterable[int]] = ..., target: _Optional[_Union[_worker_pb2.HandoffTarget, _Mapping]] = ..., granted_tokens: _Optional[int] = ..., capability: _Optional[str] = ...) -> None: ...
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    salt: str
+    protocol: _cluster_pb2.Protocol
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., target: _Optional[_Union[_worker_pb2.HandoffTarget, _Mapping]] = ..., granted_tokens: _Optional[int] = ..., capability: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., salt: _Optional[str] = ..., protocol: _Optional[_Union[_cluster_pb2.Protocol, _Mapping]] = ...) -> None: ...
 
 class FetchResponse(_message.Message):
     __slots__ = ("blocks",)
@@ -30,7 +35,7 @@ class FetchResponse(_message.Message):
     def __init__(self, blocks: _Optional[int] = ...) -> None: ...
 
 class KvOpen(_message.Message):
-    __slots__ = ("request_id", "attempt", "lease_id", "epoch", "generation", "layout_hash", "transport", "segment", "rendezvous", "model_id", "layout", "arena", "digest", "sender", "capability")
+    __slots__ = ("request_id", "attempt", "lease_id", "epoch", "generation", "layout_hash", "transport", "segment", "rendezvous", "model_id", "layout", "arena", "digest", "sender", "capability", "protocol")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +51,7 @@ class KvOpen(_message.Message):
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
     CAPABILITY_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     lease_id: int
@@ -61,7 +67,8 @@ class KvOpen(_message.Message):
     digest: str
     sender: str
     capability: str
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., lease_id: _Optional[int] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., layout_hash: _Optional[str] = ..., transport: _Optional[str] = ..., segment: _Optional[_Union[SharedSegment, _Mapping]] = ..., rendezvous: _Optional[str] = ..., model_id: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., arena: _Optional[_Union[RemoteArena, _Mapping]] = ..., digest: _Optional[str] = ..., sender: _Optional[str] = ..., capability: _Optional[str] = ...) -> None: ...
+    protocol: _cluster_pb2.Protocol
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., lease_id: _Optional[int] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., layout_hash: _Optional[str] = ..., transport: _Optional[str] = ..., segment: _Optional[_Union[SharedSegment, _Mapping]] = ..., rendezvous: _Optional[str] = ..., model_id: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., arena: _Optional[_Union[RemoteArena, _Mapping]] = ..., digest: _Optional[str] = ..., sender: _Optional[str] = ..., capability: _Optional[str] = ..., protocol: _Optional[_Union[_cluster_pb2.Protocol, _Mapping]] = ...) -> None: ...
 
 class KvLayout(_message.Message):
     __slots__ = ("layers", "block_size", "dtype", "word", "ranks")

@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SequenceSpec(_message.Message):
-    __slots__ = ("request_id", "attempt", "token_ids", "prompt_len", "sampling", "salt", "priority", "deadline_s", "tenant")
+    __slots__ = ("request_id", "attempt", "token_ids", "prompt_len", "sampling", "salt", "priority", "deadline_s", "tenant", "weight")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,7 @@ class SequenceSpec(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -28,7 +29,8 @@ class SequenceSpec(_message.Message):
     priority: int
     deadline_s: float
     tenant: str
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., salt: _Optional[str] = ..., priority: _Optional[int] = ..., deadline_s: _Optional[float] = ..., tenant: _Optional[str] = ...) -> None: ...
+    weight: float
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., salt: _Optional[str] = ..., priority: _Optional[int] = ..., deadline_s: _Optional[float] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class Reserve(_message.Message):
     __slots__ = ("spec", "lease_seconds", "prefill_worker")
@@ -41,7 +43,7 @@ class Reserve(_message.Message):
     def __init__(self, spec: _Optional[_Union[SequenceSpec, _Mapping]] = ..., lease_seconds: _Optional[float] = ..., prefill_worker: _Optional[str] = ...) -> None: ...
 
 class HandoffTarget(_message.Message):
-    __slots__ = ("worker_id", "address", "epoch", "lease_id", "generation", "num_blocks", "cached_tokens", "layout_hash", "host_id", "transport", "device", "capability")
+    __slots__ = ("worker_id", "address", "epoch", "lease_id", "generation", "num_blocks", "cached_tokens", "layout_hash", "host_id", "transport", "device", "capability", "protocol")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +56,7 @@ class HandoffTarget(_message.Message):
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     CAPABILITY_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     address: str
     epoch: int
@@ -66,7 +69,8 @@ class HandoffTarget(_message.Message):
     transport: str
     device: str
     capability: str
-    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[int] = ..., lease_id: _Optional[int] = ..., generation: _Optional[int] = ..., num_blocks: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., layout_hash: _Optional[str] = ..., host_id: _Optional[str] = ..., transport: _Optional[str] = ..., device: _Optional[str] = ..., capability: _Optional[str] = ...) -> None: ...
+    protocol: int
+    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[int] = ..., lease_id: _Optional[int] = ..., generation: _Optional[int] = ..., num_blocks: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., layout_hash: _Optional[str] = ..., host_id: _Optional[str] = ..., transport: _Optional[str] = ..., device: _Optional[str] = ..., capability: _Optional[str] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class PrefixSource(_message.Message):
     __slots__ = ("worker_id", "address", "cached_tokens", "capability")
@@ -113,10 +117,12 @@ class Abort(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("router_id",)
+    __slots__ = ("router_id", "protocol")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     router_id: str
-    def __init__(self, router_id: _Optional[str] = ...) -> None: ...
+    protocol: _cluster_pb2.Protocol
+    def __init__(self, router_id: _Optional[str] = ..., protocol: _Optional[_Union[_cluster_pb2.Protocol, _Mapping]] = ...) -> None: ...
 
 class SessionRequest(_message.Message):
     __slots__ = ("hello", "reserve", "prefill", "run_local", "renew", "abort")
@@ -135,14 +141,16 @@ class SessionRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., run_local: _Optional[_Union[RunLocal, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("worker_id", "epoch", "lending_key")
+    __slots__ = ("worker_id", "epoch", "lending_key", "protocol")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LENDING_KEY_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     epoch: int
     lending_key: bytes
-    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., lending_key: _Optional[bytes] = ...) -> None: ...
+    protocol: _cluster_pb2.Protocol
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., lending_key: _Optional[bytes] = ..., protocol: _Optional[_Union[_cluster_pb2.Protocol, _Mapping]] = ...) -> None: ...
 
 class Reserved(_message.Message):
     __slots__ = ("request_id", "attempt", "target")

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import get_args
+from dataclasses import asdict, dataclass, field, fields
+from typing import cast, get_args
 
 from kvrelay.errors import InvalidArgument
+from kvrelay.protocol import Protocol, ours, printable
 from kvrelay.types import (
     POOLS,
+    ControllerInfo,
+    ControllerState,
     PendingWorker,
     PoolName,
+    Role,
     RouterLoad,
     ScalingDecision,
+    StandbyWorker,
     WorkerInfo,
     WorkerLoad,
     WorkerState,
@@ -22,6 +27,7 @@ from kvrelay.v1.cluster_pb2_grpc import (
     ClusterServiceStub,
     add_ClusterServiceServicer_to_server,
 )
+from kvrelay.wire.protocol import protocol_from_proto, protocol_to_proto
 
 __all__ = [
     "SERVICE_NAME",
@@ -31,9 +37,11 @@ __all__ = [
     "PoolStatus",
     "WorkerStatus",
     "add_ClusterServiceServicer_to_server",
+    "check_client",
     "cluster_status_from_proto",
     "cluster_status_to_proto",
     "pb",
+    "status_request",
     "worker_status_from_proto",
     "worker_status_to_proto",
 ]
@@ -42,6 +50,7 @@ SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["ClusterService"].full_name
 _LOAD_FIELDS = tuple(field.name for field in fields(WorkerLoad))
 _ROUTER_FIELDS = tuple(field.name for field in fields(RouterLoad))
 _STATES: tuple[WorkerState, ...] = get_args(WorkerState)
+_CONTROLLER_STATES: tuple[ControllerState, ...] = get_args(ControllerState)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +66,8 @@ class WorkerStatus:
     pid: int = 0
     unfit: str = ""  # why the router that answers gives it no new work
     tensor_parallel: int = 1  # processes that share the weights and KV heads
+    protocol: int = 0  # version that it speaks
+    model_id: str = ""
 
     @property
     def host(self) -> str:
@@ -75,6 +86,8 @@ class WorkerStatus:
             info.pid,
             unfit,
             info.tensor_parallel,
+            info.protocol.version,
+            info.model_id,
         )
 
 
@@ -97,6 +110,19 @@ class ClusterStatus:
     registry: str  # ok, or what is wrong with Redis
     restarting: tuple[str, ...] = ()  # workers that are still to be replaced, as an operator asked
     pending: tuple[PendingWorker, ...] = ()  # wanted ones that no node has room for
+    standby: tuple[StandbyWorker, ...] = ()  # of no pool; they take the places of workers that die
+    controllers: tuple[ControllerInfo, ...] = ()  # at most one leads
+    protocol: Protocol = field(default_factory=Protocol)  # of the router
+
+
+def status_request() -> pb.GetStatusRequest:
+    """Says which protocol this end speaks."""
+    return pb.GetStatusRequest(protocol=protocol_to_proto(ours()))
+
+
+def check_client(request: pb.GetStatusRequest) -> None:
+    """Raises FailedPrecondition for a client whose protocol does not fit."""
+    ours().check(protocol_from_proto(request.protocol), "the admin client")
 
 
 def worker_status_to_proto(worker: WorkerStatus) -> pb.WorkerStatus:
@@ -109,12 +135,14 @@ def worker_status_to_proto(worker: WorkerStatus) -> pb.WorkerStatus:
         pid=worker.pid,
         unfit=worker.unfit,
         tensor_parallel=worker.tensor_parallel,
+        protocol=worker.protocol,
+        model_id=worker.model_id,
         **{name: getattr(worker.load, name) for name in _LOAD_FIELDS},
     )
 
 
 def worker_status_from_proto(message: pb.WorkerStatus) -> WorkerStatus:
-    """Raises InvalidArgument for a pool or state that this version does not know."""
+    """A state of a future version is taken as it is. Raises InvalidArgument for an unknown pool."""
     return WorkerStatus(
         worker_id=message.worker_id,
         pool=_pool(message.pool),
@@ -125,6 +153,8 @@ def worker_status_from_proto(message: pb.WorkerStatus) -> WorkerStatus:
         pid=message.pid,
         unfit=message.unfit,
         tensor_parallel=message.tensor_parallel or 1,
+        protocol=message.protocol,
+        model_id=message.model_id,
     )
 
 
@@ -156,28 +186,49 @@ def cluster_status_to_proto(status: ClusterStatus) -> pb.ClusterStatus:
         registry=status.registry,
         restarting=status.restarting,
         pending=[pb.PendingWorker(worker_id=one.worker_id, pool=one.pool, reason=one.reason) for one in status.pending],
+        standby=[pb.StandbyWorker(**asdict(one)) for one in status.standby],
+        controllers=[
+            pb.ControllerStatus(controller_id=one.controller_id, state=one.state, term=one.term)
+            for one in status.controllers
+        ],
+        protocol=protocol_to_proto(status.protocol),
     )
 
 
 def cluster_status_from_proto(message: pb.ClusterStatus) -> ClusterStatus:
-    """Raises InvalidArgument for a pool or state that this version does not know."""
+    """What is of a pool that this version does not know is left out; a state of a future version is taken as it is."""
     return ClusterStatus(
         model=message.model,
         state=_state(message.state),
         pools=tuple(
-            PoolStatus(_pool(pool.name), pool.desired, tuple(worker_status_from_proto(one) for one in pool.workers))
+            PoolStatus(
+                _pool(pool.name),
+                pool.desired,
+                tuple(worker_status_from_proto(one) for one in pool.workers if one.pool in POOLS),
+            )
             for pool in message.pools
+            if pool.name in POOLS
         ),
         decisions=tuple(
             ScalingDecision(one.unix_time, _pool(one.pool), one.before, one.after, one.reason)
             for one in message.decisions
+            if one.pool in POOLS
         ),
         router=_router_from_proto(message.router),
         block_bytes=message.block_bytes,
         block_size=message.block_size,
         registry=message.registry,
         restarting=tuple(message.restarting),
-        pending=tuple(PendingWorker(one.worker_id, _pool(one.pool), one.reason) for one in message.pending),
+        pending=tuple(
+            PendingWorker(one.worker_id, _role(one.pool), one.reason)
+            for one in message.pending
+            if one.pool in get_args(Role)
+        ),
+        standby=tuple(_standby_from_proto(one) for one in message.standby),
+        controllers=tuple(
+            ControllerInfo(one.controller_id, _controller_state(one.state), one.term) for one in message.controllers
+        ),
+        protocol=protocol_from_proto(message.protocol),
     )
 
 
@@ -189,13 +240,28 @@ def _router_from_proto(message: pb.RouterStatus) -> RouterLoad:
     return RouterLoad(**load)
 
 
+def _standby_from_proto(message: pb.StandbyWorker) -> StandbyWorker:
+    state = _state(message.state)
+    if state not in ("starting", "ready"):
+        raise InvalidArgument(f"state {state!r} of a standby worker is neither starting nor ready", field="state")
+    return StandbyWorker(
+        message.worker_id, state, message.host_id, message.pid, message.weight_bytes, message.rss_bytes
+    )
+
+
+def _role(name: str) -> Role:
+    return "standby" if name == "standby" else _pool(name)
+
+
 def _pool(name: str) -> PoolName:
     if name not in POOLS:
         raise InvalidArgument(f"pool {name!r} is none of {', '.join(POOLS)}", field="pool")
     return name
 
 
+def _controller_state(name: str) -> ControllerState:
+    return name if name in _CONTROLLER_STATES else cast(ControllerState, printable(name))
+
+
 def _state(name: str) -> WorkerState:
-    if name not in _STATES:
-        raise InvalidArgument(f"state {name!r} is none of {', '.join(_STATES)}", field="state")
-    return name
+    return name if name in _STATES else cast(WorkerState, printable(name))

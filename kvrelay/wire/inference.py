@@ -98,6 +98,8 @@ class GenerateRequest:
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     priority: int = 0
     resume: tuple[int, ...] = ()  # token ids of this answer that the client already has
+    cache_salt: str | None = field(default=None, repr=False)  # see `Tenant.salt_for`
+    system_fingerprint: str = ""  # of the model that gave these; another one is refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,7 @@ class GenerateResponse:
     path: Path | None = None
     why: str = ""
     ledger: Ledger | None = None
+    system_fingerprint: str = ""  # of the model; in the first response with tokens, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,7 @@ class ModelInfo:
 def request_to_proto(request: GenerateRequest) -> pb.GenerateRequest:
     """Raises InvalidArgument, naming the field, for a value that the message cannot hold."""
     message = pb.GenerateRequest(sampling=sampling_to_proto(request.sampling))
-    for name in ("request_id", "model", "prompt", "priority"):
+    for name in ("request_id", "model", "prompt", "priority", "cache_salt", "system_fingerprint"):
         _set(message, name, getattr(request, name))
     for name in ("token_ids", "resume"):
         _extend(message, name, getattr(request, name))
@@ -151,6 +154,8 @@ def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
         sampling=sampling_from_proto(message.sampling),
         priority=message.priority,
         resume=tuple(message.resume),
+        cache_salt=message.cache_salt if message.HasField("cache_salt") else None,
+        system_fingerprint=message.system_fingerprint,
     )
 
 
@@ -170,6 +175,8 @@ def response_to_proto(response: GenerateResponse) -> pb.GenerateResponse:
         message.usage.CopyFrom(_to_message(pb.Usage, response.usage))
     if response.ledger is not None:
         message.ledger.CopyFrom(ledger_to_proto(response.ledger))
+    if response.system_fingerprint:
+        message.system_fingerprint = response.system_fingerprint
     return message
 
 
@@ -185,6 +192,7 @@ def response_from_proto(message: pb.GenerateResponse) -> GenerateResponse:
         path=cast(Path, message.path) if message.path else None,
         why=message.why,
         ledger=ledger_from_proto(message.ledger) if message.HasField("ledger") else None,
+        system_fingerprint=message.system_fingerprint,
     )
 
 

@@ -19,6 +19,9 @@ _STATUS = {status.value[0]: status for status in grpc.StatusCode}
 
 async def abort(context: grpc.aio.ServicerContext, error: KvRelayError) -> NoReturn:
     """Ends the call with the error's status; what the error knows besides goes into trailing metadata."""
+    # Its frames hold the call's message, in a cycle that only the garbage collector would break.
+    error.with_traceback(None)
+    error.__cause__ = error.__context__ = None
     metadata = []
     if error.field is not None:
         metadata.append((FIELD_KEY, error.field))

@@ -16,9 +16,11 @@ from google.protobuf.message import DecodeError
 
 from kvrelay.errors import FailedPrecondition
 from kvrelay.messages import HandoffTarget
+from kvrelay.protocol import Protocol, ours
 from kvrelay.types import KvLayout, LayerKv
 from kvrelay.v1 import transfer_pb2 as pb
 from kvrelay.wire import varint
+from kvrelay.wire.protocol import protocol_from_proto, protocol_to_proto
 from kvrelay.wire.worker import target_from_proto, target_to_proto
 
 __all__ = [
@@ -90,6 +92,7 @@ class KvOpen:
     digest: str = "xxh3"  # the kind that blocks' digests are of
     sender: str = ""  # worker id
     capability: str = field(default="", repr=False)  # as the target has it
+    protocol: Protocol = field(default_factory=ours)  # of the sender
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +140,20 @@ class KvReceipt:
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """Blocks by their names in prefix caches, to be pushed to the asking worker's lease."""
+    """Asks for the KV of these tokens, to be pushed to the asking worker's lease.
+
+    Tokens whose KV the target has cached are not pushed. A worker of 0.1, which knows blocks by 64-bit
+    hashes, sends no tokens.
+    """
 
     request_id: str
     attempt: int
-    names: tuple[int, ...]  # the first is that of the target's first block that is not cached
+    token_ids: tuple[int, ...]  # from the sequence's start to where its KV is wanted
     target: HandoffTarget
     granted_tokens: int  # from the request's start, that the capability is for
     capability: str = field(repr=False)
+    salt: str = field(default="", repr=False)  # of the sequence
+    protocol: Protocol = field(default_factory=ours)  # of the asking worker
 
 
 Frame = KvOpen | KvBlocks | KvCommit
@@ -212,13 +221,17 @@ def _blocks_from_bytes(data: bytes) -> KvBlocks:
     """The payload's field is the last one, so that the others can be read without it."""
     view = memoryview(data)
     length, start = varint.decode(view, len(_BLOCKS_TAG))
-    if start + length != len(data):
+    whole = start + length
+    if whole > len(data):
         raise varint.Malformed(f"blocks of {length} bytes in a message that has {len(data) - start} for them")
-    end = len(data)
+    for number, *_ in varint.fields(view, whole):
+        if number == 0 or number in pb.KvFrame.DESCRIPTOR.fields_by_number:
+            raise varint.Malformed(f"field {number} follows the blocks")
+    end = whole
     payload = view[:0]
-    for number, at, first, last in varint.fields(view, start):
+    for number, at, first, last in varint.fields(view[:whole], start):
         if number == pb.KvBlocks.PAYLOAD_FIELD_NUMBER:
-            if last != len(data):
+            if last != whole:
                 raise varint.Malformed("something follows the payload")
             end, payload = at, view[first:last]
     head = pb.KvBlocks.FromString(data[start:end])
@@ -256,6 +269,7 @@ def _open_to_proto(frame: KvOpen) -> pb.KvOpen:
         digest=frame.digest,
         sender=frame.sender,
         capability=frame.capability,
+        protocol=protocol_to_proto(frame.protocol),
     )
 
 
@@ -280,6 +294,7 @@ def _open_from_proto(message: pb.KvOpen) -> KvOpen:
         digest=message.digest or "xxh3",
         sender=message.sender,
         capability=message.capability,
+        protocol=protocol_from_proto(message.protocol),
     )
 
 
@@ -333,10 +348,12 @@ async def kv_fetch(channel: grpc.aio.Channel, request: FetchRequest, patience: f
     message = pb.FetchRequest(
         request_id=request.request_id,
         attempt=request.attempt,
-        names=request.names,
+        token_ids=request.token_ids,
         target=target_to_proto(request.target),
         granted_tokens=request.granted_tokens,
         capability=request.capability,
+        salt=request.salt,
+        protocol=protocol_to_proto(request.protocol),
     )
     response = await call(message, timeout=patience)
     return int(response.blocks)
@@ -345,7 +362,14 @@ async def kv_fetch(channel: grpc.aio.Channel, request: FetchRequest, patience: f
 def fetch_request_from_proto(message: pb.FetchRequest) -> FetchRequest:
     target = target_from_proto(message.target)
     return FetchRequest(
-        message.request_id, message.attempt, tuple(message.names), target, message.granted_tokens, message.capability
+        message.request_id,
+        message.attempt,
+        tuple(message.token_ids),
+        target,
+        message.granted_tokens,
+        message.capability,
+        message.salt,
+        protocol_from_proto(message.protocol),
     )
 
 

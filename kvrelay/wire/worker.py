@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import Any, get_args
 
 from kvrelay.errors import Code, InvalidArgument
 from kvrelay.messages import (
@@ -23,6 +24,7 @@ from kvrelay.messages import (
     SequenceTokens,
     TokenBatch,
 )
+from kvrelay.protocol import Protocol, ours
 from kvrelay.types import FinishReason, PrefillTimings, SequenceSpec
 from kvrelay.v1 import worker_pb2 as pb
 from kvrelay.v1.worker_pb2_grpc import (
@@ -38,15 +40,19 @@ from kvrelay.wire.inference import (
     params_from_proto,
     params_to_proto,
 )
+from kvrelay.wire.protocol import protocol_from_proto, protocol_to_proto
 
 __all__ = [
+    "Decoded",
     "Hello",
     "Welcome",
     "WorkerServiceServicer",
     "WorkerServiceStub",
     "add_WorkerServiceServicer_to_server",
     "command_from_proto",
+    "command_key",
     "command_to_proto",
+    "decode_events",
     "event_from_proto",
     "event_to_proto",
     "pb",
@@ -58,6 +64,7 @@ class Hello:
     """A router's first message on a session."""
 
     router_id: str
+    protocol: Protocol = field(default_factory=ours)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +74,25 @@ class Welcome:
     worker_id: str
     epoch: int
     lending_key: bytes = field(default=b"", repr=False)  # makes capabilities to fetch from its prefix cache
+    protocol: Protocol = field(default_factory=ours)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What a router makes of one message on a session.
+
+    `malformed`: attempts that the message has impossible values for, as if the worker had failed them. The worker
+    itself knows nothing of that.
+    """
+
+    events: tuple[Event | Welcome, ...] = ()
+    malformed: tuple[Failed, ...] = ()
 
 
 def command_to_proto(command: Command | Hello) -> pb.SessionRequest:
     match command:
-        case Hello(router_id):
-            return pb.SessionRequest(hello=pb.Hello(router_id=router_id))
+        case Hello(router_id, protocol):
+            return pb.SessionRequest(hello=pb.Hello(router_id=router_id, protocol=protocol_to_proto(protocol)))
         case Reserve(spec, lease_seconds, prefill_worker):
             return pb.SessionRequest(
                 reserve=pb.Reserve(
@@ -93,13 +113,26 @@ def command_to_proto(command: Command | Hello) -> pb.SessionRequest:
             return pb.SessionRequest(abort=pb.Abort(request_id=request_id, attempt=attempt))
 
 
-def command_from_proto(message: pb.SessionRequest) -> Command | Hello:
-    """Raises InvalidArgument for a message of a future version."""
+def command_key(message: pb.SessionRequest) -> tuple[str, int] | None:
+    """(request id, attempt) of the sequence that the command is about, if it is about one."""
+    match message.WhichOneof("command"):
+        case "reserve" | "prefill" | "run_local" as kind:
+            spec = getattr(message, kind).spec
+            return spec.request_id, spec.attempt
+        case "abort":
+            return message.abort.request_id, message.abort.attempt
+        case _:
+            return None
+
+
+def command_from_proto(message: pb.SessionRequest) -> Command | Hello | None:
+    """None for a command of a future version. Raises InvalidArgument for durations that are none."""
     match message.WhichOneof("command"):
         case "hello":
-            return Hello(message.hello.router_id)
+            return Hello(message.hello.router_id, protocol_from_proto(message.hello.protocol))
         case "reserve":
             reserve = message.reserve
+            _check_lease(reserve.lease_seconds)
             return Reserve(_spec_from_proto(reserve.spec), reserve.lease_seconds, reserve.prefill_worker)
         case "prefill":
             prefill = message.prefill
@@ -111,17 +144,20 @@ def command_from_proto(message: pb.SessionRequest) -> Command | Hello:
         case "run_local":
             return RunLocal(_spec_from_proto(message.run_local.spec))
         case "renew":
+            _check_lease(message.renew.lease_seconds)
             return Renew(tuple(message.renew.lease_ids), message.renew.lease_seconds)
         case "abort":
             return Abort(message.abort.request_id, message.abort.attempt)
-        case unknown:
-            raise InvalidArgument(f"session command {unknown!r} is not one that this version knows", field="command")
+        case _:
+            return None
 
 
 def event_to_proto(event: Event | Welcome) -> pb.SessionResponse:
     match event:
-        case Welcome(worker_id, epoch, lending_key):
-            return pb.SessionResponse(welcome=pb.Welcome(worker_id=worker_id, epoch=epoch, lending_key=lending_key))
+        case Welcome(worker_id, epoch, lending_key, protocol):
+            welcome = pb.Welcome(worker_id=worker_id, epoch=epoch, lending_key=lending_key)
+            welcome.protocol.CopyFrom(protocol_to_proto(protocol))
+            return pb.SessionResponse(welcome=welcome)
         case Reserved(request_id, attempt, target):
             return pb.SessionResponse(
                 reserved=pb.Reserved(request_id=request_id, attempt=attempt, target=target_to_proto(target))
@@ -145,7 +181,7 @@ def event_from_proto(message: pb.SessionResponse) -> Event | Welcome:
     match message.WhichOneof("event"):
         case "welcome":
             welcome = message.welcome
-            return Welcome(welcome.worker_id, welcome.epoch, welcome.lending_key)
+            return Welcome(welcome.worker_id, welcome.epoch, welcome.lending_key, protocol_from_proto(welcome.protocol))
         case "reserved":
             body = message.reserved
             return Reserved(body.request_id, body.attempt, target_from_proto(body.target))
@@ -166,6 +202,32 @@ def event_from_proto(message: pb.SessionResponse) -> Event | Welcome:
             raise InvalidArgument(f"session event {unknown!r} is not one that this version knows", field="event")
 
 
+def decode_events(message: pb.SessionResponse) -> Decoded:
+    """Never raises: an impossible value fails the sequence that it is about, and no other one. Empty for an event of a
+    future version.
+    """
+    kind = message.WhichOneof("event")
+    if kind is None:
+        return Decoded()
+    try:
+        return Decoded((event_from_proto(message),))
+    except InvalidArgument as error:
+        if kind != "tokens":
+            return Decoded(malformed=(_malformed(getattr(message, kind), error),))
+    good: list[SequenceTokens] = []
+    bad: list[Failed] = []
+    for sequence in message.tokens.sequences:
+        try:
+            good.append(_tokens_from_proto(sequence))
+        except InvalidArgument as error:
+            bad.append(_malformed(sequence, error))
+    return Decoded((TokenBatch(tuple(good)),) if good else (), tuple(bad))
+
+
+def _malformed(body: Any, error: InvalidArgument) -> Failed:
+    return Failed(body.request_id, body.attempt, Code.INTERNAL, f"malformed event: {error.message}")
+
+
 def _spec_to_proto(spec: SequenceSpec) -> pb.SequenceSpec:
     return pb.SequenceSpec(
         request_id=spec.request_id,
@@ -177,10 +239,13 @@ def _spec_to_proto(spec: SequenceSpec) -> pb.SequenceSpec:
         priority=spec.priority,
         deadline_s=spec.deadline_s,
         tenant=spec.tenant,
+        weight=spec.weight,
     )
 
 
 def _spec_from_proto(message: pb.SequenceSpec) -> SequenceSpec:
+    if math.isnan(message.deadline_s):
+        raise InvalidArgument("deadline_s is not a number", field="deadline_s")
     return SequenceSpec(
         request_id=message.request_id,
         attempt=message.attempt,
@@ -191,6 +256,7 @@ def _spec_from_proto(message: pb.SequenceSpec) -> SequenceSpec:
         priority=message.priority,
         deadline_s=message.deadline_s if message.HasField("deadline_s") else None,
         tenant=message.tenant,
+        weight=message.weight if message.HasField("weight") else 1.0,
     )
 
 
@@ -263,6 +329,12 @@ def _finish_reason(text: str) -> FinishReason:
     if reason is None:
         raise InvalidArgument(f"finish reason {text!r:.40} is not one that this version knows", field="finish_reason")
     return reason
+
+
+def _check_lease(seconds: float) -> None:
+    """Raises InvalidArgument for a lease that would never end."""
+    if not 0 <= seconds <= _LONGEST_S:
+        raise InvalidArgument(f"lease_seconds is {seconds:g}; allowed is 0 to {_LONGEST_S:g}", field="lease_seconds")
 
 
 def _check_times(*seconds: float) -> None:

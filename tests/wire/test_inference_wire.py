@@ -53,6 +53,7 @@ REQUESTS = st.builds(
     sampling=SAMPLING,
     priority=INT32,
     resume=TOKENS,
+    cache_salt=st.none() | TEXT,
 )
 LOGPROBS = st.builds(TokenLogprobs, NUMBER, st.lists(st.tuples(INT32, NUMBER), max_size=3).map(tuple))
 HANDOFFS = st.builds(Handoff, TEXT, INT64, INT64, INT64, INT64, NUMBER, NUMBER)

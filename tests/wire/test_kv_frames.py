@@ -87,7 +87,8 @@ GOOD = frame_to_bytes(KvBlocks(1, 2, 3, 0, 4, 5, (6, 7), (b"payload",), (8, 9)))
         (b"\x12" + b"\xff" * 11, "a number has no end"),
         (b"\x12" + b"\xff" * 9 + b"\x01", "blocks of 18446744073709551615 bytes"),  # 2^64 - 1
         (b"\x12\x05ab", "blocks of 5 bytes in a message that has 2"),
-        (GOOD + b"\x00", "blocks of"),
+        (GOOD + b"\x00", "a number is cut off"),
+        (GOOD + GOOD, "field 2 follows the blocks"),
         (b"\x12\x03\x2a\x7f\x00", "field 5 is cut off"),
         (b"\x12\x05\x2a\x01\x00\x08\x01", "something follows the payload"),
         (b"\x12\x02\x0f\x00", "a field of kind 7"),

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -116,3 +118,40 @@ async def test_a_status_that_kvrelay_does_not_use_is_internal() -> None:
         received = await failure(target)
     assert isinstance(received, Internal)
     assert "a defect" in received.message
+
+
+async def test_a_refused_call_keeps_nothing_of_its_message() -> None:
+    """Without the garbage collector, which comes late where there is much: refused messages would fill the memory."""
+
+    class Large:
+        pass
+
+    kept: list[weakref.ref[Large]] = []
+
+    async def refuse(message: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        def check(large: Large) -> None:
+            kept.append(weakref.ref(large))
+            raise InvalidArgument("too many entries", field="messages")
+
+        try:
+            check(Large())
+        except KvRelayError as error:
+            await abort(context, error)
+        return b""
+
+    server = grpc.aio.server()
+    handler = grpc.unary_unary_rpc_method_handler(refuse)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", {"Refuse": handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    gc.disable()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            for _ in range(3):
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await channel.unary_unary("/test.Service/Refuse")(b"")
+        assert len(kept) == 3
+        assert not [one for one in kept if one() is not None]
+    finally:
+        gc.enable()
+        await server.stop(None)

@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrelay.errors import InvalidArgument
-from kvrelay.types import PendingWorker, PoolName, RouterLoad, ScalingDecision, WorkerInfo, WorkerLoad, WorkerState
+from kvrelay.types import (
+    ControllerInfo,
+    PendingWorker,
+    PoolName,
+    RouterLoad,
+    ScalingDecision,
+    WorkerInfo,
+    WorkerLoad,
+    WorkerState,
+)
 from kvrelay.wire import cluster
 from kvrelay.wire.cluster import (
     ClusterStatus,
@@ -60,6 +69,7 @@ routers = st.builds(
     ttft_p95_ms=st.none() | seconds,
     itl_p95_ms=st.none() | seconds,
 )
+controllers = st.builds(ControllerInfo, names, st.sampled_from(("standby", "claiming", "leading")), counts)
 statuses = st.builds(
     ClusterStatus,
     model=names,
@@ -74,6 +84,7 @@ statuses = st.builds(
     registry=names,
     restarting=st.lists(names, max_size=2).map(tuple),
     pending=st.lists(st.builds(PendingWorker, names, pools, names), max_size=2).map(tuple),
+    controllers=st.lists(controllers, max_size=2).map(tuple),
 )
 
 
@@ -87,12 +98,30 @@ def test_a_workers_status_is_taken_from_its_registry_entry() -> None:
     load = WorkerLoad(running=3, blocks_held=7)
     info = WorkerInfo("decode-0", "decode", 4, "ready", "127.0.0.1:1", "demo", "00", 16, 64, "host", 4096, load)
     status = WorkerStatus.of(info)
-    assert status == WorkerStatus("decode-0", "decode", 4, "ready", "127.0.0.1:1", load)
+    assert status == WorkerStatus("decode-0", "decode", 4, "ready", "127.0.0.1:1", load, model_id="demo")
     assert worker_status_from_proto(worker_status_to_proto(status)) == status
 
 
-@pytest.mark.parametrize(("pool", "state", "what"), [("encode", "ready", "pool"), ("decode", "dead", "state")])
-def test_an_unknown_word_is_refused(pool: str, state: str, what: str) -> None:
-    with pytest.raises(InvalidArgument, match=what) as caught:
-        worker_status_from_proto(cluster.pb.WorkerStatus(pool=pool, state=state))
-    assert caught.value.field == what
+def test_an_unknown_pool_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="pool") as caught:
+        worker_status_from_proto(cluster.pb.WorkerStatus(pool="encode", state="ready"))
+    assert caught.value.field == "pool"
+
+
+def test_a_newer_routers_words_leave_the_rest_of_its_status_readable() -> None:
+    future, known = "encode", cluster.pb.WorkerStatus(worker_id="decode-0", pool="decode", state="dreaming\x1b")
+    status = cluster_status_from_proto(
+        cluster.pb.ClusterStatus(
+            state="asleep",
+            pools=[
+                cluster.pb.PoolStatus(name=future),
+                cluster.pb.PoolStatus(name="decode", workers=[known, cluster.pb.WorkerStatus(pool=future)]),
+            ],
+            decisions=[cluster.pb.ScalingDecision(pool=future), cluster.pb.ScalingDecision(pool="decode", after=2)],
+            pending=[cluster.pb.PendingWorker(pool=future)],
+        )
+    )
+    assert status.state == "asleep"
+    assert [(pool.name, [one.state for one in pool.workers]) for pool in status.pools] == [("decode", ["dreaming "])]
+    assert [one.after for one in status.decisions] == [2]
+    assert not status.pending

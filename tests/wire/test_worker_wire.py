@@ -10,12 +10,16 @@ from hypothesis import strategies as st
 
 from kvrelay import messages, types
 from kvrelay.errors import Code, InvalidArgument
+from kvrelay.protocol import Protocol
 from kvrelay.wire import inference
 from kvrelay.wire.worker import (
+    Decoded,
     Hello,
     Welcome,
     command_from_proto,
+    command_key,
     command_to_proto,
+    decode_events,
     event_from_proto,
     event_to_proto,
     pb,
@@ -35,6 +39,13 @@ st.register_type_strategy(
         logit_bias=st.dictionaries(PROTO_INTS, st.floats(-100, 100)).map(lambda bias: tuple(sorted(bias.items()))),
     ),
 )
+st.register_type_strategy(
+    Protocol,
+    st.builds(
+        Protocol, PROTO_INTS, PROTO_INTS, st.lists(st.sampled_from(["a", "b"])).map(tuple), st.sampled_from(["", "1.0"])
+    ),
+)
+SPEC = types.SequenceSpec("a", 0, (1,), 1, types.SamplingParams())
 COMMANDS = st.one_of(
     *(st.from_type(kind) for kind in (messages.Reserve, messages.Prefill, messages.RunLocal, messages.Renew)),
     st.from_type(messages.Abort),
@@ -59,11 +70,44 @@ def test_events_survive_the_wire(event: messages.Event | Welcome) -> None:
     assert event_from_proto(wire) == event
 
 
-def test_a_message_of_a_future_version_is_an_error() -> None:
-    with pytest.raises(InvalidArgument, match="command"):
-        command_from_proto(pb.SessionRequest())
-    with pytest.raises(InvalidArgument, match="event"):
-        event_from_proto(pb.SessionResponse())
+def test_a_message_of_a_future_version_says_nothing() -> None:
+    assert command_from_proto(pb.SessionRequest()) is None
+    assert decode_events(pb.SessionResponse()) == Decoded()
+
+
+@pytest.mark.parametrize("seconds", [math.inf, math.nan, -1.0])
+def test_a_lease_without_an_end_is_an_error(seconds: float) -> None:
+    for command in (messages.Reserve(SPEC, seconds, "prefill-0"), messages.Renew((1,), seconds)):
+        with pytest.raises(InvalidArgument, match="lease_seconds"):
+            command_from_proto(command_to_proto(command))
+
+
+def test_a_deadline_that_is_no_number_is_an_error() -> None:
+    with pytest.raises(InvalidArgument, match="deadline_s"):
+        command_from_proto(command_to_proto(messages.RunLocal(replace(SPEC, deadline_s=math.nan))))
+
+
+def test_an_impossible_value_fails_its_own_sequence_only() -> None:
+    good = messages.SequenceTokens("good", 1, 0, (5,))
+    batch = event_to_proto(messages.TokenBatch((good, replace(good, request_id="bad"))))
+    batch.tokens.sequences[1].token_ids[0] = -1
+    decoded = decode_events(batch)
+    assert decoded.events == (messages.TokenBatch((good,)),)
+    (failed,) = decoded.malformed
+    assert (failed.request_id, failed.attempt, failed.code) == ("bad", 1, Code.INTERNAL)
+
+
+@pytest.mark.parametrize(
+    "command", [messages.Reserve, messages.Prefill, messages.RunLocal, messages.Renew, messages.Abort, Hello]
+)
+@given(st.data())
+def test_a_commands_sequence_is_found_without_its_values(command: type, data: st.DataObject) -> None:
+    made = data.draw(st.from_type(command))
+    key = command_key(command_to_proto(made))
+    if isinstance(made, messages.Renew | Hello):
+        assert key is None
+    else:
+        assert key == ((made.request_id, made.attempt) if isinstance(made, messages.Abort) else made.spec.key)
 
 
 @pytest.mark.parametrize("seconds", [math.inf, -math.inf, math.nan, 1e300])
