@@ -10,6 +10,7 @@ from kv_transfer.choice import host_id
 from kv_transfer.sender import Sender
 from kvrelay.clock import Clock, MonotonicClock
 from kvrelay.engine.cache import KvCache
+from kvrelay.engine.hashing import HASH_BYTES
 from kvrelay.engine.loader import LoadedModel
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.security.credentials import Credentials
@@ -20,28 +21,43 @@ from kvrelay.worker.host import MAX_MESSAGE_BYTES, BuildWorker, host_worker, loa
 from kvrelay.worker.settings import WorkerSettings
 
 
-async def serve(settings: WorkerSettings, stop: StopRequest, model: LoadedModel | None = None) -> int:
-    """Loads the model unless it is given, then serves until `stop` says so. Returns the epoch that it had.
+async def serve(
+    settings: WorkerSettings,
+    stop: StopRequest,
+    model: LoadedModel | None = None,
+    runner: ModelRunner | None = None,
+) -> int:
+    """Loads the model unless it, or its runner, is given, then serves until `stop` says so. Returns the
+    epoch that it had.
 
     Raises ModelRefused, ConfigError, Unavailable, StepHung.
     """
-    runner = await load_runner(settings, model)
+    runner = runner or await load_runner(settings, model)
     build = builder(settings, runner, MonotonicClock())
     largest = max(MAX_MESSAGE_BYTES, message_bytes(runner.layout))
     return await host_worker(settings, host_id(), build, stop, max_message_bytes=largest)
 
 
-def builder(settings: WorkerSettings, runner: ModelRunner, clock: Clock) -> BuildWorker:
+def builder(
+    settings: WorkerSettings, runner: ModelRunner, clock: Clock, *, hash_bytes: int = HASH_BYTES
+) -> BuildWorker:
     config = settings.config
     kv = config.pool_kv(settings.pool)
 
     def build(server: grpc.aio.Server, identity: Identity, credentials: Credentials | None) -> DecodeWorker:
-        cache = KvCache(runner.num_blocks, kv.block_size, prefix_cache=kv.prefix_cache)
+        cache = KvCache(
+            runner.num_blocks,
+            kv.block_size,
+            prefix_cache=kv.prefix_cache,
+            model=runner.layout_hash,
+            hash_bytes=hash_bytes,
+        )
         sender = Sender(
             runner.kv,
             worker_id=identity.worker_id,
             host_id=identity.host_id,
             model_id=runner.model_id,
+            sampled_model_id=runner.sampled_model_id,
             layout_hash=runner.layout_hash,
             clock=clock,
             digests=kv.digest,

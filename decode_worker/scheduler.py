@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from decode_worker.drafter import Drafter
 from kvrelay.engine.blocks import OutOfBlocks
 from kvrelay.engine.cache import KvCache
 from kvrelay.worker.sequence import Sequence, Work
+from kvrelay.worker.turns import TenantTurns
 
 
 def _age(sequence: Sequence) -> tuple[int, float]:
@@ -16,11 +18,12 @@ def _age(sequence: Sequence) -> tuple[int, float]:
 
 class DecodeScheduler:
     """Continuous batching: each step runs one token of every decoding sequence and, beside them, chunks of
-    the prompts that are prefilled here, oldest first, under a token budget.
+    the prompts that are prefilled here, under a token budget, fairly between tenants.
 
     Active sequences hold blocks for all their tokens; waiting ones hold none. When a decoding sequence
-    needs a block and none is left, the youngest active one is preempted: it waits again and is recomputed
-    from its tokens later. So the oldest always gets on.
+    needs a block and none is left, one is preempted: it waits again and is recomputed from its tokens later.
+    That is the youngest of the tenant that has most blocks for its weight, and never the oldest of all: it
+    always gets on.
 
     With a drafter, decoding sequences guess ahead as far as blocks are left over: nobody is preempted for a guess.
     """
@@ -31,6 +34,7 @@ class DecodeScheduler:
         self._drafter = drafter
         self._active: list[Sequence] = []  # oldest first, as is _waiting
         self._waiting: list[Sequence] = []
+        self._turns = TenantTurns()
         self.preemptions = 0
 
     def __len__(self) -> int:
@@ -59,19 +63,31 @@ class DecodeScheduler:
         self._grow()
         batch: list[Work] = []
         budget = self._chunk_tokens
+        prompts: list[Sequence] = []
         for sequence in self._active:
             if sequence.uncomputed == 1:
-                batch.append(self._work(sequence, 1, self._draft(sequence)))
-            elif budget:
-                num_tokens = min(budget, sequence.uncomputed)
-                budget -= num_tokens
-                batch.append(self._work(sequence, num_tokens))
-        while budget and self._waiting and self._admit(self._waiting[0], now):
-            sequence = self._waiting.pop(0)
-            self._activate(sequence)
+                batch.append(self._work(sequence, 1, now, self._draft(sequence)))
+            else:
+                prompts.append(sequence)
+        if not prompts and not self._waiting:
+            return batch
+        may_start = True
+        for sequence in self._turns.order(sorted([*prompts, *self._waiting], key=_age)):
+            if not budget:
+                break
+            if not sequence.blocks:
+                may_start = may_start and self._admit(sequence, now)
+                if not may_start:
+                    continue
+                self._waiting.remove(sequence)
+                self._activate(sequence)
             num_tokens = min(budget, sequence.uncomputed)
             budget -= num_tokens
-            batch.append(self._work(sequence, num_tokens))
+            self._turns.charge(sequence, num_tokens)
+            batch.append(self._work(sequence, num_tokens, now))
+        for sequence in prompts:
+            if not sequence.in_flight:
+                sequence.passes(now)
         return batch
 
     def complete(self, batch: list[Work]) -> None:
@@ -101,10 +117,26 @@ class DecodeScheduler:
                 self._active[index].take_blocks(self._cache, len(self._active[index].tokens))
                 index += 1
             except OutOfBlocks:
-                youngest = self._active.pop()
-                youngest.drop_blocks(self._cache)
-                self.add(youngest)
+                place = self._victim()
+                victim = self._active.pop(place)
+                index -= place < index
+                victim.drop_blocks(self._cache)
+                self.add(victim)
                 self.preemptions += 1
+
+    def _victim(self) -> int:
+        """The place of the active sequence that gives its blocks up: of the least urgent, see the class."""
+        least_urgent = self._active[-1].spec.priority
+        blocks: Counter[str] = Counter()
+        for sequence in self._active:
+            blocks[sequence.spec.tenant] += len(sequence.blocks)
+
+        def excess(place: int) -> tuple[float, int]:
+            sequence = self._active[place]
+            return blocks[sequence.spec.tenant] / sequence.weight, place
+
+        others = [place for place in range(1, len(self._active)) if self._active[place].spec.priority == least_urgent]
+        return max(others, key=excess, default=0)
 
     def _admit(self, sequence: Sequence, now: float) -> bool:
         """Takes blocks for all tokens, if a spare block for each active sequence is left beside them."""
@@ -134,7 +166,8 @@ class DecodeScheduler:
         self._active.sort(key=_age)
 
     @staticmethod
-    def _work(sequence: Sequence, num_tokens: int, draft: tuple[int, ...] = ()) -> Work:
+    def _work(sequence: Sequence, num_tokens: int, now: float, draft: tuple[int, ...] = ()) -> Work:
         sequence.in_flight = True
+        sequence.runs(now)
         sequence.chunks += 1
         return Work(sequence, num_tokens, num_tokens == sequence.uncomputed, draft)

@@ -30,6 +30,7 @@ from kvrelay.messages import (
     RunLocal,
     SequenceTokens,
 )
+from kvrelay.protocol import VERSION
 from kvrelay.types import SequenceSpec, WorkerLoad
 from kvrelay.worker.base import Identity, Key, Worker
 from kvrelay.worker.busy import RecentMean
@@ -63,6 +64,7 @@ class DecodeWorker(Worker):
             self._leases,
             worker_id=identity.worker_id,
             model_id=runner.model_id,
+            sampled_model_id=runner.sampled_model_id,
             layout_hash=runner.layout_hash,
             on_commit=self._join,
             clock=clock,
@@ -206,6 +208,7 @@ class DecodeWorker(Worker):
             host_id=self.identity.host_id,
             device=device_of(self.runner.kv),
             capability=self.receiver.capability(lease, prefill_worker),
+            protocol=VERSION,
         )
         answer = Reserved(*spec.key, target)
         self.sessions[spec.key] = session

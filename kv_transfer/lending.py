@@ -9,28 +9,30 @@ import grpc
 
 from kv_transfer.sender import Sender
 from kvrelay.errors import FailedPrecondition, KvRelayError, NotFound, PermissionDenied
+from kvrelay.protocol import ours
 from kvrelay.security.capability import FetchGrant, check_capability, make_key
 from kvrelay.wire.status import abort
 from kvrelay.wire.transfer import FetchRequest, fetch_request_from_proto, pb
 
-MAX_NAMES = 2**16
+MAX_BLOCKS = 2**16
 
 
 class PrefixCache(Protocol):
-    """Blocks by the hash of all tokens up to their end."""
+    """Blocks by the tokens up to their end and the salt of their sequence, all compared."""
 
     block_size: int
 
-    def match(self, hashes: Sequence[int], limit_tokens: int) -> list[int]: ...
+    def find(self, token_ids: Sequence[int], salt: str) -> list[int]: ...
 
     def release(self, blocks: Sequence[int]) -> None: ...
 
 
 class Lending:
-    """KvTransferService.Fetch: pushes blocks that are found, from the first on, to the lease of who asks.
+    """KvTransferService.Fetch: pushes blocks to the lease of the asking worker.
 
-    Only for a request, a worker, an address and a length that a router has granted by means of the key. Lives on the
-    event loop that owns the cache. The blocks are held until neither side reads them.
+    Their KV is of the tokens and the salt that the worker shows. It is given them only for a request, a
+    worker, an address and a length that a router has granted by means of the key. Lives on the event
+    loop that owns the cache. The blocks are held until neither side reads them.
     """
 
     def __init__(self, cache: PrefixCache, sender: Sender, epoch: int) -> None:
@@ -47,32 +49,32 @@ class Lending:
             await abort(context, error)
 
     async def _lend(self, wish: FetchRequest) -> int:
+        ours().check(wish.protocol, wish.target.worker_id)
         check_capability(self.key, self._grant(wish), wish.capability)
         size = self._cache.block_size
         first, rest = divmod(wish.target.cached_tokens, size)
-        if rest or len(wish.names) > MAX_NAMES:
+        tokens = len(wish.token_ids)
+        if rest or tokens > MAX_BLOCKS * size:
             raise FailedPrecondition(
-                f"a fetch of {len(wish.names)} blocks after {wish.target.cached_tokens} tokens is not of my blocks, "
-                f"which have {size} tokens, or of more than {MAX_NAMES}"
+                f"a fetch of {tokens} tokens, of which the first {wish.target.cached_tokens} are there, is not of my "
+                f"blocks, which have {size} tokens, or of more than {MAX_BLOCKS}"
             )
-        if wish.target.cached_tokens + len(wish.names) * size > wish.granted_tokens:
-            raise PermissionDenied(
-                f"a fetch of {len(wish.names)} blocks goes beyond the {wish.granted_tokens} tokens granted"
-            )
-        blocks = self._cache.match(wish.names, len(wish.names) * size)
+        if tokens > wish.granted_tokens:
+            raise PermissionDenied(f"a fetch of {tokens} tokens goes beyond the {wish.granted_tokens} granted")
+        blocks = self._cache.find(wish.token_ids, wish.salt)
         try:
-            if not blocks:
-                raise NotFound("the prefix cache holds no block of these names any more")
+            if len(blocks) <= first:
+                raise NotFound(f"the prefix cache holds {len(blocks) * size} of these {tokens} tokens")
             push = self._sender.open((wish.request_id, wish.attempt), wish.target)
             try:
-                push.send(first, blocks)
-                await push.commit(0, (first + len(blocks)) * size, self._sender.clock.now())
+                push.send(first, blocks[first:])
+                await push.commit(0, len(blocks) * size, self._sender.clock.now())
             finally:
                 await push.abort()  # returns at once where it is over
         finally:
             self._cache.release(blocks)
-        self.lent += len(blocks)
-        return len(blocks)
+        self.lent += len(blocks) - first
+        return len(blocks) - first
 
     def _grant(self, wish: FetchRequest) -> FetchGrant:
         return FetchGrant(

@@ -30,6 +30,7 @@ from kvrelay.errors import (
     ResourceExhausted,
     Unimplemented,
 )
+from kvrelay.protocol import ours
 from kvrelay.security.capability import PushGrant, check_capability, make_capability, make_key
 from kvrelay.types import KvLayout
 from kvrelay.wire.status import abort
@@ -73,6 +74,7 @@ class Receiver:
         worker_id: str,
         model_id: str,
         layout_hash: str,
+        sampled_model_id: str = "",
         on_commit: OnCommit,
         clock: Clock,
         digests: bool = True,
@@ -84,6 +86,7 @@ class Receiver:
         self._worker_id = worker_id
         self._key = make_key()
         self._model_id = model_id
+        self._sampled_model_id = sampled_model_id  # as a sender of protocol 0 names the model
         self._layout_hash = layout_hash
         self._on_commit = on_commit
         self._clock = clock
@@ -145,6 +148,7 @@ class Receiver:
 
     async def _receive(self, frames: AsyncIterator[Frame], context: grpc.aio.ServicerContext) -> KvReceipt:
         opening = await self._first_of(frames)
+        ours().check(opening.protocol, opening.sender or "the sender")
         lease = self._find(opening)
         check_capability(self._key, self._grant(lease, opening.sender), opening.capability)
         theirs = self._layout_of(opening)
@@ -206,11 +210,14 @@ class Receiver:
         """Of the sender's blocks. Raises FailedPrecondition if they cannot be made into blocks of this arena."""
         if opening.layout_hash == self._layout_hash:
             return self._arena.layout
-        if opening.layout is None or opening.model_id != self._model_id:
+        model_id = self._model_id if opening.protocol.version else self._sampled_model_id or self._model_id
+        if opening.layout is None or opening.model_id != model_id:
             raise FailedPrecondition(
-                f"KV of model {opening.model_id or 'unknown'} is not of mine, {self._model_id}; both workers need the "
+                f"KV of model {opening.model_id or 'unknown'} is not of mine, {model_id}; both workers need the "
                 "same weights' shapes and the same KV heads"
             )
+        if opening.layout == self._arena.layout:
+            return self._arena.layout
         check_layouts(self._arena.layout, opening.layout)
         return opening.layout
 

@@ -24,6 +24,7 @@ from kv_transfer.transports.nixl import NixlOutbound, ServedArena
 from kvrelay.clock import Clock
 from kvrelay.errors import Internal, KvRelayError, Unavailable, Unimplemented
 from kvrelay.messages import HandoffTarget
+from kvrelay.protocol import Protocol, ours
 from kvrelay.security.credentials import Credentials
 from kvrelay.telemetry import get_logger
 from kvrelay.types import Handoff
@@ -46,6 +47,7 @@ class Sender:
         host_id: str,
         model_id: str,
         layout_hash: str,
+        sampled_model_id: str = "",
         clock: Clock,
         digests: bool = True,
         host: str = "127.0.0.1",
@@ -56,6 +58,7 @@ class Sender:
         self.arena = arena
         self.host_id = host_id
         self.model_id = model_id
+        self.sampled_model_id = sampled_model_id  # as a receiver of protocol 0 names the model
         self.layout_hash = layout_hash
         self.clock = clock
         self.digests = digests
@@ -298,18 +301,26 @@ class Push:
     def _opening(self, transport: str) -> KvOpen:
         request_id, attempt = self._key
         target = self._target
+        model_id, layout_hash, protocol = self._sender.model_id, self._sender.layout_hash, ours()
+        # Or a router of protocol 0 has passed the target on, and has dropped the number that it does not know: then
+        # the receiver takes this one for a sender of protocol 0.
+        if target.protocol < 1 and self._sender.sampled_model_id:
+            model_id = self._sender.sampled_model_id
+            layout_hash = self._sender.arena.layout.hash(model_id)
+            protocol = Protocol()
         return KvOpen(
             request_id=request_id,
             attempt=attempt,
             lease_id=target.lease_id,
             epoch=target.epoch,
             generation=target.generation,
-            layout_hash=self._sender.layout_hash,
+            layout_hash=layout_hash,
             transport=transport,
-            model_id=self._sender.model_id,
+            model_id=model_id,
             layout=self._sender.arena.layout,
             sender=self._sender.worker_id,
             capability=target.capability,
+            protocol=protocol,
         )
 
 

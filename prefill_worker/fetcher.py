@@ -13,6 +13,7 @@ from kvrelay.engine.blocks import OutOfBlocks
 from kvrelay.engine.cache import KvCache
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.messages import HandoffTarget, PrefixSource
+from kvrelay.protocol import VERSION
 from kvrelay.telemetry import get_logger
 from kvrelay.wire.status import error_from_rpc
 from kvrelay.wire.transfer import FetchRequest, kv_fetch
@@ -45,6 +46,7 @@ class Fetcher:
             self._leases,
             worker_id=identity.worker_id,
             model_id=runner.model_id,
+            sampled_model_id=runner.sampled_model_id,
             layout_hash=runner.layout_hash,
             on_commit=self._commit,
             clock=sender.clock,
@@ -83,13 +85,13 @@ class Fetcher:
         patience = min(self._patience(end - own), max(0.0, sequence.deadline - self._clock.now()))
         blocks = sequence.blocks[: end // size]
         lease = self._leases.grant(spec.key, blocks, own // size, 2 * patience, self._clock.now(), partial=True)
-        names = sequence.hasher.extend(sequence.tokens)[own // size : end // size]
         request = FetchRequest(
             *spec.key,
-            tuple(names),
+            tuple(sequence.tokens[:end]),
             self._target(lease, own, transport, source),
             source.cached_tokens,
             source.capability,
+            spec.salt,
         )
         try:
             await kv_fetch(self._channels.get(source.address), request, patience)
@@ -98,7 +100,7 @@ class Fetcher:
             log.info("prefix not fetched", request=spec.request_id, worker=source.worker_id, reason=reason)
         finally:
             arrived = await to_its_end(self._end(lease, own))
-        return arrived - own
+        return max(0, arrived - own)
 
     async def _end(self, lease: Lease, own: int) -> int:
         """Tokens that are there. Nobody writes to the lease's blocks any more."""
@@ -128,4 +130,5 @@ class Fetcher:
             device=device_of(self._runner.kv),
             transport=transport,
             capability=self.receiver.capability(lease, source.worker_id),
+            protocol=VERSION,
         )

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from kvrelay.engine.blocks import OutOfBlocks
 from kvrelay.engine.cache import KvCache
 from kvrelay.worker.sequence import Sequence, Work
+from kvrelay.worker.turns import TenantTurns
 
 
 class PrefillScheduler:
-    """Chunks under a token budget, in the order of (priority, arrival).
+    """Chunks under a token budget: by priority, then fairly between tenants, then in the order of arrival.
 
     A sequence takes the blocks for its whole prompt before its first chunk, so one that started always
     ends. One that does not fit is waited for, and no other one starts before it: nobody starves.
@@ -19,7 +20,8 @@ class PrefillScheduler:
     def __init__(self, cache: KvCache, chunk_tokens: int) -> None:
         self._cache = cache
         self._chunk_tokens = chunk_tokens
-        self._sequences: list[Sequence] = []
+        self._sequences: list[Sequence] = []  # as one tenant's are served
+        self._turns = TenantTurns()
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -36,7 +38,7 @@ class PrefillScheduler:
         batch: list[Work] = []
         budget = self._chunk_tokens
         may_start = True
-        for sequence in self._sequences:
+        for sequence in self._turns.order(self._sequences):
             if budget == 0:
                 break
             if sequence.started is None:
@@ -48,9 +50,14 @@ class PrefillScheduler:
             if num_tokens == 0:
                 break
             budget -= num_tokens
+            self._turns.charge(sequence, num_tokens)
             sequence.in_flight = True
+            sequence.runs(now)
             sequence.chunks += 1
             batch.append(Work(sequence, num_tokens, sample=num_tokens == sequence.uncomputed))
+        for sequence in self._sequences:
+            if not sequence.in_flight:
+                sequence.passes(now)
         return batch
 
     def complete(self, batch: list[Work]) -> None:

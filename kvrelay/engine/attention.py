@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Protocol
 
 import torch
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 
 NAME = "kvrelay_paged"
+
+_carried = threading.local()  # `batch` of the forward pass that this thread runs, of models that drop keywords
 
 
 class Batch(Protocol):
@@ -44,7 +47,7 @@ def paged_attention(
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     *,
-    ragged_batch: Batch,
+    ragged_batch: Batch | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """query [1, Hq, T, Dk], key [1, Hkv, T, Dk], value [1, Hkv, T, Dv] -> [1, T, Hq, Dv].
@@ -54,7 +57,8 @@ def paged_attention(
     takes part in the softmax and carries no value.
     """
     index: int = module.layer_idx  # type: ignore[assignment]
-    out = ragged_batch.attend(
+    batch: Batch = _carried.batch if ragged_batch is None else ragged_batch
+    out = batch.attend(
         index,
         query,
         key,
@@ -65,6 +69,15 @@ def paged_attention(
         sinks=s_aux,
     )
     return out, None
+
+
+def carry_batch(model: PreTrainedModel) -> None:
+    """For a model that does not pass keywords on to its attention: the batch gets there beside its layers."""
+
+    def keep(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        _carried.batch = kwargs.get("ragged_batch")
+
+    model.register_forward_pre_hook(keep, with_kwargs=True)
 
 
 AttentionInterface.register(NAME, paged_attention)

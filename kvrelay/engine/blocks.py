@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
+from itertools import count
 
 from kvrelay.engine.cached_blocks import CachedBlocks
 
@@ -30,6 +31,9 @@ class BlockPool:
                            cached ──allocate evicts, see `CachedBlocks`──▶ free
 
     Free blocks are kept as maximal runs, since attention over a run of adjacent blocks needs no gather.
+
+    A named block is found by its hash if it has the content that is asked for. The pool need not know
+    what a content is: it compares contents and numbers them.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -37,8 +41,12 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._references = [0] * num_blocks
         self._generations = [0] * num_blocks
-        self._hash_of: dict[int, int] = {}
-        self._block_of: dict[int, int] = {}
+        self._hash_of: dict[int, bytes] = {}
+        self._block_of: dict[bytes, int] = {}
+        self._contents: dict[int, Hashable] = {}  # of named blocks
+        self._serials = [0] * num_blocks  # of the contents of blocks; 0: it was not said
+        self._next_serial = count(1)
+        self.collisions = 0  # blocks that had the right hash and other content
         self._owners = [""] * num_blocks  # of named blocks: the tenant whose tokens they hold
         self._cached = CachedBlocks()
         self._run_end: dict[int, int] = {0: num_blocks}  # free runs [start, end)
@@ -81,6 +89,7 @@ class BlockPool:
         for block in blocks:
             self._references[block] = 1
             self._generations[block] += 1
+            self._serials[block] = 0
         return blocks
 
     def hold(self, blocks: Iterable[int]) -> None:
@@ -102,21 +111,52 @@ class BlockPool:
                 else:
                     self._free(block)
 
-    def name(self, block: int, hash: int, owner: str = "") -> bool:
-        """Makes a held block findable by `hash`, and its owner's. False if a block of that name exists already, or this
-        has a name.
+    def name(self, block: int, hash: bytes, content: Hashable, owner: str = "") -> int:
+        """Makes a held block findable by `hash` and equal `content`, and its owner's.
+
+        If another block of that content is findable already, this one stays unnamed. If the hash is
+        that of another content, the block of that content is not found any more: a collision costs a
+        recomputation. Returns the content's serial number.
         """
         if self._references[block] == 0:
             raise IntegrityError(f"name for block {block}, which nobody holds")
-        if hash in self._block_of or block in self._hash_of:
-            return False
+        if block in self._hash_of:
+            if self._contents[block] != content:
+                raise IntegrityError(f"name for block {block}, which is named for other content")
+            return self._serials[block]
+        other = self._block_of.get(hash)
+        if other is not None:
+            if self._contents[other] == content:
+                self._serials[block] = self._serials[other]
+                return self._serials[block]
+            self.collisions += 1
+            self._make_room(other)
         self._hash_of[block] = hash
         self._block_of[hash] = block
+        self._contents[block] = content
         self._owners[block] = owner
-        return True
+        self._serials[block] = next(self._next_serial)
+        return self._serials[block]
 
-    def lookup(self, hash: int) -> int | None:
-        return self._block_of.get(hash)
+    def unname(self, block: int) -> None:
+        """Makes a held block, named or not, one that nobody finds."""
+        if self._references[block] == 0:
+            raise IntegrityError(f"no name for block {block}, which nobody holds")
+        if block in self._hash_of:
+            self._forget(block)
+        self._serials[block] = 0
+
+    def lookup(self, hash: bytes, content: Hashable) -> int | None:
+        """The block of that hash, if it has that content."""
+        block = self._block_of.get(hash)
+        if block is None or self._contents[block] == content:
+            return block
+        self.collisions += 1
+        return None
+
+    def serial(self, block: int) -> int:
+        """The serial number of the content that the block was named for; 0 before that."""
+        return self._serials[block]
 
     def generation(self, block: int) -> int:
         """How often the block was handed out. A write meant for an earlier owner carries a lower number."""
@@ -131,11 +171,13 @@ class BlockPool:
             ("both free and cached or held", free & (cached | held)),
             ("both cached and held", cached & held),
             ("lost", set(range(self.num_blocks)) - free - held - cached),
-            ("held a negative number of times", {b for b, count in enumerate(self._references) if count < 0}),
+            ("held a negative number of times", {b for b, holds in enumerate(self._references) if holds < 0}),
             ("cached without a name", cached - self._hash_of.keys()),
             ("free with a name", free & self._hash_of.keys()),
             ("cached as another's", {b for b in cached if not self._cached.has(b, self._owners[b])}),
             ("named one way only", {b for b, h in self._hash_of.items() if self._block_of.get(h) != b}),
+            ("named without a content", self._hash_of.keys() ^ self._contents.keys()),
+            ("named without a serial", {b for b in self._hash_of if not self._serials[b]}),
         ):
             if wrong:
                 raise IntegrityError(f"blocks {text}: {sorted(wrong)}")
@@ -177,5 +219,14 @@ class BlockPool:
 
     def _evict(self) -> None:
         block = self._cached.pop()
-        del self._block_of[self._hash_of.pop(block)]
+        self._forget(block)
         self._free(block)
+
+    def _make_room(self, block: int) -> None:
+        """Takes a named block's name. Who holds it keeps it."""
+        self._forget(block)
+        if self._cached.remove(block, self._owners[block]):
+            self._free(block)
+
+    def _forget(self, block: int) -> None:
+        del self._block_of[self._hash_of.pop(block)], self._contents[block]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 import os
 import signal
@@ -17,7 +18,8 @@ from kvrelay.model_json import read_model_json
 
 _RENDERER = Path(__file__).with_name("chat_renderer.py")
 _START_S = 60.0
-_MAX_REPLY_BYTES = 64 * 2**20
+_MAX_REPLY_BYTES = 16 * 2**20
+_READ_BYTES = 2**20  # of a reply at one time
 _ENVIRONMENT = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -59,16 +61,18 @@ class ChatTemplate:
         """
         if not messages:
             raise InvalidArgument("messages is empty; send at least one", field="messages")
+        # Texts follow their lengths as they are: to write megabytes as JSON would hold up the event loop.
+        texts = [text.encode(errors="surrogatepass") for message in messages for text in message]
         request = {
             "template": self._template,
             "variables": self._variables,
-            "messages": [{"role": role, "content": content} for role, content in messages],
+            "lengths": list(map(len, texts)),
             "timeout_s": timeout_s,
         }
         async with self._turn:
             reply: dict[str, str] | None = None
             try:
-                reply = await self._ask(await self._started(), request, timeout_s)
+                reply = await self._ask(await self._started(), request, texts, timeout_s)
             finally:
                 if reply is None:  # the pipe may still hold this call's answer
                     await self._end()
@@ -97,7 +101,7 @@ class ChatTemplate:
                 *(sys.executable, "-P", str(_RENDERER)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                limit=_MAX_REPLY_BYTES,
+                limit=_READ_BYTES,
                 env={**os.environ, **_ENVIRONMENT},
                 start_new_session=True,  # Ctrl-C at the terminal is for the parent
             )
@@ -111,19 +115,22 @@ class ChatTemplate:
         return self._process
 
     async def _ask(
-        self, process: asyncio.subprocess.Process, request: Mapping[str, Any], timeout_s: float
+        self, process: asyncio.subprocess.Process, request: Mapping[str, Any], texts: list[bytes], timeout_s: float
     ) -> dict[str, str]:
         assert process.stdin is not None
         process.stdin.write(json.dumps(request).encode() + b"\n")
+        process.stdin.writelines(texts)
         try:
             async with asyncio.timeout(timeout_s):
                 line = await _line(process)
+                reply = json.loads(line) if line else None
+                if reply is not None and "length" in reply:
+                    reply = await _text(process, reply["length"])
         except TimeoutError:
             raise DeadlineExceeded(
                 f"the model's chat template took longer than {timeout_s:g} s and was stopped"
             ) from None
-        if line:
-            reply: dict[str, str] = json.loads(line)
+        if reply is not None:
             return reply
         if self._closed:
             raise Unavailable("the chat template was closed while it rendered; the router is shutting down")
@@ -152,6 +159,21 @@ async def _line(process: asyncio.subprocess.Process) -> bytes:
     except (ConnectionError, ValueError):
         return b""
     return line if line.endswith(b"\n") else b""
+
+
+async def _text(process: asyncio.subprocess.Process, length: int) -> dict[str, str] | None:
+    """The reply of so many bytes; None when it is too long or the process is gone."""
+    assert process.stdout is not None
+    if length > _MAX_REPLY_BYTES:
+        return None
+    decoder, parts = codecs.getincrementaldecoder("utf-8")("surrogatepass"), []
+    while length > 0:
+        part = await process.stdout.read(min(length, _READ_BYTES))
+        if not part:
+            return None
+        length -= len(part)
+        parts.append(decoder.decode(part, final=length == 0))
+    return {"text": "".join(parts)}
 
 
 def _read(path: Path) -> str | None:

@@ -1,7 +1,8 @@
 """The process that renders chat templates, which are code from a model folder and not to be trusted.
 
-`chat.py` runs this file. One JSON object a line: on stdin {"template", "variables", "messages", "timeout_s"}, on stdout
-first {"ready": true}, then for each request {"text"} or {"error"}. It ends with its stdin.
+`chat.py` runs this file. Each request on stdin is a line {"template", "variables", "lengths", "timeout_s"}, followed by
+the texts that have these lengths in bytes, role and content of each message. On stdout is first {"ready": true}, then
+for each request a line {"error"}, or {"length"} followed by a text of so many bytes. It ends with its stdin.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import resource
 import signal
 import sys
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 MEMORY_BYTES = 512 * 2**20  # that a template may take
 MAX_ERROR = 1000  # characters
@@ -19,13 +20,13 @@ GRACE_S = 1.0  # the parent kills first; this is for a parent that is gone
 
 
 def main() -> None:
-    requests, replies = sys.stdin, _private_stdout()
+    requests, replies = sys.stdin.buffer, _private_stdout()
     sys.modules["torch"] = None  # type: ignore[assignment]  # rendering needs none, and starts ten times faster
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    def render(request: dict[str, Any]) -> str:
+    def render(request: dict[str, Any], messages: list[dict[str, str]]) -> str:
         texts, _ = render_jinja_template(
-            [request["messages"]],
+            [messages],
             chat_template=request["template"],
             add_generation_prompt=True,
             **request["variables"],
@@ -37,17 +38,21 @@ def main() -> None:
     for line in requests:
         request = json.loads(line)
         signal.setitimer(signal.ITIMER_REAL, request["timeout_s"] + GRACE_S)  # SIGALRM ends the process
+        read = [requests.read(length).decode(errors="surrogatepass") for length in request["lengths"]]
+        messages = [{"role": role, "content": content} for role, content in zip(read[::2], read[1::2], strict=True)]
+        text = b""
         try:
-            reply = {"text": render(request)}
+            text = render(request, messages).encode(errors="surrogatepass")
+            reply: dict[str, object] = {"length": len(text)}
         except Exception as error:  # noqa: BLE001 - whatever a template raises is the answer
             reply = {"error": (str(error) or type(error).__name__)[:MAX_ERROR]}
         signal.setitimer(signal.ITIMER_REAL, 0)
-        _send(replies, reply)
+        _send(replies, reply, text)
 
 
-def _private_stdout() -> TextIO:
+def _private_stdout() -> BinaryIO:
     """The stdout of the process; prints of libraries go to stderr from now on."""
-    private = os.fdopen(os.dup(1), "w", encoding="ascii")
+    private = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return private
 
@@ -61,8 +66,8 @@ def _limit_resources() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _send(replies: TextIO, reply: dict[str, Any]) -> None:
-    replies.write(json.dumps(reply) + "\n")
+def _send(replies: BinaryIO, reply: dict[str, Any], text: bytes = b"") -> None:
+    replies.write(json.dumps(reply).encode() + b"\n" + text)
     replies.flush()
 
 

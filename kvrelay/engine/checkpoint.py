@@ -12,7 +12,9 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from transformers.utils.hub import cached_file
 
+from kvrelay.engine.model_digest import model_digest
 from kvrelay.errors import ModelRefused
+from kvrelay.model_identity import SETTINGS
 from kvrelay.model_json import read_model_json
 
 CONFIG = "config.json"
@@ -29,9 +31,23 @@ class Checkpoint:
     weights: tuple[Path, ...]
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        """All that decide what the model answers."""
+        settings = (self.folder / name for name in SETTINGS)
+        return (*self.weights, *(path for path in settings if path.is_file()))
+
+    @property
     def model_id(self) -> str:
-        """Names configuration and weights: 128 bits over the configuration, and of each file of weights the header
-        (tensor names, shapes, places) and the first bytes of each tensor, so that fine-tunes differ too."""
+        """Names every byte of the files. Raises ModelRefused."""
+        return model_digest(self.files)
+
+    @property
+    def sampled_model_id(self) -> str:
+        """The id that workers of protocol 0 give the model; models that differ may have the same.
+
+        128 bits over the configuration, and of each file of weights the header (tensor names, shapes, places) and the
+        first bytes of each tensor.
+        """
         digest = hashlib.blake2b(json.dumps(self.config, sort_keys=True).encode(), digest_size=16)
         for path in self.weights:
             with path.open("rb") as file:

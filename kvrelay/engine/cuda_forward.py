@@ -122,8 +122,9 @@ class CudaForward:
             try:
                 recorded = self._record(packed, padded)
             except (NotCapturable, torch.OutOfMemoryError) as reason:
+                logits = self._run(step)  # raises where the step is at fault and not the model: others are captured
                 self.not_captured = str(reason)
-                return self._run(step)
+                return logits
             if len(self._recorded) >= MAX_GRAPHS:
                 del self._recorded[next(iter(self._recorded))]
             self._recorded[shape] = recorded

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kvrelay.engine.sampling import SampleRequest
 
 LIKELIEST_GUESSES = (64, 1024)  # tokens; where they hold what top_k and top_p keep, the rest need not be sorted
+NOT_DRAWN = -1  # in the place of a token id, where a row's numbers are no distribution
 CACHED_ELEMENTS = 2**16  # logits that a CPU works on at a time, so that they stay in its cache
 
 
@@ -25,7 +26,10 @@ def is_cut(params: SamplingParams, vocab_size: int) -> bool:
 
 
 def draw(logits: torch.Tensor, rows: Sequence[int], requests: Sequence[SampleRequest], cut: bool) -> torch.Tensor:
-    """Token ids [S], one for each of the given rows of `logits` [R, V]; `cut` says of all of these whether they are."""
+    """Token ids [S], one for each of the given rows of `logits` [R, V]; `cut` says of all of these whether they are.
+
+    NOT_DRAWN for a row with a NaN or no finite largest logit. No row's numbers reach another's.
+    """
     vocab_size = logits.shape[1]
     params = [request.params for request in requests]
     assert all(one.seed is not None for one in params), "a request that draws carries a seed"
@@ -85,6 +89,7 @@ def _least_key(
 
 def _choice(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """Indices [S] by inverse transform sampling over the tokens of weights [S, N], which lie in the order of their ids.
+    NOT_DRAWN where the weights do not add up to a positive number.
 
     That order, unlike the order of probabilities, does not change with rounding errors: two workers whose logits
     differ by an ulp draw the same token except where the uniform number falls within an ulp of a boundary.
@@ -93,4 +98,6 @@ def _choice(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     total = cumulative[:, -1:].contiguous()
     index = torch.searchsorted(cumulative, uniforms * total, right=True)
     last = torch.searchsorted(cumulative, total)  # of those with weight; rounding may reach past it
-    return torch.minimum(index, last)[:, 0]
+    # Among NaNs nothing is found, and the search ends past the last token.
+    drawable = total.isfinite() & (total > 0)
+    return torch.where(drawable, torch.minimum(index, last), NOT_DRAWN)[:, 0]

@@ -1,36 +1,50 @@
-"""Names for KV blocks by what is in them: equal names mean equal tokens from the start of the sequence."""
+"""Hashes of KV blocks. A prefix cache files blocks under them, and compares what it finds."""
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections.abc import Sequence
 
-import xxhash
+HASH_BYTES = 16
+_TOKEN_BYTES = 4
 
 
 class BlockHasher:
-    """Hashes a growing sequence block by block, each hash covering all blocks before it.
+    """Hashes a growing sequence block by block, each hash covering all tokens up to its block's end.
 
-    A block's name is xxh3-64(parent's name || its token ids as int32), and the first parent is
-    xxh3-64(salt): sequences of different tenants share no name. Only full blocks have one.
+    A block's hash is BLAKE2b (RFC 7693) over the sequence's token ids as int32, keyed by the root: the
+    model whose KV it is, and the salt. So nobody without the salt can search for a prompt that has a
+    hash of the tenant's. Only full blocks have a hash. A small `hash_bytes` makes collisions, for tests.
     """
 
-    def __init__(self, block_size: int, salt: str = "") -> None:
+    def __init__(self, block_size: int, salt: str = "", *, model: str = "", hash_bytes: int = HASH_BYTES) -> None:
         self.block_size = block_size
-        self.hashes: list[int] = []
-        self._root = xxhash.xxh3_64_intdigest(salt.encode())
+        # Model ids have no NUL, so no two pairs of model and salt have a root in common.
+        self.root = f"{model}\0{salt}"
+        self.hashes: list[bytes] = []
+        self.tokens: list[bytes] = []  # of each hashed block alone: token ids as int32
+        key = hashlib.blake2b(self.root.encode(), digest_size=32).digest()
+        self._state = hashlib.blake2b(key=key, digest_size=hash_bytes)
 
-    def extend(self, token_ids: Sequence[int]) -> list[int]:
-        """Takes the whole sequence so far; returns the names of all its full blocks, computing the new ones only."""
+    def extend(self, token_ids: Sequence[int]) -> list[bytes]:
+        """Takes the whole sequence so far; returns the hashes of all its full blocks.
+
+        Only new blocks cost anything.
+        """
         size = self.block_size
-        for end in range((len(self.hashes) + 1) * size, len(token_ids) + 1, size):
-            parent = self.hashes[-1] if self.hashes else self._root
-            digest = xxhash.xxh3_64(parent.to_bytes(8, "little"))
-            digest.update(array("i", token_ids[end - size : end]).tobytes())
-            self.hashes.append(digest.intdigest())
+        start, end = len(self.hashes) * size, len(token_ids) // size * size
+        new = array("i", token_ids[start:end]).tobytes()
+        for first in range(0, len(new), size * _TOKEN_BYTES):
+            tokens = new[first : first + size * _TOKEN_BYTES]
+            self._state.update(tokens)
+            self.tokens.append(tokens)
+            self.hashes.append(self._state.copy().digest())
         return self.hashes
 
 
-def block_hashes(token_ids: Sequence[int], block_size: int, salt: str = "") -> list[int]:
-    """The names of all full blocks of `token_ids`."""
-    return BlockHasher(block_size, salt).extend(token_ids)
+def hashed(token_ids: Sequence[int], block_size: int, salt: str = "") -> BlockHasher:
+    """A hasher that has taken all full blocks of `token_ids`."""
+    hasher = BlockHasher(block_size, salt)
+    hasher.extend(token_ids)
+    return hasher

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,10 +12,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.distributed import DistributedConfig
 
 from kvrelay.engine import attention
-from kvrelay.engine.checkpoint import find_checkpoint
+from kvrelay.engine.checkpoint import Checkpoint, find_checkpoint
+from kvrelay.engine.model_facts import max_model_len
 from kvrelay.engine.probe import probe
+from kvrelay.engine.self_check import check_against_own_attention
 from kvrelay.engine.sizes import check_sizes
 from kvrelay.errors import ModelRefused
+from kvrelay.model_identity import tokenizer_id
 from kvrelay.types import KvLayout, LayerKv
 
 
@@ -30,6 +34,8 @@ class LoadedModel:
     kv_layers: tuple[LayerKv, ...]  # with all heads
     kv_dtype: str
     ranks: int = 1  # that share weights and KV heads, each of which has loaded its own share
+    sampled_model_id: str = ""  # as workers of protocol 0 name the model
+    tokenizer_id: str = ""  # hash of the files that define the vocabulary
 
     def layout(self, block_size: int, kv_dtype: str) -> KvLayout:
         """kv_dtype auto is the dtype that the model attends in."""
@@ -37,13 +43,28 @@ class LoadedModel:
         return KvLayout(self.kv_layers, block_size, dtype, ranks=self.ranks)
 
 
-def load_model(path: str, *, dtype: str = "auto", device: str = "cpu", ranks: int = 1) -> LoadedModel:
+def load_model(
+    path: str, *, dtype: str = "auto", device: str = "cpu", ranks: int = 1, identify: bool = True
+) -> LoadedModel:
     """The model in a folder, or of a hub id, in evaluation mode with paged attention; with `ranks` this process's share
-    of it, which is loaded together with the others'. Raises ModelRefused.
+    of it, which is loaded together with the others'. Without `identify` it has no id. Raises ModelRefused.
     """
     checkpoint = find_checkpoint(path)
+    # Hashed while the weights are loaded: both read the same pages of the same files.
+    hashing = ThreadPoolExecutor(1, "model-id")
     try:
-        check_sizes(AutoConfig.from_pretrained(str(checkpoint.folder), local_files_only=True), checkpoint)
+        model_id = hashing.submit(lambda: checkpoint.model_id if identify else "")
+        model = _load(path, checkpoint, dtype, device, ranks)
+        loaded = loaded_model(model, path, model_id.result(), ranks=ranks)
+    finally:
+        hashing.shutdown(wait=False, cancel_futures=True)
+    return replace(loaded, sampled_model_id=checkpoint.sampled_model_id, tokenizer_id=tokenizer_id(checkpoint.folder))
+
+
+def _load(path: str, checkpoint: Checkpoint, dtype: str, device: str, ranks: int) -> PreTrainedModel:
+    try:
+        config = AutoConfig.from_pretrained(str(checkpoint.folder), local_files_only=True)
+        _check_kind(check_sizes(config, checkpoint), path)  # before there is memory for weights
         model, report = AutoModelForCausalLM.from_pretrained(
             str(checkpoint.folder),
             dtype=dtype,
@@ -58,59 +79,60 @@ def load_model(path: str, *, dtype: str = "auto", device: str = "cpu", ranks: in
     except ModelRefused:
         raise
     except Exception as error:  # whatever a configuration can make transformers raise
-        raise ModelRefused(f"{path}: transformers cannot load it: {error!s:.1000}") from error
+        raise ModelRefused(f"{path}: transformers cannot load it: {first_line(error)}") from error
     wrong = [f"{name} is missing" for name in sorted(report["missing_keys"])]
     wrong += [f"{name} is {found}, not {wanted}" for name, found, wanted in sorted(report["mismatched_keys"])]
     if wrong:
         raise ModelRefused(f"{path}: {len(wrong)} weights are missing or misshapen; {wrong[0]}")
     try:
-        model = model.to(device) if ranks == 1 else model  # a share is on its rank's device
+        return model.to(device) if ranks == 1 else model  # a share is on its rank's device
     except torch.OutOfMemoryError as error:
         raise ModelRefused(f"{path}: {weight_bytes(model)} bytes of weights do not fit on {device}: {error}") from error
-    return loaded_model(model, path, checkpoint.model_id, ranks=ranks)
 
 
 def loaded_model(model: PreTrainedModel, name: str, model_id: str, *, ranks: int = 1) -> LoadedModel:
     """A model that lies in memory and attends by `attention.NAME`. Raises ModelRefused and calls it by its name."""
+    _check_kind(model, name)
     kind = type(model).__name__
-    if not model._supports_attention_backend:
-        raise ModelRefused(f"{name}: {kind} does not support attention backends, so it would run wrong")
-    if model._is_stateful:
-        raise ModelRefused(f"{name}: {kind} keeps a state that is not a KV cache")
     model = model.eval().requires_grad_(False)
     config = model.config.get_text_config()
-    max_model_len = _max_model_len(config)
     try:
-        kv_layers, kv_dtype = probe(model, config.num_hidden_layers, max_model_len)
+        longest = max_model_len(config)
+        probed = probe(model, config.num_hidden_layers, longest)
+        if probed.drops_keywords:
+            attention.carry_batch(model)
+        check_against_own_attention(model, probed.layers, probed.dtype)
     except ModelRefused as error:
         raise ModelRefused(f"{name}: {error.message}") from error
     except Exception as error:  # whatever a model's own code can raise
-        raise ModelRefused(f"{name}: {kind} does not run on paged attention: {error!r}") from error
+        raise ModelRefused(f"{name}: {kind} does not run on paged attention: {first_line(error)}") from error
     return LoadedModel(
         model=model,
         config=config,
         model_id=model_id,
         dtype=str(model.dtype).removeprefix("torch."),
         eos_token_ids=_eos_token_ids(model),
-        max_model_len=max_model_len,
+        max_model_len=longest,
         vocab_size=config.vocab_size,
-        kv_layers=tuple(replace(layer, kv_heads=layer.kv_heads * ranks) for layer in kv_layers),
-        kv_dtype=kv_dtype,
+        kv_layers=tuple(replace(layer, kv_heads=layer.kv_heads * ranks) for layer in probed.layers),
+        kv_dtype=probed.dtype,
         ranks=ranks,
     )
 
 
-def _max_model_len(config: PretrainedConfig) -> int:
-    """Tokens. LongRoPE ends where its frequencies would change, since KV computed with others would be wrong."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    per_layer_type = [rope] if "rope_type" in rope else [entry for entry in rope.values() if isinstance(entry, dict)]
-    limits = [
-        entry["original_max_position_embeddings"] for entry in per_layer_type if entry.get("rope_type") == "longrope"
-    ]
-    limits.append(getattr(config, "max_position_embeddings", None))
-    if not all(isinstance(limit, int) and limit > 0 for limit in limits):
-        raise ModelRefused(f"{config.model_type}: max_position_embeddings of {limits[-1]} tokens")
-    return int(min(limits))
+def _check_kind(model: PreTrainedModel, name: str) -> None:
+    """Raises ModelRefused for what the model's class says of itself."""
+    kind = type(model).__name__
+    if model._is_stateful:
+        raise ModelRefused(f"{name}: {kind} keeps a state that is not a KV cache")
+    if not model._supports_attention_backend:
+        raise ModelRefused(f"{name}: {kind} does not support attention backends, so it would run wrong")
+
+
+def first_line(error: Exception) -> str:
+    """For one sentence in an error: its kind and the first line of what it says."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]:.300}".removesuffix(": ")
 
 
 def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:

@@ -83,8 +83,9 @@ class NativeForward:
         try:
             captured = CapturedForward(lambda: self._forward(inputs), self._pool)
         except (NotCapturable, RuntimeError) as reason:  # or it asks for strides that the kernels' results do not have
+            logits = self._run(step)  # raises where the step is at fault and not the model: others are captured
             self.not_captured = str(reason)
-            return self._run(step)
+            return logits
         if len(self._captured) >= MAX_CAPTURED:
             del self._captured[next(iter(self._captured))]
         self._captured[len(step.token_ids), len(step.rows)] = inputs, captured

@@ -64,7 +64,10 @@ def _ban(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> None:
         if request.num_output < request.params.min_tokens
     }
     if stops:
-        logits.view(-1).index_fill_(0, _places(logits, stops), BANNED)
+        places = _places(logits, stops)
+        values = logits.view(-1)[places]
+        # A NaN stays one, so that the row fails rather than goes on without that token.
+        logits.view(-1)[places] = torch.where(values.isfinite(), BANNED, values)
 
 
 def _penalise_repetition(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> None:
@@ -74,7 +77,8 @@ def _penalise_repetition(logits: torch.Tensor, requests: Sequence[SampleRequest]
         penalty = _for_each(seen, [requests[row].params.repetition_penalty for row in seen], logits)
         values = logits.view(-1)[places]
         penalised = torch.where(values > 0, values / penalty, values * penalty)
-        logits.view(-1)[places] = penalised.clamp_(min=BANNED)  # a banned token times the penalty would be infinite
+        # A banned token times the penalty, or a large logit through a small one, would be infinite.
+        logits.view(-1)[places] = torch.where(values.isfinite(), penalised.clamp(BANNED, -BANNED), penalised)
 
 
 def _penalise_output(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from kvrelay.engine import attention
 from kvrelay.errors import ModelRefused
@@ -15,11 +15,16 @@ from kvrelay.types import LayerKv
 
 NAME = "kvrelay_probe"
 DTYPES = ("float32", "bfloat16", "float16")  # that a model may attend in
+_MARK = object()  # stands for the batch, to see whether it reaches attention
+_SHOWN = 5  # layers in an error
 MaskRule = Callable[[int, int, torch.Tensor, torch.Tensor], torch.Tensor]  # batch, head, query, key -> is it seen
 
 # Keywords that reach attention: the first are honoured, the second change nothing here.
 HONOURED = {"scaling", "sliding_window", "softcap", "s_aux", "ragged_batch"}
-HARMLESS = {"dropout", "is_causal", "position_ids", "use_cache", "output_attentions", "output_hidden_states"}
+HARMLESS = {
+    *("dropout", "is_causal", "position_ids", "use_cache", "output_attentions", "output_hidden_states"),
+    "logits_to_keep",  # of models that hand on all that they are given
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +36,15 @@ class _Call:
     kwargs: dict[str, Any]
 
 
-def probe(model: PreTrainedModel, num_layers: int, max_len: int) -> tuple[tuple[LayerKv, ...], str]:
-    """KV of each layer and the dtype of all, from one forward pass over two tokens.
+@dataclass(frozen=True, slots=True)
+class Probed:
+    layers: tuple[LayerKv, ...]
+    dtype: str  # that all layers attend in
+    drops_keywords: bool  # the model does not pass what it does not know on to its attention
+
+
+def probe(model: PreTrainedModel, num_layers: int, max_len: int) -> Probed:
+    """What a model's attention needs, from one forward pass over two tokens.
 
     Raises ModelRefused unless each layer attends exactly once, under a rule that paged attention follows: causal,
     windowed or not, over all of max_len positions, without keywords that it does not know.
@@ -69,28 +81,49 @@ def probe(model: PreTrainedModel, num_layers: int, max_len: int) -> tuple[tuple[
             position_ids=positions,
             use_cache=False,
             logits_to_keep=positions[0, 1:],
+            ragged_batch=_MARK,
         )
     model.set_attn_implementation(attention.NAME)
 
     kind = type(model).__name__
     if output.logits.shape[:2] != (1, 1):
         raise ModelRefused(f"{kind} computes logits of all tokens and cannot be asked for some")
-    if [call.layer for call in calls] != list(range(num_layers)):
-        raise ModelRefused(
-            f"{kind} has {num_layers} layers, and attention ran in layers {[call.layer for call in calls]}: the others "
-            "keep a state that is not a KV cache"
-        )
-    for call in calls:
-        _check(f"{kind}, layer {call.layer}", call, rules, max_len)
+    _check_layers(kind, [call.layer for call in calls], num_layers)
+    windows = _cached_windows(model.config.get_text_config(decoder=True), num_layers)
+    for call, kept in zip(calls, windows, strict=True):
+        _check(f"{kind}, layer {call.layer}", call, rules, max_len, kept)
     dtypes = set[str]().union(*(call.dtypes for call in calls))
     if len(dtypes) > 1 or not dtypes.issubset(DTYPES):
         raise ModelRefused(
             f"{kind} attends in {', '.join(sorted(dtypes))}; one of {', '.join(DTYPES)} all through is served"
         )
-    return tuple(call.kv for call in calls), dtypes.pop()
+    drops_keywords = any(call.kwargs.get("ragged_batch") is not _MARK for call in calls)
+    return Probed(tuple(call.kv for call in calls), dtypes.pop(), drops_keywords)
 
 
-def _check(where: str, call: _Call, rules: dict[int, MaskRule], max_len: int) -> None:
+def _check_layers(kind: str, found: list[int | None], num_layers: int) -> None:
+    if found == list(range(num_layers)):
+        return
+    missing = sorted(set(range(num_layers)) - {layer for layer in found if layer is not None})
+    if missing:
+        shown = ", ".join(map(str, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
+        raise ModelRefused(
+            f"{kind}: of {num_layers} layers, {len(missing)} do not attend to a KV cache of their own "
+            f"(layers {shown}); their state is of another kind, or another layer's"
+        )
+    raise ModelRefused(
+        f"{kind}: {num_layers} layers attend {len(found)} times in one pass; once for each layer, in order, is served"
+    )
+
+
+def _cached_windows(config: PreTrainedConfig, num_layers: int) -> list[int]:
+    """Of how many tokens transformers' own cache keeps each layer's KV; 0 for all. Zeros where it does not say."""
+    layers = getattr(DynamicCache(config=config), "layers", [])
+    windows = [int(getattr(layer, "sliding_window", None) or 0) for layer in layers]
+    return windows if len(windows) == num_layers else [0] * num_layers
+
+
+def _check(where: str, call: _Call, rules: dict[int, MaskRule], max_len: int, kept: int) -> None:
     unknown = {
         name
         for name, value in call.kwargs.items()
@@ -108,5 +141,14 @@ def _check(where: str, call: _Call, rules: dict[int, MaskRule], max_len: int) ->
     queries = torch.tensor(sorted(q for q in edges if 0 <= q < max_len))[:, None]
     keys = torch.arange(max_len)[None, :]
     ours = (keys <= queries) & (keys > queries - window)
-    if not torch.equal(torch.as_tensor(rule(0, 0, queries, keys)).expand_as(ours), ours):
+    try:
+        theirs = torch.as_tensor(rule(0, 0, queries, keys))
+    except IndexError:
+        raise ModelRefused(f"{where}: the attention mask depends on the kinds of tokens in the prompt") from None
+    if not torch.equal(theirs.expand_as(ours), ours):
         raise ModelRefused(f"{where}: the attention mask is neither causal nor a causal window of {window} tokens")
+    if kept and kept < min(window, max_len):
+        raise ModelRefused(
+            f"{where}: transformers' cache keeps {kept} tokens, and attention is over {window}: what the model "
+            "computes depends on how its prompt is cut"
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, islice, takewhile
+from itertools import accumulate, islice
 from typing import Literal
 
 import torch
@@ -13,6 +13,7 @@ from kvrelay.compiled import NativeUnavailable
 from kvrelay.engine.checkpoint import find_checkpoint
 from kvrelay.engine.cuda_forward import SCRATCH_BLOCKS, CudaForward
 from kvrelay.engine.device import find_device
+from kvrelay.engine.faults import SegmentsFailed
 from kvrelay.engine.kv import TORCH_DTYPE, KvPool
 from kvrelay.engine.loader import LoadedModel, load_model, weight_bytes
 from kvrelay.engine.modules import use_kernels
@@ -26,7 +27,7 @@ from kvrelay.engine.ranks.settings import RankSettings
 from kvrelay.engine.sampling import Sampled, SampleRequest, sample
 from kvrelay.engine.step import OnLayer, Part, Step
 from kvrelay.engine.torch_forward import TorchForward
-from kvrelay.errors import ConfigError, InvalidArgument
+from kvrelay.errors import ConfigError, InvalidArgument, KvRelayError
 from kvrelay.types import KvLayout
 
 
@@ -56,11 +57,22 @@ class Segment:
         ends = range(len(seen) - self.num_draft, len(seen) + 1)
         return [replace(self.sample, token_ids=seen[:end]) for end in ends]
 
-    def accepted(self, sampled: list[Sampled]) -> list[Sampled]:
-        """Of one token per draw, those that follow right drafts."""
+    def accepted(self, sampled: Sequence[Sampled | KvRelayError]) -> list[Sampled] | KvRelayError:
+        """Of one token per draw, those that follow right drafts; the error of the first draw, if that failed.
+
+        Where a later one failed, the tokens before it stand, as if the draft before it had been wrong.
+        """
+        if not sampled:
+            return []
         drafts = self.token_ids[len(self.token_ids) - self.num_draft :]
-        right = (one.token_id == draft for one, draft in zip(sampled, drafts, strict=False))
-        return sampled[: 1 + sum(takewhile(bool, right))]
+        found: list[Sampled] = []
+        for place, one in enumerate(sampled):
+            if isinstance(one, KvRelayError):
+                return found or one
+            found.append(one)
+            if place < self.num_draft and one.token_id != drafts[place]:
+                break
+        return found
 
 
 class ModelRunner:
@@ -82,6 +94,8 @@ class ModelRunner:
         self.kv = kv
         self.num_blocks = kv.num_blocks
         self.model_id = loaded.model_id
+        self.sampled_model_id = loaded.sampled_model_id
+        self.tokenizer_id = loaded.tokenizer_id
         self.layout_hash = layout.hash(loaded.model_id)
         self.max_model_len = max_model_len
         self.eos_token_ids = loaded.eos_token_ids
@@ -91,6 +105,7 @@ class ModelRunner:
         self.kernels = "torch" if without_kernels else "native"
         self.without_kernels = without_kernels  # why, or nothing
         self.not_captured = ""  # why steps are not recorded, or nothing
+        self.proof: tuple[int, float] | None = None  # tokens and seconds of a step that ran before the worker's first
         self._group = group
         self._forward: CudaForward | TorchForward | NativeForward | RanksForward
         if group is not None:
@@ -205,14 +220,25 @@ class ModelRunner:
 
         That is nothing where nothing was asked for, one token, or up to num_draft + 1 where there are drafts.
 
-        Raises InvalidArgument, before anything is computed, for tokens, positions or blocks out of range.
+        Raises SegmentsFailed, with what each segment got, if some got nothing: InvalidArgument for tokens, positions or
+        blocks out of range, of which nothing is computed, and what `sample` says of its rows.
         """
-        if not segments:
-            return []
+        outcomes: list[list[Sampled] | KvRelayError] = [self._flaw(segment) or [] for segment in segments]
+        places = [place for place, outcome in enumerate(outcomes) if not isinstance(outcome, KvRelayError)]
+        if places:
+            good = [segments[place] for place in places]
+            for place, outcome in zip(places, self._run(good, on_layer), strict=True):
+                outcomes[place] = outcome
+        sampled = [outcome for outcome in outcomes if not isinstance(outcome, KvRelayError)]
+        if len(sampled) < len(segments):
+            raise SegmentsFailed(outcomes)
+        return sampled
+
+    def _run(self, segments: Sequence[Segment], on_layer: OnLayer | None = None) -> list[list[Sampled] | KvRelayError]:
         ends = accumulate(len(segment.token_ids) for segment in segments)
         draws = [segment.draws for segment in segments]
         rows = [row for end, own in zip(ends, draws, strict=True) for row in range(end - len(own), end)]
-        logits = self.forward(segments, rows, on_layer)
+        logits = self._logits(segments, rows, on_layer)
         sampled = iter(sample(logits, [request for own in draws for request in own]))
         return [segment.accepted(list(islice(sampled, len(own)))) for segment, own in zip(segments, draws, strict=True)]
 
@@ -222,10 +248,14 @@ class ModelRunner:
     ) -> torch.Tensor:
         """Logits [len(rows), vocab_size] after some of the new tokens, which are counted through all segments.
 
-        Stores the KV of all. Raises InvalidArgument as `run` does.
+        Stores the KV of all. Raises InvalidArgument, before anything is computed, for tokens, positions or blocks out
+        of range.
         """
         for segment in segments:
             self._check(segment)
+        return self._logits(segments, rows, on_layer)
+
+    def _logits(self, segments: Sequence[Segment], rows: Sequence[int], on_layer: OnLayer | None) -> torch.Tensor:
         token_ids: list[int] = []
         parts = []
         for segment in segments:
@@ -253,6 +283,13 @@ class ModelRunner:
             self._group.close()
         self.kv.close()
 
+    def _flaw(self, segment: Segment) -> InvalidArgument | None:
+        try:
+            self._check(segment)
+        except InvalidArgument as flaw:
+            return flaw
+        return None
+
     def _check(self, segment: Segment) -> None:
         end = segment.start + len(segment.token_ids)
         needed = self.layout.blocks_for(end)
@@ -268,8 +305,6 @@ class ModelRunner:
             raise InvalidArgument(f"a block is outside of 0 to {self.num_blocks - 1}")
         if segment.sample is not None:
             assert len(segment.sample.token_ids) == end, "a token is drawn after the last one of the sequence"
-            if not all(0 <= token < self.vocab_size for token, _ in segment.sample.params.logit_bias):
-                raise InvalidArgument(f"a token id is outside of 0 to {self.vocab_size - 1}", field="logit_bias")
 
 
 def _without_kernels(loaded: LoadedModel, layout: KvLayout) -> str:

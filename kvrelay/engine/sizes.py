@@ -10,7 +10,7 @@ import json
 import math
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from kvrelay.engine.checkpoint import Checkpoint
 from kvrelay.errors import ModelRefused
@@ -20,17 +20,20 @@ LARGER = 2  # times its weights a model may be: an output head that is tied is n
 LARGER_QUANTISED = 16  # whose weights hold several numbers in one
 
 
-def check_sizes(config: PretrainedConfig, checkpoint: Checkpoint) -> None:
-    """Raises ModelRefused."""
+def check_sizes(config: PretrainedConfig, checkpoint: Checkpoint) -> PreTrainedModel:
+    """Returns the model without memory. Raises ModelRefused."""
     text = config.get_text_config()
     tensors = _shapes(checkpoint)
-    if not 1 <= text.num_hidden_layers <= len(tensors):
-        raise ModelRefused(f"{checkpoint.folder}: {text.num_hidden_layers} layers of {len(tensors)} tensors")
+    num_layers = getattr(text, "num_hidden_layers", None)
+    if not isinstance(num_layers, int):
+        raise ModelRefused(f"{checkpoint.folder}: {type(text).__name__} has no num_hidden_layers: no plain decoder")
+    if not 1 <= num_layers <= len(tensors):
+        raise ModelRefused(f"{checkpoint.folder}: {num_layers} layers of {len(tensors)} tensors")
     for name, value in text.to_dict().items():
         if "expert" in name and isinstance(value, int) and value > MOST_EXPERTS:
             raise ModelRefused(f"{checkpoint.folder}: {name} is {value}; allowed are {MOST_EXPERTS}")
     with torch.device("meta"):  # shapes without memory
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     wanted = sum(parameter.numel() for parameter in model.parameters())
     found = sum(math.prod(shape) for shape in tensors)
     times = LARGER_QUANTISED if getattr(config, "quantization_config", None) else LARGER
@@ -38,6 +41,7 @@ def check_sizes(config: PretrainedConfig, checkpoint: Checkpoint) -> None:
         raise ModelRefused(
             f"{checkpoint.folder}: the configuration is of a model of {wanted} weights, and there are {found} of them"
         )
+    return model
 
 
 def _shapes(checkpoint: Checkpoint) -> list[list[int]]:

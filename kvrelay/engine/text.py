@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
@@ -15,6 +17,8 @@ from kvrelay.errors import ModelRefused, NotFound
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _TRIAL = "a \N{GRINNING FACE}\n0"  # some of it is unknown to most small vocabularies
+_NFC = 4  # by which composing characters may shorten text, at most
+_BYTES = [f"<0x{number:02X}>" for number in range(256)]  # tokens that a vocabulary falls back to
 _MAX_WINDOW = 64  # tokens of context, and of text held back because it does not end with a whole character
 
 
@@ -59,6 +63,35 @@ class Tokenizer:
         """Ids of the tokens that stand for no text, such as the end of a sequence."""
         return frozenset(id_ for id_, token in self._backend.get_added_tokens_decoder().items() if token.special)
 
+    @cached_property
+    def max_token_bytes(self) -> int | None:
+        """The most bytes of UTF-8 that one token can stand for; None where a token may stand for any number.
+
+        That is so where the tokenizer drops or merges text: an unknown word that becomes one token, spaces that a
+        special token takes with it, a normalizer that is not known here.
+        """
+        described = json.loads(self._backend.to_str())
+        model = described["model"]
+        added = self._backend.get_added_tokens_decoder().values()
+        as_characters = "ByteLevel" in _kinds(described.get("pre_tokenizer"))
+        alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet() if as_characters else _BYTES
+        if model.get("type") != "BPE" or not model["vocab"].keys() >= set(alphabet):
+            return None
+        if not (as_characters or model.get("byte_fallback")) or any(one.lstrip or one.rstrip for one in added):
+            return None
+        if not all(_keeps_text(described.get(step), step) for step in ("normalizer", "pre_tokenizer")):
+            return None
+        # A character of the vocabulary stands for four bytes at most: itself, in UTF-8. Where bytes are written as
+        # characters, it stands for one.
+        longest = max(map(len, model["vocab"])) * (1 if as_characters else 4)
+        special = max((len(one.content.encode()) for one in added), default=1)
+        return max(longest, special) * (_NFC if "NFC" in _kinds(described.get("normalizer")) else 1)
+
+    def fewest_tokens(self, text: str) -> int:
+        """A number that the tokens of the text cannot be fewer than, from its length alone."""
+        most = self.max_token_bytes
+        return 0 if most is None else -(-len(text.encode(errors="surrogatepass")) // most)
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids; with special tokens as the tokenizer adds them, e.g. one that begins a sequence.
 
@@ -66,6 +99,11 @@ class Tokenizer:
         `tokenizers.Tokenizer.encode`: other threads go on while megabytes are encoded.
         """
         return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def encode_within(self, text: str, most: int, add_special_tokens: bool = True) -> list[int] | int:
+        """As `encode`, but for more than `most` tokens their number alone: a list of them is not made."""
+        encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        return encoding.ids if len(encoding) <= most else len(encoding)
 
     def length_of(self, ids: Sequence[int]) -> int:
         """Characters of their text."""
@@ -82,7 +120,40 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Text of the ids. Bytes that are no UTF-8 show as U+FFFD; ids that are no token show as nothing."""
+        if len(ids) > _MAX_WINDOW:  # Python's lock is free meanwhile, as in `encode`
+            return self._backend.decode_batch([ids], skip_special_tokens=skip_special)[0]
         return self._backend.decode(ids, skip_special_tokens=skip_special)
+
+
+def _kinds(step: Mapping[str, Any] | None) -> Iterator[str]:
+    """Of a step of tokenizer.json and of its parts."""
+    return (one["type"] for one in _parts(step))
+
+
+def _parts(step: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
+    if step is None:
+        return
+    if step["type"] != "Sequence":
+        yield step
+    for part in (*step.get("normalizers", ()), *step.get("pretokenizers", ())):
+        yield from _parts(part)
+
+
+def _keeps_text(step: Mapping[str, Any] | None, name: str) -> bool:
+    """Whether the step is one that drops nothing."""
+    return all(_keeps(part, name) for part in _parts(step))
+
+
+def _keeps(part: Mapping[str, Any], name: str) -> bool:
+    kind = part["type"]
+    if name == "normalizer":
+        if kind == "Replace":
+            old = part["pattern"].get("String")
+            return old is not None and len(part["content"].encode()) >= len(old.encode())
+        return kind in ("NFC", "Prepend", "ByteLevel")
+    if kind == "Split":
+        return part.get("behavior") != "Removed"
+    return kind in ("ByteLevel", "Digits", "Metaspace")
 
 
 class TextStream:

@@ -22,6 +22,11 @@ def trial_steps(num_blocks: int, block_size: int, max_model_len: int) -> tuple[S
 def alike(found: torch.Tensor, wanted: torch.Tensor) -> bool:
     """Whether each row of logits is as far from the other as rounding explains, that of a deep model in 16 bits
     included: in the 2-norm, since single logits may differ by more."""
-    tolerance = max(1e-3, 16 * torch.finfo(wanted.dtype).eps)
+    bound = tolerance(wanted.dtype)
     found, wanted = found.float(), wanted.float()
-    return bool(((found - wanted).norm(dim=-1) <= tolerance * wanted.norm(dim=-1)).all())
+    return bool(((found - wanted).norm(dim=-1) <= bound * wanted.norm(dim=-1)).all())
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """The share of a row's 2-norm that rounding in `dtype` explains."""
+    return float(max(1e-3, 16 * torch.finfo(dtype).eps))

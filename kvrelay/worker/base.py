@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from kvrelay.clock import Clock
 from kvrelay.engine.blocks import IntegrityError
 from kvrelay.engine.cache import KvCache
-from kvrelay.engine.hashing import BlockHasher
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling import Sampled
-from kvrelay.errors import Code
+from kvrelay.errors import Code, InvalidArgument
 from kvrelay.messages import (
     DRAINING,
+    SEQUENCE_FAULT,
     Abort,
     Command,
     Failed,
@@ -29,7 +29,9 @@ from kvrelay.messages import (
     SequenceTokens,
     TokenBatch,
 )
-from kvrelay.types import FinishReason, PoolName, SequenceSpec, WorkerInfo, WorkerLoad, WorkerState
+from kvrelay.protocol import ours
+from kvrelay.sampling_limits import check_params, check_sizes
+from kvrelay.types import Claim, FinishReason, PoolName, SequenceSpec, WorkerInfo, WorkerLoad, WorkerState
 from kvrelay.worker.meter import Meter, resident_bytes
 from kvrelay.worker.sequence import Sequence, Work
 from kvrelay.worker.session import RouterSession
@@ -59,6 +61,7 @@ class Identity:
     epoch: int
     address: str
     host_id: str
+    claim: Claim | None = None  # under which a controller started it
 
 
 class Worker(ABC):
@@ -139,6 +142,7 @@ class Worker(ABC):
         """
         by = self.clock.now() + grace_s
         self._drain_by = by if self._drain_by is None else min(by, self._drain_by)
+        self.steps.news.set()
 
     async def emptied(self) -> None:
         """Until nothing runs, waits or is leased here."""
@@ -165,6 +169,10 @@ class Worker(ABC):
             text = f"{length} tokens do not fit into a context of {most}, which has to hold one to {most - 1}"
         elif not 0 <= min(spec.token_ids) <= max(spec.token_ids) < self.runner.vocab_size:
             text = f"a token id is outside of 0 to {self.runner.vocab_size - 1}"
+        elif not 0 < spec.prompt_len <= length:
+            text = f"prompt_len is {spec.prompt_len}; allowed is 1 to {length}, the number of tokens"
+        else:
+            text = self._flaw(spec)
         if text:
             session.send(Failed(*spec.key, Code.INVALID_ARGUMENT, text))
             return False
@@ -177,9 +185,17 @@ class Worker(ABC):
             return False
         return True
 
+    def _flaw(self, spec: SequenceSpec) -> str:
+        """What is wrong with its sampling, or nothing. Routers check that too; none is trusted with others' steps."""
+        try:
+            check_params(spec.sampling, self.runner.vocab_size)
+            check_sizes(spec.sampling, self.runner.vocab_size)
+        except InvalidArgument as error:
+            return error.message
+        return ""
+
     def begin(self, spec: SequenceSpec) -> Sequence:
-        hasher = BlockHasher(self.cache.block_size, spec.salt)
-        return Sequence(spec, self.clock.now(), hasher)
+        return Sequence(spec, self.clock.now(), self.cache.hasher(spec.salt))
 
     def report(self, batch: list[Work], sampled: SequenceOf[SequenceOf[Sampled]]) -> None:
         """Sends each router what the step gave its sequences, in one message."""
@@ -187,7 +203,7 @@ class Worker(ABC):
         now = self.clock.now()
         for work, draws in zip(batch, sampled, strict=True):
             sequence = work.sequence
-            accepted = len(draws) - 1 if work.draft else 0
+            accepted = max(0, len(draws) - 1) if work.draft else 0
             self.meter.count(work.num_tokens + accepted)
             self.meter.drafted(len(work.draft), accepted)
             if sequence.ended:
@@ -204,10 +220,17 @@ class Worker(ABC):
         """So many layers of the step that runs have stored its KV: a worker that sends KV may begin."""
         return
 
-    def report_failure(self, batch: list[Work], error: Exception) -> None:
-        for work in batch:
-            if not work.sequence.ended:
-                self.fail(work.sequence.spec.key, Code.INTERNAL, f"the model failed on this step: {error}")
+    def report_failure(self, work: Work, error: Exception) -> None:
+        """Ends the attempt, and nobody else finds its KV in the prefix cache: it may be what the step failed on."""
+        sequence = work.sequence
+        self.cache.withdraw(sequence.blocks)
+        if sequence.ended:
+            return
+        if isinstance(error, InvalidArgument):
+            self.fail(sequence.spec.key, error.code, error.message)
+        else:
+            text = f"{SEQUENCE_FAULT}: the model failed on token {len(sequence.tokens)}: {error}"
+            self.fail(sequence.spec.key, Code.INTERNAL, text)
 
     def fail(self, key: Key, code: Code, message: str) -> None:
         """Ends the attempt here and says so."""
@@ -248,6 +271,12 @@ class Worker(ABC):
             load=self.load(),
             pid=os.getpid(),
             tensor_parallel=self.runner.layout.ranks,
+            started_by="" if self.identity.claim is None else self.identity.claim.owner,
+            term=0 if self.identity.claim is None else self.identity.claim.term,
+            protocol=ours(),
+            sampled_model_id=self.runner.sampled_model_id,
+            tokenizer_id=self.runner.tokenizer_id,
+            vocab_size=self.runner.vocab_size,
         )
 
     def _check_integrity(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -145,6 +145,7 @@ async def host_worker(
     the epoch that it had.
 
     Raises ConfigError for certificates that are no good, Unavailable if the registry cannot be reached at the start,
+    FailedPrecondition if another controller has led since the worker was started,
     StepHung when the engine hangs, RankLost when it has lost a rank; then the engine thread and the KV's memory are
     left as they are, and the process has to end.
     """
@@ -161,8 +162,8 @@ async def host_worker(
             await Registry.connect(settings.redis_url) as registry,
             _server(host, max_message_bytes, credentials, guard) as (server, address),
         ):
-            epoch = await registry.next_epoch(settings.last_epoch)
-            identity = Identity(settings.worker_id, settings.pool, epoch, address, host_id)
+            epoch = await registry.next_epoch(settings.last_epoch, settings.claim)
+            identity = Identity(settings.worker_id, settings.pool, epoch, address, host_id, settings.claim)
             worker = build(server, identity, credentials)
             await worker.steps.in_engine_thread(cores.pin)
             service = WorkerService(worker)
@@ -249,14 +250,19 @@ async def _server(
 async def _heartbeat(
     worker: Worker, registry: Registry, credentials: Credentials | None, guard: RoleGuard | None
 ) -> None:
-    """Publishes the worker's state. A registry that is away costs visibility, not streams."""
-    away = False
+    """Publishes the worker's state, at once when it changes. A registry that is away costs visibility, not streams."""
+    away, told = False, ""
     while True:
+        worker.steps.news.clear()
         if credentials is not None and guard is not None:
             worker.certificate_note = credentials.trouble()
             guard.tell_of_ended()
         try:
-            await registry.publish_worker(worker.info(), TTL_S)
+            info = worker.info()
+            await registry.publish_worker(info, TTL_S)
+            if info.state != told:
+                await registry.announce_change()
+                told = info.state
             if away:
                 log.info("registry is back", worker=worker.identity.worker_id)
             away = False
@@ -264,7 +270,9 @@ async def _heartbeat(
             if not away:
                 log.warning("registry is away", worker=worker.identity.worker_id, error=error.message)
             away = True
-        await asyncio.sleep(HEARTBEAT_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(HEARTBEAT_S):
+                await worker.steps.news.wait()
 
 
 async def _leave(worker: Worker, registry: Registry) -> None:

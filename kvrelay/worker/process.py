@@ -10,6 +10,7 @@ from collections.abc import Coroutine
 from typing import NoReturn
 
 from kvrelay.engine.ranks.lost import RankLost
+from kvrelay.loop_stall import LoopStalls
 from kvrelay.telemetry import flush_logs, get_logger
 from kvrelay.worker.step_watch import StepHung
 
@@ -27,6 +28,7 @@ async def run_in_process(worker_id: str, serving: Coroutine[None, None, None]) -
     engine that has lost a rank.
     """
     guard = asyncio.create_task(_guard_the_loop())
+    stalls = asyncio.create_task(LoopStalls(worker_id).run())
     try:
         await serving
     except StepHung as hung:
@@ -41,6 +43,7 @@ async def run_in_process(worker_id: str, serving: Coroutine[None, None, None]) -
         _end()
     finally:
         guard.cancel()
+        stalls.cancel()
         faulthandler.cancel_dump_traceback_later()
 
 

@@ -28,6 +28,8 @@ class Sequence:
     fetch_seconds: float = 0.0
     chunks: int = 0
     started: float | None = None  # when its first chunk was scheduled
+    passed_over: float | None = None  # since when steps run without it, though its prompt has begun
+    passed_over_s: float = 0.0  # of steps that ran without it
     in_flight: bool = False  # part of the step that runs now
     ended: bool = False  # taken out of the scheduler; blocks go when the step in flight is over
 
@@ -38,6 +40,11 @@ class Sequence:
     def deadline(self) -> float:
         """Monotonic seconds of this worker's clock; never, if there is none."""
         return math.inf if self.spec.deadline_s is None else self.arrived + self.spec.deadline_s
+
+    @property
+    def weight(self) -> float:
+        """Of its tenant; 1 for one that is none."""
+        return self.spec.weight if 0 < self.spec.weight < math.inf else 1.0
 
     @property
     def num_emitted(self) -> int:
@@ -51,13 +58,24 @@ class Sequence:
     def timings(self, now: float) -> PrefillTimings:
         assert self.started is not None, "timings exist once the first chunk was scheduled"
         return PrefillTimings(
-            self.started - self.arrived,
-            now - self.started,
+            self.started - self.arrived + self.passed_over_s,
+            now - self.started - self.passed_over_s,
             self.cached_tokens,
             self.chunks,
             self.fetched_tokens,
             self.fetch_seconds,
         )
+
+    def passes(self, now: float) -> None:
+        """A step begins without it."""
+        if self.started is not None and self.passed_over is None:
+            self.passed_over = now
+
+    def runs(self, now: float) -> None:
+        """A step begins with it."""
+        if self.passed_over is not None:
+            self.passed_over_s += now - self.passed_over
+            self.passed_over = None
 
     def blocks_missing(self, num_tokens: int) -> int:
         """Blocks to add so that `num_tokens` tokens are covered."""
@@ -71,7 +89,8 @@ class Sequence:
     def take_prefix(self, cache: KvCache) -> None:
         """Starts from what the prefix cache holds; at least one token is left to compute."""
         assert not self.blocks, "the prefix is taken before any block"
-        self.blocks = cache.match(self.hasher.extend(self.tokens), len(self.tokens) - 1)
+        self.hasher.extend(self.tokens)
+        self.blocks = cache.match(self.hasher, len(self.tokens) - 1)
         self.num_computed = len(self.blocks) * self.hasher.block_size
 
     def advance(self, cache: KvCache, num_tokens: int) -> None:
@@ -80,8 +99,8 @@ class Sequence:
         self.num_computed += num_tokens
         full = self.num_computed // self.hasher.block_size
         if full > before:
-            names = self.hasher.extend(self.tokens)
-            cache.publish(names[before:full], self.blocks[before:full], self.spec.tenant)
+            self.hasher.extend(self.tokens)
+            cache.publish(self.hasher, self.blocks, before, full, self.spec.tenant)
 
     def append(self, token_id: int, eos_token_ids: frozenset[int], max_model_len: int) -> FinishReason | None:
         """Adds a sampled token; returns why the answer ends with it, if it does."""

@@ -8,14 +8,25 @@ from typing import Protocol
 
 import grpc
 
-from kvrelay.errors import InvalidArgument, KvRelayError, Unavailable
-from kvrelay.messages import Command, Event
+from kvrelay.errors import Internal, InvalidArgument, KvRelayError, Unavailable
+from kvrelay.messages import Abort, Command, Event, Failed
+from kvrelay.protocol import ours, printable
 from kvrelay.stop_request import DRAIN_GRACE_S
 from kvrelay.telemetry import get_logger
 from kvrelay.types import WorkerInfo
 from kvrelay.wire import status
 from kvrelay.wire.cluster import WorkerStatus, worker_status_to_proto
-from kvrelay.wire.worker import Hello, Welcome, WorkerServiceServicer, command_from_proto, event_to_proto, pb
+from kvrelay.wire.worker import (
+    Hello,
+    Welcome,
+    WorkerServiceServicer,
+    command_from_proto,
+    command_key,
+    event_to_proto,
+    pb,
+)
+
+_TOLD_KEPT = 256  # oddities of peers that are logged once
 
 log = get_logger(__name__)
 
@@ -62,6 +73,7 @@ class WorkerService(WorkerServiceServicer):
         self._worker = worker
         self._sessions: set[RouterSession] = set()
         self._closed = False
+        self._told: set[tuple[str, str]] = set()
 
     def close(self, error: KvRelayError | None = None) -> None:
         """Ends all sessions, each after its last event, and takes no more: their routers turn to other workers.
@@ -96,27 +108,55 @@ class WorkerService(WorkerServiceServicer):
             self._worker.session_ended(session)
 
     async def _hello(self, requests: AsyncIterator[pb.SessionRequest]) -> str:
+        """The router's id. Raises InvalidArgument, and FailedPrecondition for a protocol that does not fit."""
         async for message in requests:
             hello = command_from_proto(message)
             if isinstance(hello, Hello):
+                try:
+                    ours().check(hello.protocol, f"router {hello.router_id}")
+                except KvRelayError as error:
+                    self._tell_once("router_refused", hello.router_id, reason=error.message)
+                    raise
                 return hello.router_id
             break
         raise InvalidArgument("a session begins with hello", field="command")
 
     async def _read(self, requests: AsyncIterator[pb.SessionRequest], session: RouterSession) -> None:
+        """Until the router's last command. What is wrong with one of them is that command's alone."""
         try:
             async for message in requests:
-                command = command_from_proto(message)
-                if isinstance(command, Hello):
-                    raise InvalidArgument("hello comes once", field="command")
-                self._worker.handle(command, session)
-        except KvRelayError as error:
-            log.warning("session broken", router=session.router_id, error=str(error))
-            session.end(error)
+                try:
+                    command = command_from_proto(message)
+                    if command is None or isinstance(command, Hello):
+                        self._tell_once("command_ignored", session.router_id, known=command is not None)
+                    else:
+                        self._worker.handle(command, session)
+                except KvRelayError as error:
+                    self._refuse(message, session, error)
+                except Exception as error:  # whatever values a peer can send
+                    log.exception("command_failed", router=printable(session.router_id))
+                    self._refuse(message, session, Internal(f"the command failed: {error!r:.200}"))
         except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
             log.warning("session broken", router=session.router_id, error=str(error))
         finally:
             session.end()
+
+    def _refuse(self, message: pb.SessionRequest, session: RouterSession, error: KvRelayError) -> None:
+        """Fails the sequence that the command is about, if it is about one."""
+        key = command_key(message)
+        self._tell_once("command_refused", session.router_id, reason=error.message)
+        if key is not None and message.WhichOneof("command") != "abort":
+            self._worker.handle(Abort(*key), session)
+            session.send(Failed(*key, error.code, error.message))
+
+    def _tell_once(self, event: str, router_id: str, **fields: object) -> None:
+        """Logs a peer's oddity when it is first seen: it may come with each message."""
+        told = (event, router_id)
+        if told not in self._told:
+            if len(self._told) >= _TOLD_KEPT:
+                self._told.clear()
+            self._told.add(told)
+            log.warning(event, router=printable(router_id), **fields)
 
     async def GetWorkerStatus(
         self, request: pb.GetWorkerStatusRequest, context: grpc.aio.ServicerContext

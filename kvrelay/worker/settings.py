@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvrelay.config import ClusterConfig
-from kvrelay.types import PoolName
+from kvrelay.types import Claim, PoolName
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,4 +16,6 @@ class WorkerSettings:
     redis_url: str
     config: ClusterConfig
     pin: bool = False  # the engine takes cores for itself: where nobody else decides what runs where
+    standby: bool = False  # serves in no pool until it is told which
     last_epoch: int = 0  # that it had in another pool, before it changed over
+    claim: Claim | None = None  # under which a controller starts it

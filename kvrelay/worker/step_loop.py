@@ -10,17 +10,23 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from kvrelay.clock import Clock
+from kvrelay.engine.faults import SegmentsFailed
 from kvrelay.engine.ranks.lost import RankLost
 from kvrelay.engine.runner import ModelRunner, Segment
 from kvrelay.engine.sampling import Sampled, SampleRequest
 from kvrelay.engine.step import OnLayer
+from kvrelay.errors import KvRelayError
 from kvrelay.telemetry import get_logger
-from kvrelay.types import SamplingParams
+from kvrelay.worker.bisection import run_apart
 from kvrelay.worker.busy import BusyTime
+from kvrelay.worker.proof import PROVING_STEPS, proving_segment
 from kvrelay.worker.sequence import Work
 from kvrelay.worker.step_watch import LOOK_S, StepHung, StepWatch
 
 log = get_logger(__name__)
+
+Outcome = list[Sampled] | Exception
+"""What a step sampled for one sequence, or why it gave that sequence nothing."""
 
 
 class Scheduler(Protocol):
@@ -40,7 +46,9 @@ class Reporter(Protocol):
 
     def report(self, batch: list[Work], sampled: SequenceOf[SequenceOf[Sampled]]) -> None: ...
 
-    def report_failure(self, batch: list[Work], error: Exception) -> None: ...
+    def report_failure(self, work: Work, error: Exception) -> None:
+        """The step gave nothing to this sequence alone; it is still part of the step."""
+        ...
 
     def stored(self, batch: list[Work], layers: int) -> None:
         """So many of the model's layers have stored the KV of the step that runs."""
@@ -62,8 +70,10 @@ class StepLoop:
         self.watch = StepWatch()
         self.busy = BusyTime(clock.now())
         self.proven = False  # it has run real steps
+        self.news = asyncio.Event()  # set when the worker's state may have changed
         self.hung = False
         self.idle = True
+        self._last_error = ""
         self.changed = True  # something happened since this was last set to False
 
     def wake(self) -> None:
@@ -103,11 +113,16 @@ class StepLoop:
         """Steps before any user's. The first builds kernels and takes memory, which no user should wait for; the second
         tells how long a step takes.
         """
-        tokens = [0] * self._runner.layout.block_size
-        sample = SampleRequest(SamplingParams(seed=0), tokens, len(tokens))
-        for _ in range(2):
-            await self._run([Segment(tokens, start=0, blocks=[0], sample=sample)])
+        if self._runner.proof is None:
+            for _ in range(PROVING_STEPS):
+                try:
+                    await self._run([proving_segment(self._runner)])
+                except SegmentsFailed as failed:
+                    log.warning("proof_step_failed", reason=str(failed))
+        else:
+            self.watch.proven(*self._runner.proof)
         self.proven = True
+        self.news.set()
 
     async def _run(self, segments: list[Segment], on_layer: OnLayer | None = None) -> list[list[Sampled]]:
         """In the engine thread, and watched."""
@@ -140,16 +155,46 @@ class StepLoop:
         def on_layer(index: int) -> None:
             loop.call_soon_threadsafe(self._reporter.stored, batch, index + 1)
 
+        raised: Exception | None = None
+        outcomes: SequenceOf[Outcome] = ()
         try:
-            sampled = await self._run([self._segment(work) for work in batch], on_layer)
-        except Exception as error:
-            log.exception("step failed", requests=[work.sequence.spec.request_id for work in batch])
-            # In this order: what has ended gives its blocks back, and nobody finds in them what was not computed.
-            self._reporter.report_failure(batch, error)
-            self._scheduler.complete(batch)
-            return
+            outcomes = await self._outcomes(batch, on_layer)
+        except Exception as error:  # noqa: BLE001 - whatever the engine raises is about this step
+            self._tell(batch, error)
+            # Its frames hold what the step had computed, which the next runs may need the memory of.
+            raised = error.with_traceback(None)
+        if raised is not None:
+            found = await run_apart(batch, raised, self._outcomes)
+            outcomes = [found[work] for work in batch]
+        # In this order: what has ended gives its blocks back, and nobody finds in them what was not computed.
+        sampled: list[SequenceOf[Sampled]] = []
+        for work, outcome in zip(batch, outcomes, strict=True):
+            if isinstance(outcome, Exception):
+                self._blame(work, outcome)
+            sampled.append([] if isinstance(outcome, Exception) else outcome)
         self._scheduler.complete(batch)
         self._reporter.report(batch, sampled)
+
+    async def _outcomes(self, batch: SequenceOf[Work], on_layer: OnLayer | None = None) -> SequenceOf[Outcome]:
+        """Raises what the step as a whole fails with. Without `on_layer` where it ran before: what a layer stored then
+        is what it stores now, and may be on its way.
+        """
+        try:
+            return await self._run([self._segment(work) for work in batch], on_layer)
+        except SegmentsFailed as failed:
+            return failed.outcomes
+
+    def _tell(self, batch: SequenceOf[Work], error: Exception) -> None:
+        """With its traceback, unless that is the last one's: a fault may come with each step."""
+        known, self._last_error = self._last_error == repr(error), repr(error)
+        requests = [work.sequence.spec.request_id for work in batch]
+        log.error("step_failed", requests=requests, reason=repr(error), exc_info=None if known else error)
+
+    def _blame(self, work: Work, error: Exception) -> None:
+        request_id = work.sequence.spec.request_id
+        reason = str(error) if isinstance(error, KvRelayError) else repr(error)
+        log.warning("sequence_failed", request=request_id, tokens=len(work.sequence.tokens), reason=reason)
+        self._reporter.report_failure(work, error)
 
     def _segment(self, work: Work) -> Segment:
         sequence = work.sequence

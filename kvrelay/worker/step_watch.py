@@ -41,6 +41,11 @@ class StepWatch:
         self._built = True
         self._began, self.age_s = None, 0.0
 
+    def proven(self, tokens: int, seconds: float) -> None:
+        """A step of that size ran before this watch began, as on a worker that stood by."""
+        self._built = True
+        self._seconds.setdefault(_size(tokens), deque(maxlen=_KEPT)).append(seconds)
+
     def look(self, now: float) -> bool:
         """Whether the step that runs hangs. Of a pause of this whole process no more than two looks' time counts."""
         if self._began is None:

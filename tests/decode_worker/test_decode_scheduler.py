@@ -7,22 +7,24 @@ from decode_worker.drafter import Drafter
 from decode_worker.scheduler import DecodeScheduler
 from kvrelay.config import SpeculationConfig
 from kvrelay.engine.cache import KvCache
-from kvrelay.engine.hashing import BlockHasher, block_hashes
+from kvrelay.engine.hashing import BlockHasher, hashed
 from kvrelay.types import SamplingParams, SequenceSpec
 from kvrelay.worker.sequence import Sequence, Work
 
 BLOCK = 4
 
 
-def sequence(name: str, num_tokens: int, *, arrived: float = 0.0, first: int = 0) -> Sequence:
+def sequence(name: str, num_tokens: int, *, arrived: float = 0.0, first: int = 0, tenant: str = "") -> Sequence:
     tokens = tuple(range(first, first + num_tokens))
-    spec = SequenceSpec(name, 0, tokens, num_tokens, SamplingParams(seed=0, max_tokens=10_000))
+    spec = SequenceSpec(name, 0, tokens, num_tokens, SamplingParams(seed=0, max_tokens=10_000), tenant=tenant)
     return Sequence(spec, arrived, BlockHasher(BLOCK))
 
 
-def handed_over(cache: KvCache, name: str, num_tokens: int, *, arrived: float = 0.0, first: int = 0) -> Sequence:
+def handed_over(
+    cache: KvCache, name: str, num_tokens: int, *, arrived: float = 0.0, first: int = 0, tenant: str = ""
+) -> Sequence:
     """A sequence as it is after its KV has come and the first token with it."""
-    one = sequence(name, num_tokens, arrived=arrived, first=first)
+    one = sequence(name, num_tokens, arrived=arrived, first=first, tenant=tenant)
     one.take_blocks(cache, num_tokens)
     one.advance(cache, num_tokens)
     one.tokens.append(7)
@@ -84,6 +86,33 @@ def test_when_blocks_run_out_the_youngest_is_preempted_and_comes_back() -> None:
     cache.check_integrity()
 
 
+def test_when_blocks_run_out_the_tenant_that_has_most_gives_way() -> None:
+    """And not the youngest of all."""
+    cache = KvCache(8, BLOCK, prefix_cache=False)
+    scheduler = DecodeScheduler(cache, chunk_tokens=32)
+    hogs = [
+        handed_over(cache, f"hog{number}", 7, arrived=float(number), first=100 * number, tenant="hog")
+        for number in range(3)
+    ]
+    other = handed_over(cache, "other", 7, arrived=9.0, first=900, tenant="other")
+    for one in (*hogs, other):
+        scheduler.join(one)
+    assert len(step(scheduler)) == 4
+    assert [name for name, _, _ in step(scheduler)] == ["hog0", "other"], "3 blocks for each, of 8"
+    assert scheduler.waiting == (hogs[1], hogs[2])
+    cache.check_integrity()
+
+
+def test_a_local_prompt_does_not_wait_for_the_end_of_another_tenants() -> None:
+    cache = KvCache(128, BLOCK)
+    scheduler = DecodeScheduler(cache, chunk_tokens=8)
+    for number in range(3):
+        scheduler.add(sequence(f"long{number}", 120, arrived=float(number), first=1000 * number, tenant="hog"))
+    assert step(scheduler) == [("long0", 8, False)]
+    scheduler.add(sequence("short", 5, arrived=9.0, first=9000, tenant="other"))
+    assert step(scheduler) == [("short", 5, True), ("long0", 3, False)]
+
+
 def test_blocks_of_a_step_in_flight_are_kept_until_it_is_over() -> None:
     """The engine thread writes to them still; nobody may be given them."""
     cache = KvCache(8, BLOCK, prefix_cache=False)
@@ -117,21 +146,25 @@ def test_everything_gets_done_whatever_comes_and_goes(data: st.DataObject) -> No
     scheduler = DecodeScheduler(cache, chunk_tokens=data.draw(st.integers(BLOCK, 20), label="chunk"))
     wanted: dict[str, int] = {}
     done: set[str] = set()
+    tenants = data.draw(st.sampled_from(("a", "ab", "abc")), label="tenants")
     for number in range(data.draw(st.integers(1, 8), label="sequences")):
         name = str(number)
         length = data.draw(st.integers(1, 20), label="length")
         wanted[name] = length + data.draw(st.integers(1, 24), label="answer")
         need = -(-length // BLOCK)
+        tenant = data.draw(st.sampled_from(tenants), label="tenant")
         if data.draw(st.booleans(), label="handed over") and cache.pool.num_available >= need:
-            scheduler.join(handed_over(cache, name, length, arrived=float(number), first=1000 * number))
+            scheduler.join(handed_over(cache, name, length, arrived=float(number), first=1000 * number, tenant=tenant))
         else:
-            scheduler.add(sequence(name, length, arrived=float(number), first=1000 * number))
+            scheduler.add(sequence(name, length, arrived=float(number), first=1000 * number, tenant=tenant))
+    oldest: Sequence | None = None
     for _ in range(2000):
         batch = scheduler.next(now=0.0)
         if not batch:
             break
-        oldest = next(iter(scheduler)).spec.request_id
-        assert oldest in {work.sequence.spec.request_id for work in batch}, "the oldest always gets on"
+        assert oldest is None or oldest.ended or oldest.blocks, "the oldest is not preempted"
+        oldest = next(iter(scheduler))
+        assert len(tenants) > 1 or oldest in {work.sequence for work in batch}, "and gets on"
         if data.draw(st.integers(0, 19), label="remove") == 0:
             victim = data.draw(st.sampled_from(list(scheduler)), label="victim")
             scheduler.remove(victim)
@@ -180,8 +213,8 @@ def test_guesses_fit_take_no_block_that_is_needed_and_leave_nothing_to_be_found(
         prompt = tuple(data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=10), label="prompt"))
         spec = SequenceSpec(str(number), 0, prompt, len(prompt), SamplingParams(seed=0, max_tokens=max_tokens))
         scheduler.add(Sequence(spec, float(number), BlockHasher(BLOCK)))
-    right_names: set[int] = set()
-    guessed_names: set[int] = set()
+    right_names: set[bytes] = set()
+    guessed_names: set[bytes] = set()
     while True:
         num_blocks = {one: len(one.blocks) for one in scheduler}
         batch = scheduler.next(now=0.0)
@@ -192,7 +225,7 @@ def test_guesses_fit_take_no_block_that_is_needed_and_leave_nothing_to_be_found(
         for work in guessing:
             one = work.sequence
             guessed = [*one.tokens, *work.draft]
-            guessed_names.update(block_hashes(guessed, BLOCK))
+            guessed_names.update(hashed(guessed, BLOCK).hashes)
             assert (one.uncomputed, work.num_tokens, work.sample) == (1, 1, True)
             assert len(guessed) < MAX_MODEL_LEN
             assert one.num_emitted + len(work.draft) < max_tokens
@@ -209,10 +242,10 @@ def test_guesses_fit_take_no_block_that_is_needed_and_leave_nothing_to_be_found(
                 if index:
                     one.advance(cache, 1)
                 one.tokens.append(token)
-            right_names.update(block_hashes(one.tokens[: one.num_computed], BLOCK))
+            right_names.update(hashed(one.tokens[: one.num_computed], BLOCK).hashes)
             if one.num_emitted >= max_tokens or len(one.tokens) >= MAX_MODEL_LEN:
                 scheduler.remove(one)
         cache.check_integrity()
     assert not list(scheduler)
     assert cache.pool.num_held == 0
-    assert all(cache.pool.lookup(name) is None for name in guessed_names - right_names)
+    assert not cache.pool._block_of.keys() & (guessed_names - right_names)

@@ -13,7 +13,7 @@ from worker_harness import workers
 
 from kvrelay.config import ClusterConfig
 from kvrelay.errors import Code
-from kvrelay.messages import Failed, Prefill, Refused, Reserve, Reserved, RunLocal
+from kvrelay.messages import Abort, Failed, Prefill, Refused, Reserve, Reserved, RunLocal
 from kvrelay.types import SamplingParams, SequenceSpec
 from kvrelay.wire.transfer import KvBlocks, KvCommit, KvOpen, commit_digest, frame_to_bytes, kv_push
 from kvrelay.wire.worker import WorkerServiceStub, pb
@@ -82,15 +82,17 @@ async def push_block(push: grpc.aio.StreamUnaryCall, first: int, block_bytes: in
     return 1, xxhash.xxh3_64(digest.to_bytes(8, "little"))
 
 
-async def test_a_command_for_the_other_pool_ends_the_session(tiny_model: Callable[..., Path]) -> None:
+async def test_a_command_for_the_other_pool_fails_its_sequence_alone(tiny_model: Callable[..., Path]) -> None:
     async with workers(tiny_model("llama"), CONFIG, "decode-0") as running:
         decode = await running.session("decode-0")
         await decode.send(Reserve(spec("a"), 10.0, "prefill-0"))
         reserved = await decode.event()
         assert isinstance(reserved, Reserved)
         await decode.send(Prefill(spec("b"), replace(reserved.target)))
-        with pytest.raises(grpc.aio.AioRpcError, match="a decode worker does not take Prefill"):
-            await decode.event()
+        failed = await decode.event()
+        assert isinstance(failed, Failed)
+        assert (failed.request_id, failed.message) == ("b", "a decode worker does not take Prefill")
+        await decode.send(Abort("a", 0))
         await running.settled()
 
 

@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kvrelay.engine.blocks import BlockPool, IntegrityError, OutOfBlocks
 
-HASHES = st.integers(0, 12)
+HASHES = st.sampled_from([bytes([one]) for one in range(13)])
+CONTENTS = st.integers(0, 3)  # so that blocks of one hash have unlike contents, and blocks of one content meet
 OWNERS = ("", "a", "b")
 
 
@@ -20,7 +21,9 @@ class NaivePool:
         self.free = set(range(num_blocks))
         self.held: dict[int, int] = {}
         self.cached: list[int] = []  # least recently used first
-        self.names: dict[int, int] = {}  # block to hash
+        self.names: dict[int, bytes] = {}  # block to hash
+        self.contents: dict[int, int] = {}  # of named blocks
+        self.serials = dict.fromkeys(range(num_blocks), 0)
         self.owners: dict[int, str] = {}  # of named blocks
         self.generations = dict.fromkeys(range(num_blocks), 0)
 
@@ -28,15 +31,20 @@ class NaivePool:
         return sum(self.owners[block] == owner for block in self.cached)
 
     def forget(self, block: int) -> None:
-        self.cached.remove(block)
-        self.free.add(block)
-        del self.names[block], self.owners[block]
+        if block in self.cached:
+            self.cached.remove(block)
+            self.free.add(block)
+        del self.names[block], self.owners[block], self.contents[block]
+
+    def named(self, hash: bytes) -> int | None:
+        return next((block for block, known in self.names.items() if known == hash), None)
 
     def allocated(self, blocks: list[int]) -> None:
         for block in blocks:
             self.free.remove(block)
             self.held[block] = 1
             self.generations[block] += 1
+            self.serials[block] = 0
 
     def release(self, block: int) -> None:
         self.held[block] -= 1
@@ -61,6 +69,7 @@ class PoolMachine(RuleBasedStateMachine):
     def start(self, num_blocks: int) -> None:
         self.pool = BlockPool(num_blocks)
         self.model = NaivePool(num_blocks)
+        self.given: set[int] = set()  # serials
 
     @rule(n=st.integers(0, 8), data=st.data())
     def allocate(self, n: int, data: st.DataObject) -> None:
@@ -74,7 +83,11 @@ class PoolMachine(RuleBasedStateMachine):
         before = {owner: self.model.count(owner) for owner in OWNERS}
         blocks = self.pool.allocate(n, after)
         # Of owners who have equally many it does not matter who loses one; of an owner's blocks it does.
-        gone = [block for block, hash in self.model.names.items() if self.pool.lookup(hash) != block]
+        gone = [
+            block
+            for block, hash in self.model.names.items()
+            if self.pool.lookup(hash, self.model.contents[block]) != block
+        ]
         assert len(gone) == max(0, n - len(self.model.free)), "no more than are needed"
         for owner in OWNERS:
             mine = [block for block in self.model.cached if self.model.owners[block] == owner]
@@ -115,14 +128,27 @@ class PoolMachine(RuleBasedStateMachine):
             self.model.release(block)
 
     @precondition(lambda self: self.model.held)
-    @rule(data=st.data(), hash=HASHES, owner=st.sampled_from(OWNERS))
-    def name(self, data: st.DataObject, hash: int, owner: str) -> None:
-        block = data.draw(st.sampled_from(sorted(self.model.held)), label="block")
-        is_new = block not in self.model.names and hash not in self.model.names.values()
-        assert self.pool.name(block, hash, owner) == is_new
-        if is_new:
-            self.model.names[block] = hash
-            self.model.owners[block] = owner
+    @rule(data=st.data(), hash=HASHES, content=CONTENTS, owner=st.sampled_from(OWNERS))
+    def name(self, data: st.DataObject, hash: bytes, content: int, owner: str) -> None:
+        model = self.model
+        block = data.draw(st.sampled_from(sorted(model.held)), label="block")
+        if block in model.names and model.contents[block] != content:
+            with pytest.raises(IntegrityError, match=f"block {block}, which is named for other content"):
+                self.pool.name(block, hash, content, owner)
+            return
+        serial = self.pool.name(block, hash, content, owner)
+        other = model.named(hash)
+        if block in model.names:
+            assert serial == model.serials[block], "a second time changes nothing"
+        elif other is not None and model.contents[other] == content:
+            assert serial == model.serials[other], "one content has one serial"
+        else:
+            if other is not None:
+                model.forget(other)
+            assert serial > max(self.given, default=0), "a new content has a new serial"
+            model.names[block], model.contents[block], model.owners[block] = hash, content, owner
+        self.given.add(serial)
+        model.serials[block] = serial
 
     @rule(data=st.data())
     def misuse(self, data: st.DataObject) -> None:
@@ -133,7 +159,7 @@ class PoolMachine(RuleBasedStateMachine):
             with pytest.raises(IntegrityError, match=f"block {block}"):
                 self.pool.release([block])
             with pytest.raises(IntegrityError, match=f"block {block}"):
-                self.pool.name(block, 99)
+                self.pool.name(block, b"99", 0)
             if block in self.model.free:
                 with pytest.raises(IntegrityError, match="is free"):
                     self.pool.hold([block])
@@ -146,8 +172,11 @@ class PoolMachine(RuleBasedStateMachine):
         assert {one: self.pool.cached_of(one) for one in OWNERS} == {one: self.model.count(one) for one in OWNERS}
         assert self.pool.num_held == len(self.model.held)
         assert self.pool.num_available == self.pool.num_free + self.pool.num_cached
-        by_hash = {hash: block for block, hash in self.model.names.items()}
-        assert {hash: self.pool.lookup(hash) for hash in range(13)} == {h: by_hash.get(h) for h in range(13)}
+        for hash, content in itertools.product((bytes([one]) for one in range(13)), range(4)):
+            block = self.model.named(hash)
+            fits = block is not None and self.model.contents[block] == content
+            assert self.pool.lookup(hash, content) == (block if fits else None)
+        assert {block: self.pool.serial(block) for block in self.model.serials} == self.model.serials
         assert {block: self.pool.generation(block) for block in self.model.generations} == self.model.generations
 
 
@@ -174,11 +203,11 @@ def test_the_smallest_run_that_fits_is_taken() -> None:
 def test_too_many_blocks_change_nothing() -> None:
     pool = BlockPool(4)
     (block,) = pool.allocate(1)
-    pool.name(block, 7)
+    pool.name(block, b"7", 7)
     pool.release([block])
     with pytest.raises(OutOfBlocks, match="5 blocks wanted, 4 available"):
         pool.allocate(5)
-    assert pool.lookup(7) == block
+    assert pool.lookup(b"7", 7) == block
     assert pool.num_free == 3
 
 
@@ -194,19 +223,19 @@ def test_a_block_is_given_back_once() -> None:
 def test_the_end_of_a_sequence_is_evicted_before_its_head() -> None:
     pool = BlockPool(3)
     blocks = pool.allocate(3)
-    for hash, block in enumerate(blocks):
-        pool.name(block, hash)
+    for number, block in enumerate(blocks):
+        pool.name(block, bytes([number]), number)
     pool.release(blocks)
     pool.allocate(1)
-    assert [pool.lookup(hash) for hash in range(3)] == [0, 1, None]
+    assert [pool.lookup(bytes([number]), number) for number in range(3)] == [0, 1, None]
 
 
-def cached(pool: BlockPool, n: int, owner: str, first_hash: int) -> list[int]:
-    """The names of `n` blocks that the owner had, and left in the cache."""
+def cached(pool: BlockPool, n: int, owner: str, first: int) -> list[bytes]:
+    """The hashes of `n` blocks that the owner had, and left in the cache; each is its content, too."""
     blocks = pool.allocate(n)
-    hashes = list(range(first_hash, first_hash + n))
+    hashes = [number.to_bytes(4, "little") for number in range(first, first + n)]
     for block, hash in zip(blocks, hashes, strict=True):
-        pool.name(block, hash, owner)
+        pool.name(block, hash, hash, owner)
     pool.release(blocks)
     return hashes
 
@@ -216,7 +245,7 @@ def test_one_tenant_cannot_flush_what_another_has_cached_within_its_share() -> N
     modest = cached(pool, 30, "modest", 0)
     for turn in range(20):
         cached(pool, 40, "greedy", 1000 * (turn + 1))
-    assert [pool.lookup(hash) is not None for hash in modest] == [True] * 30
+    assert [pool.lookup(hash, hash) is not None for hash in modest] == [True] * 30
     cached(pool, 40, "modest", 100_000)
     assert (pool.cached_of("modest"), pool.cached_of("greedy")) == (70, 30), "and what nobody else uses is anyone's"
     cached(pool, 20, "greedy", 200_000)
@@ -239,7 +268,9 @@ def test_shares_of_the_cache_do_not_keep_anybody_from_running() -> None:
         (lambda pool: pool._references.__setitem__(1, 1), r"both cached and held: \[1\]"),
         (lambda pool: pool._references.__setitem__(3, -1), r"negative number of times: \[3\]"),
         (lambda pool: pool._block_of.clear(), r"named one way only: \[1\]"),
-        (lambda pool: pool._block_of.__setitem__(9, 1), r"2 names for 1 named blocks"),
+        (lambda pool: pool._block_of.__setitem__(b"9", 1), r"2 names for 1 named blocks"),
+        (lambda pool: pool._contents.clear(), r"named without a content: \[1\]"),
+        (lambda pool: pool._serials.__setitem__(1, 0), r"named without a serial: \[1\]"),
         (lambda pool: pool._hash_of.clear(), r"cached without a name: \[1\]"),
         (lambda pool: pool._run_start.clear(), "indexes of free runs"),
         (lambda pool: pool._owners.__setitem__(1, "b"), r"cached as another's: \[1\]"),
@@ -251,7 +282,7 @@ def test_shares_of_the_cache_do_not_keep_anybody_from_running() -> None:
 def test_integrity_check_says_what_is_off(corrupt: object, message: str) -> None:
     pool = BlockPool(4)
     pool.allocate(2)
-    pool.name(1, 42)
+    pool.name(1, b"42", 42)
     pool.release([1])
     pool.check_integrity()
     corrupt(pool)  # type: ignore[operator]

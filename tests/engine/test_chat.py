@@ -245,11 +245,11 @@ async def test_templates_of_the_older_place(tmp_path: Path, entry: object) -> No
 
 def test_the_renderer_ends_by_itself_when_its_parent_is_gone() -> None:
     """An endless template, and nobody to kill it: the alarm does, 1 s after the time limit."""
-    request = {"template": ENDLESS, "variables": {}, "messages": [{"role": "user", "content": ""}], "timeout_s": 0.1}
+    request = {"template": ENDLESS, "variables": {}, "lengths": [4, 0], "timeout_s": 0.1}
     renderer = Path(sys.modules["kvrelay.engine.chat"].__file__ or "").with_name("chat_renderer.py")
     done = subprocess.run(
         [sys.executable, "-P", str(renderer)],
-        input=json.dumps(request) + "\n",
+        input=json.dumps(request) + "\nuser",
         capture_output=True,
         text=True,
         timeout=120,

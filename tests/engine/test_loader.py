@@ -317,11 +317,11 @@ _MAMBA = {"num_attention_heads": None, "num_key_value_heads": None, "head_dim": 
 @pytest.mark.parametrize(
     ("architecture", "overrides", "reason"),
     [
-        ("qwen3_next", {}, "does not support attention backends"),
-        ("mamba2", _MAMBA, "does not support attention backends|keeps a state"),
+        ("qwen3_next", {}, "keeps a state that is not a KV cache"),
+        ("mamba2", _MAMBA, "keeps a state"),
         ("recurrent_gemma", {}, "keeps a state that is not a KV cache"),
-        ("minimax", {}, r"attention ran in layers \[0\]: the others keep a state"),
-        ("lfm2", {"layer_types": ["conv", "full_attention"]}, r"attention ran in layers \[1\]"),
+        ("minimax", {}, r"of 2 layers, 1 do not attend to a KV cache of their own \(layers 1\)"),
+        ("lfm2", {"layer_types": ["conv", "full_attention"]}, r"of 2 layers, 1 do not attend .*\(layers 0\)"),
         ("llama4_text", {"attention_chunk_size": 16, "num_experts_per_tok": 1}, "mask is neither causal nor a causal"),
         ("bert", {"is_decoder": False}, "mask is neither causal nor a causal window"),
         ("doge", {}, "makes an attention mask of its own"),

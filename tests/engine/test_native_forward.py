@@ -215,3 +215,23 @@ def test_the_kernels_order_has_another_hash(tiny_model: Callable[[str], Path]) -
     )
     assert native.layout_hash != torchs.layout_hash
     assert native.layout.block_bytes == torchs.layout.block_bytes
+
+
+def test_a_step_that_raises_while_it_is_captured_says_nothing_of_the_model(
+    odd_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = load(odd_model)
+    forward = forward_of(runner)
+    expected = runner.forward([segment(PROMPT[:3])], [2]).clone()
+    with monkeypatch.context() as broken:
+
+        def unwell(_: object, inputs: object) -> torch.Tensor:
+            raise RuntimeError("the device is unwell")
+
+        broken.setattr(NativeForward, "_forward", unwell)
+        with pytest.raises(RuntimeError, match="unwell"):
+            runner.forward([segment(PROMPT[:3])], [2])
+    assert forward.not_captured == ""
+    for _ in range(2):
+        assert torch.equal(runner.forward([segment(PROMPT[:3])], [2]), expected)
+    assert len(forward._captured) == 1

@@ -8,8 +8,9 @@ import torch
 from tiny_models import EOS, MAX_LEN, VOCAB
 from transformers import AutoModelForCausalLM
 
+from kvrelay.engine.faults import SegmentsFailed, SequenceFault
 from kvrelay.engine.runner import ModelRunner, Segment
-from kvrelay.engine.sampling import SampleRequest
+from kvrelay.engine.sampling import Sampled, SampleRequest
 from kvrelay.errors import ConfigError, InvalidArgument
 from kvrelay.types import SamplingParams
 
@@ -173,13 +174,42 @@ def sampling(**kwargs: object) -> SampleRequest:
         (Segment([5] * 5, 0, [0]), "5 tokens need 2 blocks, the table has 1"),
         (Segment([5], 0, [10**6]), "block is outside"),
         (Segment([5], 0, [-1]), "block is outside"),
-        (Segment(PROMPT, 0, range(3), sampling(logit_bias=((VOCAB, 1.0),))), "token id is outside of 0 to 127"),
     ],
 )
-def test_bad_segments_are_refused_before_anything_is_computed(
+def test_bad_segments_are_refused_before_anything_of_them_is_computed(
     runner: ModelRunner, segment: Segment, message: str
 ) -> None:
+    good = Segment(PROMPT, 0, range(20, 23), sampling(logprobs=2))
+    (alone,) = runner.run([good])
     before = runner.kv.buffer.clone()
-    with pytest.raises(InvalidArgument, match=message):
-        runner.run([Segment([7], 0, [1]), segment])
-    assert torch.equal(runner.kv.buffer, before)
+    with pytest.raises(SegmentsFailed, match=message) as failed:
+        runner.run([segment, good, segment])
+    first, others, last = failed.value.outcomes
+    assert others == alone, "the others of its step get what they get without it"
+    assert isinstance(first, InvalidArgument)
+    assert isinstance(last, InvalidArgument)
+    assert torch.equal(runner.kv.buffer, before), "the good one's KV is what it was"
+
+
+def test_sampling_that_is_not_allowed_fails_its_segment_alone(runner: ModelRunner) -> None:
+    good, bad = (
+        Segment(PROMPT, 0, range(at, at + 3), sampling(logit_bias=bias))
+        for at, bias in ((20, ()), (30, ((VOCAB, 1.0),)))
+    )
+    (alone,) = runner.run([good])
+    with pytest.raises(SegmentsFailed, match=r"logit_bias.*from 0 to 127") as failed:
+        runner.run([bad, good])
+    assert failed.value.outcomes[1] == alone
+    assert isinstance(failed.value.outcomes[0], InvalidArgument)
+
+
+def test_tokens_before_a_draft_that_cannot_be_drawn_stand() -> None:
+    """As if the draft before it had been wrong: the next step tells of the fault, as plain decoding does."""
+    fault = SequenceFault("no distribution")
+    segment = Segment([5, 6, 7], 10, [0], sampling(), num_draft=2)
+    right, second, third, wrong = (Sampled(token_id) for token_id in (6, 7, 9, 3))
+    assert segment.accepted([right, second, third]) == [right, second, third]
+    assert segment.accepted([right, fault, third]) == [right]
+    assert segment.accepted([right, second, fault]) == [right, second]
+    assert segment.accepted([wrong, fault, fault]) == [wrong]
+    assert segment.accepted([fault, second, third]) is fault

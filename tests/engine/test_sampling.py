@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from kvrelay.engine.sampling import SampleRequest, sample
+from kvrelay.sampling_limits import LEAST_TEMPERATURE, MAX_LOGPROBS
 from kvrelay.types import SamplingParams
 
 VOCAB = 24
@@ -186,11 +187,11 @@ def test_rounding_errors_hardly_ever_change_a_draw() -> None:
     assert sum(a != b for a, b in zip(exact, noisy, strict=True)) <= 2
 
 
-@pytest.mark.parametrize("temperature", [1e-45, 1e-6, 1e30])
+@pytest.mark.parametrize("temperature", [1e-45, 1e-6, LEAST_TEMPERATURE, 100.0])
 def test_extreme_temperatures(temperature: float) -> None:
     row = logits(seed=4) * 1e30
     sampled = sample(row, [request(SamplingParams(temperature=temperature, seed=1))])[0]
-    if temperature < 1:
+    if temperature < 1:  # with logits of 1e30 nothing else has any weight
         assert sampled.token_id == int(row.argmax())
     assert 0 <= sampled.token_id < VOCAB
 
@@ -221,7 +222,7 @@ def test_logprobs_are_those_of_the_model() -> None:
     assert [value for _, value in sampled.logprobs.top] == pytest.approx(expected[order].tolist())
 
 
-@pytest.mark.parametrize(("asked", "given"), [(0, 0), (1, 1), (1000, VOCAB)])
+@pytest.mark.parametrize(("asked", "given"), [(0, 0), (1, 1), (MAX_LOGPROBS, MAX_LOGPROBS)])
 def test_number_of_top_logprobs(asked: int, given: int) -> None:
     logprobs = sample(logits(5), [request(SamplingParams(temperature=0, logprobs=asked))])[0].logprobs
     assert logprobs is not None

@@ -189,3 +189,54 @@ async def test_other_threads_go_on_while_a_long_text_is_encoded() -> None:
         await asyncio.sleep(0.001)
     assert len(await encoding) > 50_000
     assert turns > 20
+
+
+def byte_level(**changes: object) -> Tokenizer:
+    """Every byte is a token, and some words are; with these steps or special tokens changed."""
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    words = [*sorted(alphabet), "aa", "aaaa", "\u0120\u0120"]
+    merges = [("a", "a"), ("aa", "aa"), ("\u0120", "\u0120")]
+    if changes.pop("without_a_byte", False):
+        words.remove("!")
+    backend = tokenizers.Tokenizer(models.BPE({word: at for at, word in enumerate(words)}, merges))
+    backend.pre_tokenizer = changes.pop("pre_tokenizer", pre_tokenizers.ByteLevel(add_prefix_space=False))
+    backend.decoder = decoders.ByteLevel()
+    if "normalizer" in changes:
+        backend.normalizer = changes["normalizer"]
+    if "special" in changes:
+        backend.add_special_tokens([changes["special"]])
+    return Tokenizer(backend)
+
+
+class TestFewestTokens:
+    """What a text is refused for before it is tokenized."""
+
+    @given(texts, st.sampled_from(["a", "aaaa", " ", "  ", "\n", "e\u0301", "\u1f82", "\N{GRINNING FACE}", "<s>"]))
+    def test_no_text_has_fewer(self, text: str, word: str) -> None:
+        composing = tokenizers.normalizers.NFC()
+        for tokenizer in (byte_level(), sentencepiece_like(), byte_level(normalizer=composing), DEMO):
+            assert tokenizer.max_token_bytes is not None
+            for one in (text, word * 50, text + word * 50):
+                assert tokenizer.fewest_tokens(one) <= len(tokenizer.encode(one, add_special_tokens=False))
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"without_a_byte": True},
+            {"normalizer": tokenizers.normalizers.NFKC()},
+            {"normalizer": tokenizers.normalizers.Strip()},
+            {"normalizer": tokenizers.normalizers.Replace(tokenizers.Regex(" +"), " ")},
+            {"normalizer": tokenizers.normalizers.Replace("  ", " ")},
+            {"pre_tokenizer": pre_tokenizers.WhitespaceSplit()},
+            {"pre_tokenizer": pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), pre_tokenizers.ByteLevel()])},
+            {"special": tokenizers.AddedToken("<mask>", lstrip=True, special=True)},
+        ],
+    )
+    def test_a_tokenizer_that_may_drop_or_merge_text_refuses_nothing(self, changes: dict[str, object]) -> None:
+        tokenizer = byte_level(**changes)
+        assert tokenizer.max_token_bytes is None
+        assert tokenizer.fewest_tokens("a" * 10**6) == 0
+
+    def test_a_text_over_the_bound_is_told_as_a_number(self) -> None:
+        assert byte_level().encode_within("b" * 100, 99) == 100
+        assert byte_level().encode_within("b" * 100, 100) == byte_level().encode("b" * 100)

@@ -8,15 +8,17 @@ from typing import Any
 
 import grpc
 import pytest
+from few_hashes import Cut, one_for_each_place
 from transfer_ends import HASH, KEY, LAYOUT, SENDER, DecodeEnd, MemoryFile, decode_end, sender_of
-from transfer_lender import BLOCKS, NAMES, lender
+from transfer_lender import BLOCKS, SALT, TOKENS, lender
 
 from kv_transfer.receiver import Receiver
 from kv_transfer.transports.named import NamedOutbound
-from kvrelay.errors import PermissionDenied
+from kvrelay.errors import FailedPrecondition, NotFound, PermissionDenied
 from kvrelay.messages import HandoffTarget, PrefixSource
 from kvrelay.types import SamplingParams, SequenceSpec, WorkerInfo
-from kvrelay.wire.transfer import FetchRequest, KvOpen, frame_to_bytes, kv_push
+from kvrelay.wire.transfer import SERVICE_NAME, FetchRequest, KvOpen, frame_to_bytes, kv_push, pb
+from kvrelay.wire.worker import target_to_proto
 from router.sessions import WorkerSession
 
 
@@ -95,7 +97,7 @@ async def test_a_renewed_lease_keeps_its_capability() -> None:
 
 async def test_who_was_granted_a_prefix_gets_it() -> None:
     async with lender() as lent:
-        assert await lent.ask(lent.right) == len(NAMES)
+        assert await lent.ask(lent.right) == len(BLOCKS)
         assert len(lent.asking.committed) == 1
 
 
@@ -108,10 +110,9 @@ async def test_who_was_granted_a_prefix_gets_it() -> None:
         lambda wish: replace(wish, granted_tokens=wish.granted_tokens + LAYOUT.block_size),
         lambda wish: replace(wish, target=replace(wish.target, worker_id="prefill-9")),
         lambda wish: replace(wish, target=replace(wish.target, address="127.0.0.1:9")),
-        lambda wish: replace(wish, names=(*wish.names, 15)),
-        lambda wish: replace(wish, target=replace(wish.target, cached_tokens=LAYOUT.block_size)),
+        lambda wish: replace(wish, token_ids=(*wish.token_ids, 15)),
     ],
-    ids=["none", "request", "attempt", "more tokens", "worker", "address", "more blocks", "further blocks"],
+    ids=["none", "request", "attempt", "more granted", "worker", "address", "more tokens"],
 )
 async def test_nobody_else_gets_it_nor_more_of_it(
     steal: Callable[[FetchRequest], FetchRequest], monkeypatch: pytest.MonkeyPatch
@@ -121,11 +122,72 @@ async def test_nobody_else_gets_it_nor_more_of_it(
         def looked_up(*_: object) -> list[int]:
             raise AssertionError("the cache is not even looked into")
 
-        monkeypatch.setattr(lent.cache, "match", looked_up)
+        monkeypatch.setattr(lent.cache, "find", looked_up)
         with pytest.raises(PermissionDenied):
             await lent.ask(steal(lent.right))
         assert lent.asking.committed == []
         assert lent.lending.lent == 0
+
+
+def changed(position: int) -> Callable[[FetchRequest], FetchRequest]:
+    tokens = [*TOKENS]
+    tokens[position] += 1
+    return lambda wish: replace(wish, token_ids=tuple(tokens))
+
+
+@pytest.mark.parametrize(
+    ("ask", "blocks"),
+    [
+        (lambda wish: replace(wish, salt=""), 0),
+        (lambda wish: replace(wish, salt=SALT + "x"), 0),
+        (changed(0), 0),
+        (changed(LAYOUT.block_size - 1), 0),
+        (changed(LAYOUT.block_size), 1),
+        (changed(len(TOKENS) - 1), len(BLOCKS) - 1),
+    ],
+    ids=["no salt", "another salt", "first token", "end of a block", "second block", "last token"],
+)
+@pytest.mark.parametrize("cut", [None, one_for_each_place], ids=["distinct hashes", "colliding hashes"])
+async def test_kv_is_lent_of_the_tokens_and_the_salt_that_are_shown(
+    ask: Callable[[FetchRequest], FetchRequest], blocks: int, cut: Cut | None
+) -> None:
+    async with lender(cut) as lent:
+        if blocks:
+            assert await lent.ask(ask(lent.right)) == blocks
+        else:
+            with pytest.raises(NotFound, match=f"holds 0 of these {len(TOKENS)} tokens"):
+                await lent.ask(ask(lent.right))
+        assert [num_tokens for _, _, num_tokens in lent.asking.committed] == [blocks * LAYOUT.block_size] * bool(blocks)
+
+
+async def test_a_worker_that_knows_blocks_by_64_bits_is_lent_nothing() -> None:
+    """It sends such hashes in field 3, and no tokens."""
+    async with lender() as lent:
+        right = lent.right
+        message = pb.FetchRequest(
+            request_id=right.request_id,
+            attempt=right.attempt,
+            target=target_to_proto(right.target),
+            granted_tokens=right.granted_tokens,
+            capability=right.capability,
+        )
+        hashes = bytes([3 << 3 | 2, 16]) + bytes(range(16))
+        async with grpc.aio.insecure_channel(lent.address) as channel:
+            ask = channel.unary_unary(f"/{SERVICE_NAME}/Fetch")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await ask(message.SerializeToString() + hashes, timeout=20.0)
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        assert (lent.lending.lent, lent.asking.committed) == (0, [])
+
+
+async def test_kv_of_another_model_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prefix cache is of the one model that its worker has loaded; whose that is the borrower asks before any KV."""
+    async with lender() as lent:
+        monkeypatch.setattr(lent.lending._sender, "model_id", "another")
+        monkeypatch.setattr(lent.lending._sender, "layout_hash", "another's")
+        with pytest.raises(FailedPrecondition, match="KV of model another is not of mine, test"):
+            await lent.ask(lent.right)
+        assert lent.asking.committed == []
 
 
 async def test_a_key_of_an_earlier_incarnation_lends_nothing() -> None:

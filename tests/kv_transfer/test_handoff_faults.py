@@ -17,7 +17,7 @@ import grpc
 import pytest
 from tcp_proxy import proxy_to
 from transfer_ends import KEY, LAYOUT, DecodeEnd, MemoryFile, decode_end, needs_nixl, sender_of
-from transfer_lender import NAMES, lender
+from transfer_lender import lender
 
 from kv_transfer import receiver
 from kv_transfer.sender import Push, Sender
@@ -339,7 +339,7 @@ async def test_a_repeated_fetch_is_executed_once() -> None:
         with pytest.raises(Unavailable):
             await lost
         lent.asking.arena.buffer.zero_()  # by now the blocks are the sequence's
-        assert await lent.ask(wish) == len(NAMES)
+        assert await lent.ask(wish) == len(BLOCKS)
         assert len(lent.asking.committed) == 1
         assert not lent.asking.arena.buffer.any()
         assert lent.cache.pool.num_held == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from few_hashes import CUTS, CollidingCache, Cut
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -11,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kv_transfer.lease import Lease, LeaseTable
 from kvrelay.engine.blocks import OutOfBlocks
 from kvrelay.engine.cache import KvCache
-from kvrelay.engine.hashing import block_hashes
+from kvrelay.engine.hashing import BlockHasher
 from kvrelay.errors import FailedPrecondition, NotFound
 
 SIZE = 2
@@ -38,12 +39,16 @@ class LeasedCache(RuleBasedStateMachine):
     """The model knows for each block the tokens whose KV was written there last, and who may write.
 
     It holds: who reads a block finds the KV of its own tokens, whatever was cached, evicted, leased and given back
-    between; a block is written by one owner only; all blocks are held or available.
+    between, and whichever blocks have one hash; a block is written by one owner only; all blocks are held or available.
     """
 
-    @initialize(num_blocks=st.integers(3, 12), prompts=st.lists(PROMPTS, min_size=2, max_size=5))
-    def start(self, num_blocks: int, prompts: list[Prompt]) -> None:
-        self.cache = KvCache(num_blocks, SIZE)
+    @initialize(
+        num_blocks=st.integers(3, 12),
+        prompts=st.lists(PROMPTS, min_size=2, max_size=5),
+        cut=st.sampled_from([None, *CUTS]),
+    )
+    def start(self, num_blocks: int, prompts: list[Prompt], cut: Cut | None) -> None:
+        self.cache = KvCache(num_blocks, SIZE) if cut is None else CollidingCache(num_blocks, SIZE, cut)
         self.leases = LeaseTable(EPOCH)
         self.prompts = prompts
         self.kv: dict[int, Prompt] = {}  # block -> tokens up to its end, as written
@@ -55,9 +60,14 @@ class LeasedCache(RuleBasedStateMachine):
     def reserve_for(self, data: st.DataObject, seconds: float) -> None:
         self.reserve(data, seconds)
 
+    def hashed(self, prompt: Prompt) -> BlockHasher:
+        hasher = self.cache.hasher("")
+        hasher.extend(prompt)
+        return hasher
+
     def reserve(self, data: st.DataObject, seconds: float) -> None:
         prompt = data.draw(st.sampled_from(self.prompts), label="prompt")
-        blocks = self.cache.match(block_hashes(prompt, SIZE), len(prompt) - 1)
+        blocks = self.cache.match(self.hashed(prompt), len(prompt) - 1)
         for index, block in enumerate(blocks):
             assert self.kv[block] == prompt[: (index + 1) * SIZE], "the prefix cache has KV of other tokens"
         cached = len(blocks)
@@ -133,8 +143,7 @@ class LeasedCache(RuleBasedStateMachine):
         assert self.leases.commit(one.lease.lease_id, one.prompt)
         assert not self.leases.commit(one.lease.lease_id, one.prompt), "what is committed once is not committed again"
         self.waiting.remove(one)
-        hashes = block_hashes(one.prompt, SIZE)
-        self.cache.publish(hashes, one.lease.blocks[: len(hashes)])
+        self.cache.publish(self.hashed(one.prompt), one.lease.blocks, one.lease.cached_blocks, len(one.prompt) // SIZE)
         self.running.append((one.prompt, list(one.lease.blocks)))
 
     @precondition(lambda self: self.waiting)

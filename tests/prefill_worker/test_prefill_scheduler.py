@@ -12,9 +12,20 @@ from prefill_worker.scheduler import PrefillScheduler
 BLOCK = 4
 
 
-def sequence(name: str, num_tokens: int, *, arrived: float = 0.0, priority: int = 0, first: int = 0) -> Sequence:
+def sequence(
+    name: str,
+    num_tokens: int,
+    *,
+    arrived: float = 0.0,
+    priority: int = 0,
+    first: int = 0,
+    tenant: str = "",
+    weight: float = 1.0,
+) -> Sequence:
     tokens = tuple(range(first, first + num_tokens))
-    spec = SequenceSpec(name, 0, tokens, num_tokens, SamplingParams(seed=0), priority=priority)
+    spec = SequenceSpec(
+        name, 0, tokens, num_tokens, SamplingParams(seed=0), priority=priority, tenant=tenant, weight=weight
+    )
     return Sequence(spec, arrived, BlockHasher(BLOCK))
 
 
@@ -136,3 +147,65 @@ def test_every_prompt_is_computed_once_in_order_within_the_budget(data: st.DataO
     assert finished == {one.spec.request_id for one in survivors}
     assert all(computed[one.spec.request_id] == len(one.tokens) for one in survivors)
     assert cache.pool.num_held == 0
+
+
+def test_a_short_prompt_does_not_wait_for_the_end_of_another_tenants_long_ones() -> None:
+    cache = KvCache(256, BLOCK)
+    scheduler = PrefillScheduler(cache, chunk_tokens=8)
+    for number in range(5):
+        scheduler.add(sequence(f"long{number}", 160, arrived=float(number), first=1000 * number, tenant="hog"))
+    assert shape(scheduler) == [("long0", 8, False)]
+    short = sequence("short", 5, arrived=9.0, first=9000, tenant="other")
+    scheduler.add(short)
+    assert shape(scheduler) == [("short", 5, True)]
+    scheduler.remove(short)
+    assert shape(scheduler)[0][0] == "long0"
+
+
+def test_time_that_other_tenants_take_is_no_time_of_its_own() -> None:
+    """So a worker with prompts of many tenants does not look slow."""
+    cache = KvCache(256, BLOCK)
+    scheduler = PrefillScheduler(cache, chunk_tokens=8)
+    ours = sequence("ours", 16, tenant="a")
+    scheduler.add(ours)
+    scheduler.complete(scheduler.next(now=1.0))
+    scheduler.add(sequence("theirs", 8, first=100, tenant="b"))
+    (theirs,) = batch = scheduler.next(now=2.0)
+    scheduler.complete(batch)
+    scheduler.remove(theirs.sequence)
+    scheduler.complete(scheduler.next(now=5.0))
+    timings = ours.timings(now=6.0)
+    assert (timings.queue_seconds, timings.compute_seconds) == (1.0 + 3.0, 2.0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_prompts_of_tenants_that_wait_are_computed_by_weight(data: st.DataObject) -> None:
+    """Whatever comes when: no tenant with prompts falls behind another by more than two chunks for its weight."""
+    chunk = 16
+    weights = {name: data.draw(st.sampled_from((0.5, 1.0, 4.0)), label=name) for name in "abc"}
+    cache = KvCache(4096, BLOCK, prefix_cache=False)
+    scheduler = PrefillScheduler(cache, chunk)
+    served = dict.fromkeys(weights, 0.0)
+    together: tuple[frozenset[str], dict[str, float]] = frozenset(), {}
+    for number in range(data.draw(st.integers(1, 60), label="steps")):
+        for name in data.draw(st.lists(st.sampled_from("abc"), max_size=3), label="come"):
+            length = data.draw(st.integers(1, 100), label="length")
+            one = sequence(f"{name}{number}", length, arrived=float(number), tenant=name, weight=weights[name])
+            scheduler.add(one)
+        present = frozenset(one.spec.tenant for one in scheduler)
+        if present != together[0]:
+            together = present, dict(served)  # they are compared from here on
+        batch = scheduler.next(now=0.0)
+        assert bool(batch) == bool(present)
+        assert sum(work.num_tokens for work in batch) <= chunk
+        scheduler.complete(batch)
+        for work in batch:
+            served[work.sequence.spec.tenant] += work.num_tokens / work.sequence.weight
+            if work.sample:
+                scheduler.remove(work.sequence)
+        still = {one.spec.tenant for one in scheduler} & together[0]
+        gained = {name: served[name] - together[1][name] for name in still}
+        for name in gained:
+            for other in gained:
+                assert gained[other] - gained[name] <= 2 * chunk / min(weights[name], weights[other])

@@ -93,7 +93,7 @@ async def test_nobody_finds_blocks_that_a_failed_step_did_not_compute(
     monkeypatch.setattr(ModelRunner, "run", broken)
     async with workers(tiny_model("llama"), CONFIG, "prefill-0", "decode-0") as running:
         prefill, decode = await running.session("prefill-0"), await running.session("decode-0")
-        await decode.send(Reserve(spec("relayed"), 5.0, "prefill-0"))
+        await decode.send(Reserve(spec("relayed"), 60.0, "prefill-0"))
         reserved = await decode.event()
         assert isinstance(reserved, Reserved)
         await prefill.send(Prefill(spec("relayed"), reserved.target))
@@ -106,7 +106,7 @@ async def test_nobody_finds_blocks_that_a_failed_step_did_not_compute(
         await decode.send(RunLocal(spec("local")))
         found = await decode.tokens()
         await decode.answer()
-        await decode.send(Reserve(spec("again"), 5.0, "prefill-0"))
+        await decode.send(Reserve(spec("again"), 60.0, "prefill-0"))
         reserved = await decode.event()
         assert isinstance(reserved, Reserved)
         await prefill.send(Prefill(spec("again"), reserved.target))

@@ -14,6 +14,7 @@ from worker_harness import Session
 from kvrelay.config import ClusterConfig
 from kvrelay.embedded_redis import EmbeddedRedis
 from kvrelay.engine.loader import LoadedModel
+from kvrelay.engine.runner import ModelRunner
 from kvrelay.messages import RunLocal
 from kvrelay.registry import Registry
 from kvrelay.roles import Roles
@@ -115,3 +116,75 @@ async def test_one_that_was_told_to_end_does_not_change_over(tiny_model: Callabl
             async with asyncio.timeout(30):
                 await running
             assert await registry.workers() == ()
+
+
+@pytest.mark.parametrize("pool", ["prefill", "decode"])
+@pytest.mark.parametrize("unlike", [{}, {"block_size": 16}], ids=str)
+async def test_a_worker_stands_by_and_joins_either_pool(
+    tiny_model: Callable[..., Path], unlike: dict[str, object], pool: PoolName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    of = ModelRunner.of
+
+    def counted(*arguments: Any, **options: Any) -> ModelRunner:
+        made.append(options["block_size"])
+        return of(*arguments, **options)
+
+    monkeypatch.setattr(ModelRunner, "of", counted)
+    model = str(tiny_model("llama"))
+    async with EmbeddedRedis() as redis, await Registry.connect(redis.url) as registry:
+        plain = Roles()
+        running = asyncio.create_task(
+            plain.serve(WorkerSettings("decode-0", "decode", model, redis.url, config(**unlike)))
+        )
+        expected = await answer(await ready(registry, "decode"))
+        plain()
+        await running
+        made.clear()
+
+        roles = Roles()
+        settings = WorkerSettings("standby-0", "decode", model, redis.url, config(**unlike), standby=True)
+        running = asyncio.create_task(roles.serve(settings))
+        async with asyncio.timeout(60):
+            while [one.state for one in await registry.standbys()] != ["ready"]:
+                await asyncio.sleep(0.05)
+        assert await registry.workers() == (), "it is of no pool"
+        assert arenas() == 1
+        roles.turn(pool)
+        info = await ready(registry, pool)
+        if pool == "decode":
+            assert await answer(info) == expected
+        assert made == ([32] if pool == "decode" or not unlike else [32, 16]), (
+            "KV memory is made anew only if it must be"
+        )
+        assert arenas() == 1
+        roles()
+        await running
+
+
+async def test_a_standby_worker_that_is_told_to_end_ends(tiny_model: Callable[..., Path]) -> None:
+    async with EmbeddedRedis() as redis, await Registry.connect(redis.url) as registry:
+        roles = Roles()
+        settings = WorkerSettings("standby-0", "decode", str(tiny_model("llama")), redis.url, config(), standby=True)
+        running = asyncio.create_task(roles.serve(settings))
+        async with asyncio.timeout(60):
+            while not await registry.standbys():
+                await asyncio.sleep(0.05)
+        roles()
+        await running
+        gc.collect()
+        assert arenas() == 0
+
+
+async def test_readiness_is_told_at_once_and_not_with_the_next_heartbeat(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "HEARTBEAT_S", 3600.0)
+    monkeypatch.setattr(host, "TTL_S", 3600.0)
+    async with EmbeddedRedis() as redis, await Registry.connect(redis.url) as registry:
+        roles = Roles()
+        settings = WorkerSettings("decode-0", "decode", str(tiny_model("llama")), redis.url, config())
+        running = asyncio.create_task(roles.serve(settings))
+        await ready(registry, "decode")
+        roles()
+        await running

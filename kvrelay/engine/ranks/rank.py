@@ -39,7 +39,8 @@ def run(settings: RankSettings, rank: int, degree: int, port: int) -> None:
     """Loads a share of the model, then computes one step after the other."""
     torch.set_num_threads(settings.threads)
     channel.join(rank, degree, port, settings.device)
-    loaded = load_model(settings.model_path, dtype=settings.dtype, device=settings.device, ranks=degree)
+    # Rank 0 has the model's id; to read all weights once more for each rank would only take time.
+    loaded = load_model(settings.model_path, dtype=settings.dtype, device=settings.device, ranks=degree, identify=False)
     layout = loaded.layout(settings.block_size, settings.kv_dtype)
     num_blocks, fd = channel.hear().tolist()
     if settings.device == "cpu":

@@ -1,0 +1,33 @@
+"""Real steps before any user's: the first builds kernels and takes memory, the second tells how long a step takes."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+from kvrelay.engine.faults import SegmentsFailed
+from kvrelay.engine.runner import ModelRunner, Segment
+from kvrelay.engine.sampling import SampleRequest
+from kvrelay.types import SamplingParams
+
+PROVING_STEPS = 2
+
+
+def proving_segment(runner: ModelRunner) -> Segment:
+    """One block of tokens, of which the next one is sampled."""
+    tokens = [0] * runner.layout.block_size
+    sample = SampleRequest(SamplingParams(seed=0), tokens, len(tokens))
+    return Segment(tokens, start=0, blocks=[0], sample=sample)
+
+
+def prove(runner: ModelRunner) -> None:
+    """Runs the proving steps in a thread of their own and notes the result on the runner. Blocks the caller."""
+    segment = proving_segment(runner)
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="proof") as thread:
+        for _ in range(PROVING_STEPS):
+            began = time.monotonic()
+            with suppress(SegmentsFailed):  # the step ran; that it has no token, users' requests will tell
+                thread.submit(runner.run, [segment]).result()
+            seconds = time.monotonic() - began
+    runner.proof = len(segment.token_ids), seconds

@@ -1,0 +1,87 @@
+"""A worker of no pool: everything that a start takes is done, until it is told which pool to join."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from kvrelay.config import ClusterConfig
+from kvrelay.engine.loader import LoadedModel
+from kvrelay.engine.runner import ModelRunner
+from kvrelay.errors import Unavailable
+from kvrelay.registry import Registry
+from kvrelay.stop_request import StopRequest
+from kvrelay.telemetry import get_logger
+from kvrelay.types import PoolName, StandbyWorker
+from kvrelay.worker.host import load_runner
+from kvrelay.worker.meter import resident_bytes
+from kvrelay.worker.proof import prove
+from kvrelay.worker.settings import WorkerSettings
+
+HEARTBEAT_S = 1.0  # rarer than a serving worker's: it should cost nothing
+TTL_S = 5.0
+
+log = get_logger("worker")
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A runner with the decode pool's KV memory, whose proving steps have run. None: it was told before it had one."""
+
+    config: ClusterConfig
+    runner: ModelRunner | None
+
+    def take(self, pool: PoolName) -> ModelRunner | None:
+        """The runner, if its KV memory is what that pool has; otherwise it is closed, and the pool's has to be made."""
+        if self.config.pool_kv(pool) == self.config.pool_kv("decode"):
+            return self.runner
+        self.close()
+        return None
+
+    def close(self) -> None:
+        if self.runner is not None:
+            self.runner.close()
+
+
+async def stand_by(settings: WorkerSettings, model: LoadedModel | None, host_id: str, stop: StopRequest) -> Prepared:
+    """Until `stop` asks for anything. KV memory is mapped, and takes up no more than the proving steps wrote.
+
+    Raises ModelRefused, ConfigError, and Unavailable if the registry cannot be reached at the start.
+    """
+    prepared = Prepared(settings.config, None)
+    if stop.drain.is_set():
+        return prepared
+    async with await Registry.connect(settings.redis_url) as registry:
+        telling = asyncio.create_task(_heartbeat(settings, registry, host_id, prepared))
+        try:
+            prepared.runner = await load_runner(replace(settings, pool="decode"), model)
+            await asyncio.to_thread(prove, prepared.runner)
+            telling.cancel()
+            telling = asyncio.create_task(_heartbeat(settings, registry, host_id, prepared))
+            log.info("stands by", worker=settings.worker_id, pid=os.getpid())
+            await stop.drain.wait()
+        finally:
+            telling.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
+    return prepared
+
+
+async def _heartbeat(settings: WorkerSettings, registry: Registry, host_id: str, prepared: Prepared) -> None:
+    """Publishes the worker's state until cancelled. A registry that is away costs visibility only."""
+    away = False
+    while True:
+        runner = prepared.runner
+        state: Literal["starting", "ready"] = "starting" if runner is None or runner.proof is None else "ready"
+        resident, _ = resident_bytes()
+        weights = 0 if runner is None else runner.weight_bytes
+        entry = StandbyWorker(settings.worker_id, state, host_id, os.getpid(), weights, resident)
+        try:
+            await registry.publish_standby(entry, TTL_S)
+            away = False
+        except Unavailable as error:
+            if not away:
+                log.warning("registry is away", worker=settings.worker_id, error=error.message)
+            away = True
+        await asyncio.sleep(HEARTBEAT_S)
