@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kvrelay.errors import ConfigError, PermissionDenied, Unauthenticated
@@ -26,6 +27,8 @@ class Access:
         self._path = path
         self._seen = _signature(path)
         self._tenants: Mapping[bytes, Tenant] = {} if path is None else load_tokens(path)
+        # Its own, so that a token which is taken out is refused in time, whatever clients keep other threads busy with.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokens file")
         self.failed_loads = 0
         self.refusals = 0  # of callers without a token that is known here
 
@@ -65,12 +68,15 @@ class Access:
 
     async def reload(self) -> bool:
         """Reads the file if it has changed; what cannot be used leaves all as it was, and is in the log."""
-        signature = await asyncio.to_thread(_signature, self._path)
-        if self._path is None or signature == self._seen:
+        if self._path is None:
+            return False
+        loop = asyncio.get_running_loop()
+        signature = await loop.run_in_executor(self._thread, _signature, self._path)
+        if signature == self._seen:
             return False
         self._seen = signature
         try:
-            self._tenants = await asyncio.to_thread(load_tokens, self._path)
+            self._tenants = await loop.run_in_executor(self._thread, load_tokens, self._path)
         except ConfigError as error:
             self.failed_loads += 1
             log.error("tokens file cannot be used; the tenants stay as they were", reason=error.message)

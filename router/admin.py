@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import grpc
 
 from kvrelay.errors import InvalidArgument, KvRelayError, NotFound
-from kvrelay.types import POOLS, PoolName
+from kvrelay.types import POOLS, PoolName, Role
 from kvrelay.wire import status
-from kvrelay.wire.cluster import ClusterServiceServicer, cluster_status_to_proto, pb
+from kvrelay.wire.cluster import ClusterServiceServicer, check_client, cluster_status_to_proto, pb
 from router.driver import Driver
 from router.registry import RouterRegistry
 from router.status import ClusterView
 
 MAX_POOL = 1024  # workers that an operator may ask for
+ROLES: tuple[Role, ...] = (*POOLS, "standby")
 LEAST_INTERVAL_S = 0.1  # of WatchStatus
 
 
@@ -29,6 +30,10 @@ class ClusterService(ClusterServiceServicer):
         self._view = view
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext) -> pb.ClusterStatus:
+        try:
+            check_client(request)
+        except KvRelayError as error:
+            await status.abort(context, error)
         return cluster_status_to_proto(await self._view.status())
 
     async def WatchStatus(self, request: pb.WatchStatusRequest, context: grpc.aio.ServicerContext) -> None:
@@ -63,7 +68,7 @@ class ClusterService(ClusterServiceServicer):
         self, request: pb.DrainWorkerRequest, context: grpc.aio.ServicerContext
     ) -> pb.DrainWorkerResponse:
         try:
-            (worker_id,) = self._workers_named([request.worker_id])
+            (worker_id,) = _named(await self._known(), [request.worker_id])
             await self._registry.request_drain(worker_id)
         except KvRelayError as error:
             await status.abort(context, error)
@@ -73,20 +78,26 @@ class ClusterService(ClusterServiceServicer):
         self, request: pb.RestartWorkersRequest, context: grpc.aio.ServicerContext
     ) -> pb.RestartWorkersResponse:
         try:
-            pools = [name for name in request.names if name in POOLS] if request.names else POOLS
-            chosen = {one.worker_id for one in self._driver.known if one.pool in pools}
-            chosen.update(self._workers_named([name for name in request.names if name not in POOLS]))
+            roles = [name for name in request.names if name in ROLES] if request.names else ROLES
+            known = await self._known()
+            chosen = {worker_id for worker_id, role in known.items() if role in roles}
+            chosen.update(_named(known, [name for name in request.names if name not in ROLES]))
             await self._registry.request_restart(chosen)
         except KvRelayError as error:
             await status.abort(context, error)
         return pb.RestartWorkersResponse(worker_ids=sorted(chosen))
 
-    def _workers_named(self, names: Sequence[str]) -> Sequence[str]:
-        """The names, if there are such workers. Raises NotFound."""
-        known = [one.worker_id for one in self._driver.known]
-        for name in names:
-            if name not in known:
-                raise NotFound(
-                    f"worker {name!r:.100} is not known; there are: {', '.join(known) or 'none'}", field="worker_id"
-                )
-        return names
+    async def _known(self) -> dict[str, Role]:
+        """Workers by name, with what they are for. Raises Unavailable."""
+        standbys: dict[str, Role] = {one.worker_id: "standby" for one in await self._registry.standbys()}
+        return standbys | {one.worker_id: one.pool for one in self._driver.known}
+
+
+def _named(known: Mapping[str, Role], names: Sequence[str]) -> Sequence[str]:
+    """The names, if there are such workers. Raises NotFound."""
+    for name in names:
+        if name not in known:
+            raise NotFound(
+                f"worker {name!r:.100} is not known; there are: {', '.join(known) or 'none'}", field="worker_id"
+            )
+    return names

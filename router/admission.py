@@ -40,7 +40,7 @@ class Admission:
         displaced = self._queue.overflow(share, priority)
         if displaced is None:
             raise self.refusal(
-                "queue_full", f"{len(self._queue)} requests are waiting already", self._wait(share, priority)
+                "queue_full", f"the queue of {self._max_queue} requests is full", self._wait(share, priority)
             )
         return displaced
 

@@ -8,22 +8,25 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from kvrelay.errors import NotFound
+from kvrelay.errors import InvalidArgument, NotFound
 from kvrelay.tenants import Tenant
 from kvrelay.types import Path, Usage
 from kvrelay.wire.inference import GenerateResponse
 from router.intake import Intake
 from router.openai_request import Completion
-from router.openai_response import chat_logprobs, completion_logprobs
+from router.openai_response import LogprobsText, chat_logprobs, completion_logprobs
 from router.stream import Stream
+from router.validation import DEFAULT_MAX_TOKENS
 
+MAX_SCORES = 2**21  # logprobs of one request
 Logprobs = dict[str, Any] | None
 
 
 class Choices:
     def __init__(self, intake: Intake, completion: Completion, streams: Sequence[Stream]) -> None:
         self._intake = intake
-        self._completion = completion
+        # An answer may take minutes, and its prompt is needed only to be repeated.
+        self.completion = completion if completion.echo else completion.without_prompts()
         self._streams = streams
         self._offsets = [0] * len(streams)  # characters of each answer so far
         self._texts: dict[int, str] = {}
@@ -37,14 +40,18 @@ class Choices:
         Raises NotFound for texts that a model without a tokenizer cannot give.
         """
         _check_texts(intake, completion)
+        _check_scores(completion)
         streams: list[Stream] = []
         try:
             token_ids: tuple[int, ...] = ()
             for number, request in enumerate(completion.requests):
                 if number % completion.n == 0:  # the first choice of a prompt
                     # What is checked is the id that the client gave; those of the choices are longer.
-                    token_ids = await intake.tokenize(replace(request, request_id=completion.request_id), tenant)
-                streams.append(intake.admit(request, token_ids, tenant, arrival, None, traceparent))
+                    named = replace(request, request_id=completion.request_id)
+                    token_ids = await intake.tokenize(named, tenant, completion.n)
+                if streams:
+                    await asyncio.sleep(0)  # each names the blocks of its prompt, which may be long
+                streams.append(await intake.admit(request, token_ids, tenant, arrival, None, traceparent))
         except BaseException:
             for stream in streams:
                 intake.cancel(stream)
@@ -56,10 +63,10 @@ class Choices:
 
     async def echoes(self) -> list[str]:
         """For each choice the text of its prompt."""
-        n = self._completion.n
+        n = self.completion.n
         texts = [
             one.prompt if one.prompt is not None else await self._intake.text.decode(one.token_ids)
-            for one in self._completion.requests[::n]
+            for one in self.completion.requests[::n]
         ]
         return [text for text in texts for _ in range(n)]
 
@@ -79,14 +86,17 @@ class Choices:
         """Until the first answer has a token. Raises its error if it ends without."""
         await self._streams[0].begun()
 
-    async def whole(self) -> tuple[list[GenerateResponse], list[Logprobs]]:
-        """Each answer as one response."""
+    async def whole(self) -> tuple[list[GenerateResponse], list[LogprobsText | None]]:
+        """Each answer as one response, and its logprobs as they are sent."""
         parts: list[list[GenerateResponse]] = [[] for _ in self._streams]
-        async for index, response, _ in self.responses():
-            parts[index].append(response)
-        answers = [_joined(one) for one in parts]
-        self._offsets = [0] * len(answers)
-        return answers, [await self._logprobs(index, one) for index, one in enumerate(answers)]
+        scores: list[LogprobsText | None] = [None] * len(self._streams)
+        async for index, response, logprobs in self.responses():
+            parts[index].append(replace(response, logprobs=()))
+            if logprobs is not None:
+                # Written as they come: those of a long answer, all at once, would hold up the event loop.
+                written = scores[index] = scores[index] or LogprobsText()
+                written.add(logprobs)
+        return [_joined(one) for one in parts], scores
 
     async def responses(self) -> AsyncGenerator[tuple[int, GenerateResponse, Logprobs], None]:
         """(index of the choice, what came of it, its logprobs in OpenAI's shape). Raises the first error of any."""
@@ -119,7 +129,7 @@ class Choices:
         wanted = {*response.token_ids, *(token_id for one in response.logprobs for token_id, _ in one.top)}
         for token_id in wanted - self._texts.keys():
             self._texts[token_id] = await self._intake.text.decode([token_id])
-        if self._completion.chat:
+        if self.completion.chat:
             return chat_logprobs(response.token_ids, self._texts, response.logprobs)
         offset = self._offsets[index]
         self._offsets[index] += sum(len(self._texts[one]) for one in response.token_ids)
@@ -132,8 +142,22 @@ def _joined(parts: Sequence[GenerateResponse]) -> GenerateResponse:
         index=parts[0].index,
         token_ids=tuple(chain.from_iterable(one.token_ids for one in parts)),
         text="".join(one.text for one in parts),
-        logprobs=tuple(chain.from_iterable(one.logprobs for one in parts)),
     )
+
+
+def _check_scores(completion: Completion) -> None:
+    """Logprobs of all choices stay here until their client takes them. Raises InvalidArgument for too many."""
+    options = completion.requests[0].sampling
+    if options.logprobs is None:
+        return
+    tokens = DEFAULT_MAX_TOKENS if options.max_tokens is None else options.max_tokens
+    scores = len(completion.requests) * tokens * (1 + options.logprobs)
+    if scores > MAX_SCORES:
+        raise InvalidArgument(
+            f"{len(completion.requests)} choices of {tokens} tokens with {options.logprobs} logprobs each are "
+            f"{scores} numbers; allowed are {MAX_SCORES} in one request, so ask for fewer",
+            field="logprobs",
+        )
 
 
 def _check_texts(intake: Intake, completion: Completion) -> None:

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import chain, count
 
 from kvrelay.config import ClusterConfig
-from kvrelay.engine.hashing import BlockHasher
-from kvrelay.errors import Code, FailedPrecondition, KvRelayError
+from kvrelay.engine.hashing import HASH_BYTES, BlockHasher
+from kvrelay.errors import Code, FailedPrecondition, KvRelayError, Unavailable
 from kvrelay.messages import DRAINING, Event, Failed, HandedOff, Refused, Renew, Reserved, SequenceTokens, TokenBatch
 from kvrelay.tenants import Tenant
-from kvrelay.types import WorkerInfo
+from kvrelay.types import ModelVersion, WorkerInfo
 from router.admission import Admission, Rejection
-from router.effects import Effect, Notice, Send
+from router.batch_slots import make_way, views_for
+from router.effects import Effect, Notice, Preempted, Send
 from router.health import Sickness
 from router.lifecycle import Lifecycle, Settings
 from router.links import handoff_failed
 from router.policy import Assignment, Wait, assign
+from router.preemption import Preemption
 from router.quarantine import Quarantine
 from router.queue import FairQueue, Share, Ticket
 from router.request import Request
 from router.retry_budget import RetryBudget
 from router.throughput import Throughput
 from router.workers import Claim, Workers
+
+LOOK_S = 0.1  # after nobody was found who has to give way, until that is looked at again
+GONE_S = 30.0  # for a worker of the version of the model that began an answer, after the last one is gone
 
 
 @dataclass(slots=True)
@@ -32,13 +37,18 @@ class _Entry:
     ticket: Ticket
     share: Share
     claim: Claim | None = None  # while it has workers
-    begun: float | None = None  # when it was given workers first
+    begun: float | None = None  # when it was given workers first; later by as long as it was preempted
     attempt_begun: float = 0.0
+    fault_begun: float = 0.0  # when the attempt did that ended with the lifecycle's fault
+    hash_bytes: int = HASH_BYTES
+    preempted_at: float | None = None  # while it waits since it was
+    lone_since: float | None = None  # since when its version of the model has no worker, while another's has
     hashers: dict[int, BlockHasher] = field(default_factory=dict)  # by block size, which pools may have unlike
 
-    def hashes(self, block_size: int) -> Sequence[int]:
+    def hashes(self, block_size: int) -> Sequence[bytes]:
+        """Of the sequence so far, without the model: they are for the index of one worker's blocks."""
         if block_size not in self.hashers:
-            self.hashers[block_size] = BlockHasher(block_size, self.life.request.salt)
+            self.hashers[block_size] = BlockHasher(block_size, self.life.request.salt, hash_bytes=self.hash_bytes)
         return self.hashers[block_size].extend(self.life.sequence)
 
 
@@ -48,8 +58,9 @@ class Dispatcher:
     Each method takes the time and returns effects, to be carried out in order.
     """
 
-    def __init__(self, config: ClusterConfig) -> None:
+    def __init__(self, config: ClusterConfig, *, hash_bytes: int = HASH_BYTES) -> None:
         self._config = config
+        self._hash_bytes = hash_bytes
         self._settings = Settings(config.router.max_attempts, config.transfer.lease_s, config.transfer.transport)
         self._entries: dict[str, _Entry] = {}
         self._running: dict[str, _Entry] = {}  # those with workers
@@ -61,8 +72,10 @@ class Dispatcher:
         self._attempts = count(1)  # no two attempts are alike, so none is taken for one of a former namesake
         self._left = False  # whether a request has left its workers since the queue was last looked at
         self._renew_at = 0.0
+        self._preempt_at = 0.0  # not before; looking costs as much as there are requests
         self._wait = Wait("no decode worker is ready", no_worker=True)
         self.admission = Admission(self._queue, self._throughput, config.router.max_queue)
+        self.preemptions = 0
         self.quarantine = Quarantine()
         self.retries = RetryBudget()
 
@@ -102,12 +115,13 @@ class Dispatcher:
                 field="request_id",
             )
         self._check_quarantine(request, now)
+        self._check_model(request)
         share = self._queue.share(request.tenant)
         effects = [] if request.complete is not None else self._make_room(request, share, now)
         life = Lifecycle(request, self._settings, self.retries)
         life.timeline.mark("tokenize", now)
-        ticket = Ticket(next(self._numbers), request.request_id, request.priority, len(request.token_ids))
-        entry = self._entries[request.request_id] = _Entry(life, ticket, share)
+        ticket = Ticket(next(self._numbers), request.request_id, request.priority, life.num_tokens)
+        entry = self._entries[request.request_id] = _Entry(life, ticket, share, hash_bytes=self._hash_bytes)
         if request.complete is not None:
             return life, self._settle(entry, life.complete(request.complete, now), now)
         return life, effects + self._settle(entry, [], now) + self._pump(now)
@@ -171,6 +185,8 @@ class Dispatcher:
         for entry in list(self._entries.values()):
             if now >= entry.life.request.deadline:
                 effects += self._expire(entry, now)
+            elif self._model_is_gone(entry, now):
+                effects += self._settle(entry, entry.life.cancel(_gone(entry.life)), now)
             else:
                 effects += self._settle(entry, entry.life.tick(now), now)
         if now >= self._renew_at:
@@ -199,7 +215,12 @@ class Dispatcher:
             return []
         self._workers.accepted(worker_id)
         self._workers.prefilled(worker_id, entry.life, sequence, now)
-        return _notices((worker_id, self._workers.health.succeeded(worker_id, entry.attempt_begun, now)))
+        health, at_fault = self._workers.health, entry.life.fault
+        notices = [(worker_id, health.succeeded(worker_id, entry.attempt_begun, now))]
+        if at_fault and at_fault != worker_id and sequence.token_ids:
+            text = f"it had no next token for a sequence for which {worker_id} has one"
+            notices.append((at_fault, health.failed(at_fault, entry.fault_begun, text, now)))
+        return _notices(*notices)
 
     def _on_event(self, worker_id: str, event: Reserved | Refused | HandedOff | Failed, now: float) -> list[Effect]:
         entry = self._entries.get(event.request_id)
@@ -216,6 +237,9 @@ class Dispatcher:
             self._workers.accepted(worker_id)
         elif isinstance(event, HandedOff):
             self._workers.links.worked(placed.prefill, placed.decode)
+            self._workers.remember(placed.decode, entry.hashes)
+        elif isinstance(event, Failed) and event.of_sequence:
+            entry.fault_begun = entry.attempt_begun  # whose fault it is, the next attempt tells
         elif isinstance(event, Failed):
             effects += self._blame(worker_id, placed, event, entry.attempt_begun, now)
         return effects
@@ -250,12 +274,15 @@ class Dispatcher:
                 self._left = True
         if life.state == "queued":
             if request_id not in self._queue:
-                self._queue.add(entry.ticket, entry.share, returned=entry.begun is not None)
+                preempted = entry.preempted_at is not None
+                returned = entry.begun is not None and not preempted
+                self._queue.add(entry.ticket, entry.share, returned, preempted)
         elif life.ended:
             self._queue.remove(request_id)
             self._entries.pop(request_id, None)
             if life.state == "finished" and life.last_assignment is not None and entry.begun is not None:
-                self._workers.remember(life.last_assignment.decode, entry.hashes)  # for the conversation's next turn
+                if life.path == "local" or life.handoff is not None:  # an answer of one token is handed over to nobody
+                    self._workers.remember(life.last_assignment.decode, entry.hashes)  # for the next turn
                 resumed = len(life.request.resume)
                 new_tokens, room = len(life.tokens) - resumed, life.request.sampling.max_tokens - resumed
                 self._throughput.finished(now - entry.begun, len(life.request.token_ids), new_tokens, room)
@@ -267,6 +294,30 @@ class Dispatcher:
         except FailedPrecondition:
             self.admission.rejected["quarantined"] += 1
             raise
+
+    def _check_model(self, request: Request) -> None:
+        """Raises FailedPrecondition for an answer that another version of the model has begun."""
+        model = request.model
+        if model is None or request.complete is not None:
+            return
+        if self._workers.any_decodes and not self._workers.serves(model):
+            raise FailedPrecondition(
+                f"the tokens in resume are of model version {model.fingerprint!r:.150}, which no worker serves; "
+                "send the request again without resume and system_fingerprint",
+                field="system_fingerprint",
+            )
+
+    def _model_is_gone(self, entry: _Entry, now: float) -> bool:
+        """Whether the version of the model that began the answer has had no worker for GONE_S, while another has."""
+        model = entry.life.model
+        if model is None or entry.life.state != "queued":
+            entry.lone_since = None
+            return False
+        if self._workers.serves(model) or not self._workers.any_decodes:
+            entry.lone_since = None
+            return False
+        entry.lone_since = now if entry.lone_since is None else entry.lone_since
+        return now - entry.lone_since >= GONE_S
 
     def _make_room(self, request: Request, share: Share, now: float) -> list[Effect]:
         """Lets a request in, if need be in the place of another. Raises ResourceExhausted if it has to go itself."""
@@ -282,7 +333,10 @@ class Dispatcher:
         return self._settle(entry, entry.life.cancel(error), now)
 
     def _expire(self, entry: _Entry, now: float) -> list[Effect]:
-        return self._settle(entry, entry.life.expire(self._wait.why if self._wait.no_worker else ""), now)
+        why = self._wait.why if self._wait.no_worker else ""
+        if entry.lone_since is not None:
+            why = _gone(entry.life).message
+        return self._settle(entry, entry.life.expire(why), now)
 
     # The queue
 
@@ -294,7 +348,13 @@ class Dispatcher:
         queued = False
         self._throughput.advance(now)
         broken = self._workers.links.broken(now)
-        while (ticket := self._queue.next(lambda one: self._must_pause(one, now))) is not None:
+        without_room: set[ModelVersion] = set()  # versions of the model; requests for others go on
+
+        def pausing(request_id: str) -> bool:
+            model = self._entries[request_id].life.model
+            return (model is not None and model in without_room) or self._must_pause(request_id, now)
+
+        while (ticket := self._queue.next(pausing)) is not None:
             entry = self._entries[ticket.request_id]
             if now >= entry.life.request.deadline:
                 effects += self._expire(entry, now)
@@ -303,10 +363,16 @@ class Dispatcher:
                 text = "its turn has come so late that it would not be through by its deadline"
                 effects += self._turn_away(ticket.request_id, "deadline", text, now)
                 continue
-            num_tokens = entry.life.num_tokens
-            views = self._workers.views(num_tokens, entry.hashes, now)
-            decision = assign(views, num_tokens, entry.life.avoid, self._config.router, broken)
+            views, model = views_for(entry, self._workers, now), entry.life.model
+            decision = assign(views, entry.life.num_tokens, entry.life.avoid, self._config.router, broken, model)
+            if isinstance(decision, Wait) and model is not None and not self._workers.all_serve(model):
+                without_room.add(model)
+                continue
             if isinstance(decision, Wait):
+                placed = [] if decision.no_worker else self._preempt(pausing, now)
+                if placed:
+                    effects += placed
+                    continue
                 wait = decision
                 queued = not wait.no_worker
                 break
@@ -339,11 +405,38 @@ class Dispatcher:
             entry.begun = now
             entry.share.charge(entry.ticket.tokens)
             self._throughput.left_queue()
+        if entry.preempted_at is not None:
+            entry.begun += now - entry.preempted_at
+            entry.preempted_at = None
         if entry.life.suspicion.suspected:
             self._suspects[request_id] = entry
         effects = entry.life.assign(assignment, next(self._attempts), now)
         entry.claim = self._workers.place(entry.life, assignment, entry.hashes, now)
         return self._settle(entry, effects, now)
+
+    # Batch slots
+
+    def _preempt(self, pausing: Callable[[str], bool], now: float) -> list[Effect]:
+        """Places a request that finds no room where others give way to it; nothing if none has to."""
+        if now < self._preempt_at or not self._config.router.preemption:
+            return []
+        tickets = self._queue.heads(pausing)
+        for entry in (self._entries[one.request_id] for one in tickets):
+            way = make_way(entry, self._running.values(), self._workers, self._queue.shares, self._config.router, now)
+            if way is not None:
+                preemption, assignment = way
+                gone = [self._give_way(self._entries[one], preemption, now) for one in preemption.victims]
+                return [*chain.from_iterable(gone), *self._place(entry, assignment, now)]
+        if tickets:
+            self._preempt_at = now + LOOK_S
+        return []
+
+    def _give_way(self, entry: _Entry, why: Preemption, now: float) -> list[Effect]:
+        self.preemptions += 1
+        self._workers.preempted(why.worker_id, entry.hashes, now)
+        entry.preempted_at = now
+        effects = self._settle(entry, entry.life.preempt(now), now)
+        return [Preempted(entry.life.request.request_id, why.worker_id, why.why), *effects]
 
     def _renewals(self) -> list[Effect]:
         leases: dict[str, list[int]] = {}
@@ -352,6 +445,14 @@ class Dispatcher:
             if life.lease_id is not None and life.assignment is not None:
                 leases.setdefault(life.assignment.decode, []).append(life.lease_id)
         return [Send(worker, Renew(tuple(ids), self._settings.lease_seconds)) for worker, ids in leases.items()]
+
+
+def _gone(life: Lifecycle) -> Unavailable:
+    fingerprint = "" if life.model is None else life.model.fingerprint
+    return Unavailable(
+        f"model version {fingerprint!r:.150} gave the first {len(life.tokens)} tokens of the answer, and no worker "
+        "serves it any more; send the request again from its start"
+    )
 
 
 def _notices(*found: tuple[str, str]) -> list[Effect]:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
 from kvrelay.clock import Clock
 from kvrelay.config import ClusterConfig
+from kvrelay.engine.hashing import HASH_BYTES
 from kvrelay.errors import Cancelled, KvRelayError, Unavailable
 from kvrelay.messages import Command, Event, Prefill
 from kvrelay.security.credentials import Credentials
 from kvrelay.telemetry import get_logger
 from kvrelay.tenants import Tenant
 from kvrelay.types import PoolName, WorkerInfo, WorkerState
+from router.compatibility import misfit
 from router.dispatcher import Dispatcher
-from router.effects import Effect, Emit, End, Notice, Send
+from router.effects import Effect, Emit, End, Notice, Preempted, Send
 from router.lifecycle import RETRY_AFTER_S
 from router.registry import RouterRegistry
 from router.request import Request
@@ -26,6 +29,7 @@ from router.stream import Stream, TokenSink
 from router.turns import Turns
 
 POLL_S = 0.5
+LEAST_POLL_S = 0.02  # between two looks, however often something changes
 TICK_S = 0.05
 RECENT = 60  # streams that ended are kept, to be looked at; they hold the tokens of their prompts
 FORGET_S = 5.0  # a worker may be absent from a registry that was flushed, until its next heartbeats
@@ -52,11 +56,17 @@ class Driver:
         clock: Clock,
         observer: Observer,
         credentials: Credentials | None = None,
+        misfit: Callable[[WorkerInfo], str] = misfit,
+        *,
+        hash_bytes: int = HASH_BYTES,
     ) -> None:
-        self.dispatcher = Dispatcher(config)
+        """`misfit` says why a worker is given no work whatever its state, see `router.compatibility`."""
+        self.dispatcher = Dispatcher(config, hash_bytes=hash_bytes)
         self.draining = False
         self.registry_state = "ok"
         self.known: tuple[WorkerInfo, ...] = ()  # as the registry had them last, and those that are talked to
+        self._misfit = misfit
+        self._misfits: dict[str, str] = {}  # of workers in the registry
         self._wanted: Mapping[PoolName, int] = {"prefill": config.prefill.replicas, "decode": config.decode.replicas}
         self._started = False
         self._registry = registry
@@ -69,6 +79,7 @@ class Driver:
         self._streams: dict[str, Stream] = {}
         self._turns = Turns()
         self.recent: deque[Stream] = deque(maxlen=RECENT)  # that ended, oldest first, for one who takes them out
+        self._soon = asyncio.Event()
         self.changed = asyncio.Event()  # set when `state` may have changed
         self._work = asyncio.Event()  # set while there are requests, and
         self._idle = asyncio.Event()  # while there are none
@@ -132,6 +143,12 @@ class Driver:
         states = [one.pool for one in self.dispatcher.workers if one.state == "ready"]
         return {"prefill": states.count("prefill"), "decode": states.count("decode")}
 
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Workers that this router cannot work with, or that cannot work with it, and why."""
+        refusals = {worker_id: one.refusal for worker_id, (one, _) in self._sessions.items() if one.refusal}
+        return refusals | self._misfits
+
     def worker_found(self, info: WorkerInfo) -> None:
         log.info("worker found", worker=info.worker_id, pool=info.pool, epoch=info.epoch, address=info.address)
         now = self._clock.now()
@@ -160,8 +177,16 @@ class Driver:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._tick())
             while True:
+                self._soon.clear()
                 await self._poll(tasks)
-                await asyncio.sleep(POLL_S)
+                await asyncio.sleep(LEAST_POLL_S)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_S - LEAST_POLL_S):
+                        await self._soon.wait()
+
+    def look_soon(self) -> None:
+        """Something has changed in the registry."""
+        self._soon.set()
 
     async def _tick(self) -> None:
         while True:
@@ -184,7 +209,11 @@ class Driver:
         named = {info.worker_id for info in found}
         silent = (info for info in self.dispatcher.workers if info.worker_id not in named)
         self.known = tuple(sorted((*found, *silent), key=lambda info: info.worker_id))
+        self._look_for_misfits(found)
         for info in self.known:
+            if info.worker_id in self._misfits:
+                self._close(info.worker_id)
+                continue
             self._last_seen[info.worker_id] = now
             session = self._sessions.get(info.worker_id)
             if session is None or session[0].info.epoch != info.epoch:
@@ -198,6 +227,14 @@ class Driver:
             self._close(worker_id)
         self._carry_out(self.dispatcher.workers_changed(self.known, now), now)
         self._workers_changed()
+
+    def _look_for_misfits(self, found: Iterable[WorkerInfo]) -> None:
+        """Logs each once."""
+        misfits = {info.worker_id: reason for info in found if (reason := self._misfit(info))}
+        for worker_id, reason in misfits.items():
+            if self._misfits.get(worker_id) != reason:
+                log.warning("worker_refused", worker=worker_id, reason=reason)
+        self._misfits = misfits
 
     def _close(self, worker_id: str) -> None:
         session = self._sessions.pop(worker_id, None)
@@ -213,6 +250,8 @@ class Driver:
                         session.send(self._with_leave_to_fetch(command, session.info))
                 case Notice(worker_id, text):
                     log.warning("worker", worker=worker_id, news=text)
+                case Preempted(request_id, worker_id, why):
+                    log.info("request_preempted", request=request_id, worker=worker_id, why=why)
                 case Emit(request_id):
                     self._emit(request_id, effect, now)
                 case End(request_id):

@@ -43,4 +43,13 @@ class Notice:
     text: str
 
 
-Effect = Send | Emit | End | Notice
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """A request gave its batch slot to another tenant's, for the log."""
+
+    request_id: str
+    worker_id: str
+    why: str
+
+
+Effect = Send | Emit | End | Notice | Preempted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any
@@ -9,23 +10,29 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2
 
+from kvrelay.clock import Clock
 from kvrelay.errors import KvRelayError
 from kvrelay.tenants import Role, Tenant
-from kvrelay.wire import status
+from kvrelay.wire import inference, status
 from router.access import Access
+from router.pace import STRANGER, Pace
 
 # A kubelet's probe cannot send a token. The answer is one word; Watch, which holds a stream open, needs a token.
 OPEN_METHOD = f"/{health_pb2.DESCRIPTOR.services_by_name['Health'].full_name}/Check"
+
+GENERATE = f"/{inference.SERVICE_NAME}/Generate"  # refusals of it are counted by the service
 
 caller: ContextVar[Tenant] = ContextVar("caller")  # of the method that runs
 
 
 class GrpcAccess(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc.aio has no types
-    """Lets those in who have one of `roles`."""
+    """Lets those in who have one of `roles`; polls and refusals come at the tenant's pace."""
 
-    def __init__(self, access: Access, roles: frozenset[Role]) -> None:
+    def __init__(self, access: Access, roles: frozenset[Role], pace: Pace, clock: Clock) -> None:
         self._access = access
         self._roles = roles
+        self._pace = pace
+        self._clock = clock
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -33,10 +40,22 @@ class GrpcAccess(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc.aio 
         if details.method != OPEN_METHOD:
             given = [str(value) for key, value in details.invocation_metadata if key == "authorization"]
             try:
-                caller.set(self._access.admit(given, self._roles))
+                tenant = self._access.admit(given, self._roles)
             except KvRelayError as error:
+                await self._wait(STRANGER, poll=True)
                 return _refusing(error)
+            caller.set(tenant)
+            if tenant.name:
+                await self._wait(tenant.name, poll=details.method != GENERATE)
         return await continuation(details)
+
+    async def _wait(self, tenant: str, poll: bool) -> None:
+        now = self._clock.now()
+        wait_s = self._pace.wait_s(tenant, now)
+        if poll:
+            self._pace.charge(tenant, now)
+        if wait_s:
+            await asyncio.sleep(wait_s)
 
 
 def _refusing(error: KvRelayError) -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kvrelay.clock import Clock
 from kvrelay.errors import Unavailable
+from kvrelay.protocol import VERSION
 from kvrelay.security.credentials import Credentials
 from kvrelay.telemetry import get_logger
 from kvrelay.types import RouterLoad
@@ -55,6 +56,7 @@ class Heartbeat:
             ttft_p95_ms=None if ttft is None else ttft * 1000,
             itl_p95_ms=None if itl is None else itl * 1000,
             certificate_note="; ".join(dict.fromkeys(note for one in self._certificates if (note := one.trouble()))),
+            protocol=VERSION,
         )
 
     async def run(self) -> None:
@@ -64,6 +66,7 @@ class Heartbeat:
             try:
                 await self._registry.publish_router(self.load())
                 self._metrics.desired = await self._registry.desired()
+                self._metrics.standbys = await self._registry.standbys()
                 decisions = await self._registry.decisions(DECISIONS)
                 for decision in reversed(decisions):
                     if counted is not None and decision.unix_time > counted:

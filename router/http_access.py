@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kvrelay.clock import Clock
 from kvrelay.config import is_loopback
 from kvrelay.errors import KvRelayError, PermissionDenied
 from kvrelay.tenants import ANONYMOUS, ANY_ROLE
 from router.access import Access
 from router.http_errors import error_response
+from router.pace import STRANGER, Pace
+
+MAX_WAITING = 256
 
 
 class HttpAccess:
@@ -23,9 +29,20 @@ class HttpAccess:
     a Host that is not this machine's, which a name that was made to point here (DNS rebinding) is not.
     """
 
-    def __init__(self, app: ASGIApp, access: Access, open_paths: Collection[str], address: str) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        access: Access,
+        open_paths: Collection[str],
+        address: str,
+        pace: Pace,
+        clock: Clock,
+    ) -> None:
         """`open_paths` need no token; `address` is what is listened on, HOST:PORT."""
         self._app = app
+        self._pace = pace
+        self._clock = clock
+        self._waiting = 0  # strangers
         self._access = access
         self._open_paths = frozenset(open_paths)
         self._host = _host_name(address)
@@ -42,10 +59,24 @@ class HttpAccess:
         except KvRelayError as error:
             response = error_response(error)
             response.headers["x-request-id"] = uuid.uuid4().hex
+            await self._wait(response)
             await response(scope, receive, send)
             return
         scope["state"]["tenant"] = tenant
         await self._app(scope, receive, send)
+
+    async def _wait(self, response: Response) -> None:
+        """Paces refusals of strangers, of whom MAX_WAITING may keep a connection meanwhile."""
+        wait_s = self._pace.wait_s(STRANGER, self._clock.now())
+        self._pace.charge(STRANGER, self._clock.now())
+        if wait_s and self._waiting >= MAX_WAITING:
+            response.headers["connection"] = "close"
+        elif wait_s:
+            self._waiting += 1
+            try:
+                await asyncio.sleep(wait_s)
+            finally:
+                self._waiting -= 1
 
     def _check_site(self, scheme: str, hosts: list[str], origins: list[str]) -> None:
         """Raises PermissionDenied."""

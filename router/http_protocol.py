@@ -7,20 +7,58 @@ import sys
 from typing import Any
 
 import h11
+from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from router.openai_response import to_json
 
 MAX_CONNECTIONS = 2048  # of the listener
 MAX_HEAD_BYTES = 16 * 2**10  # of a request's line and headers
+MAX_HEAD_LINES = 256
+FREE_CHUNKS = 256  # of a body, and more at this many bytes each on average
+CHUNK_BYTES = 256
 RECEIVE_S = 30.0  # for a request to come, from its first byte, or from the connection, to its last
 SLOW_READER_S = 60.0  # for a client to make room for what is sent
 _PIECE = 1024
 _WORDS = {
     400: "this is not an HTTP/1.1 request",
     408: f"the request did not come within {RECEIVE_S:g} s",
-    431: f"the request's headers are over {MAX_HEAD_BYTES} bytes",
+    413: f"the body comes in many small chunks; send at least {CHUNK_BYTES} bytes in each",
+    431: f"the request's headers are over {MAX_HEAD_BYTES} bytes or {MAX_HEAD_LINES} lines",
 }
+
+
+class BoundedConnection(h11.Connection):
+    """h11 takes a head of any size, if all of it is there, and a chunk of one byte at the cost of a large one."""
+
+    _chunked = False
+    _chunks = 0
+    _bytes = 0
+
+    def next_event(self) -> Any:
+        if self.their_state is h11.IDLE:
+            self._check_head()
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._chunked = any(name == b"transfer-encoding" for name, _ in event.headers)
+            # Two answers to where a body ends would let somebody smuggle a request past a proxy (RFC 9112, 6.1).
+            if self._chunked and any(name == b"content-length" for name, _ in event.headers):
+                raise h11.RemoteProtocolError(_WORDS[400], error_status_hint=400)
+            self._chunks = self._bytes = 0
+        elif self._chunked and isinstance(event, h11.Data):
+            self._chunks += 1
+            self._bytes += len(event.data)
+            if self._chunks > FREE_CHUNKS + self._bytes // CHUNK_BYTES:
+                raise h11.RemoteProtocolError(_WORDS[413], error_status_hint=413)
+        return event
+
+    def _check_head(self) -> None:
+        """Of a request that has not begun: h11 would make an object of each of its lines."""
+        head = self.trailing_data[0][: MAX_HEAD_BYTES + 1]
+        ends = [at for at in (head.find(b"\r\n\r\n"), head.find(b"\n\n")) if at >= 0]
+        lines = head.count(b"\n", 0, min(ends, default=len(head)))
+        if lines > MAX_HEAD_LINES or (not ends and len(head) > MAX_HEAD_BYTES):
+            raise h11.RemoteProtocolError(_WORDS[431], error_status_hint=431)
 
 
 class BoundedProtocol(H11Protocol):
@@ -28,18 +66,26 @@ class BoundedProtocol(H11Protocol):
     a request may take to come, nor how long a client may leave its answer unread, nor how many may connect.
     """
 
+    idle: dict[BoundedProtocol, None]  # the listener's connections without a request under way, oldest first
+
+    def __init__(self, config: Config, *arguments: Any, **more: Any) -> None:
+        super().__init__(config, *arguments, **more)
+        self.conn = BoundedConnection(h11.SERVER, MAX_HEAD_BYTES)
+
     _receiving: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
+        if len(self.connections) > MAX_CONNECTIONS and not self._make_room():
             transport.abort()
-        else:
-            self._receiving = self.loop.call_later(RECEIVE_S, self._too_slow)
+            return
+        self.idle[self] = None
+        self._receiving = self.loop.call_later(RECEIVE_S, self._too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._received()
+        self.idle.pop(self, None)
         self.resume_writing()
         super().connection_lost(exc)
 
@@ -55,6 +101,8 @@ class BoundedProtocol(H11Protocol):
 
     def handle_events(self) -> None:
         super().handle_events()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.idle.pop(self, None)
         if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):  # more of a request is due
             begun = self.conn.their_state is h11.SEND_BODY or bool(self.conn.trailing_data[0])
             if begun and self._receiving is None:
@@ -64,6 +112,8 @@ class BoundedProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         self._received()
+        if not self.transport.is_closing():
+            self.idle[self] = None
         super().on_response_complete()
 
     def pause_writing(self) -> None:
@@ -82,6 +132,14 @@ class BoundedProtocol(H11Protocol):
         error = sys.exception()
         hint = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
         self._refuse(hint if hint in _WORDS else 400)
+
+    def _make_room(self) -> bool:
+        """Ends the connection that has been idle for longest. False if each has a request under way."""
+        oldest = next(iter(self.idle), None)
+        if oldest is not None:
+            del self.idle[oldest]
+            oldest.transport.abort()
+        return oldest is not None
 
     def _received(self) -> None:
         if self._receiving is not None:

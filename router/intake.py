@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 
 from kvrelay.clock import Clock
 from kvrelay.config import RouterConfig
@@ -12,11 +13,12 @@ from kvrelay.types import FinishReason, SamplingParams
 from kvrelay.wire.inference import GenerateRequest
 from router.driver import Driver
 from router.limits import Limits
+from router.loop_slices import LoopSlices
 from router.model_card import ModelCard
 from router.request import Request
 from router.stream import Stream
-from router.text import Text
-from router.validation import admit_sampling, check_priority, check_request
+from router.text import Text, TokenBound, replay
+from router.validation import admit_sampling, check_priority, check_request, resumed_model
 
 
 class Intake:
@@ -30,6 +32,7 @@ class Intake:
         limits: Limits,
         config: RouterConfig,
         clock: Clock,
+        slices: LoopSlices | None = None,
     ) -> None:
         self.card = card
         self.text = text
@@ -37,6 +40,7 @@ class Intake:
         self._driver = driver
         self._config = config
         self._clock = clock
+        self._slices = slices or LoopSlices()
 
     @property
     def max_model_len(self) -> int:
@@ -57,26 +61,39 @@ class Intake:
         """
         if time_left is not None and time_left <= 0:
             raise DeadlineExceeded("the deadline had passed when the request arrived; nothing was done")
-        return self.admit(request, await self.tokenize(request, tenant), tenant, arrival, time_left, traceparent)
+        token_ids = await self.tokenize(request, tenant)
+        return await self.admit(request, token_ids, tenant, arrival, time_left, traceparent)
 
-    async def tokenize(self, request: GenerateRequest, tenant: Tenant) -> tuple[int, ...]:
-        """The prompt of a request that is checked first.
+    def check_caller(self, tenant: Tenant) -> None:
+        """Before the body of a request is read. Raises what any request of that tenant would be refused with now."""
+        self.limits.check_request(tenant, self._clock.now())
+        self._driver.check_open(tenant, -(2**31) if tenant.min_priority is None else tenant.min_priority)
+
+    async def tokenize(self, request: GenerateRequest, tenant: Tenant, choices: int = 1) -> tuple[int, ...]:
+        """The prompt of a request that is checked first, and that has so many choices.
 
         Raises InvalidArgument, NotFound, PermissionDenied for a priority that the tenant may not ask for,
         ResourceExhausted for one over its limit, and what check_open does.
         """
         check_request(request, self.card)
         check_priority(request.priority, tenant)
-        self.limits.take_request(tenant, self._clock.now())
+        self.limits.take_request(tenant, self._clock.now(), choices)
         self._driver.check_open(tenant, request.priority)  # before tokenizing, which would cost more than the refusal
         if request.token_ids:
             return request.token_ids
+        bound = TokenBound.of_context(self.max_model_len)
         if request.messages:
-            return await self.text.encode_chat(request.messages)
+            return await self.text.encode_chat(request.messages, tenant, bound)
         assert request.prompt is not None, "check_request lets no request without a source pass"
-        return await self.text.encode(request.prompt)
+        fewest = self.text.fewest_tokens(request.prompt)
+        bound.check("prompt", fewest, "at least ")
+        # What tokenizing is worth is taken before it is done, and stays taken from who sent what cannot be served.
+        self.limits.take_tokens(tenant, fewest, self._clock.now())
+        token_ids = await self.text.encode(request.prompt, tenant=tenant, bound=bound)
+        self.limits.give_back(tenant, fewest)
+        return token_ids
 
-    def admit(
+    async def admit(
         self,
         request: GenerateRequest,
         token_ids: tuple[int, ...],
@@ -95,9 +112,6 @@ class Intake:
         deadline = arrival + timeout - min(0.1, timeout / 10)
         request_id = request.request_id or uuid.uuid4().hex
         sampling = admit_sampling(request, request_id, len(token_ids), self.max_model_len)
-        text = self.text.open_stream(sampling.stop, token_ids)
-        for token_id in request.resume:
-            text.push(token_id)
         admitted = Request(
             request_id=tenant.scoped(request_id),
             token_ids=token_ids,
@@ -106,13 +120,19 @@ class Intake:
             deadline=deadline,
             priority=request.priority,
             resume=request.resume,
-            complete="stop" if text.stopped else self._completed(request.resume, sampling),
             tenant=tenant,
             chat=bool(request.messages),
+            model=resumed_model(request),
             traceparent=traceparent,
+            cache_salt=request.cache_salt,
         )
         self.limits.take_tokens(tenant, admitted.most_tokens, self._clock.now())
         try:
+            text = self.text.open_stream(sampling.stop, token_ids)
+            if request.resume:
+                await self._slices.run(tenant, replay(text, request.resume))
+                complete = "stop" if text.stopped else self._completed(request.resume, sampling)
+                admitted = replace(admitted, complete=complete)
             return self._driver.submit(admitted, text)
         except BaseException:
             self.limits.give_back(tenant, admitted.most_tokens)

@@ -86,7 +86,7 @@ class Timeline:
             ttft_seconds=sum(phases.values()) if emitted is not None else 0.0,
             second_token_gap_seconds=0.0 if first is None or self._second is None else self._second - first,
             decode_seconds=0.0 if first is None or self._last is None else self._last - first,
-            e2e_seconds=ended - self._arrival,
+            e2e_seconds=max(ended, emitted or ended) - self._arrival,
             handoff=handoff,
             attempts=attempts,
         )

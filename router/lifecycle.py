@@ -8,9 +8,11 @@ Events go in, with the time; effects come out. An attempt is one placement on wo
 events of an attempt that was given up are dropped. The next attempt is given the prompt and all tokens
 emitted so far; as draws are keyed by (seed, position), it goes on as the lost one would have.
 
-Not every attempt costs the request something. One that a worker refuses, or that leaves a draining worker, is free. One
-whose worker is lost counts towards max_attempts, and what it says against the request is weighed in `router.suspicion`.
-One that a worker failed counts likewise, and the next is paid for from the router's retry budget.
+Not every attempt costs the request something. One that a worker refuses, that leaves a draining worker, or that gives
+its batch slot to another tenant is free. One whose worker is lost counts towards max_attempts, and what it says against
+the request is weighed in `router.suspicion`. One that a worker failed counts likewise, and the next is paid for from
+the router's retry budget. One in which the model had no next token for this sequence is free once: if another worker
+has none either, the request is at fault and fails; if it has one, the first worker is (`router.dispatcher`).
 """
 
 from __future__ import annotations
@@ -77,6 +79,7 @@ class Lifecycle:
         self.last_assignment: Assignment | None = None
         self.target: HandoffTarget | None = None
         self.tokens: list[int] = list(request.resume)  # of the answer
+        self.model = request.model  # that gave the first of these; no other one may go on with them
         self.cached_tokens = 0
         self.fetched_tokens = 0  # of these, from another worker's prefix cache
         self.handoff: Handoff | None = None
@@ -84,7 +87,10 @@ class Lifecycle:
         self.timeline = Timeline(request.arrival)
         self.avoid: frozenset[str] = frozenset()  # workers that failed this request
         self.suspicion = Suspicion()
+        self.fault = ""  # the worker that had no next token for this sequence, until another worker has one
         self.failures = 0  # attempts that a worker failed or was lost with
+        self.preemptions = 0  # attempts that gave their batch slot to another tenant
+        self.started_at: float | None = None  # when the live attempt gave its first token
         self._budget = budget
         self._settings = settings
         self._attempt_start = 0  # number of tokens when the attempt began
@@ -133,10 +139,15 @@ class Lifecycle:
         return self.assignment is not None and self.suspicion.outlived(self._decoded)
 
     @property
+    def new_tokens(self) -> int:
+        """Of the live attempt."""
+        return len(self.tokens) - self._attempt_start
+
+    @property
     def _decoded(self) -> int:
         """Tokens of the live attempt from its decode worker; -1 where the prefill worker has not given its own."""
         placed = self.assignment
-        return len(self.tokens) - self._attempt_start - bool(placed is not None and placed.prefill)
+        return self.new_tokens - bool(placed is not None and placed.prefill)
 
     @property
     def lease_id(self) -> int | None:
@@ -155,6 +166,7 @@ class Lifecycle:
         self.attempt = attempt
         self.assignment = self.last_assignment = assignment
         self._attempt_start = len(self.tokens)
+        self.started_at = None
         if assignment.path == "local":
             self.state = "prefilling"
             return [Send(assignment.decode, RunLocal(self._spec(now)))]
@@ -222,6 +234,14 @@ class Lifecycle:
         state = self.state.replace("_", " ")
         return self._give_up(DeadlineExceeded(f"the deadline passed while the request was {state}"), "deadline", gone)
 
+    def preempt(self, now: float) -> list[Effect]:
+        """Gives the attempt up for another tenant's request. That says nothing against the request or its workers."""
+        assert self.holders, f"{self.request.request_id} was preempted while {self.state}"
+        self.timeline.mark("preempted", now)
+        self._record("preempted: another tenant had less than its share")
+        self.preemptions += 1
+        return self._requeue("")
+
     def tick(self, now: float) -> list[Effect]:
         return self._end() if self.state == "finishing" and now >= self._finish_by else []
 
@@ -239,6 +259,7 @@ class Lifecycle:
             priority=request.priority,
             deadline_s=request.deadline - now,
             tenant=request.tenant.name,
+            weight=request.tenant.weight,
         )
 
     def _reserved(self, worker_id: str, target: HandoffTarget, now: float) -> list[Effect]:
@@ -300,8 +321,13 @@ class Lifecycle:
         if not self.timeline.has_first_token and event.prefill is not None:
             self.cached_tokens = min(event.prefill.cached_tokens, len(self.request.token_ids))
             self.fetched_tokens = event.prefill.fetched_tokens
+        if self.model is None or self.assignment.model.full:
+            self.model = self.assignment.model
         self.timeline.tokens(now, len(token_ids), event.prefill)
+        if self.started_at is None:
+            self.started_at = now
         self.tokens += token_ids
+        self.fault = ""
         return [Emit(self.request.request_id, start, token_ids, logprobs, self.assignment.path)]
 
     def _handed_off(self, worker_id: str, handoff: Handoff) -> list[Effect]:
@@ -327,11 +353,23 @@ class Lifecycle:
             return self._again(f"{worker_id} was drained", worker_id, now)
         if event.code is Code.DEADLINE_EXCEEDED and now >= self.request.deadline - CLOCKS_S:
             return self.expire("", gone=worker_id)
+        if event.of_sequence:
+            return self._faulted(worker_id, event.message, now)
         if handoff_failed(self.assignment, worker_id, event.code):
             self.avoid |= {self.assignment.prefill, self.assignment.decode}
         retry_after_s = RETRY_AFTER_S if event.code in (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED) else None
         error = error_for(event.code, f"{worker_id}: {event.message}", retry_after_s=retry_after_s)
         return self._retry(error, error.message, worker_id, now)
+
+    def _faulted(self, worker_id: str, message: str, now: float) -> list[Effect]:
+        """The retry is not paid for: there is one, so such requests cannot use up what others' retries need."""
+        before, self.fault = self.fault, worker_id
+        self.failures += 1
+        reason = f"{worker_id}: {message}"
+        if before or self.failures >= self._settings.max_attempts:
+            where = f"; {before} had none for it either" if before else ""
+            return self._give_up(Internal(f"{reason}{where}"), reason, gone=worker_id)
+        return self._again(reason, worker_id, now)
 
     # Ends
 
@@ -397,4 +435,4 @@ class Lifecycle:
 
     def _record(self, outcome: str) -> None:
         if (one := self.assignment) is not None:
-            self.attempts.append(Attempt(one.path, one.why, one.prefill, one.decode, outcome))
+            self.attempts.append(Attempt(one.path, one.why_for(self.request.tenant), one.prefill, one.decode, outcome))

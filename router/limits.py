@@ -22,11 +22,15 @@ class Bucket:
 
     def take(self, amount: int, now: float) -> float:
         """Seconds until there is enough; 0 if there was, and it is taken. `amount` is at most `per_minute`."""
-        self._refill(now)
-        if amount <= self._level:
+        wait_s = self.wait(amount, now)
+        if wait_s == 0.0:
             self._level -= amount
-            return 0.0
-        return (amount - self._level) / self.per_minute * _MINUTE_S
+        return wait_s
+
+    def wait(self, amount: int, now: float) -> float:
+        """As `take`, which takes nothing."""
+        self._refill(now)
+        return max(0.0, amount - self._level) / self.per_minute * _MINUTE_S
 
     def give_back(self, amount: int) -> None:
         self._level = min(self._level + amount, self.per_minute)
@@ -54,11 +58,27 @@ class Limits:
         self._requests: dict[str, Bucket] = {}
         self._tokens: dict[str, Bucket] = {}
 
-    def take_request(self, tenant: Tenant, now: float) -> None:
-        """Raises ResourceExhausted."""
+    def take_request(self, tenant: Tenant, now: float, choices: int = 1) -> None:
+        """Each choice counts as a request, since it costs what one does.
+
+        Raises ResourceExhausted, and InvalidArgument for more than a minute allows: waiting would not help.
+        """
+        if tenant.requests_per_minute is None:
+            return
+        if choices > tenant.requests_per_minute:
+            raise InvalidArgument(
+                f"n is {choices}; tenant {tenant.name} may send {tenant.requests_per_minute} requests in a minute, and "
+                "each choice counts as one, so ask for fewer",
+                field="n",
+            )
+        bucket = _bucket(self._requests, tenant.name, tenant.requests_per_minute, now)
+        self._take(bucket, choices, "requests", tenant, now)
+
+    def check_request(self, tenant: Tenant, now: float) -> None:
+        """Raises ResourceExhausted where `take_request` would, and takes nothing."""
         if tenant.requests_per_minute is not None:
             bucket = _bucket(self._requests, tenant.name, tenant.requests_per_minute, now)
-            self._take(bucket, 1, "requests", tenant, now)
+            self._refuse(bucket, bucket.wait(1, now), "requests", tenant)
 
     def take_tokens(self, tenant: Tenant, amount: int, now: float) -> None:
         """Raises ResourceExhausted, and InvalidArgument for more than a minute allows: waiting would not help."""
@@ -92,7 +112,9 @@ class Limits:
             del self.refused[key]
 
     def _take(self, bucket: Bucket, amount: int, what: str, tenant: Tenant, now: float) -> None:
-        wait_s = bucket.take(amount, now)
+        self._refuse(bucket, bucket.take(amount, now), what, tenant)
+
+    def _refuse(self, bucket: Bucket, wait_s: float, what: str, tenant: Tenant) -> None:
         if wait_s > 0:
             self.refused[tenant.name, what] += 1
             raise ResourceExhausted(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from kvrelay.security.guard import RoleGuard
 from kvrelay.security.https import ssl_context
 from router.grpc_access import GrpcAccess
 from router.grpc_messages import GrpcMessages
+from router.http_acceptor import BACKLOG, Acceptor
 from router.http_protocol import MAX_HEAD_BYTES, SLOW_READER_S, BoundedProtocol
 
 MAX_MESSAGE_BYTES = 4 * 2**20  # of a request: a full context as text, several times over
@@ -46,6 +48,7 @@ def grpc_server(
     option: str,
     services: tuple[str, ...],
     access: GrpcAccess,
+    messages: GrpcMessages,
     credentials: Credentials | None = None,
 ) -> tuple[grpc.aio.Server, str, health.aio.HealthServicer]:
     """A server with health and reflection, not yet started, and the HOST:PORT that it has.
@@ -56,7 +59,7 @@ def grpc_server(
     interceptors: list[grpc.aio.ServerInterceptor] = [access]
     if credentials is not None and credentials.files.ca is not None:
         interceptors.append(RoleGuard(without_role="client"))
-    server = grpc.aio.server(interceptors=[*interceptors, GrpcMessages()], options=_OPTIONS)
+    server = grpc.aio.server(interceptors=[*interceptors, messages], options=_OPTIONS)
     try:
         port = listen(server, address, credentials)
     except RuntimeError as error:
@@ -68,7 +71,30 @@ def grpc_server(
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without hands on the process's signals: the router has its own."""
+    """uvicorn without hands on the process's signals, which the router has, and with an acceptor of our own."""
+
+    def __init__(self, config: uvicorn.Config, listener: socket.socket) -> None:
+        super().__init__(config)
+        self._listener = listener
+        self._idle: dict[BoundedProtocol, None] = {}
+        self._accepting: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=[])
+        acceptor = Acceptor(self._listener, self._protocol, self.config.ssl)
+        self._accepting = asyncio.create_task(acceptor.run())
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._accepting is not None:
+            self._accepting.cancel()
+            await asyncio.wait([self._accepting])
+        self._listener.close()
+        await super().shutdown(sockets=[])
+
+    def _protocol(self) -> asyncio.Protocol:
+        protocol = BoundedProtocol(self.config, self.server_state, self.lifespan.state)
+        protocol.idle = self._idle
+        return protocol
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -77,19 +103,9 @@ class HttpServer(uvicorn.Server):
 
 def http_server(
     app: Starlette, address: str, option: str, credentials: Credentials | None = None
-) -> tuple[HttpServer, socket.socket, str]:
-    """A server for `serve(sockets=[...])`, its socket, and the HOST:PORT that it has. Raises ConfigError."""
-    host, _, port = address.rpartition(":")
-    try:
-        family, kind, protocol, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Connections inherit it: one whose peer takes nothing off our hands for so long is over.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SLOW_READER_S * 1000))
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        listener.bind(target)
-    except OSError as error:
-        raise ConfigError(f"{option}: cannot listen on {address}; is it in use? {error}") from error
+) -> tuple[HttpServer, str]:
+    """A server, and the HOST:PORT that it has. Raises ConfigError."""
+    listener = http_listener(address, option)
     config = uvicorn.Config(
         app,
         http=BoundedProtocol,
@@ -104,4 +120,24 @@ def http_server(
     if credentials is not None:
         config.load()  # which would make a context of its own
         config.ssl = ssl_context(credentials)
-    return HttpServer(config), listener, f"{host}:{listener.getsockname()[1]}"
+    return HttpServer(config, listener), f"{address.rpartition(':')[0]}:{listener.getsockname()[1]}"
+
+
+def http_listener(address: str, option: str) -> socket.socket:
+    """A socket that listens on `address`, HOST:PORT. Raises ConfigError."""
+    host, _, port = address.rpartition(":")
+    listener = None
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Connections inherit it: one whose peer takes nothing off our hands for so long is over.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SLOW_READER_S * 1000))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        listener.bind(target)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        if listener is not None:
+            listener.close()
+        raise ConfigError(f"{option}: cannot listen on {address}; is it in use? {error}") from error
+    return listener

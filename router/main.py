@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2
 from kvrelay.clock import MonotonicClock
 from kvrelay.config import ClusterConfig
 from kvrelay.errors import Unavailable
+from kvrelay.loop_stall import LoopStalls
 from kvrelay.registry import Registry
 from kvrelay.security.credentials import Credentials
 from kvrelay.stop_request import DRAIN_GRACE_S, StopRequest
@@ -20,19 +21,25 @@ from kvrelay.tenants import ADMIN, CLIENT
 from kvrelay.wire import cluster, inference
 from router.access import Access
 from router.admin import ClusterService
+from router.changes import follow_changes
 from router.defence_metrics import DefenceCollector
 from router.driver import Driver
 from router.grpc_access import GrpcAccess
+from router.grpc_bounds import field_bounds
+from router.grpc_messages import GrpcMessages
 from router.heartbeat import Heartbeat
 from router.intake import Intake
 from router.limits import Limits
 from router.listeners import grpc_server, http_server
+from router.loop_metrics import LoopStallCollector
+from router.loop_slices import LoopSlices
 from router.metrics import ClusterCollector, Metrics
-from router.model_card import ModelCard
+from router.model_card import ModelCard, ask_transformers
 from router.observers import Observers
 from router.openai import build_app
+from router.pace import STRANGER, Pace
 from router.page import StatusPage
-from router.process import allow_connections, favour_the_loop, settle_heap
+from router.process import allow_connections, end_after, favour_the_loop, settle_heap
 from router.registry import RouterRegistry
 from router.request_log import RequestLog
 from router.service import InferenceService
@@ -40,6 +47,8 @@ from router.status import ClusterView
 from router.tenant_metrics import TenantMetrics
 from router.text import Text
 from router.tracing import Tracing
+
+END_S = 5.0  # for the process to end after its last request
 
 log = get_logger("router")
 
@@ -53,15 +62,26 @@ async def serve(config: ClusterConfig, *, redis_url: str, model_path: str, ready
     """
     stop = StopRequest()
     stop.install()
+    end = asyncio.create_task(_end_in_time(stop))
     allow_connections()
-    card = ModelCard.load(model_path, config.model)
+    card = ModelCard.load(model_path, config.model, ask_transformers)
     text = Text.load(model_path)
     try:
         async with await Registry.connect(redis_url, loopback_only=config.listen.workers_on_loopback) as registry:
             settle_heap()
             await run_router(config, registry, card, text, ready, stop)
     finally:
+        stop.drain.set()
         await text.close()
+        end.cancel()
+
+
+async def _end_in_time(stop: StopRequest) -> None:
+    """Whatever a thread or the event loop is at: the process ends in the time that a stop request leaves."""
+    await stop.drain.wait()
+    end_after(DRAIN_GRACE_S + END_S)
+    await stop.halt.wait()
+    end_after(END_S)
 
 
 async def run_router(
@@ -86,23 +106,38 @@ async def run_router(
     limits = Limits()
     tenant_metrics = TenantMetrics(card.info.id, access, limits)
     observers = Observers(metrics, RequestLog(), tracing, limits, tenant_metrics)
-    driver = Driver(config, registry, router_id, clock, observers, credentials)
+    driver = Driver(config, registry, router_id, clock, observers, credentials, card.misfit)
     metrics.registry.register(ClusterCollector(card.info.id, driver, metrics))
     metrics.registry.register(DefenceCollector(card.info.id, driver.dispatcher))
-    intake = Intake(card, text, driver, limits, config.router, clock)
+    stalls = LoopStalls("router")
+    metrics.registry.register(LoopStallCollector(card.info.id, "router", stalls.counts))
+    slices = LoopSlices()
+    intake = Intake(card, text, driver, limits, config.router, clock, slices)
     heartbeat = Heartbeat(router_id, driver, metrics, registry, clock, certificates)
     view = ClusterView(driver, registry, heartbeat, card.info.id, config)
+    pace = Pace()
     page = StatusPage(intake, driver, metrics, view, clock)
 
+    bounds = field_bounds(card.info.max_model_len)
     public, grpc_address, public_health = grpc_server(
-        config.listen.grpc, "listen.grpc", (inference.SERVICE_NAME,), GrpcAccess(access, CLIENT), doors
+        config.listen.grpc,
+        "listen.grpc",
+        (inference.SERVICE_NAME,),
+        GrpcAccess(access, CLIENT, pace, clock),
+        GrpcMessages(bounds, slices),
+        doors,
     )
     admin, admin_address, _ = grpc_server(
-        config.listen.admin, "listen.admin", (cluster.SERVICE_NAME,), GrpcAccess(access, ADMIN), doors
+        config.listen.admin,
+        "listen.admin",
+        (cluster.SERVICE_NAME,),
+        GrpcAccess(access, ADMIN, pace, clock),
+        GrpcMessages(bounds, slices),
+        doors,
     )
-    app = build_app(intake, driver, metrics, tenant_metrics, clock, page, access, config.listen.http)
-    http, socket, http_address = http_server(app, config.listen.http, "listen.http", doors)
-    inference.add_InferenceServiceServicer_to_server(InferenceService(intake, clock), public)
+    app = build_app(intake, driver, metrics, tenant_metrics, clock, page, access, pace, config.listen.http, slices)
+    http, http_address = http_server(app, config.listen.http, "listen.http", doors)
+    inference.add_InferenceServiceServicer_to_server(InferenceService(intake, clock, pace), public)
     cluster.add_ClusterServiceServicer_to_server(ClusterService(driver, registry, view), admin)
 
     scheme = "http" if doors is None else "https"
@@ -123,15 +158,17 @@ async def run_router(
 
     def tenants_changed() -> None:
         limits.keep(access.names)
+        pace.keep({*access.names, STRANGER})
         tenant_metrics.keep(access.names)
 
     async with asyncio.TaskGroup() as tasks:
         await public.start()
         await admin.start()
         favour_the_loop()
-        runs = (driver.run(), heartbeat.run(), page.run(), announce(), access.watch(tenants_changed))
+        watches = (access.watch(tenants_changed), follow_changes(registry, driver), stalls.run())
+        runs = (driver.run(), heartbeat.run(), page.run(), announce(), *watches)
         loops = [tasks.create_task(one) for one in runs]
-        web = tasks.create_task(http.serve(sockets=[socket]))
+        web = tasks.create_task(http.serve())
         await stop.drain.wait()
         log.info("draining", requests=driver.dispatcher.unfinished)
         await _drain(driver, stop)

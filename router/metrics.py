@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from kvrelay.errors import Code
-from kvrelay.types import POOLS, FinishReason, PoolName, ScalingDecision, WorkerState
+from kvrelay.types import POOLS, FinishReason, PoolName, ScalingDecision, StandbyWorker, WorkerState
 from router.driver import Driver
 from router.series import Histogram, Total
 from router.stream import Stream
@@ -57,6 +57,7 @@ class Metrics:
         self.ttft = Window()
         self.itl = Window()
         self.desired: Mapping[PoolName, int] = {}  # workers that the registry asks for, as last heard
+        self.standbys: tuple[StandbyWorker, ...] = ()  # likewise
         self._model = model
         ProcessCollector(registry=self.registry)
         self._prompt_tokens = self._total("prompt_tokens", "Prompt tokens of requests that got a first token.")
@@ -184,11 +185,13 @@ class ClusterCollector(Collector):
         rate = self._gauge("worker_tokens_per_second", "As the worker measures it.")
         resident = self._gauge("worker_resident_memory_bytes", "Of the worker's process.")
         integrity = self._gauge("worker_integrity_ok", "1, or 0 once the worker's own checks found its books wrong.")
-        preemptions = self._counter("num_preemptions", "Sequences whose KV was dropped for room.")
+        text = "Sequences whose KV was dropped for room; pool router: requests that gave a batch slot up."
+        preemptions = self._counter("num_preemptions", text)
         drafts = self._counter("spec_decode_num_draft_tokens", "Tokens guessed by speculation.")
         accepted = self._counter("spec_decode_num_accepted_tokens", "Guessed tokens that were right.")
         running.add_metric(("router", "", self._model), dispatcher.running)
         waiting.add_metric(("router", "", self._model), dispatcher.waiting)
+        preemptions.add_metric(("router", "", self._model), dispatcher.preemptions)
         for one in workers:
             labels = (one.pool, one.worker_id, self._model)
             load = one.load
@@ -221,6 +224,10 @@ class ClusterCollector(Collector):
                 replicas.add_metric((pool, state, self._model), numbers[pool, state])
             if pool in self._metrics.desired:
                 replicas.add_metric((pool, "desired", self._model), self._metrics.desired[pool])
+        serving = {one.worker_id for one in self._driver.known}
+        standbys: Counts[str] = Counts(one.state for one in self._metrics.standbys if one.worker_id not in serving)
+        for state in ("starting", "ready"):
+            replicas.add_metric(("standby", state, self._model), standbys[state])
         return replicas
 
     def _counter(self, name: str, text: str) -> CounterMetricFamily:

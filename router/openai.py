@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -19,17 +19,20 @@ from starlette.types import Receive, Scope, Send
 
 import kvrelay
 from kvrelay.clock import Clock
-from kvrelay.errors import Cancelled, KvRelayError
+from kvrelay.errors import Cancelled, InvalidArgument, KvRelayError
 from kvrelay.telemetry import get_logger
 from kvrelay.tenants import ANY_ROLE
 from kvrelay.wire.inference import GenerateResponse
 from router.access import Access
 from router.choices import Choices
 from router.driver import Driver
+from router.exposition import Exposition
 from router.http_access import HttpAccess
 from router.http_body import Bodies
 from router.http_errors import http_error, typed, unexpected
+from router.http_pace import HttpPace
 from router.intake import Intake
+from router.loop_slices import LoopSlices
 from router.metrics import Metrics
 from router.openai_request import (
     Completion,
@@ -39,13 +42,16 @@ from router.openai_request import (
     parse_detokenize,
     parse_tokenize,
 )
-from router.openai_response import DONE, Head, Shape, error_body, event
+from router.openai_response import DONE, Head, Shape, error_body, event, tokenized_steps
 from router.openapi import describe
+from router.pace import Pace
 from router.page import StatusPage
 from router.tenant_metrics import TenantMetrics
+from router.text import TokenBound
 from router.validation import check_messages, check_model, check_text, check_token_ids
 
 T = TypeVar("T")
+MAX_CONVERTED = 2**17  # tokens of one request to /tokenize or /detokenize, or as many as the context holds
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # the latter is nginx's
 
 log = get_logger("router.openai")
@@ -59,10 +65,12 @@ def build_app(
     clock: Clock,
     page: StatusPage,
     access: Access,
+    pace: Pace,
     address: str,
+    slices: LoopSlices,
 ) -> Starlette:
     """`address` is what is listened on, HOST:PORT."""
-    door = OpenAiDoor(intake, driver, metrics, tenant_metrics, clock)
+    door = OpenAiDoor(intake, driver, metrics, tenant_metrics, clock, slices)
     # A probe and a browser's address bar send no token: what they get says nothing of who asks for what.
     in_the_open = [Route("/health", typed(door.health), methods=["GET"]), *page.files()]
     routes = [
@@ -78,33 +86,39 @@ def build_app(
         Route("/openapi.json", typed(door.openapi, ANY_ROLE), methods=["GET"]),
         Route("/status.json", typed(page.status, ANY_ROLE), methods=["GET"]),
     ]
-    guard = Middleware(HttpAccess, access=access, open_paths=[one.path for one in in_the_open], address=address)
-    app = Starlette(routes=routes, middleware=[guard], exception_handlers={HTTPException: http_error})
+    open_paths = [one.path for one in in_the_open]
+    guards = [
+        Middleware(HttpAccess, access=access, open_paths=open_paths, address=address, pace=pace, clock=clock),
+        Middleware(HttpPace, pace=pace, clock=clock),
+    ]
+    app = Starlette(routes=routes, middleware=guards, exception_handlers={HTTPException: http_error})
     app.router.redirect_slashes = False  # to where a Host header says
     return app
 
 
 class OpenAiDoor:
     def __init__(
-        self, intake: Intake, driver: Driver, metrics: Metrics, tenant_metrics: TenantMetrics, clock: Clock
+        self,
+        intake: Intake,
+        driver: Driver,
+        metrics: Metrics,
+        tenant_metrics: TenantMetrics,
+        clock: Clock,
+        slices: LoopSlices,
     ) -> None:
         self._intake = intake
         self._driver = driver
-        self._metrics = metrics
-        self._tenant_metrics = tenant_metrics
+        self._exposition = Exposition(metrics.registry, tenant_metrics, clock)
         self._clock = clock
-        self._bodies = Bodies()
+        self._slices = slices
+        self._bodies = Bodies(slices)
         self._started = int(time.time())
 
     async def completions(self, request: Request) -> Response:
-        arrival = self._clock.now()
-        completion = await self._bodies.parsed(request, parse_completion)
-        return await self._generate(request, completion, arrival)
+        return await self._generate(request, parse_completion)
 
     async def chat(self, request: Request) -> Response:
-        arrival = self._clock.now()
-        completion = await self._bodies.parsed(request, parse_chat)
-        return await self._generate(request, completion, arrival)
+        return await self._generate(request, parse_chat)
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._model()]})
@@ -130,45 +144,56 @@ class OpenAiDoor:
         return JSONResponse(describe(kvrelay.__version__))
 
     async def tokenize(self, request: Request) -> Response:
-        asked = await self._bodies.parsed(request, lambda body, _: parse_tokenize(body))
-        check_model(asked.model, self._intake.card)
-        self._intake.limits.take_request(request.state.tenant, self._clock.now())
+        tenant = request.state.tenant
+        self._intake.limits.check_request(tenant, self._clock.now())
         text = self._intake.text
-        if asked.prompt is None:
-            check_messages(asked.messages)
-            tokens = await text.encode_chat(asked.messages)
-        else:
-            check_text("prompt", asked.prompt)
-            tokens = await text.encode(asked.prompt, asked.add_special_tokens)
-        found: dict[str, object] = {
-            "count": len(tokens),
-            "max_model_len": self._intake.max_model_len,
-            "tokens": tokens,
-        }
-        if asked.return_token_strs:
-            found["token_strs"] = text.spell(tokens)
-        return await asyncio.to_thread(JSONResponse, found)
+        most = self._most_converted
+        bound = TokenBound(most, f"{most} are tokenized in one request")
+        async with self._bodies.parsed(request, lambda body, _: parse_tokenize(body)) as asked:
+            check_model(asked.model, self._intake.card)
+            self._intake.limits.take_request(tenant, self._clock.now())
+            if asked.prompt is None:
+                check_messages(asked.messages)
+                tokens = await text.encode_chat(asked.messages, tenant, bound)
+            else:
+                check_text("prompt", asked.prompt)
+                tokens = await text.encode(asked.prompt, asked.add_special_tokens, tenant, bound)
+        spell = text.spell if asked.return_token_strs else None
+        steps = tokenized_steps(tokens, self._intake.max_model_len, spell)
+        return Response(await self._slices.run(tenant, steps), media_type="application/json")
+
+    @property
+    def _most_converted(self) -> int:
+        """Tokens that one request may have turned to text, or text to."""
+        return max(self._intake.max_model_len, MAX_CONVERTED)
 
     async def detokenize(self, request: Request) -> Response:
-        model, tokens = await self._bodies.parsed(request, lambda body, _: parse_detokenize(body))
-        check_model(model, self._intake.card)
+        tenant = request.state.tenant
+        self._intake.limits.check_request(tenant, self._clock.now())
+        async with self._bodies.parsed(request, lambda body, _: parse_detokenize(body)) as (model, tokens):
+            check_model(model, self._intake.card)
+        if len(tokens) > self._most_converted:
+            raise InvalidArgument(
+                f"tokens has {len(tokens)} entries; allowed are {self._most_converted} in one request", field="tokens"
+            )
         check_token_ids("tokens", tokens, self._intake.card)
-        self._intake.limits.take_request(request.state.tenant, self._clock.now())
-        return JSONResponse({"prompt": await self._intake.text.decode(tokens)})
+        self._intake.limits.take_request(tenant, self._clock.now())
+        return JSONResponse({"prompt": await self._intake.text.decode(tokens, tenant)})
 
     async def health(self, request: Request) -> Response:
         state = self._driver.state
         return JSONResponse({"status": state}, status_code=200 if state == "ready" else 503)
 
     async def metrics(self, request: Request) -> Response:
-        text = generate_latest(self._metrics.registry)
-        if "admin" in request.state.tenant.roles:
-            text += generate_latest(self._tenant_metrics.registry)
-        return Response(text, media_type=CONTENT_TYPE_LATEST)
+        return Response(self._exposition.text(request.state.tenant), media_type=CONTENT_TYPE_LATEST)
 
-    async def _generate(self, request: Request, completion: Completion, arrival: float) -> Response:
-        traceparent = request.headers.get("traceparent", "")
-        choices = await Choices.open(self._intake, completion, request.state.tenant, arrival, traceparent)
+    async def _generate(self, request: Request, parse: Callable[[Json, str], Completion]) -> Response:
+        arrival = self._clock.now()
+        tenant, traceparent = request.state.tenant, request.headers.get("traceparent", "")
+        self._intake.check_caller(tenant)
+        async with self._bodies.parsed(request, parse) as completion:
+            choices = await Choices.open(self._intake, completion, tenant, arrival, traceparent)
+        completion = choices.completion
         request.state.request_id = completion.request_id  # which has been checked
         try:
             head = Head(
@@ -179,7 +204,9 @@ class OpenAiDoor:
             shape = Shape(completion, head, await choices.echoes() if completion.echo else ())
             if not completion.stream:
                 answers, logprobs = await _unless_gone(request, choices.whole())
-                return JSONResponse(shape.whole(answers, logprobs), headers={"x-kvrelay-path": answers[0].path or ""})
+                body = await self._slices.run(tenant, shape.whole(answers, logprobs))
+                headers = {"x-kvrelay-path": answers[0].path or ""}
+                return Response(body, media_type="application/json", headers=headers)
             await _unless_gone(request, choices.begun())  # until then an error still has a status of its own
         except BaseException:
             choices.cancel()

@@ -6,15 +6,19 @@ A field that kvrelay does not have is an error if it would change the answer, an
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+import reprlib
+from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import xxhash
 
 from kvrelay.errors import InvalidArgument, PermissionDenied, Unimplemented
+from kvrelay.sampling_limits import MAX_LOGIT_BIAS, MAX_STOP_TOKENS
 from kvrelay.wire.inference import GenerateRequest, SamplingOptions
+from router.json_parser import MAX_INTEGERS, json_steps
 from router.openapi_fields import CHAT, COMPLETION, DETOKENIZE, MAX_CHOICES, PASSED_OVER, TOKENIZE
+from router.validation import MAX_MESSAGES, MAX_STOPS
 
 Json = Mapping[str, Any]
 
@@ -35,6 +39,10 @@ class Completion:
     continuous_usage: bool
     return_token_ids: bool
     echo: bool
+
+    def without_prompts(self) -> Completion:
+        requests = tuple(replace(one, prompt=None, messages=(), token_ids=()) for one in self.requests)
+        return replace(self, requests=requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,24 +92,35 @@ _ONLY: dict[str, tuple[object, ...]] = {
 }
 # The router makes these, by whatever name other servers know them; a client that could would read what is not its own.
 _FORBIDDEN = {
-    *("chat_template", "chat_template_kwargs", "cache_salt"),
+    *("chat_template", "chat_template_kwargs"),
     *("kv_transfer_params", "ec_transfer_params", "lease_id", "worker_id", "nvext"),
     *("bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank", "data_parallel_rank"),
 }
+_SHORT = reprlib.Repr()  # whatever a client sent, with the cost of a few characters
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 60
 _TENSORS = {"prompt_embeds", "mm_processor_kwargs", "multi_modal_data"}
 
 
-def load_json(body: bytes) -> Json:
-    """Raises InvalidArgument for what is not one JSON object with distinct keys and finite numbers."""
-    try:
-        value = json.loads(body, parse_constant=_no_constant, object_pairs_hook=_distinct)
-    except RecursionError:
-        raise InvalidArgument("the body is nested too deeply") from None
-    except ValueError as error:  # also of bytes that are not UTF-8
-        raise InvalidArgument(f"the body is not valid JSON: {error}") from None
+def object_steps(body: bytes | bytearray) -> Generator[int, None, Json]:
+    """A body in the steps of router.json_parser.
+
+    Raises InvalidArgument for what is not one JSON object with distinct keys and finite numbers.
+    """
+    value = yield from json_steps(body)
     if not isinstance(value, dict):
         raise InvalidArgument("the body is not a JSON object")
     return value
+
+
+def load_json(body: bytes) -> Json:
+    """As `object_steps`, all at once."""
+    steps = object_steps(body)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: Json = end.value
+            return found
 
 
 def parse_completion(body: Json, request_id: str = "") -> Completion:
@@ -152,13 +171,14 @@ def parse_detokenize(body: Json) -> tuple[str, list[int]]:
     _check_fields(body, DETOKENIZE)
     if body.get("tokens") is None:
         raise InvalidArgument("tokens must be a list of token ids", field="tokens")
-    return _get(body, "model", _string) or "", _list(body, "tokens", _integer)
+    return _get(body, "model", _string) or "", _integers(body["tokens"], "tokens")
 
 
 def parse_messages(value: object) -> tuple[tuple[str, str], ...]:
     """(role, content) pairs. Content may come as a list of text parts."""
     if not isinstance(value, list) or not value:
         raise InvalidArgument("messages must be a list of at least one message", field="messages")
+    _check_length(value, "messages", MAX_MESSAGES)
     return tuple(_message(one, position) for position, one in enumerate(value))
 
 
@@ -187,6 +207,7 @@ def _completion(
     request_id = _get(body, "request_id", _string) or request_id
     model = _get(body, "model", _string) or ""
     priority = _get(body, "priority", _integer) or 0
+    cache_salt = _get(body, "cache_salt", _string)
     requests = []
     for number in range(len(sources) * n):
         prompt, choice = divmod(number, n)
@@ -198,6 +219,7 @@ def _completion(
                 model=model,
                 sampling=sampling if seed == sampling.seed else replace(sampling, seed=seed),
                 priority=priority,
+                cache_salt=cache_salt,
                 **sources[prompt],
             )
         )
@@ -246,21 +268,17 @@ def _prompts(value: object) -> list[dict[str, Any]]:
         return [{"prompt": value}]
     if not isinstance(value, list) or not value:
         raise InvalidArgument("prompt must be text, token ids, or a list of either, and not empty", field="prompt")
-    if all(map(_is_integer, value)):
-        return [{"token_ids": _token_ids(value)}]
+    if set(map(type, value)) == {int}:
+        return [{"token_ids": tuple(value)}]
     if len(value) > MAX_CHOICES:
         raise InvalidArgument(f"prompt is a list of {len(value)}; allowed are {MAX_CHOICES}", field="prompt")
     if all(isinstance(one, str) for one in value):
         return [{"prompt": one} for one in value]
-    if all(isinstance(one, list) and one and all(map(_is_integer, one)) for one in value):
-        return [{"token_ids": _token_ids(one)} for one in value]
+    if all(isinstance(one, list) and set(map(type, one)) == {int} for one in value):
+        return [{"token_ids": tuple(one)} for one in value]
     raise InvalidArgument(
         "prompt is a list of mixed or empty entries; give texts, or lists of token ids", field="prompt"
     )
-
-
-def _token_ids(value: list[int]) -> tuple[int, ...]:
-    return tuple(value)
 
 
 def _sampling(body: Json, max_tokens: int | None, logprobs: int | None) -> SamplingOptions:
@@ -271,8 +289,8 @@ def _sampling(body: Json, max_tokens: int | None, logprobs: int | None) -> Sampl
         top_k=0 if top_k == -1 else top_k,  # both say: off
         seed=_get(body, "seed", _integer),
         min_tokens=_get(body, "min_tokens", _integer) or 0,
-        stop=(stop,) if isinstance(stop, str) else tuple(_list(body, "stop", _string)),
-        stop_token_ids=tuple(_list(body, "stop_token_ids", _integer)),
+        stop=(stop,) if isinstance(stop, str) else tuple(_list(body, "stop", _string, MAX_STOPS)),
+        stop_token_ids=tuple(_list(body, "stop_token_ids", _integer, MAX_STOP_TOKENS)),
         ignore_eos=_get(body, "ignore_eos", _boolean) or False,
         logit_bias=tuple(sorted(_logit_bias(body))),
         logprobs=logprobs,
@@ -282,9 +300,11 @@ def _sampling(body: Json, max_tokens: int | None, logprobs: int | None) -> Sampl
 
 def _logit_bias(body: Json) -> list[tuple[int, float]]:
     found = []
-    for key, value in (_get(body, "logit_bias", _object) or {}).items():
+    given = _get(body, "logit_bias", _object) or {}
+    _check_length(given, "logit_bias", MAX_LOGIT_BIAS)
+    for key, value in given.items():
         if not key.isascii() or not key.isdecimal() or len(key) > 10:
-            raise InvalidArgument(f"logit_bias has the key {key!r:.40}; keys are token ids", field="logit_bias")
+            raise InvalidArgument(f"logit_bias has the key {key[:40]!r}; keys are token ids", field="logit_bias")
         found.append((int(key), _number(value, "logit_bias")))
     return found
 
@@ -298,7 +318,7 @@ def _check_fields(body: Json, known: Collection[str]) -> None:
         if name in _TENSORS:
             raise Unimplemented(f"{name}: this model takes text and token ids only", field=name)
         if name not in _ONLY:
-            raise InvalidArgument(f"{name!r:.60} is not a field that is known here; leave it out", field=name[:60])
+            raise InvalidArgument(f"{name[:60]!r} is not a field that is known here; leave it out", field=name[:60])
         if value not in _ONLY[name]:
             allowed = "".join(f", or give {json.dumps(one)}" for one in _ONLY[name])
             raise InvalidArgument(f"{name} is not supported; leave it out{allowed}", field=name)
@@ -313,17 +333,30 @@ def _get(body: Json, name: str, read: Callable[[object, str], Any]) -> Any:
     return None if value is None else read(value, name)
 
 
-def _list(body: Json, name: str, read: Callable[[object, str], Any]) -> list[Any]:
+def _list(body: Json, name: str, read: Callable[[object, str], Any], most: int) -> list[Any]:
+    """At most so many values, each as `read` returns it; none if it is absent or null."""
     value = body.get(name)
     if value is None:
         return []
     if not isinstance(value, list):
         raise _wrong(name, value, "a list")
+    _check_length(value, name, most)
     return [read(one, name) for one in value]
 
 
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _integers(value: object, name: str) -> list[int]:
+    """A list that may be long."""
+    if not isinstance(value, list):
+        raise _wrong(name, value, "a list")
+    _check_length(value, name, MAX_INTEGERS)
+    if value and set(map(type, value)) != {int}:
+        raise _wrong(name, next(one for one in value if type(one) is not int), "a list of integers")
+    return value
+
+
+def _check_length(value: Collection[object], name: str, most: int) -> None:
+    if len(value) > most:
+        raise InvalidArgument(f"{name} has {len(value)} entries; allowed are {most}", field=name)
 
 
 def _integer(value: object, name: str) -> int:
@@ -357,16 +390,4 @@ def _object(value: object, name: str) -> Json:
 
 
 def _wrong(name: str, value: object, wanted: str) -> InvalidArgument:
-    return InvalidArgument(f"{name} is {value!r:.60}; it must be {wanted}", field=name)
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(one for one in names if names.count(one) > 1)!r:.60} stands twice")
-    return found
+    return InvalidArgument(f"{name} is {_SHORT.repr(value):.60}; it must be {wanted}", field=name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
 from json.encoder import encode_basestring_ascii
 from typing import Any
@@ -14,6 +14,8 @@ from kvrelay.wire.inference import GenerateResponse
 from router.openai_request import Completion
 
 Json = dict[str, Any]
+_TOKENS_AT_ONCE = 512
+_TOKEN_COST = 32  # of a token that is written and spelled, to router.loop_slices
 DONE = "data: [DONE]\n\n"
 
 
@@ -48,6 +50,7 @@ class Shape:
         self._before = f'data: {opened}{{"index":'
         usage = completion.include_usage and not completion.continuous_usage
         self._after = ',"usage":null' if usage else ""
+        self._fingerprints: dict[int, str] = {}  # by choice
 
     def chunk(
         self, index: int, response: GenerateResponse, logprobs: Json | None, usage: Usage | None, last: str
@@ -72,6 +75,9 @@ class Shape:
         finish = "null" if response.finish_reason is None else f'"{response.finish_reason}"'
         scores = "null" if logprobs is None else to_json(logprobs)
         told = self._after if usage is None else f',"usage":{to_json(usage_body([usage], 1))}'
+        if response.system_fingerprint:
+            self._fingerprints[index] = f',"system_fingerprint":{to_json(response.system_fingerprint)}'
+        told += self._fingerprints.get(index, "")
         return f'{self._before}{index},{said},"logprobs":{scores},"finish_reason":{finish}{ids}}}]{told}{last}}}\n\n'
 
     def last_members(self, answers: Sequence[GenerateResponse]) -> str:
@@ -83,20 +89,27 @@ class Shape:
         usage = usage_body(_usages(answers), self._completion.n)
         return event(self._body([], chunk=True) | {"usage": usage, "kvrelay": account(answers)})
 
-    def whole(self, answers: Sequence[GenerateResponse], logprobs: Sequence[Json | None]) -> Json:
-        """All choices, each as one response that holds all of its answer."""
+    def whole(
+        self, answers: Sequence[GenerateResponse], logprobs: Sequence[LogprobsText | None]
+    ) -> Generator[int, None, str]:
+        """The body with all choices, each as one response that holds all of its answer; router.loop_slices' steps."""
         choices = []
         for index, (answer, one) in enumerate(zip(answers, logprobs, strict=True)):
-            choice: Json = {"index": index, "logprobs": one, "finish_reason": answer.finish_reason}
+            choice: Json = {"index": index, "finish_reason": answer.finish_reason}
             if self._completion.chat:
                 choice["message"] = {"role": "assistant", "content": answer.text}
             else:
                 choice["text"] = self._echoes[index] + answer.text if self._completion.echo else answer.text
             if self._completion.return_token_ids:
                 choice["token_ids"] = list(answer.token_ids)
-            choices.append(choice)
+            scores = "null" if one is None else one.written()
+            choices.append(f'{to_json(choice)[:-1]},"logprobs":{scores}}}')
+            yield len(choices[-1])
         usage = usage_body(_usages(answers), self._completion.n)
-        return self._body(choices, chunk=False) | {"usage": usage, "kvrelay": account(answers)}
+        fingerprint = {"system_fingerprint": answers[0].system_fingerprint or None}
+        rest = fingerprint | {"usage": usage, "kvrelay": account(answers)}
+        body = to_json(self._body([], chunk=False) | rest)
+        return body.replace('"choices":[]', f'"choices":[{",".join(choices)}]', 1)
 
     def _body(self, choices: list[Json], chunk: bool) -> Json:
         name = "text_completion"
@@ -136,6 +149,21 @@ def _ledger(ledger: Ledger | None) -> Json | None:
     return None if ledger is None else asdict(ledger) | {"phases": dict(ledger.phases)}
 
 
+def tokenized_steps(
+    tokens: Sequence[int], max_model_len: int, spell: Callable[[Sequence[int]], list[str]] | None
+) -> Generator[int, None, str]:
+    """The body that /tokenize answers with, in the steps of router.loop_slices; with `spell`, each token spelled."""
+    lists: dict[str, list[str]] = {name: [] for name in ("tokens", *([] if spell is None else ["token_strs"]))}
+    for start in range(0, len(tokens), _TOKENS_AT_ONCE):
+        part = tokens[start : start + _TOKENS_AT_ONCE]
+        lists["tokens"].append(to_json(part)[1:-1])
+        if spell is not None:
+            lists["token_strs"].append(to_json(spell(part))[1:-1])
+        yield len(part) * _TOKEN_COST
+    said = "".join(f',"{name}":[{",".join(parts)}]' for name, parts in lists.items())
+    return f'{{"count":{len(tokens)},"max_model_len":{max_model_len}{said}}}'
+
+
 def error_body(error: KvRelayError) -> Json:
     return {
         "error": {
@@ -145,6 +173,21 @@ def error_body(error: KvRelayError) -> Json:
             "code": error.code.http_status,
         }
     }
+
+
+class LogprobsText:
+    """The logprobs of an answer that grows, in JSON."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[str]] = {}
+
+    def add(self, logprobs: Json) -> None:
+        """Of tokens that follow: lists by name, as the two functions below give them."""
+        for name, values in logprobs.items():
+            self._parts.setdefault(name, []).append(to_json(values)[1:-1])
+
+    def written(self) -> str:
+        return "{" + ",".join(f'"{name}":[{",".join(parts)}]' for name, parts in self._parts.items()) + "}"
 
 
 def completion_logprobs(

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvrelay.sampling_limits import LEAST_TEMPERATURE, LIMITS, MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKENS
 from kvrelay.types import SamplingParams
-from router.validation import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_REQUEST_ID, MAX_STOP_LENGTH, MAX_STOP_TOKENS, MAX_STOPS
+from router.json_parser import MAX_INTEGERS
+from router.validation import MAX_CACHE_SALT, MAX_MESSAGES, MAX_REQUEST_ID, MAX_STOP_LENGTH, MAX_STOPS
 
 MAX_CHOICES = 64  # prompts times n, of one request
 Schema = dict[str, Any]
@@ -28,7 +30,12 @@ def _flag(says: str) -> Schema:
 
 
 TEXT: Schema = {"type": "string", "minLength": 1}
-TOKEN_IDS: Schema = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+TOKEN_IDS: Schema = {
+    "type": "array",
+    "minItems": 1,
+    "maxItems": MAX_INTEGERS,
+    "items": {"type": "integer", "minimum": 0},
+}
 _STOP: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}
 _TEXT_PART: Schema = {
     "type": "object",
@@ -38,6 +45,7 @@ _TEXT_PART: Schema = {
 MESSAGES: Schema = {
     "type": "array",
     "minItems": 1,
+    "maxItems": MAX_MESSAGES,
     "items": {
         "type": "object",
         "required": ["role", "content"],
@@ -76,14 +84,24 @@ _COMMON: dict[str, Schema] = {
     ),
     "ignore_eos": _flag("Go on past the end of the sequence, to max_tokens."),
     "min_tokens": _optional("integer", "No end before so many tokens.", minimum=0, maximum=_INT32, default=0),
-    "temperature": _optional("number", "0 is greedy.", minimum=0, maximum=100, default=_DEFAULTS.temperature),
+    "temperature": _optional(
+        "number",
+        f"Below {LEAST_TEMPERATURE:g} the likeliest token is taken.",
+        minimum=0,
+        maximum=100,
+        default=_DEFAULTS.temperature,
+    ),
     "top_p": _optional("number", "", exclusiveMinimum=0, maximum=1, default=_DEFAULTS.top_p),
     "top_k": _optional("integer", "0 and -1 are off.", minimum=-1, maximum=_INT32, default=_DEFAULTS.top_k),
     "min_p": _optional("number", "", minimum=0, maximum=1, default=_DEFAULTS.min_p),
     "presence_penalty": _optional("number", "", minimum=-2, maximum=2, default=_DEFAULTS.presence_penalty),
     "frequency_penalty": _optional("number", "", minimum=-2, maximum=2, default=_DEFAULTS.frequency_penalty),
     "repetition_penalty": _optional(
-        "number", "1 is off.", exclusiveMinimum=0, maximum=100, default=_DEFAULTS.repetition_penalty
+        "number",
+        "1 is off.",
+        minimum=LIMITS["repetition_penalty"].least,
+        maximum=LIMITS["repetition_penalty"].most,
+        default=_DEFAULTS.repetition_penalty,
     ),
     "seed": _optional(
         "integer",
@@ -103,6 +121,14 @@ _COMMON: dict[str, Schema] = {
         "string", "Instead of the header x-request-id.", maxLength=MAX_REQUEST_ID, pattern="^([!-~]([ -~]*[!-~])?)?$"
     ),
     "priority": _optional("integer", "", minimum=-_INT32 - 1, maximum=_INT32, default=0),
+    "cache_salt": _optional(
+        "string",
+        "Cached prompts are shared only with requests that give the same, within the tenant. "
+        "Make it random and keep it secret, so that no other user can learn from cached_tokens or "
+        "from the time to the first token what was asked before.",
+        minLength=1,
+        maxLength=MAX_CACHE_SALT,
+    ),
     "return_token_ids": _flag("Choices carry token_ids."),
 }
 COMPLETION: dict[str, Schema] = _COMMON | {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from importlib import resources
@@ -22,7 +23,7 @@ from kvrelay.clock import Clock
 from kvrelay.errors import ResourceExhausted
 from kvrelay.tenants import Tenant
 from kvrelay.types import WorkerLoad
-from kvrelay.wire.cluster import PoolStatus, WorkerStatus
+from kvrelay.wire.cluster import ClusterStatus, PoolStatus, WorkerStatus
 from router import recent
 from router.driver import RECENT, Driver
 from router.history import SAMPLE_S, History, Sample
@@ -31,7 +32,7 @@ from router.metrics import Metrics
 from router.status import ClusterView
 
 SNAPSHOT_S = 0.9  # one made less than this ago is given again; pages ask once a second
-MAX_VIEWERS = 64  # that are given the same snapshot
+MAX_VIEWERS = 64  # of one tenant, that are given the same snapshot
 MAX_WORKERS = 64  # of a pool that are shown
 _TYPES = {"css": "text/css", "html": "text/html", "js": "text/javascript", "svg": "image/svg+xml"}
 _HEADERS = {
@@ -59,10 +60,10 @@ class StatusPage:
         self._history = History()
         self._rows = recent.Rows(driver.recent)
         self._making = asyncio.Lock()
-        self._figures = ""  # JSON
+        self._figures: dict[bool, str] = {}  # JSON, by whether the viewer sees the cluster
         self._snapshots: dict[Tenant, bytes] = {}  # the figures with what each viewer may see of requests
         self._made_at = float("-inf")
-        self._given = 0
+        self._given: Counter[str] = Counter()  # by tenant
 
     def files(self) -> list[Route]:
         folder = resources.files("router") / "page"
@@ -73,25 +74,28 @@ class StatusPage:
         ]
 
     async def status(self, request: Request) -> Response:
-        """The same bytes for all of a tenant who ask within SNAPSHOT_S; MAX_VIEWERS in all.
+        """The same bytes for all of a tenant who ask within SNAPSHOT_S, MAX_VIEWERS of them.
 
-        The figures are the whole cluster's; of requests a tenant sees its own, an admin all.
-        Raises ResourceExhausted for more viewers.
+        A tenant sees its own requests and whether the cluster serves. The roles monitor and admin see the figures of
+        the whole cluster, and admin the requests of all tenants. Raises ResourceExhausted for more viewers.
         """
         viewer: Tenant = request.state.tenant
         async with self._making:
             if self._clock.now() - self._made_at >= SNAPSHOT_S:
                 self._figures = await self._make()
                 self._made_at = self._clock.now()
-                self._given = 0
+                self._given.clear()
                 self._snapshots.clear()
-        self._given += 1
-        if self._given > MAX_VIEWERS:
-            raise ResourceExhausted(f"{MAX_VIEWERS} pages are looking at this router already", retry_after_s=1.0)
+        self._given[viewer.name] += 1
+        if self._given[viewer.name] > MAX_VIEWERS:
+            raise ResourceExhausted(
+                f"{MAX_VIEWERS} status pages of this tenant are open already; close one", retry_after_s=1.0
+            )
         if viewer not in self._snapshots:
             live = (one for one in self._driver.newest() if recent.may_see(viewer, one.request.tenant.name))
             requests = self._rows.json(islice(live, RECENT), viewer, self._clock.now(), RECENT)
-            self._snapshots[viewer] = f'{self._figures[:-1]},"requests":{requests}}}'.encode()
+            figures = self._figures[viewer.sees_cluster]
+            self._snapshots[viewer] = f'{figures[:-1]},"requests":{requests}}}'.encode()
         return Response(self._snapshots[viewer], headers=_HEADERS, media_type="application/json")
 
     async def run(self) -> None:
@@ -123,17 +127,28 @@ class StatusPage:
             itl_p95=itl[1],
         )
 
-    async def _make(self) -> str:
+    async def _make(self) -> dict[bool, str]:
         status = await self._view.status()
         now = self._clock.now()
-        router = status.router
-        figures = {
+        service = {
             "now": round(now * 1000, 2),  # the clock of the requests' times, in ms
             "model": status.model,
             "max_model_len": self._intake.max_model_len,
             "chat": self._intake.text.has_chat,
             "state": status.state,
-            "registry": status.registry,
+        }
+        # Counts of a moment, asked for twice, tell the lengths of a request that came between.
+        outside = service | {
+            "cluster": False,
+            "registry": "ok" if status.registry == "ok" else "away",
+            "pools": [_pool(one) | {"workers": []} for one in status.pools],
+        }
+        inside = service | {"cluster": True, "registry": status.registry} | self._cluster_figures(status, now)
+        return {sees: json.dumps(one, separators=(",", ":")) for sees, one in ((False, outside), (True, inside))}
+
+    def _cluster_figures(self, status: ClusterStatus, now: float) -> Json:
+        router = status.router
+        return {
             "router": {"id": router.router_id, "rss_bytes": router.rss_bytes, "waiting_tokens": router.waiting_tokens},
             "running": router.running,
             "waiting": router.waiting,
@@ -144,7 +159,6 @@ class StatusPage:
             "decisions": [asdict(one) | {"reason": one.reason[: recent.MAX_WHY]} for one in status.decisions],
             "history": {"every_s": SAMPLE_S} | self._history.columns(),
         }
-        return json.dumps(figures, separators=(",", ":"))
 
 
 def _pool(pool: PoolStatus) -> Json:

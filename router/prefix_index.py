@@ -1,4 +1,7 @@
-"""What the router believes each worker's prefix cache holds. It may be wrong; the workers know."""
+"""What the router believes each worker's prefix cache holds.
+
+It may be wrong. A wrong belief costs time and never a token: workers compare what they find.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,13 @@ from collections.abc import Sequence
 
 
 class PrefixIndex:
-    """Block names by worker, least recently assigned forgotten first."""
+    """Block hashes by worker, least recently assigned forgotten first."""
 
     def __init__(self) -> None:
-        self._blocks: dict[str, OrderedDict[int, None]] = {}
+        self._blocks: dict[str, OrderedDict[bytes, None]] = {}
 
-    def add(self, worker_id: str, hashes: Sequence[int], capacity: int) -> None:
-        """Notes that the worker, which has room for `capacity` blocks, holds the sequence with these block names."""
+    def add(self, worker_id: str, hashes: Sequence[bytes], capacity: int) -> None:
+        """Notes that the worker, which has room for `capacity` blocks, holds the sequence of these hashes."""
         blocks = self._blocks.setdefault(worker_id, OrderedDict())
         # The tail goes in first, so that a prefix outlives what builds on it.
         for block in reversed(hashes):
@@ -22,7 +25,7 @@ class PrefixIndex:
         while len(blocks) > capacity:
             blocks.popitem(last=False)
 
-    def match(self, worker_id: str, hashes: Sequence[int]) -> int:
+    def match(self, worker_id: str, hashes: Sequence[bytes]) -> int:
         """How many leading blocks of the sequence the worker probably holds."""
         blocks = self._blocks.get(worker_id)
         if not blocks:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import gc
 import os
 import resource
+import sys
 import threading
+from typing import NoReturn
 
-from kvrelay.telemetry import get_logger
+from kvrelay.telemetry import flush_logs, get_logger
 
 log = get_logger("router.process")
 
 
+_STDERR = 2
 FILES = 8192  # open at one time: a socket for each connection that the listeners allow, and room for all else
 
 
@@ -23,6 +28,23 @@ def allow_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     if wanted < FILES:
         log.warning("few files may be open, so connections are refused early", limit=wanted, wanted=FILES)
+
+
+def end_after(seconds: float) -> None:
+    """Ends the process then, with exit code 1 and the stacks of all threads on stderr. A later call counts instead.
+
+    A thread of faulthandler's own does it, which needs no lock of Python's.
+    """
+    faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
+
+
+def end_now() -> NoReturn:
+    """Ends the process, whose work is done, with exit code 0. Python would wait for threads that cannot be stopped."""
+    flush_logs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # whoever read it has gone
+            stream.flush()
+    os._exit(0)
 
 
 def settle_heap() -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from kvrelay.tenants import Tenant
+
+MOST_HEADS = 4
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -17,7 +20,7 @@ class Ticket:
     number: int
     request_id: str = field(compare=False)
     priority: int = field(compare=False)
-    tokens: int = field(compare=False)  # of the prompt
+    tokens: int = field(compare=False)  # of the prompt, and of the answer that the client has already
 
 
 class Share:
@@ -58,16 +61,19 @@ class FairQueue:
     tokens, of prompts and answers, for its weight: the Virtual Token Counter of Sheng et al., "Fairness in Serving
     Large Language Models" (OSDI 2024), with the weights of weighted fair queueing. A tenant that comes back after a
     while begins at the counter of the one that was served last (start-time fair queueing, Goyal et al., SIGCOMM
-    1996): idle time earns no credit. Within a tenant it is first come, first served.
+    1996): idle time earns no credit. A tenant is passed over, though, while it holds so many batch slots that a
+    further one would at once be another's that waits. Within a tenant it is first come, first served.
 
     Requests that had workers before and lost them go first in their priority: they are paid for, and their clients
-    wait in mid-stream. The queue is bounded, by `overflow`.
+    wait in mid-stream. Those that were preempted go first among their tenant's only, or they would take back what they
+    gave. The queue is bounded, by `overflow`.
     """
 
     def __init__(self) -> None:
         self._levels: dict[int, _Level] = {}
         self._shares: dict[str, Share] = {}
         self._where: dict[str, tuple[Ticket, Share]] = {}
+        self._preempted: set[str] = set()
         self._virtual_time = 0.0  # counter of the tenant that was served last
 
     def __len__(self) -> int:
@@ -87,14 +93,24 @@ class FairQueue:
         share.tenant = tenant
         return share
 
-    def add(self, ticket: Ticket, share: Share, returned: bool) -> None:
+    @property
+    def shares(self) -> Iterable[Share]:
+        """Of all tenants that were seen."""
+        return self._shares.values()
+
+    def add(self, ticket: Ticket, share: Share, returned: bool, preempted: bool = False) -> None:
+        """`returned`: it lost its workers. `preempted`: it gave its batch slot to another tenant."""
         if share.waiting == 0:
             share.counter = max(share.counter, self._virtual_time)
         level = self._levels.setdefault(ticket.priority, _Level())
         if returned:
             insort(level.returned, (ticket, share), key=lambda pair: pair[0])
         else:
-            level.new.setdefault(share, OrderedDict())[ticket.request_id] = ticket
+            line = level.new.setdefault(share, OrderedDict())
+            line[ticket.request_id] = ticket
+            if preempted:
+                self._preempted.add(ticket.request_id)
+                _to_front(line, ticket)
         self._where[ticket.request_id] = ticket, share
         share.waiting += 1
         share.waiting_tokens += ticket.tokens
@@ -104,6 +120,7 @@ class FairQueue:
         if request_id not in self._where:
             return
         ticket, share = self._where.pop(request_id)
+        self._preempted.discard(request_id)
         share.waiting -= 1
         share.waiting_tokens -= ticket.tokens
         level = self._levels[ticket.priority]
@@ -124,11 +141,32 @@ class FairQueue:
             for ticket, share in level.returned:
                 if not share.capped and not pausing(ticket.request_id):
                     return ticket
-            shares = [one for one in level.new if not one.capped]
-            if shares:
-                line = level.new[min(shares, key=lambda one: (one.counter, _head(level.new[one])))]
-                return _head(line)
+            fit = {share: _first(level.new[share], pausing) for share in level.new if not share.capped}
+            tickets = {share: ticket for share, ticket in fit.items() if ticket is not None}
+            if shares := _below_share(list(tickets)):
+                return tickets[min(shares, key=lambda one: (one.counter, tickets[one]))]
         return None
+
+    def heads(self, pausing: Callable[[str], bool]) -> list[Ticket]:
+        """The next request of each tenant, where other tenants have requests with workers.
+
+        They are those of the most urgent priority that has any, as `next` would have them. The tenants that hold least
+        for their weight come first, and MOST_HEADS of them are enough.
+        """
+        holding = {one for one in self._shares.values() if one.running}
+        for priority in sorted(self._levels) if holding else ():
+            level = self._levels[priority]
+            heads: dict[Share, Ticket] = {}
+            for ticket, share in level.returned:
+                if share not in heads and not share.capped and not pausing(ticket.request_id):
+                    heads[share] = ticket
+            for share, line in level.new.items():
+                if not share.capped and (first := _first(line, pausing)) is not None:
+                    heads.setdefault(share, first)
+            if heads:
+                order = sorted(heads, key=lambda one: (one.running / one.tenant.weight, one.counter, heads[one]))
+                return [heads[one] for one in order if holding - {one}][:MOST_HEADS]
+        return []
 
     def serve(self, ticket: Ticket) -> None:
         """Takes it out, since workers were found for it."""
@@ -169,25 +207,46 @@ class FairQueue:
         gives way, with the newest of its least urgent ones. So nobody is kept out of the queue by others beyond their
         share of it. Those that had workers before are not sent away.
         """
+        newest = {
+            (priority, one): request_id
+            for priority, level in self._levels.items()
+            for one, line in level.new.items()
+            if (request_id := next(reversed(line))) not in self._preempted
+        }
 
         def excess(one: Share) -> float:
             return (one.waiting + (one is share)) / one.tenant.weight
 
-        lines = [(level, one) for level in self._levels.values() for one in level.new]
-        largest = max((one for _, one in lines), key=excess, default=share)
+        largest = max((one for _, one in newest), key=excess, default=share)
         if excess(largest) <= excess(share):
             largest = share
         for least_urgent in sorted(self._levels, reverse=True):
             if largest is share and least_urgent <= priority:
                 break
-            line = self._levels[least_urgent].new.get(largest)
-            if line:
-                return next(reversed(line))
+            if (least_urgent, largest) in newest:
+                return newest[least_urgent, largest]
         return None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._where)
 
 
-def _head(line: OrderedDict[str, Ticket]) -> Ticket:
-    return next(iter(line.values()))
+def _below_share(shares: list[Share]) -> list[Share]:
+    """Without those who would hold more for their weight than another one of them with a request more.
+
+    Never empty, unless `shares` is. A request of those left out would have to give way to the other tenant at once.
+    """
+    least = min(((one.running + 1) / one.tenant.weight for one in shares), default=0.0)
+    return [one for one in shares if one.running / one.tenant.weight < least]
+
+
+def _to_front(line: OrderedDict[str, Ticket], ticket: Ticket) -> None:
+    """Moves a preempted request before those that came after it: behind others that were preempted, at the most."""
+    earlier = [one.request_id for one in takewhile(lambda one: one < ticket, line.values())]
+    for request_id in (ticket.request_id, *reversed(earlier)):
+        line.move_to_end(request_id, last=False)
+
+
+def _first(line: OrderedDict[str, Ticket], pausing: Callable[[str], bool]) -> Ticket | None:
+    """The first request of a tenant that need not pause."""
+    return next((ticket for ticket in line.values() if not pausing(ticket.request_id)), None)

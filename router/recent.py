@@ -80,7 +80,7 @@ def row(stream: Stream, now: float) -> Json:
         "phases": [(name, _ms(seconds)) for name, seconds in phases],
         "handoff_at": handoff_span(life),
         "path": life.path,
-        "why": placed.why[:MAX_WHY] if placed else "",
+        "why": placed.why_for(request.tenant)[:MAX_WHY] if placed else "",
         "prefill": placed.prefill if placed else "",
         "decode": placed.decode if placed else "",
         "prompt_tokens": len(request.token_ids),

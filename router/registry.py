@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Protocol
 
-from kvrelay.types import PendingWorker, PoolName, RouterLoad, ScalingDecision, WorkerInfo
+from kvrelay.types import (
+    ControllerInfo,
+    PendingWorker,
+    PoolName,
+    RouterLoad,
+    ScalingDecision,
+    StandbyWorker,
+    WorkerInfo,
+)
 
 
 class RouterRegistry(Protocol):
@@ -14,6 +22,12 @@ class RouterRegistry(Protocol):
     async def workers(self) -> tuple[WorkerInfo, ...]: ...
 
     async def pending(self) -> tuple[PendingWorker, ...]: ...
+
+    async def standbys(self) -> tuple[StandbyWorker, ...]: ...
+
+    async def controllers(self) -> tuple[ControllerInfo, ...]: ...
+
+    def changes(self) -> AsyncIterator[None]: ...
 
     async def desired(self) -> dict[PoolName, int]: ...
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvrelay.tenants import ANONYMOUS, Tenant
-from kvrelay.types import FinishReason, SamplingParams
+from kvrelay.types import FinishReason, ModelVersion, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +22,14 @@ class Request:
     complete: FinishReason | None = None  # why `resume` is the whole answer, if it is
     tenant: Tenant = ANONYMOUS
     chat: bool = False  # whether it came as messages
+    model: ModelVersion | None = None  # that gave the tokens of `resume`, where the client says
     traceparent: str = ""  # of the client's span, as W3C Trace Context writes it; not validated
+    cache_salt: str | None = field(default=None, repr=False)  # the client's own
 
     @property
     def salt(self) -> str:
-        """Of its prefix-cache keys."""
-        return self.tenant.salt
+        """Of its prefix-cache keys, in each attempt."""
+        return self.tenant.salt_for(self.cache_salt)
 
     @property
     def client_id(self) -> str:
@@ -36,5 +38,5 @@ class Request:
 
     @property
     def most_tokens(self) -> int:
-        """Of the prompt and of what may still come of the answer."""
-        return len(self.token_ids) + self.sampling.max_tokens - len(self.resume)
+        """Of the prompt and the answer. Tokens that the client has already are computed again, so they count."""
+        return len(self.token_ids) + self.sampling.max_tokens

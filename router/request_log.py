@@ -28,6 +28,7 @@ class RequestLog:
             "finish_reason": stream.ended.finish_reason,
             "path": life.path,
             "why": placed.why[:MAX_WHY] if placed else None,
+            "load": placed.load or None if placed else None,
             "prompt_tokens": len(request.token_ids),
             "cached_tokens": life.cached_tokens,
             "output_tokens": stream.num_tokens - len(request.resume),

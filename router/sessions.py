@@ -9,18 +9,20 @@ from typing import Protocol
 
 import grpc
 
-from kvrelay.errors import KvRelayError, PermissionDenied, Unauthenticated
-from kvrelay.messages import Command, Event, PrefixSource
+from kvrelay.errors import FailedPrecondition, KvRelayError, PermissionDenied, Unauthenticated
+from kvrelay.messages import Abort, Command, Event, PrefixSource
+from kvrelay.protocol import ours
 from kvrelay.security.capability import FetchGrant, make_capability
 from kvrelay.security.credentials import Credentials
 from kvrelay.security.grpc_tls import worker_channel
 from kvrelay.telemetry import get_logger
 from kvrelay.types import SequenceSpec, WorkerInfo
 from kvrelay.wire.status import error_from_rpc
-from kvrelay.wire.worker import Hello, Welcome, WorkerServiceStub, command_to_proto, event_from_proto
+from kvrelay.wire.worker import Decoded, Hello, Welcome, WorkerServiceStub, command_to_proto, decode_events
 
 WELCOME_S = 5.0  # for a worker to answer the greeting
 RECONNECT_S = (0.1, 2.0)  # least and most pause between two tries
+REFUSED_S = 30.0  # pause after one of the two has refused the other's protocol, which only an upgrade cures
 MAX_MESSAGE_BYTES = 16 * 2**20
 # A frozen or unreachable worker is noticed within PING + TIMEOUT, though its socket stays open.
 CHANNEL_OPTIONS = (
@@ -56,7 +58,9 @@ class WorkerSession:
         self, info: WorkerInfo, router_id: str, listener: SessionListener, credentials: Credentials | None = None
     ) -> None:
         self.info = info
+        self.refusal = ""  # why one of the two does not work with the other
         self._lending_key: bytes | None = None  # while it has said so
+        self._odd_told = False  # whether it was logged that messages of this worker are ignored
         self._credentials = credentials
         self._untrusted = ""  # why the last try ended, if one of the two does not trust the other
         self._router_id = router_id
@@ -86,7 +90,7 @@ class WorkerSession:
         while True:
             if await self._converse():
                 pause = RECONNECT_S[0]
-            await asyncio.sleep(pause)
+            await asyncio.sleep(REFUSED_S if self.refusal else pause)
             pause = min(2 * pause, RECONNECT_S[1])
 
     async def _converse(self) -> bool:
@@ -99,7 +103,7 @@ class WorkerSession:
             sending = asyncio.create_task(self._send(call, self._outgoing))
             try:
                 async with asyncio.timeout(WELCOME_S):
-                    welcome = await self._read(call)
+                    welcome = next(iter((await self._read(call) or Decoded()).events), None)
                 if not isinstance(welcome, Welcome) or (welcome.worker_id, welcome.epoch) != (
                     worker_id,
                     self.info.epoch,
@@ -108,11 +112,13 @@ class WorkerSession:
                         "another worker answered", worker=worker_id, epoch=self.info.epoch, answer=repr(welcome)
                     )
                     return False
+                ours().check(welcome.protocol, worker_id)
                 found = True
+                self.refusal = ""
                 self._lending_key = welcome.lending_key
                 self._listener.worker_found(self.info)
-                while (event := await self._read(call)) is not None and not isinstance(event, Welcome):
-                    self._listener.worker_said(worker_id, event)
+                while (decoded := await self._read(call)) is not None:
+                    self._deliver(worker_id, decoded)
                 expected = True
             except (grpc.aio.AioRpcError, TimeoutError, KvRelayError) as error:
                 self._tell(error, found)
@@ -124,10 +130,27 @@ class WorkerSession:
                     self._listener.worker_lost(worker_id, expected)
         return found
 
+    def _deliver(self, worker_id: str, decoded: Decoded) -> None:
+        """What is wrong with a message is its sequences' alone."""
+        for failed in decoded.malformed:
+            self.send(Abort(failed.request_id, failed.attempt))  # the worker does not know that it has failed
+            self._listener.worker_said(worker_id, failed)
+        known = [event for event in decoded.events if not isinstance(event, Welcome)]
+        for event in known:
+            self._listener.worker_said(worker_id, event)
+        if not known and not decoded.malformed and not self._odd_told:
+            self._odd_told = True
+            log.warning("event_ignored", worker=worker_id, known=bool(decoded.events))
+
     def _tell(self, error: Exception, found: bool) -> None:
         """Most often the worker starts, or is gone and not yet forgotten. That one does not trust the other is news."""
         known = error_from_rpc(error) if isinstance(error, grpc.aio.AioRpcError) else error
         reason = str(known)
+        if isinstance(known, FailedPrecondition) and not found:
+            if known.message != self.refusal:
+                log.warning("worker_refused", worker=self.info.worker_id, reason=known.message)
+            self.refusal = known.message
+            return
         untrusted = isinstance(known, PermissionDenied | Unauthenticated) or "TLS" in reason
         if untrusted and reason == self._untrusted:
             return
@@ -135,9 +158,9 @@ class WorkerSession:
         say = log.warning if untrusted else log.info if found else log.debug
         say("no session", worker=self.info.worker_id, epoch=self.info.epoch, reason=reason)
 
-    async def _read(self, call: grpc.aio.StreamStreamCall) -> Event | Welcome | None:
+    async def _read(self, call: grpc.aio.StreamStreamCall) -> Decoded | None:
         message = await call.read()
-        return None if message is grpc.aio.EOF else event_from_proto(message)
+        return None if message is grpc.aio.EOF else decode_events(message)
 
     async def _send(self, call: grpc.aio.StreamStreamCall, outgoing: asyncio.Queue[Command]) -> None:
         """Until the call is over; why it is, reading says."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from kvrelay.config import ClusterConfig
 from kvrelay.errors import KvRelayError
-from kvrelay.types import POOLS, PendingWorker, PoolName, ScalingDecision
+from kvrelay.protocol import ours
+from kvrelay.types import POOLS, ControllerInfo, PendingWorker, PoolName, ScalingDecision, StandbyWorker
 from kvrelay.wire.cluster import ClusterStatus, PoolStatus, WorkerStatus
 from router.driver import Driver
 from router.heartbeat import Heartbeat
@@ -28,6 +29,8 @@ class ClusterView:
         self._decisions: tuple[ScalingDecision, ...] = ()
         self._restarting: tuple[str, ...] = ()
         self._pending: tuple[PendingWorker, ...] = ()
+        self._standbys: tuple[StandbyWorker, ...] = ()
+        self._controllers: tuple[ControllerInfo, ...] = ()
 
     async def desired(self) -> dict[PoolName, int]:
         """Workers that each pool should have. Raises Unavailable."""
@@ -41,10 +44,14 @@ class ClusterView:
             self._decisions = await self._registry.decisions(DECISIONS)
             self._restarting = tuple(sorted(await self._registry.restarts()))
             self._pending = await self._registry.pending()
+            self._standbys = await self._registry.standbys()
+            self._controllers = await self._registry.controllers()
         except KvRelayError as error:
             state = error.message
         known = self._driver.known
+        serving = {one.worker_id for one in known}
         unfit = {one.worker_id: f"{one.cause}, {one.reason}" for one in self._driver.dispatcher.sick}
+        unfit.update(self._driver.refused)
         return ClusterStatus(
             model=self._model,
             state=self._driver.state,
@@ -63,4 +70,8 @@ class ClusterView:
             registry=state,
             restarting=self._restarting,
             pending=self._pending,
+            # The entry of one that has just joined a pool lasts a moment longer.
+            standby=tuple(one for one in self._standbys if one.worker_id not in serving),
+            controllers=self._controllers,
+            protocol=ours(),
         )

@@ -52,6 +52,7 @@ class Stream:
         self._turns = turns
         self._reader: asyncio.Future[None] | None = None  # `responses`, while it waits for something to send
         self._begun = asyncio.Event()
+        self._fingerprint_told = False
 
     def push(self, emit: Emit, now: float) -> bool:
         """Takes tokens in; False once the text has reached a stop string."""
@@ -148,6 +149,15 @@ class Stream:
             finish_reason=end.finish_reason if end else None,
             usage=self.usage() if end else None,
             path=self._life.path if end else None,
-            why=self.assignment.why if end and self.assignment else "",
+            why=self.assignment.why_for(self.request.tenant) if end and self.assignment else "",
             ledger=self.ledger() if end else None,
+            system_fingerprint=self._fingerprint(end is not None),
         )
+
+    def _fingerprint(self, last: bool) -> str:
+        """Of the model that gives the answer, for the first response that can tell and for the last."""
+        model = self._life.model
+        if model is None or (self._fingerprint_told and not last):
+            return ""
+        self._fingerprint_told = True
+        return model.fingerprint

@@ -1,4 +1,4 @@
-"""What each tenant used, for Prometheus; only admins are given these series.
+"""What each tenant used, for Prometheus; a tenant is given its own series, operators all.
 
 The label `tenant` takes the names in the tokens file, which are at most MAX_TENANTS; the series of a tenant that left
 the file go with it. It is on counters alone: a histogram for each tenant would be a series for each of its buckets.
@@ -55,6 +55,13 @@ class TenantMetrics(Collector):
             family = CounterMetricFamily(f"kvrelay_{name}", text, labels=("model_name",))
             family.add_metric((self._model,), value)
             yield family
+
+    def of(self, tenant: str) -> Iterator[Metric]:
+        """The series of one tenant alone."""
+        for family in self.collect():
+            family.samples = [one for one in family.samples if one.labels.get("tenant") == tenant]
+            if family.samples:
+                yield family
 
     def _family(self, name: str, text: str, label: str, counts: Counter[tuple[str, str]]) -> Metric:
         family = CounterMetricFamily(f"kvrelay_{name}", text, labels=("model_name", "tenant", label))

@@ -107,6 +107,7 @@ class Tracing:
             "error.type": error and error.code.name,
             "kvrelay.path": life.path,
             "kvrelay.why": placed and placed.why,
+            "kvrelay.load": placed and (placed.load or None),
             "kvrelay.prefill_worker": placed and (placed.prefill or None),
             "kvrelay.decode_worker": placed and placed.decode,
             "kvrelay.attempts": len(life.attempts),

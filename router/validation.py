@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import xxhash
 
 from kvrelay.errors import InvalidArgument, NotFound, PermissionDenied
+from kvrelay.sampling_limits import INT32, MAX_LOGIT_BIAS, MAX_SEED, MAX_STOP_TOKENS, SEED, check_bias, check_numbers
+from kvrelay.sampling_limits import bad_value as _bad
 from kvrelay.tenants import Tenant
-from kvrelay.types import SamplingParams
+from kvrelay.types import ModelVersion, SamplingParams
 from kvrelay.wire.inference import GenerateRequest, SamplingOptions
 from router.model_card import ModelCard
 
 MAX_REQUEST_ID = 128  # characters
 MAX_MESSAGES = 4096
-MAX_LOGPROBS = 20
-MAX_LOGIT_BIAS = 300  # entries
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256  # characters
-MAX_STOP_TOKENS = 1024
+MAX_CACHE_SALT = 256  # characters
 DEFAULT_MAX_TOKENS = SamplingParams().max_tokens
-_INT32 = 2**31 - 1
-_SEED = 2**63 - 1
-
-# Inclusive bounds of the numbers that are drawn with; what lies outside is a mistake of the caller.
-_RANGES = {
-    "temperature": (0.0, 100.0),
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "presence_penalty": (-2.0, 2.0),
-    "frequency_penalty": (-2.0, 2.0),
-    "repetition_penalty": (0.0, 100.0),
-}
-_ABOVE_ZERO = ("top_p", "repetition_penalty")
 
 
 def check_request(request: GenerateRequest, card: ModelCard) -> None:
@@ -51,7 +37,9 @@ def check_request(request: GenerateRequest, card: ModelCard) -> None:
     check_token_ids("token_ids", request.token_ids, card)
     check_token_ids("resume", request.resume, card)
     _check_sampling(request.sampling, card)
-    if not -_INT32 - 1 <= request.priority <= _INT32:
+    if request.cache_salt is not None:
+        _check_cache_salt(request.cache_salt)
+    if not -INT32 - 1 <= request.priority <= INT32:
         raise _bad("priority", request.priority, "a 32-bit integer")
 
 
@@ -74,9 +62,20 @@ def check_request_id(request_id: str) -> None:
         raise _bad("request_id", request_id, "printable ASCII that neither begins nor ends with a space")
 
 
+def _check_cache_salt(cache_salt: str) -> None:
+    """The messages do not repeat it, since it may be a secret."""
+    if len(cache_salt) > MAX_CACHE_SALT:
+        raise InvalidArgument(
+            f"cache_salt has {len(cache_salt)} characters; allowed are 1 to {MAX_CACHE_SALT}; "
+            "send a hash of a longer one",
+            field="cache_salt",
+        )
+    check_text("cache_salt", cache_salt)
+
+
 def check_model(model: str, card: ModelCard) -> None:
     if model and model != card.info.id:
-        raise NotFound(f"model {model!r:.100} is not served here; this cluster serves {card.info.id!r}", field="model")
+        raise NotFound(f"model {model[:100]!r} is not served here; this cluster serves {card.info.id!r}", field="model")
 
 
 def check_text(field: str, text: str) -> None:
@@ -102,7 +101,9 @@ def check_messages(messages: Sequence[tuple[str, str]]) -> None:
             check_text("messages", text)
 
 
-def check_token_ids(field: str, token_ids: Iterable[int], card: ModelCard) -> None:
+def check_token_ids(field: str, token_ids: Collection[int], card: ModelCard) -> None:
+    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < card.vocab_size):
+        return
     for position, token_id in enumerate(token_ids):
         if not 0 <= token_id < card.vocab_size:
             raise InvalidArgument(
@@ -143,7 +144,7 @@ def admit_sampling(
         raise InvalidArgument(
             f"resume has {len(request.resume)} tokens, more than max_tokens {max_tokens}", field="resume"
         )
-    seed = xxhash.xxh3_64_intdigest(request_id.encode()) & _SEED if options.seed is None else options.seed
+    seed = xxhash.xxh3_64_intdigest(request_id.encode()) & MAX_SEED if options.seed is None else options.seed
     return replace(options.with_defaults(), max_tokens=max_tokens, seed=seed)
 
 
@@ -168,28 +169,16 @@ def _check_source(request: GenerateRequest) -> None:
 
 
 def _check_sampling(options: SamplingOptions, card: ModelCard) -> None:
-    if options.max_tokens is not None and not 1 <= options.max_tokens <= _INT32:
-        raise _bad("max_tokens", options.max_tokens, "1 or more")
-    for name, (least, most) in _RANGES.items():
-        value = getattr(options, name)
-        if value is None:
-            continue
-        if not math.isfinite(value) or not least <= value <= most or (value == 0 and name in _ABOVE_ZERO):
-            bound = f"above 0, at most {most:g}" if name in _ABOVE_ZERO else f"{least:g} to {most:g}"
-            raise _bad(name, value, bound)
-    for name, limit in (("top_k", _INT32), ("min_tokens", _INT32), ("logprobs", MAX_LOGPROBS), ("seed", _SEED)):
-        value = getattr(options, name)
-        if value is not None and not 0 <= value <= limit:
-            raise _bad(name, value, f"0 to {limit}")
+    check_numbers(options)
+    if options.seed is not None and not 0 <= options.seed <= MAX_SEED:
+        raise _bad("seed", options.seed, str(SEED))
     _check_stops(options, card)
     if len(options.logit_bias) > MAX_LOGIT_BIAS:
         raise InvalidArgument(
             f"logit_bias has {len(options.logit_bias)} entries; allowed are {MAX_LOGIT_BIAS}", field="logit_bias"
         )
-    check_token_ids("logit_bias", (token_id for token_id, _ in options.logit_bias), card)
-    for token_id, bias in options.logit_bias:
-        if not (math.isfinite(bias) and -100 <= bias <= 100):
-            raise _bad("logit_bias", f"{token_id}: {bias}", "numbers from -100 to 100")
+    check_token_ids("logit_bias", [token_id for token_id, _ in options.logit_bias], card)
+    check_bias(options.logit_bias)
 
 
 def _check_stops(options: SamplingOptions, card: ModelCard) -> None:
@@ -209,5 +198,15 @@ def _check_stops(options: SamplingOptions, card: ModelCard) -> None:
     check_token_ids("stop_token_ids", options.stop_token_ids, card)
 
 
-def _bad(field: str, value: object, allowed: str) -> InvalidArgument:
-    return InvalidArgument(f"{field} is {value!r:.100}; allowed is {allowed}", field=field)
+def resumed_model(request: GenerateRequest) -> ModelVersion | None:
+    """The version of the model that began the answer, where the client says. Raises InvalidArgument."""
+    if not request.system_fingerprint:
+        return None
+    try:
+        return ModelVersion.from_fingerprint(request.system_fingerprint)
+    except ValueError:
+        raise InvalidArgument(
+            f"system_fingerprint {request.system_fingerprint!r:.100} is none that a router gave; "
+            "send the one that came with the tokens in resume, or none",
+            field="system_fingerprint",
+        ) from None

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kvrelay.config import ClusterConfig
 from kvrelay.messages import SequenceTokens, TokenBatch
-from kvrelay.types import WorkerInfo
+from kvrelay.types import ModelVersion, WorkerInfo
 from router.health import Health
 from router.lifecycle import Lifecycle
 from router.links import Links
 from router.policy import Assignment, WorkerView
+from router.preemption import Room
 from router.prefix_index import PrefixIndex
 
 FULL_FOR_S = (0.1, 2.0)  # a worker that refused is asked again after that, or when it got rid of a sequence; doubles
+REFUSALS = 2  # one after the other: a worker has less room than this router's figures say
+PREEMPT_AGAIN_S = 1.0  # after a preemption for that reason, since blocks come back with the end of a step
 INDEX_BLOCKS = 65_536  # remembered of a worker that does not say how many it has
-Hashes = Callable[[int], Sequence[int]]  # of a sequence, by block size
+Hashes = Callable[[int], Sequence[bytes]]  # of a sequence, by block size
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +31,7 @@ class Worker:
     queued_tokens: int = 0  # of prompts, that it prefills
     full_until: float = 0.0
     refusals: int = 0  # one after the other
+    preempted_at: float = -math.inf
     last_assigned: int = 0
     leader: tuple[str, int] | None = None  # first sequence of its last step
     stepped_at: float = 0.0
@@ -46,7 +51,7 @@ class Workers:
     """The figures are kept with each step of a request, so that placing one costs nothing for those that run."""
 
     def __init__(self, config: ClusterConfig) -> None:
-        self._seats = config.decode.max_batch
+        self._slots = config.decode.max_batch
         self._caches = config.kv.prefix_cache
         self.health = Health()
         self.links = Links()
@@ -90,7 +95,8 @@ class Workers:
         for worker_id in (assignment.prefill, assignment.decode):
             if worker_id:
                 self._workers[worker_id].last_assigned = self._assigned
-                self.remember(worker_id, hashes)
+                if worker_id == (assignment.prefill or assignment.decode):  # the other has it once that is handed over
+                    self.remember(worker_id, hashes)
                 self.health.placed(worker_id, now)
         decode = self._workers[assignment.decode]
         prefill = self._workers[assignment.prefill] if assignment.prefill else None
@@ -133,6 +139,19 @@ class Workers:
         worker = self._workers[worker_id]
         worker.info = replace(worker.info, state="draining")
 
+    def serves(self, model: ModelVersion) -> bool:
+        """Whether a decode worker has that version of the model, in whatever state it is."""
+        return any(one.info.pool == "decode" and one.info.model.is_same(model) for one in self._workers.values())
+
+    def all_serve(self, model: ModelVersion) -> bool:
+        """Whether no worker has another version of the model."""
+        return all(one.info.model.is_same(model) for one in self._workers.values())
+
+    @property
+    def any_decodes(self) -> bool:
+        """Whether a decode worker is ready, of any version of the model."""
+        return any(one.info.pool == "decode" and one.info.state == "ready" for one in self._workers.values())
+
     # How they do
 
     def stepped(self, worker_id: str, batch: TokenBatch, now: float) -> None:
@@ -157,7 +176,23 @@ class Workers:
             info = worker.info
             self._index.add(worker_id, hashes(info.block_size), info.load.blocks_total or INDEX_BLOCKS)
 
+    def preempted(self, worker_id: str, hashes: Hashes, now: float) -> None:
+        """A request gives its place on the worker up. What it computed stays in the prefix cache for its return."""
+        self._workers[worker_id].preempted_at = now
+        self.remember(worker_id, hashes)
+
     # As the policy sees them
+
+    def room(self, worker_id: str, now: float, soon_s: float) -> Room | None:
+        """What is left of a decode worker; None for one that refused lately, and not often enough to be believed."""
+        worker = self._workers[worker_id]
+        tokens = worker.info.load.blocks_total * worker.info.block_size
+        room = Room(worker_id, self._slots, self._slots - worker.sequences, tokens, tokens - worker.held_tokens, soon_s)
+        if now >= worker.full_until:
+            return room
+        if worker.refusals < REFUSALS or now < worker.preempted_at + PREEMPT_AGAIN_S:
+            return None
+        return replace(room, free_slots=min(room.free_slots, 0))
 
     def views(self, needed: int, hashes: Hashes, now: float) -> list[WorkerView]:
         """Of those that take new work, for a sequence of `needed` tokens."""
@@ -167,7 +202,7 @@ class Workers:
             if info.state != "ready":
                 continue
             room = info.load.blocks_total * info.block_size
-            over = worker.sequences >= self._seats or bool(
+            over = worker.sequences >= self._slots or bool(
                 room and worker.held_tokens and worker.held_tokens + needed > room
             )
             # The last token is computed whatever the cache holds: its logits are wanted.
@@ -185,6 +220,7 @@ class Workers:
                     address=info.address,
                     block_size=info.block_size,
                     sick=not self.health.fit(worker_id, now),
+                    model=info.model,
                 )
             )
         return views

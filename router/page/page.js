@@ -13,7 +13,8 @@ const TIMEOUT_MS = 8000;
 
 const gantt = new Gantt();
 const prompt = new Prompt((id) => gantt.mine.add(id));
-const parts = [new Figures(), new Pools(), gantt, prompt];
+const figures = new Figures();
+const parts = [figures, new Pools(), gantt, prompt];
 let heard = null; // unix seconds
 let timer = 0;
 
@@ -39,7 +40,8 @@ function show(snapshot) {
   heard = Date.now() / 1000;
   say(byId("model"), snapshot.model);
   document.title = `kvrelay: ${snapshot.model}`;
-  for (const part of parts) part.show(snapshot);
+  document.body.classList.toggle("own", !snapshot.cluster);
+  for (const part of parts) if (snapshot.cluster || part !== figures) part.show(snapshot);
   state(...stateOf(snapshot));
 }
 
@@ -50,7 +52,7 @@ function stateOf(snapshot) {
     return ["starting", "starting", `${pools.join(", ")} workers are ready`];
   }
   if (snapshot.registry !== "ok") return ["away", "registry away", `pools are as last seen. ${snapshot.registry}`];
-  return ["ready", "ready", ""];
+  return ["ready", "ready", snapshot.cluster ? "" : "your own requests; the role monitor sees the whole cluster"];
 }
 
 function state(name, word, text) {

@@ -20,6 +20,7 @@ const KIND = {
   decode: "decode",
   emit: "decode",
   failed_attempt: "failed",
+  preempted: "queue",
 };
 
 export const kindOf = (phase) => KIND[phase] ?? "queue";
@@ -36,6 +37,7 @@ const MEANING = {
   decode: "tokens streamed",
   emit: "first token handed to the client",
   failed_attempt: "lost with a worker",
+  preempted: "given up for another tenant",
 };
 
 export const meaningOf = (phase) => MEANING[phase] ?? "";

@@ -13,6 +13,7 @@ export class Pools {
 
   show(snapshot) {
     keyed(byId("pool-list"), snapshot.pools, (pool) => pool.name, poolNode, updatePool);
+    if (!snapshot.cluster) return;
     keyed(byId("sizes"), snapshot.pools, (pool) => pool.name, (pool) => this.sizeNode(pool), (node, pool) => {
       const [, , have] = node.children;
       say(have, `${pool.ready} ready, ${pool.desired} wanted`);
@@ -54,7 +55,7 @@ function updatePool(node, pool) {
   });
   keyed(table.tBodies[0], pool.workers, (worker) => worker.id, workerNode, updateWorker);
   const hidden = pool.size - pool.workers.length;
-  say(more, pool.size ? (hidden ? `and ${hidden} more` : "") : "no worker yet");
+  say(more, pool.size ? (hidden && pool.workers.length ? `and ${hidden} more` : "") : "no worker yet");
 }
 
 function workerNode() {

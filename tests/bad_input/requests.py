@@ -147,6 +147,15 @@ ROWS = (
     *(http(f"request id with {what}", "request_id", {"request_id": one}) for what, one in _IDS.items()),
     *(grpc(f"request id with {what}", "request_id", replace(GOOD, request_id=one)) for what, one in _IDS.items()),
     http("unknown model", "model", {"model": "gpt-9"}, UNKNOWN),
+    *(
+        row
+        for name, salt in (("empty", ""), ("of 257 characters", "x" * 257), ("with a NUL", "a\0b"))
+        for row in (
+            http(f"cache_salt {name}", "cache_salt", {"cache_salt": salt}),
+            grpc(f"cache_salt {name}", "cache_salt", replace(GOOD, cache_salt=salt)),
+        )
+    ),
+    http("a cache_salt that is no text", "cache_salt", {"cache_salt": 7}),
     grpc("unknown model", "model", replace(GOOD, model="gpt-9"), UNKNOWN),
     http("model that is no text", "model", {"model": ["demo"]}),
     # JSON
@@ -170,7 +179,6 @@ ROWS = (
             "chat_template": "{{ 7 * 7 }}",
             "chat_template_kwargs": {"a": 1},
             "kv_transfer_params": {"do_remote_prefill": True, "remote_host": "10.0.0.1", "remote_block_ids": [1]},
-            "cache_salt": "another tenant's",
             "bootstrap_host": "10.0.0.1",
             "bootstrap_port": 8998,
             "bootstrap_room": 1,

@@ -171,7 +171,7 @@ async def test_values_in_redis(bomb: Bomb) -> None:
         client = redis.asyncio.Redis.from_url(server.url)
         try:
             for data in bomb.forms():
-                for key in ("worker:decode-0", "router:router-0", "leader", "epoch", "leader_token"):
+                for key in ("worker:decode-0", "router:router-0", "leader", "epoch", "term"):
                     await client.set(f"kvrelay:{key}", data)
                 await client.hset("kvrelay:desired", "decode", data)
                 await client.sadd("kvrelay:drains", data)
@@ -179,7 +179,7 @@ async def test_values_in_redis(bomb: Bomb) -> None:
                 assert await registry.workers() == await registry.routers() == await registry.decisions() == ()
                 assert await registry.desired() == {}
                 assert await registry.drains() == frozenset()
-                for call in (registry.next_epoch(), registry.acquire_leader("a", 1.0), registry.release_leader("a")):
+                for call in (registry.next_epoch(), registry.renew_lease("a", 0), registry.release_lease("a")):
                     with contextlib.suppress(KvRelayError):  # a counter that is none
                         await call
                 await client.flushall()

@@ -178,6 +178,8 @@ async def test_what_a_message_cannot_ask_for(doors: Doors) -> None:
     """Templates, KV handles, workers' addresses and tensors have no field over gRPC, and none may be added unseen."""
     assert set(pb.GenerateRequest.DESCRIPTOR.fields_by_name) == {
         *("request_id", "model", "prompt", "messages", "token_ids", "sampling", "priority", "resume"),
+        "system_fingerprint",  # which is compared, and chooses nothing that resume alone would not
+        "cache_salt",  # which is mixed with the tenant's salt and cannot reach another tenant's
     }
     assert set(pb.ChatMessage.DESCRIPTOR.fields_by_name) == {"role", "content"}
     unknown = request_to_proto(GOOD).SerializeToString() + b"\xa2\x06\x08decode-0"  # field 100

@@ -40,6 +40,7 @@ _COMPLETION = {
     "ignore_eos": True,
     "min_tokens": 1,
     "priority": 0,
+    "cache_salt": "s",
 }
 _CHAT = {
     "messages": [
@@ -81,7 +82,6 @@ _GETS = (
 _FORBIDDEN = (
     "chat_template",
     "kv_transfer_params",
-    "cache_salt",
     "prompt_embeds",
     "tools",
     "response_format",

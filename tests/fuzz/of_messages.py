@@ -21,6 +21,7 @@ from kvrelay.wire import cluster, inference
 from kvrelay.wire.inference import GenerateRequest, GenerateResponse, SamplingOptions
 from router.admin import ClusterService
 from router.grpc_access import caller
+from router.pace import Pace
 from router.service import InferenceService
 
 _SAMPLING = SamplingOptions(
@@ -43,7 +44,7 @@ _REQUESTS = [
     for one in (
         GenerateRequest("r", "demo", "Once upon a time", sampling=_SAMPLING),
         GenerateRequest(messages=(("user", "hello"),), sampling=_SAMPLING),
-        GenerateRequest(token_ids=(10, 11, 12), sampling=_SAMPLING, priority=1, resume=(20,)),
+        GenerateRequest(token_ids=(10, 11, 12), sampling=_SAMPLING, priority=1, resume=(20,), cache_salt="s"),
     )
 ]
 
@@ -72,7 +73,7 @@ def refused(end: Aborted) -> str:
 @contextmanager
 def generating() -> Iterator[Feed]:
     with rig() as made:
-        service = InferenceService(made.intake, made.clock)
+        service = InferenceService(made.intake, made.clock, Pace())
 
         def feed(data: bytes) -> str:
             try:

@@ -224,7 +224,8 @@ def _template(folder: Path) -> None:
 
 
 def _weights(folder: Path) -> None:
-    find_checkpoint(str(folder)).model_id  # noqa: B018 - it is computed
+    checkpoint = find_checkpoint(str(folder))
+    checkpoint.model_id, checkpoint.sampled_model_id  # noqa: B018 - they are computed
 
 
 def loaded_file(draw: random.Random) -> bytes:

@@ -177,6 +177,7 @@ class PlayedRunner:
         self.kv = MemoryFile(num_blocks=64)
         self.layout = LAYOUT
         self.layout_hash, self.model_id = LAYOUT.hash("test"), "test"
+        self.sampled_model_id = self.tokenizer_id = ""
         self.max_model_len, self.vocab_size, self.eos_token_ids = 200, 100, frozenset({2})
 
 

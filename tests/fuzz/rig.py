@@ -20,10 +20,12 @@ from router.driver import Driver
 from router.heartbeat import Heartbeat
 from router.intake import Intake
 from router.limits import Limits
+from router.loop_slices import LoopSlices
 from router.metrics import ClusterCollector, Metrics
 from router.model_card import ModelCard
 from router.observers import Observers
 from router.openai import build_app
+from router.pace import Pace
 from router.page import StatusPage
 from router.request_log import RequestLog
 from router.status import ClusterView
@@ -40,6 +42,7 @@ class PlayedWorker:
 
     def __init__(self, driver: Driver, worker_id: str, pool: PoolName) -> None:
         self.info = worker_info(worker_id, pool, "127.0.0.1:1")
+        self.refusal = ""
         self.commands: list[Command] = []
         self.answers = True
         self._driver = driver
@@ -77,7 +80,9 @@ class Rig:
         self.view = ClusterView(self.driver, self.registry, heartbeat, "demo", config)
         page = StatusPage(self.intake, self.driver, self.metrics, self.view, clock)
         self.clock = clock
-        self.app = build_app(self.intake, self.driver, self.metrics, tenant_metrics, clock, page, access, ADDRESS)
+        self.app = build_app(
+            self.intake, self.driver, self.metrics, tenant_metrics, clock, page, access, Pace(), ADDRESS, LoopSlices()
+        )
         self.workers = {"decode-0": PlayedWorker(self.driver, "decode-0", "decode")}
         if prefill:
             self.workers["prefill-0"] = PlayedWorker(self.driver, "prefill-0", "prefill")

@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from dispatched import LONG, SHORT, TARGET, attempt, placements, request, submit
 from fake_worker import worker_info
 
 from kvrelay.config import ClusterConfig
@@ -10,7 +11,7 @@ from kvrelay.errors import Cancelled, Code, DeadlineExceeded, FailedPrecondition
 from kvrelay.messages import (
     Abort,
     Failed,
-    HandoffTarget,
+    HandedOff,
     Prefill,
     Refused,
     Renew,
@@ -21,15 +22,12 @@ from kvrelay.messages import (
     TokenBatch,
 )
 from kvrelay.tenants import Tenant
-from kvrelay.types import PoolName, SamplingParams, WorkerLoad
+from kvrelay.types import Handoff, PoolName, PrefillTimings, SamplingParams, WorkerLoad
 from router.dispatcher import Dispatcher
 from router.effects import Effect, End, Send
+from router.policy import Assignment
 from router.request import Request
 from router.workers import FULL_FOR_S
-
-TARGET = HandoffTarget("d0", "here:1", 1, 42, 7, 4, 0, "layout", "host")
-LONG = tuple(range(100, 140))
-SHORT = (1, 2, 3)
 
 
 def dispatcher(*workers: str, **router: object) -> Dispatcher:
@@ -47,26 +45,13 @@ def pool_of(name: str) -> PoolName:
     return "prefill" if name.startswith("p") else "decode"
 
 
-def request(request_id: str, token_ids: tuple[int, ...] = SHORT, priority: int = 0, deadline: float = 100.0) -> Request:
-    return Request(request_id, token_ids, SamplingParams(max_tokens=4, seed=1), 0.0, deadline, priority)
-
-
-def submit(made: Dispatcher, one: Request, now: float = 0.0) -> list[Effect]:
-    return made.submit(one, now)[1]
-
-
-def placements(effects: list[Effect]) -> list[tuple[str, str]]:
-    """(request, worker) of all that were sent to a decode worker."""
-    return [
-        (one.command.spec.request_id, one.worker_id)
-        for one in effects
-        if isinstance(one, Send) and isinstance(one.command, RunLocal | Reserve)
-    ]
-
-
-def attempt(made: Dispatcher, request_id: str) -> int:
-    """Number of its live attempt."""
-    return made._entries[request_id].life.attempt
+def hand_over(made: Dispatcher, request_id: str, now: float) -> None:
+    """Of a request that p0 computes for d0: its KV is there, and its first token."""
+    number = attempt(made, request_id)
+    made.on_event("d0", Reserved(request_id, number, TARGET), now)
+    first = SequenceTokens(request_id, number, 0, (1,), prefill=PrefillTimings(0.0, 0.1, 0, 1))
+    made.on_event("p0", TokenBatch((first,)), now)
+    made.on_event("p0", HandedOff(request_id, number, Handoff("shm", 2, 64, 128, 0, 0.1, 0.0)), now)
 
 
 def finish(
@@ -235,12 +220,31 @@ def test_shared_prefix_goes_where_it_was_computed() -> None:
     life, _ = made.submit(request("b", LONG[:39]), 0.4)
     assert life.assignment is not None
     assert (life.assignment.reason, life.assignment.prefill) == ("prefix_hit", first)
-    assert life.assignment.why == f"{first} holds 32 of 39 prompt tokens"
+    assert life.assignment.why == f"{first} should hold 32 of 39 prompt tokens"
+
+
+@pytest.mark.parametrize(
+    ("tenant", "cache_salt"),
+    [(Tenant("b", salt="b"), "ann"), (Tenant("a", salt="a"), "bob"), (Tenant("a", salt="a"), None)],
+    ids=["another tenant", "another cache_salt", "no cache_salt"],
+)
+def test_where_and_why_a_request_is_placed_tells_nothing_of_others_prompts(
+    tenant: Tenant, cache_salt: str | None
+) -> None:
+    def placed(theirs: tuple[int, ...]) -> Assignment | None:
+        made = dispatcher("d0", "p0", "p1")
+        submit(made, replace(request("a", theirs), tenant=tenant, cache_salt=cache_salt))
+        made.cancel("a", Cancelled("gone"), 0.1)
+        mine = replace(request("b", LONG), tenant=Tenant("a", salt="a"), cache_salt="ann")
+        return made.submit(mine, 0.2)[0].assignment
+
+    assert placed(LONG) == placed(tuple(range(200, 240)))
 
 
 def test_warm_prompt_is_prefilled_where_it_will_be_decoded() -> None:
     made = dispatcher("d0", "p0")
     submit(made, request("a", LONG))
+    hand_over(made, "a", 0.1)
     made.cancel("a", Cancelled("gone"), 0.2)
     life, effects = made.submit(request("b", LONG[:36]), 0.3)
     assert [type(one.command) for one in effects if isinstance(one, Send)] == [RunLocal]
@@ -250,10 +254,23 @@ def test_warm_prompt_is_prefilled_where_it_will_be_decoded() -> None:
 
 def test_last_token_of_a_prompt_is_never_taken_for_cached() -> None:
     made = dispatcher("d0", "p0")
-    for name in ("a", "b"):
-        life, _ = made.submit(request(name, LONG[:32]), 0.0)
+    made.submit(request("a", LONG[:32]), 0.0)
+    hand_over(made, "a", 0.1)
+    life, _ = made.submit(request("b", LONG[:32]), 0.2)
     assert life.assignment is not None
     assert life.assignment.why == "1 uncached prompt tokens are below local_below_tokens=8"
+
+
+def test_what_was_not_handed_over_is_not_looked_for_on_the_decode_worker() -> None:
+    """An answer of one token ends before its hand-off begins."""
+    made = dispatcher("d0", "p0")
+    submit(made, request("a", LONG))
+    made.on_event("d0", Reserved("a", attempt(made, "a"), TARGET), 0.1)
+    finish(made, "p0", "a")
+    life, effects = made.submit(request("b", LONG), 2.0)
+    assert [type(one.command) for one in effects if isinstance(one, Send)] == [Reserve]
+    assert life.assignment is not None
+    assert life.assignment.why.startswith("p0 should hold")
 
 
 def test_without_prefill_workers_the_decode_worker_does_it_all() -> None:

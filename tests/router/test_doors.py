@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -303,6 +304,15 @@ async def test_nobody_goes_before_all_others_unasked(cluster: Cluster) -> None:
         assert error["message"].startswith("priority -6 is more urgent than tenant urgent may ask for; allowed is -5")
 
 
+async def test_each_choice_counts_as_a_request(cluster: Cluster) -> None:
+    token = cluster.tokens.add("small", requests_per_minute=3)
+    body = {"model": "demo", "prompt": [11, 12, 13], "max_tokens": 2}
+    async with until_taken(cluster, token), httpx.AsyncClient(base_url=cluster.router.http, timeout=20) as http:
+        for n, status in ((4, 400), (2, 200), (2, 429), (1, 200)):
+            answer = await http.post("/v1/completions", json=body | {"n": n}, headers=bearer(token))
+            assert answer.status_code == status, (n, answer.text)
+
+
 async def test_a_tenant_over_its_limits_is_told_when_to_come_back(cluster: Cluster) -> None:
     token = cluster.tokens.add("small", requests_per_minute=2, tokens_per_minute=30)
     body = {"model": "demo", "prompt": [11, 12, 13], "max_tokens": 8}
@@ -332,7 +342,8 @@ async def test_a_tenant_over_its_limits_is_told_when_to_come_back(cluster: Clust
             'kvrelay_tenant_tokens_total{kind="generation",model_name="demo",tenant="small"} 8.0',
         ):
             assert line in text
-        assert "tenant=" not in (await http.get("/metrics", headers=bearer(token))).text
+        own = (await http.get("/metrics", headers=bearer(token))).text
+        assert set(re.findall('tenant="([^"]*)"', own)) == {"small"}
         cluster.tokens.remove("small")
         async with asyncio.timeout(10):
             while 'tenant="small"' in (await http.get("/metrics", headers=bearer(cluster.admin))).text:

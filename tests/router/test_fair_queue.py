@@ -19,10 +19,11 @@ def waits(request_id: str) -> bool:
 
 
 class Filled:
-    """A queue, with requests that are added and served by name."""
+    """A queue, with requests that are added and served by name; those that are served end at once, or never."""
 
-    def __init__(self) -> None:
+    def __init__(self, end: bool = True) -> None:
         self.queue = FairQueue()
+        self.end = end
         self.numbers = count(1)
 
     def add(self, tenant: Tenant, requests: int = 1, priority: int = 0, tokens: int = 100) -> list[str]:
@@ -41,7 +42,7 @@ class Filled:
             return None
         share = self.queue._where[ticket.request_id][1]
         self.queue.serve(ticket)
-        share.running += 1
+        share.running += not self.end
         share.charge(ticket.tokens + answer_tokens)
         return ticket.request_id
 
@@ -79,6 +80,19 @@ def test_answers_count_as_prompts_do() -> None:
     assert (order["a"], order["b"]) == (10, 30)
 
 
+def test_a_tenant_takes_no_slot_that_it_would_have_to_give_back() -> None:
+    """However few tokens it was served: another that waits would be below its share of slots."""
+    filled = Filled(end=False)
+    filled.add(Tenant("a"), 100)
+    filled.add(Tenant("b", weight=3.0), 100)
+    filled.queue.share(Tenant("b", weight=3.0)).charge(10**6)
+    order = [(filled.serve() or "?")[0] for _ in range(40)]
+    for length in range(4, 41):
+        assert abs(order[:length].count("a") - length / 4) <= 1
+    filled.queue.share(Tenant("b", weight=3.0)).running = 0
+    assert {(filled.serve() or "?")[0] for _ in range(20)} == {"b"}
+
+
 def test_idle_time_earns_no_credit() -> None:
     filled = Filled()
     filled.add(Tenant("a"), 200)
@@ -106,8 +120,46 @@ def test_requests_that_lost_their_workers_go_first_in_their_priority() -> None:
     assert [filled.serve() for _ in range(5)] == [urgent, "early", "late", *waiting]
 
 
-def test_a_tenant_has_no_more_workers_at_one_time_than_it_may() -> None:
+def test_who_was_preempted_goes_first_among_its_tenants_only() -> None:
     filled = Filled()
+    waiting = filled.add(Tenant("a"), 2)
+    (other,) = filled.add(Tenant("b"))
+    share = filled.queue.share(Tenant("a"))
+    share.charge(100)
+    for number, name in ((-1, "late"), (-3, "early"), (-2, "later")):
+        filled.queue.add(Ticket(number, name, 0, 10), share, returned=False, preempted=True)
+    assert [filled.serve() for _ in range(6)] == [other, "early", "later", "late", *waiting]
+
+
+def test_who_was_preempted_is_not_sent_away() -> None:
+    filled = Filled()
+    share, other = filled.queue.share(Tenant("a")), filled.queue.share(Tenant("b"))
+    for number in range(3):
+        filled.queue.add(Ticket(-number, f"stream{number}", 0, 10), share, returned=False, preempted=True)
+    assert filled.queue.overflow(other, 0) is None
+    (new,) = filled.add(Tenant("a"))
+    assert filled.queue.overflow(other, 0) == new
+    assert new not in filled.queue._preempted
+
+
+def test_heads_are_those_for_whom_others_may_give_way() -> None:
+    filled = Filled()
+    first, _ = filled.add(Tenant("a"), 2)
+    (light,) = filled.add(Tenant("b", weight=3.0))
+    filled.add(Tenant("d"), priority=1)
+    filled.add(TENANTS["c"])
+    assert filled.queue.heads(waits) == [], "nobody has workers"
+    filled.queue.share(TENANTS["c"]).running = 2  # as many as it may
+    filled.queue.share(Tenant("a")).running = 1
+    filled.queue.share(Tenant("b", weight=3.0)).running = 2
+    assert [one.request_id for one in filled.queue.heads(waits)] == [light, first]
+    filled.queue.share(TENANTS["c"]).running = 0
+    filled.queue.share(Tenant("b", weight=3.0)).running = 0
+    assert first not in [one.request_id for one in filled.queue.heads(waits)], "it alone has workers"
+
+
+def test_a_tenant_has_no_more_workers_at_one_time_than_it_may() -> None:
+    filled = Filled(end=False)
     capped = filled.add(TENANTS["c"], 4)
     (other,) = filled.add(Tenant("z"))
     assert [filled.serve() for _ in range(4)] == [capped[0], other, capped[1], None]
@@ -209,6 +261,12 @@ class FairQueueMachine(RuleBasedStateMachine):
         if returned:
             return min(returned, key=lambda one: one.number)
         new = [one for one in free if one.priority == level]
+
+        def held(tenant: str, more: int = 0) -> float:
+            return (running[tenant] + more) / TENANTS[tenant].weight
+
+        least = min((held(one.tenant, 1) for one in new), default=0.0)
+        new = [one for one in new if held(one.tenant) < least]
         return min(new, key=lambda one: (self.counters[one.tenant], one.number), default=None)
 
     @rule(tenant=st.sampled_from(sorted(TENANTS)), priority=st.integers(-1, 1), tokens=st.integers(1, 100))

@@ -50,6 +50,16 @@ def head(cluster: RouterHarness, line: str, *more: str) -> bytes:
     return "".join(f"{one}\r\n" for one in (f"{line} HTTP/1.1", f"host: {host}", *more)).encode()
 
 
+async def test_a_body_with_two_lengths_is_refused_and_nothing_behind_it_is_read(cluster: RouterHarness) -> None:
+    reader, writer = await connect(cluster)
+    smuggled = head(cluster, "GET /version") + b"\r\n"
+    both = ("content-length: 5", "transfer-encoding: chunked")
+    writer.write(head(cluster, "POST /detokenize", *both) + b"\r\n0\r\n\r\n" + smuggled)
+    status, error = await rest(reader)
+    assert (status, error["type"]) == (400, "invalid_request_error")
+    writer.close()
+
+
 @pytest.mark.parametrize("sent", ["", "GET /vers"])
 async def test_a_connection_that_sends_no_whole_request_is_ended(
     cluster: RouterHarness, monkeypatch: pytest.MonkeyPatch, sent: str
@@ -120,10 +130,13 @@ async def test_a_body_that_nobody_reads_does_not_hold_a_connection(
     writer.close()
 
 
-async def test_bodies_that_are_too_many_at_one_time_are_refused(
-    cluster: RouterHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_bodies_that_are_too_many_at_one_time_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(router.http_body, "MAX_HELD_BYTES", 1000)
+    async with running_router(prefill=0) as cluster:
+        await refused_while_a_body_is_held(cluster)
+
+
+async def refused_while_a_body_is_held(cluster: RouterHarness) -> None:
     _, writer = await connect(cluster)
     writer.write(head(cluster, "POST /tokenize", "content-length: 2000") + b"\r\n" + b" " * 900)
     async with httpx.AsyncClient(base_url=cluster.http, timeout=20) as http, asyncio.timeout(20):
@@ -153,19 +166,47 @@ async def test_headers_and_bodies_over_the_bound(cluster: RouterHarness) -> None
         assert response.json()["error"]["code"] == 413
 
 
+async def test_a_body_in_tiny_chunks_is_refused_and_one_in_many_large_ones_is_not(cluster: RouterHarness) -> None:
+    """Each chunk costs as much as a thousand bytes of a large one."""
+    begin = head(cluster, "POST /tokenize", "transfer-encoding: chunked", "connection: close") + b"\r\n"
+    reader, writer = await connect(cluster)
+    writer.write(begin + b"1\r\n \r\n" * 2000)
+    status, error = await rest(reader)
+    assert (status, error["type"]) == (413, "invalid_request_error")
+    assert "256 bytes in each" in str(error["message"])
+    writer.close()
+    reader, writer = await connect(cluster)
+    writer.write(begin + (b"100\r\n" + b" " * 256 + b"\r\n") * 2000 + b"0\r\n\r\n")
+    status, error = await rest(reader)
+    assert (status, error["message"]) == (400, "the body is not valid JSON: expected a value at character 512000")
+    writer.close()
+
+
+async def test_a_head_of_many_lines_is_refused_also_behind_another_request(cluster: RouterHarness) -> None:
+    for before in (b"", head(cluster, "GET /version") + b"\r\n"):
+        reader, writer = await connect(cluster)
+        writer.write(before + head(cluster, "GET /version", *("a: b",) * 300) + b"\r\n")
+        async with asyncio.timeout(20):
+            if before:
+                assert b"200" in await reader.readline()
+                await reader.readuntil(b"}")
+        status, error = await rest(reader)
+        assert (status, error["type"]) == (431, "invalid_request_error")
+        writer.close()
+
+
 async def test_connections_over_the_bound_are_ended_and_others_go_on(
     cluster: RouterHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(router.http_protocol, "MAX_CONNECTIONS", 3)
     held = [await connect(cluster) for _ in range(3)]
-    for reader, writer in held:  # each is accepted before the next is tried
-        writer.write(head(cluster, "GET /version") + b"\r\n")
-        await reader.readuntil(b"}")
+    for reader, writer in held:  # each is accepted, and asks for something, before the next is tried
+        await ask_halfway(cluster, reader, writer)
     reader, writer = await connect(cluster)
     with contextlib.suppress(ConnectionResetError):
         assert await reader.read() == b""
     writer.close()
-    held[0][1].write(head(cluster, "GET /version") + b"\r\n")
+    held[0][1].write(b'{"tokens":[11]}')
     await held[0][0].readuntil(b"}")
     held[1][1].close()
     async with asyncio.timeout(20):
@@ -179,6 +220,39 @@ async def test_connections_over_the_bound_are_ended_and_others_go_on(
                 writer.close()
                 await asyncio.sleep(0.02)
     for _, one in (*held, (reader, writer)):
+        one.close()
+
+
+async def ask_halfway(cluster: RouterHarness, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A request whose body has not come is under way."""
+    writer.write(head(cluster, "GET /version") + b"\r\n")
+    await reader.readuntil(b"}")
+    expected = head(cluster, "POST /detokenize", "content-length: 15", "expect: 100-continue")
+    writer.write(expected + b"\r\n")
+    assert b"100" in await reader.readuntil(b"\r\n\r\n")
+
+
+async def test_an_idle_connection_makes_room_for_a_new_one(
+    cluster: RouterHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router.http_protocol, "MAX_CONNECTIONS", 3)
+    busy, silent, served = [await connect(cluster) for _ in range(3)]
+    await ask_halfway(cluster, *busy)
+    served[1].write(head(cluster, "GET /version") + b"\r\n")
+    await served[0].readuntil(b"}")
+    new = []
+    for oldest in (silent, served):
+        reader, writer = await connect(cluster)
+        new.append(writer)
+        writer.write(head(cluster, "GET /version") + b"\r\n")
+        await reader.readuntil(b"}")
+        with contextlib.suppress(ConnectionResetError):
+            assert await oldest[0].read() == b""
+        oldest[1].close()
+        await ask_halfway(cluster, reader, writer)
+    busy[1].write(b'{"tokens":[11]}')
+    await busy[0].readuntil(b"}")
+    for one in (busy[1], *new):
         one.close()
 
 
@@ -203,6 +277,7 @@ async def test_a_reader_that_does_not_read_is_left_and_one_that_does_in_time_is_
 
     def connected() -> tuple[BoundedProtocol, Transport]:
         protocol, transport = BoundedProtocol(Config(app), ServerState(), {}), Transport()
+        protocol.idle = {}
         protocol.connection_made(transport)
         return protocol, transport
 
@@ -267,5 +342,4 @@ async def test_too_many_long_texts_at_one_time_are_refused(monkeypatch: pytest.M
     assert caught.value.retry_after_s == 1.0
     assert await text.encode("short")
     assert len(await first) >= 2500
-    assert await text.encode("c " * 10_000), "one alone may be larger than that"
     await text.close()

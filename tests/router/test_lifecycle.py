@@ -27,6 +27,7 @@ from kvrelay.messages import (
     RunLocal,
     SequenceTokens,
 )
+from kvrelay.tenants import Tenant
 from kvrelay.types import FinishReason, Handoff, PrefillTimings, SamplingParams, TokenLogprobs
 from router.effects import Effect, Emit, End, Send
 from router.lifecycle import HANDOFF_REPORT_S, Lifecycle, Settings
@@ -74,6 +75,21 @@ def decoding(**options: Any) -> Lifecycle:
     life = handing_off(**options)
     life.on_event("p", HandedOff("r", life.attempt, HANDOFF), 4.0)
     return life
+
+
+def test_each_attempt_has_the_salt_of_the_request() -> None:
+    sampling = SamplingParams(max_tokens=4, seed=1)
+    tenant = Tenant("acme", salt="secret")
+    request = Request("r", PROMPT, sampling, 0.0, 100.0, tenant=tenant, cache_salt="ann")
+    life = Lifecycle(request, Settings(3, lease_seconds=10.0, transport="shm"), RetryBudget())
+    salts = []
+    for attempt, assignment in enumerate((LOCAL, REMOTE, LOCAL), 1):
+        (send,) = life.assign(assignment, attempt, float(attempt))
+        assert isinstance(send, Send)
+        assert isinstance(send.command, Reserve | RunLocal)
+        salts.append(send.command.spec.salt)
+        life.worker_lost("d", True, attempt + 0.5)
+    assert salts == [tenant.salt_for("ann")] * 3
 
 
 def emitted(effects: list[Effect]) -> list[tuple[int, tuple[int, ...]]]:

@@ -29,6 +29,18 @@ def test_a_minute_of_requests_then_one_a_second() -> None:
         limits.take_request(ACME, 11.0)
 
 
+def test_each_choice_counts_as_a_request() -> None:
+    limits = Limits()
+    limits.take_request(ACME, 10.0, choices=32)
+    limits.take_request(ACME, 10.0, choices=28)
+    with pytest.raises(ResourceExhausted) as caught:
+        limits.take_request(ACME, 10.0, choices=2)
+    assert caught.value.retry_after_s == pytest.approx(2.0)
+    with pytest.raises(InvalidArgument, match="n is 61; tenant acme may send 60 requests in a minute") as never:
+        limits.take_request(ACME, 100.0, choices=61)
+    assert never.value.field == "n"
+
+
 def test_the_told_delay_is_enough_and_not_more() -> None:
     bucket = Bucket(600, 0.0)
     assert bucket.take(600, 0.0) == 0.0

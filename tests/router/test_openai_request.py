@@ -61,12 +61,13 @@ def test_completion_in_full() -> None:
             "frequency_penalty": 0.5, "logit_bias": {"7": -1}, "logprobs": 2, "echo": False, "best_of": 1,
             "suffix": None, "user": "u", "ignore_eos": True, "min_tokens": 2, "top_k": -1, "min_p": 0.1,
             "repetition_penalty": 1.1, "stop_token_ids": [4], "return_token_ids": True, "priority": 2,
-            "request_id": "mine",
+            "request_id": "mine", "cache_salt": "a user's",
         }
     )  # fmt: skip
     (request,) = completion.requests
     assert (completion.stream, completion.include_usage, completion.return_token_ids) == (True, True, True)
     assert (request.model, request.prompt, request.priority, request.request_id) == ("demo", "hi", 2, "mine")
+    assert request.cache_salt == "a user's"
     sampling = request.sampling
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.seed) == (5, 0.0, 0.5, 3)
     assert (sampling.stop, sampling.stop_token_ids, sampling.logit_bias) == (("x",), (4,), ((7, -1.0),))

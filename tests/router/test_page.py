@@ -164,7 +164,7 @@ async def test_one_snapshot_serves_all_viewers_and_they_are_not_too_many(
     assert len({one.content for one in answers if one.status_code == 200}) == 1
     refused = next(one for one in answers if one.status_code == 429)
     assert refused.headers["retry-after"] == "1"
-    assert refused.json()["error"]["message"] == "5 pages are looking at this router already"
+    assert refused.json()["error"]["message"] == "5 status pages of this tenant are open already; close one"
     assert (await ask(http)).status_code == 200
 
 

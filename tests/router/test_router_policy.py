@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kvrelay.config import PolicyName, RouterConfig
+from kvrelay.tenants import ANONYMOUS
 from router.policy import Assignment, Wait, WorkerView, assign
 
 NOBODY = frozenset[str]()
@@ -31,13 +32,13 @@ def config(policy: PolicyName = "kv_aware", local_below_tokens: int = 64) -> Rou
         ([decode("d", cached=850), prefill("p")], 900, "local",
          "50 uncached prompt tokens are below local_below_tokens=64"),
         ([decode("d")], 900, "local", "no prefill worker is ready"),
-        ([decode("d"), prefill("p", cached=512)], 900, "disaggregated", "p holds 512 of 900 prompt tokens"),
+        ([decode("d"), prefill("p", cached=512)], 900, "disaggregated", "p should hold 512 of 900 prompt tokens"),
     ],
 )  # fmt: skip
 def test_path_and_why(workers: list[WorkerView], num_tokens: int, path: str, why: str) -> None:
     decision = assign(workers, num_tokens, NOBODY, config())
     assert isinstance(decision, Assignment)
-    assert (decision.path, decision.why) == (path, why)
+    assert (decision.path, decision.why_for(ANONYMOUS)) == (path, why)
     assert bool(decision.prefill) == (path == "disaggregated")
 
 
@@ -140,4 +141,4 @@ def test_pairs_that_cannot_hand_over_are_not_chosen(broken: set[tuple[str, str]]
     workers = [decode("d"), prefill("p0"), prefill("p1", queued=900)]
     decision = assign(workers, 900, NOBODY, config(), frozenset(broken))
     assert isinstance(decision, Assignment)
-    assert (decision.prefill, decision.why) == (chosen, why)
+    assert (decision.prefill, decision.why_for(ANONYMOUS)) == (chosen, why)

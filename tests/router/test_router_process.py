@@ -39,40 +39,49 @@ class Cluster:
     redis_url: str
     processes: dict[str, Process] = field(default_factory=dict)
     grpc: str = ""
+    program: tuple[str, ...] = ("-m", "kvrelay.cli.main")
 
     async def add_worker(self, name: str) -> None:
         self.processes[name] = await start(fake_worker.__file__, name, self.redis_url)
 
     async def add_router(self, config: Path) -> None:
-        router = await start("-m", "kvrelay.cli.main", "router", "-c", str(config), stdout=asyncio.subprocess.PIPE)
+        router = await start(*self.program, "router", "-c", str(config), stdout=asyncio.subprocess.PIPE)
         self.processes["router"] = router
         assert router.stdout is not None
         line = (await asyncio.wait_for(router.stdout.readline(), 30)).decode()
         assert line.startswith("kvrelay ready grpc=")
         self.grpc = line.split()[2].removeprefix("grpc=")
 
+    async def close(self) -> None:
+        for one in self.processes.values():
+            if one.returncode is None:
+                one.kill()
+            await one.wait()
+
+
+def cluster_file(folder: Path, redis_url: str) -> Path:
+    """Of a router over one decode worker."""
+    config = {
+        "redis": {"url": redis_url},
+        "prefill": {"replicas": 0},
+        "listen": {"grpc": "127.0.0.1:0", "http": "127.0.0.1:0", "admin": "127.0.0.1:0"},
+    }
+    file = folder / "cluster.yaml"
+    file.write_text(json.dumps(config))
+    return file
+
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     """A router over one decode worker."""
     async with EmbeddedRedis() as redis:
-        config = {
-            "redis": {"url": redis.url},
-            "prefill": {"replicas": 0},
-            "listen": {"grpc": "127.0.0.1:0", "http": "127.0.0.1:0", "admin": "127.0.0.1:0"},
-        }
-        file = tmp_path / "cluster.yaml"
-        file.write_text(json.dumps(config))
         made = Cluster(redis.url)
         try:
             await made.add_worker("decode-0")
-            await made.add_router(file)
+            await made.add_router(cluster_file(tmp_path, redis.url))
             yield made
         finally:
-            for one in made.processes.values():
-                if one.returncode is None:
-                    one.kill()
-                await one.wait()
+            await made.close()
 
 
 async def test_frozen_worker_is_left_and_when_it_thaws_nothing_comes_twice(cluster: Cluster) -> None:
@@ -113,3 +122,52 @@ async def test_killed_worker_is_left_at_once_and_sigterm_ends_the_router_with_co
                 router.send_signal(signal.SIGTERM)
     assert tokens == answer(PROMPT, 7, 100)
     assert await asyncio.wait_for(router.wait(), 20) == 0
+
+
+STUCK = """
+import asyncio, threading
+from router.text import Text
+
+close = Text.close
+
+async def close_with_threads_that_never_end(self):
+    for _ in range(2):
+        asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)
+        self._threads._threads.submit(threading.Event().wait)
+    await close(self)
+
+Text.close = close_with_threads_that_never_end
+from kvrelay.cli.main import main
+main()
+"""
+
+
+HANGING = "import router.main\nrouter.main.DRAIN_GRACE_S, router.main.END_S = 1.0, 1.0\n" + STUCK.replace(
+    "await close(self)", "await asyncio.Event().wait()"
+)
+
+
+async def exit_code_after_sigterm(program: str, folder: Path) -> int:
+    """Of a router that this program starts, beside one worker."""
+    async with EmbeddedRedis() as redis:
+        cluster = Cluster(redis.url)
+        path = folder / "program.py"
+        path.write_text(program)
+        cluster.program = (str(path),)
+        try:
+            await cluster.add_worker("decode-0")
+            await cluster.add_router(cluster_file(folder, redis.url))
+            router = cluster.processes["router"]
+            router.send_signal(signal.SIGTERM)
+            return await asyncio.wait_for(router.wait(), 60)
+        finally:
+            await cluster.close()
+
+
+async def test_threads_that_never_end_do_not_keep_the_process(tmp_path: Path) -> None:
+    """As one that tokenizes or parses what a client sent: Python waits for its threads, without a bound."""
+    assert await exit_code_after_sigterm(STUCK, tmp_path) == 0
+
+
+async def test_a_router_whose_end_hangs_is_ended(tmp_path: Path) -> None:
+    assert await exit_code_after_sigterm(HANGING, tmp_path) == 1

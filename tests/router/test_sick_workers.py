@@ -11,7 +11,7 @@ from router_cluster import STEP_S, VirtualCluster
 
 from kvrelay.errors import Code, FailedPrecondition, Internal, Unavailable
 from kvrelay.messages import DRAINING, Failed, Prefill, RunLocal
-from kvrelay.types import SamplingParams
+from kvrelay.types import SamplingParams, SequenceSpec
 from router.quarantine import QUARANTINE_S
 from router.request import Request
 from router.retry_budget import FLOOR, FLOOR_PER_S, RATIO
@@ -240,6 +240,91 @@ def test_a_pair_that_cannot_hand_over_is_left_alone_and_both_go_on_with_others()
     tries = [one for one in cluster.workers["p0"].commands if isinstance(one, Prefill) and one.target.worker_id == "d0"]
     assert len(tries) <= 3, "one, then after 5 and 10 seconds"
     assert cluster.dispatcher.sick == (), "neither is blamed"
+
+
+# Sequences that the model has no next token for
+
+
+POISON = 99
+
+
+def poisonous(spec: SequenceSpec) -> bool:
+    return spec.token_ids[0] == POISON
+
+
+def always(_: SequenceSpec) -> bool:
+    return True
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(0, 1), (0, 3), (1, 1), (2, 2)])
+def test_requests_that_no_worker_has_a_token_for_cost_two_attempts_and_harm_nobody(prefill: int, decode: int) -> None:
+    cluster = VirtualCluster(prefill, decode)
+    for worker in cluster.workers.values():
+        worker.faults = poisonous
+    for number in range(400):
+        poison = number % 5 != 0
+        prompt = (POISON if poison else 1, number, *(LONG if number % 2 else SHORT))
+        ask(cluster, f"{'bad' if poison else 'good'}-{number}", prompt, tokens=6)
+        cluster.run(STEP_S)
+        assert cluster.dispatcher.sick == (), "no worker is blamed"
+    cluster.settle()
+    for name, record in cluster.records.items():
+        if name.startswith("good"):
+            assert record.whole, name
+        else:
+            assert record.end is not None
+            assert isinstance(record.end.error, Internal)
+            assert "no distribution" in record.end.error.message
+            assert "had none for it either" in record.end.error.message
+    tried: dict[str, list[str]] = {}
+    for worker_id, worker in cluster.workers.items():
+        for command in worker.commands:
+            if isinstance(command, RunLocal | Prefill):
+                tried.setdefault(command.spec.request_id, []).append(worker_id)
+    bad = {name: where for name, where in tried.items() if name.startswith("bad")}
+    assert {len(where) for where in bad.values()} == {2}
+    if prefill + decode > 1 and (prefill, decode) != (1, 1):
+        assert all(len(set(where)) == 2 for where in bad.values()), "on two workers"
+    assert cluster.dispatcher.retries.made == cluster.dispatcher.retries.refused == 0, (
+        "others' retries are left to them"
+    )
+
+
+@pytest.mark.parametrize(("prefill", "decode", "sick"), [(0, 2, "d0"), (2, 1, "p0"), (1, 1, "p0"), (0, 3, "d2")])
+def test_a_worker_that_has_no_token_where_others_have_one_is_blamed(prefill: int, decode: int, sick: str) -> None:
+    cluster = VirtualCluster(prefill, decode)
+    cluster.workers[sick].faults = always
+    for number in range(60):
+        ask(cluster, f"r{number}", (number, *LONG), tokens=3)
+        cluster.run(0.2)
+    assert [(one.worker_id, one.cause) for one in cluster.dispatcher.sick] == [(sick, "failing")]
+    cluster.workers[sick].faults = lambda _: False
+    for number in range(60, 400):
+        ask(cluster, f"r{number}", (number, *LONG), tokens=3)
+        cluster.run(0.2)
+    cluster.settle()
+    assert cluster.dispatcher.sick == ()
+    assert all(one.whole for one in cluster.records.values())
+    assert cluster.dispatcher.retries.made == 0
+
+
+def test_a_fault_that_comes_once_costs_a_retry_and_no_answer() -> None:
+    cluster = VirtualCluster(0, 1)
+    met: set[str] = set()
+
+    def once(spec: SequenceSpec) -> bool:
+        new = spec.request_id not in met
+        met.add(spec.request_id)
+        return new
+
+    cluster.workers["d0"].faults = once
+    for number in range(30):
+        ask(cluster, f"r{number}", (number, *SHORT), tokens=6)
+        cluster.run(0.2)
+    cluster.settle()
+    assert len(met) == 30
+    assert all(one.whole for one in cluster.records.values())
+    assert cluster.dispatcher.sick == ()
 
 
 # Slow workers

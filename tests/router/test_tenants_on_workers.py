@@ -105,12 +105,34 @@ async def test_a_tenant_finds_its_own_prefixes_and_nobody_elses(cluster: Cluster
     assert cached == [("acme", False), ("acme", True), ("other", False), ("other", True), ("acme", True)]
     assert len(answers) == 1
 
+    # Users of one tenant who give a cache_salt share with those who give the same, at either listener.
+    asked = [("acme", "ann"), ("acme", "ann"), ("acme", "bob"), ("other", "ann"), ("acme", None), ("acme", "bob")]
+    cached = []
+    for name, salt in asked:
+        async with AsyncClient(cluster.grpc, token=cluster.tokens[name], tls=ca) as client:
+            answer = await client.generate(PROMPT, **OPTIONS, cache_salt=salt)
+        cached.append((f"{name}/{salt}", answer.usage.cached_tokens > 0))
+        answers.add(answer.token_ids)
+    assert cached == [
+        ("acme/ann", False),
+        ("acme/ann", True),
+        ("acme/bob", False),
+        ("other/ann", False),
+        ("acme/None", True),
+        ("acme/bob", True),
+    ]
+    assert len(answers) == 1
+
     trusted = ssl.create_default_context(cafile=cluster.ca)
     async with httpx.AsyncClient(base_url=cluster.http, verify=trusted, timeout=30) as http:
         assert cluster.http.startswith("https://")
         assert (await http.get("/metrics")).status_code == 401
+        for salt, found in (("ann", True), ("eve", False)):
+            body = {"prompt": PROMPT, **OPTIONS, "cache_salt": salt}
+            said = await http.post("/v1/completions", json=body, headers=bearer(cluster.tokens["acme"]))
+            assert (said.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0) == found
         ours = (await http.get("/metrics", headers=bearer(cluster.tokens["ops"]))).text
-        assert 'kvrelay_tenant_requests_total{finished_reason="length",model_name="demo",tenant="acme"} 3.0' in ours
+        assert 'kvrelay_tenant_requests_total{finished_reason="length",model_name="demo",tenant="acme"} 10.0' in ours
 
     load = ("--num-requests", "3", "--rate", "inf", "--prompt-tokens", "20", "--output-tokens", "4", "--allow-local")
     for target in (cluster.grpc, cluster.http):

@@ -5,10 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from router_harness import DEMO
 
 from kvrelay.config import ModelConfig
 from kvrelay.errors import InvalidArgument, NotFound
+from kvrelay.sampling_limits import check_params, check_sizes
 from kvrelay.wire.inference import GenerateRequest, SamplingOptions
 from router.model_card import ModelCard
 from router.validation import admit_sampling, check_request
@@ -77,7 +80,7 @@ def test_good_requests_pass(request_: GenerateRequest) -> None:
         (sampling(seed=2**63), "seed"),
         (sampling(presence_penalty=2.1), "presence_penalty"),
         (sampling(frequency_penalty=-2.1), "frequency_penalty"),
-        (sampling(repetition_penalty=0.0), "repetition_penalty"),
+        *((sampling(repetition_penalty=one), "repetition_penalty") for one in (0.0, 5e-324, 1e-38, 0.0099, 100.1)),
         (sampling(logprobs=21), "logprobs"),
         (sampling(logprobs=-1), "logprobs"),
         (sampling(min_tokens=-1), "min_tokens"),
@@ -103,6 +106,36 @@ def test_bad_fields_are_named(bad: GenerateRequest, field: str) -> None:
         check_request(bad, CARD)
     assert caught.value.field == field
     assert len(caught.value.message) < 300
+
+
+def test_an_error_says_value_and_range() -> None:
+    with pytest.raises(InvalidArgument, match=r"^repetition_penalty is 1e-38; allowed is 0.01 to 100$"):
+        check_request(sampling(repetition_penalty=1e-38), CARD)
+    with pytest.raises(InvalidArgument, match=r"^top_p is -1.0; allowed is above 0, at most 1$"):
+        check_request(sampling(top_p=-1.0), CARD)
+    with pytest.raises(InvalidArgument, match=r"^max_tokens is 0; allowed is 1 to 2147483647$"):
+        check_request(sampling(max_tokens=0), CARD)
+
+
+@given(
+    st.builds(
+        sampling,
+        temperature=st.floats(0, 2),
+        top_p=st.floats(0, 1, exclude_min=True),
+        presence_penalty=st.floats(-2, 2),
+        frequency_penalty=st.floats(-2, 2),
+        logprobs=st.integers(0, 20),
+        seed=st.integers(0, 2**63 - 1),
+        logit_bias=st.dictionaries(st.integers(0, CARD.vocab_size - 1), st.floats(-100, 100), max_size=5).map(
+            lambda bias: tuple(bias.items())
+        ),
+    )
+)
+def test_what_openai_allows_is_allowed_and_no_worker_refuses_what_a_router_lets_in(asked: GenerateRequest) -> None:
+    check_request(asked, CARD)
+    admitted = admit_sampling(asked, "r", 10, 4096)
+    check_params(admitted, CARD.vocab_size)
+    check_sizes(admitted, CARD.vocab_size)
 
 
 def test_unknown_model_is_not_found() -> None:
