@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from structlog.typing import FilteringBoundLogger
 
@@ -11,9 +12,16 @@ from kvrelay.errors import Unavailable
 
 
 async def look_regularly(
-    look: Callable[[], Awaitable[None]], interval_s: float, log: FilteringBoundLogger, away: str
+    look: Callable[[], Awaitable[None]],
+    interval_s: float,
+    log: FilteringBoundLogger,
+    away: str,
+    sooner: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Until cancelled. That the registry does not answer is logged once, as `away`; any other error ends it."""
+    """Until cancelled. That the registry does not answer is logged once, as `away`; any other error ends it.
+
+    sooner: returns when there is a reason for a look before the interval is over.
+    """
     answered = True
     while True:
         try:
@@ -23,4 +31,6 @@ async def look_regularly(
             if answered:
                 log.warning(away, reason=error.message)
             answered = False
-        await asyncio.sleep(interval_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(interval_s):
+                await (asyncio.sleep(interval_s) if sooner is None else sooner())

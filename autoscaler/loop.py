@@ -1,9 +1,10 @@
-"""The autoscaler: looks at the registry at intervals and sets the pools' wanted sizes. One of several leads."""
+"""The autoscaler: looks at the registry at intervals and sets the pools' wanted sizes. The one with the lease acts."""
 
 from __future__ import annotations
 
 import time
 
+from autoscaler.lease import Lease
 from autoscaler.look import look_regularly
 from autoscaler.policy import PoolState
 from autoscaler.pools import decide_pools
@@ -15,30 +16,25 @@ from kvrelay.registry import Registry
 from kvrelay.telemetry import get_logger
 from kvrelay.types import PoolName, ScalingDecision
 
-_MIN_LEASE_S = 5.0
-
 log = get_logger("autoscaler")
 
 
 class Autoscaler:
     """Owns the policy's memory. An operator's `set_desired` is respected: the policy goes on from that size."""
 
-    def __init__(self, registry: Registry, policy: AutoscalingPolicy, owner: str, clock: Clock | None = None) -> None:
+    def __init__(self, registry: Registry, policy: AutoscalingPolicy, lease: Lease, clock: Clock | None = None) -> None:
         self._registry = registry
         self._policy = policy
-        self._owner = owner
+        self._lease = lease
         self._clock = clock or MonotonicClock()
         self._states: dict[PoolName, PoolState] = {}
 
     async def run(self) -> None:
         """Until cancelled. While Redis does not answer, the sizes stay as they are."""
-        try:
-            await look_regularly(self.tick, self._policy.interval_s, log, "scaling pauses")
-        finally:
-            await self._release()
+        await look_regularly(self.tick, self._policy.interval_s, log, "scaling pauses")
 
     async def tick(self) -> None:
-        """One look. Does nothing while another autoscaler leads. Raises Unavailable."""
+        """One look. Does nothing while this controller does not lead. Raises Unavailable."""
         try:
             await self._look()
         except Unavailable:
@@ -46,10 +42,10 @@ class Autoscaler:
             raise
 
     async def _look(self) -> None:
-        token = await self._registry.acquire_leader(self._owner, max(_MIN_LEASE_S, 3 * self._policy.interval_s))
-        if token is None:
+        if not self._lease.leads:
             self._states.clear()
             return
+        claim = self._lease.claim()
         workers = await self._registry.workers()
         routers = await self._registry.routers()
         desired = await self._registry.desired()
@@ -63,13 +59,7 @@ class Autoscaler:
         }
         # At once, so that whoever makes the pools so sees that a worker may change over.
         sizes = {pool: (one.before, one.after) for pool, one in changed.items()}
-        if sizes and await self._registry.scale(sizes, token):
+        if sizes and await self._registry.scale(sizes, claim):
             for pool, one in changed.items():
                 log.info("pool scaled", pool=pool, before=one.before, after=one.after, reason=one.reason)
-                await self._registry.record_decision(one)
-
-    async def _release(self) -> None:
-        try:
-            await self._registry.release_leader(self._owner)
-        except Unavailable as error:
-            log.warning("the lead is kept until it expires", reason=error.message)
+                await self._registry.record_decision(one, claim)

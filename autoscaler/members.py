@@ -44,5 +44,10 @@ def surplus(
     return sorted(staying, key=cost)[: max(0, count)]
 
 
+def joiners(standbys: Collection[str], ready: Collection[str], count: int) -> list[str]:
+    """The `count` standby workers that join a pool soonest: those that are ready, then the oldest."""
+    return sorted(standbys, key=lambda worker_id: (worker_id not in ready, number_of(worker_id)))[:count]
+
+
 def number_of(worker_id: str) -> int:
     return int(worker_id.rpartition("-")[2])

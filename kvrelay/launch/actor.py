@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 import ray
 
+from kvrelay.launch.template import ForkedWorker
 from kvrelay.models import resolve_model
 from kvrelay.roles import Roles
 from kvrelay.telemetry import configure_logging, flush_logs, get_logger
 from kvrelay.types import PoolName
-from kvrelay.worker.process import run_in_process
 from kvrelay.worker.settings import WorkerSettings
 
 _LOOK_S = 1.0
@@ -27,9 +27,17 @@ log = get_logger("launch")
 class WorkerActor:
     """One worker in a process of its own. `run` lasts as long as the worker does."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: WorkerSettings, variables: Mapping[str, str], template: str = "") -> None:
+        """`variables` are added to the environment, of which torch reads some when it is imported. `template` is the
+        socket of this machine's, if it has one.
+        """
+        os.environ.update(variables)
         self._settings = settings
-        self._roles = Roles()
+        self._variables = variables
+        self._template = template
+        self._forked: ForkedWorker | None = None
+        self._orders: list[dict[str, object]] = []  # that came before it
+        self._roles = Roles()  # of this process, where there is no template
 
     async def node(self) -> str:
         """Ray's id of the node that the worker is on."""
@@ -37,15 +45,20 @@ class WorkerActor:
 
     async def run(self) -> None:
         configure_logging()
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads without work sleep; read when torch is imported
         settings = on_this_node(self._settings)
         orphaned = asyncio.create_task(self._orphaned())
-        with _on_sigterm(partial(asyncio.get_running_loop().call_soon_threadsafe, self._roles)):
-            await run_in_process(settings.worker_id, self._roles.serve(settings))
-        if orphaned.done():
-            flush_logs()
-            os._exit(0)
-        orphaned.cancel()
+        try:
+            with _on_sigterm(partial(asyncio.get_running_loop().call_soon_threadsafe, self._drain)):
+                if not await self._served_by_fork(settings):
+                    # Not at the top: a forked worker needs none of it here.
+                    from kvrelay.worker.process import run_in_process
+
+                    await run_in_process(settings.worker_id, self._roles.serve(settings))
+            if orphaned.done():
+                flush_logs()
+                os._exit(0)
+        finally:
+            orphaned.cancel()
 
     async def _orphaned(self) -> None:
         """Until the raylet that started this process has died, and nobody can stop or replace this worker any more.
@@ -57,20 +70,50 @@ class WorkerActor:
             await asyncio.sleep(_LOOK_S)
             if os.getppid() != raylet:
                 log.warning("the raylet is gone; the worker drains", worker=self._settings.worker_id)
-                self._roles()
+                self._drain()
                 return
+
+    async def _served_by_fork(self, settings: WorkerSettings) -> bool:
+        """Serves in a process forked from the template, to its end. False, at once, where there is no template."""
+        if not self._template:
+            return False
+        try:
+            self._forked = await ForkedWorker.ask(self._template, settings, self._variables)
+        except OSError as error:
+            log.warning("no_template", worker=settings.worker_id, reason=str(error))
+            return False
+        for order in self._orders:
+            self._forked.tell(**order)
+        if not await self._forked.started():
+            log.warning("no_template", worker=settings.worker_id, reason="it ended")
+            self._forked = None
+            return False
+        await self._forked.ended()
+        return True
+
+    def _tell(self, **order: object) -> None:
+        """An order for the forked worker, which may not be asked for yet."""
+        self._orders.append(order)
+        if self._forked is not None:
+            self._forked.tell(**order)
+
+    def _drain(self) -> None:
+        self._roles()
+        self._tell(drain=True)
 
     async def drain(self) -> None:
         """Ends `run` when all that the worker holds is finished or handed back; called twice, at once."""
-        self._roles()
+        self._drain()
 
     async def turn(self, pool: PoolName) -> None:
         """`run` goes on in that pool; what the worker holds is lost."""
         self._roles.turn(pool)
+        self._tell(turn=pool)
 
     async def stop(self) -> None:
         """Ends `run`, streams or not."""
         self._roles.now()
+        self._tell(stop=True)
 
 
 @contextmanager

@@ -11,14 +11,16 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from autoscaler.lease import Lease
 from kvrelay.config import ClusterConfig
 from kvrelay.errors import ConfigError, InvalidArgument, Unavailable
 from kvrelay.launch.actor import WorkerActor
+from kvrelay.launch.failed_start import FailedStart, failed_start
 from kvrelay.launch.placement import Amounts, Node, needs, place, with_workers
 from kvrelay.launch.ray_cluster import RayCluster
 from kvrelay.stop_request import DRAIN_GRACE_S
 from kvrelay.telemetry import LEVEL_VARIABLE, get_logger
-from kvrelay.types import PoolName
+from kvrelay.types import PoolName, Role
 from kvrelay.worker.settings import WorkerSettings
 
 _STOP_TIMEOUT_S = 5.0
@@ -28,15 +30,16 @@ _ASK_S = 5.0  # for Ray to say what its nodes have
 log = get_logger("launch")
 
 
-def require_gpus(config: ClusterConfig, found: float) -> None:
+def require_gpus(config: ClusterConfig, found: float, standby: int = 0) -> None:
     """Raises ConfigError if the workers to start with would wait for GPUs that never come."""
     prefill, decode = config.prefill, config.decode
     needed = {
         "prefill": prefill.replicas * prefill.resources.num_gpus,
         "decode": decode.replicas * decode.resources.num_gpus,
+        "standby": standby * decode.resources.num_gpus,
     }
     if sum(needed.values()) > found:
-        each = ", ".join(f"{name} {amount:g}" for name, amount in needed.items())
+        each = ", ".join(f"{name} {amount:g}" for name, amount in needed.items() if amount or name != "standby")
         raise ConfigError(
             f"resources.num_gpus: the workers need {sum(needed.values()):g} GPUs ({each}), and Ray finds {found:g} on "
             "this machine; set it lower, for instance 0.5 to share one, or 0 for the CPU"
@@ -45,7 +48,7 @@ def require_gpus(config: ClusterConfig, found: float) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    pool: PoolName
+    role: Role
     needs: Amounts
     node_id: str  # where it is or is meant to be; nothing while no node has room
     actor: ActorHandle
@@ -57,16 +60,24 @@ class _Running:
 class RayLauncher:
     """Satisfies `autoscaler.actuator.Launcher`. `cluster` has been entered, and outlives this."""
 
-    def __init__(self, settings: WorkerSettings, cluster: RayCluster) -> None:
-        """`settings` is what every worker gets, but for its id and pool."""
+    def __init__(
+        self, settings: WorkerSettings, cluster: RayCluster, lease: Lease | None = None, template: str = ""
+    ) -> None:
+        """`settings` is what every worker gets, but for its id, its pool and the claim of `lease`; `template` is the
+        socket of this machine's.
+        """
+        self._template = template
         self._settings = settings
         self._cluster = cluster
+        self._lease = lease
         self._running: dict[str, _Running] = {}
         self._refused: asyncio.Queue[InvalidArgument] = asyncio.Queue()
+        self._ended = asyncio.Event()
+        self._failed: asyncio.Queue[FailedStart] = asyncio.Queue()
 
-    def alive(self) -> Mapping[str, PoolName]:
+    def alive(self) -> Mapping[str, Role]:
         """Workers whose actor was asked for and has not ended; pending ones too."""
-        return {worker_id: one.pool for worker_id, one in self._running.items()}
+        return {worker_id: one.role for worker_id, one in self._running.items()}
 
     def pending(self) -> Mapping[str, str]:
         """Those of them that no node has room for, and what is missing. They start when there is room, on nodes that
@@ -74,15 +85,20 @@ class RayLauncher:
         """
         return {worker_id: one.waits_for for worker_id, one in self._running.items() if one.waits_for}
 
-    async def start(self, pool: PoolName, worker_id: str) -> None:
-        """Asks Ray for a worker. Once it serves, it is in the registry. Raises Unavailable if Ray does not answer."""
+    async def start(self, role: Role, worker_id: str) -> None:
+        """Asks Ray for a worker. Once it serves or stands by, it is in the registry. Raises Unavailable if Ray does not
+        answer, or once this controller does not lead.
+        """
+        pool: PoolName = "decode" if role == "standby" else role  # a standby worker's resources are those of both
         section = self._settings.config.pool(pool)
         amounts = needs(section.resources)
-        chosen = place(pool, amounts, await self._nodes())
+        chosen = place(role, amounts, await self._nodes())
         node_id = "" if chosen.node is None else chosen.node.node_id
+        # Not by Ray's runtime environment, whose agent would have to come up before a worker starts.
         variables = {"OMP_NUM_THREADS": str(section.threads), "OMP_WAIT_POLICY": "PASSIVE"}
         if level := os.environ.get(LEVEL_VARIABLE):
             variables[LEVEL_VARIABLE] = level  # other hosts' raylets have an environment of their own
+        claim = None if self._lease is None else self._lease.claim()  # only now: Ray may have taken its time
         actor = (
             ray.remote(WorkerActor)
             .options(
@@ -91,11 +107,14 @@ class RayLauncher:
                 resources=section.resources.custom,
                 scheduling_strategy=_strategy(node_id),
                 max_restarts=0,  # the actuator replaces the dead, under a new epoch
-                runtime_env={"env_vars": variables},
             )
-            .remote(replace(self._settings, pool=pool, worker_id=worker_id))
+            .remote(
+                replace(self._settings, pool=pool, worker_id=worker_id, claim=claim, standby=role == "standby"),
+                variables,
+                self._template,
+            )
         )
-        running = self._running[worker_id] = _Running(pool, amounts, node_id, actor)
+        running = self._running[worker_id] = _Running(role, amounts, node_id, actor)
         if chosen.node is None:
             self._note_pending(worker_id, running, chosen.reason)
         else:
@@ -112,11 +131,16 @@ class RayLauncher:
             await self.stop(worker_id)
 
     async def turn(self, worker_id: str, pool: PoolName) -> None:
-        """Has a worker go on in another pool, with the weights that it has. It has been drained."""
+        """Has a worker go on in another pool, with the weights that it has. It has been drained, or stands by."""
         running = self._running.get(worker_id)
         if running is not None:
-            running.pool = pool
+            running.role = pool
             running.actor.turn.remote(pool)
+
+    async def ended(self) -> None:
+        """Until a worker's process has ended, since this returned last. Ray tells within milliseconds."""
+        await self._ended.wait()
+        self._ended.clear()
 
     async def stop(self, worker_id: str) -> None:
         """Stops a worker now; kills it if it does not end in time."""
@@ -136,6 +160,10 @@ class RayLauncher:
         """Waits until a worker ends because its model or configuration cannot be served where it is; returns why."""
         return await self._refused.get()
 
+    async def failed(self) -> FailedStart:
+        """Waits until a worker ends by itself for any other reason; returns that. It may have served before."""
+        return await self._failed.get()
+
     async def look_for_room(self) -> None:
         """Keeps `pending` true, until cancelled."""
         while True:
@@ -152,7 +180,7 @@ class RayLauncher:
         for worker_id, one in self._running.items():
             if one.placed or (one.node_id in there and not one.waits_for):
                 continue
-            chosen = place(one.pool, one.needs, with_workers(nodes, self._workers()))
+            chosen = place(one.role, one.needs, with_workers(nodes, self._workers()))
             if chosen.node is None:
                 one.node_id = ""
                 self._note_pending(worker_id, one, chosen.reason)
@@ -170,8 +198,8 @@ class RayLauncher:
             raise Unavailable(f"Ray does not say which nodes it has: {error}") from error
         return with_workers(nodes, self._workers())
 
-    def _workers(self) -> list[tuple[str, PoolName, Amounts]]:
-        return [(one.node_id, one.pool, one.needs) for one in self._running.values()]
+    def _workers(self) -> list[tuple[str, Role, Amounts]]:
+        return [(one.node_id, one.role, one.needs) for one in self._running.values()]
 
     def _note_pending(self, worker_id: str, running: _Running, reason: str) -> None:
         if running.waits_for != reason:
@@ -192,11 +220,15 @@ class RayLauncher:
             log.error("worker failed", worker=worker_id, node=running.node_id, error=str(error.cause))
             if isinstance(error.cause, InvalidArgument):
                 self._refused.put_nowait(error.cause)
+            else:
+                self._failed.put_nowait(failed_start(worker_id, error.cause, str(error.cause)))
         except ray.exceptions.RayError as error:
             log.warning("worker died", worker=worker_id, node=running.node_id, error=str(error).splitlines()[0])
+            self._failed.put_nowait(failed_start(worker_id, None, str(error)))
         finally:
             await asyncio.gather(arrival, return_exceptions=True)
             del self._running[worker_id]
+            self._ended.set()
 
 
 def _strategy(node_id: str) -> NodeAffinitySchedulingStrategy | str:

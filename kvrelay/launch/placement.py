@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvrelay.config import Resources
-from kvrelay.types import PoolName
+from kvrelay.types import Role
 
 _SHOWN = 3  # nodes in a reason
 _EXACT = 1e-6  # Ray counts in ten-thousandths
@@ -27,7 +27,7 @@ class Node:
     address: str  # IP
     total: Amounts
     free: Amounts
-    workers: tuple[PoolName, ...] = ()  # of ours, that are there or on their way there
+    workers: tuple[Role, ...] = ()  # of ours, that are there or on their way there
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def needs(resources: Resources) -> dict[str, float]:
     return {name: amount for name, amount in amounts.items() if amount}
 
 
-def with_workers(nodes: Iterable[Node], workers: Iterable[tuple[str, PoolName, Amounts]]) -> list[Node]:
+def with_workers(nodes: Iterable[Node], workers: Iterable[tuple[str, Role, Amounts]]) -> list[Node]:
     """The nodes with our workers on them, each given as (node id, pool, what it needs).
 
     Ray's word on what is free is some moments old: it may lack workers that were just started. So a node has no more
@@ -60,13 +60,13 @@ def with_workers(nodes: Iterable[Node], workers: Iterable[tuple[str, PoolName, A
     return result
 
 
-def place(pool: PoolName, amounts: Amounts, nodes: Sequence[Node]) -> Placement:
+def place(role: Role, amounts: Amounts, nodes: Sequence[Node]) -> Placement:
     """The node with the fewest workers of the pool, of these the one with the fewest workers, of those with room."""
     roomy = [node for node in nodes if _holds(node.free, amounts)]
     if not roomy:
         return Placement(None, _why_nowhere(amounts, nodes))
-    best = min(roomy, key=lambda node: (node.workers.count(pool), len(node.workers), node.address, node.node_id))
-    fewest = f"the fewest {pool} workers ({best.workers.count(pool)}), then workers ({len(best.workers)})"
+    best = min(roomy, key=lambda node: (node.workers.count(role), len(node.workers), node.address, node.node_id))
+    fewest = f"the fewest {role} workers ({best.workers.count(role)}), then workers ({len(best.workers)})"
     return Placement(best, f"{best.address} has {fewest}, of {len(roomy)} nodes with room")
 
 

@@ -174,13 +174,13 @@ def _is_here(host: str) -> bool:
     return True
 
 
-def local_cpus(config: ClusterConfig, most_workers: Mapping[PoolName, int]) -> float:
+def local_cpus(config: ClusterConfig, most_workers: Mapping[PoolName, int], standby: int = 0) -> float:
     """Logical CPUs for a local Ray, so that it holds the largest pools that the configuration allows.
 
     On one machine workers share cores: there is nothing to wait for when there are fewer cores than workers.
     """
     wanted = (
         most_workers["prefill"] * config.prefill.resources.num_cpus
-        + most_workers["decode"] * config.decode.resources.num_cpus
+        + (most_workers["decode"] + standby) * config.decode.resources.num_cpus
     )
     return max(float(os.cpu_count() or 1), wanted)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from autoscaler.actuator import LATE_S, SETTLED_S, SILENT_S, START_S, Actuator
+from autoscaler.actuator import LATE_S, SETTLED_S, SILENT_S, START_S, VERSION_DRAIN_S, Actuator
 from autoscaler.members import surplus
 from kvrelay.clock import ManualClock
 from kvrelay.embedded_redis import EmbeddedRedis
@@ -401,3 +402,21 @@ async def test_without_rebalance_one_stops_and_another_starts(cluster: Cluster) 
     await cluster.registry.set_desired({"prefill": 2, "decode": 1})
     await cluster.tick(4)
     assert (cluster.running, cluster.fleet.turned) == (["decode-0", "prefill-0", "prefill-1"], [])
+
+
+@pytest.mark.parametrize("another", [True, False])
+async def test_the_last_decode_worker_of_a_version_has_the_time_of_an_answer(cluster: Cluster, another: bool) -> None:
+    await restarting(cluster, "decode-0", "decode-1", "prefill-0")
+    old = dict(cluster.fleet.workers)
+    for worker in old.values():
+        worker.holds()
+    for _ in range(8):
+        await cluster.tick()
+        for name, worker in cluster.fleet.workers.items():
+            if name not in old and another:
+                worker.info = dataclasses.replace(worker.info, model_id="successor")
+        await cluster.fleet.beat()
+    assert sorted(cluster.fleet.workers) == ["decode-2", "decode-3", "prefill-1"]
+    graces = {name: worker.grace_s for name, worker in old.items()}
+    last = VERSION_DRAIN_S if another else DRAIN_GRACE_S
+    assert graces == {"decode-0": DRAIN_GRACE_S, "decode-1": last, "prefill-0": DRAIN_GRACE_S}

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
+from autoscaler.lease import Lease
 from autoscaler.loop import Autoscaler
 from kvrelay.clock import ManualClock
 from kvrelay.config import AutoscalingPolicy
@@ -39,9 +41,22 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
+class Leading(Autoscaler):
+    """One whose lease is renewed before each look."""
+
+    async def tick(self) -> None:
+        with suppress(Unavailable):
+            await self._lease.renew()
+        await super().tick()
+
+
 @pytest.fixture
 def autoscaler(registry: Registry, clock: ManualClock) -> Autoscaler:
-    return Autoscaler(registry, POLICY, "a", clock)
+    return leading(registry, clock)
+
+
+def leading(registry: Registry, clock: ManualClock, policy: AutoscalingPolicy = POLICY) -> Autoscaler:
+    return Leading(registry, policy, Lease(registry, "a", clock, sole=True), clock)
 
 
 async def test_scales_and_records_why(registry: Registry, autoscaler: Autoscaler) -> None:
@@ -80,10 +95,11 @@ async def test_goes_on_from_an_operators_size(registry: Registry, autoscaler: Au
 async def test_only_the_leader_scales(registry: Registry, autoscaler: Autoscaler) -> None:
     await registry.set_desired({"decode": 1})
     await publish(registry, waiting=37)
-    assert await registry.acquire_leader("another", 600) is not None
-    await autoscaler.tick()
+    other = Lease(registry, "another", sole=True)
+    await other.renew()
+    await Autoscaler.tick(autoscaler)
     assert await registry.desired() == {"decode": 1}
-    await registry.release_leader("another")
+    await other.release()
     await autoscaler.tick()
     assert await registry.desired() == {"decode": 3}
 
@@ -92,23 +108,19 @@ async def test_a_wish_does_not_last_while_nobody_looks(registry: Registry, clock
     patient = POLICY.model_copy(
         update={"decode": POLICY.decode.model_copy(update={"upscale_delay_s": 60.0})} if POLICY.decode else {}
     )
-    autoscaler = Autoscaler(registry, patient, "a", clock)
+    autoscaler = leading(registry, clock, patient)
     await registry.set_desired({"decode": 1})
     await publish(registry, waiting=37)
 
     await autoscaler.tick()
-    await registry.release_leader("a")
-    assert await registry.acquire_leader("another", 600) is not None
     clock.advance(61.0)
-    await autoscaler.tick()
-    await registry.release_leader("another")
+    await Autoscaler.tick(autoscaler)  # the lease has ended
     await autoscaler.tick()
     assert await registry.desired() == {"decode": 1}, "another led in between"
 
     await registry._call("REPLICAOF", "127.0.0.1", "1")
     clock.advance(61.0)
-    with pytest.raises(Unavailable):
-        await autoscaler.tick()
+    await autoscaler.tick()  # the lease is not renewed
     await registry._call("REPLICAOF", "NO", "ONE")
     await autoscaler.tick()
     assert await registry.desired() == {"decode": 1}, "Redis was read-only in between"
@@ -134,7 +146,9 @@ async def test_runs_through_an_outage_and_gives_up_the_lead_at_the_end() -> None
         await Registry.connect(server.url) as registry,
         await Registry.connect(server.url) as other,
     ):
-        running = asyncio.create_task(Autoscaler(registry, POLICY, "a").run())
+        lease = Lease(registry, "a", sole=True)
+        await lease.renew()
+        parts = [asyncio.create_task(one) for one in (lease.run(), Autoscaler(registry, POLICY, lease).run())]
         await other._call("REPLICAOF", "127.0.0.1", "1")  # read-only
         await asyncio.sleep(0.05)
         await other._call("REPLICAOF", "NO", "ONE")
@@ -145,6 +159,7 @@ async def test_runs_through_an_outage_and_gives_up_the_lead_at_the_end() -> None
                 if (await other.desired())["decode"] > 1:
                     break
                 await asyncio.sleep(0.01)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        assert await other.acquire_leader("b", 1) is not None
+        for one in parts:
+            one.cancel()
+        await asyncio.wait(parts)  # the lease is given back
+        assert (await other.renew_lease("b", 0)).owner == "b"

@@ -1,0 +1,173 @@
+"""The controllers' lease: at most one controller scales the pools and starts workers, whatever Redis forgets.
+
+Redis arbitrates, but it may lose its last writes, or all of them, and so forget who leads. So no controller trusts a
+record by itself:
+
+- A leader stops DEADLINE_S after the start of its last successful renewal, by its own monotonic clock.
+- A controller that takes the lease does not act for TAKEOVER_S. In that time each renewal has to find the lease as the
+  controller left it; otherwise the wait starts again. TAKEOVER_S is longer than DEADLINE_S, so whoever led on a record
+  that Redis has lost has stopped by then, or has renewed its lease and so ended the newcomer's wait.
+- Nobody compares clocks of two hosts. A lease ends for the others when its record has not changed for EXPIRY_S while
+  they looked. Clocks may run at different rates, up to TAKEOVER_S / DEADLINE_S.
+- Terms exceed all that Redis, its owner, or any live worker knows. They fence what cannot look at a clock: writes to
+  Redis, and workers that come up late.
+
+The idea of a fencing token is Martin Kleppmann's ("How to do distributed locking", 2016); judging a lease by its
+observed changes is how client-go's leader election does it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from kvrelay.clock import Clock, MonotonicClock
+from kvrelay.errors import Unavailable
+from kvrelay.registry import Registry
+from kvrelay.telemetry import get_logger
+from kvrelay.types import Claim, ControllerInfo, ControllerState, LeaseRecord
+
+RENEW_S = 0.5
+DEADLINE_S = 5.0
+EXPIRY_S = 5.0
+TAKEOVER_S = 8.0
+
+log = get_logger("lease")
+
+
+class Lease:
+    """One controller's view of the lease, and its part in it. `owner` names one incarnation of one process, ever.
+
+    sole: no other controller can reach this Redis, so there is nobody to wait for.
+    """
+
+    def __init__(self, registry: Registry, owner: str, clock: Clock | None = None, *, sole: bool = False) -> None:
+        self.owner = owner
+        self._registry = registry
+        self._clock = clock or MonotonicClock()
+        self._sole = sole
+        self._mine = LeaseRecord()  # as the last renewal left it; no owner while the lease is not this controller's
+        self._held_since = 0.0  # all renewals since then have found the lease as it was left
+        self._renewed_at = 0.0  # when the last renewal that succeeded began
+        self._acts = False  # the wait is over
+        self._seen_term = 0
+        self._others = LeaseRecord()  # as it was last seen
+        self._others_since = 0.0
+        self._looked_at = float("-inf")
+
+    @property
+    def leads(self) -> bool:
+        """Whether this controller may act now."""
+        return self._acts and self._seconds_left() > 0
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether another controller has the lease, as Redis said last."""
+        return bool(self._others.owner)
+
+    @property
+    def adopts(self) -> bool:
+        """Whether other controllers may have started workers, which count as the leader's."""
+        return not self._sole
+
+    @property
+    def name_tag(self) -> str:
+        """What makes names of this controller's workers unique; empty if Redis and the controller remember them."""
+        return "" if self._sole else self.owner.rpartition("-")[2]
+
+    @property
+    def state(self) -> ControllerState:
+        if self.leads:
+            return "leading"
+        return "claiming" if self._mine.owner else "standby"
+
+    def claim(self) -> Claim:
+        """To be shown with a write. Raises Unavailable while this controller does not lead."""
+        if not self.leads:
+            raise Unavailable(f"controller {self.owner} does not lead")
+        return Claim(self.owner, self._mine.term)
+
+    @asynccontextmanager
+    async def in_time(self) -> AsyncIterator[None]:
+        """Cancels what it surrounds when the lease ends. Raises Unavailable then, and while this controller does not
+        lead.
+        """
+        self.claim()
+        try:
+            async with asyncio.timeout(self._seconds_left()):
+                yield
+        except TimeoutError:
+            raise Unavailable(f"the lease of controller {self.owner} ended") from None
+
+    async def run(self) -> None:
+        """Until cancelled; then the lease is given back."""
+        answered = True
+        try:
+            while True:
+                try:
+                    await self.renew()
+                    await self._registry.publish_controller(ControllerInfo(self.owner, self.state, self._mine.term))
+                    answered = True
+                except Unavailable as error:
+                    if answered:
+                        log.warning("lease_not_renewed", owner=self.owner, reason=error.message)
+                    answered = False
+                await asyncio.sleep(RENEW_S)
+        finally:
+            await self.release()
+
+    async def renew(self) -> None:
+        """Renews the lease, or takes it if it is free or has ended. Raises Unavailable."""
+        led, began = self.leads, self._clock.now()
+        # Only who has looked all the time knows that nothing has changed meanwhile.
+        if began - self._looked_at > DEADLINE_S:
+            self._others_since = began
+        expired = self._sole or began - self._others_since >= EXPIRY_S
+        takes = self._others if expired else LeaseRecord()
+        record = await self._registry.renew_lease(self.owner, self._seen_term, takes)
+        if self._sole and record.owner != self.owner:
+            record = await self._registry.renew_lease(self.owner, record.term, record)
+        self._looked_at = began
+        self._seen_term = max(self._seen_term, record.term)
+        if record.owner == self.owner:
+            self._keep(record, led, began)
+        else:
+            self._look_at(record, led)
+
+    def _keep(self, record: LeaseRecord, led: bool, began: float) -> None:
+        expected = LeaseRecord(self.owner, self._mine.term, self._mine.beat + 1)
+        unbroken = record == expected and began - self._renewed_at < DEADLINE_S
+        if record != expected and self._mine.owner:
+            log.warning("lease_lost_by_redis", owner=self.owner, term=record.term, expected_term=self._mine.term)
+        if not self._mine.owner:
+            log.info("lease_taken", owner=self.owner, term=record.term, acts_in_s=0.0 if self._sole else TAKEOVER_S)
+        if not led and not unbroken:
+            # The claim was in Redis at this moment, if not before.
+            self._held_since = self._clock.now()
+            self._acts = False
+        self._mine, self._renewed_at = record, began
+        self._others = LeaseRecord()
+        if not self._acts and (self._sole or began - self._held_since >= TAKEOVER_S):
+            self._acts = True
+            log.info("controller_leads", owner=self.owner, term=record.term)
+
+    def _look_at(self, record: LeaseRecord, led: bool) -> None:
+        if self._mine.owner or not self._others.owner:
+            log.warning("controller_deposed" if led else "controller_stands_by", owner=self.owner, leader=record.owner)
+        self._mine, self._acts = LeaseRecord(), False
+        if record != self._others:
+            self._others, self._others_since = record, self._clock.now()
+
+    async def release(self) -> None:
+        """Gives the lease back, so that nobody has to wait for its end."""
+        self._acts = False
+        self._mine = LeaseRecord()
+        try:
+            await self._registry.release_lease(self.owner)
+            await self._registry.remove_controller(self.owner)
+        except Unavailable as error:
+            log.warning("lease_kept_until_it_expires", owner=self.owner, reason=error.message)
+
+    def _seconds_left(self) -> float:
+        return self._renewed_at + DEADLINE_S - self._clock.now()
