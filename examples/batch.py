@@ -40,5 +40,7 @@ async def answer_all(lines: Iterator[tuple[int, str]], out: TextIO) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: python examples/batch.py PROMPTS.jsonl ANSWERS.jsonl")
     with open(sys.argv[1], encoding="utf-8") as source, open(sys.argv[2], "w", encoding="utf-8") as target:
         asyncio.run(answer_all(enumerate(source, 1), target))

@@ -9,6 +9,9 @@ import signal
 import sys
 from pathlib import Path
 
+REASON_FILE = "KVRELAY_REASON_FILE"
+"""Names a file that a command writes why it failed into, in place of stderr; for the process that started it."""
+
 # Runs in place of the program until it is one: asks the kernel for SIGKILL when the parent dies (PR_SET_PDEATHSIG
 # is 1), in a process of its own because a preexec_fn is unsafe once the parent has threads.
 _EXEC_BOUND_TO_PARENT = """

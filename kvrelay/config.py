@@ -8,11 +8,12 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from kvrelay.redis_url import Sentinels
 from kvrelay.types import POOLS, PoolName
 
 _SIZE = re.compile(r"^([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*(B|KiB|MiB|GiB|TiB|KB|MB|GB|TB)?$")
 _ADDRESS = re.compile(r"^(\[[0-9a-fA-F:]+\]|[^:\s]+):([0-9]{1,5})$")
-_REDIS_URL = re.compile(r"^(embedded|rediss?://.+|unix:///.+)$")
+_REDIS_URL = re.compile(r"^(embedded|rediss?(\+sentinel)?://.+|unix:///.+)$")
 _RAYS_OWN = ("CPU", "GPU", "memory", "object_store_memory")
 _UNIT = {
     None: 1,
@@ -176,16 +177,23 @@ class RouterConfig(Section):
     max_queue: PositiveInt = 1024
     max_attempts: PositiveInt = 5
     default_deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
+    preemption: bool = True  # running requests give way to those of tenants below their share
 
 
 class RedisConfig(Section):
     url: str = "embedded"
+    # Replicas that must have the controllers' lease before it counts.
+    confirm_replicas: Annotated[int, Field(ge=0, le=16)] = 0
 
     @field_validator("url")
     @classmethod
     def _known_scheme(cls, value: str) -> str:
         if not _REDIS_URL.match(value):
-            raise ValueError("allowed are embedded, redis://HOST:PORT/DB, rediss://HOST:PORT/DB and unix:///PATH")
+            raise ValueError(
+                "allowed are embedded, redis://HOST:PORT/DB, rediss://HOST:PORT/DB, "
+                "redis+sentinel://HOST:PORT,HOST:PORT/SERVICE and unix:///PATH"
+            )
+        Sentinels.parse(value)
         return value
 
 
@@ -217,6 +225,7 @@ class AutoscalingPolicy(Section):
     prefill: PoolPolicy | None = None
     decode: PoolPolicy | None = None
     rebalance: bool = False  # workers change over from a pool that has one to spare to one that grows
+    standby: Annotated[int, Field(ge=0, le=64, strict=True)] = 0  # loaded workers of no pool, which replace the dead
     interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
 
     def pool(self, name: PoolName) -> PoolPolicy | None:

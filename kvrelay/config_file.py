@@ -55,12 +55,17 @@ def load_config(path: Path | None, overrides: Mapping[str, object] | None = None
             raise
         where = file.where(("autoscaling",)) if from_file else "option"
         raise ConfigError(f"{where}: autoscaling: {error.message}"[:_MAX_MESSAGE]) from None
-    if rules.rebalance and (bound := config.bound_to_pools) is not None:
+    if (rules.rebalance or rules.standby) and (bound := config.bound_to_pools) is not None:
         key, what = bound
         pool = "prefill" if key in file.data.get("prefill", {}) else "decode"
+        cause, without = (
+            ("rebalance: true, by which a worker changes over", "rebalance: false")
+            if rules.rebalance
+            else (f"standby: {rules.standby}, by which a worker joins either pool", "standby: 0")
+        )
         raise ConfigError(
-            f"{file.where((pool, key))}: {pool}.{key}: {what}, and {policy} has rebalance: true, by which a worker "
-            f"changes over with its process and weights; make {key} alike in both pools, or set rebalance: false"
+            f"{file.where((pool, key))}: {pool}.{key}: {what}, and {policy} has {cause} "
+            f"with its process and weights; make {key} alike in both pools, or set {without}"
         )
     return config.model_copy(update={"autoscaling": str(policy)})
 

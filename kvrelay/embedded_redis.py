@@ -88,6 +88,8 @@ class EmbeddedRedis:
             "dir": str(self._folder),
             "logfile": "redis.log",
             "loglevel": "warning",
+            "maxmemory": "256mb",  # a cluster's state is kilobytes
+            "maxmemory-policy": "noeviction",
         }
         self._process = await asyncio.create_subprocess_exec(
             *bound_to_parent(

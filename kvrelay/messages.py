@@ -13,6 +13,8 @@ from kvrelay.types import FinishReason, Handoff, PrefillTimings, SequenceSpec, T
 
 DRAINING = "draining"  # why a worker that is about to leave refuses new sequences and ends those that it has
 
+SEQUENCE_FAULT = "sequence fault"  # how the message begins where a step gave nothing to one sequence of its batch
+
 
 @dataclass(frozen=True, slots=True)
 class HandoffTarget:
@@ -30,6 +32,7 @@ class HandoffTarget:
     transport: str = "auto"  # filled in by the router
     device: str = "cpu"  # that its KV lies on: cpu, cuda, or how many GPUs share it
     capability: str = field(default="", repr=False)  # leave to push, see kvrelay/security/capability.py
+    protocol: int = 0  # version that the worker speaks
 
 
 # Commands
@@ -138,6 +141,8 @@ class Failed:
     """The attempt is over on this worker. INVALID_ARGUMENT ends the request; other codes may be retried.
 
     UNAVAILABLE with a message that begins with DRAINING: the worker leaves, and nothing is wrong with the request.
+    INTERNAL with one that begins with SEQUENCE_FAULT: the model has no next token for this sequence, by its own fault
+    or the worker's, which another worker's attempt tells.
     """
 
     request_id: str
@@ -148,6 +153,10 @@ class Failed:
     @property
     def drains(self) -> bool:
         return self.code is Code.UNAVAILABLE and self.message.startswith(DRAINING)
+
+    @property
+    def of_sequence(self) -> bool:
+        return self.code is Code.INTERNAL and self.message.startswith(SEQUENCE_FAULT)
 
 
 Event = Reserved | Refused | TokenBatch | HandedOff | Failed

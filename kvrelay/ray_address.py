@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
-
 from kvrelay.config import ClusterConfig, is_address, is_loopback
 from kvrelay.errors import ConfigError
+from kvrelay.redis_url import hosts_of
 
 AUTO = "auto"  # the Ray that runs on this machine, or the one that RAY_ADDRESS names
 
@@ -29,8 +28,9 @@ def check_reachable(config: ClusterConfig) -> None:
             f"redis.url: {url} is on this machine alone, and workers on other Ray nodes have to reach it; "
             "run a Redis and give redis://HOST:PORT/DB"
         )
-    host = urlsplit(url).hostname or "localhost"
-    if is_loopback(f"{host}:0"):
+    for host in hosts_of(url):
+        if not is_loopback(f"{host}:0"):
+            continue
         raise ConfigError(
             f"redis.url: {host} is each Ray node itself, and workers have to reach one Redis; give an address of the "
             "network between the nodes"

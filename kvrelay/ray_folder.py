@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from types import TracebackType
 
-_PARENT = Path("/tmp")  # not TMPDIR: a Unix socket's path is short
+PARENT = Path("/tmp")  # not TMPDIR: a Unix socket's path is short
 _PREFIX = "kvrelay-ray-"
 _LOCK = "owner"  # locked by the process whose folder it is; the kernel unlocks it when that ends, however
 
@@ -24,7 +24,7 @@ class RayFolder:
 
     def __enter__(self) -> RayFolder:
         remove_abandoned_folders()
-        self.path = tempfile.mkdtemp(prefix=_PREFIX, dir=_PARENT)
+        self.path = tempfile.mkdtemp(prefix=_PREFIX, dir=PARENT)
         self._lock = os.open(Path(self.path, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         return self
@@ -38,7 +38,7 @@ class RayFolder:
 
 def remove_abandoned_folders() -> None:
     """Those of this user whose owner has ended."""
-    for folder in _PARENT.glob(f"{_PREFIX}*"):
+    for folder in PARENT.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):  # another's, locked by its owner, or just made and not yet locked
             if folder.stat(follow_symlinks=False).st_uid == os.getuid():
                 _remove_if_abandoned(folder)

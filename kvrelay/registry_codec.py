@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 MAX_VALUE_BYTES = 64 * 1024
 MAX_TEXT = 512  # characters
+MAX_ITEMS = 64  # of a list of texts
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _PRIVATE = tuple(
@@ -109,6 +110,10 @@ def _checked(value: T) -> T:
             changes[name] = _checked(item)
         elif isinstance(item, str):
             changes[name] = _text(name, item)
+        elif isinstance(item, tuple) and all(isinstance(one, str) for one in item):
+            if len(item) > MAX_ITEMS:
+                raise ValueError(f"{name} has {len(item)} items; allowed are {MAX_ITEMS}")
+            changes[name] = tuple(_text(name, one) for one in item)
         elif isinstance(item, int | float) and not isinstance(item, bool):
             _check_number(name, item)
     return dataclasses.replace(value, **changes)
@@ -119,7 +124,7 @@ def _text(name: str, text: str) -> str:
         return "".join(char if char.isprintable() else " " for char in text[:MAX_TEXT])
     if len(text) > MAX_TEXT or not text.isprintable():
         raise ValueError(f"{name} {text[:64]!r} is too long or has control characters")
-    if name in ("worker_id", "router_id"):
+    if name in ("worker_id", "router_id", "controller_id"):
         return check_name(text)
     return check_address(text) if name == "address" else text
 

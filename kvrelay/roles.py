@@ -32,25 +32,41 @@ class Roles:
         self._stop.now()
 
     def turn(self, pool: PoolName) -> None:
-        """From now on serves in `pool`: for a worker that has been drained. One that was told to end, ends."""
+        """From now on serves in `pool`: for a worker that has been drained, or that stands by, loaded or not yet. One
+        that was told to end, ends.
+        """
         if not self._stop.drain.is_set():
             self._next = pool
             self._stop.now()
 
     async def serve(self, settings: WorkerSettings) -> None:
-        """Loads the weights, then serves, first in the settings' pool, until told to end.
+        """Loads the weights, then serves, first in the settings' pool, until told to end. A standby worker waits until
+        it is told which pool to join.
 
         Raises ModelRefused, ConfigError, Unavailable, StepHung, RankLost.
         """
         # Not at the top: whoever launches workers imports this and needs no torch.
         import decode_worker.main
         import prefill_worker.main
+        from kv_transfer.choice import host_id
         from kvrelay.worker.host import load_weights
+        from kvrelay.worker.standby import stand_by
 
         mains = {"prefill": prefill_worker.main, "decode": decode_worker.main}
         model = await load_weights(settings)
+        runner = None
+        if settings.standby:
+            prepared = await stand_by(settings, model, host_id(), self._stop)
+            if self._next is None:
+                prepared.close()
+                return
+            runner = prepared.take(self._next)
+            log.info("standby_joins", worker=settings.worker_id, pool=self._next, prepared=runner is not None)
+            settings = replace(settings, pool=self._next, standby=False)
+            self._next, self._stop = None, StopRequest()
         while True:
-            epoch = await mains[settings.pool].serve(settings, self._stop, model)
+            epoch = await mains[settings.pool].serve(settings, self._stop, model, runner)
+            runner = None  # its KV memory is gone
             if self._next is None:
                 return
             log.info("changes its pool", worker=settings.worker_id, pool=self._next)

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from kvrelay.config import BadValue, PositiveInt, Section
 from kvrelay.config_file import validated
-from kvrelay.tenants import Role, Tenant
+from kvrelay.tenants import ANY_ROLE, Role, Tenant
 from kvrelay.yaml_file import YamlFile
 
 PREFIX = "kvr_"  # by which scanners for leaked secrets know a token
@@ -62,7 +62,7 @@ def _some(most: int) -> Callable[[tuple[T, ...]], tuple[T, ...]]:
 class TenantEntry(Section):
     name: Annotated[str, AfterValidator(_name)]
     tokens_sha256: Annotated[tuple[Annotated[str, AfterValidator(_digest)], ...], AfterValidator(_some(MAX_TOKENS))]
-    roles: Annotated[tuple[Role, ...], AfterValidator(_some(2))] = ("client",)
+    roles: Annotated[tuple[Role, ...], AfterValidator(_some(len(ANY_ROLE)))] = ("client",)
     weight: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1.0
     max_running: PositiveInt | None = None
     requests_per_minute: PositiveInt | None = None

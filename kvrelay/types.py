@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from kvrelay.protocol import Protocol
+
 PoolName = Literal["prefill", "decode"]
+Role = Literal["prefill", "decode", "standby"]  # of a worker's process: a pool, or to take a place in either
 Path = Literal["disaggregated", "local"]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 WorkerState = Literal["starting", "ready", "draining", "stuck"]  # see `kvrelay.worker.base.Worker.state`
@@ -15,6 +19,7 @@ POOLS: tuple[PoolName, PoolName] = ("prefill", "decode")
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 SCALE_DTYPE = "bfloat16"  # of the scales of quantised values
+_FINGERPRINT = re.compile(r"fp_([A-Za-z0-9_-]{0,64})\.([A-Za-z0-9_-]{0,64})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,7 @@ class SequenceSpec:
     priority: int = 0
     deadline_s: float | None = None  # left when it was sent: a duration, so that machines' clocks may differ
     tenant: str = ""  # whose cached blocks its own are counted with
+    weight: float = 1.0  # of that tenant: its share of the worker beside other tenants
 
     @property
     def key(self) -> tuple[str, int]:
@@ -265,6 +271,39 @@ class WorkerLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelVersion:
+    """Which bytes of a model a worker loaded, or gave the tokens of an answer.
+
+    Workers of protocol 0 know a hash of some bytes only, `sampled`; `full` is empty there.
+    """
+
+    full: str = ""
+    sampled: str = ""
+
+    def is_same(self, other: ModelVersion) -> bool:
+        """By all bytes where both know these, otherwise by those that both know."""
+        if self.full and other.full:
+            return self.full == other.full
+        return self.sampled == other.sampled
+
+    @property
+    def fingerprint(self) -> str:
+        """What clients are told of it; `from_fingerprint` reads it back."""
+        return f"fp_{self.full}.{self.sampled}" if self.full or self.sampled else ""
+
+    @classmethod
+    def from_fingerprint(cls, text: str) -> ModelVersion:
+        """Raises ValueError for what is no fingerprint."""
+        found = _FINGERPRINT.fullmatch(text)
+        if found is None:
+            raise ValueError(f"{text!r:.100} is no fingerprint of a model")
+        return cls(*found.groups())
+
+
+UNKNOWN_MODEL = ModelVersion()
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerInfo:
     """A worker's entry in the registry."""
 
@@ -282,6 +321,31 @@ class WorkerInfo:
     load: WorkerLoad = field(default_factory=WorkerLoad)
     pid: int = 0  # on its own host
     tensor_parallel: int = 1  # processes that share the model's weights and KV heads, this one included
+    started_by: str = ""  # the controller that owns its process
+    term: int = 0  # of that controller's lease when it started the worker
+    protocol: Protocol = field(default_factory=Protocol)
+    sampled_model_id: str = ""  # as workers of protocol 0 name the same model
+    tokenizer_id: str = ""  # hash of the files that define the vocabulary
+    vocab_size: int = 0  # 0: the worker does not say
+
+    @property
+    def model(self) -> ModelVersion:
+        """Of the files that the worker loaded."""
+        if self.protocol.version < 1:
+            return ModelVersion("", self.model_id)
+        return ModelVersion(self.model_id, self.sampled_model_id)
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyWorker:
+    """A worker of no pool: its weights are loaded, and it can take a place in either pool within a second."""
+
+    worker_id: str
+    state: Literal["starting", "ready"]  # ready: its engine has run real steps
+    host_id: str
+    pid: int  # on its own host
+    weight_bytes: int
+    rss_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,8 +353,37 @@ class PendingWorker:
     """One that is wanted and that no node has room for."""
 
     worker_id: str
-    pool: PoolName
+    pool: Role
     reason: str  # what is missing
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRecord:
+    """The controllers' lease as Redis has it. `owner` is empty while nobody has taken it."""
+
+    owner: str = ""
+    term: int = 0
+    beat: int = 0  # renewals in this term
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a leading controller shows with each of its writes."""
+
+    owner: str
+    term: int
+
+
+ControllerState = Literal["standby", "claiming", "leading"]
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerInfo:
+    """A controller's entry in the registry."""
+
+    controller_id: str
+    state: ControllerState
+    term: int = 0  # of its lease; 0 while it has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,3 +409,4 @@ class RouterLoad:
     ttft_p95_ms: float | None = None
     itl_p95_ms: float | None = None
     certificate_note: str = ""
+    protocol: int = 0  # version that it speaks

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +13,7 @@ from rich.console import Console
 
 from kvrelay.cli import render
 from kvrelay.cli.connection_options import TlsCa, TlsCert, TlsKey, TokenFile
+from kvrelay.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from kvrelay.client import Completion
@@ -24,13 +27,16 @@ Target = Annotated[
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="Text to go on from.")],
+    prompt: Annotated[str, typer.Argument(help="Text to go on from; - reads it from stdin.")] = "",
     target: Target = "127.0.0.1:50051",
     model: Annotated[str, typer.Option(help="Needed only where a cluster serves several.")] = "",
     max_tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens at most; the cluster's 64.")] = None,
     temperature: Annotated[float | None, typer.Option(metavar="T", help="0 is greedy; the cluster's 1.")] = None,
     seed: Annotated[int | None, typer.Option(metavar="S", help="The same seed gives the same answer.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", metavar="FILE", help="Read the prompt from a file, in UTF-8.")
+    ] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Send PROMPT as a user's message, by the chat template.")
     ] = False,
@@ -51,6 +57,7 @@ def generate(
     import kvrelay
     from kvrelay.client.connection import Connection
 
+    prompt = _prompt(prompt, file)
     connection = Connection(token_file, tls_ca, tls_cert, tls_key)
     options: dict[str, Any] = {"messages": [("user", prompt)]} if chat else {"prompt": prompt}
     with (
@@ -68,6 +75,24 @@ def generate(
         print(json.dumps(_as_json(completion), indent=2))
     if ledger:
         Console(stderr=True, markup=False, highlight=False).print(render.ledger_table(completion))
+
+
+def _prompt(argument: str, file: Path | None) -> str:
+    """The text itself. Raises InvalidArgument where there is none, or more than one."""
+    if file is not None and argument:
+        raise typer.BadParameter("give PROMPT or --file, not both.")
+    if file is None and argument != "-":
+        if not argument:
+            raise typer.BadParameter("give PROMPT, - for stdin, or --file FILE.")
+        return argument
+    name = "stdin" if file is None else str(file)
+    try:
+        raw = sys.stdin.buffer.read() if file is None else file.read_bytes()
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"{name} is not UTF-8: byte {error.start}", field="prompt") from None
+    except OSError as error:
+        raise InvalidArgument(f"{name} cannot be read: {error.strerror}", field="prompt") from None
 
 
 def _as_json(completion: Completion) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def run(
     burstiness: options.Burstiness = None,
     prompt_tokens: options.PromptTokens = None,
     output_tokens: options.OutputTokens = None,
-    seed: options.Seed = 0,
+    seed: options.Seed = None,
     text: options.Text = False,
     vocab_size: options.VocabSize = None,
     timeout: options.Timeout = 600.0,
@@ -85,6 +85,7 @@ def run(
     from kvrelay.loadtest.tables import report_table
 
     options.can_be_written(file, html)
+    seed = options.seed_of(seed)
 
     if concurrency:
         exclusive = {"--rate": rate, "--burstiness": burstiness}
@@ -111,7 +112,7 @@ def run(
     report = run_test(settings, load, concurrency, duration)
     render.console().print(report_table(report))
     _write(report, file, html)
-    _exit(_complaints(report, expect_path, allow_local), report.interrupted)
+    _exit(_complaints(report, expect_path, allow_local), report.interrupted, file, html)
 
 
 @app.command()
@@ -131,7 +132,7 @@ def sweep(
     burstiness: options.Burstiness = None,
     prompt_tokens: options.PromptTokens = None,
     output_tokens: options.OutputTokens = None,
-    seed: options.Seed = 0,
+    seed: options.Seed = None,
     text: options.Text = False,
     vocab_size: options.VocabSize = None,
     timeout: options.Timeout = 600.0,
@@ -167,7 +168,7 @@ def sweep(
         raise typer.BadParameter("a sweep needs objectives: --goodput ttft:MS tpot:MS e2e:MS.")
     connection = Connection(token_file, tls_ca, tls_cert, tls_key)
     settings = Settings(target, timeout, admin, metrics, vocab_size, slos, connection)
-    lengths = (prompt_tokens, output_tokens, text, seed)
+    lengths = (prompt_tokens, output_tokens, text, options.seed_of(seed))
 
     if num_requests is None and duration is None:
         duration = _SWEEP_S
@@ -179,7 +180,7 @@ def sweep(
     complaints = [_dead(rate, report) for rate, report in found.dead]
     if not allow_local:
         complaints += [text for report in reports for text in _strayed(report)]
-    _exit(complaints, any(report.interrupted for report in reports))
+    _exit(complaints, any(report.interrupted for report in reports), file, html)
 
 
 @app.command()
@@ -259,9 +260,12 @@ def _dead(rate: float, report: Report) -> str:
     return f"the sweep ended at {rate:.4g} requests/s, where none of {sent} was answered; the first: {first}"
 
 
-def _exit(complaints: list[str], interrupted: bool) -> None:
+def _exit(complaints: list[str], interrupted: bool, *written: Path | None) -> None:
     for one in complaints:
         typer.echo(f"kvrelay: {one}", err=True)
+    for path in written:
+        if path is not None:
+            typer.echo(f"kvrelay: saved {path}", err=True)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
     if complaints:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
@@ -31,7 +32,10 @@ PromptTokens = Annotated[
     typer.Option(metavar="DIST", help="N, LOW-HIGH, or lognormal:median=M,sigma=S,min=A,max=B. 256 if not given."),
 ]
 OutputTokens = Annotated[str | None, typer.Option(metavar="DIST", help="Likewise; 64 if not given.")]
-Seed = Annotated[int, typer.Option(metavar="S", help="The same seed plans the same load.")]
+Seed = Annotated[
+    int | None,
+    typer.Option(metavar="S", help="The same seed plans the same load; a new one each time if not given."),
+]
 Text = Annotated[bool, typer.Option("--text/--token-ids", help="Send words instead of random token ids.")]
 VocabSize = Annotated[int | None, typer.Option(min=1, metavar="N", help="If the target does not tell.")]
 Timeout = Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="For each request.")]
@@ -64,6 +68,11 @@ def _check_duration(duration: float | None) -> None:
     above_zero(duration=duration)
     if duration == float("inf"):
         raise typer.BadParameter("--duration inf has no end.")
+
+
+def seed_of(given: int | None) -> int:
+    """A new one where none is given: prompts that were sent before would be answered from caches."""
+    return secrets.randbelow(2**31) if given is None else given
 
 
 def above_zero(**numbers: float | None) -> None:

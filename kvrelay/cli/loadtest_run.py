@@ -99,6 +99,8 @@ async def _opened(settings: Settings) -> AsyncIterator[tuple[Target, asyncio.Eve
     async with open_target(
         settings.target, settings.timeout, settings.admin, settings.metrics, settings.connection
     ) as target:
+        if target.note:
+            Console(stderr=True, markup=False, highlight=False).print(f"kvrelay: {target.note}")
         loop.add_signal_handler(signal.SIGINT, interrupted)
         try:
             yield target, stop

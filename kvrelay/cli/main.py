@@ -9,6 +9,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from kvrelay.child import REASON_FILE
 from kvrelay.cli import (
     autoscale,
     bench,
@@ -91,7 +92,13 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _fail(code: int, message: str) -> int:
-    typer.echo(f"kvrelay: {' '.join(message.split())}", err=True)
+    """Tells the user in one line, or whoever started this command and tells the user itself."""
+    line = " ".join(message.split())
+    if path := os.environ.get(REASON_FILE):
+        with open(path, "w") as file:
+            file.write(line)
+    else:
+        typer.echo(f"kvrelay: {line}", err=True)
     return code
 
 

@@ -54,7 +54,7 @@ def drain(
 
 def restart(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[prefill|decode|WORKER]...", help="Left out: all workers.")
+        list[str] | None, typer.Argument(metavar="[prefill|decode|standby|WORKER]...", help="Left out: all workers.")
     ] = None,
     admin: Admin = DEFAULT_ADMIN,
     token_file: TokenFile = None,

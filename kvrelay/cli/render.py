@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from kvrelay.types import Handoff
     from kvrelay.wire.cluster import ClusterStatus, WorkerStatus
 
+_WIDE = 110  # columns that the whole table of workers takes
 _PIPED_WIDTH = 140  # columns; rich would take 80 and cut names
 
 
@@ -38,7 +39,8 @@ def milliseconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1000:.1f} ms"
 
 
-def status_view(status: ClusterStatus) -> RenderableType:
+def status_view(status: ClusterStatus, width: int = _PIPED_WIDTH) -> RenderableType:
+    """What fits `width` columns."""
     pools = ", ".join(f"{pool.name} {len(pool.workers)} of {pool.desired}" for pool in status.pools)
     router = status.router
     header = (
@@ -53,8 +55,16 @@ def status_view(status: ClusterStatus) -> RenderableType:
     degrees = [(one.worker_id, one.tensor_parallel) for pool in status.pools for one in pool.workers]
     if shared := [f"{name} {degree}" for name, degree in degrees if degree > 1]:
         header += f"\ntensor parallelism: {', '.join(shared)}"
+    if len(status.controllers) > 1 or any(one.state != "leading" for one in status.controllers):
+        each = ", ".join(f"{one.controller_id} {one.state}" for one in status.controllers)
+        header += f"\ncontrollers: {each}"
+    for what, versions in (("model", _workers_by(status, "model_id")), ("protocol", _workers_by(status, "protocol"))):
+        if len(versions) > 1:  # as during an upgrade
+            header += "".join(f"\n{what} {name[:12] or '?'}: {', '.join(names)}" for name, names in versions.items())
     if status.restarting:
         header += f"\nto be restarted: {', '.join(status.restarting)}"
+    for standby in status.standby:
+        header += f"\n{standby.worker_id} stands by: {standby.state}, RSS {size(standby.rss_bytes)}"
     for one in status.pending:
         header += f"\n{one.worker_id} waits for room: {one.reason}"
     for worker in (worker for pool in status.pools for worker in pool.workers):
@@ -64,7 +74,33 @@ def status_view(status: ClusterStatus) -> RenderableType:
     for name, note in {router.router_id: router.certificate_note, **notes}.items():
         if note:
             header += f"\n{name}: {note}"
-    return Group(header, _worker_table(status), *([_decision_table(status)] if status.decisions else []))
+    broken = [worker for pool in status.pools for worker in pool.workers if not worker.load.integrity_ok]
+    if width < _WIDE:
+        for worker in broken:
+            header += f"\n{worker.worker_id} BROKEN: {worker.load.integrity_error}"
+    table = _worker_table(status) if width >= _WIDE else _narrow_worker_table(status)
+    return Group(header, table, *([_decision_table(status)] if status.decisions else []))
+
+
+def _narrow_worker_table(status: ClusterStatus) -> Table:
+    """What changes from one look to the next; a worker's name begins with its pool's."""
+    table = Table(title="workers", title_justify="left")
+    for name in ("worker", "state"):
+        table.add_column(name, no_wrap=True)
+    for name in ("running", "waiting", "KV held", "tok/s", "RSS"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for worker in (worker for pool in status.pools for worker in pool.workers):
+        _, state, running, waiting, held, rate, _, _, resident, _ = _worker_row(worker)
+        table.add_row(worker.worker_id, state, running, waiting, held, rate, resident)
+    return table
+
+
+def _workers_by(status: ClusterStatus, field: str) -> dict[str, list[str]]:
+    """Names of workers, by what that field of them says."""
+    found: dict[str, list[str]] = {}
+    for worker in (worker for pool in status.pools for worker in pool.workers):
+        found.setdefault(str(getattr(worker, field)), []).append(worker.worker_id)
+    return found
 
 
 def _worker_table(status: ClusterStatus) -> Table:

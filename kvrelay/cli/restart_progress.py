@@ -33,7 +33,8 @@ class RestartProgress:
 
     def news(self, status: ClusterStatus) -> list[str]:
         """Lines to print."""
-        states = {worker.worker_id: worker.state for pool in status.pools for worker in pool.workers}
+        states: dict[str, str] = {one.worker_id: one.state for one in status.standby}
+        states |= {worker.worker_id: worker.state for pool in status.pools for worker in pool.workers}
         lines = []
         for worker_id in list(self._left):
             if status.registry == "ok" and worker_id not in status.restarting:

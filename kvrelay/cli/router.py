@@ -20,8 +20,9 @@ def router(config: Config = None, log_level: LogLevel = None) -> None:
 
     import router.main
     from kvrelay.config_file import load_config
-    from kvrelay.models import resolve_model
+    from kvrelay.models import local_folder, resolve_model
     from kvrelay.telemetry import configure_logging
+    from router.process import end_now
 
     loaded = load_config(config)
     set_log_level(log_level)
@@ -31,8 +32,6 @@ def router(config: Config = None, log_level: LogLevel = None) -> None:
         print(line, flush=True)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(
-            router.main.serve(
-                loaded, redis_url=loaded.redis.url, model_path=resolve_model(loaded.model.path), ready=ready
-            )
-        )
+        folder = local_folder(resolve_model(loaded.model.path))
+        runner.run(router.main.serve(loaded, redis_url=loaded.redis.url, model_path=folder, ready=ready))
+        end_now()

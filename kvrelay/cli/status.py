@@ -42,7 +42,8 @@ def status(
     if as_json:
         print(json.dumps(asdict(now), indent=2))
     else:
-        render.console().print(render.status_view(now))
+        console = render.console()
+        console.print(render.status_view(now, console.width))
 
 
 def top(

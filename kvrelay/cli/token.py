@@ -20,7 +20,12 @@ app = typer.Typer(
 @requires_cluster_extra
 def new(
     tenant: Annotated[str, typer.Option(metavar="NAME", help="Who it is for.")],
-    role: Annotated[Role, typer.Option(help="client asks for answers, admin operates the cluster.")] = "client",
+    role: Annotated[
+        Role,
+        typer.Option(
+            help="client asks for answers, monitor reads /metrics and /status.json, admin operates the cluster."
+        ),
+    ] = "client",
 ) -> None:
     """Make a random token.
 

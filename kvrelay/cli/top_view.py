@@ -50,6 +50,9 @@ def _header(status: ClusterStatus, trouble: str) -> Panel:
     ]
     if status.registry != "ok":
         lines.append(Text(f"registry: {status.registry}", "yellow"))
+    if status.standby:
+        standbys = ", ".join(f"{one.worker_id} {one.state} {size(one.rss_bytes)}" for one in status.standby)
+        lines.append(Text(f"standby: {standbys}"))
     lines += [Text(f"{one.worker_id} waits for room: {one.reason}", "yellow") for one in status.pending]
     if trouble:
         lines.append(Text(f"last known, trying again: {trouble}", "bold red"))

@@ -10,6 +10,7 @@ from typing import Self
 import grpc
 
 from kvrelay.client.base import CHANNEL_OPTIONS, Tls, bearer, channel_credentials, check_target
+from kvrelay.client.hints import with_hint
 from kvrelay.wire import cluster as wire
 from kvrelay.wire.status import error_from_rpc
 
@@ -53,7 +54,7 @@ class AdminClient:
     def status(self) -> wire.ClusterStatus:
         with self._errors():
             return wire.cluster_status_from_proto(
-                self._stub.GetStatus(wire.pb.GetStatusRequest(), timeout=self._timeout, metadata=self._metadata)
+                self._stub.GetStatus(wire.status_request(), timeout=self._timeout, metadata=self._metadata)
             )
 
     def watch(self, interval_seconds: float = 1.0) -> Iterator[wire.ClusterStatus]:
@@ -113,4 +114,4 @@ class AdminClient:
         try:
             yield
         except grpc.RpcError as error:
-            raise error_from_rpc(error, self.target) from error
+            raise with_hint(error_from_rpc(error, self.target)) from error

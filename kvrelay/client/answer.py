@@ -26,6 +26,7 @@ class Completion:
     ttft_seconds: float | None  # first call to first token; None for an answer without tokens
     e2e_seconds: float  # first call to last token
     calls: int  # 1 unless a call failed and the answer went on in another
+    system_fingerprint: str = ""  # of the model that gave it; empty where the router does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class Answer:
         self._text: list[str] = []
         self._last: GenerateResponse | None = None
         self._ended = 0.0
+        self._fingerprint = request.system_fingerprint
 
     @property
     def finished(self) -> bool:
@@ -71,7 +73,11 @@ class Answer:
 
     def request(self) -> GenerateRequest:
         """What the next call asks for: the rest of the answer."""
-        return replace(self._request, resume=self._request.resume + tuple(self._token_ids))
+        return replace(
+            self._request,
+            resume=self._request.resume + tuple(self._token_ids),
+            system_fingerprint=self._fingerprint,
+        )
 
     def receive(self, response: GenerateResponse, now: float) -> bool:
         """Takes a response in; returns False if it repeats what is here already.
@@ -87,6 +93,7 @@ class Answer:
             raise DataLoss(f"tokens {response.index} to {end} came where token {have} was due")
         if response.token_ids and self._first_token_at is None:
             self._first_token_at = now
+        self._fingerprint = response.system_fingerprint or self._fingerprint
         self._token_ids += response.token_ids
         self._logprobs += response.logprobs
         self._text.append(response.text)
@@ -112,4 +119,5 @@ class Answer:
             ttft_seconds=None if self._first_token_at is None else self._first_token_at - self._started,
             e2e_seconds=self._ended - self._started,
             calls=calls,
+            system_fingerprint=self._fingerprint,
         )

@@ -13,13 +13,15 @@ from typing import Any, ClassVar, TypeAlias
 import grpc
 
 from kvrelay.client.answer import Answer, Token, tokens_of
+from kvrelay.client.hints import with_hint
 from kvrelay.client.request import GenerateOptions, build_request
 from kvrelay.client.retry import Retry, RetryPolicy
 from kvrelay.errors import Cancelled, FailedPrecondition, InvalidArgument, KvRelayError, Unavailable
 from kvrelay.wire import inference as wire
 from kvrelay.wire.status import error_from_rpc
 
-Tls: TypeAlias = bool | bytes | grpc.ChannelCredentials
+Tls: TypeAlias = bool | bytes | str | os.PathLike[str] | grpc.ChannelCredentials
+_MAX_PEM_BYTES = 2**20
 _TARGET = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[^:/\s\[\]]+):\d{1,5}$")
 _PATIENT = RetryPolicy(max_attempts=2**31, max_backoff_s=0.5)  # the deadline ends it
 # gRPC's own waits between connection attempts: short, so that a router which is back is found soon.
@@ -43,12 +45,14 @@ class BaseClient:
     targets: HOST:PORT of a router, or several; when one is unavailable the next is tried.
     timeout: seconds for a call with all its retries, where the call itself names none.
     token: sent as a bearer token; without tls, anyone on the way can read it.
-    tls: True trusts what this machine trusts, bytes are PEM certificates of the authorities to trust instead, and
-    `grpc.ssl_channel_credentials(...)` is for the rest, as a client certificate. Without it nothing is encrypted.
+    tls: True trusts what this machine trusts. A path names a file of PEM certificates of the authorities to trust
+    instead; bytes are its content. `grpc.ssl_channel_credentials(...)` is for the rest, as a client certificate.
+    Without tls nothing is encrypted.
 
     A client that was used does not survive a fork, as gRPC's connections do not: the child's calls raise
     FailedPrecondition. Make a client in each process, or none before the fork.
-    Raises InvalidArgument for a target that is not HOST:PORT.
+    Raises InvalidArgument for a target that is not HOST:PORT, a token that is not one word, or tls that holds no
+    certificate.
     """
 
     _grpc: ClassVar[Any]  # grpc or grpc.aio
@@ -110,7 +114,7 @@ class BaseClient:
         """Of a call to the target with that index, which its user has not cancelled: gRPC says CANCELLED also for those
         that a server which ends at once has not looked at yet.
         """
-        typed = error_from_rpc(error, self.targets[index])
+        typed = with_hint(error_from_rpc(error, self.targets[index]))
         if isinstance(typed, Cancelled) and not self._closed:
             return Unavailable(f"{self.targets[index]}: the server ended the call")
         return typed
@@ -126,16 +130,42 @@ class BaseClient:
 
 
 def bearer(token: str | None) -> tuple[tuple[str, str], ...]:
-    """Metadata of each call."""
-    return () if token is None else (("authorization", f"Bearer {token}"),)
+    """Metadata of each call. White space around the token, as a file's last newline, is left out."""
+    if token is None:
+        return ()
+    word = token.strip()
+    if not word or not word.isascii() or not word.isprintable() or " " in word:
+        raise InvalidArgument(
+            "token is not one word of printable ASCII; give what the token's file holds", field="token"
+        )
+    return (("authorization", f"Bearer {word}"),)
 
 
 def channel_credentials(tls: Tls) -> grpc.ChannelCredentials | None:
-    if tls is False:
+    if tls is False or tls is None:
         return None
-    if tls is True or isinstance(tls, bytes):
-        return grpc.ssl_channel_credentials(None if tls is True else tls)
-    return tls
+    if tls is True:
+        return grpc.ssl_channel_credentials()
+    if isinstance(tls, grpc.ChannelCredentials):
+        return tls
+    if not isinstance(tls, bytes | str | os.PathLike):
+        kind = type(tls).__name__
+        raise InvalidArgument(
+            f"tls is of type {kind}; give True, the path or the content of a PEM file, or grpc.ChannelCredentials",
+            field="tls",
+        )
+    name, content = ("the given bytes", tls) if isinstance(tls, bytes) else (os.fspath(tls), _read(tls))
+    if b"-----BEGIN CERTIFICATE-----" not in content:
+        raise InvalidArgument(f"tls: {name} holds no PEM certificate; give the file of the authority", field="tls")
+    return grpc.ssl_channel_credentials(content)
+
+
+def _read(path: str | os.PathLike[str]) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(_MAX_PEM_BYTES)
+    except OSError as error:
+        raise InvalidArgument(f"tls: {os.fspath(path)} cannot be read: {error.strerror}", field="tls") from None
 
 
 class BaseStream:

@@ -18,7 +18,10 @@ class GenerateOptions(TypedDict, total=False):
 
     Give one of prompt, messages and token_ids. The client draws a `seed` when there is none, so that an
     answer which goes on at another router goes on as it would have. `resume` holds token ids of this very
-    answer from an earlier process; give the same seed with it.
+    answer from an earlier process; give the same seed with it, and the fingerprint that came with them.
+
+    Requests share cached KV with those of the same tenant and `cache_salt` only. Give each user a secret
+    one, and nobody else can tell by the time to the first token what that user has asked before.
     """
 
     messages: Sequence[Message] | None
@@ -42,6 +45,8 @@ class GenerateOptions(TypedDict, total=False):
     request_id: str | None
     priority: int | None  # lower goes first
     resume: Sequence[int] | None
+    cache_salt: str | None
+    system_fingerprint: str | None  # of the model that gave the tokens in `resume`
 
 
 _SAMPLING = frozenset(one.name for one in fields(SamplingOptions))

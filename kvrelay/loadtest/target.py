@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvrelay.client.admin import AdminClient
 from kvrelay.client.connection import Connection
-from kvrelay.errors import KvRelayError, NotFound
+from kvrelay.errors import KvRelayError, NotFound, PermissionDenied
 from kvrelay.loadtest.counters import PrefixCache, read_counters
 from kvrelay.loadtest.grpc_sender import GrpcSender
 from kvrelay.loadtest.http_sender import HttpSender
@@ -26,6 +26,7 @@ class Target:
     admin: AdminClient | None = None
     metrics: HttpSender | None = None
     block_tokens: int = BLOCK_TOKENS  # of its prefix cache
+    note: str = ""  # why something about the target is not known, or nothing
 
     async def counters(self) -> PrefixCache | None:
         """None if it has none. Raises KvRelayError if its metrics were there and are not any more."""
@@ -43,7 +44,8 @@ async def open_target(
     """address: HOST:PORT, http://HOST:PORT or https://HOST:PORT. admin: HOST:PORT. metrics: as http, the same server's.
 
     What is not given is tried: the port after a gRPC target's, where a cluster's admin listener is by default, and an
-    HTTP target's /metrics. Raises KvRelayError if the target or what was given does not answer.
+    HTTP target's /metrics. A token without the role
+    admin costs the timeline only. Raises KvRelayError if the target or what was given does not answer.
     """
     kind: type[HttpSender] | type[GrpcSender] = HttpSender if "://" in address else GrpcSender
     async with AsyncExitStack() as stack:
@@ -62,8 +64,13 @@ async def open_target(
             await exposition.metrics()
         elif isinstance(sender, HttpSender):
             exposition = await _own_metrics(sender)
-        block_tokens = BLOCK_TOKENS if client is None else client.status().block_size
-        yield Target(sender, models[0], client, exposition, block_tokens)
+        block_tokens, note = BLOCK_TOKENS, ""
+        if client is not None:
+            try:
+                block_tokens = client.status().block_size
+            except PermissionDenied as error:
+                client, note = None, f"no timeline of the cluster: {error.message}"
+        yield Target(sender, models[0], client, exposition, block_tokens, note)
 
 
 def _admin(address: str, connection: Connection) -> AdminClient:

@@ -27,3 +27,21 @@ def resolve_model(path: str) -> str:
         "or a Hugging Face hub id such as 'org/name'",
         field="model",
     )
+
+
+def local_folder(path: str) -> str:
+    """Of what `resolve_model` returned: the folder itself, or, of a hub id, that of the hub's cache on this host, with
+    configuration and tokenizer in it; they are downloaded where they are not cached. Raises NotFound.
+    """
+    if Path(path).is_dir():
+        return path
+    from huggingface_hub import snapshot_download  # here: most models are folders
+
+    try:
+        return str(snapshot_download(path, allow_patterns=["*.json", "*.jinja"]))
+    except Exception as error:  # network, hub or name: the library has many kinds of these
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise NotFound(
+            f"model {path!r}: there is no such folder, and the Hugging Face hub does not give it: {reason:.200}",
+            field="model",
+        ) from error

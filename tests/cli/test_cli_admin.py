@@ -20,7 +20,7 @@ from scripted_router import serving
 from kvrelay.cli.main import run
 from kvrelay.cli.render import status_view
 from kvrelay.errors import NotFound
-from kvrelay.types import PendingWorker, RouterLoad, ScalingDecision, WorkerLoad
+from kvrelay.types import ControllerInfo, PendingWorker, RouterLoad, ScalingDecision, WorkerLoad
 from kvrelay.wire import cluster as wire
 from kvrelay.wire.status import abort
 
@@ -69,6 +69,7 @@ STATUS = wire.ClusterStatus(
     registry="ok",
     restarting=("decode-0",),
     pending=(PendingWorker("decode-1", "decode", "no Ray node has room for CPU 1"),),
+    controllers=(ControllerInfo("host-1-aa", "leading", 3), ControllerInfo("host-2-bb", "standby")),
 )
 
 
@@ -121,6 +122,7 @@ def test_status_shows_all(capsys: Output) -> None:
         "2 failed",
         "to be restarted: decode-0",
         "decode-1 waits for room: no Ray node has room for CPU 1",
+        "controllers: host-1-aa leading, host-2-bb standby",
     ):
         assert words in shown
     (good,) = (line for line in shown.splitlines() if "prefill-" in line)
@@ -162,6 +164,23 @@ def test_status_names_hosts_where_there_are_several() -> None:
     assert any(" host " in line for line in lines)
     for worker, host in (("prefill-", "10.0.0.1"), ("decode-0", "[fd00::2]")):
         assert any(worker in line and f" {host} " in line for line in lines)
+
+
+def test_status_fits_a_narrow_terminal() -> None:
+    (first, *others), *rest = [pool.workers for pool in STATUS.pools]
+    broken = replace(first, load=replace(first.load, integrity_ok=False, integrity_error="2 blocks are lost"))
+    pools = [
+        replace(pool, workers=workers) for pool, workers in zip(STATUS.pools, [(broken, *others), *rest], strict=True)
+    ]
+    out = io.StringIO()
+    Console(file=out, width=80, markup=False).print(status_view(replace(STATUS, pools=tuple(pools)), 80))
+    text = out.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    for worker in (worker for pool in STATUS.pools for worker in pool.workers):
+        (line,) = [one for one in text.splitlines() if f" {worker.worker_id} " in one and "│" in one]
+        assert worker.state in line
+    assert f"{first.worker_id} BROKEN: 2 blocks are lost" in text
 
 
 def test_status_as_json(capsys: Output) -> None:
@@ -209,7 +228,11 @@ def test_nobody_there_is_one_line(capsys: Output, command: list[str]) -> None:
     with serving(ScriptedCluster()) as admin:
         pass
     assert run([*command, "--admin", admin]) == 1
-    assert capsys.readouterr().err == f"kvrelay: {admin}: cannot connect: Connection refused\n"
+    said = capsys.readouterr().err
+    assert said.startswith(
+        f"kvrelay: {admin}: cannot connect: Connection refused. Nothing listens there; start a cluster"
+    )
+    assert len(said.splitlines()) == 1
 
 
 def test_top_needs_a_terminal(capsys: Output) -> None:
@@ -241,7 +264,7 @@ def test_top_shows_the_cluster_until_ctrl_c() -> None:
         while b"queue_depth 9 over 4" not in shown:
             shown += os.read(ours, 65536)
         process.send_signal(signal.SIGINT)
-        assert cluster.left.wait(10)
+        assert cluster.left.wait(120)
         _, err = process.communicate(timeout=30)
     os.close(ours)
     assert process.returncode == 0

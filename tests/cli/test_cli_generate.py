@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from scripted_router import ScriptedRouter, last, serving, tokens
@@ -43,6 +44,38 @@ def test_chat_sends_a_users_message() -> None:
     assert router.requests[0].prompt is None
     assert router.requests[0].messages == (("user", "Hello"),)
     assert router.requests[0].model == "demo"
+
+
+@pytest.mark.parametrize("how", ["-", "--file"])
+def test_a_prompt_from_stdin_or_a_file(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "Once upon\n  a time, ünïcode\n"
+    file = tmp_path / "prompt.txt"
+    file.write_text(text, encoding="utf-8")
+    router = ScriptedRouter()
+    with serving(router) as target, file.open() as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        arguments = ["-"] if how == "-" else ["--file", str(file)]
+        assert run(["generate", *arguments, "--target", target]) == 0
+    assert router.requests[0].prompt == text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "give PROMPT, - for stdin, or --file FILE"),
+        (["text", "--file", "PATH"], "not both"),
+        (["--file", "PATH/none"], "cannot be read: No such file or directory"),
+        (["--file", "BAD"], "is not UTF-8: byte 3"),
+    ],
+)
+def test_a_prompt_that_cannot_be_had(arguments: list[str], words: str, tmp_path: Path, capsys: Output) -> None:
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes(b"abc\xff")
+    named = [one.replace("PATH", str(tmp_path)).replace("BAD", str(bad)) for one in arguments]
+    assert run(["generate", *named]) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert len(said.splitlines()) == 1
 
 
 def test_json_is_one_object(capsys: Output) -> None:
@@ -118,7 +151,7 @@ def test_the_environment_mirrors_options(capsys: Output, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["generate"], "Missing argument"),
+        (["generate"], "give PROMPT, - for stdin, or --file FILE"),
         (["generate", "p", "--max-tokens", "many"], "--max-tokens"),
         (["generate", "p", "--bogus"], "--bogus"),
         (["generate", "p", "--target", "nowhere"], "HOST:PORT"),
@@ -145,7 +178,7 @@ def test_ctrl_c_cancels_the_request_and_exits_130() -> None:
         assert process.stdout is not None
         assert process.stdout.read(3) == b" t1"
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=120)
         assert router.cancelled.wait(10)
     assert process.returncode == 130
     assert err == b""
@@ -175,7 +208,7 @@ def test_a_closed_pipe_brings_no_traceback() -> None:
             [*COMMAND, "generate", "p", "--target", target],
             stdout=write,
             stderr=subprocess.PIPE,
-            timeout=30,
+            timeout=120,
             check=False,
         )
     os.close(write)

@@ -37,11 +37,14 @@ def test_every_option_finds_its_place() -> None:
         request_id="mine",
         priority=-1,
         resume=[5],
+        cache_salt="mine alone",
+        system_fingerprint="fp_a.b",
     )
     assert options.keys() | {"token_ids"} == GenerateOptions.__annotations__.keys()
     request = build_request(None, options)
     assert request.messages == (("user", "hi"), ("assistant", "yo"))
     assert (request.model, request.request_id, request.priority, request.resume) == ("demo", "mine", -1, (5,))
+    assert request.cache_salt == "mine alone"
     assert request.sampling == SamplingOptions(
         3, 0.5, 4, 0.9, 0.1, 11, ("END",), (2,), True, 1, 0.1, 0.2, 1.1, ((3, -1.0), (7, 1.0)), 0
     )

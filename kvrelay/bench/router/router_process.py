@@ -47,13 +47,21 @@ class RouterProcess:
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS
 
+    async def end(self, timeout_s: float) -> int | None:
+        """Sends SIGTERM; the exit code, or None if the process is still there after `timeout_s`."""
+        self._process.terminate()
+        try:
+            return await asyncio.wait_for(self._process.wait(), timeout_s)
+        except TimeoutError:
+            return None
+
     def resident_bytes(self) -> int:
         return int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]) * _PAGE
 
 
 @asynccontextmanager
 async def starting_router(
-    redis_url: str, model: str, prefill: int, decode: int, max_batch: int, core: int
+    redis_url: str, model: str, prefill: int, decode: int, max_batch: int, core: int, tokens_file: Path | None = None
 ) -> AsyncIterator[RouterProcess]:
     """It gets ready when as many workers are in the registry."""
     config = {
@@ -62,6 +70,7 @@ async def starting_router(
         "prefill": {"replicas": prefill},
         "decode": {"replicas": decode, "max_batch": max_batch},
         "redis": {"url": redis_url},
+        "security": {"tokens_file": tokens_file and str(tokens_file)},
     }
     with tempfile.TemporaryDirectory(prefix="kvrelay-bench-") as folder:
         process = await _start(_write(folder, config), core)

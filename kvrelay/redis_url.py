@@ -1,0 +1,65 @@
+"""Addresses of Redis: a server's, or those of the Sentinels that know which server is the primary."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import parse_qs, unquote, urlsplit
+
+_SCHEME = re.compile(r"^redis(s?)\+sentinel://")
+_DEFAULT_PORT = 26379
+
+
+@dataclass(frozen=True, slots=True)
+class Sentinels:
+    """redis+sentinel://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...]/SERVICE[?db=N]
+
+    User and password are Redis's; with rediss+sentinel:// both Redis and the Sentinels are spoken to over TLS.
+    """
+
+    addresses: tuple[tuple[str, int], ...]
+    service: str  # the name under which they watch the primary
+    db: int = 0
+    username: str | None = None
+    password: str | None = None
+    tls: bool = False
+
+    @classmethod
+    def parse(cls, url: str) -> Sentinels | None:
+        """None for a URL of one server. Raises ValueError saying what is wrong."""
+        scheme = _SCHEME.match(url)
+        if scheme is None:
+            return None
+        parts = urlsplit(url)
+        credentials, _, hosts = parts.netloc.rpartition("@")
+        username, _, password = credentials.partition(":")
+        service = unquote(parts.path.lstrip("/"))
+        if not service or "/" in service:
+            raise ValueError("the path has to be the name of the service, as in redis+sentinel://HOST:PORT/SERVICE")
+        query = parse_qs(parts.query)
+        db = query.pop("db", ["0"])[-1]
+        if query or not db.isdecimal():
+            raise ValueError(f"of queries only db=NUMBER is allowed, not {parts.query[:64]!r}")
+        return cls(
+            tuple(_address(one) for one in hosts.split(",")),
+            service,
+            int(db),
+            unquote(username) or None,
+            unquote(password) or None,
+            bool(scheme[1]),
+        )
+
+
+def hosts_of(url: str) -> tuple[str, ...]:
+    """Names or addresses of all hosts in the URL. Raises ValueError."""
+    sentinels = Sentinels.parse(url)
+    if sentinels is not None:
+        return tuple(host for host, _ in sentinels.addresses)
+    return (urlsplit(url).hostname or "localhost",)
+
+
+def _address(text: str) -> tuple[str, int]:
+    parts = urlsplit(f"//{text}")
+    if not parts.hostname or "@" in text:
+        raise ValueError(f"{text[:64]!r} is not HOST or HOST:PORT of a Sentinel")
+    return parts.hostname, parts.port or _DEFAULT_PORT
