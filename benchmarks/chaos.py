@@ -15,9 +15,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -44,6 +45,7 @@ AT_ONCE = 4
 LENGTH = 200  # tokens of an answer
 TIMEOUT_S = 300.0
 LEASE_S = 10.0
+IN_FLIGHT_S = 0.05  # tokens that a dead worker had sent still come
 BLOCKS_FREE_MS = 250.0  # after a cancel
 
 app = typer.Typer(add_completion=False)
@@ -119,6 +121,16 @@ class Load:
         return not failed and not wrong and bool(self.asked)
 
 
+def pauses(asked: Iterable[RequestHistory], killed_at: float) -> list[float]:
+    """Seconds that the streams which were open then went without a token, from the last one before, or just after."""
+    found = []
+    for one in asked:
+        times = [token.at for token in one.received]
+        spans = [after - before for before, after in pairwise(times) if before <= killed_at + IN_FLIGHT_S < after]
+        found += spans
+    return found
+
+
 def distribution(values: list[float], digits: int = 2) -> str:
     ordered = sorted(values)
     cuts = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -129,14 +141,14 @@ def distribution(values: list[float], digits: int = 2) -> str:
 
 
 @asynccontextmanager
-async def loaded_cluster(seed: int, policy: Path | None) -> AsyncIterator[tuple[RunningCluster, Load]]:
-    """2 prefill and 2 decode workers, as `kvrelay serve` runs them, and what they answer without a fault."""
+async def loaded_cluster(seed: int, policy: Path | None, each: int = 2) -> AsyncIterator[tuple[RunningCluster, Load]]:
+    """`each` prefill and decode workers, as `kvrelay serve` runs them, and what they answer without a fault."""
     config = ClusterConfig.model_validate(
         {
             "model": {"path": "demo", "dtype": "float32"},
             "kv": {"memory": "64MiB", "prefix_cache": False},  # the same prompts come again and again
-            "prefill": {"replicas": 2, "chunk_tokens": 128},
-            "decode": {"replicas": 2},
+            "prefill": {"replicas": each, "chunk_tokens": 128},
+            "decode": {"replicas": each},
             "listen": ANY_PORT,
             "autoscaling": None if policy is None else str(policy),
         }
@@ -151,14 +163,21 @@ async def loaded_cluster(seed: int, policy: Path | None) -> AsyncIterator[tuple[
 
 
 Harm = Callable[[RunningCluster], Awaitable[str]]
+Kills = dict[str, list[float]]  # by what died: when, on the clock of the load
 
 
-async def under_load(seed: int, harm: Harm, policy: Path | None = None) -> bool:
-    async with loaded_cluster(seed, policy) as (cluster, load):
-        return await judged(cluster, load, harm)
+async def under_load(
+    seed: int, harm: Harm, policy: Path | None = None, each: int = 2, kills: Kills | None = None
+) -> bool:
+    async with loaded_cluster(seed, policy, each) as (cluster, load):
+        well = await judged(cluster, load, harm, each)
+        for victims, times in (kills or {}).items():
+            if found := [pause for at in times for pause in pauses(load.asked, at)]:
+                print(f"pause of a stream at the death of a {victims}, s: {distribution(found)} ({len(found)})")
+        return well
 
 
-async def judged(cluster: RunningCluster, load: Load, harm: Harm) -> bool:
+async def judged(cluster: RunningCluster, load: Load, harm: Harm, each: int = 2) -> bool:
     """Whether requests bear it: all whole, with the tokens that they have without it, and all blocks back."""
     running = asyncio.create_task(load.run())
     try:
@@ -168,7 +187,7 @@ async def judged(cluster: RunningCluster, load: Load, harm: Harm) -> bool:
         await running
     print(done)
     well = load.report()
-    status = await cluster.settled(seconds=300)
+    status = await cluster.settled(each, each, seconds=300)
     intact = all(worker.load.integrity_ok for pool in status.pools for worker in pool.workers)
     print(f"blocks are back on all workers: {'yes' if intact else 'their books do not add up'}")
     return well and intact
@@ -182,9 +201,15 @@ def alive(workers: list[WorkerStatus], gone: set[int]) -> list[WorkerStatus]:
 def kill(
     minutes: Annotated[float, typer.Option(min=0.1)] = 10.0,
     every: Annotated[float, typer.Option(help="Seconds.")] = 10.0,
+    each: Annotated[int, typer.Option(min=1, help="Workers in each pool.")] = 2,
+    standby: Annotated[int, typer.Option(min=0, help="Standby workers.")] = 0,
+    pool: Annotated[str, typer.Option(help="Of the workers that are killed: prefill, decode, or any.")] = "any",
     seed: int = 0,
 ) -> None:
-    """SIGKILL to a random worker, again and again."""
+    """SIGKILL to a random worker of a pool, again and again."""
+
+    killed: Kills = {}
+    spare: list[bool] = []
 
     async def harm(cluster: RunningCluster) -> str:
         draw = random.Random(seed)
@@ -194,18 +219,29 @@ def kill(
         while time.monotonic() < end:
             await asyncio.sleep(every)
             status = await cluster.status()
-            victims = alive([one for pool in status.pools for one in pool.workers], gone)
+            workers = [one for members in status.pools if pool in ("any", members.name) for one in members.workers]
+            victims = alive(workers, gone)
             if not victims:
                 kills["nobody was there"] += 1
                 continue
             victim = draw.choice(victims)
             os.kill(victim.pid, signal.SIGKILL)
+            ready = any(one.state == "ready" for one in status.standby)
+            killed.setdefault(f"{victim.pool} worker, standby {'ready' if ready else 'not ready'}", []).append(
+                time.monotonic()
+            )
             gone.add(victim.pid)
             kills[victim.pool] += 1
+            spare.append(ready)
             log.print(f"killed {victim.worker_id} ({victim.load.running} running), {len(victims) - 1} are left")
-        return f"kills: {dict(kills)} in {minutes:g} minutes"
+        kept = f", {sum(spare)} of them while a standby worker was ready" if standby else ""
+        return f"kills: {dict(kills)} in {minutes:g} minutes{kept}"
 
-    raise typer.Exit(0 if asyncio.run(under_load(seed, harm)) else 1)
+    with tempfile.TemporaryDirectory() as folder:
+        policy = Path(folder, "policy.yaml")
+        policy.write_text(f"standby: {standby}\n")
+        well = asyncio.run(under_load(seed, harm, policy, each, killed))
+    raise typer.Exit(0 if well else 1)
 
 
 @app.command()

@@ -15,6 +15,7 @@ import xxhash
 
 from kvrelay.errors import Code
 from kvrelay.messages import (
+    SEQUENCE_FAULT,
     Abort,
     Command,
     Event,
@@ -101,6 +102,7 @@ class FakeWorker:
     slots: int = 8
     refuse: str = ""  # a reason: every Reserve, RunLocal and Prefill is refused with it
     fail: Code | None = None  # every sequence fails with it
+    faults: Callable[[SequenceSpec], bool] = lambda _: False  # whether the model has no next token for a sequence
     sequences: dict[Key, Running] = field(default_factory=dict)
     prompts: dict[Key, Prefill] = field(default_factory=dict)
     commands: list[Command] = field(default_factory=list)
@@ -119,6 +121,8 @@ class FakeWorker:
                 return [Refused(*spec.key, self.refuse)]
             case Reserve(spec) | RunLocal(spec) | Prefill(spec) if self.fail is not None:
                 return [Failed(*spec.key, self.fail, "told to fail")]
+            case RunLocal(spec) | Prefill(spec) if self.faults(spec):
+                return [Failed(*spec.key, Code.INTERNAL, f"{SEQUENCE_FAULT}: no distribution")]
             case Reserve(spec) | RunLocal(spec) if len(self.sequences) >= self.slots:
                 return [Refused(*spec.key, "full")]
             case Reserve(spec):
@@ -212,7 +216,8 @@ class FakeWorkerServer(WorkerServiceServicer):
         self.steps_left: int | None = None  # after so many with tokens it holds, as if may_step were cleared
         self.poisonous: Callable[[Running], bool] = lambda _sequence: False  # with such a one it stops, to be killed
         self._peers = peers
-        self._outgoing: set[asyncio.Queue[Event]] = set()
+        self.sessions = 0  # that routers have begun
+        self._outgoing: set[asyncio.Queue[Event | pb.SessionResponse]] = set()
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         peers[worker_id] = self
@@ -236,23 +241,35 @@ class FakeWorkerServer(WorkerServiceServicer):
     ) -> AsyncIterator[pb.SessionResponse]:
         hello = command_from_proto(await anext(request_iterator))
         assert isinstance(hello, Hello)
-        events: asyncio.Queue[Event] = asyncio.Queue()
+        self.sessions += 1
+        events: asyncio.Queue[Event | pb.SessionResponse] = asyncio.Queue()
         self._outgoing.add(events)
         reader = asyncio.create_task(self._read(request_iterator, events))
         try:
-            yield event_to_proto(Welcome(self.worker.info.worker_id, self.worker.info.epoch))
+            yield event_to_proto(
+                Welcome(self.worker.info.worker_id, self.worker.info.epoch, protocol=self.worker.info.protocol)
+            )
             while True:
-                yield event_to_proto(await events.get())
+                event = await events.get()
+                yield event if isinstance(event, pb.SessionResponse) else event_to_proto(event)
         finally:
             self._outgoing.discard(events)
             reader.cancel()
             self.worker.sequences.clear()
             self.worker.prompts.clear()
 
-    async def _read(self, requests: AsyncIterator[pb.SessionRequest], events: asyncio.Queue[Event]) -> None:
+    def say_as_it_is(self, message: pb.SessionResponse) -> None:
+        """To all routers, whatever it says."""
+        for outgoing in self._outgoing:
+            outgoing.put_nowait(message)
+
+    async def _read(
+        self, requests: AsyncIterator[pb.SessionRequest], events: asyncio.Queue[Event | pb.SessionResponse]
+    ) -> None:
         try:
             async for message in requests:
                 command = command_from_proto(message)
+                assert command is not None
                 assert not isinstance(command, Hello)
                 for event in self.worker.handle(command):
                     events.put_nowait(event)

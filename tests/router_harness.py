@@ -15,7 +15,15 @@ import kvrelay.models
 from kvrelay.config import ClusterConfig
 from kvrelay.errors import Unavailable
 from kvrelay.stop_request import StopRequest
-from kvrelay.types import PendingWorker, PoolName, RouterLoad, ScalingDecision, WorkerInfo
+from kvrelay.types import (
+    ControllerInfo,
+    PendingWorker,
+    PoolName,
+    RouterLoad,
+    ScalingDecision,
+    StandbyWorker,
+    WorkerInfo,
+)
 from kvrelay.wire.inference import InferenceServiceStub
 from router.main import run_router
 from router.model_card import ModelCard
@@ -33,6 +41,8 @@ class MemoryRegistry:
     drains: list[str] = field(default_factory=list)
     restarting: set[str] = field(default_factory=set)
     without_room: tuple[PendingWorker, ...] = ()
+    standing_by: tuple[StandbyWorker, ...] = ()
+    announced: asyncio.Event = field(default_factory=asyncio.Event)
     published: list[RouterLoad] = field(default_factory=list)
     history: tuple[ScalingDecision, ...] = ()
     away: bool = False
@@ -48,6 +58,20 @@ class MemoryRegistry:
     async def pending(self) -> tuple[PendingWorker, ...]:
         self._check()
         return self.without_room
+
+    async def standbys(self) -> tuple[StandbyWorker, ...]:
+        self._check()
+        return self.standing_by
+
+    async def controllers(self) -> tuple[ControllerInfo, ...]:
+        self._check()
+        return ()
+
+    async def changes(self) -> AsyncIterator[None]:
+        while True:
+            await self.announced.wait()
+            self.announced.clear()
+            yield
 
     async def desired(self) -> dict[PoolName, int]:
         self._check()

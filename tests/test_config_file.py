@@ -296,17 +296,21 @@ def test_shipped_policies_name_every_key(path: Path) -> None:
         ("prefill: {tensor_parallel: 2}\ndecode: {tensor_parallel: 2}\n", 2, "prefill.tensor_parallel: is not 1, and"),
     ],
 )
+@pytest.mark.parametrize(
+    ("with_it", "without"), [("rebalance: true", "rebalance: false"), ("standby: 1", "standby: 0")]
+)
 def test_who_changes_over_keeps_its_process_so_the_pools_must_be_alike(
-    tmp_path: Path, text: str, line: int, says: str
+    tmp_path: Path, text: str, line: int, says: str, with_it: str, without: str
 ) -> None:
-    (tmp_path / "policy.yaml").write_text("rebalance: true\n")
+    (tmp_path / "policy.yaml").write_text(f"{with_it}\n")
     config = tmp_path / "cluster.yaml"
     config.write_text("autoscaling: policy.yaml\n" + text)
     with pytest.raises(ConfigError) as caught:
         load_config(config)
     assert caught.value.message.startswith(f"{config}:{line}: {says}")
-    assert "rebalance: false" in caught.value.message
-    (tmp_path / "policy.yaml").write_text("rebalance: false\n")
+    assert with_it in caught.value.message
+    assert without in caught.value.message
+    (tmp_path / "policy.yaml").write_text(f"{without}\n")
     load_config(config)
 
 

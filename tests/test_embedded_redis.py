@@ -35,7 +35,7 @@ async def test_serves_inside_and_leaves_nothing_behind() -> None:
         folder = Path(server.url.removeprefix("unix://")).parent
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         async with await Registry.connect(server.url) as registry:
-            assert await registry.next_epoch() == 1
+            assert await registry.next_name("decode", 0) == "decode-0"
         pid = server.pid
     assert not _running(pid)
     assert not folder.exists()
@@ -52,17 +52,18 @@ async def test_opens_no_tcp_port_and_writes_no_dump() -> None:
 
 async def test_a_killed_server_comes_back_at_the_same_url() -> None:
     async with EmbeddedRedis() as server, await Registry.connect(server.url) as registry:
+        await registry.next_name("decode", 0)
         pid = server.pid
         os.kill(pid, signal.SIGKILL)
         async with asyncio.timeout(20):
             while True:
                 try:
-                    epoch = await registry.next_epoch()
+                    name = await registry.next_name("decode", 0)
                 except Unavailable:
                     await asyncio.sleep(0.01)
                 else:
                     break
-        assert epoch == 1, "the new server starts empty"
+        assert name == "decode-0", "the new server starts empty"
         assert server.pid != pid
 
 

@@ -15,7 +15,7 @@ _OWNER = """
 import sys
 from pathlib import Path
 from kvrelay import ray_folder
-ray_folder._PARENT = Path(sys.argv[1])
+ray_folder.PARENT = Path(sys.argv[1])
 with ray_folder.RayFolder() as folder:
     print(folder.path, flush=True)
     sys.stdin.read()
@@ -24,7 +24,7 @@ with ray_folder.RayFolder() as folder:
 
 @pytest.fixture(autouse=True)
 def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(ray_folder, "_PARENT", tmp_path)
+    monkeypatch.setattr(ray_folder, "PARENT", tmp_path)
     return tmp_path
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,16 @@ from kvrelay.embedded_redis import EmbeddedRedis
 from kvrelay.errors import ConfigError, FailedPrecondition, InvalidArgument, Unavailable
 from kvrelay.registry import Registry
 from kvrelay.registry_codec import check_address, decode, encode
-from kvrelay.types import PoolName, RouterLoad, ScalingDecision, WorkerInfo, WorkerLoad
+from kvrelay.types import (
+    Claim,
+    ControllerInfo,
+    LeaseRecord,
+    PoolName,
+    RouterLoad,
+    ScalingDecision,
+    WorkerInfo,
+    WorkerLoad,
+)
 
 
 def worker(worker_id: str = "decode-0", epoch: int = 1, pool: PoolName = "decode", **changes: object) -> WorkerInfo:
@@ -45,6 +55,12 @@ async def _eventually(condition: Callable[[], Awaitable[object]]) -> None:
             await asyncio.sleep(0.01)
 
 
+async def leads(registry: Registry, owner: str) -> Claim:
+    record = await registry.renew_lease(owner, 0)
+    assert record.owner == owner
+    return Claim(owner, record.term)
+
+
 async def _no_workers(registry: Registry) -> bool:
     return await registry.workers() == ()
 
@@ -64,7 +80,7 @@ async def registry(server: EmbeddedRedis) -> AsyncIterator[Registry]:
 async def test_epochs_are_unique_over_concurrent_callers(server: EmbeddedRedis, registry: Registry) -> None:
     async with await Registry.connect(server.url) as other:
         epochs = await asyncio.gather(*((registry, other)[i % 2].next_epoch() for i in range(50)))
-    assert sorted(epochs) == list(range(1, 51))
+    assert len(set(epochs)) == 50
 
 
 async def test_workers_come_back_as_published_and_by_id(registry: Registry) -> None:
@@ -95,7 +111,8 @@ async def test_epochs_stay_unique_after_redis_lost_everything(registry: Registry
     await registry.publish_worker(worker(epoch=epochs[-1]))  # the next heartbeat of a worker that lived on
     assert await registry.next_epoch() > epochs[-1]
     await registry._call("FLUSHALL")
-    assert await registry.next_epoch(41) == 42, "as a worker says that had 41 in another pool"
+    future = epochs[-1] + 10**9
+    assert await registry.next_epoch(future) == future + 1, "as a worker says that had it in another pool"
 
 
 def _entry(**changes: object) -> str:
@@ -236,36 +253,103 @@ async def test_desired_sizes(registry: Registry) -> None:
 
 async def test_scaling_is_fenced_and_never_overrides_an_operator(registry: Registry) -> None:
     await registry.set_desired({"decode": 1})
-    old = await registry.acquire_leader("a", 30)
-    assert old is not None
+    old = await leads(registry, "a")
     assert await registry.scale({"decode": (1, 2)}, old)
     await registry.set_desired({"decode": 5})
     assert not await registry.scale({"decode": (2, 3)}, old), "the operator came between"
-    await registry.release_leader("a")
-    new = await registry.acquire_leader("b", 30)
-    assert new is not None
-    assert new > old
+    await registry.release_lease("a")
+    new = await leads(registry, "b")
+    assert new.term > old.term
     assert not await registry.scale({"decode": (5, 6)}, old), "the old leader woke up"
+    assert not await registry.scale({"decode": (5, 6)}, replace(new, owner="a")), "the same term by another owner"
     assert await registry.scale({"decode": (5, 4)}, new)
     assert await registry.desired() == {"decode": 4}
 
 
+async def test_what_a_leader_writes_is_fenced(registry: Registry) -> None:
+    old, decision = await leads(registry, "a"), ScalingDecision(1.0, "decode", 1, 2, "reason")
+    await registry.release_lease("a")
+    new = await leads(registry, "b")
+    assert not await registry.restore_desired({"decode": 7}, old)
+    assert not await registry.record_decision(decision, old)
+    assert (await registry.desired(), await registry.decisions()) == ({}, ())
+    assert await registry.restore_desired({"decode": 7}, new)
+    assert await registry.record_decision(decision, new)
+    assert (await registry.desired(), await registry.decisions()) == ({"decode": 7}, (decision,))
+
+
 async def test_one_leader_at_a_time(registry: Registry) -> None:
-    token = await registry.acquire_leader("a", 30)
-    assert token == await registry.acquire_leader("a", 30), "renewing keeps the token"
-    assert await registry.acquire_leader("b", 30) is None
-    await registry.release_leader("b")
-    assert await registry.acquire_leader("b", 30) is None, "only the leader can release"
-    await registry.release_leader("a")
-    assert token is not None
-    assert await registry.acquire_leader("b", 0.01) == token + 1
-    await _eventually(lambda: registry.acquire_leader("a", 30))
+    first = await registry.renew_lease("a", 0)
+    assert first == LeaseRecord("a", 1, 1)
+    assert await registry.renew_lease("b", 0) == first, "it is not free"
+    assert await registry.renew_lease("a", 1) == LeaseRecord("a", 1, 2), "renewing keeps the term"
+    assert await registry.renew_lease("b", 1, first) == LeaseRecord("a", 1, 2), "it was renewed meanwhile"
+    await registry.release_lease("b")
+    assert (await registry.renew_lease("b", 1)).owner == "a", "only its owner can give it back"
+    assert await registry.renew_lease("b", 1, LeaseRecord("a", 1, 2)) == LeaseRecord("b", 2, 1), "it has ended"
+    await registry.release_lease("b")
+    assert await registry.renew_lease("a", 2) == LeaseRecord("a", 3, 1)
 
 
-async def test_junk_in_the_leader_key_does_not_stop_scaling_for_good(registry: Registry) -> None:
-    await registry._call("SET", "kvrelay:leader", "junk")
-    assert await registry.acquire_leader("a", 30) == 1
-    assert await registry.acquire_leader("b", 30) is None
+async def test_a_term_exceeds_all_that_anybody_knows(registry: Registry) -> None:
+    assert (await registry.renew_lease("a", 41)).term == 42, "the owner"
+    await registry._call("FLUSHALL")
+    await registry.publish_worker(worker(term=50, started_by="z"))
+    assert (await registry.renew_lease("b", 0)).term == 51, "a worker that lived on"
+    await registry.publish_worker(worker(term=60, started_by="z"))
+    assert (await registry.renew_lease("b", 51)).term == 61, "also after it was taken"
+    await registry._call("DEL", "kvrelay:term")
+    await registry.release_lease("b")
+    assert (await registry.renew_lease("c", 0)).term == 1, "nobody knows of any"
+
+
+async def test_a_worker_that_comes_up_after_its_controller_was_succeeded_is_refused(registry: Registry) -> None:
+    old = await leads(registry, "a")
+    assert await registry.next_epoch(0, old)
+    await registry.release_lease("a")
+    assert await registry.next_epoch(0, old), "nobody has the lease"
+    new = await leads(registry, "b")
+    for claim in (old, replace(new, owner="a")):
+        with pytest.raises(FailedPrecondition, match=f"controller a started this worker in term {claim.term}"):
+            await registry.next_epoch(0, claim)
+    assert await registry.next_epoch(0, new)
+    assert await registry.next_epoch(0, Claim("c", new.term + 1)), "Redis has lost that lease"
+    assert await registry.next_epoch(0), "an operator started it by hand"
+
+
+async def test_epochs_that_redis_has_lost_are_not_given_again(registry: Registry) -> None:
+    lost = [await registry.next_epoch() for _ in range(20)]
+    await registry._call("FLUSHALL")
+    assert await registry.next_epoch() not in lost
+
+
+@pytest.mark.parametrize("junk", ["junk", "-5", "1e400", "nan", "1.5", str(2**60)])
+async def test_junk_in_the_lease_does_not_stop_scaling_for_good(registry: Registry, junk: str) -> None:
+    await registry._call("SET", "kvrelay:leader", junk)
+    await registry._call("SET", "kvrelay:term", junk)
+    assert await registry.renew_lease("a", 0) == LeaseRecord("a", 1, 1)
+    await registry._call("HSET", "kvrelay:leader", "term", junk)
+    assert (await registry.renew_lease("b", 1)).owner == "b"
+    await registry._call("HSET", "kvrelay:leader", "beat", junk)
+    assert (await registry.renew_lease("c", 1)).beat == 0
+    await registry._call("DEL", "kvrelay:term", "kvrelay:leader")
+    await registry._call("LPUSH", "kvrelay:leader", junk)
+    await registry._call("LPUSH", "kvrelay:term", junk)
+    assert await registry.renew_lease("c", 0) == LeaseRecord("c", 1, 1)
+
+
+async def test_controllers(registry: Registry) -> None:
+    info = ControllerInfo("host-1-aa", "leading", 3)
+    await registry.publish_controller(info)
+    assert await registry.controllers() == (info,)
+    await registry.remove_controller("host-1-aa")
+    assert await registry.controllers() == ()
+
+
+async def test_a_lease_counts_once_enough_replicas_have_it(server: EmbeddedRedis) -> None:
+    async with await Registry.connect(server.url, confirm_replicas=1) as registry:
+        with pytest.raises(Unavailable, match=r"0 replicas have confirmed .* redis.confirm_replicas is 1"):
+            await registry.renew_lease("a", 0)
 
 
 async def test_drains(registry: Registry) -> None:
@@ -281,8 +365,9 @@ async def test_drains(registry: Registry) -> None:
 
 async def test_decisions_newest_first_and_capped(registry: Registry) -> None:
     made = [ScalingDecision(float(i), "decode", i, i + 1, f"reason {i}") for i in range(120)]
+    claim = await leads(registry, "a")
     for decision in made:
-        await registry.record_decision(decision)
+        assert await registry.record_decision(decision, claim)
     await registry._call("LPUSH", "kvrelay:decisions", "junk")
     assert await registry.decisions(4) == tuple(reversed(made[-3:]))
     assert len(await registry.decisions(1000)) == 100

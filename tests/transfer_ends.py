@@ -89,8 +89,9 @@ class DecodeEnd:
         worker_id: str = "",
         address: str = "",
         sender: str = SENDER,
+        partial: bool = False,
     ) -> HandoffTarget:
-        lease = self.leases.grant(key, blocks, cached_blocks, 10.0, self.clock.now())
+        lease = self.leases.grant(key, blocks, cached_blocks, 10.0, self.clock.now(), partial=partial)
         capability = self.receiver.capability(lease, sender)
         return HandoffTarget(
             worker_id=worker_id or self.worker_id,

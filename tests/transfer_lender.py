@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
+from few_hashes import CollidingCache, Cut
 from transfer_ends import KEY, LAYOUT, SENDER, DecodeEnd, MemoryFile, decode_end, sender_of
 
 from kv_transfer.lending import Lending
@@ -16,12 +17,13 @@ from kvrelay.wire.status import error_from_rpc
 from kvrelay.wire.transfer import FetchRequest, add_kv_transfer_servicer, kv_fetch
 
 BLOCKS = [9, 3, 4, 20]  # of the one that asks
-NAMES = (11, 12, 13, 14)
+TOKENS = tuple(range(4 * LAYOUT.block_size))
+SALT = "secret"
 
 
 @dataclass
 class Lent:
-    """Blocks are named NAMES."""
+    """It holds the KV of TOKENS, of a tenant with that salt."""
 
     lending: Lending
     cache: KvCache
@@ -30,10 +32,10 @@ class Lent:
 
     @property
     def right(self) -> FetchRequest:
-        target = self.asking.grant(BLOCKS)
-        tokens = len(NAMES) * LAYOUT.block_size
+        target = self.asking.grant(BLOCKS, partial=True)
+        tokens = len(TOKENS)
         grant = FetchGrant(*KEY, target.worker_id, target.address, SENDER, epoch=3, tokens=tokens)
-        return FetchRequest(*KEY, NAMES, target, tokens, make_capability(self.lending.key, grant))
+        return FetchRequest(*KEY, TOKENS, target, tokens, make_capability(self.lending.key, grant), SALT)
 
     async def ask(self, wish: FetchRequest, channel: grpc.aio.Channel | None = None) -> int:
         """Over that channel, or one of its own. Raises the lender's error."""
@@ -47,11 +49,15 @@ class Lent:
 
 
 @asynccontextmanager
-async def lender() -> AsyncIterator[Lent]:
+async def lender(cut: Cut | None = None) -> AsyncIterator[Lent]:
+    """Its prefix cache keeps what `cut` leaves of its hashes."""
     source = MemoryFile()
-    cache = KvCache(source.num_blocks, LAYOUT.block_size)
-    blocks = cache.allocate(len(NAMES))
-    cache.publish(list(NAMES), blocks)
+    size = LAYOUT.block_size
+    cache = KvCache(source.num_blocks, size) if cut is None else CollidingCache(source.num_blocks, size, cut)
+    prefix = cache.hasher(SALT)
+    prefix.extend(TOKENS)
+    blocks = cache.allocate(len(prefix.hashes))
+    cache.publish(prefix, blocks, 0, len(blocks))
     cache.release(blocks)
     async with decode_end() as asking, sender_of(source) as sender:
         lending = Lending(cache, sender, epoch=3)

@@ -58,6 +58,9 @@ class FleetLauncher:
     async def turn(self, worker_id: str, pool: PoolName) -> None:
         raise NotImplementedError("without `rebalance` nobody changes over")
 
+    async def ended(self) -> None:
+        await asyncio.Event().wait()  # the actuator looks at intervals
+
     def pending(self) -> Mapping[str, str]:
         return {}
 

@@ -23,6 +23,7 @@ from structlog.testing import capture_logs
 
 import autoscaler.actuator
 import autoscaler.loop
+from autoscaler.lease import Lease
 from autoscaler.pools import Verdicts, decide_pools
 from kvrelay.config import AutoscalingPolicy
 from kvrelay.registry import _ROUTER
@@ -48,13 +49,17 @@ async def autoscaled(
 
     monkeypatch.setattr(autoscaler.loop, "decide_pools", noted)
     policy = AutoscalingPolicy.model_validate({"decode": decode, "interval_s": INTERVAL_S})
-    running = asyncio.create_task(autoscaler.loop.Autoscaler(launcher.fleet.registry, policy, "the-test").run())
+    lease = Lease(launcher.fleet.registry, "the-test", sole=True)
+    await lease.renew()
+    parts = (lease.run(), autoscaler.loop.Autoscaler(launcher.fleet.registry, policy, lease).run())
+    running = asyncio.gather(*parts)
     try:
         yield looks
     finally:
         running.cancel()
         with suppress(asyncio.CancelledError):
             await running
+        await lease.release()  # the next test has another one
 
 
 def reasons(looks: list[Verdicts]) -> list[str]:

@@ -122,6 +122,7 @@ def test_values_change_what_they_name(tmp_path: Path) -> None:
     ours = [one for name, (_, one) in shown.containers.items() if "redis" not in name]
     assert {(one["image"], one["imagePullPolicy"]) for one in ours} == {("somewhere/kvrelay:1", "Always")}
     assert shown.containers["kvrelay-redis/redis"][1]["image"] == "redis:9"
+
     config, policy = shown.config(tmp_path), shown.policy(tmp_path)
     assert config.router.max_queue == 7
     for name in POOLS:
@@ -143,6 +144,12 @@ def test_values_change_what_they_name(tmp_path: Path) -> None:
         else:
             kubernetes_validate.validate(one, "1.33", strict=True)
     assert not chart({"secure": {"enabled": True, "serviceMonitor": False}}).of_kind("ServiceMonitor")
+
+
+def test_images_by_digest() -> None:
+    digest = "sha256:" + "0" * 64
+    shown = chart({"image": {"digest": digest}, "redis": {"image": f"redis@{digest}"}})
+    assert {one["image"] for _, one in shown.containers.values()} == {f"kvrelay@{digest}", f"redis@{digest}"}
 
 
 @pytest.mark.parametrize("values", [{}, SECURE, KEDA])

@@ -37,11 +37,45 @@ def admits(rule: Manifest, source: Labels, same_namespace: bool, port: int) -> b
 
 
 def reaches(shown: Rendered, source: Labels, target: str, port: int, *, same_namespace: bool = True) -> bool:
-    labels = shown.pods[target]["metadata"]["labels"]
-    chosen = [one["spec"] for one in shown.of_kind("NetworkPolicy") if selects(one["spec"]["podSelector"], labels)]
-    assert chosen, f"{target} is open to all"
-    assert all(one["policyTypes"] == ["Ingress"] for one in chosen)
+    chosen = policies(shown, shown.pods[target]["metadata"]["labels"], "Ingress")
     return any(admits(rule, source, same_namespace, port) for one in chosen for rule in one.get("ingress", []))
+
+
+def policies(shown: Rendered, labels: Labels, direction: str) -> list[Manifest]:
+    found = [one["spec"] for one in shown.of_kind("NetworkPolicy") if selects(one["spec"]["podSelector"], labels)]
+    chosen = [one for one in found if direction in one["policyTypes"]]
+    assert chosen, f"{direction} of {labels} is open to all"
+    return chosen
+
+
+def leaves(
+    shown: Rendered,
+    source: str,
+    target: Labels | None,
+    port: int,
+    protocol: str = "TCP",
+    *,
+    same_namespace: bool = True,
+) -> bool:
+    """Whether a pod may connect to another, or, with no target, to an address that is no pod's."""
+    for rule in (
+        one for policy in policies(shown, labels_of(shown, source), "Egress") for one in policy.get("egress", [])
+    ):
+        ports = rule.get("ports", [])
+        if ports and not any(one["port"] == port and one.get("protocol", "TCP") == protocol for one in ports):
+            continue
+        if "to" not in rule:
+            return True
+        for peer in rule["to"]:
+            here = same_namespace or peer.get("namespaceSelector") == {}
+            if target is not None and here and selects(peer["podSelector"], target):
+                return True
+    return False
+
+
+def labels_of(shown: Rendered, name: str) -> Labels:
+    labels: Labels = shown.pods[name]["metadata"]["labels"]
+    return labels
 
 
 def rays_ports(shown: Rendered) -> set[int]:
@@ -68,6 +102,31 @@ def test_workers_are_reached_by_routers_and_each_other_and_ray_by_its_own_nodes(
             for port in (6379, 8265, 10002, WORKERS_PORT):
                 assert not reaches(shown, source, target, port, same_namespace=same_namespace), (source, target, port)
     assert not any(reaches(shown, labels["kvrelay-router"], "head", port) for port in ray)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_nothing_that_leaks_has_anywhere_to_go(variant: str) -> None:
+    shown = rendered(variant)
+    dns = {"k8s-app": "kube-dns"}
+    for source in shown.pods:
+        own = source != "kvrelay-redis"
+        for target in shown.pods:
+            assert leaves(shown, source, labels_of(shown, target), WORKERS_PORT) is own, (source, target)
+        assert leaves(shown, source, dns, 53, "UDP", same_namespace=False) is own
+        for port in (80, 443, 6443, 8443, 25):
+            api = source == "head" and port in (443, 6443)
+            assert leaves(shown, source, None, port) is api, (source, port)
+            assert leaves(shown, source, STRANGER, port) is api
+            assert leaves(shown, source, PROMETHEUS, port, same_namespace=False) is api
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_redis_refuses_writes_before_the_kernel_ends_it(variant: str) -> None:
+    container = rendered(variant).pods["kvrelay-redis"]["spec"]["containers"][0]
+    command = container["command"]
+    most = int(command[command.index("--maxmemory") + 1].removesuffix("mb"))
+    assert 0 < most < int(container["resources"]["limits"]["memory"].removesuffix("Mi"))
+    assert command[command.index("--maxmemory-policy") + 1] == "noeviction"
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -8,14 +8,17 @@ YAML = "kvrelay/yaml_file.py"
 CODEC = "kvrelay/registry_codec.py"
 CHECKPOINT = "kvrelay/engine/checkpoint.py"
 BODY = "router/openai_request.py"
+PARSER = "router/json_parser.py"
 HTTP_BODY = "router/http_body.py"
 CHECKS = "router/validation.py"
+LIMITS = "kvrelay/sampling_limits.py"
 
 _CONFIG = ("test_config_file.py::test_a_bad_file_is_refused_with_its_line",)
 _JUNK = ("test_registry.py::test_junk_is_skipped_with_one_warning",)
 _FOLDERS = ("engine/test_loader.py::test_spoiled_folders_are_refused",)
 _HTTP = ("router/test_router_http.py::test_errors_in_openais_shape",)
 _JSON = ("router/test_router_http.py::test_bodies_that_are_not_clean_json",)
+_BOUNDS = ("router/test_json_parser.py::test_depth_and_numbers_are_bounded",)
 _FIELDS = ("router/test_validation.py::test_bad_fields_are_named",)
 
 MUTANTS = (
@@ -83,15 +86,112 @@ MUTANTS = (
         "async with asyncio.timeout(None):",
         ("engine/test_chat.py::test_an_endless_template_is_stopped_and_the_next_call_works",),
     ),
-    Mutant("repeated keys of JSON", BODY, "if len(found) != len(pairs):", "if False:", _JSON),
+    Mutant("repeated keys of JSON", PARSER, "if name in of:", "if False:", _JSON),
+    Mutant("depth of JSON", PARSER, "if len(stack) >= MAX_DEPTH:", "if False:", _BOUNDS),
     Mutant(
-        "numbers that JSON does not have",
-        BODY,
-        "json.loads(body, parse_constant=_no_constant, ",
-        "json.loads(body, ",
-        _JSON,
+        "values of JSON",
+        PARSER,
+        "if self._integers > MAX_INTEGERS or self._values > MAX_VALUES:",
+        "if False:",
+        ("router/test_json_parser.py::test_numbers_of_values_are_bounded",),
     ),
-    Mutant("depth of JSON", BODY, "except RecursionError:", "except ZeroDivisionError:", _JSON),
+    Mutant(
+        "a body is parsed in slices",
+        "router/loop_slices.py",
+        "while cost < SLICE:",
+        "while True:",
+        ("router/test_fair_threads.py::test_between_two_slices_the_loop_serves_others_and_tenants_take_turns",),
+    ),
+    Mutant(
+        "entries of a field of gRPC",
+        "kvrelay/wire/field_bounds.py",
+        "if counts[name] > bound:",
+        "if False:",
+        ("wire/test_field_bounds.py::test_a_field_at_its_bound_passes_and_one_over_it_is_named",),
+    ),
+    Mutant(
+        "a gRPC message is looked at before it is parsed",
+        "router/grpc_messages.py",
+        "await self._slices.run(tenant, check_fields(data, kind, self._bounds))",
+        "pass",
+        ("router/test_hostile_requests.py::test_messages_over_grpc",),
+    ),
+    Mutant(
+        "a call whose message does not come gives way",
+        "router/receive_slots.py",
+        "and not self._evict(slot.tenant, now):",
+        "and True:",
+        ("router/test_hostile_requests.py::test_calls_whose_message_does_not_come_leave_the_others_alone",),
+    ),
+    Mutant(
+        "bodies of one tenant make room for those of others",
+        "router/body_budget.py",
+        "if most == holding.tenant:",
+        "if True:",
+        (
+            "router/test_fair_work.py::test_slow_uploads_of_one_tenant_do_not_keep_others_out",
+            "router/test_hostile_requests.py::test_slow_uploads_of_one_tenant_leave_the_others_alone",
+        ),
+    ),
+    Mutant(
+        "a lane for short texts",
+        "router/lanes.py",
+        "self._order.first((0, 1) if self._free_for_long else (0,))",
+        "self._order.first((0, 1))",
+        (
+            "router/test_fair_work.py::test_long_jobs_leave_a_lane_to_short_ones",
+            "router/test_fair_threads.py::test_a_short_text_does_not_wait_for_long_ones_of_another_tenant",
+        ),
+    ),
+    Mutant(
+        "work is charged to its tenant",
+        "router/fair_order.py",
+        "line.counter += cost / line.weight",
+        "pass",
+        ("router/test_fair_work.py::test_a_tenant_waits_for_one_job_of_another_not_for_its_line",),
+    ),
+    Mutant(
+        "a text that cannot fit is not tokenized",
+        "router/text.py",
+        'bound.check(field, tokenizer.fewest_tokens(text), "at least ")',
+        "pass",
+        ("router/test_fair_threads.py::test_a_text_that_cannot_fit_is_refused_without_a_thread",),
+    ),
+    Mutant(
+        "chunks of a byte",
+        "router/http_protocol.py",
+        "if self._chunks > FREE_CHUNKS + self._bytes // CHUNK_BYTES:",
+        "if False:",
+        ("router/test_http_bounds.py::test_a_body_in_tiny_chunks_is_refused_and_one_in_many_large_ones_is_not",),
+    ),
+    Mutant(
+        "lines of a head",
+        "router/http_protocol.py",
+        "if lines > MAX_HEAD_LINES or (not ends and len(head) > MAX_HEAD_BYTES):",
+        "if False:",
+        ("router/test_http_bounds.py::test_a_head_of_many_lines_is_refused_also_behind_another_request",),
+    ),
+    Mutant(
+        "a router that ended waits for no thread",
+        "kvrelay/cli/router.py",
+        "        end_now()",
+        "        pass",
+        ("router/test_router_process.py::test_threads_that_never_end_do_not_keep_the_process",),
+    ),
+    Mutant(
+        "a router whose end hangs is ended",
+        "router/main.py",
+        "    end_after(DRAIN_GRACE_S + END_S)",
+        "    pass",
+        ("router/test_router_process.py::test_a_router_whose_end_hangs_is_ended",),
+    ),
+    Mutant(
+        "tokens are read again while threads are busy",
+        "router/access.py",
+        "await loop.run_in_executor(self._thread, _signature, self._path)",
+        "await loop.run_in_executor(None, _signature, self._path)",
+        ("router/test_hostile_requests.py::test_a_token_that_is_withdrawn_works_no_more_while_threads_are_busy",),
+    ),
     Mutant("what only the router makes", BODY, "if name in _FORBIDDEN:", "if False:", _HTTP),
     Mutant("embeddings and tensors", BODY, "if name in _TENSORS:", "if False:", _HTTP),
     Mutant(
@@ -124,9 +224,9 @@ MUTANTS = (
     ),
     Mutant(
         "numbers that are none",
-        CHECKS,
-        "if not math.isfinite(value) or not least <= value",
-        "if math.isfinite(value) and not least <= value",
+        LIMITS,
+        "not limit.least <= value <= limit.most:",
+        "(value < limit.least or value > limit.most):",
         _FIELDS,
     ),
     Mutant("request ids for logs and headers", CHECKS, "if not request_id.isprintable() or", "if", _FIELDS),

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from simulation.cluster import Cluster, RouterMember
+from simulation.collisions import IDENTITIES, Beginning, Identity
 from simulation.history import End, Part, Plan, Record
 from simulation.toy_engine import EOS, POISON
 
 from kvrelay.errors import KvRelayError
-from kvrelay.tenants import Tenant
-from kvrelay.types import FinishReason, SamplingParams
+from kvrelay.types import FinishReason, ModelVersion, SamplingParams
 from router.lifecycle import Lifecycle
 from router.request import Request
 
 STATES = ("queued", "reserving", "prefilling", "handing_off", "decoding", "finishing")
 
 
-def plan_requests(rng: random.Random, count: int, poison: bool) -> list[Plan]:
+def plan_requests(rng: random.Random, count: int, poison: bool, beginnings: Sequence[Beginning]) -> list[Plan]:
     """Arrivals come in bursts; prompts share beginnings; some clients are impatient, slow, or leave."""
-    beginnings = [tuple(rng.randrange(1, POISON) for _ in range(rng.choice((8, 16, 24)))) for _ in range(2)]
     plans, at = [], 0.0
     for number in range(count):
         at += rng.choice((0.0, 0.0, 0.005, 0.05, 0.5, 1.0))
         own = tuple(rng.randrange(1, POISON) for _ in range(rng.randint(1, 14)))
-        prompt = (rng.choice(beginnings) if rng.random() < 0.6 else ()) + own
+        begin = rng.choice(beginnings) if rng.random() < 0.6 else Beginning(rng.choice(IDENTITIES), ())
+        prompt = begin.tokens + own
         poisoned = poison and number == count // 2
         if poisoned:
             prompt += (POISON,)
@@ -41,7 +42,8 @@ def plan_requests(rng: random.Random, count: int, poison: bool) -> list[Plan]:
                 sampling=SamplingParams(max_tokens=max_tokens, seed=rng.randrange(100), ignore_eos=rng.random() < 0.5),
                 timeout=rng.choice((0.3, 1.0, 3.0, 12.0, 20.0, 20.0, 20.0, 20.0)),
                 priority=int(rng.random() < 0.2),
-                tenant=rng.choice(("", "", "other")),
+                tenant=begin.identity.tenant,
+                cache_salt=begin.identity.cache_salt,
                 stop_token=rng.randrange(1, POISON) if rng.random() < 0.15 else None,
                 cancel_in=cancel_in,
                 read_pause=0.3 if rng.random() < 0.1 else 0.0,
@@ -106,7 +108,9 @@ class Client:
             priority=plan.priority,
             resume=resume,
             complete=self._complete(resume),
-            tenant=Tenant(name=plan.tenant, salt=plan.tenant),
+            tenant=Identity(plan.tenant).owner,
+            cache_salt=plan.cache_salt,
+            model=ModelVersion.from_fingerprint(record.fingerprint) if record.fingerprint else None,
         )
         try:
             stream = router.driver.submit(request, sink)
@@ -117,6 +121,7 @@ class Client:
             self._watch(router, stream.life)
         try:
             async for response in stream.responses():
+                record.fingerprint = response.system_fingerprint or record.fingerprint
                 if response.token_ids:
                     record.parts.append(Part(self.cluster.loop.time(), response.index, response.token_ids))
                     self._say(f"tokens {response.index} {response.token_ids}")

@@ -20,23 +20,28 @@ import redis.asyncio
 import xxhash
 from simulation.channel import Channel
 from simulation.fake_redis import FakeRedis
-from simulation.history import Fault
+from simulation.history import UPGRADES, Act, Fault
 from simulation.network import Network
 from simulation.server import Server
+from simulation.stand_ins import in_place
 from simulation.toy_engine import MODEL, ToyRunner
-from simulation.virtual_loop import Process, VirtualLoop
+from simulation.virtual_loop import Process, VirtualLoop, current_process
 
 import decode_worker.main
+import kvrelay.registry
 import prefill_worker.main
+import router.dispatcher
 from autoscaler.actuator import Actuator
+from autoscaler.lease import Lease
 from autoscaler.loop import Autoscaler
 from decode_worker.worker import DecodeWorker
 from kvrelay.config import AutoscalingPolicy, ClusterConfig
 from kvrelay.engine.blocks import IntegrityError
+from kvrelay.engine.hashing import HASH_BYTES
 from kvrelay.errors import FailedPrecondition, Unavailable
 from kvrelay.registry import Registry
 from kvrelay.stop_request import DRAIN_GRACE_S, StopRequest
-from kvrelay.types import POOLS, PoolName
+from kvrelay.types import POOLS, Claim, PoolName, Role, StandbyWorker
 from kvrelay.worker.base import Identity, Worker
 from kvrelay.worker.host import host_worker
 from kvrelay.worker.settings import WorkerSettings
@@ -46,6 +51,7 @@ from router.metrics import Metrics
 
 HOST_ID = "host"
 URL = "redis://127.0.0.1:6379"
+GONE_S = 4.0  # for a version of the model to come back
 AFTER_S = 1.5  # how long a fault may go on to show after it is over
 STOP_TIMEOUT_S = 5.0  # for a worker that was told to end at once
 
@@ -55,13 +61,60 @@ class Member:
     """A worker and its process, alive or not."""
 
     worker_id: str
-    pool: PoolName
+    pool: Role
     process: Process
     stop: StopRequest = field(default_factory=StopRequest)
     turns_to: PoolName | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     worker: Worker | None = None  # once it serves
+    salts: dict[tuple[int, int], str] = field(default_factory=dict)  # by block and generation: of who had it first
     last_epoch: int = 0
+    claim: Claim | None = None  # under which it was started
+    version: int = 0  # of the model that its process has loaded
+
+
+@dataclass(eq=False)
+class Controller:
+    """One controller's process, and `autoscaler.actuator.Launcher` of its workers."""
+
+    cluster: Cluster
+    process: Process
+    lease: Lease | None = None
+    members: dict[str, Member] = field(default_factory=dict)
+
+    async def start(self, role: Role, worker_id: str) -> None:
+        assert self.lease is not None
+        claim = self.lease.claim()
+        cluster = self.cluster
+        cluster.redis.store.acts.append(Act(cluster.loop.time(), claim.owner, claim.term, "start"))
+        self.members[worker_id] = cluster.start_worker(role, worker_id, claim)
+
+    async def stop(self, worker_id: str) -> None:
+        """As kvrelay.launch.RayLauncher does: asks, and kills what does not end in time."""
+        self.members[worker_id].stop.now()
+        await self.cluster.until_ended(self.members[worker_id], STOP_TIMEOUT_S)
+
+    async def drain(self, worker_id: str) -> None:
+        self.members[worker_id].stop()
+        await self.cluster.until_ended(self.members[worker_id], DRAIN_GRACE_S + STOP_TIMEOUT_S)
+
+    async def turn(self, worker_id: str, pool: PoolName) -> None:
+        """As kvrelay.roles.Roles does."""
+        member = self.members[worker_id]
+        if not member.stop.drain.is_set():
+            said = "a standby worker joined a pool" if member.pool == "standby" else "a worker changed its pool"
+            self.cluster.network.faults[said] += 1
+            member.turns_to = pool
+            member.stop.now()
+
+    async def ended(self) -> None:
+        await self.cluster.worker_ended()
+
+    def pending(self) -> Mapping[str, str]:
+        return {}
+
+    def alive(self) -> Mapping[str, Role]:
+        return {name: member.pool for name, member in self.members.items() if member.process.alive}
 
 
 @dataclass
@@ -79,18 +132,21 @@ class Cluster:
     policy: AutoscalingPolicy
     num_blocks: Mapping[PoolName, int]
     sizes: Mapping[PoolName, int]
+    hash_bytes: int = HASH_BYTES  # of block hashes; 2 of 16 make collisions
     members: dict[str, Member] = field(default_factory=dict)
     incarnations: list[tuple[str, int]] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
     router: RouterMember | None = None
     faults: list[Fault] = field(default_factory=list)  # that happened, in their order
+    version: int = 0  # of the model that lies where workers load it from
 
     def __post_init__(self) -> None:
         self.loop = VirtualLoop(random.Random(self.rng.random()))
         self.network = Network(self.loop, random.Random(self.rng.random()))
         self.redis = FakeRedis(self.network)
         self._routers = 0
-        self.controllers: dict[str, Process] = {}
+        self.controllers: dict[str, Controller] = {}
+        self._worker_ended = asyncio.Event()
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -101,15 +157,11 @@ class Cluster:
             (redis.asyncio.Redis, "from_url", self.redis.client),
             (os, "getpid", lambda: 1),  # it is part of messages, and so of the trace; as what follows is
             (secrets, "token_bytes", self.rng.randbytes),
+            (kvrelay.registry, "_unix_us", lambda: round(1e6 * (1e9 + current_process().now()))),
+            (router.dispatcher, "GONE_S", GONE_S),
         )
-        before = [(owner, name, owner.__dict__[name]) for owner, name, _ in places]
-        for owner, name, ours in places:
-            setattr(owner, name, ours)
-        try:
+        with in_place(places):
             yield
-        finally:
-            for owner, name, theirs in before:
-                setattr(owner, name, theirs)
 
     def note(self, kind: str, seconds: float = 0.0, *, loses_worker: bool = False, stops_router: bool = False) -> None:
         """A fault happens now and goes on for that long."""
@@ -128,6 +180,12 @@ class Cluster:
             for member in self.members.values():
                 if member.process is process:
                     member.ended.set()
+                    self._worker_ended.set()
+
+    @property
+    def upgraded(self) -> bool:
+        """Whether there has been another version of the model than the first."""
+        return any(one.kind in UPGRADES for one in self.faults)
 
     # The router
 
@@ -139,7 +197,7 @@ class Cluster:
     async def _run_router(self, process: Process, router_id: str) -> None:
         registry = await self._connected()
         metrics = Metrics(MODEL)
-        driver = Driver(self.config, registry, router_id, process, metrics)
+        driver = Driver(self.config, registry, router_id, process, metrics, hash_bytes=self.hash_bytes)
         heartbeat = Heartbeat(router_id, driver, metrics, registry, process)
         self.router = RouterMember(process, driver)
         process.spawn(heartbeat.run())
@@ -155,85 +213,106 @@ class Cluster:
     # The controllers
 
     def start_controllers(self) -> None:
-        """The one that owns the workers, and one that stands by to lead."""
+        """Two with equal rights; one of them leads."""
         for name in ("controller-0", "controller-1"):
-            self.controllers[name] = self.process(name)
-        owner = self.controllers["controller-0"]
-        owner.spawn(self._run_actuator(owner))
-        for name, process in self.controllers.items():
-            process.spawn(self._run_autoscaler(process, name))
+            self.start_controller(name)
 
-    async def _run_actuator(self, process: Process) -> None:
-        registry = await self._connected()
-        rebalance = self.policy.rebalance
-        await Actuator(registry, self, self.sizes, clock=process, rebalance=rebalance, drain_timeout_s=3.0).run()
+    def start_controller(self, name: str) -> None:
+        controller = self.controllers[name] = Controller(self, self.process(name))
+        controller.process.spawn(self._run_controller(controller))
 
-    async def _run_autoscaler(self, process: Process, name: str) -> None:
-        await Autoscaler(await self._connected(), self.policy, name, process).run()
+    async def _run_controller(self, controller: Controller) -> None:
+        registry, process = await self._connected(), controller.process
+        lease = controller.lease = Lease(registry, f"{process.name}-{self.rng.getrandbits(32):08x}", process)
+        process.spawn(lease.run())
+        actuator = Actuator(
+            registry,
+            controller,
+            self.sizes,
+            lease=lease,
+            clock=process,
+            rebalance=self.policy.rebalance,
+            standby=self.policy.standby,
+            drain_timeout_s=3.0,
+        )
+        process.spawn(actuator.run())
+        process.spawn(Autoscaler(registry, self.policy, lease, process).run())
 
-    # autoscaler.actuator.Launcher
+    def kill_controller(self, name: str) -> None:
+        """With its workers, as Ray does."""
+        controller = self.controllers[name]
+        self.kill(controller.process)
+        for member in controller.members.values():
+            self.kill(member.process)
 
-    async def start(self, pool: PoolName, worker_id: str) -> None:
+    def start_worker(self, role: Role, worker_id: str, claim: Claim) -> Member:
         if worker_id in self.members:
             self.complaints.append(f"E: {worker_id} is started a second time")
         process = self.process(worker_id)
-        member = self.members[worker_id] = Member(worker_id, pool, process)
+        member = self.members[worker_id] = Member(worker_id, role, process, claim=claim, version=self.version)
         process.soon(self.rng.uniform(0.05, 0.4), lambda: process.spawn(self._run_worker(member)))
+        return member
 
-    async def stop(self, worker_id: str) -> None:
-        """As kvrelay.launch.RayLauncher does: asks, and kills what does not end in time."""
-        member = self.members[worker_id]
-        member.stop.now()
-        await self._until_ended(member, STOP_TIMEOUT_S)
-
-    async def drain(self, worker_id: str) -> None:
-        member = self.members[worker_id]
-        member.stop()
-        await self._until_ended(member, DRAIN_GRACE_S + STOP_TIMEOUT_S)
-
-    async def _until_ended(self, member: Member, seconds: float) -> None:
+    async def until_ended(self, member: Member, seconds: float) -> None:
         if member.process.alive:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await member.ended.wait()
         self.kill(member.process)
 
-    async def turn(self, worker_id: str, pool: PoolName) -> None:
-        """As kvrelay.roles.Roles does."""
-        member = self.members[worker_id]
-        if not member.stop.drain.is_set():
-            self.network.faults["a worker changed its pool"] += 1
-            member.turns_to = pool
-            member.stop.now()
+    def leaders(self) -> list[str]:
+        living = [one for one in self.controllers.values() if one.process.alive and one.lease is not None]
+        return [one.process.name for one in living if one.lease is not None and one.lease.leads]
 
-    def pending(self) -> Mapping[str, str]:
-        return {}
-
-    def alive(self) -> Mapping[str, PoolName]:
-        return {name: member.pool for name, member in self.members.items() if member.process.alive}
+    async def worker_ended(self) -> None:
+        await self._worker_ended.wait()
+        self._worker_ended.clear()
 
     # Workers
 
-    def living(self, pool: PoolName | None = None) -> list[Member]:
+    def living(self, pool: Role | None = None) -> list[Member]:
         return [one for one in self.members.values() if one.process.alive and (pool is None or one.pool == pool)]
 
     async def _run_worker(self, member: Member) -> None:
-        while await self._serve(member):
+        while await (self._stand_by(member) if member.pool == "standby" else self._serve(member)):
             assert member.turns_to is not None
             member.pool, member.turns_to, member.stop = member.turns_to, None, StopRequest()
         member.ended.set()
         self.kill(member.process)
 
+    async def _stand_by(self, member: Member) -> bool:
+        """As kvrelay.worker.standby does; whether it joins a pool."""
+        entry = StandbyWorker(member.worker_id, "ready", HOST_ID, 1, 0, 0)
+        with suppress(Unavailable):
+            async with await Registry.connect(URL) as registry:
+                while not member.stop.drain.is_set():
+                    with suppress(Unavailable):
+                        await registry.publish_standby(entry)
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(1.0):
+                            await member.stop.drain.wait()
+        return member.turns_to is not None
+
     async def _serve(self, member: Member) -> bool:
         """Until the role is over; whether there is a next one."""
-        settings = WorkerSettings(member.worker_id, member.pool, "", URL, self.config, last_epoch=member.last_epoch)
+        assert member.pool != "standby"
+        settings = WorkerSettings(
+            member.worker_id, member.pool, "", URL, self.config, last_epoch=member.last_epoch, claim=member.claim
+        )
         nonce = xxhash.xxh3_64_intdigest(member.worker_id.encode()) >> 1
-        runner: Any = ToyRunner(self.num_blocks[member.pool], nonce, lambda: self.die(member))
+        runner: Any = ToyRunner(
+            self.num_blocks[member.pool],
+            nonce,
+            lambda: self.die(member),
+            lambda: self.check_salts(member),
+            member.version,
+        )
         main = decode_worker.main if member.pool == "decode" else prefill_worker.main
-        build = main.builder(settings, runner, member.process)
+        build = main.builder(settings, runner, member.process, hash_bytes=self.hash_bytes)
 
         def remember(server: Any, identity: Identity, credentials: Any) -> Worker:
             self.incarnations.append((identity.worker_id, identity.epoch))
+            member.salts.clear()
             member.worker = build(server, identity, credentials)
             return member.worker
 
@@ -267,6 +346,25 @@ class Cluster:
                 leases.check_integrity()
             except (IntegrityError, AssertionError) as error:
                 self.complaints.append(f"B: {member.worker_id} at {self.loop.time():.3f}: {error!r}")
+
+    def check_salts(self, member: Member) -> None:
+        """X before each step: a block is read by sequences of the salt only that had it first since it was free.
+
+        Equal tokens have equal KV whoever asked for them, so the tokens of the answers do not tell.
+        """
+        if member.worker is None:
+            return
+        pool = member.worker.cache.pool
+        for sequence in member.worker.sequences():
+            for block in sequence.blocks:
+                salt = member.salts.setdefault((block, pool.generation(block)), sequence.spec.salt)
+                text = f"X: {sequence.spec.request_id} has KV of another salt on {member.worker_id}"
+                if salt != sequence.spec.salt and text not in self.complaints:
+                    self.complaints.append(text)
+
+    def collisions(self) -> int:
+        """Blocks of the right hash and other content that living or dead workers have found."""
+        return sum(one.worker.cache.pool.collisions for one in self.members.values() if one.worker is not None)
 
     def check_empty(self) -> None:
         """B at the end: free + cached = total, and nobody remembers a request."""

@@ -4,14 +4,14 @@ with a real one."""
 from __future__ import annotations
 
 import asyncio
+import copy
 import fnmatch
 import json
-from dataclasses import replace
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ReadOnlyError, ResponseError
-from simulation.history import Reign
+from simulation.history import Act
 from simulation.network import Network
 from simulation.virtual_loop import current_process
 
@@ -27,8 +27,14 @@ class Store:
     def __init__(self) -> None:
         self.values: dict[bytes, Any] = {}
         self.expiry: dict[bytes, float] = {}
-        self.reigns: list[Reign] = []  # since the last flush
-        self.scalings: list[int] = []  # tokens of those who set a size since then
+        self.acts: list[Act] = []  # of leaders, whatever was lost since
+        self.replicas = 1  # that have all writes
+
+    def fork(self) -> Store:
+        """What a replica knows that gets nothing new from now on."""
+        other = Store()
+        other.values, other.expiry, other.acts = copy.deepcopy(self.values), dict(self.expiry), self.acts
+        return other
 
     def execute(self, words: tuple[str | int, ...], now: float) -> Any:
         for key in [key for key, at in self.expiry.items() if now >= at]:
@@ -39,8 +45,6 @@ class Store:
     def flush(self) -> None:
         self.values.clear()
         self.expiry.clear()
-        self.reigns.clear()
-        self.scalings.clear()
 
     def _get(self, key: bytes, kind: type) -> Any:
         value = self.values.get(key)
@@ -68,6 +72,9 @@ class Store:
     def _getrange(self, key: bytes, start: bytes, end: bytes, *, now: float) -> bytes:
         value: bytes = self._get(key, bytes) or b""
         return value[int(start) : int(end) + 1]
+
+    def _publish(self, channel: bytes, message: bytes, *, now: float) -> int:
+        return 0  # nobody listens: routers poll
 
     def _del(self, key: bytes, *, now: float) -> int:
         return self._delete(key)
@@ -126,8 +133,10 @@ class Store:
             scripts.NEXT_NAME: self._next_name,
             scripts.REMOVE_WORKER: self._remove_worker,
             scripts.SCALE: self._scale,
-            scripts.ACQUIRE_LEADER: self._acquire_leader,
-            scripts.RELEASE_LEADER: self._release_leader,
+            scripts.RESTORE_SIZES: self._restore_sizes,
+            scripts.RECORD_DECISION: self._record_decision,
+            scripts.RENEW_LEASE: self._renew_lease,
+            scripts.RELEASE_LEASE: self._release_lease,
         }[script.decode()](*words, now=now)
 
     def _epoch_of(self, key: bytes) -> float | None:
@@ -138,7 +147,15 @@ class Store:
         return epoch if isinstance(epoch, int | float) else None
 
     def _publish_worker(
-        self, entry: bytes, counter: bytes, epoch: bytes, value: bytes, millis: bytes, now: float
+        self,
+        entry: bytes,
+        counter: bytes,
+        terms: bytes,
+        epoch: bytes,
+        value: bytes,
+        millis: bytes,
+        term: bytes,
+        now: float,
     ) -> Any:
         old = self._epoch_of(entry)
         if old is not None and old > int(epoch):
@@ -146,10 +163,18 @@ class Store:
         self._set(entry, value, b"PX", millis, now=now)
         if int(self._get(counter, bytes) or 0) < int(epoch):
             self.values[counter] = epoch
+        if _number(self.values.get(terms)) < int(term):
+            self.values[terms] = term
         return None
 
-    def _next_epoch(self, counter: bytes, last: bytes, now: float) -> int:
-        number = max(int(self.values.get(counter, 0)), int(last)) + 1
+    def _next_epoch(
+        self, counter: bytes, leader: bytes, last: bytes, least: bytes, owner: bytes, term: bytes, now: float
+    ) -> int:
+        lease = self.values.get(leader)
+        other = owner and isinstance(lease, dict) and lease.get(b"owner", owner) != owner
+        if other and _number(lease.get(b"term")) >= int(term):
+            return 0
+        number = max(_number(self.values.get(counter)), int(last), int(least)) + 1
         self.values[counter] = str(number).encode()
         return number
 
@@ -165,33 +190,80 @@ class Store:
         if self._epoch_of(entry) == int(epoch):
             self._delete(entry)
 
-    def _scale(self, sizes: bytes, counter: bytes, token: bytes, *changes: bytes, now: float) -> int:
+    def _leads(self, leader: bytes, owner: bytes, term: bytes) -> bool:
+        lease = self.values.get(leader)
+        return isinstance(lease, dict) and (lease.get(b"owner"), lease.get(b"term")) == (owner, term)
+
+    def _scale(self, leader: bytes, sizes: bytes, owner: bytes, term: bytes, *changes: bytes, now: float) -> int:
+        if not self._leads(leader, owner, term):
+            return 0
         table = self._get(sizes, dict) or {}
         pools = list(zip(changes[::3], changes[1::3], changes[2::3], strict=True))
         if any(table.get(pool) != before for pool, before, _ in pools):
             return 0
-        if int(self._get(counter, bytes) or 0) > int(token):
-            return 0
         table.update((pool, after) for pool, _, after in pools)
-        self.scalings.append(int(token))
+        self.acts.append(Act(now, owner.decode(), int(term), "scale"))
         return 1
 
-    def _acquire_leader(self, key: bytes, counter: bytes, owner: bytes, millis: bytes, now: float) -> int | None:
-        leader = self.values.get(key)
-        token = int(leader[b"token"]) if isinstance(leader, dict) and b"token" in leader else None
-        if token is not None and leader[b"owner"] != owner:
-            return None
-        if token is None:
-            token = self._incr(counter, now=now)
-            self.values[key] = {b"schema": b"1", b"owner": owner, b"token": str(token).encode()}
-        self.expiry[key] = now + int(millis) / 1000
-        self.reigns.append(Reign(owner.decode(), token, now, self.expiry[key]))
-        return token
+    def _restore_sizes(self, leader: bytes, sizes: bytes, owner: bytes, term: bytes, *words: bytes, now: float) -> int:
+        if not self._leads(leader, owner, term):
+            return 0
+        self._hset(sizes, *words, now=now)
+        self.acts.append(Act(now, owner.decode(), int(term), "restore sizes"))
+        return 1
 
-    def _release_leader(self, key: bytes, owner: bytes, now: float) -> None:
-        if (self._get(key, dict) or {}).get(b"owner") == owner:
-            self._delete(key)
-            self.reigns[-1] = replace(self.reigns[-1], until=now)
+    def _record_decision(
+        self, leader: bytes, key: bytes, owner: bytes, term: bytes, decision: bytes, last: bytes, now: float
+    ) -> int:
+        if not self._leads(leader, owner, term):
+            return 0
+        self._lpush(key, decision, now=now)
+        self._ltrim(key, b"0", last, now=now)
+        return 1
+
+    def _renew_lease(
+        self,
+        leader: bytes,
+        terms: bytes,
+        owner: bytes,
+        seen: bytes,
+        old_owner: bytes,
+        old_term: bytes,
+        old_beat: bytes,
+        now: float,
+    ) -> list[Any]:
+        lease = self.values.get(leader)
+        held, term, beat = b"", 0, 0
+        if isinstance(lease, dict) and _number(lease.get(b"term")) > 0:
+            held, term, beat = lease[b"owner"], _number(lease[b"term"]), _number(lease[b"beat"])
+        highest = max(_number(self.values.get(terms)), int(seen), term)
+        if held != owner:
+            if held and (held, term, beat) != (old_owner, int(old_term), int(old_beat)):
+                return [held, term, beat]
+            term, beat = highest + 1, 0
+        elif highest > term:
+            term = highest + 1
+        beat += 1
+        words = {b"schema": 1, b"owner": owner, b"term": term, b"beat": beat}
+        self._delete(leader)
+        self.values[leader] = {key: _bytes(value) for key, value in words.items()}
+        self.values[terms] = str(term).encode()
+        return [owner, term, beat]
+
+    def _release_lease(self, leader: bytes, owner: bytes, now: float) -> None:
+        lease = self.values.get(leader)
+        if isinstance(lease, dict) and lease.get(b"owner") == owner:
+            self._delete(leader)
+
+    def _wait(self, replicas: bytes, millis: bytes, *, now: float) -> int:
+        return self.replicas
+
+
+def _number(word: object) -> int:
+    """As `number` of the scripts."""
+    if not isinstance(word, bytes) or not word.isdigit() or int(word) >= 2**53:
+        return 0
+    return int(word)
 
 
 def _bytes(word: str | int | bytes) -> bytes:
@@ -201,7 +273,8 @@ def _bytes(word: str | int | bytes) -> bytes:
 class FakeRedis:
     """One server in a simulation.
 
-    `state`: ok, down (refuses), stalled (is silent), read-only, or stale (reads are answered as `past` was).
+    `state`: ok, down (refuses), stalled (is silent), read-only, stale (reads are answered as `past` was), or flaky
+    (some commands are carried out twice, as clients repeat them when a connection is lost).
     """
 
     def __init__(self, network: Network) -> None:
@@ -209,6 +282,7 @@ class FakeRedis:
         self.store = Store()
         self.state = "ok"
         self.past = Store(), 0.0  # what a replica that got stuck knows, and its time
+        self.left_behind: dict[str, Store] = {}  # clients that still talk to an earlier primary, which is another one
 
     def client(self, *_: object, **__: object) -> Client:
         """In place of redis.asyncio.Redis.from_url."""
@@ -255,10 +329,12 @@ class Client:
         server = self._server
         if server.state == "read-only" and words[0] in _WRITES:
             return ReadOnlyError("You can't write against a read only replica.")
-        store, now = server.store, server.network.loop.time()
+        store, now = server.left_behind.get(self._name, server.store), server.network.loop.time()
         if server.state == "stale" and words[0] not in _WRITES:
             store, now = server.past
         try:
+            if server.state == "flaky" and server.network.rng.random() < 0.3:
+                store.execute(words, now)
             return store.execute(words, now)
         except ResponseError as error:
             return error
@@ -282,4 +358,7 @@ class Pipeline:
         await self._client._there()
         answers = [self._client._execute(words) for words in self._commands]
         await self._client._back()
+        for answer in answers:
+            if raise_on_error and isinstance(answer, Exception):
+                raise answer
         return answers

@@ -15,6 +15,7 @@ from simulation import tampers
 from simulation.chaos import Chaos
 from simulation.cluster import AFTER_S, URL
 from simulation.fake_redis import NAME as REDIS
+from simulation.history import UPGRADES
 from simulation.network import CLIENT_KEEPALIVE_S
 
 from kvrelay.errors import KvRelayError
@@ -81,12 +82,23 @@ async def kill_router(chaos: Chaos) -> None:
 async def freeze_controller(chaos: Chaos) -> None:
     """For longer than its lease of the lead."""
     name = chaos.rng.choice(sorted(chaos.cluster.controllers))
-    process, seconds = chaos.cluster.controllers[name], chaos.rng.uniform(4.0, 9.0)
-    if process.frozen_since is None:
+    process, seconds = chaos.cluster.controllers[name].process, chaos.rng.uniform(4.0, 12.0)
+    if process.alive and process.frozen_since is None:
         chaos.cluster.note("freeze a controller", seconds)
         chaos.cluster.network.freeze(process)
         await asyncio.sleep(seconds)
         process.thaw()
+
+
+async def kill_controller(chaos: Chaos) -> None:
+    """With the workers that it has started. It is started again."""
+    name, cluster = chaos.rng.choice(sorted(chaos.cluster.controllers)), chaos.cluster
+    if cluster.controllers[name].process.alive:
+        seconds = chaos.seconds(0.5, 4.0)
+        cluster.note("kill a controller", loses_worker=True)
+        cluster.kill_controller(name)
+        await asyncio.sleep(seconds)
+        cluster.start_controller(name)
 
 
 async def terminate_worker(chaos: Chaos) -> None:
@@ -201,6 +213,16 @@ async def redis_flushed(chaos: Chaos) -> None:
     chaos.cluster.redis.store.flush()
 
 
+async def redis_rolled_back(chaos: Chaos) -> None:
+    """A failover to a replica that had not got the last writes."""
+    redis, seconds = chaos.cluster.redis, chaos.seconds(0.0, 5.0)
+    replica = redis.store.fork()
+    replica.acts = redis.store.acts
+    await asyncio.sleep(seconds)
+    chaos.cluster.note("Redis loses its last writes")
+    redis.store = replica
+
+
 async def drain(chaos: Chaos) -> None:
     member = chaos.pick()
     if member is not None and len(chaos.cluster.living(member.pool)) > 1:
@@ -210,6 +232,16 @@ async def drain(chaos: Chaos) -> None:
 async def restart(chaos: Chaos) -> None:
     names = [one.worker_id for one in chaos.cluster.living() if one.worker is not None]
     await _operate(chaos, "restart the workers", lambda registry: registry.request_restart(names))
+
+
+async def upgrade(chaos: Chaos) -> None:
+    """Other weights lie where workers load them from, and an operator restarts all workers; perhaps back and forth."""
+    for _ in range(chaos.rng.choice((1, 2, 3))):
+        kind = UPGRADES[chaos.cluster.version]
+        chaos.cluster.version = 1 - chaos.cluster.version
+        chaos.cluster.note(kind)
+        await restart(chaos)
+        await asyncio.sleep(chaos.rng.uniform(0.3, 4.0))
 
 
 async def scale(chaos: Chaos) -> None:
@@ -266,11 +298,14 @@ FAULTS: dict[str, tuple[Callable[[Chaos], Awaitable[None]], int]] = {
     "redis_read_only": (redis_read_only, 1),
     "redis_stale": (redis_stale, 2),
     "redis_flushed": (redis_flushed, 2),
+    "redis_rolled_back": (redis_rolled_back, 3),
     "drain": (drain, 2),
     "scale": (scale, 2),
     "swap": (swap, 3),
     "restart": (restart, 1),
+    "upgrade": (upgrade, 4),
     "terminate_worker": (terminate_worker, 2),
-    "freeze_controller": (freeze_controller, 1),
+    "freeze_controller": (freeze_controller, 2),
+    "kill_controller": (kill_controller, 1),
     "freeze_in_push": (tampers.freeze_in_push, 5),
 }

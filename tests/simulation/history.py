@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from simulation.toy_engine import answer
 
 from kvrelay.types import SamplingParams
 
+UPGRADES = ("upgrade the model", "roll the model back")
 DEADLINE_SLACK_S = 0.25  # ticks of the router, and turns of its streams
 _ROUNDING_S = 1e-6  # the router's clock starts elsewhere
 
@@ -26,6 +26,7 @@ class Plan:
     timeout: float
     priority: int = 0
     tenant: str = ""
+    cache_salt: str | None = None
     stop_token: int | None = None  # its text is a stop string
     cancel_in: str = ""  # a state of the request; the client leaves as soon as it is seen
     read_pause: float = 0.0  # between two reads
@@ -35,10 +36,9 @@ class Plan:
     def deadline(self) -> float:
         return self.at + self.timeout
 
-    @property
-    def expected(self) -> tuple[int, ...]:
-        """The tokens of an answer that nothing happens to."""
-        tokens = answer(self.prompt, self.sampling)
+    def expected(self, version: int = 0) -> tuple[int, ...]:
+        """The tokens of an answer that nothing happens to, of a version of the model."""
+        tokens = answer(self.prompt, self.sampling, version)
         if self.stop_token in tokens:
             return tokens[: tokens.index(self.stop_token) + 1]
         return tokens
@@ -72,6 +72,7 @@ class Record:
     left_in: str = ""  # the state in which the client cancelled
     attempts: tuple[str, ...] = ()  # how each attempt ended, as the router tells it
     routers: int = 0  # that it was sent to
+    fingerprint: str = ""  # of the model, as the router told it
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -99,9 +100,16 @@ def judge_numbers(record: Record) -> list[str]:
     return complaints
 
 
-def judge_tokens(record: Record) -> list[str]:
-    """G and X: the tokens are those of the unfaulted answer, all of them where it ended well."""
-    tokens, expected = record.tokens, record.plan.expected
+def judge_tokens(record: Record, versions: int = 1) -> list[str]:
+    """G and X: the tokens are those of one version's unfaulted answer, all of them where it ended well."""
+    tokens = record.tokens
+    answers = [record.plan.expected(version) for version in range(versions)]
+    fitting = [one for one in answers if tokens == one[: len(tokens)]]
+    if len(fitting) > 1 and tokens in fitting:
+        fitting = [tokens]
+    if versions > 1 and not fitting:
+        return [f"G: the tokens are of no one version of the model: {tokens} for {answers}"]
+    expected = (fitting or answers)[0]
     if tokens != expected[: len(tokens)]:
         wrong = next(i for i, token in enumerate(tokens) if i >= len(expected) or token != expected[i])
         return [f"G: token {wrong} is not that of the unfaulted answer: {tokens} for {expected}"]
@@ -150,6 +158,8 @@ def judge_outcome(record: Record, faults: Sequence[Fault], max_attempts: int) ->
             fine = not record.parts or record.routers > 1
         case "UNAVAILABLE" if end.time >= plan.deadline - _ROUNDING_S:
             fine = True
+        case "UNAVAILABLE" | "FAILED_PRECONDITION" if "model version" in end.message:
+            fine = any(one.kind in UPGRADES and one.start <= end.time for one in faults)
         case "INTERNAL" if "workers died" in end.message or "may kill" in end.message:
             fine = plan.poison or losses >= 2
         case _:
@@ -159,10 +169,10 @@ def judge_outcome(record: Record, faults: Sequence[Fault], max_attempts: int) ->
     return [f"L: ended {end.outcome} ({end.message}) after {record.attempts} and {len(mine)} faults in its time"]
 
 
-def judge(records: Iterable[Record], faults: Sequence[Fault], max_attempts: int) -> list[str]:
+def judge(records: Iterable[Record], faults: Sequence[Fault], max_attempts: int, versions: int = 1) -> list[str]:
     complaints = []
     for record in records:
-        found = judge_numbers(record) + judge_tokens(record) + judge_end(record)
+        found = judge_numbers(record) + judge_tokens(record, versions) + judge_end(record)
         if len(record.ends) == 1:
             found += judge_deadline(record, faults) + judge_outcome(record, faults, max_attempts)
         complaints += [f"request {record.plan.request_id}: {one}" for one in found]
@@ -176,25 +186,33 @@ def judge_incarnations(incarnations: Sequence[tuple[str, int]]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Reign:
-    """`owner` may scale the pools with this token, as Redis sees it."""
+class Act:
+    """Something that only a leader may do, and that took effect."""
 
+    time: float
     owner: str
-    token: int
-    start: float
-    until: float
+    term: int
+    what: str
 
 
-def judge_leaders(reigns: Sequence[Reign], scalings: Sequence[int]) -> list[str]:
-    """At most one leads at a time; tokens only grow, and nobody sets a size with one that is over."""
+def judge_acts(acts: Sequence[Act]) -> list[str]:
+    """Nobody acts after a successor has acted, unless under a later term."""
     complaints = []
-    for before, after in pairwise(reigns):
-        if after.owner != before.owner and after.start < before.until:
-            complaints.append(
-                f"E: {after.owner} leads from {after.start:.3f} on, {before.owner} until {before.until:.3f}"
-            )
-        if after.token < before.token or (after.token == before.token and after.owner != before.owner):
-            complaints.append(f"E: leader token {after.token} came after {before.token}")
-    if list(scalings) != sorted(scalings):
-        complaints.append(f"E: an older leader set a size after a newer one: {list(scalings)}")
+    last: dict[str, int] = {}  # owner -> index of its last act
+    for index, act in enumerate(acts):
+        before = last.get(act.owner)
+        if before is not None:
+            between = [one for one in acts[before + 1 : index] if one.owner != act.owner]
+            if between and act.term <= max(one.term for one in between):
+                other = between[-1]
+                complaints.append(
+                    f"E: {act.owner} in term {act.term}: {act.what} at {act.time:.3f}, after {other.owner} in term "
+                    f"{other.term}: {other.what} at {other.time:.3f}"
+                )
+        last[act.owner] = index
     return complaints
+
+
+def judge_leaders(time: float, leaders: Sequence[str]) -> list[str]:
+    """At most one controller acts at a time."""
+    return [f"E: {' and '.join(sorted(leaders))} lead at {time:.3f}"] if len(leaders) > 1 else []

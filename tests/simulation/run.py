@@ -2,6 +2,7 @@
 
 python tests/simulation/run.py --seeds 10000
 python tests/simulation/run.py --seed 17 --trace
+python tests/simulation/run.py --seeds 1000 --hash-bits 128
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import time
 import traceback
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 from rich.progress import track
@@ -21,16 +23,16 @@ from rich.progress import track
 sys.path[0] = str(Path(__file__).resolve().parents[2])  # the packages that folders of tests are named after
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from simulation.simulation import Result, Simulation  # noqa: E402
+from simulation.simulation import HASH_BITS, Result, Simulation  # noqa: E402
 
 SHOWN = 20  # failures, with what was complained of
 COLLECT_EVERY = 20  # seeds; a collection in mid-history would end what a history left behind
 
 
-def run_seed(seed: int) -> Result:
+def run_seed(seed: int, hash_bits: int = HASH_BITS) -> Result:
     """What a seed that cannot even be run to its end fails of is a complaint, too."""
     try:
-        return Simulation(seed).run()
+        return Simulation(seed, hash_bits=hash_bits).run()
     except Exception as error:  # noqa: BLE001  it is told with its seed
         where = traceback.extract_tb(error.__traceback__)[-1]
         text = f"the simulation broke off: {error!r} at {Path(where.filename).name}:{where.lineno}"
@@ -40,21 +42,21 @@ def run_seed(seed: int) -> Result:
             gc.collect()
 
 
-def tell(seed: int) -> int:
-    result = Simulation(seed, print).run()
+def tell(seed: int, hash_bits: int) -> int:
+    result = Simulation(seed, print, hash_bits=hash_bits).run()
     for complaint in result.complaints:
         print("COMPLAINT", complaint)
     print(f"trace {result.trace}; {dict(result.outcomes)}; {dict(result.faults)}")
     return bool(result.complaints)
 
 
-def run_many(seeds: range, processes: int) -> int:
+def run_many(seeds: range, processes: int, hash_bits: int) -> int:
     faults: Counter[str] = Counter()
     outcomes: Counter[str] = Counter()
     failed: list[int] = []
     began, virtual_s, settled = time.monotonic(), 0.0, 0.0
     with multiprocessing.get_context("fork").Pool(processes) as pool:
-        results = pool.imap_unordered(run_seed, seeds, chunksize=4)
+        results = pool.imap_unordered(partial(run_seed, hash_bits=hash_bits), seeds, chunksize=4)
         for result in track(results, "seeds", len(seeds)):
             faults += Counter(dict.fromkeys(result.faults, 1))
             outcomes += result.outcomes
@@ -83,14 +85,16 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seed", type=int, help="this one only")
     parser.add_argument("--trace", action="store_true", help="tell its history")
+    bits = "of block hashes; 16 make collisions, 128 are production's"
+    parser.add_argument("--hash-bits", type=int, choices=range(8, 129, 8), default=HASH_BITS, help=bits)
     options = parser.parse_args()
     if options.seed is not None and options.trace:
-        return tell(options.seed)
+        return tell(options.seed, options.hash_bits)
     first, count = (options.first, options.seeds) if options.seed is None else (options.seed, 1)
     gc.collect()
     gc.freeze()  # what was imported is never looked at again
     gc.disable()
-    return run_many(range(first, first + count), options.processes)
+    return run_many(range(first, first + count), options.processes, options.hash_bits)
 
 
 if __name__ == "__main__":

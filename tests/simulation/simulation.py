@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,16 +15,18 @@ import structlog
 from simulation.chaos import Chaos
 from simulation.clients import Client, plan_requests
 from simulation.cluster import Cluster
+from simulation.collisions import plan_beginnings
 from simulation.faults import FAULTS
-from simulation.history import judge, judge_incarnations, judge_leaders
+from simulation.history import judge, judge_acts, judge_incarnations, judge_leaders
 from simulation.toy_engine import BLOCK
 from simulation.virtual_loop import _PROCESS
 
 from kvrelay.config import AutoscalingPolicy, ClusterConfig
 
+HASH_BITS = 16
 MAX_ATTEMPTS = 8
 LEASE_S = 2.0
-READY_S = 10.0  # that the first workers may take
+READY_S = 20.0  # that the first workers may take, once a controller leads
 CHECK_S = 0.1  # between two looks into the books
 SETTLE_S = 14.0  # in which all blocks must be back: the longest keepalive, a sender's patience
 
@@ -42,21 +44,34 @@ class Result:
 
 
 class Simulation:
-    def __init__(self, seed: int, history: Callable[[str], None] | None = None) -> None:
+    """With few `hash_bits`, some prompts have block hashes of others."""
+
+    def __init__(
+        self,
+        seed: int,
+        history: Callable[[str], None] | None = None,
+        also: Sequence[str] = (),
+        *,
+        hash_bits: int = HASH_BITS,
+    ) -> None:
+        """`also`: names of faults that happen besides those that are drawn."""
         self.seed = seed
         rng = random.Random(seed)
         self.cluster = Cluster(
             random.Random(rng.random()),
             _config(rng),
-            _policy(rebalance=rng.random() < 0.5),
+            _policy(rebalance=rng.random() < 0.5, standby=random.Random(seed).randint(0, 1)),
             num_blocks={"prefill": rng.choice((24, 64)), "decode": rng.choice((20, 28, 64))},
             sizes={"prefill": rng.choice((0, 1, 2, 2, 2)), "decode": rng.choice((1, 2, 2, 3))},
+            hash_bytes=hash_bits // 8,
         )
         self.cluster.network.history = history
         if rng.random() < 0.25:  # a large model: much happens while a step computes
             self.cluster.loop.step_s = 0.02, 0.12
         self._kinds = rng.choices(list(FAULTS), [weight for _, weight in FAULTS.values()], k=rng.randint(1, 7))
-        self._plans = plan_requests(rng, rng.randint(5, 12), poison=rng.random() < 0.12)
+        self._kinds += also
+        beginnings = plan_beginnings(random.Random(rng.random()), hash_bits // 8)
+        self._plans = plan_requests(rng, rng.randint(5, 12), rng.random() < 0.12, beginnings)
         self._rng = rng
         self._settled_s = 0.0
 
@@ -101,9 +116,7 @@ class Simulation:
         length = max(plan.at for plan in self._plans) + 0.5
         wreaking = [asyncio.ensure_future(self._wreak(kind, self._rng.random() * length)) for kind in self._kinds]
         checking = asyncio.ensure_future(self._check())
-        await asyncio.wait(wreaking)
-        for task in wreaking:
-            task.result()
+        await asyncio.gather(*wreaking)
         self.chaos.heal()
         latest = max(client.plan.deadline for client in self.clients) + 10
         await asyncio.wait(asking, timeout=max(0.0, latest - loop.time()))
@@ -120,6 +133,7 @@ class Simulation:
     async def _check(self) -> None:
         while True:
             self.cluster.check_books()
+            self.cluster.complaints += judge_leaders(self.cluster.loop.time(), self.cluster.leaders())
             await asyncio.sleep(CHECK_S)
 
     async def _settle(self) -> None:
@@ -138,14 +152,18 @@ class Simulation:
         cluster = self.cluster
         records = [client.record for client in self.clients]
         found = list(cluster.complaints)
-        found += judge(records, cluster.faults, MAX_ATTEMPTS)
+        found += judge(records, cluster.faults, MAX_ATTEMPTS, versions=2 if cluster.upgraded else 1)
         found += judge_incarnations(cluster.incarnations)
-        found += judge_leaders(cluster.redis.store.reigns, cluster.redis.store.scalings)
+        found += judge_acts(cluster.redis.store.acts)
         found += [f"a handler let an error through: {one}" for one in cluster.network.unexpected]
         found += [f"nobody took an error: {one}" for one in cluster.loop.failures]
         dispatcher = cluster.router.driver.dispatcher if cluster.router is not None else None
         if dispatcher is not None and (dispatcher.unfinished or dispatcher.running or dispatcher.waiting):
             found.append(f"1: the router still has {dispatcher.unfinished} requests")
+        if count := cluster.collisions():
+            cluster.network.faults["a block had the hash of another prompt's"] += count
+        if dispatcher is not None and dispatcher.preemptions:
+            cluster.network.faults["a request gave way to another tenant"] += dispatcher.preemptions
         if count := cluster.preemptions():
             cluster.network.faults["a sequence was preempted"] += count
         return found
@@ -188,11 +206,12 @@ def _config(rng: random.Random) -> ClusterConfig:
     )
 
 
-def _policy(rebalance: bool) -> AutoscalingPolicy:
+def _policy(rebalance: bool, standby: int) -> AutoscalingPolicy:
     return AutoscalingPolicy.model_validate(
         {
             "interval_s": 0.5,
             "rebalance": rebalance,
+            "standby": standby,
             "prefill": {"min_replicas": 0, "max_replicas": 3, **_DELAYS, "metrics": [_QUEUE]},
             "decode": {"min_replicas": 1, "max_replicas": 3, **_DELAYS, "metrics": [_QUEUE]},
         }

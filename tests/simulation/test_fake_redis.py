@@ -13,7 +13,7 @@ from kvrelay.embedded_redis import EmbeddedRedis
 from kvrelay.registry_codec import encode
 from kvrelay.types import WorkerInfo
 
-ROUNDS = 1500
+ROUNDS = 3000
 OWNERS = ("a", "b")
 
 
@@ -25,18 +25,39 @@ def _command(rng: random.Random) -> tuple[str | int, ...]:
     name, epoch = rng.choice(("d0", "d1")), rng.randrange(1, 6)
     key, ttl = f"kvrelay:worker:{name}", 3_600_000
     token = rng.randrange(1, 6)
+    owner, other, leader = rng.choice(OWNERS), rng.choice(OWNERS), ("kvrelay:leader", "kvrelay:term")
+    claim = (owner, token)
     return rng.choice(
         [
             ("INCR", "kvrelay:epoch"),
-            ("EVAL", scripts.NEXT_EPOCH, 1, "kvrelay:epoch", rng.randrange(6)),
-            ("EVAL", scripts.PUBLISH_WORKER, 2, key, "kvrelay:epoch", epoch, _entry(name, epoch), ttl),
+            ("EVAL", scripts.NEXT_EPOCH, 2, "kvrelay:epoch", leader[0], rng.randrange(6), rng.randrange(6), *claim),
+            ("EVAL", scripts.NEXT_EPOCH, 2, "kvrelay:epoch", leader[0], rng.randrange(6), rng.randrange(6), "", 0),
+            (
+                "EVAL",
+                scripts.PUBLISH_WORKER,
+                3,
+                key,
+                "kvrelay:epoch",
+                leader[1],
+                epoch,
+                _entry(name, epoch),
+                ttl,
+                token,
+            ),
             ("EVAL", scripts.NEXT_NAME, 1, "kvrelay:names", rng.choice(("prefill", "decode")), rng.randrange(4)),
             ("SET", "kvrelay:names", "junk", "PX", ttl),
             ("EVAL", scripts.REMOVE_WORKER, 1, key, epoch),
-            ("EVAL", scripts.ACQUIRE_LEADER, 2, "kvrelay:leader", "kvrelay:token", rng.choice(OWNERS), ttl),
-            ("EVAL", scripts.RELEASE_LEADER, 1, "kvrelay:leader", rng.choice(OWNERS)),
-            ("EVAL", scripts.SCALE, 2, "kvrelay:desired", "kvrelay:token", token, "decode", token, token + 1),
-            ("EVAL", scripts.SCALE, 2, "kvrelay:desired", "kvrelay:token", token, "decode", 1, 5, "prefill", token, 2),
+            ("EVAL", scripts.RENEW_LEASE, 2, *leader, owner, token, "", 0, 0),
+            ("EVAL", scripts.RENEW_LEASE, 2, *leader, owner, token, other, rng.randrange(9), rng.randrange(1, 3)),
+            ("EVAL", scripts.RELEASE_LEASE, 1, leader[0], owner),
+            ("SET", rng.choice(leader), "junk", "PX", ttl),
+            ("DEL", leader[1]),
+            ("HSET", "kvrelay:fixed", "schema", 1, "owner", owner, "term", token, "beat", 1),
+            ("EVAL", scripts.SCALE, 2, "kvrelay:fixed", "kvrelay:desired", *claim, "decode", token, token + 1),
+            ("EVAL", scripts.SCALE, 2, "kvrelay:fixed", "kvrelay:desired", *claim, "decode", 1, 5, "prefill", token, 2),
+            ("EVAL", scripts.RESTORE_SIZES, 2, "kvrelay:fixed", "kvrelay:desired", *claim, "prefill", token),
+            ("EVAL", scripts.RECORD_DECISION, 2, "kvrelay:fixed", "kvrelay:decisions", *claim, token, 2),
+            ("WAIT", 0, 1),
             ("HSET", "kvrelay:desired", "decode", token),
             ("HGETALL", "kvrelay:desired"),
             ("LPUSH", "kvrelay:decisions", token),
@@ -67,6 +88,7 @@ def _plain(answer: Any) -> Any:
 
 async def test_every_command_is_answered_as_a_real_server_does() -> None:
     rng, store = random.Random(1), Store()
+    store.replicas = 0
     async with EmbeddedRedis() as server:
         client = redis.asyncio.Redis.from_url(server.url)
         try:

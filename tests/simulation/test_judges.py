@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 from simulation.history import (
+    Act,
     End,
     Fault,
     Part,
     Plan,
     Record,
-    Reign,
     judge,
+    judge_acts,
     judge_incarnations,
     judge_leaders,
 )
@@ -147,10 +148,32 @@ def test_a_name_and_epoch_used_twice_are_seen() -> None:
     assert judge_incarnations([("d0", 1), ("d1", 2), ("d0", 1)]) == ["E: d0 with epoch 1 was there twice"]
 
 
-def test_two_leaders_and_an_old_token_are_seen() -> None:
-    first, second = Reign("a", 1, 0.0, 5.0), Reign("b", 2, 6.0, 9.0)
-    assert judge_leaders([first, replace(first, start=2.0, until=6.0), second], [1, 1, 2]) == []
-    assert "leads from 4.000" in judge_leaders([first, replace(second, start=4.0)], [])[0]
-    assert "token 1 came after 2" in judge_leaders([second, replace(first, start=9.5, until=10.0)], [])[0]
-    assert "token 1 came after 1" in judge_leaders([first, replace(second, token=1)], [])[0]
-    assert "older leader" in judge_leaders([], [1, 2, 1])[0]
+def test_two_leaders_are_seen() -> None:
+    assert judge_leaders(4.0, ["a"]) == judge_leaders(4.0, []) == []
+    assert judge_leaders(4.0, ["b", "a"]) == ["E: a and b lead at 4.000"]
+
+
+def test_an_act_of_a_leader_that_was_succeeded_is_seen() -> None:
+    first, second = Act(1.0, "a", 1, "start"), Act(2.0, "b", 2, "scale")
+    assert judge_acts([first, first, second, Act(3.0, "a", 3, "scale"), Act(4.0, "a", 3, "start")]) == []
+    assert "a in term 1: start at 3.000, after b in term 2" in judge_acts([first, second, replace(first, time=3.0)])[0]
+    assert "a in term 2: start at 1.000, after b" in judge_acts([first, second, replace(first, term=2)])[0]
+
+
+def test_an_answer_of_another_version_is_good_and_a_mixed_one_is_not() -> None:
+    other = answer(PLAN.prompt, SAMPLING, 1)
+    assert other[2:] != TOKENS[2:]
+    record = replace(good(), parts=[Part(2.0, 0, other)])
+    assert judge([record], [], 3, versions=2) == []
+    assert judge([record], [], 3) != []
+    mixed = replace(good(), parts=[Part(2.0, 0, TOKENS[:2]), Part(2.5, 2, other[2:])])
+    (complaint,) = judge([mixed], [], 3, versions=2)
+    assert "of no one version" in complaint
+
+
+@pytest.mark.parametrize("outcome", ["UNAVAILABLE", "FAILED_PRECONDITION"])
+def test_a_version_may_be_gone_only_after_an_upgrade(outcome: str) -> None:
+    end = End(3.0, outcome, "model version 'fp_a.b' gave the first 2 tokens")
+    record = replace(good(), parts=[Part(2.0, 0, TOKENS[:2])], ends=[end])
+    assert judge([record], [Fault("upgrade the model", 1.5, 2.0)], 3, versions=2) == []
+    assert judge([record], [Fault("scale the pools", 1.5, 2.0)], 3, versions=2) != []

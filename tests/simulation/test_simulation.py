@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 from simulation.clients import STATES
+from simulation.history import UPGRADES
 from simulation.run import run_seed
 from simulation.simulation import Result, Simulation
 
 SEEDS = 200
 CHUNK = 20
+UPGRADED = 5000  # the first seed of those that have an upgrade of the model besides
 LEAST = 2  # seeds of the suite that must have each fault
 RARE = {  # and these only now and then
     "client left while finishing",
@@ -36,10 +38,12 @@ HAPPENINGS = {
     "freeze the router",
     "freeze an end of a push",
     "freeze a controller",
+    "kill a controller",
     "a lease expired",
     "terminate a worker",
     "terminate a worker at once",
     "restart the workers",
+    *UPGRADES,
     "Redis is stale",
     "slow a worker down",
     "cut a worker from the router, one way",
@@ -63,12 +67,16 @@ HAPPENINGS = {
     "Redis stalls",
     "Redis is read-only",
     "Redis is flushed",
+    "Redis loses its last writes",
     "drain a worker",
     "scale the pools",
     "swap a worker",
     "a request killed its worker",
     "a sequence was preempted",
+    "a block had the hash of another prompt's",
+    "a request gave way to another tenant",
     "a worker changed its pool",
+    "a standby worker joined a pool",
     *(f"client left while {state}" for state in STATES),
 }
 
@@ -90,6 +98,15 @@ def test_whatever_happens_nothing_is_lost_or_wrong(first: int) -> None:
     """`python tests/simulation/run.py --seed N --trace` tells what happened in a seed that fails."""
     failed = {seed: _result(seed).complaints for seed in range(first, first + CHUNK) if _result(seed).complaints}
     assert not failed
+
+
+def test_no_answer_mixes_two_versions_of_a_model() -> None:
+    """A rolling upgrade of the model, and mostly back again, in each history."""
+    results = [Simulation(seed, also=["upgrade"]).run() for seed in range(UPGRADED, UPGRADED + CHUNK)]
+    failed = {one.seed: one.complaints for one in results if one.complaints}
+    assert not failed
+    outcomes = sum((one.outcomes for one in results), Counter[str]())
+    assert outcomes["length"] + outcomes["stop"] > 0.6 * outcomes.total()
 
 
 def test_each_fault_happens() -> None:

@@ -2,7 +2,8 @@
 
 The KV of a token is a hash of all KV before it and of the token; the next token is a hash of all KV and of what the
 sampler is given. Both read the KV from the blocks, through the block table: one byte that is wrong, stale, foreign or
-missing changes all that follows. `answer` says what comes out where nothing goes wrong.
+missing changes all that follows. `answer` says what comes out where nothing goes wrong. Another version of the model,
+which differs in its weights alone, gives other tokens.
 """
 
 from __future__ import annotations
@@ -26,14 +27,16 @@ POISON = VOCAB - 1  # a prompt with it kills who computes it; never drawn
 BLOCK = 4  # tokens
 LAYOUT = KvLayout((LayerKv(1, 2, 2), LayerKv(1, 2, 2)), block_size=BLOCK, dtype="float32")
 MODEL = "toy"
+FIRST_MODEL = f"{MODEL}-0"  # the id of the version that a cluster begins with
 MAX_MODEL_LEN = 96
 TOKEN_BYTES = LAYOUT.block_bytes // BLOCK
 assert TOKEN_BYTES == 32, "as many as two 128-bit digests have"
 
 
-def _kv(state: bytes, token: int) -> bytes:
+def _kv(state: bytes, token: int, version: int) -> bytes:
     material = state + token.to_bytes(4, "little")
-    return xxhash.xxh3_128_digest(material, 1) + xxhash.xxh3_128_digest(material, 2)
+    seed = 2 * version + 1
+    return xxhash.xxh3_128_digest(material, seed) + xxhash.xxh3_128_digest(material, seed + 1)
 
 
 def _draw(state: bytes, seen: Sequence[int], prompt_len: int, params: SamplingParams) -> int:
@@ -42,18 +45,18 @@ def _draw(state: bytes, seen: Sequence[int], prompt_len: int, params: SamplingPa
 
 
 @lru_cache(maxsize=4096)
-def answer(prompt: tuple[int, ...], params: SamplingParams) -> tuple[int, ...]:
+def answer(prompt: tuple[int, ...], params: SamplingParams, version: int = 0) -> tuple[int, ...]:
     """What a model gives that nothing happens to, up to its end or max_tokens."""
     kv = xxhash.xxh3_64()
     tokens = list(prompt)
     for token in prompt:
-        kv.update(_kv(kv.digest(), token))
+        kv.update(_kv(kv.digest(), token, version))
     while True:
         tokens.append(_draw(kv.digest(), tokens, len(prompt), params))
         ended = tokens[-1] == EOS and not params.ignore_eos
         if ended or len(tokens) - len(prompt) >= params.max_tokens or len(tokens) >= MAX_MODEL_LEN:
             return tuple(tokens[len(prompt) :])
-        kv.update(_kv(kv.digest(), tokens[-1]))
+        kv.update(_kv(kv.digest(), tokens[-1], version))
 
 
 class Arena:
@@ -73,24 +76,38 @@ class Arena:
 
 
 class ToyRunner:
-    """Stands for kvrelay.engine.runner.ModelRunner. `die` is called by a poisoned prompt, and kills the process."""
+    """Stands for kvrelay.engine.runner.ModelRunner. `die` is called by a poisoned prompt, and kills the process;
+    `look` is called before each step.
+    """
 
     layout = LAYOUT
-    model_id = MODEL
-    layout_hash = LAYOUT.hash(MODEL)
+    sampled_model_id = MODEL  # of all versions: they differ in bytes that are not sampled
+    tokenizer_id = MODEL
     max_model_len = MAX_MODEL_LEN
     eos_token_ids = frozenset({EOS})
     vocab_size = VOCAB
     weight_bytes = 0
     without_kernels = not_captured = ""
     rank_pids = ()
+    proof = None
 
-    def __init__(self, num_blocks: int, nonce: int, die: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        nonce: int,
+        die: Callable[[], None],
+        look: Callable[[], None] = lambda: None,
+        version: int = 0,
+    ) -> None:
+        self.version = version
+        self.model_id = f"{MODEL}-{version}"
+        self.layout_hash = LAYOUT.hash(self.model_id)
         self.kv = Arena(num_blocks, nonce)
         self.num_blocks = num_blocks
         self.kv_bytes = LAYOUT.arena_bytes(num_blocks)
         self.steps = 0
         self._die = die
+        self._look = look
 
     def close(self) -> None:
         pass
@@ -103,6 +120,7 @@ class ToyRunner:
 
     def run(self, segments: Sequence[Segment], on_layer: Callable[[int], None] | None = None) -> list[list[Sampled]]:
         self.steps += 1
+        self._look()
         if any(POISON in segment.token_ids for segment in segments):
             self._die()
         sampled = [self._segment(segment) for segment in segments]
@@ -116,7 +134,7 @@ class ToyRunner:
         written: list[bytes] = []
         states: list[bytes] = []
         for token in segment.token_ids:
-            written.append(_kv(kv.digest(), token))
+            written.append(_kv(kv.digest(), token, self.version))
             kv.update(written[-1])
             states.append(kv.digest())
         self._write(segment, b"".join(written))

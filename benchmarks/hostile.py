@@ -1,0 +1,288 @@
+"""What one tenant can do to another's requests at a router: each attack of a catalogue beside a calm tenant.
+
+    python benchmarks/hostile.py --seconds 20
+
+The router has a core of its own. The attacker is a process on the other cores, of the lowest priority, within 50 MB/s
+and 1,000 connections. The victim asks for short answers over HTTP and gRPC by turns and measures the time to the first
+token. Workers have no engine, so what is slower is the router's doing. At the end, in the middle of an attack: how soon
+a withdrawn token is refused, and how soon the router ends after SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import hostile_attacks
+import httpx
+from hostile_attacks import CATALOGUE, Target
+from prometheus_client.parser import text_string_to_metric_families
+
+import kvrelay
+from kvrelay.bench.router.at_once import AtOnceWorker
+from kvrelay.bench.router.router_process import RouterProcess, starting_router
+from kvrelay.bench.subject import machine_name, model_folder
+from kvrelay.child import bound_to_parent, send_signal
+from kvrelay.embedded_redis import EmbeddedRedis
+from kvrelay.registry import Registry
+from kvrelay.tokens_file import digest_of, new_token
+
+DECODE, SLOTS, STEP_S = 2, 64, 0.01
+RATE = 10.0  # of the victim, requests a second
+PROMPT = list(range(10, 90))
+TOKENS = 4
+SETTLE_S = 2.0  # from an attack's begin or end to the first request that counts
+STOP_S = 60.0
+STALL = "kvrelay_event_loop_stall_seconds"
+
+
+class Tokens:
+    """The tokens file of the cluster."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "tokens.yaml"
+        self.secret = {name: new_token() for name in ("victim", "hostile", "monitor")}
+        self.write(self.secret)
+
+    def write(self, names: Any) -> None:
+        tenants = [
+            {
+                "name": name,
+                "tokens_sha256": [digest_of(self.secret[name])],
+                "roles": ["monitor" if name == "monitor" else "client"],
+            }
+            for name in names
+        ]
+        beside = self.path.with_suffix(".new")
+        beside.write_text(json.dumps({"tenants": tenants}))
+        beside.replace(self.path)
+
+
+@dataclass(slots=True)
+class Cluster:
+    router: RouterProcess
+    tokens: Tokens
+    peak_bytes: int = 0
+    stalls: dict[float, float] = field(default_factory=dict)  # by bucket, when last looked at
+
+    async def watch(self) -> None:
+        """Keeps the largest resident size, until cancelled."""
+        while True:
+            self.peak_bytes = max(self.peak_bytes, self.router.resident_bytes())
+            await asyncio.sleep(0.05)
+
+    async def worst_stall_s(self) -> float | None:
+        """Upper end of the longest stall of the router's event loop since the last call; 0 without one."""
+        async with httpx.AsyncClient(timeout=STOP_S) as http:
+            headers = {"authorization": f"Bearer {self.tokens.secret['monitor']}"}
+            text = (await http.get(f"http://{self.router.http}/metrics", headers=headers)).text
+        samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
+        ends = sorted((float(one.labels["le"]), one.value) for one in samples if one.name == f"{STALL}_bucket")
+        if not ends:
+            return None
+        now = {end: count - before for (end, count), (_, before) in zip(ends, [(0.0, 0.0), *ends[:-1]], strict=True)}
+        grown = [end for end, count in now.items() if count > self.stalls.get(end, 0.0)]
+        self.stalls = now
+        return max(grown, default=0.0)
+
+
+@dataclass(slots=True)
+class Seen:
+    """By the victim."""
+
+    ttft: list[float] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+    def percentile(self, share: float) -> float:
+        """Nearest rank; infinite without an answer."""
+        ordered = sorted(self.ttft)
+        return ordered[math.ceil(share * len(ordered)) - 1] if ordered else math.inf
+
+
+async def victim(cluster: Cluster, seconds: float) -> Seen:
+    """Requests at a fixed rate that do not wait for each other."""
+    seen = Seen()
+    token = cluster.tokens.secret["victim"]
+    async with (
+        httpx.AsyncClient(timeout=STOP_S, headers={"authorization": f"Bearer {token}"}) as http,
+        kvrelay.AsyncClient(cluster.router.grpc, token=token, retry=kvrelay.RetryPolicy(max_attempts=1)) as client,
+        asyncio.TaskGroup() as requests,
+    ):
+        start = time.perf_counter()
+        for number in range(round(seconds * RATE)):
+            await asyncio.sleep(start + number / RATE - time.perf_counter())
+            ask = over_http(http, cluster.router.http, number) if number % 2 else over_grpc(client, number)
+            requests.create_task(measured(ask, seen))
+    return seen
+
+
+async def measured(first_token: Any, seen: Seen) -> None:
+    begun = time.perf_counter()
+    try:
+        at = await first_token
+        seen.ttft.append(at - begun)
+    except (httpx.HTTPError, kvrelay.KvRelayError, AssertionError) as error:
+        seen.failed.append(f"{type(error).__name__}: {error!s:.100}")
+
+
+async def over_http(http: httpx.AsyncClient, address: str, number: int) -> float:
+    """When the first token came; the whole answer has come by then."""
+    body = {"model": "demo", "prompt": [*PROMPT, 8 + number % 300], "max_tokens": TOKENS, "stream": True}
+    first = None
+    async with http.stream("POST", f"http://{address}/v1/completions", json=body | {"ignore_eos": True}) as answer:
+        assert answer.status_code == 200, answer.status_code
+        async for line in answer.aiter_lines():
+            if first is None and line.startswith("data: {"):
+                first = time.perf_counter()
+    assert first is not None, "no token"
+    return first
+
+
+async def over_grpc(client: kvrelay.AsyncClient, number: int) -> float:
+    first = None
+    prompt = [*PROMPT, 8 + number % 300]
+    async with client.generate(token_ids=prompt, max_tokens=TOKENS, ignore_eos=True, timeout=STOP_S) as stream:
+        async for event in stream:
+            if first is None and event.token_ids:
+                first = time.perf_counter()
+    assert first is not None, "no token"
+    return first
+
+
+@asynccontextmanager
+async def attacking(name: str, cluster: Cluster) -> AsyncIterator[None]:
+    """The attack runs in a process of its own, which has settled."""
+    words = (name, cluster.router.http, cluster.router.grpc)
+    process = await asyncio.create_subprocess_exec(
+        *bound_to_parent(sys.executable, __file__, "--attack", *words), stdin=asyncio.subprocess.PIPE
+    )
+    assert process.stdin is not None
+    process.stdin.write(cluster.tokens.secret["hostile"].encode() + b"\n")  # no argument shows it
+    await process.stdin.drain()
+    try:
+        await asyncio.sleep(SETTLE_S)
+        yield
+    finally:
+        send_signal(process, signal.SIGKILL)
+        await process.wait()
+
+
+async def attack(name: str, http: str, grpc: str) -> None:
+    os.nice(19)
+    token = sys.stdin.readline().strip()
+    what, connections = CATALOGUE[name]
+    await hostile_attacks.run(what, Target(http, grpc, token), connections)
+
+
+@asynccontextmanager
+async def running(folder: Path) -> AsyncIterator[Cluster]:
+    core = max(os.sched_getaffinity(0))
+    tokens = Tokens(folder)
+    async with (
+        EmbeddedRedis() as redis,
+        starting_router(redis.url, model_folder("demo"), 0, DECODE, SLOTS, core, tokens.path) as router,
+        AsyncExitStack() as ends,
+    ):
+        if len(os.sched_getaffinity(0)) > 1:
+            os.sched_setaffinity(0, os.sched_getaffinity(0) - {core})
+        registry = await ends.enter_async_context(await Registry.connect(redis.url))
+        said: defaultdict[str, list[float]] = defaultdict(list)
+        peers: dict[str, AtOnceWorker] = {}
+        tasks = []
+        for number in range(DECODE):
+            worker = AtOnceWorker(f"decode-{number}", "decode", 20, said, peers)
+            await worker.start()
+            ends.push_async_callback(worker.stop)
+            tasks.append(asyncio.create_task(worker.run(STEP_S, STEP_S * number / DECODE)))
+        tasks.append(asyncio.create_task(beat(registry, list(peers.values()))))
+        await router.ready()
+        cluster = Cluster(router, tokens)
+        tasks.append(asyncio.create_task(cluster.watch()))
+        yield cluster
+        for one in tasks:
+            one.cancel()
+        await asyncio.wait(tasks)
+
+
+async def beat(registry: Registry, workers: list[AtOnceWorker]) -> None:
+    while True:
+        for worker in workers:
+            await registry.publish_worker(worker.info)
+        await asyncio.sleep(1.0)
+
+
+async def revocation_s(cluster: Cluster) -> float:
+    """From the tokens file's change to the first refusal of the token that was taken out."""
+    async with httpx.AsyncClient(timeout=STOP_S) as http:
+        begun = time.perf_counter()
+        cluster.tokens.write(["victim", "monitor"])
+        headers = {"authorization": f"Bearer {cluster.tokens.secret['hostile']}"}
+        known = True
+        while known:
+            known = (await http.get(f"http://{cluster.router.http}/version", headers=headers)).status_code != 401
+        return time.perf_counter() - begun
+
+
+def row(name: str, seen: Seen, solo: Seen, stall_s: float | None, cluster: Cluster) -> str:
+    p50, p99 = (seen.percentile(share) for share in (0.5, 0.99))
+    stall = "-" if stall_s is None else f"<= {stall_s * 1000:.0f}" if stall_s else "none"
+    ratio = p99 / solo.percentile(0.99)
+    resident = cluster.peak_bytes / 2**20
+    cells = (f"{p50 * 1000:.1f}", f"{p99 * 1000:.1f}", f"{ratio:.1f}", len(seen.failed), stall, f"{resident:.0f}")
+    return f"| {name} | " + " | ".join(map(str, cells)) + " |"
+
+
+async def main(seconds: float, names: list[str]) -> None:
+    print(f"{machine_name()}; {len(os.sched_getaffinity(0))} cores, one of them the router's")
+    print(f"victim: {RATE:g} requests a second, {seconds:g} s for each row\n")
+    print("| attack | victim's TTFT p50, ms | p99, ms | p99 / alone | failed | worst stall, ms | router's peak, MiB |")
+    print("|---|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory(prefix="kvrelay-hostile-") as folder:
+        async with running(Path(folder)) as cluster:
+            await victim(cluster, 3.0)
+            await cluster.worst_stall_s()
+            solo = await victim(cluster, seconds)
+            print(row("none", solo, solo, await cluster.worst_stall_s(), cluster), flush=True)
+            for name in names:
+                cluster.peak_bytes = 0
+                async with attacking(name, cluster):
+                    seen = await victim(cluster, seconds)
+                    stall_s = await cluster.worst_stall_s()
+                print(row(name, seen, solo, stall_s, cluster), flush=True)
+                for failure in sorted(set(seen.failed))[:3]:
+                    print(f"  {failure}", file=sys.stderr)
+                await asyncio.sleep(SETTLE_S)
+            for name in [one for one in ("json duplicate keys", "http long text") if one in names]:
+                async with attacking(name, cluster):
+                    print(f"\nwithdrawn token refused after {await revocation_s(cluster):.2f} s, beside: {name}")
+                cluster.tokens.write(cluster.tokens.secret)
+                await asyncio.sleep(SETTLE_S)
+            async with attacking(names[0], cluster):
+                begun = time.perf_counter()
+                code = await cluster.router.end(STOP_S)
+                print(f"after SIGTERM ended with {code} in {time.perf_counter() - begun:.1f} s, beside: {names[0]}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=20.0, help="Measured time for each attack.")
+    parser.add_argument("--only", nargs="+", choices=sorted(CATALOGUE), default=list(CATALOGUE), help="Attacks to run.")
+    parser.add_argument("--attack", nargs=3, metavar=("NAME", "HTTP", "GRPC"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.attack:
+        asyncio.run(attack(*options.attack))
+    else:
+        asyncio.run(main(options.seconds, options.only))

@@ -1,0 +1,249 @@
+"""What a hostile tenant does to a router: each attack runs until it is cancelled, within a bandwidth."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import grpc
+
+from kvrelay.wire.inference import InferenceServiceStub, pb
+
+CONNECTIONS = 1000
+BYTES_PER_SECOND = 50e6
+MOST = 4 * 2**20 - 4096  # of a body or a message; the router takes 4 MiB
+
+
+@dataclass(slots=True)
+class Target:
+    """A router and the hostile tenant's token."""
+
+    http: str  # HOST:PORT
+    grpc: str
+    token: str
+
+
+class Bandwidth:
+    """Spreads what all connections send."""
+
+    def __init__(self) -> None:
+        self._free_at = 0.0
+
+    async def take(self, size: int) -> None:
+        now = time.monotonic()
+        self._free_at = max(self._free_at, now) + size / BYTES_PER_SECOND
+        await asyncio.sleep(self._free_at - now)
+
+
+Attack = Callable[[Target, Bandwidth, int], Awaitable[None]]
+
+
+async def run(attack: Attack, target: Target, connections: int) -> None:
+    """Until cancelled; a connection that ends is opened again."""
+    bandwidth = Bandwidth()
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(connections):
+            tasks.create_task(_forever(attack, target, bandwidth, number))
+
+
+async def _forever(attack: Attack, target: Target, bandwidth: Bandwidth, number: int) -> None:
+    while True:
+        with contextlib.suppress(OSError, EOFError, grpc.aio.AioRpcError, asyncio.LimitOverrunError):
+            await attack(target, bandwidth, number)
+        await asyncio.sleep(0.01)
+
+
+# HTTP
+
+
+def _head(target: Target, method: str, path: str, *more: str, token: bool = True) -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", f"host: {target.http}", *more]
+    if token:
+        lines.append(f"authorization: Bearer {target.token}")
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+async def _connect(target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = target.http.rpartition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def _answered(reader: asyncio.StreamReader) -> None:
+    """Reads one answer with a content-length, or to the end of a stream of events."""
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    length = head.partition(b"content-length: ")[2].partition(b"\r\n")[0]
+    if length:
+        await reader.readexactly(int(length))
+    else:
+        await reader.read()
+
+
+def _repeated(path: str, body: bytes, method: str = "POST") -> Attack:
+    """The same request over and over, on kept connections."""
+
+    async def attack(target: Target, bandwidth: Bandwidth, number: int) -> None:
+        reader, writer = await _connect(target)
+        length = [f"content-length: {len(body)}"] if method == "POST" else []
+        sent = _head(target, method, path, *length) + body
+        try:
+            while True:
+                await bandwidth.take(len(sent))
+                writer.write(sent)
+                await writer.drain()
+                await _answered(reader)
+        finally:
+            writer.close()
+
+    return attack
+
+
+def _completion(**fields: Any) -> bytes:
+    return json.dumps({"model": "demo", "prompt": [11, 12, 13], "max_tokens": 8} | fields).encode()
+
+
+async def _slow_upload(target: Target, bandwidth: Bandwidth, number: int) -> None:
+    _reader, writer = await _connect(target)
+    try:
+        writer.write(_head(target, "POST", "/v1/completions", f"content-length: {MOST}"))
+        writer.write(b" " * 2**20)
+        for _ in range(60):
+            await bandwidth.take(2**20)
+            writer.write(b" " * 1000)
+            await writer.drain()
+            await asyncio.sleep(0.5)
+    finally:
+        writer.close()
+
+
+async def _silent(target: Target, bandwidth: Bandwidth, number: int) -> None:
+    reader, writer = await _connect(target)
+    try:
+        await reader.read()
+    finally:
+        writer.close()
+
+
+async def _headers(target: Target, bandwidth: Bandwidth, number: int) -> None:
+    """Headers byte by byte."""
+    _reader, writer = await _connect(target)
+    try:
+        writer.write(b"GET /v1/models HTTP/1.1\r\n")
+        for index in count():
+            writer.write(f"x-{index}: y\r\n".encode())
+            await writer.drain()
+            await asyncio.sleep(0.05)
+    finally:
+        writer.close()
+
+
+async def _connects(target: Target, bandwidth: Bandwidth, number: int) -> None:
+    """A connection for each request, and none that is kept."""
+    reader, writer = await _connect(target)
+    try:
+        writer.write(_head(target, "GET", "/v1/models", "connection: close"))
+        await reader.read()
+    finally:
+        writer.close()
+
+
+async def _strangers(target: Target, bandwidth: Bandwidth, number: int) -> None:
+    reader, writer = await _connect(target)
+    try:
+        while True:
+            writer.write(_head(target, "GET", "/v1/models", token=False))
+            await _answered(reader)
+    finally:
+        writer.close()
+
+
+async def _cancels(target: Target, bandwidth: Bandwidth, number: int) -> None:
+    """Asks for a long answer and leaves at once."""
+    _reader, writer = await _connect(target)
+    try:
+        body = _completion(max_tokens=2000, stream=True, ignore_eos=True, prompt=[11, 12, number % 300 + 8])
+        writer.write(_head(target, "POST", "/v1/completions", f"content-length: {len(body)}") + body)
+        await writer.drain()
+        await asyncio.sleep(0.02)
+    finally:
+        writer.close()
+
+
+# gRPC
+
+
+def _calls(message: pb.GenerateRequest, least_s: float = 0.0) -> Attack:
+    data = message.SerializeToString()
+
+    async def attack(target: Target, bandwidth: Bandwidth, number: int) -> None:
+        async with grpc.aio.insecure_channel(target.grpc) as channel:
+            generate = channel.unary_stream("/kvrelay.v1.InferenceService/Generate", request_serializer=lambda raw: raw)
+            while True:
+                await bandwidth.take(len(data))
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    async for _ in generate(data, metadata=(("authorization", f"Bearer {target.token}"),)):
+                        pass
+
+    return attack
+
+
+async def _lists(target: Target, bandwidth: Bandwidth, number: int) -> None:
+    async with grpc.aio.insecure_channel(target.grpc) as channel:
+        stub = InferenceServiceStub(channel)
+        while True:
+            await stub.ListModels(pb.ListModelsRequest(), metadata=(("authorization", f"Bearer {target.token}"),))
+
+
+def _empty_messages() -> pb.GenerateRequest:
+    request = pb.GenerateRequest(model="demo")
+    for _ in range(MOST // 2 - 16):
+        request.messages.add()
+    return request
+
+
+def _many_stops() -> pb.GenerateRequest:
+    request = pb.GenerateRequest(model="demo", prompt="a")
+    request.sampling.stop.extend(["x"] * (MOST // 3 - 16))
+    return request
+
+
+def _duplicate_keys(size: int = 284_000) -> bytes:
+    keys = ",".join(f'"k{number}":1' for number in range(size // 10))
+    return b'{"model":"demo","prompt":"a","logit_bias":{' + keys.encode() + b"}}"
+
+
+def _deep() -> bytes:
+    return b'{"model":"demo","prompt":' + b"[" * (MOST // 2) + b"]" * (MOST // 2 - 64) + b"}"
+
+
+def _many_objects() -> bytes:
+    return b'{"model":"demo","messages":[' + b"{}," * (MOST // 3 - 64) + b"{}]}"
+
+
+# name -> (attack, connections); the ones with large messages keep the bandwidth busy with fewer.
+CATALOGUE: dict[str, tuple[Attack, int]] = {
+    "grpc empty messages": (_calls(_empty_messages()), 12),
+    "grpc stop lists": (_calls(_many_stops()), 12),
+    "grpc long text": (_calls(pb.GenerateRequest(model="demo", prompt="a b " * (MOST // 4 - 16))), 12),
+    "grpc list models": (_lists, 64),
+    "json duplicate keys": (_repeated("/v1/completions", _duplicate_keys()), 64),
+    "json many objects": (_repeated("/v1/chat/completions", _many_objects()), 64),
+    "json deep": (_repeated("/v1/completions", _deep()), 64),
+    "json 60 kB": (_repeated("/v1/completions", _completion(prompt="a b " * 15_000)), CONNECTIONS),
+    "http long text": (_repeated("/tokenize", _completion(prompt="a b " * (MOST // 4 - 64))), 64),
+    "http slow uploads": (_slow_upload, CONNECTIONS),
+    "http silent connections": (_silent, CONNECTIONS),
+    "http slow headers": (_headers, CONNECTIONS),
+    "http new connections": (_connects, 200),
+    "http strangers": (_strangers, CONNECTIONS),
+    "http polls of metrics": (_repeated("/metrics", b"", "GET"), CONNECTIONS),
+    "http polls of status": (_repeated("/status.json", b"", "GET"), CONNECTIONS),
+    "http bad requests": (_repeated("/v1/completions", b"{}"), CONNECTIONS),
+    "cancels": (_cancels, 64),
+    "long answers": (_repeated("/v1/completions", _completion(max_tokens=2000, n=8, ignore_eos=True)), 256),
+}

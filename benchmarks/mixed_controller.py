@@ -1,0 +1,104 @@
+"""A controller of whatever build PYTHONPATH names: `mixed_controller.py ORDER`, with ORDER a JSON object.
+
+model, redis, config, folder (for logs), trees (pool to the source tree that its workers run). Its workers are processes
+in the place of Ray's actors, since the actors of one Ray cluster are of one build. SIGTERM drains them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from autoscaler.actuator import Actuator
+from kvrelay.child import bound_to_parent
+from kvrelay.registry import Registry
+from kvrelay.stop_request import StopRequest
+from kvrelay.telemetry import configure_logging, flush_logs
+
+STOP_S = 5.0  # for a worker that was told to end at once
+DRAIN_S = 60.0  # for one that was told to drain
+
+
+class Processes:
+    """The actuator's launcher."""
+
+    def __init__(self, order: dict[str, object]) -> None:
+        self._order = order
+        self._processes: dict[str, tuple[str, asyncio.subprocess.Process]] = {}
+
+    async def start(self, pool: str, worker_id: str) -> None:
+        order = {name: self._order[name] for name in ("model", "redis", "config")}
+        order |= {"worker_id": worker_id, "pool": pool}
+        tree = self._order["trees"][pool]  # type: ignore[index]
+        script = str(Path(__file__).with_name("mixed_worker.py"))
+        log = os.open(Path(str(self._order["folder"]), f"{worker_id}.log"), os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *bound_to_parent(sys.executable, script, json.dumps(order)),
+                cwd=tree,
+                env={**os.environ, "PYTHONPATH": tree},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        finally:
+            os.close(log)
+        self._processes[worker_id] = pool, process
+
+    async def stop(self, worker_id: str) -> None:
+        await self._end(worker_id, (signal.SIGTERM, signal.SIGINT), STOP_S)
+
+    async def drain(self, worker_id: str) -> None:
+        await self._end(worker_id, (signal.SIGTERM,), DRAIN_S)
+
+    async def turn(self, worker_id: str, pool: str) -> None:
+        raise NotImplementedError("without `rebalance` nobody changes over")
+
+    def alive(self) -> Mapping[str, str]:
+        return {name: pool for name, (pool, one) in self._processes.items() if one.returncode is None}
+
+    async def ended(self) -> None:
+        await asyncio.Event().wait()  # the actuator looks at intervals
+
+    def pending(self) -> Mapping[str, str]:
+        return {}
+
+    async def _end(self, worker_id: str, signals: tuple[signal.Signals, ...], seconds: float) -> None:
+        process = self._processes[worker_id][1]
+        with suppress(ProcessLookupError, TimeoutError):
+            for number in signals:
+                process.send_signal(number)
+            async with asyncio.timeout(seconds):
+                await process.wait()
+                return
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def control(order: dict[str, object]) -> None:
+    stop = StopRequest()
+    stop.install()
+    config = order["config"]
+    sizes = {pool: config[pool]["replicas"] for pool in ("prefill", "decode")}  # type: ignore[index]
+    async with await Registry.connect(str(order["redis"])) as registry:
+        actuator = Actuator(registry, Processes(order), sizes, interval_s=0.2)  # type: ignore[arg-type]
+        running = asyncio.create_task(actuator.run())
+        stopping = asyncio.create_task(stop.drain.wait())
+        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await actuator.leave()
+
+
+if __name__ == "__main__":
+    configure_logging("info")
+    asyncio.run(control(json.loads(sys.argv[1])))
+    flush_logs()

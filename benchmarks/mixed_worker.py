@@ -1,0 +1,32 @@
+"""A worker of whatever build PYTHONPATH names: `mixed_worker.py ORDER`, with ORDER a JSON object.
+
+worker_id, pool, model, redis, config. It uses only what builds since 0.1.0 have in common.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+import decode_worker.main
+import prefill_worker.main
+from kvrelay.config import ClusterConfig
+from kvrelay.stop_request import StopRequest
+from kvrelay.telemetry import configure_logging, flush_logs
+from kvrelay.worker.settings import WorkerSettings
+
+
+async def serve(order: dict[str, str]) -> None:
+    stop = StopRequest()
+    stop.install()
+    config = ClusterConfig.model_validate(order["config"])
+    settings = WorkerSettings(order["worker_id"], order["pool"], order["model"], order["redis"], config)  # type: ignore[arg-type]
+    main = prefill_worker.main if order["pool"] == "prefill" else decode_worker.main
+    await main.serve(settings, stop)
+
+
+if __name__ == "__main__":
+    configure_logging("info")
+    asyncio.run(serve(json.loads(sys.argv[1])))
+    flush_logs()

@@ -1,0 +1,80 @@
+"""Safeguards of standby workers: who joins, when the next one starts, and that no order to a worker is lost."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+ACTUATOR = "autoscaler/actuator.py"
+TESTS = "autoscaler/test_actuator_standby.py"
+
+MUTANTS = (
+    Mutant(
+        "a standby worker joins where one is missing",
+        ACTUATOR,
+        "missing -= await self._join(pool, missing + len(members.pending))",
+        "missing -= await self._join(pool, 0)",
+        (
+            f"{TESTS}::test_a_standby_takes_the_place_of_the_dead_and_is_replaced",
+            f"{TESTS}::test_a_pool_that_grows_takes_the_standby_first",
+        ),
+    ),
+    Mutant(
+        "a refill obeys the delays of pools whose workers keep dying",
+        ACTUATOR,
+        "if pools_complete and self._clock.now() >= max(deaths.replace_at for deaths in self._deaths.values()):",
+        "if pools_complete:",
+        (f"{TESTS}::test_a_pool_that_keeps_dying_uses_standbys_up_no_faster_than_it_would_start_workers",),
+    ),
+    Mutant(
+        "a refill waits for the pools",
+        ACTUATOR,
+        'all(one.serving for one in self._workers.values() if one.pool != "standby")',
+        "True",
+        (
+            f"{TESTS}::test_standbys_start_once_the_pools_are_complete",
+            f"{TESTS}::test_the_next_standby_waits_until_the_last_has_joined",
+        ),
+    ),
+    Mutant(
+        "decode gets the last standby worker",
+        ACTUATOR,
+        "reverse=self._standby > 0",
+        "reverse=False",
+        (f"{TESTS}::test_decode_gets_the_last_standby_when_both_pools_lose_a_worker",),
+    ),
+    Mutant(
+        "a death starts a look",
+        ACTUATOR,
+        '"pools stay as they are", self._launcher.ended)',
+        '"pools stay as they are")',
+        (f"{TESTS}::test_a_death_starts_a_look_before_the_next_one_is_due",),
+    ),
+    Mutant(
+        "a change of a worker's state is told at once",
+        "kvrelay/worker/step_loop.py",
+        "        self.proven = True\n        self.news.set()",
+        "        self.proven = True",
+        ("worker/test_roles.py::test_readiness_is_told_at_once_and_not_with_the_next_heartbeat",),
+    ),
+    Mutant(
+        "an announced change starts a look of the router",
+        "router/changes.py",
+        "driver.look_soon()",
+        "pass",
+        ("router/test_changes.py::test_a_worker_is_found_without_a_poll",),
+    ),
+    Mutant(
+        "orders that come before the fork are kept",
+        "kvrelay/launch/actor.py",
+        "self._orders.append(order)",
+        "pass",
+        ("launch/test_template.py::test_orders_that_come_before_the_fork_are_kept",),
+    ),
+    Mutant(
+        "a forked worker ends with its actor",
+        "kvrelay/launch/template.py",
+        "    soon(roles.now)\n    time.sleep(_ORPHAN_S)\n    os._exit(_FAILED)",
+        "    return",
+        ("launch/test_template.py::test_it_ends_with_its_actor",),
+    ),
+)
