@@ -2,8 +2,11 @@
 {{- define "kvrelay.settle" -}}
 {{- $values := .root.Values -}}
 {{- $spec := .template.spec -}}
-{{- range concat (default list $spec.initContainers) $spec.containers -}}
+{{- range $container := concat (default list $spec.initContainers) $spec.containers -}}
   {{- $_ := set . "image" (printf "%s:%s" $values.image.name $values.image.tag) -}}
+  {{- with $values.image.digest -}}
+    {{- $_ := set $container "image" (printf "%s@%s" $values.image.name .) -}}
+  {{- end -}}
   {{- if $values.image.pullPolicy -}}
     {{- $_ := set . "imagePullPolicy" $values.image.pullPolicy -}}
   {{- end -}}
