@@ -73,12 +73,12 @@ SHAPES = st.builds(
     Shape,
     kv_heads=st.integers(1, 3),
     group=st.sampled_from([1, 2, 3, 4, 7, 12, 13, 16]),
-    k_dim=st.sampled_from([2, 8, 24, 40, 80]),
+    k_dim=st.sampled_from([2, 8, 24, 32, 40, 64]),
     v_dim=st.sampled_from([1, 8, 24, 32, 40, 64]),
     block_size=st.sampled_from([16, 32, 48, 64]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     kv_dtype=st.sampled_from(["auto", "auto", "int8"]),
-    window=st.sampled_from([0, 0, 1, 5, 16, 33, 50]),
+    window=st.sampled_from([0, 0, 1, 5, 16, 33, 50, 140]),
     softcap=st.sampled_from([0.0, 0.0, 3.0]),
     with_sinks=st.booleans(),
 )
@@ -88,7 +88,7 @@ LONG_HEADS = [  # as DeepSeek's, and as wide as any
     Shape(1, 4, 256, 256, 32, torch.float32, "auto", 9, 50.0, False),
     Shape(1, 64, 80, 40, 32, torch.bfloat16, "auto", 20, 0.0, True),
 ]
-LENGTHS = st.lists(st.integers(1, 90), min_size=1, max_size=3)
+LENGTHS = st.lists(st.integers(1, 90) | st.integers(120, 270), min_size=1, max_size=3)
 
 
 def definition(shape: Shape, sequence: Tensors) -> torch.Tensor:

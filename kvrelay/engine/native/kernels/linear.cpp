@@ -80,23 +80,79 @@ void linear(const LinearCall& call) {
 }
 
 #if defined(KVRELAY_TILES)
-// Worth it from so many rows on; fewer wait for memory, and the vector units keep up with that.
-constexpr int64_t MIN_TILE_ROWS = 8;
+// What one core keeps near: rows in its second cache, and of a panel so much that it stays in the first one while all
+// those rows pass. It is a matter of speed alone: the sums in between are kept whole.
+constexpr int64_t WORDS_OF_ROWS = 256 * 1024, WORDS_OF_PANEL = 128;
+
+// Fetches the lines from `next` on, some at each call.
+struct Fetch {
+    const char* next;
+    int64_t lines, share;
+
+    void some() {
+        for (int64_t i = 0; i < share && lines > 0; i++, lines--, next += 64) __builtin_prefetch(next, 0, 2);
+    }
+};
+
+// Up to so many rows that their tiles stay near; `tiles` are of WORDS_OF_PANEL words after the other, of 32 rows each.
+template <class Format>
+void multiply_panel(const uint32_t* tiles, int64_t rows, const u32x16* panel, int64_t words, bool another,
+                    typename Format::Sum (*sums)[2]) {
+    constexpr int64_t stride = 2 * sizeof(u32x16);
+    const int64_t step = rows <= TILE_ROWS ? words : WORDS_OF_PANEL, groups = (rows + TILE_ROWS - 1) / TILE_ROWS;
+    for (int64_t first = 0; first < words; first += step) {
+        const int64_t count = std::min(step, words - first), after = first + count;
+        const int64_t ahead = after < words ? std::min(step, words - after) : another ? std::min(step, words) : 0;
+        const int64_t calls = groups * count / TILE;
+        Fetch fetch{(const char*)(panel + 2 * after), 2 * ahead, (2 * ahead + calls - 1) / calls};
+        for (int64_t row = 0; row < rows; row += TILE_ROWS) {
+            const bool lower = rows - row > TILE;
+            first ? load_sums(lower, sums + row, stride) : zero_sums(lower);
+            for (int64_t k = first; k < after; k += TILE, tiles += 2 * TILE_WORDS) {
+                fetch.some();
+                add_products<Format>(lower, tiles, {panel + 2 * k, panel + 2 * k + 1, stride});
+            }
+            store_sums(lower, sums + row, stride);
+        }
+    }
+}
 
 template <class Format, class Out>
 bool linear_by_tiles(const LinearCall& call) {
     const int64_t words = call.in / Format::PER_WORD, stride = call.x_stride / Format::PER_WORD;
-    if (call.rows < MIN_TILE_ROWS || words % TILE || !tiles_allowed()) return false;
+    if (words % TILE || !tiles_allowed()) return false;
     const int64_t panels = (call.out + PANEL - 1) / PANEL;
-#pragma omp parallel for schedule(dynamic) if (threads() > 1) num_threads(threads())
-    for (int64_t p = 0; p < panels; p++)
-        for (int64_t row = 0; row < call.rows; row += MAX_TILE_ROWS) {
-            const int64_t rows = std::min(MAX_TILE_ROWS, call.rows - row);
-            typename Format::Sum sums[MAX_TILE_ROWS][2];
-            multiply_by_tiles<Format>((const uint32_t*)call.x + row * stride, stride, rows,
-                                      (const u32x16*)call.weight + p * words * 2, words, sums);
-            put_rows<Format, Out>(call, sums, row, rows, p);
+    const int64_t most = std::max(TILE_ROWS, WORDS_OF_ROWS / words / TILE_ROWS * TILE_ROWS);
+    const int64_t turns = (call.rows + most - 1) / most;
+    static thread_local Buffer<uint32_t> packed;
+    for (int64_t turn = 0; turn < turns; turn++) {
+        const int64_t groups = (call.rows + TILE_ROWS - 1) / TILE_ROWS;
+        const int64_t begin = groups * turn / turns * TILE_ROWS;
+        const int64_t rows = std::min(call.rows, groups * (turn + 1) / turns * TILE_ROWS) - begin;
+        uint32_t* tiles = packed.of(round_up(rows, TILE_ROWS) * words);
+        const int64_t step = rows <= TILE_ROWS ? words : WORDS_OF_PANEL;
+        const int64_t share = rows <= TILE_ROWS ? (panels + threads() - 1) / threads() : 1;
+#pragma omp parallel if (threads() > 1) num_threads(threads())
+        {
+            Tiles held;
+            static thread_local Buffer<typename Format::Sum[2]> kept;
+            auto* sums = kept.of(round_up(rows, TILE_ROWS));
+#pragma omp for collapse(2)
+            for (int64_t k = 0; k < words; k += step)
+                for (int64_t row = 0; row < rows; row += TILE_ROWS) {
+                    const int64_t count = std::min(step, words - k);
+                    to_tiles((const uint32_t*)call.x + (begin + row) * stride + k, stride,
+                             std::min(TILE_ROWS, rows - row), count,
+                             tiles + k * round_up(rows, TILE_ROWS) + row * count);
+                }
+#pragma omp for schedule(dynamic, share)
+            for (int64_t p = 0; p < panels; p++) {
+                multiply_panel<Format>(tiles, rows, (const u32x16*)call.weight + p * words * 2, words, p + 1 < panels,
+                                       sums);
+                put_rows<Format, Out>(call, sums, begin, rows, p);
+            }
         }
+    }
     return true;
 }
 #else

@@ -11,8 +11,6 @@
 #include "kernels.h"
 #include "product.h"
 
-inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
-
 inline int64_t group_of(int64_t block_size) { return block_size % PANEL ? LANES : PANEL; }
 
 // Where a block's parts of a KV head begin.
@@ -35,11 +33,13 @@ class Panels {
     using Value = typename Format::Value;
     static constexpr int PER_WORD = Format::PER_WORD;
     static constexpr int64_t HALF = LANES / PER_WORD;  // words along 16 keys
+    static constexpr int KEPT = 4;  // panels that lie side by side in the sequence and are valid at a time
     int64_t k_words, v_columns;
 
-    // For one sequence.
-    void open(const AttendCall& attend_call, const Part& part) {
+    // For one sequence. whole: the values of a panel's halves are wanted side by side.
+    void open(const AttendCall& attend_call, const Part& part, bool whole) {
         call = &attend_call;
+        in_order = !whole || group_of(call->block_size) == PANEL;
         table = call->batch->tables + part.table;
         end = part.past + part.rows;
         k_words = call->k_dim / PER_WORD;
@@ -49,7 +49,8 @@ class Panels {
     // A KV head's keys from `first` on, a multiple of 32. A panel that the product cannot read as it lies is copied: where it
     // is int8, where the sequence ends, and where the values' columns end.
     Panel<Format> at(int64_t first, int64_t head) {
-        if (first + PANEL <= end && call->kv_dtype != INT8 && call->v_dim == v_columns) return in_place(first, head);
+        if (in_order && first + PANEL <= end && call->kv_dtype != INT8 && call->v_dim == v_columns)
+            return in_place(first, head);
         return copied(first, head);
     }
 
@@ -57,6 +58,7 @@ class Panels {
     const AttendCall* call;
     const int32_t* table;
     int64_t end;
+    bool in_order;
     Buffer<Value> k_copy, v_copy;
 
     BlockPlace find(int64_t key, int64_t head, int64_t& offset) const {
@@ -88,10 +90,11 @@ class Panels {
 
     // Keys that are not there are zero: what an earlier user of the block left must not meet even a weight of zero.
     Panel<Format> copied(int64_t first, int64_t head) {
-        Value* k = k_copy.of(k_words * PANEL * PER_WORD);
-        Value* v = v_copy.of(PANEL * v_columns);
-        std::fill_n(k, k_words * PANEL * PER_WORD, Value{});
-        std::fill_n(v, PANEL * v_columns, Value{});
+        const int64_t k_size = k_words * PANEL * PER_WORD, v_size = PANEL * v_columns, slot = first / PANEL % KEPT;
+        Value* k = k_copy.of(KEPT * k_size) + slot * k_size;
+        Value* v = v_copy.of(KEPT * v_size) + slot * v_size;
+        std::fill_n(k, k_size, Value{});
+        std::fill_n(v, v_size, Value{});
         Panel<Format> panel{{k, k + LANES * PER_WORD, PANEL * sizeof(uint32_t)},
                             {(uint32_t*)v, (uint32_t*)v + HALF * PANEL},
                             2 * HALF * PANEL,

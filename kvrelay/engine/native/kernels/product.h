@@ -6,6 +6,8 @@
 constexpr int PANEL = 2 * LANES;  // columns
 constexpr int MAX_ROWS = 12;      // 24 accumulators, two vectors of the panel, and registers to spare
 
+inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
 // A panel as the product reads it: for each word the left and the right 16 columns, `stride` bytes from one to the next.
 struct Columns {
     const void* left;

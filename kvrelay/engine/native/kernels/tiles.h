@@ -1,7 +1,8 @@
-// The product of up to 32 rows and a panel by a matrix unit (Intel AMX), which reads panels as they are.
+// Products by a matrix unit (Intel AMX), which reads panels as they are.
 //
-// Eight tiles of 16 rows of 64 bytes: 0 to 3 hold sums, 4 and 5 rows of x, 6 and 7 the panel's two halves. With
-// KVRELAY_EMULATE_TILES they are plain memory, so that what is computed with them can be tested on any processor.
+// Eight tiles of 16 rows of 64 bytes: 0 to 3 hold sums of 32 rows and 32 columns, 4 and 5 rows of x, 6 and 7 the panel's
+// two halves. With KVRELAY_EMULATE_TILES they are plain memory, so that what is computed with them can be tested on any
+// processor.
 #pragma once
 
 #include "product.h"
@@ -17,35 +18,30 @@
 #if defined(KVRELAY_TILES)
 
 constexpr int TILE = 16;  // rows, and words in a row
-constexpr int64_t MAX_TILE_ROWS = 2 * TILE;
+constexpr int64_t TILE_WORDS = TILE * TILE;
+constexpr int64_t TILE_ROWS = 2 * TILE;  // that are multiplied at a time
 
 #if defined(KVRELAY_EMULATE_TILES)
 
 inline thread_local uint32_t tile_memory[8][TILE][TILE];
-inline thread_local int64_t tile_rows[8];
 
 inline bool tiles_allowed() { return true; }
-
-inline void tile_configure(int64_t upper, int64_t lower) {
-    const int64_t rows[8] = {upper, upper, lower, lower, upper, lower, TILE, TILE};
-    for (int t = 0; t < 8; t++) tile_rows[t] = rows[t];
-}
-
+inline void tile_configure() {}
 inline void tile_release() {}
 
 inline void tile_zero(int t) { memset(tile_memory[t], 0, sizeof tile_memory[t]); }
 
 inline void tile_load(int t, const void* from, int64_t stride) {
-    for (int64_t r = 0; r < tile_rows[t]; r++) memcpy(tile_memory[t][r], (const char*)from + r * stride, 64);
+    for (int64_t r = 0; r < TILE; r++) memcpy(tile_memory[t][r], (const char*)from + r * stride, 64);
 }
 
 inline void tile_store(int t, void* to, int64_t stride) {
-    for (int64_t r = 0; r < tile_rows[t]; r++) memcpy((char*)to + r * stride, tile_memory[t][r], 64);
+    for (int64_t r = 0; r < TILE; r++) memcpy((char*)to + r * stride, tile_memory[t][r], 64);
 }
 
 template <class Format>
 void emulated_product(int sum, int x, int panel) {
-    for (int64_t r = 0; r < tile_rows[sum]; r++) {
+    for (int64_t r = 0; r < TILE; r++) {
         typename Format::Sum sums;
         memcpy(&sums, tile_memory[sum][r], sizeof sums);
         for (int k = 0; k < TILE; k++) {
@@ -68,14 +64,13 @@ inline bool tiles_allowed() {
     return allowed;
 }
 
-inline void tile_configure(int64_t upper, int64_t lower) {
+inline void tile_configure() {
     struct alignas(64) {
         uint8_t palette = 1, start_row = 0, reserved[14] = {};
         uint16_t row_bytes[16] = {};
         uint8_t rows[16] = {};
     } config;
-    const int64_t rows[8] = {upper, upper, lower, lower, upper, lower, TILE, TILE};
-    for (int t = 0; t < 8; t++) config.row_bytes[t] = rows[t] ? 64 : 0, config.rows[t] = (uint8_t)rows[t];
+    for (int t = 0; t < 8; t++) config.row_bytes[t] = 64, config.rows[t] = TILE;
     asm volatile("" ::: "memory");  // the instruction reads all of it, which the compiler is not told
     _tile_loadconfig(&config);
 }
@@ -94,37 +89,61 @@ inline void tile_release() { _tile_release(); }
 
 #endif
 
-// sums[r] = x[r] · panel for `rows` ≤ 32 rows of x, `row_stride` words apart; `words` is a multiple of 16.
-template <class Format>
-void multiply_by_tiles(const uint32_t* x, int64_t row_stride, int64_t rows, const u32x16* panel, int64_t words,
-                       typename Format::Sum (*sums)[2]) {
-    const int64_t upper = std::min<int64_t>(TILE, rows), lower = rows - upper;
-    constexpr int64_t stride = 2 * sizeof(u32x16);
-    tile_configure(upper, lower);
+// While it lives, this thread has the tiles.
+struct Tiles {
+    Tiles() { tile_configure(); }
+    ~Tiles() { tile_release(); }
+    Tiles(const Tiles&) = delete;
+};
+
+// Up to 32 rows of words as tiles take them: for every 16 words the upper 16 rows side by side, then the lower ones. Rows
+// that are not there hold anything, and nobody reads what comes of them.
+inline void to_tiles(const uint32_t* x, int64_t row_stride, int64_t rows, int64_t words, uint32_t* tiles) {
+    for (int64_t k = 0; k < words; k += TILE, tiles += 2 * TILE_WORDS)
+        for (int64_t r = 0; r < rows; r++) memcpy(tiles + r * TILE, x + r * row_stride + k, 64);
+}
+
+// The sums of 32 rows and 32 columns, of which the lower rows take part only if there are any.
+
+inline void zero_sums(bool lower) {
     tile_zero(0);
     tile_zero(1);
-    if (lower) {  // a tile without rows may not be named
-        tile_zero(2);
-        tile_zero(3);
-    }
-    for (int64_t k = 0; k < words; k += TILE) {
-        tile_load(6, panel + 2 * k, stride);
-        tile_load(7, panel + 2 * k + 1, stride);
-        tile_load(4, x + k, row_stride * sizeof(uint32_t));
-        tile_product(Format, 0, 4, 6);
-        tile_product(Format, 1, 4, 7);
-        if (!lower) continue;
-        tile_load(5, x + TILE * row_stride + k, row_stride * sizeof(uint32_t));
-        tile_product(Format, 2, 5, 6);
-        tile_product(Format, 3, 5, 7);
-    }
+    if (!lower) return;
+    tile_zero(2);
+    tile_zero(3);
+}
+
+// sums: [rows][2] vectors, `stride` bytes from one row to the next.
+inline void load_sums(bool lower, const void* sums, int64_t stride) {
+    tile_load(0, sums, stride);
+    tile_load(1, (const char*)sums + 64, stride);
+    if (!lower) return;
+    const char* rest = (const char*)sums + TILE * stride;
+    tile_load(2, rest, stride);
+    tile_load(3, rest + 64, stride);
+}
+
+inline void store_sums(bool lower, void* sums, int64_t stride) {
     tile_store(0, sums, stride);
-    tile_store(1, &sums[0][1], stride);
-    if (lower) {
-        tile_store(2, sums + TILE, stride);
-        tile_store(3, &sums[TILE][1], stride);
-    }
-    tile_release();
+    tile_store(1, (char*)sums + 64, stride);
+    if (!lower) return;
+    char* rest = (char*)sums + TILE * stride;
+    tile_store(2, rest, stride);
+    tile_store(3, rest + 64, stride);
+}
+
+// sums += x · panel over 16 words, with x as `to_tiles` made it. The order in which a sum is made depends on nothing else.
+template <class Format>
+inline __attribute__((always_inline)) void add_products(bool lower, const uint32_t* x, Columns panel) {
+    tile_load(6, panel.left, panel.stride);
+    tile_load(7, panel.right, panel.stride);
+    tile_load(4, x, 64);
+    tile_product(Format, 0, 4, 6);
+    tile_product(Format, 1, 4, 7);
+    if (!lower) return;
+    tile_load(5, x + TILE_WORDS, 64);
+    tile_product(Format, 2, 5, 6);
+    tile_product(Format, 3, 5, 7);
 }
 
 #endif

@@ -1,0 +1,76 @@
+// Attention of up to twelve rows by vectors: 32 keys at a time.
+#pragma once
+
+#include "attention_rows.h"
+
+template <class Format, int R>
+class VectorRows : public AttentionRows<Format, R> {
+    using Base = AttentionRows<Format, R>;
+    using Value = typename Format::Value;
+    using Base::call, Base::most, Base::out, Base::sharpness, Base::total;
+
+  public:
+    static constexpr int MOST = R, KEYS = PANEL;
+
+    VectorRows(const AttendCall& call, const Part& part, int64_t head, int64_t first_row, int64_t, uint32_t* queries,
+               f32x16* out, int64_t v_columns)
+        : Base(call, part, head, first_row, R, out, v_columns), queries(queries) {
+        for (int r = 0; r < R; r++)
+            for (int64_t k = 0; k < call.k_dim / Format::PER_WORD; k++) queries[k * R + r] = this->query(r)[k];
+    }
+
+    void attend(Panels<Format>& panels, int64_t head, int64_t first_key) {
+        constexpr int64_t HALF = Panels<Format>::HALF;
+        const Panel<Format> panel = panels.at(first_key, head);
+        f32x16 scores[R][2] = {};
+        multiply<Format, R>(queries, 1, R, panel.k, panels.k_words, scores);
+        alignas(64) Value weights[R][PANEL];
+        const f32x16 shrink = weigh(scores, first_key, panel, weights);
+        for (int64_t c = 0; c < panels.v_columns / PANEL; c++) {
+            // Summed by themselves first: of two products in a sum, which one the compiler fuses would depend on R.
+            f32x16(*kept)[2] = (f32x16(*)[2])(out + c * 2 * R);
+            f32x16 sums[R][2] = {};
+            for (int half = 0; half < 2; half++) {
+                const uint32_t* v = panel.v[half] + c * panel.v_stride;
+                multiply<Format, R>((const uint32_t*)weights + half * HALF, 2 * HALF, 1,
+                                    Columns{v, v + LANES, PANEL * sizeof(uint32_t)}, HALF, sums);
+            }
+            for (int r = 0; r < R; r++)
+                for (int half = 0; half < 2; half++) kept[r][half] = kept[r][half] * shrink[r] + sums[r][half];
+        }
+    }
+
+  private:
+    uint32_t* queries;  // [k_words][R] words
+
+    // Scores become weights relative to each row's largest score so far. Returns the factor for what went before.
+    f32x16 weigh(f32x16 (&scores)[R][2], int64_t first_key, const Panel<Format>& panel, Value (&weights)[R][PANEL]) {
+        const bool scaled = call.kv_dtype == INT8;
+        bool hidden[R][2];
+        f32x16 change{};
+        for (int r = 0; r < R; r++) {
+            for (int half = 0; half < 2; half++) {
+                const int64_t key = first_key + half * LANES;
+                if (scaled) scores[r][half] *= panel.k_scale[half];
+                if (call.softcap > 0) this->cap(scores[r][half]);
+                hidden[r][half] = !this->sees_all(r, key, LANES);
+                if (hidden[r][half]) scores[r][half] = this->hide(r, scores[r][half], key);
+            }
+            const float largest = std::max(most[r], max_of(maximum(scores[r][0], scores[r][1])));
+            change[r] = (most[r] - largest) * sharpness;
+            most[r] = largest;
+        }
+        const f32x16 shrink = power_of_two(change);
+        for (int r = 0; r < R; r++) {
+            total[r] *= shrink[r];
+            for (int half = 0; half < 2; half++) {
+                f32x16 weight = power_of_two(scores[r][half] * sharpness - most[r] * sharpness);
+                if (hidden[r][half]) weight = scores[r][half] == NEVER ? f32x16{} : weight;
+                total[r] += weight;
+                if (scaled) weight *= panel.v_scale[half];
+                store(weights[r] + half * LANES, weight);
+            }
+        }
+        return shrink;
+    }
+};
