@@ -28,11 +28,11 @@ class TileRows : public AttentionRows<Format, TILE_ROWS> {
     void attend(Panels<Format>& panels, int64_t head, int64_t first_key) {
         const bool lower = count > TILE;
         const int64_t there = std::min<int64_t>(PANELS, (this->last_key() - first_key) / PANEL + 1);
-        Panel<Format> panel[PANELS] = {};
+        Panel<Format> panel[PANELS];
         alignas(64) f32x16 scores[TILE_ROWS][VECTORS];
         alignas(64) uint32_t weights[PANELS][2 * TILE_WORDS];
         for (int64_t p = 0; p < there; p++) {
-            panel[p] = panels.at(first_key + p * PANEL, head);
+            panels.find(first_key + p * PANEL, head, panel[p]);
             const Columns k = panel[p].k;
             zero_sums(lower);
             for (int64_t word = 0; word < panels.k_words; word += TILE)
@@ -60,14 +60,15 @@ class TileRows : public AttentionRows<Format, TILE_ROWS> {
     void weigh(int64_t r, f32x16 (&scores)[VECTORS], int64_t first_key, const Panel<Format>* panel,
                uint32_t (*weights)[2 * TILE_WORDS], int64_t v_columns) {
         const bool scaled = call.kv_dtype == INT8, hidden = !this->sees_all(r, first_key, KEYS);
-        f32x16 largest = splat(most[r]);
-        for (int i = 0; i < VECTORS; i++) {
-            if (scaled) scores[i] *= panel[i / 2].k_scale[i % 2];
-            if (call.softcap > 0) this->cap(scores[i]);
-            if (hidden) scores[i] = this->hide(r, scores[i], first_key + i * LANES);
-            largest = maximum(largest, scores[i]);
-        }
-        const float now = max_of(largest);
+        if (scaled)
+            for (int i = 0; i < VECTORS; i++) scores[i] *= panel[i / 2].k_scale[i % 2];
+        if (call.softcap > 0)
+            for (int i = 0; i < VECTORS; i++) this->cap(scores[i]);
+        if (hidden)
+            for (int i = 0; i < VECTORS; i++) scores[i] = this->hide(r, scores[i], first_key + i * LANES);
+        f32x16 largest = scores[0];
+        for (int i = 1; i < VECTORS; i++) largest = maximum(largest, scores[i]);
+        const float now = std::max(most[r], max_of(largest));
         if (now != most[r]) {
             const float shrink = power_of_two(splat((most[r] - now) * sharpness))[0];
             most[r] = now;
@@ -75,13 +76,16 @@ class TileRows : public AttentionRows<Format, TILE_ROWS> {
             for (int64_t c = 0; c < v_columns / PANEL; c++)
                 for (int half = 0; half < 2; half++) out[c * 2 * TILE_ROWS + 2 * r + half] *= shrink;
         }
+        const float factor = sharpness, offset = now * sharpness;
+        f32x16 sum{};
         for (int i = 0; i < VECTORS; i++) {
-            f32x16 weight = rough_power_of_two(scores[i] * sharpness - now * sharpness);
+            f32x16 weight = rough_power_of_two(scores[i] * factor - offset);
             if (hidden) weight = scores[i] == NEVER ? f32x16{} : weight;
-            total[r] += weight;
+            sum += weight;
             if (scaled) weight *= panel[i / 2].v_scale[i % 2];
             store((Value*)(weights[i / 2] + r * TILE + i % 2 * TILE / 2), weight);
         }
+        total[r] += sum;
     }
 };
 

@@ -21,7 +21,8 @@ class VectorRows : public AttentionRows<Format, R> {
 
     void attend(Panels<Format>& panels, int64_t head, int64_t first_key) {
         constexpr int64_t HALF = Panels<Format>::HALF;
-        const Panel<Format> panel = panels.at(first_key, head);
+        Panel<Format> panel;
+        panels.find(first_key, head, panel);
         f32x16 scores[R][2] = {};
         multiply<Format, R>(queries, 1, R, panel.k, panels.k_words, scores);
         alignas(64) Value weights[R][PANEL];

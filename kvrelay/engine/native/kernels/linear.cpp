@@ -82,7 +82,7 @@ void linear(const LinearCall& call) {
 #if defined(KVRELAY_TILES)
 // What one core keeps near: rows in its second cache, and of a panel so much that it stays in the first one while all
 // those rows pass. It is a matter of speed alone: the sums in between are kept whole.
-constexpr int64_t WORDS_OF_ROWS = 256 * 1024, WORDS_OF_PANEL = 128;
+constexpr int64_t WORDS_OF_ROWS = 192 * 1024, WORDS_OF_PANEL = 256;
 
 // Fetches the lines from `next` on, some at each call.
 struct Fetch {

@@ -23,8 +23,8 @@ template <class Format>
 struct Panel {
     Columns k;           // [k_words]
     const uint32_t* v[2];  // of the first and the last 16 keys: panels of columns, each [HALF][32] words
-    int64_t v_stride;    // words from one panel of columns to the next
-    f32x16 k_scale[2], v_scale[2];
+    int64_t v_stride;      // words from one panel of columns to the next
+    f32x16 k_scale[2], v_scale[2];  // of int8 KV
 };
 
 template <class Format>
@@ -46,12 +46,13 @@ class Panels {
         v_columns = round_up(call->v_dim, PANEL);
     }
 
-    // A KV head's keys from `first` on, a multiple of 32. A panel that the product cannot read as it lies is copied: where it
-    // is int8, where the sequence ends, and where the values' columns end.
-    Panel<Format> at(int64_t first, int64_t head) {
+    // Sets `panel` to a KV head's keys from `first` on, a multiple of 32. One that the product cannot read as it lies is
+    // copied: where it is int8, where the sequence ends, and where the values' columns end.
+    void find(int64_t first, int64_t head, Panel<Format>& panel) {
         if (in_order && first + PANEL <= end && call->kv_dtype != INT8 && call->v_dim == v_columns)
-            return in_place(first, head);
-        return copied(first, head);
+            in_place(first, head, panel);
+        else
+            copy(first, head, panel);
     }
 
   private:
@@ -61,25 +62,28 @@ class Panels {
     bool in_order;
     Buffer<Value> k_copy, v_copy;
 
-    BlockPlace find(int64_t key, int64_t head, int64_t& offset) const {
+    BlockPlace place_of(int64_t key, int64_t head, int64_t& offset) const {
         offset = key % call->block_size;
         const int64_t index = (table[key / call->block_size] * call->kv_heads + head) * call->block_size;
         return {index * call->k_dim, index * call->v_dim, index};
     }
 
-    Panel<Format> in_place(int64_t first, int64_t head) const {
+    void in_place(int64_t first, int64_t head, Panel<Format>& panel) const {
         const int64_t group = group_of(call->block_size);
-        Panel<Format> panel;
         const void* k[2];
         for (int half = 0; half < 2; half++) {
+            if (half && group == PANEL) {  // it lies beside the first
+                k[1] = (const Value*)k[0] + LANES * PER_WORD;
+                panel.v[1] = panel.v[0] + HALF * PANEL;
+                break;
+            }
             int64_t offset;
-            const BlockPlace place = find(first + half * LANES, head, offset);
+            const BlockPlace place = place_of(first + half * LANES, head, offset);
             k[half] = (const Value*)call->k + place.k + key_offset(offset);
             panel.v[half] = (const uint32_t*)((const Value*)call->v + place.v + offset * PANEL);
         }
         panel.k = {k[0], k[1], group * (int64_t)sizeof(uint32_t)};
         panel.v_stride = call->block_size / PER_WORD * PANEL;
-        return panel;
     }
 
     // Of the first word of a key in its block and head, in values.
@@ -89,22 +93,22 @@ class Panels {
     }
 
     // Keys that are not there are zero: what an earlier user of the block left must not meet even a weight of zero.
-    Panel<Format> copied(int64_t first, int64_t head) {
+    void copy(int64_t first, int64_t head, Panel<Format>& panel) {
         const int64_t k_size = k_words * PANEL * PER_WORD, v_size = PANEL * v_columns, slot = first / PANEL % KEPT;
         Value* k = k_copy.of(KEPT * k_size) + slot * k_size;
         Value* v = v_copy.of(KEPT * v_size) + slot * v_size;
         std::fill_n(k, k_size, Value{});
         std::fill_n(v, v_size, Value{});
-        Panel<Format> panel{{k, k + LANES * PER_WORD, PANEL * sizeof(uint32_t)},
-                            {(uint32_t*)v, (uint32_t*)v + HALF * PANEL},
-                            2 * HALF * PANEL,
-                            {splat(1), splat(1)},
-                            {splat(1), splat(1)}};
+        panel = {{k, k + LANES * PER_WORD, PANEL * sizeof(uint32_t)},
+                 {(uint32_t*)v, (uint32_t*)v + HALF * PANEL},
+                 2 * HALF * PANEL,
+                 {splat(1), splat(1)},
+                 {splat(1), splat(1)}};
         for (int half = 0; half < 2; half++) {
             const int64_t key = first + half * LANES, keys = std::min<int64_t>(LANES, end - key);
             if (keys <= 0) break;
             int64_t offset;
-            const BlockPlace place = find(key, head, offset);
+            const BlockPlace place = place_of(key, head, offset);
             if (call->kv_dtype == INT8) {
                 copy_half((const int8_t*)call->k + place.k, (const int8_t*)call->v + place.v, offset, keys,
                           k + half * LANES * PER_WORD, v + half * LANES * PANEL);
@@ -115,7 +119,6 @@ class Panels {
                           k + half * LANES * PER_WORD, v + half * LANES * PANEL);
             }
         }
-        return panel;
     }
 
     template <class Stored>

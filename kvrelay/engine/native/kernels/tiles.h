@@ -53,6 +53,7 @@ void emulated_product(int sum, int x, int panel) {
     }
 }
 
+#define tile_load_once tile_load
 #define tile_product(Format, sum, x, panel) emulated_product<Format>(sum, x, panel)
 
 #else
@@ -80,6 +81,7 @@ inline void tile_release() { _tile_release(); }
 // Tiles are named by literal numbers in the instructions.
 #define tile_zero(t) _tile_zero(t)
 #define tile_load(t, from, stride) _tile_loadd(t, from, stride)
+#define tile_load_once(t, from, stride) _tile_stream_loadd(t, from, stride)  // does not push others out of the cache
 #define tile_store(t, to, stride) _tile_stored(t, to, stride)
 #define tile_product(Format, sum, x, panel)   \
     if constexpr (Format::PER_WORD == 2)      \
@@ -137,11 +139,11 @@ template <class Format>
 inline __attribute__((always_inline)) void add_products(bool lower, const uint32_t* x, Columns panel) {
     tile_load(6, panel.left, panel.stride);
     tile_load(7, panel.right, panel.stride);
-    tile_load(4, x, 64);
+    tile_load_once(4, x, 64);
     tile_product(Format, 0, 4, 6);
     tile_product(Format, 1, 4, 7);
     if (!lower) return;
-    tile_load(5, x + TILE_WORDS, 64);
+    tile_load_once(5, x + TILE_WORDS, 64);
     tile_product(Format, 2, 5, 6);
     tile_product(Format, 3, 5, 7);
 }

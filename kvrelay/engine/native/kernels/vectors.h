@@ -66,7 +66,13 @@ inline void store_some(T* to, f32x16 values, int64_t count) {
     memcpy(to, padded, count * sizeof(T));
 }
 
-inline f32x16 maximum(f32x16 a, f32x16 b) { return a > b ? a : b; }
+inline f32x16 maximum(f32x16 a, f32x16 b) {
+#if defined(__AVX512F__)
+    return (f32x16)_mm512_max_ps((__m512)a, (__m512)b);  // the second where one is NaN, as below
+#else
+    return a > b ? a : b;
+#endif
+}
 inline f32x16 minimum(f32x16 a, f32x16 b) { return a < b ? a : b; }
 
 typedef float f32x8 __attribute__((vector_size(32)));
