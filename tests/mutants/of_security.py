@@ -140,8 +140,8 @@ MUTANTS = (
     Mutant(
         "where a request is placed tells nothing of others' prompts",
         "router/dispatcher.py",
-        "BlockHasher(block_size, self.life.request.salt, ",
-        'BlockHasher(block_size, "", ',
+        "partial(BlockHasher, salt=request.salt, ",
+        'partial(BlockHasher, salt="", ',
         ("router/test_dispatcher.py::test_where_and_why_a_request_is_placed_tells_nothing_of_others_prompts",),
     ),
     Mutant(
