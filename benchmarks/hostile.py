@@ -19,9 +19,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,15 +31,13 @@ from hostile_attacks import CATALOGUE, Target
 from prometheus_client.parser import text_string_to_metric_families
 
 import kvrelay
-from kvrelay.bench.router.at_once import AtOnceWorker
-from kvrelay.bench.router.router_process import RouterProcess, starting_router
-from kvrelay.bench.subject import machine_name, model_folder
+from kvrelay.bench.router.mock_cluster import MockPools, mock_cluster
+from kvrelay.bench.router.router_process import RouterProcess
+from kvrelay.bench.subject import machine_name
 from kvrelay.child import bound_to_parent, send_signal
-from kvrelay.embedded_redis import EmbeddedRedis
-from kvrelay.registry import Registry
 from kvrelay.tokens_file import digest_of, new_token
 
-DECODE, SLOTS, STEP_S = 2, 64, 0.01
+POOLS = MockPools(prefill=0, decode=2, slots=64, step_s=0.01, token=20)
 RATE = 10.0  # of the victim, requests a second
 PROMPT = list(range(10, 90))
 TOKENS = 4
@@ -189,39 +186,18 @@ async def attack(name: str, http: str, grpc: str) -> None:
 
 @asynccontextmanager
 async def running(folder: Path) -> AsyncIterator[Cluster]:
-    core = max(os.sched_getaffinity(0))
+    """Leaves the router a core of its own, if there are several."""
+    cores = os.sched_getaffinity(0)
+    core = max(cores)
+    if len(cores) > 1:
+        os.sched_setaffinity(0, cores - {core})
     tokens = Tokens(folder)
-    async with (
-        EmbeddedRedis() as redis,
-        starting_router(redis.url, model_folder("demo"), 0, DECODE, SLOTS, core, tokens.path) as router,
-        AsyncExitStack() as ends,
-    ):
-        if len(os.sched_getaffinity(0)) > 1:
-            os.sched_setaffinity(0, os.sched_getaffinity(0) - {core})
-        registry = await ends.enter_async_context(await Registry.connect(redis.url))
-        said: defaultdict[str, list[float]] = defaultdict(list)
-        peers: dict[str, AtOnceWorker] = {}
-        tasks = []
-        for number in range(DECODE):
-            worker = AtOnceWorker(f"decode-{number}", "decode", 20, said, peers)
-            await worker.start()
-            ends.push_async_callback(worker.stop)
-            tasks.append(asyncio.create_task(worker.run(STEP_S, STEP_S * number / DECODE)))
-        tasks.append(asyncio.create_task(beat(registry, list(peers.values()))))
-        await router.ready()
+    async with mock_cluster(POOLS, core, tokens_file=tokens.path) as router:
         cluster = Cluster(router, tokens)
-        tasks.append(asyncio.create_task(cluster.watch()))
+        watch = asyncio.create_task(cluster.watch())
         yield cluster
-        for one in tasks:
-            one.cancel()
-        await asyncio.wait(tasks)
-
-
-async def beat(registry: Registry, workers: list[AtOnceWorker]) -> None:
-    while True:
-        for worker in workers:
-            await registry.publish_worker(worker.info)
-        await asyncio.sleep(1.0)
+        watch.cancel()
+        await asyncio.wait([watch])
 
 
 async def revocation_s(cluster: Cluster) -> float:

@@ -16,6 +16,7 @@ import grpc
 from kvrelay.wire.inference import InferenceServiceStub, pb
 
 CONNECTIONS = 1000
+CALLS = 16  # at a time on one gRPC connection
 BYTES_PER_SECOND = 50e6
 MOST = 4 * 2**20 - 4096  # of a body or a message; the router takes 4 MiB
 
@@ -199,6 +200,18 @@ async def _lists(target: Target, bandwidth: Bandwidth, number: int) -> None:
             await stub.ListModels(pb.ListModelsRequest(), metadata=(("authorization", f"Bearer {target.token}"),))
 
 
+async def _grpc_strangers(target: Target, bandwidth: Bandwidth, number: int) -> None:
+    """Several calls at a time on one connection."""
+
+    async def call(stub: InferenceServiceStub) -> None:
+        while True:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await stub.ListModels(pb.ListModelsRequest())
+
+    async with grpc.aio.insecure_channel(target.grpc) as channel:
+        await asyncio.gather(*(call(InferenceServiceStub(channel)) for _ in range(CALLS)))
+
+
 def _empty_messages() -> pb.GenerateRequest:
     request = pb.GenerateRequest(model="demo")
     for _ in range(MOST // 2 - 16):
@@ -231,6 +244,7 @@ CATALOGUE: dict[str, tuple[Attack, int]] = {
     "grpc stop lists": (_calls(_many_stops()), 12),
     "grpc long text": (_calls(pb.GenerateRequest(model="demo", prompt="a b " * (MOST // 4 - 16))), 12),
     "grpc list models": (_lists, 64),
+    "grpc strangers": (_grpc_strangers, 64),
     "json duplicate keys": (_repeated("/v1/completions", _duplicate_keys()), 64),
     "json many objects": (_repeated("/v1/chat/completions", _many_objects()), 64),
     "json deep": (_repeated("/v1/completions", _deep()), 64),

@@ -12,21 +12,14 @@ import argparse
 import asyncio
 import os
 import time
-from collections import defaultdict
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
 from statistics import quantiles
 
 import grpc
 
-from kvrelay.bench.router.at_once import AtOnceWorker
-from kvrelay.bench.router.router_process import RouterProcess, starting_router
-from kvrelay.bench.subject import model_folder
-from kvrelay.embedded_redis import EmbeddedRedis
+from kvrelay.bench.router.mock_cluster import MockPools, mock_cluster
 from kvrelay.errors import ResourceExhausted
-from kvrelay.registry import Registry
 from kvrelay.wire.inference import GenerateRequest, InferenceServiceStub, SamplingOptions, pb, request_to_proto
 from kvrelay.wire.status import error_from_rpc
 
@@ -92,38 +85,6 @@ async def offer(target: str, load: float, seconds: float, deadline_s: float) -> 
     return measured
 
 
-@asynccontextmanager
-async def cluster() -> AsyncIterator[RouterProcess]:
-    core = max(os.sched_getaffinity(0))
-    async with (
-        EmbeddedRedis() as redis,
-        starting_router(redis.url, model_folder("demo"), 0, DECODE, SEATS, core) as router,
-        AsyncExitStack() as ends,
-    ):
-        registry = await ends.enter_async_context(await Registry.connect(redis.url))
-        said: defaultdict[str, list[float]] = defaultdict(list)
-        peers: dict[str, AtOnceWorker] = {}
-        tasks = []
-        for number in range(DECODE):
-            worker = AtOnceWorker(f"decode-{number}", "decode", TOKEN, said, peers)
-            await worker.start()
-            ends.push_async_callback(worker.stop)
-            tasks.append(asyncio.create_task(worker.run(STEP_S, STEP_S * number / DECODE)))
-        tasks.append(asyncio.create_task(beat(registry, list(peers.values()))))
-        await router.ready()
-        yield router
-        for one in tasks:
-            one.cancel()
-        await asyncio.wait(tasks)
-
-
-async def beat(registry: Registry, workers: list[AtOnceWorker]) -> None:
-    while True:
-        for worker in workers:
-            await registry.publish_worker(worker.info)
-        await asyncio.sleep(1.0)
-
-
 async def main(seconds: float, deadline_s: float) -> None:
     rate = DECODE * SEATS / STEP_S
     print(f"{DECODE} workers with {SEATS} seats, {STEP_S * 1000:g} ms a step: {rate:,.0f} tokens a second")
@@ -132,7 +93,8 @@ async def main(seconds: float, deadline_s: float) -> None:
         "| offered | whole in time | their tokens | cut off | late | refused | told within, ms: p50 | p99 | retry, s |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
-    async with cluster() as router:
+    pools = MockPools(prefill=0, decode=DECODE, slots=SEATS, step_s=STEP_S, token=TOKEN)
+    async with mock_cluster(pools, core=max(os.sched_getaffinity(0))) as router:
         for load in LOADS:
             one = await offer(router.grpc, load, seconds, deadline_s)
             told = "| - | - | - |"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, count
 
 from kvrelay.config import ClusterConfig
@@ -36,11 +37,11 @@ class _Entry:
     life: Lifecycle
     ticket: Ticket
     share: Share
+    hasher: Callable[[int], BlockHasher]  # a new one for a block size
     claim: Claim | None = None  # while it has workers
     begun: float | None = None  # when it was given workers first; later by as long as it was preempted
     attempt_begun: float = 0.0
     fault_begun: float = 0.0  # when the attempt did that ended with the lifecycle's fault
-    hash_bytes: int = HASH_BYTES
     preempted_at: float | None = None  # while it waits since it was
     lone_since: float | None = None  # since when its version of the model has no worker, while another's has
     hashers: dict[int, BlockHasher] = field(default_factory=dict)  # by block size, which pools may have unlike
@@ -48,7 +49,7 @@ class _Entry:
     def hashes(self, block_size: int) -> Sequence[bytes]:
         """Of the sequence so far, without the model: they are for the index of one worker's blocks."""
         if block_size not in self.hashers:
-            self.hashers[block_size] = BlockHasher(block_size, self.life.request.salt, hash_bytes=self.hash_bytes)
+            self.hashers[block_size] = self.hasher(block_size)
         return self.hashers[block_size].extend(self.life.sequence)
 
 
@@ -121,7 +122,8 @@ class Dispatcher:
         life = Lifecycle(request, self._settings, self.retries)
         life.timeline.mark("tokenize", now)
         ticket = Ticket(next(self._numbers), request.request_id, request.priority, life.num_tokens)
-        entry = self._entries[request.request_id] = _Entry(life, ticket, share, hash_bytes=self._hash_bytes)
+        hasher = partial(BlockHasher, salt=request.salt, hash_bytes=self._hash_bytes)
+        entry = self._entries[request.request_id] = _Entry(life, ticket, share, hasher)
         if request.complete is not None:
             return life, self._settle(entry, life.complete(request.complete, now), now)
         return life, effects + self._settle(entry, [], now) + self._pump(now)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any
@@ -10,12 +9,11 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2
 
-from kvrelay.clock import Clock
 from kvrelay.errors import KvRelayError
 from kvrelay.tenants import Role, Tenant
 from kvrelay.wire import inference, status
 from router.access import Access
-from router.pace import STRANGER, Pace
+from router.waiting_room import WaitingRoom
 
 # A kubelet's probe cannot send a token. The answer is one word; Watch, which holds a stream open, needs a token.
 OPEN_METHOD = f"/{health_pb2.DESCRIPTOR.services_by_name['Health'].full_name}/Check"
@@ -28,11 +26,10 @@ caller: ContextVar[Tenant] = ContextVar("caller")  # of the method that runs
 class GrpcAccess(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc.aio has no types
     """Lets those in who have one of `roles`; polls and refusals come at the tenant's pace."""
 
-    def __init__(self, access: Access, roles: frozenset[Role], pace: Pace, clock: Clock) -> None:
+    def __init__(self, access: Access, roles: frozenset[Role], waiting_room: WaitingRoom) -> None:
         self._access = access
         self._roles = roles
-        self._pace = pace
-        self._clock = clock
+        self._waiting_room = waiting_room
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -42,20 +39,13 @@ class GrpcAccess(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc.aio 
             try:
                 tenant = self._access.admit(given, self._roles)
             except KvRelayError as error:
-                await self._wait(STRANGER, poll=True)
+                # With too many waiting, the refusal comes at once: gRPC cannot close the caller's connection.
+                await self._waiting_room.stranger()
                 return _refusing(error)
             caller.set(tenant)
             if tenant.name:
-                await self._wait(tenant.name, poll=details.method != GENERATE)
+                await self._waiting_room.tenant(tenant.name, poll=details.method != GENERATE)
         return await continuation(details)
-
-    async def _wait(self, tenant: str, poll: bool) -> None:
-        now = self._clock.now()
-        wait_s = self._pace.wait_s(tenant, now)
-        if poll:
-            self._pace.charge(tenant, now)
-        if wait_s:
-            await asyncio.sleep(wait_s)
 
 
 def _refusing(error: KvRelayError) -> Any:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
-from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kvrelay.clock import Clock
 from kvrelay.config import is_loopback
 from kvrelay.errors import KvRelayError, PermissionDenied
 from kvrelay.tenants import ANONYMOUS, ANY_ROLE
 from router.access import Access
 from router.http_errors import error_response
-from router.pace import STRANGER, Pace
-
-MAX_WAITING = 256
+from router.waiting_room import WaitingRoom
 
 
 class HttpAccess:
@@ -35,17 +30,14 @@ class HttpAccess:
         access: Access,
         open_paths: Collection[str],
         address: str,
-        pace: Pace,
-        clock: Clock,
+        waiting_room: WaitingRoom,
     ) -> None:
         """`open_paths` need no token; `address` is what is listened on, HOST:PORT."""
         self._app = app
-        self._pace = pace
-        self._clock = clock
-        self._waiting = 0  # strangers
         self._access = access
         self._open_paths = frozenset(open_paths)
         self._host = _host_name(address)
+        self._waiting_room = waiting_room
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "websockets and lifespan are off"
@@ -59,24 +51,12 @@ class HttpAccess:
         except KvRelayError as error:
             response = error_response(error)
             response.headers["x-request-id"] = uuid.uuid4().hex
-            await self._wait(response)
+            if not await self._waiting_room.stranger():
+                response.headers["connection"] = "close"
             await response(scope, receive, send)
             return
         scope["state"]["tenant"] = tenant
         await self._app(scope, receive, send)
-
-    async def _wait(self, response: Response) -> None:
-        """Paces refusals of strangers, of whom MAX_WAITING may keep a connection meanwhile."""
-        wait_s = self._pace.wait_s(STRANGER, self._clock.now())
-        self._pace.charge(STRANGER, self._clock.now())
-        if wait_s and self._waiting >= MAX_WAITING:
-            response.headers["connection"] = "close"
-        elif wait_s:
-            self._waiting += 1
-            try:
-                await asyncio.sleep(wait_s)
-            finally:
-                self._waiting -= 1
 
     def _check_site(self, scheme: str, hosts: list[str], origins: list[str]) -> None:
         """Raises PermissionDenied."""

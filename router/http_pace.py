@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvrelay.clock import Clock
 from kvrelay.errors import KvRelayError, ResourceExhausted
 from kvrelay.tenants import Tenant
 from router.http_errors import error_response
 from router.http_protocol import MAX_CONNECTIONS
-from router.pace import Pace
+from router.waiting_room import WaitingRoom
 
 MAX_REQUESTS = MAX_CONNECTIONS // 2  # of one tenant at one time, so that none takes all connections
 
@@ -20,10 +18,9 @@ MAX_REQUESTS = MAX_CONNECTIONS // 2  # of one tenant at one time, so that none t
 class HttpPace:
     """Behind `HttpAccess`, which says whose request it is."""
 
-    def __init__(self, app: ASGIApp, pace: Pace, clock: Clock) -> None:
+    def __init__(self, app: ASGIApp, waiting_room: WaitingRoom) -> None:
         self._app = app
-        self._pace = pace
-        self._clock = clock
+        self._waiting_room = waiting_room
         self._running: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -41,15 +38,11 @@ class HttpPace:
 
     async def _paced(self, tenant: Tenant, scope: Scope, receive: Receive, send: Send) -> None:
         poll = scope["method"] != "POST"
-        wait_s = self._pace.wait_s(tenant.name, self._clock.now())
-        if poll:
-            self._pace.charge(tenant.name, self._clock.now())
-        if wait_s:
-            await asyncio.sleep(wait_s)
+        await self._waiting_room.tenant(tenant.name, poll)
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] >= 400 and not poll:
-                self._pace.charge(tenant.name, self._clock.now())
+                self._waiting_room.refused(tenant.name)
             await send(message)
 
         if self._running[tenant.name] > MAX_REQUESTS:

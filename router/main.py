@@ -37,7 +37,6 @@ from router.metrics import ClusterCollector, Metrics
 from router.model_card import ModelCard, ask_transformers
 from router.observers import Observers
 from router.openai import build_app
-from router.pace import STRANGER, Pace
 from router.page import StatusPage
 from router.process import allow_connections, end_after, favour_the_loop, settle_heap
 from router.registry import RouterRegistry
@@ -47,6 +46,7 @@ from router.status import ClusterView
 from router.tenant_metrics import TenantMetrics
 from router.text import Text
 from router.tracing import Tracing
+from router.waiting_room import WaitingRoom
 
 END_S = 5.0  # for the process to end after its last request
 
@@ -115,7 +115,7 @@ async def run_router(
     intake = Intake(card, text, driver, limits, config.router, clock, slices)
     heartbeat = Heartbeat(router_id, driver, metrics, registry, clock, certificates)
     view = ClusterView(driver, registry, heartbeat, card.info.id, config)
-    pace = Pace()
+    waiting_room = WaitingRoom(clock)
     page = StatusPage(intake, driver, metrics, view, clock)
 
     bounds = field_bounds(card.info.max_model_len)
@@ -123,7 +123,7 @@ async def run_router(
         config.listen.grpc,
         "listen.grpc",
         (inference.SERVICE_NAME,),
-        GrpcAccess(access, CLIENT, pace, clock),
+        GrpcAccess(access, CLIENT, waiting_room),
         GrpcMessages(bounds, slices),
         doors,
     )
@@ -131,13 +131,15 @@ async def run_router(
         config.listen.admin,
         "listen.admin",
         (cluster.SERVICE_NAME,),
-        GrpcAccess(access, ADMIN, pace, clock),
+        GrpcAccess(access, ADMIN, waiting_room),
         GrpcMessages(bounds, slices),
         doors,
     )
-    app = build_app(intake, driver, metrics, tenant_metrics, clock, page, access, pace, config.listen.http, slices)
+    app = build_app(
+        intake, driver, metrics, tenant_metrics, clock, page, access, waiting_room, config.listen.http, slices
+    )
     http, http_address = http_server(app, config.listen.http, "listen.http", doors)
-    inference.add_InferenceServiceServicer_to_server(InferenceService(intake, clock, pace), public)
+    inference.add_InferenceServiceServicer_to_server(InferenceService(intake, clock, waiting_room), public)
     cluster.add_ClusterServiceServicer_to_server(ClusterService(driver, registry, view), admin)
 
     scheme = "http" if doors is None else "https"
@@ -158,7 +160,7 @@ async def run_router(
 
     def tenants_changed() -> None:
         limits.keep(access.names)
-        pace.keep({*access.names, STRANGER})
+        waiting_room.keep(access.names)
         tenant_metrics.keep(access.names)
 
     async with asyncio.TaskGroup() as tasks:

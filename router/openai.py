@@ -44,11 +44,11 @@ from router.openai_request import (
 )
 from router.openai_response import DONE, Head, Shape, error_body, event, tokenized_steps
 from router.openapi import describe
-from router.pace import Pace
 from router.page import StatusPage
 from router.tenant_metrics import TenantMetrics
 from router.text import TokenBound
 from router.validation import check_messages, check_model, check_text, check_token_ids
+from router.waiting_room import WaitingRoom
 
 T = TypeVar("T")
 MAX_CONVERTED = 2**17  # tokens of one request to /tokenize or /detokenize, or as many as the context holds
@@ -65,7 +65,7 @@ def build_app(
     clock: Clock,
     page: StatusPage,
     access: Access,
-    pace: Pace,
+    waiting_room: WaitingRoom,
     address: str,
     slices: LoopSlices,
 ) -> Starlette:
@@ -88,8 +88,8 @@ def build_app(
     ]
     open_paths = [one.path for one in in_the_open]
     guards = [
-        Middleware(HttpAccess, access=access, open_paths=open_paths, address=address, pace=pace, clock=clock),
-        Middleware(HttpPace, pace=pace, clock=clock),
+        Middleware(HttpAccess, access=access, open_paths=open_paths, address=address, waiting_room=waiting_room),
+        Middleware(HttpPace, waiting_room=waiting_room),
     ]
     app = Starlette(routes=routes, middleware=guards, exception_handlers={HTTPException: http_error})
     app.router.redirect_slashes = False  # to where a Host header says

@@ -18,16 +18,16 @@ from kvrelay.wire.inference import (
 )
 from router.grpc_access import caller
 from router.intake import Intake
-from router.pace import Pace
+from router.waiting_room import WaitingRoom
 
 READ_GRACE_S = 1.0  # past the deadline, for the client to take what is there
 
 
 class InferenceService(InferenceServiceServicer):
-    def __init__(self, intake: Intake, clock: Clock, pace: Pace) -> None:
+    def __init__(self, intake: Intake, clock: Clock, waiting_room: WaitingRoom) -> None:
         self._intake = intake
         self._clock = clock
-        self._pace = pace
+        self._waiting_room = waiting_room
 
     async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
         arrival = self._clock.now()
@@ -44,7 +44,7 @@ class InferenceService(InferenceServiceServicer):
         except TimeoutError:
             await status.abort(context, DeadlineExceeded("the client did not read its answer before the deadline"))
         except KvRelayError as error:
-            self._pace.charge(caller.get().name, self._clock.now())
+            self._waiting_room.refused(caller.get().name)
             await status.abort(context, error)
 
     async def ListModels(

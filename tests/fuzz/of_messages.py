@@ -21,8 +21,8 @@ from kvrelay.wire import cluster, inference
 from kvrelay.wire.inference import GenerateRequest, GenerateResponse, SamplingOptions
 from router.admin import ClusterService
 from router.grpc_access import caller
-from router.pace import Pace
 from router.service import InferenceService
+from router.waiting_room import WaitingRoom
 
 _SAMPLING = SamplingOptions(
     max_tokens=4,
@@ -73,7 +73,7 @@ def refused(end: Aborted) -> str:
 @contextmanager
 def generating() -> Iterator[Feed]:
     with rig() as made:
-        service = InferenceService(made.intake, made.clock, Pace())
+        service = InferenceService(made.intake, made.clock, WaitingRoom(made.clock))
 
         def feed(data: bytes) -> str:
             try:

@@ -25,12 +25,12 @@ from router.metrics import ClusterCollector, Metrics
 from router.model_card import ModelCard
 from router.observers import Observers
 from router.openai import build_app
-from router.pace import Pace
 from router.page import StatusPage
 from router.request_log import RequestLog
 from router.status import ClusterView
 from router.tenant_metrics import TenantMetrics
 from router.text import Text
+from router.waiting_room import WaitingRoom
 
 ANSWER_TOKENS = 5
 ADDRESS = "127.0.0.1:8000"
@@ -81,7 +81,16 @@ class Rig:
         page = StatusPage(self.intake, self.driver, self.metrics, self.view, clock)
         self.clock = clock
         self.app = build_app(
-            self.intake, self.driver, self.metrics, tenant_metrics, clock, page, access, Pace(), ADDRESS, LoopSlices()
+            self.intake,
+            self.driver,
+            self.metrics,
+            tenant_metrics,
+            clock,
+            page,
+            access,
+            WaitingRoom(clock),
+            ADDRESS,
+            LoopSlices(),
         )
         self.workers = {"decode-0": PlayedWorker(self.driver, "decode-0", "decode")}
         if prefill:

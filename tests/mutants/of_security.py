@@ -140,8 +140,8 @@ MUTANTS = (
     Mutant(
         "where a request is placed tells nothing of others' prompts",
         "router/dispatcher.py",
-        "BlockHasher(block_size, self.life.request.salt, ",
-        'BlockHasher(block_size, "", ',
+        "partial(BlockHasher, salt=request.salt, ",
+        'partial(BlockHasher, salt="", ',
         ("router/test_dispatcher.py::test_where_and_why_a_request_is_placed_tells_nothing_of_others_prompts",),
     ),
     Mutant(
@@ -248,8 +248,8 @@ MUTANTS = (
     Mutant(
         "polls are paced",
         "router/http_pace.py",
-        "if wait_s:",
-        "if False:",
+        "await self._waiting_room.tenant(tenant.name, poll)",
+        "pass",
         (
             "router/test_pace.py::test_polls_wait_for_their_own_tenant_only",
             "router/test_pace.py::test_refused_requests_wait_answers_do_not",
@@ -258,9 +258,61 @@ MUTANTS = (
     Mutant(
         "calls on gRPC are paced",
         "router/grpc_access.py",
+        "await self._waiting_room.tenant(tenant.name, poll=details.method != GENERATE)",
+        "pass",
+        ("router/test_pace.py::test_grpc_is_paced_as_well",),
+    ),
+    Mutant(
+        "refused calls on gRPC are charged",
+        "router/service.py",
+        "self._waiting_room.refused(caller.get().name)",
+        "pass",
+        ("router/test_pace.py::test_refused_calls_are_charged_on_grpc",),
+    ),
+    Mutant(
+        "tenants wait",
+        "router/waiting_room.py",
         "if wait_s:",
         "if False:",
-        ("router/test_pace.py::test_grpc_is_paced_as_well",),
+        (
+            "router/test_pace.py::test_polls_wait_for_their_own_tenant_only",
+            "router/test_pace.py::test_refused_requests_wait_answers_do_not",
+            "router/test_pace.py::test_grpc_is_paced_as_well",
+        ),
+    ),
+    Mutant(
+        "strangers wait",
+        "router/waiting_room.py",
+        "if not wait_s:",
+        "if True:",
+        (
+            "router/test_pace.py::test_strangers_wait_for_each_other_and_hold_few_connections",
+            "router/test_pace.py::test_strangers_on_grpc_wait_in_the_same_room",
+        ),
+    ),
+    Mutant(
+        "few strangers wait",
+        "router/waiting_room.py",
+        "if self._strangers >= MAX_STRANGERS:",
+        "if False:",
+        (
+            "router/test_pace.py::test_strangers_wait_for_each_other_and_hold_few_connections",
+            "router/test_pace.py::test_strangers_on_grpc_wait_in_the_same_room",
+        ),
+    ),
+    Mutant(
+        "strangers on gRPC are among those few",
+        "router/grpc_access.py",
+        "await self._waiting_room.stranger()",
+        'await self._waiting_room.tenant("", poll=True)',
+        ("router/test_pace.py::test_strangers_on_grpc_wait_in_the_same_room",),
+    ),
+    Mutant(
+        "strangers who leave make room",
+        "router/waiting_room.py",
+        "self._strangers -= 1",
+        "pass",
+        ("router/test_pace.py::test_a_stranger_who_leaves_makes_room",),
     ),
     Mutant(
         "no tenant has all connections",

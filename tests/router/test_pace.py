@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -15,11 +16,13 @@ from router_harness import RouterHarness, running_router
 from tokens import Tokens, bearer
 
 import router.exposition
-import router.http_access
 import router.http_pace
 import router.pace
+import router.waiting_room
+from kvrelay.clock import ManualClock
 from kvrelay.wire.inference import InferenceServiceStub, pb
 from router.pace import BURST, MAX_WAIT_S, PER_SECOND, Pace
+from router.waiting_room import WaitingRoom
 
 gaps = st.lists(st.floats(0, 0.1), min_size=1, max_size=600)
 
@@ -86,13 +89,13 @@ async def doors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         yield Doors(running, http, hostile, victim)
 
 
-async def ended(tasks: list[asyncio.Task[httpx.Response]], number: int) -> None:
+async def ended(tasks: Sequence[asyncio.Task[Any]], number: int) -> None:
     async with asyncio.timeout(20):
         while sum(task.done() for task in tasks) < number:
             await asyncio.sleep(0.01)
 
 
-async def cancelled(tasks: list[asyncio.Task[httpx.Response]]) -> None:
+async def cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -119,8 +122,9 @@ async def test_refused_requests_wait_answers_do_not(doors: Doors) -> None:
     ]
     assert [(await one).status_code for one in refusals] == [400] * 4
     waiting = asyncio.create_task(doors.http.post("/v1/completions", json=good, headers=bearer(doors.hostile)))
-    answer = await doors.http.post("/v1/completions", json=good, headers=bearer(doors.victim))
-    assert answer.status_code == 200
+    for _ in range(3):  # in which time an answer that does not wait would have come
+        answer = await doors.http.post("/v1/completions", json=good, headers=bearer(doors.victim))
+        assert answer.status_code == 200
     assert not waiting.done()
     await cancelled([waiting])
 
@@ -138,10 +142,25 @@ async def test_grpc_is_paced_as_well(doors: Doors) -> None:
         waiting.cancel()
 
 
+async def test_refused_calls_are_charged_on_grpc(doors: Doors) -> None:
+    as_hostile = (("authorization", f"Bearer {doors.hostile}"),)
+    async with grpc.aio.insecure_channel(doors.running.grpc) as channel:
+        stub = InferenceServiceStub(channel)
+        for _ in range(4):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await stub.Generate(pb.GenerateRequest(), metadata=as_hostile).read()
+    waiting = asyncio.create_task(doors.http.get("/version", headers=bearer(doors.hostile)))
+    for _ in range(3):
+        (calm,) = await doors.polls(doors.victim, 1, "/version")
+        assert (await calm).status_code == 200
+    assert not waiting.done()
+    await cancelled([waiting])
+
+
 async def test_strangers_wait_for_each_other_and_hold_few_connections(
     doors: Doors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router.http_access, "MAX_WAITING", 2)
+    monkeypatch.setattr(router.waiting_room, "MAX_STRANGERS", 2)
     strangers = await doors.polls("kvr_unknown", 12)
     await ended(strangers, 10)  # all but the two that wait
     answers = [task.result() for task in strangers if task.done()]
@@ -150,6 +169,43 @@ async def test_strangers_wait_for_each_other_and_hold_few_connections(
     (calm,) = await doors.polls(doors.victim, 1)
     assert (await calm).status_code == 200
     await cancelled(strangers)
+
+
+async def test_strangers_on_grpc_wait_in_the_same_room(doors: Doors, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router.waiting_room, "MAX_STRANGERS", 2)
+    async with grpc.aio.insecure_channel(doors.running.grpc) as channel:
+        stub = InferenceServiceStub(channel)
+
+        async def refused() -> grpc.StatusCode:
+            with pytest.raises(grpc.aio.AioRpcError) as info:
+                await stub.ListModels(pb.ListModelsRequest(), metadata=(("authorization", "Bearer kvr_unknown"),))
+            return info.value.code()
+
+        strangers = [asyncio.create_task(refused()) for _ in range(12)]
+        await ended(strangers, 10)  # all but the two that wait
+        assert {one.result() for one in strangers if one.done()} == {grpc.StatusCode.UNAUTHENTICATED}
+        answer = await doors.http.get("/metrics", headers=bearer("kvr_unknown"))
+        assert (answer.status_code, answer.headers["connection"]) == (401, "close")
+        as_victim = (("authorization", f"Bearer {doors.victim}"),)
+        await stub.ListModels(pb.ListModelsRequest(), metadata=as_victim)
+        assert sum(one.done() for one in strangers) == 10
+        await cancelled(strangers)
+
+
+async def test_a_stranger_who_leaves_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("BURST", 0.0), ("PER_SECOND", 1e-6), ("MAX_WAIT_S", 1e6)):
+        monkeypatch.setattr(router.pace, name, value)
+    monkeypatch.setattr(router.waiting_room, "MAX_STRANGERS", 2)
+    waiting_room = WaitingRoom(ManualClock())
+    assert await waiting_room.stranger()
+    waiting = [asyncio.create_task(waiting_room.stranger()) for _ in range(3)]
+    await ended(waiting, 1)
+    assert [one.result() for one in waiting if one.done()] == [False]
+    await cancelled(waiting)
+    waiting = [asyncio.create_task(waiting_room.stranger()) for _ in range(3)]
+    await ended(waiting, 1)
+    assert sum(one.done() for one in waiting) == 1
+    await cancelled(waiting)
 
 
 async def test_no_tenant_takes_all_connections(doors: Doors, monkeypatch: pytest.MonkeyPatch) -> None:

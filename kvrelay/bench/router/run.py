@@ -6,8 +6,6 @@ import asyncio
 import os
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import count
@@ -15,14 +13,12 @@ from random import Random
 from statistics import quantiles
 from typing import Any, Literal
 
-from kvrelay.bench.router.at_once import AtOnceWorker
 from kvrelay.bench.router.clients import Client, GrpcClient, HttpClient, Received
-from kvrelay.bench.router.router_process import RouterProcess, starting_router
+from kvrelay.bench.router.mock_cluster import MockPools, mock_cluster
+from kvrelay.bench.router.router_process import RouterProcess
 from kvrelay.bench.run import Progress
 from kvrelay.bench.subject import machine_name, model_folder
-from kvrelay.embedded_redis import EmbeddedRedis
 from kvrelay.engine.text import Tokenizer
-from kvrelay.registry import Registry
 
 Door = Literal["grpc", "http"]
 _BATCH = 32  # sequences of a decode worker, which has seats for twice as many
@@ -33,7 +29,6 @@ _VOCABULARY = range(10, 300)  # of the bundled model: no special token
 _LETTERS = 4  # more than that are no part of what else stands in an event
 _WARM_UP_S = 2.0
 _ADMISSION_S = 0.006  # more of it for each stream, as all begin at once
-_HEARTBEAT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +116,8 @@ async def _measure(case: Case, options: Options) -> Measured:
     """Streams that never cease: one ends, the next one begins."""
     said: defaultdict[str, list[float]] = defaultdict(list)
     received = Received()
-    async with _cluster(case.streams // _BATCH, case.streams / case.tokens_per_second, said, options) as router:
+    pools = _pools(case.streams // _BATCH, case.streams / case.tokens_per_second)
+    async with mock_cluster(pools, options.cores[0], said=said) as router:
         streams = [
             asyncio.create_task(_stream(number, _client(case.door, router, said), received))
             for number in range(case.streams)
@@ -157,7 +153,7 @@ async def _grow(options: Options, progress: Progress) -> Growth:
     number = 500 if options.quick else options.requests
     done = progress("requests", 10)
     started, tenths = time.perf_counter(), []
-    async with _cluster(2, 0.002, said, options) as router:
+    async with mock_cluster(_pools(2, 0.002), options.cores[0], said=said) as router:
         client = _client("grpc", router, said)
         received, ids, random = Received(), count(), Random(0)
 
@@ -177,38 +173,8 @@ async def _grow(options: Options, progress: Progress) -> Growth:
     return Growth(number, tuple(tenths), received.requests / (time.perf_counter() - started))
 
 
-@asynccontextmanager
-async def _cluster(
-    decode: int, interval: float, said: defaultdict[str, list[float]], options: Options
-) -> AsyncIterator[RouterProcess]:
-    """A router, one prefill worker, and decode workers whose steps come each `interval` seconds, in turns."""
-    token, _ = _a_word()
-    async with (
-        EmbeddedRedis() as redis,
-        # Before there are gRPC threads, which would hear of the fork.
-        starting_router(redis.url, model_folder("demo"), 1, decode, 2 * _BATCH, options.cores[0]) as router,
-        AsyncExitStack() as ends,
-    ):
-        registry = await ends.enter_async_context(await Registry.connect(redis.url))
-        peers: dict[str, AtOnceWorker] = {}
-        AtOnceWorker("prefill-0", "prefill", token, said, peers)
-        for number in range(decode):
-            AtOnceWorker(f"decode-{number}", "decode", token, said, peers)
-        tasks = [asyncio.create_task(_beat(registry, list(peers.values())))]
-        ends.push_async_callback(_end, tasks)
-        for number, worker in enumerate(peers.values()):
-            await worker.start()
-            ends.push_async_callback(worker.stop)
-            tasks.append(asyncio.create_task(worker.run(interval, interval * number / decode)))
-        await router.ready()
-        yield router
-
-
-async def _beat(registry: Registry, workers: list[AtOnceWorker]) -> None:
-    while True:
-        for worker in workers:
-            await registry.publish_worker(worker.info)
-        await asyncio.sleep(_HEARTBEAT_S)
+def _pools(decode: int, step_s: float) -> MockPools:
+    return MockPools(prefill=1, decode=decode, slots=2 * _BATCH, step_s=step_s, token=_a_word()[0])
 
 
 def _client(door: Door, router: RouterProcess, said: defaultdict[str, list[float]]) -> Client:

@@ -1,0 +1,83 @@
+"""A real router process with mock workers, for benchmarks of the router alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvrelay.bench.router.at_once import AtOnceWorker
+from kvrelay.bench.router.router_process import RouterProcess, starting_router
+from kvrelay.bench.subject import model_folder
+from kvrelay.embedded_redis import EmbeddedRedis
+from kvrelay.registry import Registry
+
+_HEARTBEAT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class MockPools:
+    """How many mock workers there are and how fast they are.
+
+    Each has a batch of `slots` sequences and takes a step every `step_s` seconds, which gives each sequence of a decode
+    worker one more `token`, always the same.
+    """
+
+    prefill: int
+    decode: int
+    slots: int
+    step_s: float
+    token: int
+
+
+@asynccontextmanager
+async def mock_cluster(
+    pools: MockPools, core: int, *, said: defaultdict[str, list[float]] | None = None, tokens_file: Path | None = None
+) -> AsyncIterator[RouterProcess]:
+    """Starts a router on `core`, and its workers in this process; yields the router once it is ready.
+
+    `said` gets, by request id, the times on time.perf_counter at which a worker gave each token. Raises Unavailable if
+    the router does not become ready.
+    """
+    said = defaultdict(list) if said is None else said
+    async with (
+        EmbeddedRedis() as redis,
+        # Before there are gRPC threads, which would hear of the fork.
+        starting_router(
+            redis.url, model_folder("demo"), pools.prefill, pools.decode, pools.slots, core, tokens_file
+        ) as router,
+        AsyncExitStack() as ends,
+    ):
+        registry = await ends.enter_async_context(await Registry.connect(redis.url))
+        workers = _workers(pools, said)
+        for worker in workers:
+            await worker.start()
+            ends.push_async_callback(worker.stop)
+        steps = [worker.run(pools.step_s, pools.step_s * turn / pools.decode) for turn, worker in enumerate(workers)]
+        tasks = [asyncio.create_task(one) for one in (*steps, _beat(registry, workers))]
+        try:
+            await router.ready()
+            yield router
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+
+def _workers(pools: MockPools, said: defaultdict[str, list[float]]) -> list[AtOnceWorker]:
+    peers: dict[str, AtOnceWorker] = {}
+    for number in range(pools.prefill):
+        AtOnceWorker(f"prefill-{number}", "prefill", pools.token, said, peers)
+    for number in range(pools.decode):
+        AtOnceWorker(f"decode-{number}", "decode", pools.token, said, peers)
+    return list(peers.values())
+
+
+async def _beat(registry: Registry, workers: list[AtOnceWorker]) -> None:
+    while True:
+        for worker in workers:
+            await registry.publish_worker(worker.info)
+        await asyncio.sleep(_HEARTBEAT_S)
