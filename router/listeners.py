@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Iterator
 
@@ -68,6 +69,14 @@ def grpc_server(
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     return server, f"{address.rpartition(':')[0]}:{port}", servicer
+
+
+def _no_cancellation(record: logging.LogRecord) -> bool:
+    """Requests that the end of a server cuts off are no errors of the application, as uvicorn calls them."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
+
+
+logging.getLogger("uvicorn.error").addFilter(_no_cancellation)
 
 
 class HttpServer(uvicorn.Server):

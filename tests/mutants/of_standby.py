@@ -73,8 +73,21 @@ MUTANTS = (
     Mutant(
         "a forked worker ends with its actor",
         "kvrelay/launch/template.py",
-        "    soon(roles.now)\n    time.sleep(_ORPHAN_S)\n    os._exit(_FAILED)",
-        "    return",
+        "        loop.call_soon_threadsafe(roles.now)\n"
+        "    except RuntimeError:\n"
+        "        if not loop.is_closed():\n"
+        "            raise\n"
+        "        # It ends already, and there is nobody to give an order to.\n"
+        "    time.sleep(_ORPHAN_S)\n"
+        "    os._exit(_FAILED)",
+        "    finally:\n        pass",
         ("launch/test_template.py::test_it_ends_with_its_actor",),
+    ),
+    Mutant(
+        "a forked worker that has ended takes no orders",
+        "kvrelay/launch/template.py",
+        "if not loop.is_closed():",
+        "if True:",
+        ("launch/test_template.py::test_an_actor_that_goes_once_the_worker_has_ended_makes_no_noise",),
     ),
 )
