@@ -96,8 +96,10 @@ class EngineProcess:
             print(json.dumps(order), file=self._process.stdin, flush=True)
         except BrokenPipeError as error:
             raise Unavailable(self._obituary()) from error
-        # One answer for each order, so nothing waits in the file's own buffer.
-        if not select.select([self._process.stdout], [], [], within_s)[0]:
+        # One answer for each order, so nothing waits in the file's own buffer. (`select` takes no large descriptors.)
+        answered = select.poll()
+        answered.register(self._process.stdout, select.POLLIN)
+        if not answered.poll(within_s * 1000):
             raise DeadlineExceeded(f"{self._process.args!r} did not answer within {within_s:g} s")
         line = self._process.stdout.readline()
         try:
