@@ -15,7 +15,7 @@ from router.loop_slices import LoopSlices
 from router.openai_request import Json, object_steps
 
 MAX_BYTES = 4 * 2**20
-MAX_HELD_BYTES = 256 * 2**20  # of all bodies that are here and not parsed yet
+MAX_HELD_BYTES = 160 * 2**20  # of all bodies that are here and not parsed yet
 RECEIVE_S = 20.0  # for a body to come
 _CLOSE = {"connection": "close"}  # what is left of the body need not come
 T = TypeVar("T")

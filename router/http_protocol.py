@@ -11,6 +11,7 @@ from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from router.openai_response import to_json
+from router.read_turns import ReadTurns
 
 MAX_CONNECTIONS = 2048  # of the listener
 MAX_HEAD_BYTES = 16 * 2**10  # of a request's line and headers
@@ -67,6 +68,7 @@ class BoundedProtocol(H11Protocol):
     """
 
     idle: dict[BoundedProtocol, None]  # the listener's connections without a request under way, oldest first
+    turns: ReadTurns  # the listener's
 
     def __init__(self, config: Config, *arguments: Any, **more: Any) -> None:
         super().__init__(config, *arguments, **more)
@@ -96,8 +98,16 @@ class BoundedProtocol(H11Protocol):
             self.conn.receive_data(data[:_PIECE])
             self.handle_events()
             data = data[_PIECE:]
-        if data and not self.transport.is_closing():
-            super().data_received(data)
+        if data and not self.transport.is_closing() and not self.turns.read(self._take, data):
+            self.transport.pause_reading()
+
+    def _take(self, data: bytes) -> None:
+        """Of a body."""
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        if not self.flow.read_paused:
+            self.transport.resume_reading()
 
     def handle_events(self) -> None:
         super().handle_events()

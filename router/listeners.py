@@ -23,8 +23,10 @@ from router.grpc_access import GrpcAccess
 from router.grpc_messages import GrpcMessages
 from router.http_acceptor import BACKLOG, Acceptor
 from router.http_protocol import MAX_HEAD_BYTES, SLOW_READER_S, BoundedProtocol
+from router.read_turns import ReadTurns
 
 MAX_MESSAGE_BYTES = 4 * 2**20  # of a request: a full context as text, several times over
+RECEIVE_BYTES = 64 * 2**10  # of an HTTP connection, in the kernel
 MAX_CONNECTIONS = 1024  # of a gRPC listener; each has as many streams as the next says
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -90,6 +92,7 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])
+        self._turns = ReadTurns()
         acceptor = Acceptor(self._listener, self._protocol, self.config.ssl)
         self._accepting = asyncio.create_task(acceptor.run())
 
@@ -103,6 +106,7 @@ class HttpServer(uvicorn.Server):
     def _protocol(self) -> asyncio.Protocol:
         protocol = BoundedProtocol(self.config, self.server_state, self.lifespan.state)
         protocol.idle = self._idle
+        protocol.turns = self._turns
         return protocol
 
     @contextlib.contextmanager
@@ -143,6 +147,8 @@ def http_listener(address: str, option: str) -> socket.socket:
         # Connections inherit it: one whose peer takes nothing off our hands for so long is over.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SLOW_READER_S * 1000))
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        # What a connection may send before it is read; the event loop takes it in one piece.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
         listener.bind(target)
         listener.listen(BACKLOG)
     except OSError as error:

@@ -356,4 +356,18 @@ MUTANTS = (
         "if True:",
         ("bad_input/test_requests.py::test_over_grpc",),
     ),
+    Mutant(
+        "bodies that come at one moment are read by turns",
+        "router/read_turns.py",
+        "if self._waiting or self._now() - self._began > SLICE_S:",
+        "if False:",
+        ("router/test_read_turns.py::test_rounds_of_the_loop_are_short_and_each_connections_data_stays_in_order",),
+    ),
+    Mutant(
+        "bodies that waited are read by turns too",
+        "router/read_turns.py",
+        "if self._now() - self._began > SLICE_S:\n                break",
+        "pass",
+        ("router/test_read_turns.py::test_rounds_of_the_loop_are_short_and_each_connections_data_stays_in_order",),
+    ),
 )

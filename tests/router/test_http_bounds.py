@@ -16,6 +16,7 @@ from uvicorn.server import ServerState
 
 import router.http_body
 import router.http_protocol
+import router.read_turns
 import router.text
 from kvrelay.errors import ResourceExhausted
 from router.http_protocol import BoundedProtocol
@@ -134,6 +135,18 @@ async def test_bodies_that_are_too_many_at_one_time_are_refused(monkeypatch: pyt
     monkeypatch.setattr(router.http_body, "MAX_HELD_BYTES", 1000)
     async with running_router(prefill=0) as cluster:
         await refused_while_a_body_is_held(cluster)
+
+
+async def test_bodies_that_take_turns_come_whole(cluster: RouterHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One piece of one of them in each round of the event loop."""
+    monkeypatch.setattr(router.read_turns, "SLICE_S", 0.0)
+    texts = [f"{number} " * 20_000 for number in range(12)]
+    async with httpx.AsyncClient(base_url=cluster.http, timeout=60) as http:
+        answers = await asyncio.gather(*(http.post("/tokenize", json={"prompt": text}) for text in texts))
+        for text, answer in zip(texts, answers, strict=True):
+            assert answer.json()["tokens"] == (await http.post("/tokenize", json={"prompt": text})).json()["tokens"]
+            back = await http.post("/detokenize", json={"tokens": answer.json()["tokens"]})
+            assert back.json()["prompt"].endswith(text)
 
 
 async def refused_while_a_body_is_held(cluster: RouterHarness) -> None:
