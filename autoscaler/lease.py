@@ -156,7 +156,6 @@ class Lease:
         if not led and not unbroken:
             # The claim was in Redis at this moment, if not before.
             self._held_since = self._clock.now()
-            self._acts = False
         self._mine, self._renewed_at = record, began
         self._others = LeaseRecord()
         if not self._acts and (self._sole or began - self._held_since >= TAKEOVER_S):
@@ -166,7 +165,9 @@ class Lease:
     def _look_at(self, record: LeaseRecord, led: bool) -> None:
         if self._mine.owner or not self._others.owner:
             log.warning("controller_deposed" if led else "controller_stands_by", owner=self.owner, leader=record.owner)
-        self._mine, self._acts = LeaseRecord(), False
+        self._mine = LeaseRecord()
+        if self._acts:
+            self._step_down()
         if record != self._others:
             self._others, self._others_since = record, self._clock.now()
 

@@ -148,6 +148,22 @@ async def test_no_claim_outlives_its_lead_though_redis_forgets_the_successor(
         assert not await registry.restore_desired({"decode": 3}, claim)
 
 
+async def test_a_deposed_leader_leads_again_in_a_later_term(registry: Registry, first: Host, second: Host) -> None:
+    """Redis was flushed and a newcomer took the same term; a failover brings back what was there before the flush."""
+    await go_on(TAKEOVER_S + RENEW_S, first)
+    before = first.lease.claim()
+    record = await registry._call("HGETALL", "kvrelay:leader")
+    await registry._call("FLUSHALL")
+    await second.lease.renew()
+    await first.lease.renew()
+    assert (second.lease.state, first.lease.state) == ("claiming", "standby")
+    await registry._call("HSET", "kvrelay:leader", *(word.decode() for pair in record.items() for word in pair))
+
+    await go_on(TAKEOVER_S + 2 * RENEW_S, first, second)
+    assert first.lease.claim().term > before.term
+    assert not await registry.restore_desired({"decode": 3}, before)
+
+
 async def test_what_is_under_way_ends_with_the_lease(registry: Registry) -> None:
     clock = ManualClock()
     lease = Lease(registry, "a-1", clock, sole=True)

@@ -235,9 +235,16 @@ MUTANTS = (
     Mutant(
         "a leader that stopped leads again in a later term only",
         "autoscaler/lease.py",
-        "            self._step_down()\n",
-        "            pass\n",
+        "if self._acts and not led:\n",
+        "if False:\n",
         ("autoscaler/test_lease.py::test_a_leader_that_stopped_leads_again_in_a_later_term",),
+    ),
+    Mutant(
+        "a deposed leader leads again in a later term only",
+        "autoscaler/lease.py",
+        "        if self._acts:\n            self._step_down()\n",
+        "        self._acts = False\n",
+        ("autoscaler/test_lease.py::test_a_deposed_leader_leads_again_in_a_later_term",),
     ),
     Mutant(
         "the autoscaler's look ends with the lease",
