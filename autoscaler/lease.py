@@ -11,6 +11,8 @@ record by itself:
   they looked. Clocks may run at different rates, up to TAKEOVER_S / DEADLINE_S.
 - Terms exceed all that Redis, its owner, or any live worker knows. They fence what cannot look at a clock: writes to
   Redis, and workers that come up late.
+- A leader that has stopped leads again only under a later term. Redis may have lost everything that another leader
+  wrote in between. It then has the first leader's record again, and accepts claims of its term.
 
 The idea of a fencing token is Martin Kleppmann's ("How to do distributed locking", 2016); judging a lease by its
 observed changes is how client-go's leader election does it.
@@ -120,6 +122,8 @@ class Lease:
     async def renew(self) -> None:
         """Renews the lease, or takes it if it is free or has ended. Raises Unavailable."""
         led, began = self.leads, self._clock.now()
+        if self._acts and not led:
+            self._step_down()
         # Only who has looked all the time knows that nothing has changed meanwhile.
         if began - self._looked_at > DEADLINE_S:
             self._others_since = began
@@ -135,6 +139,13 @@ class Lease:
         else:
             self._look_at(record, led)
 
+    def _step_down(self) -> None:
+        """Ends the lead, so that the next renewal gets a later term: claims of this lead must not hold in the next one,
+        even if Redis has forgotten the leaders in between.
+        """
+        self._mine, self._acts = LeaseRecord(), False
+        self._seen_term += 1
+
     def _keep(self, record: LeaseRecord, led: bool, began: float) -> None:
         expected = LeaseRecord(self.owner, self._mine.term, self._mine.beat + 1)
         unbroken = record == expected and began - self._renewed_at < DEADLINE_S
@@ -145,7 +156,6 @@ class Lease:
         if not led and not unbroken:
             # The claim was in Redis at this moment, if not before.
             self._held_since = self._clock.now()
-            self._acts = False
         self._mine, self._renewed_at = record, began
         self._others = LeaseRecord()
         if not self._acts and (self._sole or began - self._held_since >= TAKEOVER_S):
@@ -155,7 +165,9 @@ class Lease:
     def _look_at(self, record: LeaseRecord, led: bool) -> None:
         if self._mine.owner or not self._others.owner:
             log.warning("controller_deposed" if led else "controller_stands_by", owner=self.owner, leader=record.owner)
-        self._mine, self._acts = LeaseRecord(), False
+        self._mine = LeaseRecord()
+        if self._acts:
+            self._step_down()
         if record != self._others:
             self._others, self._others_since = record, self._clock.now()
 

@@ -14,7 +14,7 @@ from kvrelay.config import AutoscalingPolicy
 from kvrelay.errors import Unavailable
 from kvrelay.registry import Registry
 from kvrelay.telemetry import get_logger
-from kvrelay.types import PoolName, ScalingDecision
+from kvrelay.types import Claim, PoolName, ScalingDecision
 
 log = get_logger("autoscaler")
 
@@ -45,7 +45,11 @@ class Autoscaler:
         if not self._lease.leads:
             self._states.clear()
             return
-        claim = self._lease.claim()
+        # Redis may have forgotten a later leader, and then the claim alone does not fence the decision off.
+        async with self._lease.in_time():
+            await self._decide(self._lease.claim())
+
+    async def _decide(self, claim: Claim) -> None:
         workers = await self._registry.workers()
         routers = await self._registry.routers()
         desired = await self._registry.desired()

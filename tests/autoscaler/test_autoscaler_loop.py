@@ -5,14 +5,14 @@ from contextlib import suppress
 
 import pytest
 
-from autoscaler.lease import Lease
+from autoscaler.lease import DEADLINE_S, Lease
 from autoscaler.loop import Autoscaler
 from kvrelay.clock import ManualClock
 from kvrelay.config import AutoscalingPolicy
 from kvrelay.embedded_redis import EmbeddedRedis
 from kvrelay.errors import Unavailable
 from kvrelay.registry import Registry
-from kvrelay.types import RouterLoad, WorkerInfo, WorkerLoad
+from kvrelay.types import PoolName, RouterLoad, WorkerInfo, WorkerLoad
 
 POLICY = AutoscalingPolicy.model_validate(
     {
@@ -102,6 +102,28 @@ async def test_only_the_leader_scales(registry: Registry, autoscaler: Autoscaler
     await other.release()
     await autoscaler.tick()
     assert await registry.desired() == {"decode": 3}
+
+
+async def test_a_look_ends_with_the_lease(
+    registry: Registry, autoscaler: Autoscaler, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis may forget whoever led since, so the claim alone does not keep an old decision from being written."""
+    await registry.set_desired({"decode": 1})
+    await publish(registry, waiting=37)
+    read = registry.desired
+
+    async def slow() -> dict[PoolName, int]:
+        await asyncio.sleep(0.1)
+        return await read()
+
+    monkeypatch.setattr(registry, "desired", slow)
+    await autoscaler._lease.renew()
+    clock.advance(DEADLINE_S - 0.05)
+    with pytest.raises(Unavailable, match="the lease of controller a ended"):
+        await Autoscaler.tick(autoscaler)
+    assert await read() == {"decode": 1}
+    await autoscaler.tick()
+    assert await read() == {"decode": 3}
 
 
 async def test_a_wish_does_not_last_while_nobody_looks(registry: Registry, clock: ManualClock) -> None:

@@ -116,6 +116,54 @@ async def test_two_that_claim_after_a_loss_do_not_both_lead(registry: Registry, 
     assert (first.lease.leads, second.lease.leads) == (False, True)
 
 
+async def test_a_leader_that_stopped_leads_again_in_a_later_term(registry: Registry, first: Host) -> None:
+    """What it began before must not pass for what it does now."""
+    await go_on(TAKEOVER_S + RENEW_S, first)
+    old = first.lease.claim()
+    first.clock.advance(DEADLINE_S)
+    await first.lease.renew()
+    assert first.lease.state == "claiming"
+    assert not await registry.restore_desired({"decode": 3}, old)
+    await go_on(TAKEOVER_S + RENEW_S, first)
+    assert first.lease.claim().term > old.term
+    assert not await registry.restore_desired({"decode": 3}, old)
+    assert await registry.restore_desired({"decode": 3}, first.lease.claim())
+
+
+async def test_no_claim_outlives_its_lead_though_redis_forgets_the_successor(
+    registry: Registry, first: Host, second: Host
+) -> None:
+    """A failover loses all that the second leader wrote; Redis has the first one's lease again."""
+    await go_on(TAKEOVER_S + RENEW_S, first, second)
+    before = first.lease.claim()
+    record = await registry._call("HGETALL", "kvrelay:leader")
+    await go_on(EXPIRY_S + TAKEOVER_S + 2 * RENEW_S, first, second, but=first)
+    lost = second.lease.claim()
+    await registry._call("FLUSHALL")
+    await registry._call("HSET", "kvrelay:leader", *(word.decode() for pair in record.items() for word in pair))
+
+    await go_on(TAKEOVER_S + 2 * RENEW_S, second, first)
+    assert (first.lease.leads, second.lease.state) == (True, "standby")
+    for claim in (before, lost):
+        assert not await registry.restore_desired({"decode": 3}, claim)
+
+
+async def test_a_deposed_leader_leads_again_in_a_later_term(registry: Registry, first: Host, second: Host) -> None:
+    """Redis was flushed and a newcomer took the same term; a failover brings back what was there before the flush."""
+    await go_on(TAKEOVER_S + RENEW_S, first)
+    before = first.lease.claim()
+    record = await registry._call("HGETALL", "kvrelay:leader")
+    await registry._call("FLUSHALL")
+    await second.lease.renew()
+    await first.lease.renew()
+    assert (second.lease.state, first.lease.state) == ("claiming", "standby")
+    await registry._call("HSET", "kvrelay:leader", *(word.decode() for pair in record.items() for word in pair))
+
+    await go_on(TAKEOVER_S + 2 * RENEW_S, first, second)
+    assert first.lease.claim().term > before.term
+    assert not await registry.restore_desired({"decode": 3}, before)
+
+
 async def test_what_is_under_way_ends_with_the_lease(registry: Registry) -> None:
     clock = ManualClock()
     lease = Lease(registry, "a-1", clock, sole=True)

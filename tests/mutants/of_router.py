@@ -233,6 +233,27 @@ MUTANTS = (
         ("autoscaler/test_lease.py::test_a_newcomer_begins_to_wait_again_when_its_lease_was_lost",),
     ),
     Mutant(
+        "a leader that stopped leads again in a later term only",
+        "autoscaler/lease.py",
+        "if self._acts and not led:\n",
+        "if False:\n",
+        ("autoscaler/test_lease.py::test_a_leader_that_stopped_leads_again_in_a_later_term",),
+    ),
+    Mutant(
+        "a deposed leader leads again in a later term only",
+        "autoscaler/lease.py",
+        "        if self._acts:\n            self._step_down()\n",
+        "        self._acts = False\n",
+        ("autoscaler/test_lease.py::test_a_deposed_leader_leads_again_in_a_later_term",),
+    ),
+    Mutant(
+        "the autoscaler's look ends with the lease",
+        "autoscaler/loop.py",
+        "async with self._lease.in_time():\n",
+        "if self._lease.leads:\n",
+        ("autoscaler/test_autoscaler_loop.py::test_a_look_ends_with_the_lease",),
+    ),
+    Mutant(
         "an actuator without the lease does nothing",
         "autoscaler/actuator.py",
         "if self._lease is not None and not self._lease.leads:\n            await self._follow",

@@ -12,14 +12,14 @@ import json
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import redis.asyncio
 from simulation.fake_redis import NAME as REDIS
-from simulation.fake_redis import FakeRedis
+from simulation.fake_redis import FakeRedis, Store
 from simulation.history import Act, judge_acts, judge_incarnations, judge_leaders
 from simulation.network import Network
 from simulation.stand_ins import in_place
@@ -58,6 +58,17 @@ POLICY = AutoscalingPolicy.model_validate(
         },
     }
 )
+
+
+class Acts(list[Act]):
+    """Each is judged as it takes effect."""
+
+    def __init__(self, judge: Callable[[Act], None]) -> None:
+        self._judge = judge
+
+    def append(self, act: Act) -> None:
+        super().append(act)
+        self._judge(act)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +138,7 @@ class ControlSimulation:
         self.network = Network(self.loop, random.Random(rng.random()))
         self.network.history = history
         self.redis = FakeRedis(self.network)
+        self.redis.store.acts = Acts(self._judge_act)
         self.confirms = rng.random() < 0.5  # the lease waits for a replica, and so a primary may be left behind
         self.controllers: list[Controller] = []
         self.names: list[str] = []
@@ -149,7 +161,7 @@ class ControlSimulation:
                 self.loop.end()
                 asyncio.set_event_loop(None)
         acts = self.redis.store.acts
-        self.complaints += judge_acts(acts)
+        self.complaints += judge_acts(acts, forgotten=any(kind in self.faults for kind in FORGETTING))
         self.complaints += judge_incarnations(self.incarnations)
         self.complaints += [f"E: {name} is a name twice" for name, n in Counter(self.names).items() if n > 1]
         self.complaints += [f"nobody took an error: {one}" for one in self.loop.failures]
@@ -215,12 +227,13 @@ class ControlSimulation:
             await asyncio.sleep(2 * RENEW_S)
 
     async def _write(self, registry: Registry, lease: Lease) -> None:
-        """What a scaler does, again and again."""
+        """What `Autoscaler` does, again and again."""
         while True:
             with suppress(Unavailable):
-                claim = lease.claim()
-                await asyncio.sleep(self.rng.random() * TICK_S)  # it thinks
-                await registry.restore_desired({"decode": 1}, claim)
+                async with lease.in_time():
+                    claim = lease.claim()
+                    await asyncio.sleep(self.rng.random() * TICK_S)  # it thinks
+                    await registry.restore_desired({"decode": 1}, claim)
             await asyncio.sleep(2 * TICK_S)
 
     async def _connected(self) -> Registry:
@@ -374,10 +387,13 @@ class ControlSimulation:
 
     def act(self, owner: str, term: int, what: str) -> None:
         self.redis.store.acts.append(Act(self.loop.time(), owner, term, what))
-        self.network.say(f"ACT {owner} {term} {what}")
-        others = [one.name for one in self.leaders() if one.lease is not None and one.lease.owner != owner]
+
+    def _judge_act(self, act: Act) -> None:
+        who = f"{act.owner} in term {act.term}: {act.what}"
+        self.network.say(f"ACT {who}")
+        others = [one.name for one in self.leaders() if one.lease is not None and one.lease.owner != act.owner]
         if others:
-            self.complaints.append(f"E: {owner} in term {term}: {what} while {others[0]} leads")
+            self.complaints.append(f"E: {who} at {act.time:.3f} while {others[0]} leads")
         self._judge_now()
 
     async def _watch(self) -> None:
@@ -446,6 +462,57 @@ async def roll_back(sim: ControlSimulation) -> None:
     replica = store.fork()
     store.replicas = 0
     await asyncio.sleep(_seconds(sim, 6.0))
+    _fail_over(sim, store, replica)
+    await _rejoin(sim, store)
+
+
+async def forget_successor(sim: ControlSimulation) -> None:
+    """The failover loses all that a leader's successor wrote, so Redis has the lease of the one before, who is away
+    until then; the successor may die with the primary. By chance that happens in one of thousands of histories.
+    """
+    if not sim.leaders():
+        return
+    leader = sim.leaders()[0]
+    store = sim.redis.store
+    replica = store.fork()
+    frozen = sim.rng.random() < 0.5
+    ways = (leader.name, REDIS), (REDIS, leader.name)
+    if frozen:
+        leader.process.freeze()
+    else:
+        for way in ways:
+            sim.network.cut(*way)
+        sim.cut_off(leader.name)
+    store.replicas = 0
+    async with _at_most(10.0):
+        while all(one is leader for one in sim.leaders()):
+            await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(sim.rng.random())
+    _fail_over(sim, store, replica)
+    dies = [one for one in sim.leaders() if one is not leader and sim.rng.random() < 0.5]
+    for successor in dies:
+        sim.kill_controller(successor)
+    await asyncio.sleep(_seconds(sim, 1.0))
+    if frozen:
+        if leader.process.alive:
+            leader.process.thaw()
+    else:
+        for way in ways:
+            sim.network.heal(*way)
+        sim.back(leader.name)
+    await _rejoin(sim, store)
+    for _ in dies:
+        sim.start_controller()
+
+
+@asynccontextmanager
+async def _at_most(seconds: float) -> AsyncIterator[None]:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            yield
+
+
+def _fail_over(sim: ControlSimulation, store: Store, replica: Store) -> None:
     if sim.redis.store is not store:
         return  # another failover came before
     if sim.confirms and sim.rng.random() < 0.7:
@@ -459,6 +526,10 @@ async def roll_back(sim: ControlSimulation) -> None:
         replica.expiry = dict.fromkeys(replica.expiry, 0.0)
     sim.redis.store = replica
     sim.network.say("FAILOVER")
+
+
+async def _rejoin(sim: ControlSimulation, store: Store) -> None:
+    """Those that still talk to the old primary find the new one."""
     await asyncio.sleep(_seconds(sim, 8.0))
     for name in [name for name, old in sim.redis.left_behind.items() if old is store]:
         del sim.redis.left_behind[name]
@@ -557,6 +628,7 @@ async def operate(sim: ControlSimulation) -> None:
 FAULTS: dict[str, Callable[[ControlSimulation], Any]] = {
     "Redis loses its last writes": roll_back,
     "Redis loses its last writes again": roll_back,
+    "Redis loses a leader's successor": forget_successor,
     "Redis is flushed": flush,
     "Redis is gone": down,
     "Redis stalls": stalled,
@@ -572,4 +644,5 @@ FAULTS: dict[str, Callable[[ControlSimulation], Any]] = {
     "a worker is killed": kill_worker,
     "an operator scales": operate,
 }
+FORGETTING = [kind for kind in FAULTS if "Redis loses" in kind or "flushed" in kind]
 OF_WORKERS = {"a worker is cut off", "a worker is killed", "an operator scales"}

@@ -19,6 +19,7 @@ from kvrelay import registry_scripts as scripts
 
 NAME = "redis"
 _WRITES = {"INCR", "EVAL", "HSET", "LPUSH", "LTRIM", "SADD", "SREM", "SET", "DEL"}
+_OF_THE_PRIMARY = _WRITES | {"WAIT"}  # which asks about the writes of its own connection
 
 
 class Store:
@@ -330,7 +331,7 @@ class Client:
         if server.state == "read-only" and words[0] in _WRITES:
             return ReadOnlyError("You can't write against a read only replica.")
         store, now = server.left_behind.get(self._name, server.store), server.network.loop.time()
-        if server.state == "stale" and words[0] not in _WRITES:
+        if server.state == "stale" and words[0] not in _OF_THE_PRIMARY:
             store, now = server.past
         try:
             if server.state == "flaky" and server.network.rng.random() < 0.3:

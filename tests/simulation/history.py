@@ -195,15 +195,21 @@ class Act:
     what: str
 
 
-def judge_acts(acts: Sequence[Act]) -> list[str]:
-    """Nobody acts after a successor has acted, unless under a later term."""
+def judge_acts(acts: Sequence[Act], *, forgotten: bool = False) -> list[str]:
+    """Nobody acts after a successor has acted, unless under a later term than before.
+
+    forgotten: Redis has lost writes. Then it may not know the successor's term, nor does anybody if the successor died
+    or is out of touch, so no later term can be told to exceed it. A term that exceeds all that the owner itself had is
+    a lead of its own, and leads are judged by their time.
+    """
     complaints = []
     last: dict[str, int] = {}  # owner -> index of its last act
     for index, act in enumerate(acts):
         before = last.get(act.owner)
         if before is not None:
             between = [one for one in acts[before + 1 : index] if one.owner != act.owner]
-            if between and act.term <= max(one.term for one in between):
+            rivals = [acts[before]] if forgotten else [acts[before], *between]
+            if between and act.term <= max(one.term for one in rivals):
                 other = between[-1]
                 complaints.append(
                     f"E: {act.owner} in term {act.term}: {act.what} at {act.time:.3f}, after {other.owner} in term "

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from functools import cache
 
 import pytest
@@ -16,7 +17,7 @@ from simulation.run_control import run_seed
 from autoscaler.lease import Lease
 
 LEASES, FLEETS = 100, 12
-MORE = 600  # seeds that are looked through if none of those that are named fails
+MORE = 1500  # seeds that are looked through if none of those that are named fails
 
 Patch = pytest.MonkeyPatch
 
@@ -62,7 +63,22 @@ def no_deadline(patch: Patch) -> None:
     patch.setattr(Lease, "_seconds_left", lambda self: 1e9)
 
 
+def no_later_term(patch: Patch) -> None:
+    patch.setattr(Lease, "_step_down", lambda _: None)
+
+
+def no_end_of_what_is_under_way(patch: Patch) -> None:
+    @asynccontextmanager
+    async def at_first(lease: Lease) -> AsyncIterator[None]:
+        lease.claim()
+        yield
+
+    patch.setattr(Lease, "in_time", at_first)
+
+
 def no_fence(patch: Patch) -> None:
+    """Of a scaler that does not stop by itself: no command of one that does is late in this network."""
+    no_end_of_what_is_under_way(patch)
     patch.setattr(Store, "_leads", lambda *_: True)
 
 
@@ -79,6 +95,8 @@ def no_adoption(patch: Patch) -> None:
     [
         (no_wait, (9, 96), False),
         (no_deadline, (8, 17), False),
+        (no_later_term, (107, 370), False),
+        (no_end_of_what_is_under_way, (435,), False),
         (no_fence, (17, 101), False),
         (no_confirmation, (96, 150), False),
         (no_adoption, (0, 5), True),

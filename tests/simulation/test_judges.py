@@ -158,6 +158,8 @@ def test_an_act_of_a_leader_that_was_succeeded_is_seen() -> None:
     assert judge_acts([first, first, second, Act(3.0, "a", 3, "scale"), Act(4.0, "a", 3, "start")]) == []
     assert "a in term 1: start at 3.000, after b in term 2" in judge_acts([first, second, replace(first, time=3.0)])[0]
     assert "a in term 2: start at 1.000, after b" in judge_acts([first, second, replace(first, term=2)])[0]
+    assert judge_acts([first, second, replace(first, term=2)], forgotten=True) == []
+    assert "a in term 1: start at 1.000, after b" in judge_acts([first, second, first], forgotten=True)[0]
 
 
 def test_an_answer_of_another_version_is_good_and_a_mixed_one_is_not() -> None:
