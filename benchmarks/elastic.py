@@ -108,26 +108,28 @@ async def capacity(client: AsyncClient, case: Case) -> float:
 
 
 async def run_case(cluster: LocalCluster, case: Case, steps: Steps, seed: int) -> Report:
-    async with AsyncClient(cluster.endpoints.grpc) as client:
-        base = SHARE * await capacity(client, case)
-    load = Workload(
-        rate=steps.rate(base),
-        burstiness=BURSTINESS,
-        num_requests=None,
-        duration=None,
-        prompt_tokens=parse_lengths(str(case.prompt_tokens), "prompt_tokens"),
-        output_tokens=parse_lengths(str(case.output_tokens), "output_tokens"),
-        text=False,
-        seed=seed,
-    )
     async with open_target(
         cluster.endpoints.grpc, TIMEOUT_S, cluster.endpoints.admin, None, Connection(None, None, None, None)
     ) as target:
+        assert target.admin is not None
+        calm = _sizes(await asyncio.to_thread(target.admin.status))
+        async with AsyncClient(cluster.endpoints.grpc) as client:
+            base = SHARE * await capacity(client, case)
+        await asyncio.to_thread(_wait_for, calm, target.admin)  # that may have been a load to follow, too
+        load = Workload(
+            rate=steps.rate(base),
+            burstiness=BURSTINESS,
+            num_requests=None,
+            duration=None,
+            prompt_tokens=parse_lengths(str(case.prompt_tokens), "prompt_tokens"),
+            output_tokens=parse_lengths(str(case.output_tokens), "output_tokens"),
+            text=False,
+            seed=seed,
+        )
         plan = list(load.plan(target.model.vocab_size))
         options = {"target": "a local cluster", "model": target.model.id, **load.options()}
         back = asyncio.Event()
-        assert target.admin is not None
-        watching = asyncio.create_task(_set_when_back(back, target.admin, steps.calm_s + steps.high_s))
+        watching = asyncio.create_task(_set_when_back(back, calm, target.admin, steps.calm_s + steps.high_s))
         try:
             wanted = takewhile(lambda _: not back.is_set(), plan)
             return await measure(target, Run(wanted, options, ()), lambda _: None, asyncio.Event())
@@ -135,21 +137,22 @@ async def run_case(cluster: LocalCluster, case: Case, steps: Steps, seed: int) -
             watching.cancel()
 
 
-async def _set_when_back(back: asyncio.Event, admin: AdminClient, after_s: float) -> None:
+Sizes = list[tuple[int, int]]  # of each pool, how many workers are wanted and how many there are
+
+
+async def _set_when_back(back: asyncio.Event, calm: Sizes, admin: AdminClient, after_s: float) -> None:
     """Some looks after the pools are again as they were, from `after_s` on."""
-    first = _sizes(await asyncio.to_thread(admin.status))
     await asyncio.sleep(after_s)
-
-    def wait() -> None:
-        next(one for one in admin.watch(INTERVAL_S) if _sizes(one) == first)
-
-    await asyncio.to_thread(wait)
+    await asyncio.to_thread(_wait_for, calm, admin)
     await asyncio.sleep(4 * INTERVAL_S)
     back.set()
 
 
-def _sizes(status: ClusterStatus) -> list[tuple[int, int]]:
-    """Of each pool, how many workers are wanted and how many there are."""
+def _wait_for(sizes: Sizes, admin: AdminClient) -> None:
+    next(one for one in admin.watch(INTERVAL_S) if _sizes(one) == sizes)
+
+
+def _sizes(status: ClusterStatus) -> Sizes:
     return [(pool.desired, len(pool.workers)) for pool in status.pools]
 
 
