@@ -94,12 +94,12 @@ struct Fetch {
     }
 };
 
-// Up to so many rows that their tiles stay near; `tiles` are of WORDS_OF_PANEL words after the other, of 32 rows each.
+// Up to so many rows that their tiles stay near; `tiles` are of `step` words after the other, of 32 rows each.
 template <class Format>
-void multiply_panel(const uint32_t* tiles, int64_t rows, const u32x16* panel, int64_t words, bool another,
+void multiply_panel(const uint32_t* tiles, int64_t rows, const u32x16* panel, int64_t words, int64_t step, bool another,
                     typename Format::Sum (*sums)[2]) {
     constexpr int64_t stride = 2 * sizeof(u32x16);
-    const int64_t step = rows <= TILE_ROWS ? words : WORDS_OF_PANEL, groups = (rows + TILE_ROWS - 1) / TILE_ROWS;
+    const int64_t groups = (rows + TILE_ROWS - 1) / TILE_ROWS;
     for (int64_t first = 0; first < words; first += step) {
         const int64_t count = std::min(step, words - first), after = first + count;
         const int64_t ahead = after < words ? std::min(step, words - after) : another ? std::min(step, words) : 0;
@@ -147,8 +147,8 @@ bool linear_by_tiles(const LinearCall& call) {
                 }
 #pragma omp for schedule(dynamic, share)
             for (int64_t p = 0; p < panels; p++) {
-                multiply_panel<Format>(tiles, rows, (const u32x16*)call.weight + p * words * 2, words, p + 1 < panels,
-                                       sums);
+                multiply_panel<Format>(tiles, rows, (const u32x16*)call.weight + p * words * 2, words, step,
+                                       p + 1 < panels, sums);
                 put_rows<Format, Out>(call, sums, begin, rows, p);
             }
         }
