@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc
 from fake_worker import FakeWorkerServer
@@ -175,6 +176,22 @@ async def running_router(
         await text.close()
         assert task.done(), "the router did not stop"
         await task
+
+
+@asynccontextmanager
+async def router_before(config: ClusterConfig, registry: Any) -> AsyncIterator[dict[str, str]]:
+    """A router in this process for the workers of a registry; yields the addresses it tells: grpc, http, admin."""
+    stop, text = StopRequest(), Text.load(config.model.path)
+    line: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    card = ModelCard.load(config.model.path, config.model)
+    task = asyncio.create_task(run_router(config, registry, card, text, line.set_result, stop))
+    task.add_done_callback(lambda _: line.done() or line.cancel())
+    try:
+        yield dict(word.split("=", 1) for word in (await line).split()[2:])
+    finally:
+        stop.now()
+        await task
+        await text.close()
 
 
 @asynccontextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,16 +9,12 @@ from pathlib import Path
 import pytest
 from poison import STREAM_TOKENS, Found, beside, doors, poisoned_model, table
 from rich.console import Console
-from router_harness import MemoryRegistry
+from router_harness import MemoryRegistry, router_before
 from worker_harness import workers
 
 from kvrelay.config import ClusterConfig
 from kvrelay.engine import runner
 from kvrelay.engine.sampling import sample
-from kvrelay.stop_request import StopRequest
-from router.main import run_router
-from router.model_card import ModelCard
-from router.text import Text
 
 POISONED, STREAMS = 200, 8
 
@@ -38,19 +33,10 @@ async def relay(model: Path, *names: str) -> AsyncIterator[tuple[str, str]]:
     )
     async with workers(model, config, *names) as running:
         registry = MemoryRegistry({info.worker_id: info for info in await running.registry.workers()})
-        line: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        stop = StopRequest()
-        card, text = ModelCard.load(str(model), config.model), Text.load(str(model))
-        router = asyncio.create_task(run_router(config, registry, card, text, line.set_result, stop))
-        ready = dict(part.split("=", 1) for part in (await asyncio.wait_for(line, 60)).split() if "=" in part)
-        try:
-            yield ready["grpc"], ready["http"]
+        async with router_before(config, registry) as words:
+            yield words["grpc"], words["http"]
             for info in await running.settled():
                 assert info.load.integrity_ok, info.load.integrity_error
-        finally:
-            stop.now()
-            await router
-            await text.close()
 
 
 async def test_streams_do_not_notice_two_hundred_poisoned_requests(tmp_path: Path) -> None:

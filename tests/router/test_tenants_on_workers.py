@@ -14,15 +14,12 @@ from pathlib import Path
 import httpx
 import pytest
 from certificates import made_by_the_command, tls_section
-from router_harness import DEMO
+from router_harness import DEMO, router_before
 from tokens import Tokens, bearer
 from worker_harness import workers
 
 from kvrelay.client import AsyncClient
 from kvrelay.config import ClusterConfig
-from router.main import StopRequest, run_router
-from router.model_card import ModelCard
-from router.text import Text
 
 PROMPT = "Once upon a time there was a brave little fox named Ruby. She lived in a small house by the river. " * 4
 OPTIONS = {"max_tokens": 8, "temperature": 0.0, "ignore_eos": True}
@@ -58,20 +55,11 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
             "security": {"tls": tls_section(certs), "tokens_file": str(tokens.path)},
         }
     )
-    async with workers(Path(DEMO), config, "decode-0") as running:
-        stop, text = StopRequest(), Text.load(DEMO)
-        line: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        card = ModelCard.load(DEMO, config.model)
-        task = asyncio.create_task(run_router(config, running.registry, card, text, line.set_result, stop))
-        task.add_done_callback(lambda _: line.done() or line.cancel())
-        words = dict(word.split("=", 1) for word in (await line).split()[2:])
-        try:
-            yield Cluster(words["grpc"], words["http"], words["admin"], certs / "ca.pem", made, files)
-        finally:
-            stop()
-            stop()
-            await task
-            await text.close()
+    async with (
+        workers(Path(DEMO), config, "decode-0") as running,
+        router_before(config, running.registry) as words,
+    ):
+        yield Cluster(words["grpc"], words["http"], words["admin"], certs / "ca.pem", made, files)
 
 
 async def command(cluster: Cluster, tenant: str, *arguments: str) -> tuple[int, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from router_harness import DEMO
+from router_harness import DEMO, router_before
 from tokens import Tokens, bearer
 from worker_harness import Engine, Workers, workers
 
@@ -18,9 +18,6 @@ from kvrelay.client import AsyncClient
 from kvrelay.client.answer import Completion
 from kvrelay.clock import ManualClock
 from kvrelay.config import ClusterConfig
-from router.main import StopRequest, run_router
-from router.model_card import ModelCard
-from router.text import Text
 
 LONG = 250  # tokens of an answer
 PROMPTS = tuple("Once upon a time there was a brave little fox named " + name for name in ("Ruby", "Tom"))
@@ -73,21 +70,11 @@ async def cluster(
             "security": {"tokens_file": str(tokens.path)},
         }
     )
-    async with workers(Path(DEMO), config, *names) as running:
-        stop, text = StopRequest(), Text.load(DEMO)
-        line: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        card = ModelCard.load(DEMO, config.model)
-        task = asyncio.create_task(run_router(config, running.registry, card, text, line.set_result, stop))
-        task.add_done_callback(lambda _: line.done() or line.cancel())
-        words = dict(word.split("=", 1) for word in (await line).split()[2:])
+    async with workers(Path(DEMO), config, *names) as running, router_before(config, running.registry) as words:
         try:
             yield Cluster(running, words["grpc"], f"http://{words['http'].removeprefix('http://')}", made)
         finally:
             engine.free.set()
-            stop()
-            stop()
-            await task
-            await text.close()
 
 
 @pytest.mark.parametrize(
