@@ -29,8 +29,7 @@ TRANSPORTS = ["memory", "shm", "grpc", "gloo"]
 ENDINGS = ["commit", "commit", "commit", "abort", "cancel", "close the lease", "expire the lease", "close the sender"]
 NUM_BLOCKS = 64
 AT_ONCE = 4
-# A receiver keeps so many groups of senders that went, see `ReceiverGroups`.
-REOPENINGS_UNTIL_FULL = 64
+GROUPS_KEPT = 64  # by a receiver, of senders that went; see `ReceiverGroups`
 PATIENCE = 0.5  # seconds; what a group whose other half never comes is waited for
 PART = 1000
 MIB = 2**20
@@ -106,6 +105,14 @@ class Soak:
                 group.create_task(work())
         self.collect()
 
+    async def commit(self, transport: str) -> None:
+        """Hands over until one hand-off is committed: on a busy machine a group may be given up before it is made."""
+        committed = "commit: committed"
+        before = self.endings[committed]
+        async with asyncio.timeout(30):
+            while self.endings[committed] == before:
+                await self.one(transport, "commit")
+
     async def one(self, transport: str, ending: str) -> None:
         draw, decode, sender = self._draw, self._decode, self._sender
         assert sender is not None
@@ -174,10 +181,12 @@ class Soak:
                 await asyncio.sleep(0.01)
                 self.collect()
         self._cache.check_integrity()
-        await self.reopen()
+        for _ in range(GROUPS_KEPT + 1):  # hand-offs that failed have left fewer of them
+            await self.reopen()
+            await self.commit("gloo")
         gc.collect()  # ends that were closed are gone now, which the next push by shm takes note of
         for transport in TRANSPORTS:
-            await self.one(transport, "commit")
+            await self.commit(transport)
         await asyncio.sleep(0.2)  # connections that were closed are taken down by gRPC's own threads
         return Residue.now()
 
@@ -186,9 +195,7 @@ async def soak(handoffs: int, seed: int) -> tuple[Residue, Residue, Counter[str]
     """Before, after, and how the hand-offs ended."""
     async with decode_end(num_blocks=NUM_BLOCKS, patience=PATIENCE) as decode:
         run = Soak(decode, random.Random(seed))
-        for _ in range(REOPENINGS_UNTIL_FULL + 1):
-            await run.reopen()
-            await run.one("gloo", "commit")
+        await run.reopen()
         await run.hand_over(max(200, handoffs // 10))
         before = await run.residue()
         run.endings.clear()

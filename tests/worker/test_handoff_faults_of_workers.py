@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from worker_harness import Session, Workers, workers
 
+from kv_transfer.lease import LeaseTable
 from kv_transfer.lending import Lending
 from kv_transfer.receiver import Receiver
 from kvrelay.config import ClusterConfig
@@ -87,10 +88,11 @@ class Hold:
             yield frame
 
 
-async def begin(
-    prefill: Session, decode: Session, one: SequenceSpec, transport: str, seconds: float = 60.0
-) -> Reserved:
-    await decode.send(Reserve(one, seconds, "prefill-0"))
+LEASE_S = 60.0
+
+
+async def begin(prefill: Session, decode: Session, one: SequenceSpec, transport: str) -> Reserved:
+    await decode.send(Reserve(one, LEASE_S, "prefill-0"))
     reserved = await decode.event()
     assert isinstance(reserved, Reserved), reserved
     await prefill.send(Prefill(one, replace(reserved.target, transport=transport)))
@@ -169,24 +171,26 @@ async def test_cancelled_between_the_end_of_prefill_and_the_commit(
 
 
 @pytest.mark.parametrize("transport", ["memory", "shm", "grpc", "gloo"])
-@pytest.mark.parametrize("seconds", [60.0, 0.5])
+@pytest.mark.parametrize("why", ["aborted", "lease ends"])
 async def test_the_decode_worker_gives_up_while_frames_are_on_their_way(
     running: Workers,
     prefill: Session,
     decode: Session,
     monkeypatch: pytest.MonkeyPatch,
     transport: str,
-    seconds: float,
+    why: str,
 ) -> None:
     """It is told to, or its lease ends. The prefill worker hears of it from nobody else, and gives up as well."""
     hold = Hold(KvBlocks)
     between(monkeypatch, hold)
-    await begin(prefill, decode, spec("a"), transport, seconds)
+    await begin(prefill, decode, spec("a"), transport)
     async with asyncio.timeout(20):
         await hold.held.wait()
-    if seconds == 60.0:
+    if why == "aborted":
         await decode.send(Abort("a", 0))
     else:
+        expire = LeaseTable.expire
+        monkeypatch.setattr(LeaseTable, "expire", lambda table, now: expire(table, now + LEASE_S))
         assert (await failure(decode)).code is Code.FAILED_PRECONDITION
     assert (await failure(prefill)).code in (Code.FAILED_PRECONDITION, Code.UNAVAILABLE)
     for info in await running.settled():
