@@ -18,6 +18,9 @@ from kvrelay.errors import InvalidArgument, KvRelayError
 from kvrelay.sampling_limits import LEAST_TEMPERATURE, check_params
 from kvrelay.types import SamplingParams, TokenLogprobs
 
+# OpenAI's number for a very unlikely token. Zero probability has no logarithm, and JSON no infinity.
+LEAST_LOGPROB = -9999.0
+
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
@@ -43,8 +46,8 @@ def sample(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> list[Samp
     """One token for each row of `logits` [R, V], of any float dtype.
 
     The steps are logit_bias, min_tokens, penalties, temperature, top_k, top_p, min_p, draw. Log-probabilities are the
-    model's own: the log-softmax of the logits as they came in, before any of these steps. A row's result does not
-    depend on the others. On a GPU the host waits once, for the results.
+    model's own: the log-softmax of the logits as they came in, before any of these steps, and at least LEAST_LOGPROB. A
+    row's result does not depend on the others. On a GPU the host waits once, for the results.
 
     A row that cannot be drawn from has an error in the place of its token, and costs the others nothing:
     InvalidArgument for sampling values that are not allowed, SequenceFault for logits with a NaN or without a finite
@@ -110,7 +113,7 @@ def _with_logprobs(tokens: torch.Tensor, logits: torch.Tensor, requests: Sequenc
     results = [tokens]
     for top, rows in asked.items():
         index = to_device(rows, np.int64, logits.device)
-        logprobs = logits[index].log_softmax(dim=-1)
+        logprobs = logits[index].log_softmax(dim=-1).clamp_(min=LEAST_LOGPROB)  # NaN stays
         results += [logprobs.gather(1, tokens[index, None].clamp(min=0)), *logprobs.topk(top)]
     numbers = iter(torch.cat([one.flatten().double() for one in results]).tolist())  # float64 holds ids exactly
     token_ids = [int(token_id) for token_id in islice(numbers, len(requests))]

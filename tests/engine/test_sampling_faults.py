@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvrelay.engine.draw import NOT_DRAWN, draw
 from kvrelay.engine.faults import SequenceFault
-from kvrelay.engine.sampling import Sampled, SampleRequest, sample
+from kvrelay.engine.sampling import LEAST_LOGPROB, Sampled, SampleRequest, sample
 from kvrelay.errors import InvalidArgument, KvRelayError
 from kvrelay.sampling_limits import LEAST_TEMPERATURE, LIMITS, MAX_BIAS, check_params
 from kvrelay.types import SamplingParams
@@ -98,7 +98,8 @@ def _check(row: torch.Tensor, request: SampleRequest, result: Sampled | KvRelayE
     if isinstance(result, Sampled):
         assert 0 <= result.token_id < len(row)
         if result.logprobs is not None:
-            assert math.isfinite(result.logprobs.logprob)
+            logprobs = [result.logprobs.logprob, *(logprob for _, logprob in result.logprobs.top)]
+            assert all(LEAST_LOGPROB <= logprob <= 0 for logprob in logprobs)
 
 
 def _allows(values: SamplingParams, vocab: int) -> bool:
@@ -132,6 +133,18 @@ def test_temperatures_that_float32_does_not_have_are_greedy(temperature: float) 
     logits = torch.randn(40, 200, generator=torch.Generator().manual_seed(1))
     requests = [SampleRequest(SamplingParams(temperature=temperature, seed=n, top_p=0.9), [1], 1) for n in range(40)]
     assert [one.token_id for one in sample(logits, requests)] == logits.argmax(1).tolist()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("least", [-math.inf, -3.1e38])
+def test_a_token_without_probability_that_all_others_leave_over_has_the_least_logprob(least: float) -> None:
+    logits = torch.tensor([[least, -3e38, 1.2e38]])
+    params = SamplingParams(temperature=0.0, min_tokens=9, logit_bias=((1, -100.0),), logprobs=3)
+    (result,) = sample(logits, [SampleRequest(params, [1], 1, EOS)])
+    assert isinstance(result, Sampled)
+    assert result.token_id == 1
+    assert result.logprobs is not None
+    assert result.logprobs.logprob == LEAST_LOGPROB
+    assert sorted(result.logprobs.top) == [(0, LEAST_LOGPROB), (1, LEAST_LOGPROB), (2, 0.0)]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
