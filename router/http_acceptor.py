@@ -12,6 +12,7 @@ from kvrelay.telemetry import get_logger
 HANDSHAKE_S = 10.0
 MAX_HANDSHAKES = 256  # under way at one time; the oldest makes room for the next
 BACKLOG = 2048
+PER_ROUND = 8  # connections that one round of the event loop opens
 PAUSE_S = 0.5  # after an accept that failed, mostly for want of file descriptors
 
 log = get_logger("router.http")
@@ -36,7 +37,9 @@ class Acceptor:
         self._listener.setblocking(False)
         try:
             while True:
-                await self._accept()
+                for _ in range(PER_ROUND):
+                    await self._accept()
+                await asyncio.sleep(0)  # an accept that need not wait does not let others run
         finally:
             for task in self._handshakes:
                 task.cancel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Hashable
 from typing import Any
 
 import h11
@@ -76,6 +77,7 @@ class BoundedProtocol(H11Protocol):
 
     _receiving: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
+    _unread_data = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -92,21 +94,28 @@ class BoundedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """h11 takes a head of any size that comes at once; so it comes in pieces."""
+        """Reads it when it is its turn; until then nothing more is received."""
         self._unset_keepalive_if_required()
+        waits = bool(self._unread_data)
+        self._unread_data += data
+        if waits or not self.turns.take(self._who(), self._read):
+            self.transport.pause_reading()
+
+    def _who(self) -> Hashable:
+        """The tenant that the connection's last request was from; before there was one, the address of the client."""
+        tenant = self.scope["state"].get("tenant") if self.scope else None
+        return tenant.name if tenant else (self.client[0] if self.client else None, None)
+
+    def _read(self) -> None:
+        """h11 takes a head of any size that comes at once; so it comes in pieces."""
+        data, self._unread_data = self._unread_data, b""
         while data and self.conn.their_state is h11.IDLE and not self.transport.is_closing():
             self.conn.receive_data(data[:_PIECE])
             self.handle_events()
             data = data[_PIECE:]
-        if data and not self.transport.is_closing() and not self.turns.read(self._take, data):
-            self.transport.pause_reading()
-
-    def _take(self, data: bytes) -> None:
-        """Of a body."""
-        if self.transport.is_closing():
-            return
-        super().data_received(data)
-        if not self.flow.read_paused:
+        if data and not self.transport.is_closing():
+            super().data_received(data)
+        if not self.flow.read_paused and not self.transport.is_closing():
             self.transport.resume_reading()
 
     def handle_events(self) -> None:

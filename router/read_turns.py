@@ -1,36 +1,40 @@
-"""How long the bodies of requests may keep the event loop: those that come at one moment are read by turns."""
+"""How long what clients send may keep the event loop: what comes at one moment is read by turns."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable
 
-SLICE_S = 0.003  # of each round of the event loop
+SLICE_S = 0.001  # of each round of the event loop
 
-Read = Callable[[bytes], None]
+Read = Callable[[], None]
 
 
 class ReadTurns:
-    """Of one listener. What comes while a round's time is up waits for a later round, in the order of its coming."""
+    """Of one listener. What comes while a round's time is up waits for a later round.
+
+    Then each of those who wait has a read in turn, however many connections it has; its own are in the order of their
+    coming.
+    """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[tuple[Read, bytes]] = deque()
+        self._waiting: OrderedDict[Hashable, deque[Read]] = OrderedDict()  # whose turn it is comes first
         self._began = 0.0
         self._round: asyncio.Handle | None = None  # at which the next one begins
 
-    def read(self, read: Read, data: bytes) -> bool:
-        """Calls read(data) now or later; whether it has been called."""
+    def take(self, who: Hashable, read: Read) -> bool:
+        """Calls read() now or later; whether it has been called."""
         if self._round is None:
             self._began = self._now()
             self._round = self._loop.call_soon(self._begin)
         if self._waiting or self._now() - self._began > SLICE_S:
-            self._waiting.append((read, data))
+            self._waiting.setdefault(who, deque()).append(read)
             return False
-        read(data)
+        read()
         return True
 
     def _begin(self) -> None:
@@ -40,7 +44,13 @@ class ReadTurns:
         self._began = self._now()
         self._round = self._loop.call_soon(self._begin)
         while self._waiting:
-            read, data = self._waiting.popleft()
-            read(data)
+            self._next()()
             if self._now() - self._began > SLICE_S:
                 break
+
+    def _next(self) -> Read:
+        who, reads = self._waiting.popitem(last=False)
+        read = reads.popleft()
+        if reads:
+            self._waiting[who] = reads
+        return read

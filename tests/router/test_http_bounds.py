@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Hashable
 
 import httpx
 import pytest
@@ -14,12 +14,16 @@ from starlette.types import Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.server import ServerState
 
+import router.http_acceptor
 import router.http_body
 import router.http_protocol
+import router.listeners
 import router.read_turns
 import router.text
 from kvrelay.errors import ResourceExhausted
+from kvrelay.tenants import ANONYMOUS
 from router.http_protocol import BoundedProtocol
+from router.read_turns import ReadTurns
 from router.text import Text
 
 
@@ -147,6 +151,46 @@ async def test_bodies_that_take_turns_come_whole(cluster: RouterHarness, monkeyp
             assert answer.json()["tokens"] == (await http.post("/tokenize", json={"prompt": text})).json()["tokens"]
             back = await http.post("/detokenize", json={"tokens": answer.json()["tokens"]})
             assert back.json()["prompt"].endswith(text)
+
+
+async def test_a_connection_is_read_in_the_turns_of_its_tenant(
+    cluster: RouterHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it has shown a token; until then in those of its address."""
+    asked: list[Hashable] = []
+    take = ReadTurns.take
+
+    def seen(turns: ReadTurns, who: Hashable, read: Callable[[], None]) -> bool:
+        asked.append(who)
+        return take(turns, who, read)
+
+    monkeypatch.setattr(ReadTurns, "take", seen)
+    async with httpx.AsyncClient(base_url=cluster.http, timeout=60) as http:
+        for _ in range(3):
+            assert (await http.get("/v1/models")).status_code == 200
+    assert asked == [("127.0.0.1", None), ANONYMOUS.name, ANONYMOUS.name]
+
+
+async def test_connections_that_come_at_one_moment_let_others_run(
+    cluster: RouterHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds: list[int] = []
+
+    class Counted(BoundedProtocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            rounds.append(turn)
+            super().connection_made(transport)
+
+    monkeypatch.setattr(router.listeners, "BoundedProtocol", Counted)
+    turn, most = 0, 0
+    connecting = [asyncio.create_task(connect(cluster)) for _ in range(100)]
+    while len(rounds) < 100:
+        await asyncio.sleep(0)
+        turn += 1
+    most = max(rounds.count(one) for one in set(rounds))
+    assert most <= 2 * router.http_acceptor.PER_ROUND
+    for one in connecting:
+        (await one)[1].close()
 
 
 async def refused_while_a_body_is_held(cluster: RouterHarness) -> None:

@@ -1,4 +1,4 @@
-"""Bodies that come at one moment, and how long they keep the event loop."""
+"""What comes at one moment, how long it keeps the event loop, and whose is read first."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,8 +24,8 @@ class Clock:
         return self.time
 
 
-def reader(clock: Clock, to: list[bytes]) -> Callable[[bytes], None]:
-    def read(data: bytes) -> None:
+def reader(clock: Clock, to: list[bytes], data: bytes) -> Callable[[], None]:
+    def read() -> None:
         clock.time += len(data) * SLICE_S / 4
         to.append(data)
 
@@ -33,7 +34,7 @@ def reader(clock: Clock, to: list[bytes]) -> Callable[[bytes], None]:
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 8)), max_size=60))
-def test_rounds_of_the_loop_are_short_and_each_connections_data_stays_in_order(came: list[tuple[int, int]]) -> None:
+def test_rounds_of_the_loop_are_short_and_what_one_sends_stays_in_order(came: list[tuple[int, int]]) -> None:
     async def run() -> None:
         clock, loop = Clock(), asyncio.get_running_loop()
         turns = ReadTurns(clock)
@@ -46,24 +47,47 @@ def test_rounds_of_the_loop_are_short_and_each_connections_data_stays_in_order(c
                 loop.call_soon(tick)
 
         loop.call_soon(tick)
-        for i, (connection, size) in enumerate(came):
+        for i, (tenant, size) in enumerate(came):
             data = bytes([i]) * size
-            before = len(found[connection])
-            assert turns.read(reader(clock, found[connection]), data) == (len(found[connection]) > before)
+            before = len(found[tenant])
+            assert turns.take(tenant, reader(clock, found[tenant], data)) == (len(found[tenant]) > before)
         while sum(map(len, found.values())) < len(came):
             await asyncio.sleep(0)
         rounds.append(clock.time)
-        for connection in range(6):
-            assert [one[0] for one in found[connection]] == [i for i, (c, _) in enumerate(came) if c == connection]
+        for tenant in range(6):
+            assert [one[0] for one in found[tenant]] == [i for i, (t, _) in enumerate(came) if t == tenant]
         longest = max((size for _, size in came), default=0) * SLICE_S / 4
         assert all(after - before <= SLICE_S + longest for before, after in itertools.pairwise(rounds))
 
     asyncio.run(run())
 
 
-async def test_a_single_body_is_read_at_once() -> None:
+@given(st.integers(1, 200), st.lists(st.integers(0, 3), max_size=8))
+def test_nobody_waits_for_more_than_one_read_of_each_other(many: int, others: list[int]) -> None:
+    """However much one sends before."""
+
+    async def run() -> list[str]:
+        clock, order = Clock(), []
+
+        def read(who: str) -> None:
+            clock.time += SLICE_S * 2
+            order.append(who)
+
+        turns = ReadTurns(clock)
+        for who in ["hostile"] * many + [f"tenant {other}" for other in others] + ["victim"]:
+            turns.take(who, partial(read, who))
+        while len(order) < many + len(others) + 1:
+            await asyncio.sleep(0)
+        return order
+
+    before = asyncio.run(run())
+    before = before[1 : before.index("victim")]  # the very first did not wait
+    assert all(before.count(who) <= 1 for who in before)
+
+
+async def test_what_comes_alone_is_read_at_once() -> None:
     turns, found = ReadTurns(), []
     for _ in range(3):
-        assert turns.read(found.append, b"x")
+        assert turns.take("a", partial(found.append, b"x"))
         await asyncio.sleep(0)
     assert found == [b"x"] * 3
