@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
@@ -15,7 +16,7 @@ from router.loop_slices import LoopSlices
 from router.openai_request import Json, object_steps
 
 MAX_BYTES = 4 * 2**20
-MAX_HELD_BYTES = 160 * 2**20  # of all bodies that are here and not parsed yet
+MAX_HELD_BYTES = 128 * 2**20  # of all bodies that are here and not parsed yet
 RECEIVE_S = 20.0  # for a body to come
 _CLOSE = {"connection": "close"}  # what is left of the body need not come
 T = TypeVar("T")
@@ -48,18 +49,23 @@ class Bodies:
                     raise
                 raise self._budget.refusal() from None
 
-    async def _read(self, request: Request, holding: Holding) -> bytearray:
+    async def _read(self, request: Request, holding: Holding) -> deque[bytes]:
+        """In the parts that it came in: one growing piece would be copied and leave holes in memory."""
         if request.headers.get("content-encoding", "identity") != "identity":
             # Whatever it would become is not looked at.
             raise HTTPException(
                 415, "compressed bodies are not accepted; send it as it is", {"accept-encoding": "identity"}
             )
-        body = bytearray()
+        body: deque[bytes] = deque()
+        size = 0
         try:
             async with asyncio.timeout(RECEIVE_S) as bound:
                 async for part in request.stream():
-                    body += part
-                    if len(body) > MAX_BYTES:
+                    if not part:
+                        continue
+                    body.append(part)
+                    size += len(part)
+                    if size > MAX_BYTES:
                         raise HTTPException(413, f"the body is over {MAX_BYTES} bytes", _CLOSE)
                     self._budget.grow(holding, len(part))
         except TimeoutError:

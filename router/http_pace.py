@@ -12,7 +12,7 @@ from router.http_errors import error_response
 from router.http_protocol import MAX_CONNECTIONS
 from router.waiting_room import WaitingRoom
 
-MAX_REQUESTS = MAX_CONNECTIONS // 2  # of one tenant at one time, so that none takes all connections
+MAX_REQUESTS = MAX_CONNECTIONS // 4  # of one tenant at one time, so that none takes all connections
 
 
 class HttpPace:

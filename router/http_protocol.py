@@ -14,7 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from router.openai_response import to_json
 from router.read_turns import ReadTurns
 
-MAX_CONNECTIONS = 2048  # of the listener
+MAX_CONNECTIONS = 4096  # of the listener
 MAX_HEAD_BYTES = 16 * 2**10  # of a request's line and headers
 MAX_HEAD_LINES = 256
 FREE_CHUNKS = 256  # of a body, and more at this many bytes each on average

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from codecs import getincrementaldecoder
+from collections import deque
 from collections.abc import Generator
 from json import decoder as json_decoder
 from typing import Any
@@ -40,22 +41,28 @@ _unescaped = json_decoder.scanstring  # type: ignore[attr-defined]  # the stubs 
 Steps = Generator[int, None, Any]
 
 
-def json_steps(body: bytes | bytearray) -> Steps:
-    """Yields what was read since the last yield, in characters and their like, a few ten thousand at most.
+def json_steps(body: deque[bytes]) -> Steps:
+    """Reads the parts of a body, and takes each from the deque, so that its memory is free.
+
+    Yields what was read since the last yield, in characters and their like, a few ten thousand at most.
 
     Its result is the value. Raises InvalidArgument for what is not one JSON value in UTF-8 with distinct keys, and for
     one over the bounds above.
     """
     decoder, parts = getincrementaldecoder("utf-8")(), []
     try:
-        for start in range(0, len(body), _DECODED):
-            parts.append(decoder.decode(bytes(body[start : start + _DECODED])))
-            if len(body) > _DECODED:
-                yield _DECODED // 16
+        while body:
+            part = memoryview(body.popleft())
+            for start in range(0, len(part), _DECODED):
+                parts.append(decoder.decode(part[start : start + _DECODED]))
+                if body or len(part) > _DECODED:
+                    yield VALUE_COST + min(len(part), _DECODED) // 16
         parts.append(decoder.decode(b"", final=True))
     except UnicodeDecodeError as error:
         raise InvalidArgument(f"the body is not valid JSON: it is not UTF-8: {error.reason}") from None
-    return (yield from _Parser("".join(parts)).value())
+    text = "".join(parts)
+    parts.clear()
+    return (yield from _Parser(text).value())
 
 
 class _Parser:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import reprlib
+from collections import deque
 from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -101,8 +102,8 @@ _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 60
 _TENSORS = {"prompt_embeds", "mm_processor_kwargs", "multi_modal_data"}
 
 
-def object_steps(body: bytes | bytearray) -> Generator[int, None, Json]:
-    """A body in the steps of router.json_parser.
+def object_steps(body: deque[bytes]) -> Generator[int, None, Json]:
+    """The parts of a body in the steps of router.json_parser, which takes them from the deque.
 
     Raises InvalidArgument for what is not one JSON object with distinct keys and finite numbers.
     """
@@ -114,7 +115,7 @@ def object_steps(body: bytes | bytearray) -> Generator[int, None, Json]:
 
 def load_json(body: bytes) -> Json:
     """As `object_steps`, all at once."""
-    steps = object_steps(body)
+    steps = object_steps(deque([body]))
     while True:
         try:
             next(steps)

@@ -28,12 +28,15 @@ class Pace:
     def __init__(self) -> None:
         self._debts: dict[str, _Debt] = {}
 
-    def wait_s(self, tenant: str, now: float) -> float:
-        """Seconds that a request of the tenant has to wait now, at most MAX_WAIT_S."""
+    def wait_s(self, tenant: str, now: float, ahead: int = 0) -> float:
+        """Seconds that a request of the tenant has to wait now, at most MAX_WAIT_S.
+
+        `ahead` is the number of its requests that wait already and may cost it one each.
+        """
         debt = self._debts.get(tenant)
         if debt is None:
             return 0.0
-        return min(MAX_WAIT_S, max(0.0, (self._left(debt, now) - BURST) / PER_SECOND))
+        return min(MAX_WAIT_S, max(0.0, (self._left(debt, now) + ahead - BURST) / PER_SECOND))
 
     def charge(self, tenant: str, now: float) -> None:
         """Counts a poll or a refusal. Debts beyond MAX_WAIT_S are not added up: a tenant that stops is forgiven."""

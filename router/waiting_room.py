@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable
 
 from kvrelay.clock import Clock
 from router.pace import STRANGER, Pace
 
-MAX_STRANGERS = 256  # that wait at a time, over both protocols together
+MAX_STRANGERS = 1024  # that wait at a time, over both protocols together
 
 
 class WaitingRoom:
@@ -18,12 +19,25 @@ class WaitingRoom:
         self._clock = clock
         self._pace = Pace()
         self._strangers = 0  # waiting
+        self._waiting: Counter[str] = Counter()  # requests that are no polls, by tenant
 
     async def tenant(self, name: str, poll: bool) -> None:
-        """Waits until the tenant's debt is paid off. A poll is charged at once; for other requests see `refused`."""
+        """Waits until the tenant's debt is paid off. A poll is charged at once; for other requests see `refused`.
+
+        Requests that wait leave one after the other, at the tenant's pace.
+        """
         wait_s = self._wait_s(name, charge=poll)
-        if wait_s:
+        if not wait_s:
+            return
+        if not poll:
+            self._waiting[name] += 1
+        try:
             await asyncio.sleep(wait_s)
+        finally:
+            if not poll:
+                self._waiting[name] -= 1
+                if not self._waiting[name]:
+                    del self._waiting[name]
 
     async def stranger(self) -> bool:
         """Waits until the strangers' common debt is paid off, and charges them for a refusal.
@@ -52,7 +66,7 @@ class WaitingRoom:
 
     def _wait_s(self, name: str, charge: bool) -> float:
         now = self._clock.now()
-        wait_s = self._pace.wait_s(name, now)
+        wait_s = self._pace.wait_s(name, now, self._waiting[name])
         if charge:
             self._pace.charge(name, now)
         return wait_s

@@ -270,6 +270,13 @@ MUTANTS = (
         ("router/test_pace.py::test_refused_calls_are_charged_on_grpc",),
     ),
     Mutant(
+        "requests that wait leave one after the other",
+        "router/waiting_room.py",
+        "self._pace.wait_s(name, now, self._waiting[name])",
+        "self._pace.wait_s(name, now)",
+        ("router/test_pace.py::test_requests_that_wait_leave_one_after_the_other",),
+    ),
+    Mutant(
         "tenants wait",
         "router/waiting_room.py",
         "if wait_s:",

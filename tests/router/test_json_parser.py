@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from typing import Any
 
 import pytest
@@ -17,9 +18,10 @@ from router.json_parser import MAX_DEPTH, MAX_NUMBER, json_steps
 SIZES = (2**15, 2**16, 2**17, 2**18)
 
 
-def parsed(body: bytes) -> tuple[Any, list[int]]:
+def parsed(body: bytes, part: int = 2**22) -> tuple[Any, list[int]]:
     """The value, and the cost of each step; the error's text for a body that is refused."""
-    steps, costs = json_steps(body), []
+    parts = deque(body[start : start + part] for start in range(0, len(body), part))
+    steps, costs = json_steps(parts), []
     while True:
         try:
             costs.append(next(steps))
@@ -93,9 +95,10 @@ def test_what_json_refuses_is_refused_and_nothing_else_is(text: str) -> None:
     expected = reference(text)
     if expected is None:
         with pytest.raises(InvalidArgument, match="valid JSON"):
-            sum(json_steps(text.encode()))
+            sum(json_steps(deque([text.encode()])))
     else:
-        assert parsed(text.encode())[0] == expected["value"]
+        for part in (1, 2, 3, 1000):
+            assert parsed(text.encode(), part)[0] == expected["value"]
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=("Cs",)) | st.sampled_from('\\"\n\x1f\ud83d'), max_size=60))

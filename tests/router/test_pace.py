@@ -208,6 +208,30 @@ async def test_a_stranger_who_leaves_makes_room(monkeypatch: pytest.MonkeyPatch)
     await cancelled(waiting)
 
 
+async def test_requests_that_wait_leave_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All at one moment, they would be refused in one round of the event loop."""
+    waits: list[float] = []
+    leaves = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        await leaves.wait()
+
+    monkeypatch.setattr(router.waiting_room.asyncio, "sleep", sleep)
+    waiting_room = WaitingRoom(ManualClock())
+    for _ in range(round(BURST) + 1):
+        waiting_room.refused("a")
+    for _ in range(2):
+        waits.clear()
+        waiting = [asyncio.create_task(waiting_room.tenant("a", poll=False)) for _ in range(100)]
+        while len(waits) < len(waiting):
+            await asyncio.wait(waiting, timeout=0)
+        assert waits == pytest.approx([number / PER_SECOND for number in range(1, 101)])
+        leaves.set()
+        await asyncio.gather(*waiting)  # that they were served costs nothing
+        leaves.clear()
+
+
 async def test_no_tenant_takes_all_connections(doors: Doors, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(router.http_pace, "MAX_REQUESTS", 3)
     doors.running.workers["decode-0"].may_step.clear()
