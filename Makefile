@@ -48,16 +48,16 @@ sim: venv
 # their way.
 SECONDS ?= 120
 fuzz: venv
-	$(BIN)/python tests/kv_transfer/fuzz_frames.py --seconds $(SECONDS)
+	$(BIN)/python tests/unit/kv_transfer/fuzz_frames.py --seconds $(SECONDS)
 	$(BIN)/python tests/fuzz/run.py --seconds $(SECONDS)
 
 # The HTTP door, asked what its OpenAPI description allows and what it does not.
 EXAMPLES ?= 200
 schemathesis: venv
-	SCHEMATHESIS_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/router/test_openapi_schemathesis.py --timeout 3600
+	SCHEMATHESIS_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/unit/router/test_openapi_schemathesis.py --timeout 3600
 
 soak: venv
-	$(BIN)/python tests/kv_transfer/soak_handoffs.py
+	$(BIN)/python tests/unit/kv_transfer/soak_handoffs.py
 
 # The fault matrix on real processes; with LONG=1 outages last as long as they may.
 LONG ?= 0

@@ -12,15 +12,15 @@ import grpc
 
 from autoscaler.backoff import Deaths
 from autoscaler.lease import Lease
-from autoscaler.look import look_regularly
-from autoscaler.members import Members, changing_over, joiners, number_of, surplus
+from autoscaler.polling import look_regularly
+from autoscaler.rebalancing import Members, changing_over, joiners, number_of, surplus
 from kvrelay.clock import Clock, MonotonicClock
 from kvrelay.errors import KvRelayError
-from kvrelay.registry import Registry
+from kvrelay.process.stop_request import DRAIN_GRACE_S
+from kvrelay.process.telemetry import get_logger
 from kvrelay.security.credentials import Credentials
 from kvrelay.security.grpc_tls import worker_channel
-from kvrelay.stop_request import DRAIN_GRACE_S
-from kvrelay.telemetry import get_logger
+from kvrelay.state.registry import Registry
 from kvrelay.types import POOLS, PendingWorker, PoolName, Role, StandbyWorker, WorkerInfo
 from kvrelay.wire import status
 from kvrelay.wire.worker import WorkerServiceStub, pb

@@ -26,8 +26,8 @@ from contextlib import asynccontextmanager
 
 from kvrelay.clock import Clock, MonotonicClock
 from kvrelay.errors import Unavailable
-from kvrelay.registry import Registry
-from kvrelay.telemetry import get_logger
+from kvrelay.process.telemetry import get_logger
+from kvrelay.state.registry import Registry
 from kvrelay.types import Claim, ControllerInfo, ControllerState, LeaseRecord
 
 RENEW_S = 0.5

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 
 from autoscaler.lease import Lease
-from autoscaler.look import look_regularly
-from autoscaler.policy import PoolState
-from autoscaler.pools import decide_pools
+from autoscaler.polling import look_regularly
+from autoscaler.pool_sizes import decide_pools
+from autoscaler.scaling_policy import PoolState
 from autoscaler.snapshot import snapshot
 from kvrelay.clock import Clock, MonotonicClock
-from kvrelay.config import AutoscalingPolicy
+from kvrelay.config.schema import AutoscalingPolicy
 from kvrelay.errors import Unavailable
-from kvrelay.registry import Registry
-from kvrelay.telemetry import get_logger
+from kvrelay.process.telemetry import get_logger
+from kvrelay.state.registry import Registry
 from kvrelay.types import Claim, PoolName, ScalingDecision
 
 log = get_logger("autoscaler")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from autoscaler.policy import PoolSnapshot, PoolState
-from autoscaler.pools import decide_pools
-from kvrelay.config import AutoscalingPolicy
+from autoscaler.pool_sizes import decide_pools
+from autoscaler.scaling_policy import PoolSnapshot, PoolState
+from kvrelay.config.schema import AutoscalingPolicy
 from kvrelay.types import PoolName
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autoscaler.policy import PoolSnapshot
-from kvrelay.config import MetricName
+from autoscaler.scaling_policy import PoolSnapshot
+from kvrelay.config.schema import MetricName
 from kvrelay.types import POOLS, PoolName, RouterLoad, WorkerInfo, WorkerLoad
 
 

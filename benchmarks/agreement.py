@@ -9,8 +9,8 @@ from typing import Literal
 from load_tools import ToolResult
 from rich.table import Table
 
-from kvrelay.loadtest.row import Row
-from kvrelay.loadtest.statistics import summarize
+from kvrelay.loadtest.report.row import Row
+from kvrelay.loadtest.report.statistics import summarize
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,9 +34,9 @@ from faults.fleet import Fleet, running_fleet
 from faults.history import WHOLE, Case, RequestHistory
 from faults.prompts import tokens
 from rich.console import Console
-from running_cluster import ANY_PORT, RunningCluster, running_on
+from support.running_cluster import ANY_PORT, RunningCluster, running_on
 
-from kvrelay.config import ClusterConfig
+from kvrelay.config.schema import ClusterConfig
 from kvrelay.wire import inference as wire
 from kvrelay.wire.cluster import ClusterStatus, WorkerStatus, pb
 

@@ -21,13 +21,13 @@ from rich.console import Console
 from tokenizers import Tokenizer
 from tool_environment import LOG, fresh_folder, install, run, version
 
-from kvrelay.bench.subject import model_folder
-from kvrelay.config_file import load_config
+from kvrelay.bench.environment import model_folder
+from kvrelay.config.config_file import load_config
 from kvrelay.errors import KvRelayError, NotFound
-from kvrelay.loadtest.http_sender import HttpSender
-from kvrelay.loadtest.report_file import load_report
-from kvrelay.loadtest.row import Row
-from kvrelay.local_cluster import LocalCluster
+from kvrelay.launch.local_cluster import LocalCluster
+from kvrelay.loadtest.report.report_file import load_report
+from kvrelay.loadtest.report.row import Row
+from kvrelay.loadtest.senders.http_sender import HttpSender
 
 CACHE = Path("~/.cache/kvrelay/clients")
 _WARM_UP = 5  # requests

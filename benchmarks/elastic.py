@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from kvrelay.loadtest.html_report import page
 from rich.console import Console
 from rich.table import Table
 from step_verdict import Finding, verdict
@@ -25,18 +26,17 @@ from step_verdict import Finding, verdict
 from kvrelay.client import AsyncClient, Completion
 from kvrelay.client.admin import AdminClient
 from kvrelay.client.connection import Connection
-from kvrelay.config import AutoscalingPolicy, ClusterConfig
-from kvrelay.config_file import load_policy
-from kvrelay.loadtest.html_report import page
+from kvrelay.config.config_file import load_policy
+from kvrelay.config.schema import AutoscalingPolicy, ClusterConfig
+from kvrelay.launch.local_cluster import LocalCluster
 from kvrelay.loadtest.lengths import parse_lengths
 from kvrelay.loadtest.measure import Run, measure
 from kvrelay.loadtest.rate import Stage
-from kvrelay.loadtest.report import Report
-from kvrelay.loadtest.report_file import save, write
-from kvrelay.loadtest.target import open_target
-from kvrelay.loadtest.timeline import INTERVAL_S
+from kvrelay.loadtest.report.report_file import save, write
+from kvrelay.loadtest.report.sweep_report import Report
+from kvrelay.loadtest.report.timeline import INTERVAL_S
+from kvrelay.loadtest.senders.target import open_target
 from kvrelay.loadtest.workload import Workload
-from kvrelay.local_cluster import LocalCluster
 from kvrelay.types import PoolName
 from kvrelay.wire.cluster import ClusterStatus
 

@@ -22,11 +22,11 @@ from kvrelay.bench.cost import model_cost
 from kvrelay.bench.reference_model import NAME, reference_model
 from kvrelay.loadtest.lengths import parse_lengths
 from kvrelay.loadtest.rate import constant
-from kvrelay.loadtest.report import Report
-from kvrelay.loadtest.report_file import load_report, save
+from kvrelay.loadtest.report.report_file import load_report, save
+from kvrelay.loadtest.report.statistics import Summary
+from kvrelay.loadtest.report.sweep_report import Report
 from kvrelay.loadtest.runner import Sender, run_load
 from kvrelay.loadtest.slo import Slo, parse_slos
-from kvrelay.loadtest.statistics import Summary
 from kvrelay.loadtest.workload import Workload
 
 PROMPTS = "lognormal:median=400,sigma=0.8,min=32,max=2048"

@@ -31,11 +31,11 @@ from hostile_attacks import CATALOGUE, Target
 from prometheus_client.parser import text_string_to_metric_families
 
 import kvrelay
+from kvrelay.bench.environment import machine_name
 from kvrelay.bench.router.mock_cluster import MockPools, mock_cluster
 from kvrelay.bench.router.router_process import RouterProcess
-from kvrelay.bench.subject import machine_name
-from kvrelay.child import bound_to_parent, send_signal
-from kvrelay.tokens_file import digest_of, new_token
+from kvrelay.config.tokens_file import digest_of, new_token
+from kvrelay.process.child import bound_to_parent, send_signal
 
 POOLS = MockPools(prefill=0, decode=2, slots=64, step_s=0.01, token=20)
 RATE = 10.0  # of the victim, requests a second

@@ -22,17 +22,17 @@ from typing import Annotated
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the packages that folders of tests are named after
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-import host_namespaces
+from support import host_namespaces
 import typer
 from faults.checkers import Violation, check_one_end, check_same, check_tokens
 from faults.client import Asking
 from faults.history import WHOLE, Case, RequestHistory
 from faults.prompts import tokens
-from host_cluster import HostCluster, Serving, hosts_of
+from support.host_cluster import HostCluster, Serving, hosts_of
 from rich.console import Console
 
 from kvrelay.engine.runner import ModelRunner, Segment
-from kvrelay.engine.sampling import SampleRequest
+from kvrelay.engine.sampling.sampler import SampleRequest
 from kvrelay.models import resolve_model
 from kvrelay.types import POOLS, SamplingParams
 from kvrelay.wire import inference as wire

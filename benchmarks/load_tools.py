@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from kvrelay.loadtest.statistics import Summary, summarize
+from kvrelay.loadtest.report.statistics import Summary, summarize
 
 OPENAI_SCRIPT = Path(__file__).with_name("openai_load.py")
 # Of guidellm, which otherwise brings the newest torch with CUDA; any will do, it only feeds its prompts through it.

@@ -21,10 +21,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from kvrelay.child import bound_to_parent
-from kvrelay.embedded_redis import EmbeddedRedis
 from kvrelay.models import resolve_model
-from kvrelay.registry import Registry
+from kvrelay.process.child import bound_to_parent
+from kvrelay.state.embedded_redis import EmbeddedRedis
+from kvrelay.state.registry import Registry
 from kvrelay.types import WorkerInfo
 
 PRESENT = Path(__file__).resolve().parent.parent

@@ -16,10 +16,17 @@ from contextlib import suppress
 from pathlib import Path
 
 from autoscaler.actuator import Actuator
-from kvrelay.child import bound_to_parent
-from kvrelay.registry import Registry
-from kvrelay.stop_request import StopRequest
-from kvrelay.telemetry import configure_logging, flush_logs
+
+try:
+    from kvrelay.process.child import bound_to_parent
+    from kvrelay.process.stop_request import StopRequest
+    from kvrelay.process.telemetry import configure_logging, flush_logs
+    from kvrelay.state.registry import Registry
+except ModuleNotFoundError:  # a build of 0.1
+    from kvrelay.child import bound_to_parent
+    from kvrelay.registry import Registry
+    from kvrelay.stop_request import StopRequest
+    from kvrelay.telemetry import configure_logging, flush_logs
 
 STOP_S = 5.0  # for a worker that was told to end at once
 DRAIN_S = 60.0  # for one that was told to drain

@@ -11,10 +11,16 @@ import sys
 
 import decode_worker.main
 import prefill_worker.main
-from kvrelay.config import ClusterConfig
-from kvrelay.stop_request import StopRequest
-from kvrelay.telemetry import configure_logging, flush_logs
 from kvrelay.worker.settings import WorkerSettings
+
+try:
+    from kvrelay.config.schema import ClusterConfig
+    from kvrelay.process.stop_request import StopRequest
+    from kvrelay.process.telemetry import configure_logging, flush_logs
+except ModuleNotFoundError:  # a build of 0.1
+    from kvrelay.config import ClusterConfig
+    from kvrelay.stop_request import StopRequest
+    from kvrelay.telemetry import configure_logging, flush_logs
 
 
 async def serve(order: dict[str, str]) -> None:

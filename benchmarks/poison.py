@@ -31,9 +31,9 @@ from rich.table import Table
 from safetensors.torch import load_file, save_file
 
 import kvrelay.models
-from kvrelay.config_file import load_config
+from kvrelay.config.config_file import load_config
 from kvrelay.errors import Code
-from kvrelay.local_cluster import LocalCluster
+from kvrelay.launch.local_cluster import LocalCluster
 from kvrelay.wire import cluster, inference
 
 NAN_TOKEN = 2047  # of the demo model; its embedding is NaN in the copy

@@ -24,10 +24,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import grpc
 import typer
 from rich.console import Console
-from running_cluster import ANY_PORT, RunningCluster, running_on
+from support.running_cluster import ANY_PORT, RunningCluster, running_on
 
-from kvrelay.child import family
-from kvrelay.config import ClusterConfig
+from kvrelay.config.schema import ClusterConfig
+from kvrelay.process.child import family
 from kvrelay.wire import inference as wire
 
 Ending = Literal["whole", "cancelled at once", "cancelled after tokens", "cancelled after a while", "connection closed"]

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from kvrelay.config import AutoscalingPolicy
-from kvrelay.loadtest.report import Report
-from kvrelay.loadtest.timeline import Timeline
+from kvrelay.config.schema import AutoscalingPolicy
+from kvrelay.loadtest.report.sweep_report import Report
+from kvrelay.loadtest.report.timeline import Timeline
 from kvrelay.types import POOLS, PoolName
 
 _SLACK_S = 1.5  # between a decision and the look that the recorder took, and of an autoscaler's own looks

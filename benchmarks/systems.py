@@ -11,10 +11,10 @@ from pathlib import Path
 from vllm_pair import VllmPairSender
 from vllm_server import vllm_server
 
-from kvrelay.config_file import load_config
-from kvrelay.loadtest.http_sender import HttpSender
+from kvrelay.config.config_file import load_config
+from kvrelay.launch.local_cluster import LocalCluster
 from kvrelay.loadtest.runner import Sender
-from kvrelay.local_cluster import LocalCluster
+from kvrelay.loadtest.senders.http_sender import HttpSender
 
 _TIMEOUT_S = 300.0  # of a request
 # Greedy: vLLM 0.32 on a CPU dies of a request with a seed whose prompt takes more than one chunk.

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from load_tools import LoadTool
 
-from kvrelay.child import bound_to_parent
 from kvrelay.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from kvrelay.process.child import bound_to_parent
 
 LOG = "log"  # in the folder of a run
 _LAST_WORDS = 15  # lines of the log that go with an error

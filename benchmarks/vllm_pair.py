@@ -6,8 +6,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from kvrelay.errors import Internal, KvRelayError
-from kvrelay.loadtest.http_sender import HttpSender
-from kvrelay.loadtest.row import Row
+from kvrelay.loadtest.report.row import Row
+from kvrelay.loadtest.senders.http_sender import HttpSender
 from kvrelay.loadtest.stopwatch import Stopwatch
 from kvrelay.loadtest.workload import PlannedRequest
 

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from kvrelay.bench.engine_process import vllm_preload
-from kvrelay.child import bound_to_parent
 from kvrelay.errors import DeadlineExceeded, KvRelayError, Unavailable
-from kvrelay.loadtest.http_sender import HttpSender
+from kvrelay.loadtest.senders.http_sender import HttpSender
+from kvrelay.process.child import bound_to_parent
 
 _READY_WITHIN_S = 900.0  # it compiles its model first
 _POLL_S = 0.5

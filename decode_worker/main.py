@@ -6,15 +6,15 @@ import grpc
 
 from decode_worker.worker import DecodeWorker
 from kv_transfer.channels import message_bytes
-from kv_transfer.choice import host_id
 from kv_transfer.sender import Sender
+from kv_transfer.transport_selection import host_id
 from kvrelay.clock import Clock, MonotonicClock
-from kvrelay.engine.cache import KvCache
-from kvrelay.engine.hashing import HASH_BYTES
-from kvrelay.engine.loader import LoadedModel
+from kvrelay.engine.kvcache.block_hashes import HASH_BYTES
+from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.model.loader import LoadedModel
 from kvrelay.engine.runner import ModelRunner
+from kvrelay.process.stop_request import StopRequest
 from kvrelay.security.credentials import Credentials
-from kvrelay.stop_request import StopRequest
 from kvrelay.wire.transfer import add_kv_transfer_servicer
 from kvrelay.worker.base import Identity
 from kvrelay.worker.host import MAX_MESSAGE_BYTES, BuildWorker, host_worker, load_runner

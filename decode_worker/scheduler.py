@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 from decode_worker.drafter import Drafter
-from kvrelay.engine.blocks import OutOfBlocks
-from kvrelay.engine.cache import KvCache
+from kvrelay.engine.kvcache.block_pool import OutOfBlocks
+from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.worker.sequence import Sequence, Work
-from kvrelay.worker.turns import TenantTurns
+from kvrelay.worker.tenant_order import TenantTurns
 
 
 def _age(sequence: Sequence) -> tuple[int, float]:

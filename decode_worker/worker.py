@@ -9,13 +9,13 @@ from decode_worker.drafter import Drafter
 from decode_worker.scheduler import DecodeScheduler
 from kv_transfer.arena import device_of
 from kv_transfer.lease import Lease, LeaseTable
-from kv_transfer.lending import Lending
+from kv_transfer.prefix_export import Lending
 from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
 from kvrelay.clock import Clock
-from kvrelay.config import SpeculationConfig
-from kvrelay.engine.blocks import OutOfBlocks
-from kvrelay.engine.cache import KvCache
+from kvrelay.config.schema import SpeculationConfig
+from kvrelay.engine.kvcache.block_pool import OutOfBlocks
+from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.errors import Code, KvRelayError
 from kvrelay.messages import (

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import xxhash
 
 from kv_transfer.plan import Places, byte_copies
-from kvrelay.compiled import NativeUnavailable, compiled
-from kvrelay.telemetry import get_logger
+from kvrelay.compiler.compiled import NativeUnavailable, compiled
+from kvrelay.process.telemetry import get_logger
 
 log = get_logger(__name__)
 

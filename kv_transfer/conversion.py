@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from kv_transfer.plan import Layers, Places
-from kvrelay.int8 import dequantise, quantise
+from kvrelay.engine.base.int8 import dequantise, quantise
 from kvrelay.types import SCALE_DTYPE, KvLayout, LayerKv
 
 _TORCH = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
@@ -33,7 +33,7 @@ class Span:
 def convert(source: Span, target: Span, tokens: range, layers: Layers) -> None:
     """Copies the KV of `tokens`, consecutive positions that both spans hold. All else in the target stays as it is.
 
-    Each head goes to the rank that has it. int8 is made and read as `kvrelay.int8` says, so it is within half a scale
+    Each head goes to the rank that has it. int8 is made and read as `kvrelay.engine.base.int8` says, so it is within half a scale
     of what was there; other dtypes are rounded to the nearest value.
     """
     from_rows, to_rows = source.rows(tokens), target.rows(tokens)

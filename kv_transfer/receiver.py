@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from kv_transfer.ahead import ahead
 from kv_transfer.arena import Arena
-from kv_transfer.arrivals import Arrivals
-from kv_transfer.landing import Landing, check_layouts
+from kv_transfer.block_writer import Landing, check_layouts
+from kv_transfer.copy_threads import in_thread
+from kv_transfer.frame_validator import Arrivals
 from kv_transfer.lease import Lease, LeaseTable
-from kv_transfer.threads import in_thread
+from kv_transfer.prefetch import ahead
 from kv_transfer.transports import Inbound, memory
 from kv_transfer.transports.cuda_ipc import CudaIpcInbound
 from kv_transfer.transports.group import ReceiverGroups

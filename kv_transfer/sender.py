@@ -12,9 +12,9 @@ import xxhash
 from kv_transfer.arena import Arena, device_of
 from kv_transfer.call import PushCall
 from kv_transfer.channels import Channels
-from kv_transfer.choice import choose_transport
+from kv_transfer.copy_threads import in_thread
 from kv_transfer.plan import Layers, Places
-from kv_transfer.threads import in_thread
+from kv_transfer.transport_selection import choose_transport
 from kv_transfer.transports import Outbound, memory
 from kv_transfer.transports.cuda_ipc import CudaIpcOutbound
 from kv_transfer.transports.group import SenderGroups
@@ -24,9 +24,9 @@ from kv_transfer.transports.nixl import NixlOutbound, ServedArena
 from kvrelay.clock import Clock
 from kvrelay.errors import Internal, KvRelayError, Unavailable, Unimplemented
 from kvrelay.messages import HandoffTarget
+from kvrelay.process.telemetry import get_logger
 from kvrelay.protocol import Protocol, ours
 from kvrelay.security.credentials import Credentials
-from kvrelay.telemetry import get_logger
 from kvrelay.types import Handoff
 from kvrelay.wire.transfer import KvBlocks, KvCommit, KvOpen, KvReceipt, commit_digest, frame_to_bytes
 

@@ -1,7 +1,7 @@
 """Which sampling values are allowed. One table for routers, which refuse a request, and workers, which trust no peer.
 
 The bounds keep float32 arithmetic sane: within them a penalty or a temperature never makes a finite logit a NaN, and
-what overflows is clamped (`kvrelay.engine.penalties`). They contain all that OpenAI allows. Other servers clamp a
+what overflows is clamped (`kvrelay.engine.sampling.penalties`). They contain all that OpenAI allows. Other servers clamp a
 temperature just above 0, or divide by it; here it is greedy below LEAST_TEMPERATURE, which is its limit.
 """
 

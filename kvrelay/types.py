@@ -24,7 +24,7 @@ _FINGERPRINT = re.compile(r"fp_([A-Za-z0-9_-]{0,64})\.([A-Za-z0-9_-]{0,64})")
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn. Values are validated by `router.validation`; here they are taken as they are.
+    """How tokens are drawn. Values are validated by `router.frontend.validation`; here they are taken as they are.
 
     temperature 0 is greedy. top_k 0, top_p 1 and min_p 0 are off. The draw at absolute position p of a
     sequence depends on (seed, p) and the logits only. `logprobs` None: none; N >= 0: the sampled token's

@@ -5,21 +5,21 @@ from __future__ import annotations
 import grpc
 
 from kv_transfer.arena import device_of
+from kv_transfer.copy_threads import to_its_end
 from kv_transfer.lease import Lease, LeaseTable
 from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
-from kv_transfer.threads import to_its_end
-from kvrelay.engine.blocks import OutOfBlocks
-from kvrelay.engine.cache import KvCache
+from kvrelay.engine.kvcache.block_pool import OutOfBlocks
+from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.messages import HandoffTarget, PrefixSource
+from kvrelay.process.telemetry import get_logger
 from kvrelay.protocol import VERSION
-from kvrelay.telemetry import get_logger
 from kvrelay.wire.status import error_from_rpc
 from kvrelay.wire.transfer import FetchRequest, kv_fetch
 from kvrelay.worker.base import Identity
 from kvrelay.worker.sequence import Sequence
-from prefill_worker.worth import Worth
+from prefill_worker.fetch_cost_model import Worth
 
 log = get_logger(__name__)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvrelay.engine.blocks import OutOfBlocks
-from kvrelay.engine.cache import KvCache
+from kvrelay.engine.kvcache.block_pool import OutOfBlocks
+from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.worker.sequence import Sequence, Work
-from kvrelay.worker.turns import TenantTurns
+from kvrelay.worker.tenant_order import TenantTurns
 
 
 class PrefillScheduler:

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 
-from kv_transfer.lending import Lending
 from kv_transfer.plan import Layers
+from kv_transfer.prefix_export import Lending
 from kv_transfer.sender import Push, Sender
 from kvrelay.clock import Clock
-from kvrelay.engine.cache import KvCache
+from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.errors import KvRelayError, Unimplemented
 from kvrelay.messages import (

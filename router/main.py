@@ -10,43 +10,43 @@ from pathlib import Path
 from grpc_health.v1 import health_pb2
 
 from kvrelay.clock import MonotonicClock
-from kvrelay.config import ClusterConfig
+from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Unavailable
-from kvrelay.loop_stall import LoopStalls
-from kvrelay.registry import Registry
+from kvrelay.process.loop_stall import LoopStalls
+from kvrelay.process.stop_request import DRAIN_GRACE_S, StopRequest
+from kvrelay.process.telemetry import get_logger
 from kvrelay.security.credentials import Credentials
-from kvrelay.stop_request import DRAIN_GRACE_S, StopRequest
-from kvrelay.telemetry import get_logger
+from kvrelay.state.registry import Registry
 from kvrelay.tenants import ADMIN, CLIENT
 from kvrelay.wire import cluster, inference
-from router.access import Access
-from router.admin import ClusterService
-from router.changes import follow_changes
-from router.defence_metrics import DefenceCollector
-from router.driver import Driver
-from router.grpc_access import GrpcAccess
-from router.grpc_bounds import field_bounds
-from router.grpc_messages import GrpcMessages
-from router.heartbeat import Heartbeat
-from router.intake import Intake
-from router.limits import Limits
-from router.listeners import grpc_server, http_server
-from router.loop_metrics import LoopStallCollector
-from router.loop_slices import LoopSlices
-from router.metrics import ClusterCollector, Metrics
-from router.model_card import ModelCard, ask_transformers
-from router.observers import Observers
-from router.openai import build_app
-from router.page import StatusPage
+from router.api.grpc.admin import ClusterService
+from router.api.grpc.auth import GrpcAccess
+from router.api.grpc.bounds import field_bounds
+from router.api.grpc.messages import GrpcMessages
+from router.api.grpc.service import InferenceService
+from router.api.http.openai import build_app
+from router.api.listeners import grpc_server, http_server
+from router.frontend.access import Access
+from router.frontend.frontend import Intake
+from router.frontend.model_card import ModelCard, ask_transformers
+from router.frontend.rate_limits import Limits
+from router.frontend.tokenization import Text
+from router.frontend.waiting_room import WaitingRoom
+from router.observability.dashboard import StatusPage
+from router.observability.defence_metrics import DefenceCollector
+from router.observability.heartbeat import Heartbeat
+from router.observability.loop_metrics import LoopStallCollector
+from router.observability.metrics import ClusterCollector, Metrics
+from router.observability.observers import Observers
+from router.observability.request_log import RequestLog
+from router.observability.status import ClusterView
+from router.observability.tenant_metrics import TenantMetrics
+from router.observability.tracing import Tracing
 from router.process import allow_connections, end_after, favour_the_loop, settle_heap
-from router.registry import RouterRegistry
-from router.request_log import RequestLog
-from router.service import InferenceService
-from router.status import ClusterView
-from router.tenant_metrics import TenantMetrics
-from router.text import Text
-from router.tracing import Tracing
-from router.waiting_room import WaitingRoom
+from router.runtime.driver import Driver
+from router.runtime.loop_slices import LoopSlices
+from router.runtime.pool_changes import follow_changes
+from router.runtime.worker_directory import RouterRegistry
 
 END_S = 5.0  # for the process to end after its last request
 

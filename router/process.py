@@ -11,12 +11,13 @@ import sys
 import threading
 from typing import NoReturn
 
-from kvrelay.telemetry import flush_logs, get_logger
+from kvrelay.process.telemetry import flush_logs, get_logger
 
 log = get_logger("router.process")
 
 
 _STDERR = 2
+YOUNG_OBJECTS = 50_000  # allocated before the collector looks at what came since it last did
 FILES = 8192  # open at one time: a socket for each connection that the listeners allow, and room for all else
 
 
@@ -48,9 +49,15 @@ def end_now() -> NoReturn:
 
 
 def settle_heap() -> None:
-    """To be called when all is loaded: it stays, and no later collection stops the streams to look at it."""
+    """To be called when all is loaded: it stays, and no later collection stops the streams to look at it.
+
+    Requests leave reference cycles behind, above all those that are cancelled. Most are gone when the young objects are
+    looked at, if that is less often than by default; those that are not would be found by a collection of all objects,
+    which stops the event loop for tenths of a second.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, 10, 10)
 
 
 def favour_the_loop() -> None:

@@ -22,13 +22,13 @@ from small_configs import VOCAB, WINDOW, small_config
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from kvrelay.config import ModelConfig
+from kvrelay.config.schema import ModelConfig
 from kvrelay.engine.runner import ModelRunner, Segment
-from kvrelay.engine.sampling import SampleRequest
-from kvrelay.engine.text import Tokenizer
+from kvrelay.engine.sampling.sampler import SampleRequest
 from kvrelay.errors import ModelRefused
+from kvrelay.tokenizer.tokenizer import Tokenizer
 from kvrelay.types import SamplingParams
-from router.model_card import ModelCard, ask_transformers
+from router.frontend.model_card import ModelCard, ask_transformers
 
 MODEL_TYPES: dict[str, str] = dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 """The classes of transformers' causal language models by the `model_type` of their configurations."""

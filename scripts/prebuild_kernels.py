@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import kv_transfer
-from kvrelay.compiled import build, find_compiler
+from kvrelay.compiler.compiled import build, find_compiler
+from kvrelay.compiler.prebuilt import PROCESSORS, library
 from kvrelay.engine.native.build import SOURCES as ENGINE
-from kvrelay.prebuilt import PROCESSORS, library
 
 TRANSFER = Path(kv_transfer.__file__).parent / "kernels"
 

@@ -1,6 +1,6 @@
 """Writes one example of each message that processes exchange, as the code of this tree serializes it.
 
-The examples of each release stay in tests/wire/golden/RELEASE for as long as its processes may meet newer ones; those
+The examples of each release stay in tests/unit/wire/golden/RELEASE for as long as its processes may meet newer ones; those
 of `next` are of this tree. Run it after a change of a message, and see in the diff what changes on the wire:
 
     python scripts/write_wire_golden.py
@@ -28,7 +28,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 import kvrelay.v1
 from kvrelay import types
-from kvrelay.registry_codec import encode
+from kvrelay.state.registry_codec import encode
 from kvrelay.wire import cluster, inference, transfer, varint, worker
 
 GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "wire" / "golden"
@@ -197,7 +197,7 @@ def write(folder: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("release", nargs="?", default=NEXT, help="Name of the folder in tests/wire/golden.")
+    parser.add_argument("release", nargs="?", default=NEXT, help="Name of the folder in tests/unit/wire/golden.")
     write(GOLDEN / parser.parse_args().release)
     return 0
 

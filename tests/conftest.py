@@ -27,7 +27,7 @@ def logging_as_before() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """tiny_model(architecture="llama") -> folder of a tiny random model (see tiny_models.py), built once a session."""
-    from tiny_models import build
+    from support.tiny_models import build
 
     folders: dict[str, Path] = {}
 

@@ -13,7 +13,7 @@ from transformers import AutoConfig
 
 from kvrelay.bench.limits import Limits
 from kvrelay.bench.shapes import DTYPE, random_model
-from kvrelay.engine.checkpoint import find_checkpoint
+from kvrelay.engine.model.checkpoint import find_checkpoint
 from kvrelay.errors import InvalidArgument
 from kvrelay.types import DTYPE_BYTES
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from kvrelay.child import bound_to_parent
 from kvrelay.errors import DeadlineExceeded, Unavailable
+from kvrelay.process.child import bound_to_parent
 
 _READY_WITHIN_S = 900.0  # an engine may compile its model first
 _ANSWER_WITHIN_S = 900.0

@@ -9,8 +9,8 @@ from typing import Any
 from kvrelay.bench.cases import DecodeCase, PrefillCase
 from kvrelay.bench.cost import ModelCost
 from kvrelay.bench.engine_bench import Measured
-from kvrelay.bench.fits import decode_fit, prefill_growth
 from kvrelay.bench.limits import Limits
+from kvrelay.bench.regression import decode_fit, prefill_growth
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,13 @@ from kvrelay.bench.cases import all_cases, quick_cases, that_fit
 from kvrelay.bench.cost import model_cost, shape_cost
 from kvrelay.bench.engine_bench import Measured, measure, tokens_beyond
 from kvrelay.bench.engine_process import KVRELAY, EngineProcess
+from kvrelay.bench.environment import first_cores, machine_name, model_folder
 from kvrelay.bench.gpu_limits import FULL, QUICK, measure_gpu_limits
 from kvrelay.bench.limits import Limits, measure_limits
 from kvrelay.bench.peers import peer_command
 from kvrelay.bench.reference_model import NAME
 from kvrelay.bench.report import EngineReport
-from kvrelay.bench.subject import first_cores, machine_name, model_folder
-from kvrelay.engine.device import find_device
+from kvrelay.engine.base.device import find_device
 from kvrelay.types import POOLS, PoolName
 
 _KV_SLACK = 1.25  # over the largest batch: sequences end within blocks, and engines keep some blocks to themselves

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from kvrelay.bench.cases import DecodeCase
 from kvrelay.bench.engine_bench import Measured
-from kvrelay.bench.fits import decode_fit, prefill_growth
+from kvrelay.bench.regression import decode_fit, prefill_growth
 from kvrelay.bench.report import EngineReport
 
 

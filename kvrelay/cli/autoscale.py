@@ -13,9 +13,9 @@ from rich.progress import track
 from kvrelay.cli.cluster_extra import requires_cluster_extra
 
 if TYPE_CHECKING:
-    from autoscaler.fluid import WorkerSpeed
+    from autoscaler.queueing_model import WorkerSpeed
     from autoscaler.replay import Verdict
-    from kvrelay.config import AutoscalingPolicy
+    from kvrelay.config.schema import AutoscalingPolicy
 
 _LOOKS = 50_000  # at a long trace; more often would only take longer
 
@@ -66,10 +66,10 @@ def explain(
     Example: kvrelay autoscale explain policy.yaml --metrics conv.csv --prefill-tokens-per-s 8000
     --decode-tokens-per-s 1200 --itl-ms 12
     """
-    from autoscaler.fluid import WorkerSpeed
-    from kvrelay.cli.autoscale_view import explain_view
-    from kvrelay.cli.render import console
-    from kvrelay.config_file import load_policy
+    from autoscaler.queueing_model import WorkerSpeed
+    from kvrelay.cli.views.autoscale_view import explain_view
+    from kvrelay.cli.views.render import console
+    from kvrelay.config.config_file import load_policy
 
     rules = load_policy(policy)
     given = {"prefill-tokens-per-s": prefill_tokens_per_s, "decode-tokens-per-s": decode_tokens_per_s, "itl-ms": itl_ms}
@@ -108,7 +108,7 @@ def _is_record(file: Path) -> bool:
 def _replayed(rules: AutoscalingPolicy, file: Path) -> list[Verdict]:
     from autoscaler.replay import Replay
     from kvrelay.loadtest.recording import moments_of, read_moments
-    from kvrelay.loadtest.report_file import load_report
+    from kvrelay.loadtest.report.report_file import load_report
 
     moments = read_moments(file) if file.suffix == ".csv" else moments_of(load_report(file))
     replay = Replay(rules)
@@ -123,10 +123,10 @@ def _modelled(
     prompt_tokens: str,
     output_tokens: str,
 ) -> tuple[list[Verdict], str]:
-    from autoscaler.fluid import FluidCluster
+    from autoscaler.queueing_model import FluidCluster
     from autoscaler.replay import Moment, Replay
     from kvrelay.loadtest.lengths import parse_lengths
-    from kvrelay.loadtest.trace_load import read_load, span
+    from kvrelay.loadtest.traces.trace_load import read_load, span
 
     lengths = parse_lengths(prompt_tokens, "prompt_tokens"), parse_lengths(output_tokens, "output_tokens")
     seconds = span(file, *lengths)

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
-from kvrelay.cli.render import console
+from kvrelay.cli.views.render import console
 
 if TYPE_CHECKING:
     from kvrelay.bench.run import Progress
@@ -109,10 +109,10 @@ def handoff(
 
     Example: kvrelay bench handoff --transport shm --json
     """
+    from kvrelay.bench.environment import first_cores
     from kvrelay.bench.handoff.rates import TRANSPORTS
     from kvrelay.bench.handoff.run import Options, run
     from kvrelay.bench.handoff.table import report_view
-    from kvrelay.bench.subject import first_cores
 
     first, second = first_cores(2)
     with _progress() as progress:
@@ -144,9 +144,9 @@ def router(
     """
     import uvloop
 
+    from kvrelay.bench.environment import first_cores
     from kvrelay.bench.router.run import Options, run
     from kvrelay.bench.router.table import report_view
-    from kvrelay.bench.subject import first_cores
 
     first, second = first_cores(2)
     options = Options((first, second), min(seconds, 1.0) if quick else seconds, requests, quick)

@@ -18,9 +18,9 @@ from kvrelay.errors import Unavailable
 
 if TYPE_CHECKING:
     from autoscaler.actuator import Actuator
-    from kvrelay.config import AutoscalingPolicy, ClusterConfig
+    from kvrelay.config.schema import AutoscalingPolicy, ClusterConfig
     from kvrelay.launch.launcher import RayLauncher
-    from kvrelay.registry import Registry
+    from kvrelay.state.registry import Registry
     from kvrelay.types import PoolName
 
 _BY_HAND = 16  # workers of a pool without a policy that `kvrelay scale` may ask a local Ray for
@@ -44,9 +44,9 @@ def controller(
 
     Example: kvrelay controller -c cluster.yaml --ray-address auto
     """
-    from kvrelay.config_file import load_config, load_policy
-    from kvrelay.ray_address import check_ray_address, check_reachable
-    from kvrelay.telemetry import configure_logging
+    from kvrelay.config.config_file import load_config, load_policy
+    from kvrelay.launch.ray_address import check_ray_address, check_reachable
+    from kvrelay.process.telemetry import configure_logging
 
     loaded = load_config(config)
     if ray_address is not None:
@@ -71,11 +71,11 @@ async def _control(
     from kvrelay.launch.launcher import RayLauncher, require_gpus
     from kvrelay.launch.ray_cluster import RayCluster, local_cpus
     from kvrelay.launch.template import Template
-    from kvrelay.loop_stall import LoopStalls
     from kvrelay.models import resolve_model
-    from kvrelay.registry import Registry
+    from kvrelay.process.loop_stall import LoopStalls
+    from kvrelay.process.stop_request import StopRequest
     from kvrelay.security.credentials import Credentials
-    from kvrelay.stop_request import StopRequest
+    from kvrelay.state.registry import Registry
     from kvrelay.worker.settings import WorkerSettings
 
     stop = StopRequest()

@@ -14,12 +14,12 @@ from rich.rule import Rule
 from rich.table import Table
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
-from kvrelay.cli.render import console, ledger_table, milliseconds, size
 from kvrelay.cli.serve import OWN_CLUSTER
+from kvrelay.cli.views.render import console, ledger_table, milliseconds, size
 
 if TYPE_CHECKING:
     from kvrelay.client import AsyncClient, Completion
-    from kvrelay.config import ClusterConfig
+    from kvrelay.config.schema import ClusterConfig
 
 STORY = (
     "Once upon a time there was a brave little fox named Ruby. She lived in a small house by the river. Her best "
@@ -46,8 +46,8 @@ def demo() -> None:
 
     Example: kvrelay demo
     """
-    from kvrelay.config_file import load_config
-    from kvrelay.telemetry import configure_logging
+    from kvrelay.config.config_file import load_config
+    from kvrelay.process.telemetry import configure_logging
 
     configure_logging("error")
     raise typer.Exit(asyncio.run(_demo(load_config(None, OWN_CLUSTER))))
@@ -55,7 +55,7 @@ def demo() -> None:
 
 async def _demo(config: ClusterConfig) -> int:
     from kvrelay.client import AsyncClient
-    from kvrelay.local_cluster import LocalCluster
+    from kvrelay.launch.local_cluster import LocalCluster
 
     out = console()
     waiting = Console(stderr=True).status("starting Redis, Ray, a prefill worker, a decode worker and a router")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from kvrelay.cli import render
 from kvrelay.cli.connection_options import TlsCa, TlsCert, TlsKey, TokenFile
+from kvrelay.cli.views import render
 from kvrelay.errors import InvalidArgument
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvrelay.cli import loadtest_options as options
-from kvrelay.cli import render
 from kvrelay.cli.connection_options import TlsCa, TlsCert, TlsKey, TokenFile
+from kvrelay.cli.views import render
 
 if TYPE_CHECKING:
-    from kvrelay.loadtest.report import Report
+    from kvrelay.loadtest.report.sweep_report import Report
     from kvrelay.loadtest.sweep import Sweep
 
 INTERRUPTED = 130  # as shells say it: 128 + SIGINT
@@ -81,8 +81,8 @@ def run(
     """
     from kvrelay.cli.loadtest_run import Settings, run_test
     from kvrelay.client.connection import Connection
+    from kvrelay.loadtest.report.tables import report_table
     from kvrelay.loadtest.slo import parse_slos
-    from kvrelay.loadtest.tables import report_table
 
     options.can_be_written(file, html)
     seed = options.seed_of(seed)
@@ -156,8 +156,8 @@ def sweep(
     """
     from kvrelay.cli.loadtest_run import Settings, run_sweep
     from kvrelay.client.connection import Connection
+    from kvrelay.loadtest.report.tables import sweep_table
     from kvrelay.loadtest.slo import parse_slos
-    from kvrelay.loadtest.tables import sweep_table
 
     options.can_be_written(file, html)
     options.above_zero(attainment=attainment, precision=precision)
@@ -192,9 +192,9 @@ def report(
 
     Example: kvrelay loadtest report before.json --html before.html
     """
-    from kvrelay.loadtest.report_file import load
+    from kvrelay.loadtest.report.report_file import load
+    from kvrelay.loadtest.report.tables import report_table, sweep_table
     from kvrelay.loadtest.sweep import Sweep
-    from kvrelay.loadtest.tables import report_table, sweep_table
 
     found = load(file)
     render.console().print(sweep_table(found) if isinstance(found, Sweep) else report_table(found))
@@ -212,8 +212,8 @@ def compare(
     Example: kvrelay loadtest compare before.json after.json --html change.html
     """
     from kvrelay.loadtest.html_report import compare_page
-    from kvrelay.loadtest.report_file import load_report, write
-    from kvrelay.loadtest.tables import comparison_table
+    from kvrelay.loadtest.report.report_file import load_report, write
+    from kvrelay.loadtest.report.tables import comparison_table
 
     reports = load_report(first), load_report(second)
     names = (first.stem, second.stem) if first.stem != second.stem else (str(first), str(second))
@@ -224,7 +224,7 @@ def compare(
 
 def _write(result: Report | Sweep, file: Path | None, html: Path | None) -> None:
     from kvrelay.loadtest.html_report import page
-    from kvrelay.loadtest.report_file import save, write
+    from kvrelay.loadtest.report.report_file import save, write
 
     if file is not None:
         save(result, file)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 if TYPE_CHECKING:
-    from kvrelay.loadtest.replay import Replay
+    from kvrelay.loadtest.traces.replay import Replay
     from kvrelay.loadtest.workload import PlannedRequest, Workload
 
 Words = Annotated[list[str] | None, typer.Argument(hidden=True)]  # what follows the first after --goodput
@@ -145,8 +145,8 @@ def replay(
 ) -> Replay:
     """A trace as a load. Raises InvalidArgument, typer.BadParameter."""
     from kvrelay.loadtest.lengths import parse_lengths
-    from kvrelay.loadtest.replay import Replay
-    from kvrelay.loadtest.trace_file import FORMATS, guess_format
+    from kvrelay.loadtest.traces.replay import Replay
+    from kvrelay.loadtest.traces.trace_file import FORMATS, guess_format
 
     _check_duration(duration)
     if not begin >= 0:

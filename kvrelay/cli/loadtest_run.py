@@ -17,12 +17,12 @@ from kvrelay.client.connection import Connection
 from kvrelay.errors import InvalidArgument
 from kvrelay.loadtest.measure import Run, measure
 from kvrelay.loadtest.rate import constant
-from kvrelay.loadtest.replay import Replay
-from kvrelay.loadtest.report import Report
-from kvrelay.loadtest.row import Row
+from kvrelay.loadtest.report.row import Row
+from kvrelay.loadtest.report.sweep_report import Report
+from kvrelay.loadtest.senders.target import Target, open_target
 from kvrelay.loadtest.slo import Slo
 from kvrelay.loadtest.sweep import Sweep, bisect, try_rates
-from kvrelay.loadtest.target import Target, open_target
+from kvrelay.loadtest.traces.replay import Replay
 from kvrelay.loadtest.workload import PlannedRequest, Workload
 
 Rates = list[float] | tuple[float, float]  # each of them, or the bounds of a search

@@ -9,7 +9,6 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from kvrelay.child import REASON_FILE
 from kvrelay.cli import (
     autoscale,
     bench,
@@ -26,6 +25,7 @@ from kvrelay.cli import (
     verify,
 )
 from kvrelay.errors import InvalidArgument, KvRelayError
+from kvrelay.process.child import REASON_FILE
 
 INTERRUPTED = 130  # as shells say it: 128 + SIGINT
 

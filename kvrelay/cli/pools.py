@@ -68,7 +68,7 @@ def restart(
 
     Example: kvrelay restart decode
     """
-    from kvrelay.cli.restart_progress import RestartProgress
+    from kvrelay.cli.views.restart_progress import RestartProgress
     from kvrelay.client.connection import Connection
 
     with admin_client(admin, Connection(token_file, tls_ca, tls_cert, tls_key)) as client:

@@ -19,9 +19,9 @@ def router(config: Config = None, log_level: LogLevel = None) -> None:
     import uvloop
 
     import router.main
-    from kvrelay.config_file import load_config
+    from kvrelay.config.config_file import load_config
     from kvrelay.models import local_folder, resolve_model
-    from kvrelay.telemetry import configure_logging
+    from kvrelay.process.telemetry import configure_logging
     from router.process import end_now
 
     loaded = load_config(config)

@@ -64,9 +64,9 @@ def serve(
 
     Example: kvrelay serve --model demo --prefill 1 --decode 2
     """
-    from kvrelay.config_file import load_config
-    from kvrelay.ray_address import check_ray_address, check_reachable
-    from kvrelay.telemetry import configure_logging
+    from kvrelay.config.config_file import load_config
+    from kvrelay.launch.ray_address import check_ray_address, check_reachable
+    from kvrelay.process.telemetry import configure_logging
 
     options = {"model.path": model, "prefill.replicas": prefill, "decode.replicas": decode}
     overrides: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
@@ -85,7 +85,7 @@ def serve(
 
 def set_log_level(level: str | None) -> None:
     """For this process and those that it starts."""
-    from kvrelay.telemetry import LEVEL_VARIABLE
+    from kvrelay.process.telemetry import LEVEL_VARIABLE
 
     if level is not None:
         os.environ[LEVEL_VARIABLE] = level
@@ -93,7 +93,7 @@ def set_log_level(level: str | None) -> None:
 
 async def _serve(config: Any, ray_address: str | None) -> int:
     """Runs until a signal. Returns the exit code."""
-    from kvrelay.local_cluster import LocalCluster
+    from kvrelay.launch.local_cluster import LocalCluster
 
     stop = asyncio.Event()
     cluster = LocalCluster(config, ray_address=ray_address)

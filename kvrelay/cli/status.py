@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvrelay.cli import render
 from kvrelay.cli.connection_options import TlsCa, TlsCert, TlsKey, TokenFile
+from kvrelay.cli.views import render
 from kvrelay.errors import KvRelayError, Unavailable
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def top(
     """
     from rich.live import Live
 
-    from kvrelay.cli.top_view import top_view
+    from kvrelay.cli.views.top_view import top_view
     from kvrelay.client.connection import Connection
 
     connection = Connection(token_file, tls_ca, tls_cert, tls_key)

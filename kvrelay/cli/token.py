@@ -34,7 +34,7 @@ def new(
 
     Example: kvrelay token new --tenant acme > acme.token
     """
-    from kvrelay.tokens_file import TenantEntry, digest_of, new_token
+    from kvrelay.config.tokens_file import TenantEntry, digest_of, new_token
 
     token = new_token()
     try:

@@ -13,8 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
-from kvrelay.cli.render import console
 from kvrelay.cli.serve import OWN_CLUSTER, Config, Model
+from kvrelay.cli.views.render import console
 
 if TYPE_CHECKING:
     from kvrelay.verify.report import Report
@@ -39,8 +39,8 @@ def verify(
 
     Example: kvrelay verify --requests 64 --json
     """
-    from kvrelay.config_file import load_config
-    from kvrelay.telemetry import configure_logging
+    from kvrelay.config.config_file import load_config
+    from kvrelay.process.telemetry import configure_logging
     from kvrelay.verify.run import verify as run
 
     overrides: dict[str, object] = {**OWN_CLUSTER, "model.dtype": dtype}

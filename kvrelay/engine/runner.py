@@ -9,24 +9,24 @@ from typing import Literal
 
 import torch
 
-from kvrelay.compiled import NativeUnavailable
-from kvrelay.engine.checkpoint import find_checkpoint
-from kvrelay.engine.cuda_forward import SCRATCH_BLOCKS, CudaForward
-from kvrelay.engine.device import find_device
-from kvrelay.engine.faults import SegmentsFailed
-from kvrelay.engine.kv import TORCH_DTYPE, KvPool
-from kvrelay.engine.loader import LoadedModel, load_model, weight_bytes
-from kvrelay.engine.modules import use_kernels
+from kvrelay.compiler.compiled import NativeUnavailable
+from kvrelay.engine.base.device import find_device
+from kvrelay.engine.base.kv_memory import TORCH_DTYPE, KvPool
+from kvrelay.engine.base.step_input import OnLayer, Part, Step
+from kvrelay.engine.forward.cuda_forward import SCRATCH_BLOCKS, CudaForward
+from kvrelay.engine.forward.native_forward import NativeForward
+from kvrelay.engine.forward.torch_forward import TorchForward
+from kvrelay.engine.model.checkpoint import find_checkpoint
+from kvrelay.engine.model.kernel_modules import use_kernels
+from kvrelay.engine.model.loader import LoadedModel, load_model, weight_bytes
 from kvrelay.engine.native.batch import PagedBatch
 from kvrelay.engine.native.ops import check, set_threads
-from kvrelay.engine.native_forward import NativeForward
-from kvrelay.engine.ranks.forward import RanksForward
-from kvrelay.engine.ranks.group import RankGroup
-from kvrelay.engine.ranks.plan import check_degree
-from kvrelay.engine.ranks.settings import RankSettings
-from kvrelay.engine.sampling import Sampled, SampleRequest, sample
-from kvrelay.engine.step import OnLayer, Part, Step
-from kvrelay.engine.torch_forward import TorchForward
+from kvrelay.engine.parallel.forward import RanksForward
+from kvrelay.engine.parallel.group import RankGroup
+from kvrelay.engine.parallel.plan import check_degree
+from kvrelay.engine.parallel.settings import RankSettings
+from kvrelay.engine.sampling.faults import SegmentsFailed
+from kvrelay.engine.sampling.sampler import Sampled, SampleRequest, sample
 from kvrelay.errors import ConfigError, InvalidArgument, KvRelayError
 from kvrelay.types import KvLayout
 

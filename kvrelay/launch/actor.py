@@ -11,10 +11,10 @@ from functools import partial
 
 import ray
 
+from kvrelay.launch.pool_switch import Roles
 from kvrelay.launch.template import ForkedWorker
 from kvrelay.models import resolve_model
-from kvrelay.roles import Roles
-from kvrelay.telemetry import configure_logging, flush_logs, get_logger
+from kvrelay.process.telemetry import configure_logging, flush_logs, get_logger
 from kvrelay.types import PoolName
 from kvrelay.worker.settings import WorkerSettings
 

@@ -12,14 +12,14 @@ from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from autoscaler.lease import Lease
-from kvrelay.config import ClusterConfig
+from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import ConfigError, InvalidArgument, Unavailable
 from kvrelay.launch.actor import WorkerActor
 from kvrelay.launch.failed_start import FailedStart, failed_start
 from kvrelay.launch.placement import Amounts, Node, needs, place, with_workers
 from kvrelay.launch.ray_cluster import RayCluster
-from kvrelay.stop_request import DRAIN_GRACE_S
-from kvrelay.telemetry import LEVEL_VARIABLE, get_logger
+from kvrelay.process.stop_request import DRAIN_GRACE_S
+from kvrelay.process.telemetry import LEVEL_VARIABLE, get_logger
 from kvrelay.types import PoolName, Role
 from kvrelay.worker.settings import WorkerSettings
 

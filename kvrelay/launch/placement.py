@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kvrelay.config import Resources
+from kvrelay.config.schema import Resources
 from kvrelay.types import Role
 
 _SHOWN = 3  # nodes in a reason

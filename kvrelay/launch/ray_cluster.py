@@ -18,12 +18,12 @@ from ray._private.gcs_utils import create_gcs_channel
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]  # compiled, and its stub lacks it
 from ray.core.generated import gcs_pb2, gcs_service_pb2, gcs_service_pb2_grpc
 
-from kvrelay.child import command_of, family
-from kvrelay.config import ClusterConfig
+from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Unavailable
 from kvrelay.launch.placement import Node
-from kvrelay.ray_address import AUTO, check_ray_address
-from kvrelay.ray_folder import RayFolder
+from kvrelay.launch.ray_address import AUTO, check_ray_address
+from kvrelay.launch.ray_folder import RayFolder
+from kvrelay.process.child import command_of, family
 from kvrelay.types import PoolName
 
 _LOOK_S = 1.0

@@ -29,10 +29,10 @@ from types import TracebackType
 from typing import IO, Any
 
 from kvrelay import errors
-from kvrelay.child import bound_to_parent
-from kvrelay.config import ClusterConfig
-from kvrelay.roles import Roles
-from kvrelay.telemetry import configure_logging, flush_logs, get_logger
+from kvrelay.config.schema import ClusterConfig
+from kvrelay.launch.pool_switch import Roles
+from kvrelay.process.child import bound_to_parent
+from kvrelay.process.telemetry import configure_logging, flush_logs, get_logger
 from kvrelay.types import Claim
 from kvrelay.worker.settings import WorkerSettings
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from kvrelay.errors import KvRelayError
 from kvrelay.loadtest.counters import PrefixCache
-from kvrelay.loadtest.report import Report
+from kvrelay.loadtest.report.row import Row
+from kvrelay.loadtest.report.sweep_report import Report
+from kvrelay.loadtest.report.timeline import Watch
 from kvrelay.loadtest.reuse import measure_reuse
-from kvrelay.loadtest.row import Row
 from kvrelay.loadtest.runner import run_closed_loop, run_load
+from kvrelay.loadtest.senders.target import Target
 from kvrelay.loadtest.slo import Slo
-from kvrelay.loadtest.target import Target
-from kvrelay.loadtest.timeline import Watch
 from kvrelay.loadtest.workload import PlannedRequest
 
 

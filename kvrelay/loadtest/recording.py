@@ -8,14 +8,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import get_args
 
-from autoscaler.policy import PoolSnapshot
 from autoscaler.replay import Moment
+from autoscaler.scaling_policy import PoolSnapshot
 from autoscaler.snapshot import awaited_pool
-from kvrelay.config import MetricName
+from kvrelay.config.schema import MetricName
 from kvrelay.errors import InvalidArgument
-from kvrelay.loadtest.report import Report
-from kvrelay.loadtest.series import first_tokens, token_gaps
-from kvrelay.loadtest.statistics import percentile
+from kvrelay.loadtest.report.series import first_tokens, token_gaps
+from kvrelay.loadtest.report.statistics import percentile
+from kvrelay.loadtest.report.sweep_report import Report
 from kvrelay.types import POOLS, PoolName
 
 LATENCY_WINDOW_S = 10.0  # that a percentile is of

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvrelay.loadtest.counters import PrefixCache
-from kvrelay.loadtest.row import Row
+from kvrelay.loadtest.report.row import Row
 
 Prompt = Sequence[int]  # token ids
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from kvrelay.loadtest.row import Row
+from kvrelay.loadtest.report.row import Row
 from kvrelay.loadtest.workload import PlannedRequest
 
 # A slot of a closed loop waits after a failure, longer after each in a row: a target that is gone fails at once.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvrelay.errors import InvalidArgument
-from kvrelay.loadtest.row import Row
+from kvrelay.loadtest.report.row import Row
 
 METRICS = ("ttft", "tpot", "e2e")
 

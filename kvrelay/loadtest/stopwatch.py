@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from kvrelay.errors import KvRelayError
-from kvrelay.loadtest.row import Row
+from kvrelay.loadtest.report.row import Row
 
 
 class Stopwatch:

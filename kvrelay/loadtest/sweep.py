@@ -6,7 +6,7 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from kvrelay.loadtest.report import Report
+from kvrelay.loadtest.report.sweep_report import Report
 
 Offer = Callable[[float], Awaitable[Report]]  # a run at a rate
 # Of the largest objective, that arrivals should last: in a shorter run a queue that grows misses nothing yet.

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from kvrelay.errors import ConfigError, InvalidArgument
-from kvrelay.security.roles import ROLES, WORKER_NAME, Role, uri
+from kvrelay.security.tls_roles import ROLES, WORKER_NAME, Role, uri
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _BACKDATED = timedelta(hours=1)  # clocks of other machines may be behind

@@ -7,11 +7,11 @@ import threading
 from datetime import UTC, datetime
 from typing import Literal
 
-from kvrelay.config import SecurityConfig, TlsConfig
+from kvrelay.config.schema import SecurityConfig, TlsConfig
 from kvrelay.errors import ConfigError
+from kvrelay.process.telemetry import get_logger
 from kvrelay.security import expiry
 from kvrelay.security.key_pair import Files, KeyPair, load
-from kvrelay.telemetry import get_logger
 
 log = get_logger("security")
 

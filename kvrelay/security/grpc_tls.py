@@ -8,7 +8,7 @@ import grpc
 
 from kvrelay.security.credentials import Credentials
 from kvrelay.security.key_pair import KeyPair
-from kvrelay.security.roles import WORKER_NAME
+from kvrelay.security.tls_roles import WORKER_NAME
 
 Option = tuple[str, str | int]
 

@@ -14,8 +14,8 @@ import grpc
 from cryptography import x509
 
 from kvrelay.errors import KvRelayError, PermissionDenied, Unauthenticated
-from kvrelay.security.roles import ROLES, Role, roles_of
-from kvrelay.telemetry import get_logger
+from kvrelay.process.telemetry import get_logger
+from kvrelay.security.tls_roles import ROLES, Role, roles_of
 from kvrelay.wire import status
 
 log = get_logger("security")

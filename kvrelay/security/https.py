@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ssl
 
+from kvrelay.process.telemetry import get_logger
 from kvrelay.security.credentials import Credentials
-from kvrelay.telemetry import get_logger
 
 log = get_logger("security")
 

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from kvrelay.errors import ConfigError
-from kvrelay.security.roles import WORKER_NAME, Role, dns_names, roles_of
+from kvrelay.security.tls_roles import WORKER_NAME, Role, dns_names, roles_of
 
 Side = Literal["client", "server"]
 _MAX_BYTES = 2**20  # of a file; a bundle of all public CAs has a quarter of that

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import grpc
 
 from kvrelay.client import AsyncClient, Completion
-from kvrelay.config import ClusterConfig
+from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Internal
-from kvrelay.local_cluster import Endpoints, LocalCluster
+from kvrelay.launch.local_cluster import Endpoints, LocalCluster
 from kvrelay.types import POOLS
 from kvrelay.verify.cases import Case, make_cases
 from kvrelay.verify.reference import Reference

@@ -10,10 +10,10 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from kvrelay.clock import Clock
-from kvrelay.engine.blocks import IntegrityError
-from kvrelay.engine.cache import KvCache
+from kvrelay.engine.kvcache.block_pool import IntegrityError
+from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.engine.runner import ModelRunner
-from kvrelay.engine.sampling import Sampled
+from kvrelay.engine.sampling.sampler import Sampled
 from kvrelay.errors import Code, InvalidArgument
 from kvrelay.messages import (
     DRAINING,

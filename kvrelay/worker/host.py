@@ -14,18 +14,18 @@ import grpc
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from kvrelay.engine.device import find_device
-from kvrelay.engine.loader import LoadedModel, load_model
-from kvrelay.engine.ranks.group import RankGroup
-from kvrelay.engine.ranks.lost import RankLost
+from kvrelay.engine.base.device import find_device
+from kvrelay.engine.model.loader import LoadedModel, load_model
+from kvrelay.engine.parallel.group import RankGroup
+from kvrelay.engine.parallel.lost import RankLost
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.errors import KvRelayError, Unavailable
-from kvrelay.registry import Registry
+from kvrelay.process.stop_request import DRAIN_GRACE_S, StopRequest
+from kvrelay.process.telemetry import get_logger
 from kvrelay.security.credentials import Credentials
 from kvrelay.security.grpc_tls import listen
 from kvrelay.security.guard import RoleGuard
-from kvrelay.stop_request import DRAIN_GRACE_S, StopRequest
-from kvrelay.telemetry import get_logger
+from kvrelay.state.registry import Registry
 from kvrelay.wire.worker import add_WorkerServiceServicer_to_server
 from kvrelay.worker.base import Identity, Worker
 from kvrelay.worker.cores import Cores

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Coroutine
 from typing import NoReturn
 
-from kvrelay.engine.ranks.lost import RankLost
-from kvrelay.loop_stall import LoopStalls
-from kvrelay.telemetry import flush_logs, get_logger
+from kvrelay.engine.parallel.lost import RankLost
+from kvrelay.process.loop_stall import LoopStalls
+from kvrelay.process.telemetry import flush_logs, get_logger
 from kvrelay.worker.step_watch import StepHung
 
 LOOP_S = 60.0  # that the event loop may be away; routers and the actuator turn away from its worker long before

@@ -6,9 +6,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from kvrelay.engine.faults import SegmentsFailed
 from kvrelay.engine.runner import ModelRunner, Segment
-from kvrelay.engine.sampling import SampleRequest
+from kvrelay.engine.sampling.faults import SegmentsFailed
+from kvrelay.engine.sampling.sampler import SampleRequest
 from kvrelay.types import SamplingParams
 
 PROVING_STEPS = 2

@@ -6,8 +6,8 @@ import math
 from array import array
 from dataclasses import dataclass, field
 
-from kvrelay.engine.cache import KvCache
-from kvrelay.engine.hashing import BlockHasher
+from kvrelay.engine.kvcache.block_hashes import BlockHasher
+from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.types import FinishReason, PrefillTimings, SequenceSpec
 
 

@@ -10,9 +10,9 @@ import grpc
 
 from kvrelay.errors import Internal, InvalidArgument, KvRelayError, Unavailable
 from kvrelay.messages import Abort, Command, Event, Failed
+from kvrelay.process.stop_request import DRAIN_GRACE_S
+from kvrelay.process.telemetry import get_logger
 from kvrelay.protocol import ours, printable
-from kvrelay.stop_request import DRAIN_GRACE_S
-from kvrelay.telemetry import get_logger
 from kvrelay.types import WorkerInfo
 from kvrelay.wire import status
 from kvrelay.wire.cluster import WorkerStatus, worker_status_to_proto

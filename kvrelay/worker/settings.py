@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvrelay.config import ClusterConfig
+from kvrelay.config.schema import ClusterConfig
 from kvrelay.types import Claim, PoolName
 
 

@@ -7,13 +7,13 @@ import os
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from kvrelay.config import ClusterConfig
-from kvrelay.engine.loader import LoadedModel
+from kvrelay.config.schema import ClusterConfig
+from kvrelay.engine.model.loader import LoadedModel
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.errors import Unavailable
-from kvrelay.registry import Registry
-from kvrelay.stop_request import StopRequest
-from kvrelay.telemetry import get_logger
+from kvrelay.process.stop_request import StopRequest
+from kvrelay.process.telemetry import get_logger
+from kvrelay.state.registry import Registry
 from kvrelay.types import PoolName, StandbyWorker
 from kvrelay.worker.host import load_runner
 from kvrelay.worker.meter import resident_bytes

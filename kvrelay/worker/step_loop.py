@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from kvrelay.clock import Clock
-from kvrelay.engine.faults import SegmentsFailed
-from kvrelay.engine.ranks.lost import RankLost
+from kvrelay.engine.base.step_input import OnLayer
+from kvrelay.engine.parallel.lost import RankLost
 from kvrelay.engine.runner import ModelRunner, Segment
-from kvrelay.engine.sampling import Sampled, SampleRequest
-from kvrelay.engine.step import OnLayer
+from kvrelay.engine.sampling.faults import SegmentsFailed
+from kvrelay.engine.sampling.sampler import Sampled, SampleRequest
 from kvrelay.errors import KvRelayError
-from kvrelay.telemetry import get_logger
+from kvrelay.process.telemetry import get_logger
 from kvrelay.worker.bisection import run_apart
 from kvrelay.worker.busy import BusyTime
 from kvrelay.worker.proof import PROVING_STEPS, proving_segment

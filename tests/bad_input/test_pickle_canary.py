@@ -17,26 +17,26 @@ import xxhash
 from bad_input.bomb import Bomb, filled
 from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor
-from listening import listening
-from router_harness import DEMO, running_router
+from support.listening import listening
+from support.router_harness import DEMO, running_router
 from safetensors.torch import load_file, save_file
-from transfer_ends import HASH, KEY, LAYOUT, SENDER, MemoryFile, decode_end, sender_of
-from worker_harness import workers
+from support.transfer_ends import HASH, KEY, LAYOUT, SENDER, MemoryFile, decode_end, sender_of
+from support.worker_harness import workers
 
-from kvrelay.config import ClusterConfig, ModelConfig
-from kvrelay.config_file import load_config, load_policy
-from kvrelay.embedded_redis import EmbeddedRedis
-from kvrelay.engine.chat import ChatTemplate
-from kvrelay.engine.loader import load_model
-from kvrelay.engine.text import Tokenizer
+from kvrelay.config.config_file import load_config, load_policy
+from kvrelay.config.schema import ClusterConfig, ModelConfig
+from kvrelay.engine.model.loader import load_model
 from kvrelay.errors import InvalidArgument, KvRelayError, ModelRefused
 from kvrelay.loadtest.lengths import Uniform
-from kvrelay.loadtest.report_file import load
-from kvrelay.loadtest.trace_file import read_trace
-from kvrelay.registry import Registry
+from kvrelay.loadtest.report.report_file import load
+from kvrelay.loadtest.traces.trace_file import read_trace
+from kvrelay.state.embedded_redis import EmbeddedRedis
+from kvrelay.state.registry import Registry
+from kvrelay.tokenizer.chat_template import ChatTemplate
+from kvrelay.tokenizer.tokenizer import Tokenizer
 from kvrelay.wire import cluster, inference, transfer, worker
 from kvrelay.wire.transfer import KvBlocks, KvCommit, KvOpen, commit_digest, frame_to_bytes, kv_push
-from router.model_card import ModelCard
+from router.frontend.model_card import ModelCard
 
 CONFIG = ClusterConfig.model_validate({"kv": {"block_size": 8, "memory": "4MiB"}})
 METHODS = [

@@ -14,14 +14,14 @@ import httpx
 import pytest
 import pytest_asyncio
 from bad_input.requests import GOOD, GOOD_BODY, PROMPT, ROWS, Row
-from fake_worker import answer
-from router_harness import RouterHarness, running_router
+from support.fake_worker import answer
+from support.router_harness import RouterHarness, running_router
 
 import router.main
 from kvrelay.errors import Code
 from kvrelay.wire.inference import pb, request_to_proto
 from kvrelay.wire.status import error_from_rpc
-from router.driver import Driver
+from router.runtime.driver import Driver
 
 METHOD = "/kvrelay.v1.InferenceService/Generate"
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -6,9 +6,9 @@ import os
 from collections.abc import AsyncIterator
 
 import pytest_asyncio
-from running_cluster import ANY_PORT, RunningCluster, running_on
+from support.running_cluster import ANY_PORT, RunningCluster, running_on
 
-from kvrelay.config import ClusterConfig
+from kvrelay.config.schema import ClusterConfig
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from kvrelay.child import family
 from kvrelay.client import Client, RetryPolicy
 from kvrelay.errors import Unavailable
+from kvrelay.process.child import family
 
 pytestmark = pytest.mark.timeout(300)
 KVRELAY = [sys.executable, "-m", "kvrelay.cli.main"]

@@ -7,7 +7,7 @@ import re
 
 import httpx
 import pytest
-from running_cluster import RunningCluster
+from support.running_cluster import RunningCluster
 
 from kvrelay.client import Completion
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from elastic import CASES, Steps, run_case, running
+from kvrelay.loadtest.html_report import page
 from step_verdict import verdict
 
-from kvrelay.config_file import load_policy
-from kvrelay.loadtest.html_report import page
+from kvrelay.config.config_file import load_policy
 from kvrelay.loadtest.recording import moments_of
 
 POLICY = """

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-import host_namespaces
+from support import host_namespaces
 import pytest
 
 _COMMAND = Path(__file__).parents[2] / "benchmarks" / "hosts.py"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from running_cluster import ANY_PORT, running_on
+from support.running_cluster import ANY_PORT, running_on
 
-from kvrelay.config import ClusterConfig
+from kvrelay.config.schema import ClusterConfig
 
 pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running_cluster import RunningCluster
+from support.running_cluster import RunningCluster
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 SAMPLE = Path(__file__).parents[1] / "loadtest" / "traces" / "mooncake_conversation_60.jsonl"

@@ -6,10 +6,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from running_cluster import ANY_PORT, running_on
+from support.running_cluster import ANY_PORT, running_on
 
 from kvrelay.client import Completion
-from kvrelay.config_file import load_config
+from kvrelay.config.config_file import load_config
 
 CLUSTER = """
 model: {path: demo, dtype: float32}

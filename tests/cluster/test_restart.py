@@ -13,10 +13,10 @@ import pytest
 from faults.checkers import check
 from faults.client import Asking
 from faults.history import Case, Evidence, FaultRecord, RequestHistory
-from running_cluster import RunningCluster
+from support.running_cluster import RunningCluster
 
-from kvrelay.child import command_of, family
 from kvrelay.client import Completion
+from kvrelay.process.child import command_of, family
 from kvrelay.types import POOLS
 from kvrelay.wire.cluster import ClusterStatus, pb
 from kvrelay.wire.inference import GenerateRequest, SamplingOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 from chaos import Load, judged, rescaled
-from running_cluster import RunningCluster
+from support.running_cluster import RunningCluster
 
 pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
 

@@ -7,9 +7,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from running_cluster import ANY_PORT, running_on
+from support.running_cluster import ANY_PORT, running_on
 
-from kvrelay.config import ClusterConfig
+from kvrelay.config.schema import ClusterConfig
 from kvrelay.wire.cluster import ClusterStatus
 
 PROMPT = [(7 * i) % 300 for i in range(200)]

@@ -7,7 +7,7 @@ import random
 
 import httpx
 import pytest
-from running_cluster import RunningCluster
+from support.running_cluster import RunningCluster
 
 from kvrelay.client import Completion
 from kvrelay.errors import InvalidArgument, KvRelayError, NotFound

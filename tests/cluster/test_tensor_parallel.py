@@ -7,13 +7,13 @@ import signal
 from pathlib import Path
 
 import pytest
-from one_process import answer_of
-from running_cluster import ANY_PORT, RunningCluster, running_on
+from support.one_process import answer_of
+from support.running_cluster import ANY_PORT, RunningCluster, running_on
 
-from kvrelay.child import family
 from kvrelay.client import Completion
-from kvrelay.config import ClusterConfig
+from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.runner import ModelRunner
+from kvrelay.process.child import family
 from kvrelay.types import SamplingParams
 from kvrelay.wire.cluster import ClusterStatus, WorkerStatus
 

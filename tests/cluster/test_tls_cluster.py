@@ -10,15 +10,15 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
-from certificates import made_by_the_command, tls_section
-from running_cluster import ANY_PORT, RunningCluster
-from tokens import Tokens, bearer
+from support.certificates import made_by_the_command, tls_section
+from support.running_cluster import ANY_PORT, RunningCluster
+from support.tokens import Tokens, bearer
 
-from kvrelay.cli import render
+from kvrelay.cli.views import render
 from kvrelay.client import AsyncClient, Completion
-from kvrelay.config import ClusterConfig
+from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import PermissionDenied
-from kvrelay.local_cluster import LocalCluster
+from kvrelay.launch.local_cluster import LocalCluster
 from kvrelay.wire.cluster import ClusterServiceStub, pb
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]

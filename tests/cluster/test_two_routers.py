@@ -11,7 +11,7 @@ import pytest
 from faults.fleet import Fleet, running_fleet
 from faults.history import WorkerSample
 from faults.prompts import tokens
-from running_cluster import RunningCluster
+from support.running_cluster import RunningCluster
 
 from kvrelay.client import AsyncClient, Completion
 

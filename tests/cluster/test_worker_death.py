@@ -7,7 +7,7 @@ import os
 import signal
 
 import pytest
-from running_cluster import RunningCluster
+from support.running_cluster import RunningCluster
 
 from kvrelay.client import AsyncStream, Completion
 

@@ -24,17 +24,17 @@ from faults.client import Asking
 from faults.fleet_router import WAIT_S, FleetRouter
 from faults.fleet_worker import FleetWorker, Forks
 from faults.history import Case, Evidence, FaultRecord, RequestHistory
-from tcp_proxy import proxy_to
+from support.tcp_proxy import proxy_to
 
-from kvrelay.config import ClusterConfig
-from kvrelay.embedded_redis import EmbeddedRedis
-from kvrelay.local_cluster import Child, Endpoints
+from kvrelay.config.schema import ClusterConfig
+from kvrelay.launch.local_cluster import Child, Endpoints
 from kvrelay.models import resolve_model
-from kvrelay.registry import Registry
 from kvrelay.security.credentials import Credentials
+from kvrelay.state.embedded_redis import EmbeddedRedis
+from kvrelay.state.registry import Registry
 from kvrelay.types import POOLS, PoolName
 from kvrelay.wire import inference as wire
-from router.model_card import ModelCard
+from router.frontend.model_card import ModelCard
 
 CONFIG: dict[str, Any] = {
     "model": {"path": "demo", "dtype": "float32", "max_model_len": 2400},

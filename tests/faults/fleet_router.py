@@ -8,7 +8,7 @@ from pathlib import Path
 
 import grpc
 
-from kvrelay.local_cluster import Child, Endpoints
+from kvrelay.launch.local_cluster import Child, Endpoints
 from kvrelay.wire.cluster import ClusterServiceStub, ClusterStatus, cluster_status_from_proto
 from kvrelay.wire.cluster import pb as cluster_pb
 

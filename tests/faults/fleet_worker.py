@@ -15,9 +15,9 @@ from typing import Any
 import grpc
 from faults import worker_process
 from faults.history import WorkerSample
-from tcp_proxy import TcpProxy
+from support.tcp_proxy import TcpProxy
 
-from kvrelay.child import bound_to_parent
+from kvrelay.process.child import bound_to_parent
 from kvrelay.security.credentials import Credentials
 from kvrelay.security.grpc_tls import worker_channel
 from kvrelay.types import PoolName

@@ -10,7 +10,7 @@ import pytest
 from faults.fleet import Fleet, record
 from faults.history import Case, Evidence
 from faults.prompts import LONG, OTHER, PROMPT, SEEDED
-from tcp_proxy import TcpProxy
+from support.tcp_proxy import TcpProxy
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from certificates import all_roles
+from support.certificates import all_roles
 from faults.client import Asking
 from faults.fleet import Fleet, record, running_fleet
 from faults.fleet_worker import Forks

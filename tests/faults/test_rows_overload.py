@@ -14,7 +14,7 @@ from faults.client import Asking, whole
 from faults.fleet import Fleet, record
 from faults.history import Evidence
 from faults.prompts import OTHER, PROMPT, tokens
-from tcp_proxy import proxy_to
+from support.tcp_proxy import proxy_to
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 

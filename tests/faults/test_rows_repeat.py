@@ -20,7 +20,7 @@ from faults.fleet_worker import FleetWorker
 from faults.history import Case, Evidence, FaultRecord
 from faults.launcher import FleetLauncher
 from faults.prompts import LONG, OTHER, PROMPT, tokens
-from tcp_proxy import TcpProxy, proxy_to
+from support.tcp_proxy import TcpProxy, proxy_to
 
 from kvrelay.messages import Abort, Command, HandedOff, Prefill, Renew, Reserve, Reserved, RunLocal, TokenBatch
 from kvrelay.types import SamplingParams, SequenceSpec

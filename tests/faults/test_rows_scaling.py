@@ -24,9 +24,9 @@ from structlog.testing import capture_logs
 import autoscaler.actuator
 import autoscaler.loop
 from autoscaler.lease import Lease
-from autoscaler.pools import Verdicts, decide_pools
-from kvrelay.config import AutoscalingPolicy
-from kvrelay.registry import _ROUTER
+from autoscaler.pool_sizes import Verdicts, decide_pools
+from kvrelay.config.schema import AutoscalingPolicy
+from kvrelay.state.registry import _ROUTER
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 

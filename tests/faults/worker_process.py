@@ -31,10 +31,10 @@ import decode_worker.main
 import decode_worker.worker
 import kvrelay.worker.host
 import prefill_worker.main
-from kvrelay.config import ClusterConfig
-from kvrelay.registry import Registry
-from kvrelay.stop_request import StopRequest
-from kvrelay.telemetry import configure_logging, flush_logs
+from kvrelay.config.schema import ClusterConfig
+from kvrelay.process.stop_request import StopRequest
+from kvrelay.process.telemetry import configure_logging, flush_logs
+from kvrelay.state.registry import Registry
 from kvrelay.types import WorkerInfo
 from kvrelay.worker.settings import WorkerSettings
 from kvrelay.worker.step_loop import StepLoop

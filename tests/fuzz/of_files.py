@@ -17,15 +17,15 @@ import yaml
 from fuzz.parser import Feed, Parser, refusal
 from fuzz.spoil import garbled, json_bytes, spoiled, text
 
-from kvrelay.config import AutoscalingPolicy, ClusterConfig
-from kvrelay.config_file import load_config, load_policy
+from kvrelay.config.config_file import load_config, load_policy
+from kvrelay.config.schema import AutoscalingPolicy, ClusterConfig
+from kvrelay.config.tokens_file import TenantEntry, load_tokens
 from kvrelay.errors import Cancelled, ConfigError
-from kvrelay.registry import _PoolSize
-from kvrelay.registry_codec import decode, encode
-from kvrelay.tokens_file import TenantEntry, load_tokens
+from kvrelay.state.registry import _PoolSize
+from kvrelay.state.registry_codec import decode, encode
 from kvrelay.types import RouterLoad, SamplingParams, ScalingDecision, WorkerInfo, WorkerLoad
-from router.dispatcher import Dispatcher
-from router.request import Request
+from router.core.dispatcher import Dispatcher
+from router.core.request import Request
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 _WORDS = (

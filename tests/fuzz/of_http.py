@@ -14,7 +14,7 @@ from fuzz.parser import Feed, Parser
 from fuzz.rig import Rig, rig
 from fuzz.spoil import TEXTS, garbled, json_bytes, spoiled, text
 
-from router.openapi_fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
+from router.api.http.schemas import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
 
 STATUSES = {200, 400, 403, 404, 405, 409, 413, 415, 429, 501, 504}
 _COMPLETION = {

@@ -15,22 +15,22 @@ from typing import Any
 
 from fuzz.parser import Feed, Parser, refusal
 from fuzz.spoil import garbled, json_bytes, spoiled, text
+from kvrelay.loadtest.html_report import page
 from rich.console import Console
 
 from kvrelay.errors import InvalidArgument, KvRelayError
-from kvrelay.loadtest import sse
 from kvrelay.loadtest.counters import PrefixCache
-from kvrelay.loadtest.html_report import page
 from kvrelay.loadtest.lengths import Uniform
-from kvrelay.loadtest.report import Report
-from kvrelay.loadtest.report_file import load, report_to_json, sweep_to_json
+from kvrelay.loadtest.report.report_file import load, report_to_json, sweep_to_json
+from kvrelay.loadtest.report.row import Row
+from kvrelay.loadtest.report.sweep_report import Report
+from kvrelay.loadtest.report.tables import report_table, sweep_table
+from kvrelay.loadtest.report.timeline import PoolSample, Sample, Scaling, Timeline
 from kvrelay.loadtest.reuse import Reuse
-from kvrelay.loadtest.row import Row
+from kvrelay.loadtest.senders import sse
 from kvrelay.loadtest.slo import parse_slos
 from kvrelay.loadtest.sweep import Sweep
-from kvrelay.loadtest.tables import report_table, sweep_table
-from kvrelay.loadtest.timeline import PoolSample, Sample, Scaling, Timeline
-from kvrelay.loadtest.trace_file import guess_format, read_trace
+from kvrelay.loadtest.traces.trace_file import guess_format, read_trace
 from kvrelay.types import Attempt, Handoff, Ledger
 
 # Traces

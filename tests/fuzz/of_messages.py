@@ -19,10 +19,10 @@ from kvrelay.tenants import ANONYMOUS
 from kvrelay.types import TokenLogprobs, Usage
 from kvrelay.wire import cluster, inference
 from kvrelay.wire.inference import GenerateRequest, GenerateResponse, SamplingOptions
-from router.admin import ClusterService
-from router.grpc_access import caller
-from router.service import InferenceService
-from router.waiting_room import WaitingRoom
+from router.api.grpc.admin import ClusterService
+from router.api.grpc.auth import caller
+from router.api.grpc.service import InferenceService
+from router.frontend.waiting_room import WaitingRoom
 
 _SAMPLING = SamplingOptions(
     max_tokens=4,

@@ -18,13 +18,13 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from kvrelay.config import ModelConfig
-from kvrelay.engine.chat import ChatTemplate
-from kvrelay.engine.checkpoint import find_checkpoint
-from kvrelay.engine.loader import load_model
-from kvrelay.engine.text import TextStream, Tokenizer
+from kvrelay.config.schema import ModelConfig
+from kvrelay.engine.model.checkpoint import find_checkpoint
+from kvrelay.engine.model.loader import load_model
 from kvrelay.errors import DeadlineExceeded, InvalidArgument, ModelRefused, NotFound
-from router.model_card import ModelCard
+from kvrelay.tokenizer.chat_template import ChatTemplate
+from kvrelay.tokenizer.tokenizer import TextStream, Tokenizer
+from router.frontend.model_card import ModelCard
 
 _CONFIG = {
     "architectures": ["LlamaForCausalLM"],

@@ -14,12 +14,12 @@ from fuzz.parser import Feed, Parser
 from fuzz.proto import spoiled_bytes
 from fuzz.rig import Rig, rig
 from google.protobuf.message import DecodeError
-from transfer_ends import LAYOUT, MemoryFile
+from support.transfer_ends import LAYOUT, MemoryFile
 
 from decode_worker.worker import DecodeWorker
 from kv_transfer.sender import Sender
 from kvrelay.clock import ManualClock
-from kvrelay.engine.cache import KvCache
+from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.errors import Code, InvalidArgument, KvRelayError
 from kvrelay.messages import (
     Abort,
@@ -42,7 +42,7 @@ from kvrelay.wire import inference, worker
 from kvrelay.wire.inference import GenerateRequest, SamplingOptions
 from kvrelay.worker.base import Identity
 from kvrelay.worker.session import RouterSession
-from router.openai_response import account
+from router.api.http.responses import account
 
 # A worker's events
 

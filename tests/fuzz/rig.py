@@ -8,29 +8,29 @@ from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 import grpc
-from fake_worker import worker_info
-from router_harness import DEMO, MemoryRegistry, cluster_config
+from support.fake_worker import worker_info
+from router.observability.dashboard import StatusPage
+from support.router_harness import DEMO, MemoryRegistry, cluster_config
 
 from kvrelay.clock import MonotonicClock
 from kvrelay.messages import Command, RunLocal, SequenceTokens, TokenBatch
 from kvrelay.types import PoolName, SequenceSpec, TokenLogprobs
-from router.access import Access
-from router.dispatcher import Dispatcher
-from router.driver import Driver
-from router.heartbeat import Heartbeat
-from router.intake import Intake
-from router.limits import Limits
-from router.loop_slices import LoopSlices
-from router.metrics import ClusterCollector, Metrics
-from router.model_card import ModelCard
-from router.observers import Observers
-from router.openai import build_app
-from router.page import StatusPage
-from router.request_log import RequestLog
-from router.status import ClusterView
-from router.tenant_metrics import TenantMetrics
-from router.text import Text
-from router.waiting_room import WaitingRoom
+from router.api.http.openai import build_app
+from router.core.dispatcher import Dispatcher
+from router.frontend.access import Access
+from router.frontend.frontend import Intake
+from router.frontend.model_card import ModelCard
+from router.frontend.rate_limits import Limits
+from router.frontend.tokenization import Text
+from router.frontend.waiting_room import WaitingRoom
+from router.observability.heartbeat import Heartbeat
+from router.observability.metrics import ClusterCollector, Metrics
+from router.observability.observers import Observers
+from router.observability.request_log import RequestLog
+from router.observability.status import ClusterView
+from router.observability.tenant_metrics import TenantMetrics
+from router.runtime.driver import Driver
+from router.runtime.loop_slices import LoopSlices
 
 ANSWER_TOKENS = 5
 ADDRESS = "127.0.0.1:8000"

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant
 
-YAML = "kvrelay/yaml_file.py"
-CODEC = "kvrelay/registry_codec.py"
-CHECKPOINT = "kvrelay/engine/checkpoint.py"
-BODY = "router/openai_request.py"
-PARSER = "router/json_parser.py"
-HTTP_BODY = "router/http_body.py"
-CHECKS = "router/validation.py"
+YAML = "kvrelay/config/yaml_file.py"
+CODEC = "kvrelay/state/registry_codec.py"
+CHECKPOINT = "kvrelay/engine/model/checkpoint.py"
+BODY = "router/api/http/requests.py"
+PARSER = "router/api/http/json_parser.py"
+HTTP_BODY = "router/api/http/body.py"
+CHECKS = "router/frontend/validation.py"
 LIMITS = "kvrelay/sampling_limits.py"
 
-_CONFIG = ("test_config_file.py::test_a_bad_file_is_refused_with_its_line",)
-_JUNK = ("test_registry.py::test_junk_is_skipped_with_one_warning",)
-_FOLDERS = ("engine/test_loader.py::test_spoiled_folders_are_refused",)
-_HTTP = ("router/test_router_http.py::test_errors_in_openais_shape",)
-_JSON = ("router/test_router_http.py::test_bodies_that_are_not_clean_json",)
-_BOUNDS = ("router/test_json_parser.py::test_depth_and_numbers_are_bounded",)
-_FIELDS = ("router/test_validation.py::test_bad_fields_are_named",)
+_CONFIG = ("unit/config/test_config_file.py::test_a_bad_file_is_refused_with_its_line",)
+_JUNK = ("unit/state/test_registry.py::test_junk_is_skipped_with_one_warning",)
+_FOLDERS = ("unit/engine/test_loader.py::test_spoiled_folders_are_refused",)
+_HTTP = ("unit/router/test_router_http.py::test_errors_in_openais_shape",)
+_JSON = ("unit/router/test_router_http.py::test_bodies_that_are_not_clean_json",)
+_BOUNDS = ("unit/router/test_json_parser.py::test_depth_and_numbers_are_bounded",)
+_FIELDS = ("unit/router/test_validation.py::test_bad_fields_are_named",)
 
 MUTANTS = (
     Mutant("YAML without tags", YAML, "if event.tag is not None:", "if False:", _CONFIG),
@@ -37,14 +37,14 @@ MUTANTS = (
         YAML,
         "if len(raw) > MAX_BYTES:",
         "if False:",
-        ("test_config_file.py::test_files_that_cannot_be_read",),
+        ("unit/config/test_config_file.py::test_files_that_cannot_be_read",),
     ),
     Mutant(
         "size of a value in Redis",
         CODEC,
         "if len(raw) > MAX_VALUE_BYTES:",
         "if False:",
-        ("test_registry.py::test_desired_sizes",),
+        ("unit/state/test_registry.py::test_desired_sizes",),
     ),
     Mutant(
         "addresses of workers",
@@ -59,7 +59,7 @@ MUTANTS = (
     ),
     Mutant(
         "an entry is of the worker that its key names",
-        "kvrelay/registry.py",
+        "kvrelay/state/registry.py",
         "if key_of is not None and key_of(value) != key:",
         "if False:",
         _JUNK,
@@ -81,10 +81,10 @@ MUTANTS = (
     ),
     Mutant(
         "a conversation's template has a time limit",
-        "kvrelay/engine/chat.py",
+        "kvrelay/tokenizer/chat_template.py",
         "async with asyncio.timeout(timeout_s):",
         "async with asyncio.timeout(None):",
-        ("engine/test_chat.py::test_an_endless_template_is_stopped_and_the_next_call_works",),
+        ("unit/engine/test_chat.py::test_an_endless_template_is_stopped_and_the_next_call_works",),
     ),
     Mutant("repeated keys of JSON", PARSER, "if name in of:", "if False:", _JSON),
     Mutant("depth of JSON", PARSER, "if len(stack) >= MAX_DEPTH:", "if False:", _BOUNDS),
@@ -93,104 +93,104 @@ MUTANTS = (
         PARSER,
         "if self._integers > MAX_INTEGERS or self._values > MAX_VALUES:",
         "if False:",
-        ("router/test_json_parser.py::test_numbers_of_values_are_bounded",),
+        ("unit/router/test_json_parser.py::test_numbers_of_values_are_bounded",),
     ),
     Mutant(
         "a body is parsed in slices",
-        "router/loop_slices.py",
+        "router/runtime/loop_slices.py",
         "while cost < SLICE:",
         "while True:",
-        ("router/test_fair_threads.py::test_between_two_slices_the_loop_serves_others_and_tenants_take_turns",),
+        ("unit/router/test_fair_threads.py::test_between_two_slices_the_loop_serves_others_and_tenants_take_turns",),
     ),
     Mutant(
         "entries of a field of gRPC",
         "kvrelay/wire/field_bounds.py",
         "if counts[name] > bound:",
         "if False:",
-        ("wire/test_field_bounds.py::test_a_field_at_its_bound_passes_and_one_over_it_is_named",),
+        ("unit/wire/test_field_bounds.py::test_a_field_at_its_bound_passes_and_one_over_it_is_named",),
     ),
     Mutant(
         "a gRPC message is looked at before it is parsed",
-        "router/grpc_messages.py",
+        "router/api/grpc/messages.py",
         "await self._slices.run(tenant, check_fields(data, kind, self._bounds))",
         "pass",
-        ("router/test_hostile_requests.py::test_messages_over_grpc",),
+        ("unit/router/test_hostile_requests.py::test_messages_over_grpc",),
     ),
     Mutant(
         "a call whose message does not come gives way",
-        "router/receive_slots.py",
+        "router/api/grpc/receive_slots.py",
         "and not self._evict(slot.tenant, now):",
         "and True:",
-        ("router/test_hostile_requests.py::test_calls_whose_message_does_not_come_leave_the_others_alone",),
+        ("unit/router/test_hostile_requests.py::test_calls_whose_message_does_not_come_leave_the_others_alone",),
     ),
     Mutant(
         "bodies of one tenant make room for those of others",
-        "router/body_budget.py",
+        "router/core/body_budget.py",
         "if most == holding.tenant:",
         "if True:",
         (
-            "router/test_fair_work.py::test_slow_uploads_of_one_tenant_do_not_keep_others_out",
-            "router/test_hostile_requests.py::test_slow_uploads_of_one_tenant_leave_the_others_alone",
+            "unit/router/test_fair_work.py::test_slow_uploads_of_one_tenant_do_not_keep_others_out",
+            "unit/router/test_hostile_requests.py::test_slow_uploads_of_one_tenant_leave_the_others_alone",
         ),
     ),
     Mutant(
         "a lane for short texts",
-        "router/lanes.py",
+        "router/core/queueing/lanes.py",
         "self._order.first((0, 1) if self._free_for_long else (0,))",
         "self._order.first((0, 1))",
         (
-            "router/test_fair_work.py::test_long_jobs_leave_a_lane_to_short_ones",
-            "router/test_fair_threads.py::test_a_short_text_does_not_wait_for_long_ones_of_another_tenant",
+            "unit/router/test_fair_work.py::test_long_jobs_leave_a_lane_to_short_ones",
+            "unit/router/test_fair_threads.py::test_a_short_text_does_not_wait_for_long_ones_of_another_tenant",
         ),
     ),
     Mutant(
         "work is charged to its tenant",
-        "router/fair_order.py",
+        "router/core/queueing/fair_order.py",
         "line.counter += cost / line.weight",
         "pass",
-        ("router/test_fair_work.py::test_a_tenant_waits_for_one_job_of_another_not_for_its_line",),
+        ("unit/router/test_fair_work.py::test_a_tenant_waits_for_one_job_of_another_not_for_its_line",),
     ),
     Mutant(
         "a text that cannot fit is not tokenized",
-        "router/text.py",
+        "router/frontend/tokenization.py",
         'bound.check(field, tokenizer.fewest_tokens(text), "at least ")',
         "pass",
-        ("router/test_fair_threads.py::test_a_text_that_cannot_fit_is_refused_without_a_thread",),
+        ("unit/router/test_fair_threads.py::test_a_text_that_cannot_fit_is_refused_without_a_thread",),
     ),
     Mutant(
         "chunks of a byte",
-        "router/http_protocol.py",
+        "router/api/http/protocol.py",
         "if self._chunks > FREE_CHUNKS + self._bytes // CHUNK_BYTES:",
         "if False:",
-        ("router/test_http_bounds.py::test_a_body_in_tiny_chunks_is_refused_and_one_in_many_large_ones_is_not",),
+        ("unit/router/test_http_bounds.py::test_a_body_in_tiny_chunks_is_refused_and_one_in_many_large_ones_is_not",),
     ),
     Mutant(
         "lines of a head",
-        "router/http_protocol.py",
+        "router/api/http/protocol.py",
         "if lines > MAX_HEAD_LINES or (not ends and len(head) > MAX_HEAD_BYTES):",
         "if False:",
-        ("router/test_http_bounds.py::test_a_head_of_many_lines_is_refused_also_behind_another_request",),
+        ("unit/router/test_http_bounds.py::test_a_head_of_many_lines_is_refused_also_behind_another_request",),
     ),
     Mutant(
         "a router that ended waits for no thread",
         "kvrelay/cli/router.py",
         "        end_now()",
         "        pass",
-        ("router/test_router_process.py::test_threads_that_never_end_do_not_keep_the_process",),
+        ("unit/router/test_router_process.py::test_threads_that_never_end_do_not_keep_the_process",),
     ),
     Mutant(
         "a router whose end hangs is ended",
         "router/main.py",
         "    end_after(DRAIN_GRACE_S + END_S)",
         "    pass",
-        ("router/test_router_process.py::test_a_router_whose_end_hangs_is_ended",),
+        ("unit/router/test_router_process.py::test_a_router_whose_end_hangs_is_ended",),
     ),
     Mutant(
         "tokens are read again while threads are busy",
-        "router/access.py",
+        "router/frontend/access.py",
         "await loop.run_in_executor(self._thread, _signature, self._path)",
         "await loop.run_in_executor(None, _signature, self._path)",
-        ("router/test_hostile_requests.py::test_a_token_that_is_withdrawn_works_no_more_while_threads_are_busy",),
+        ("unit/router/test_hostile_requests.py::test_a_token_that_is_withdrawn_works_no_more_while_threads_are_busy",),
     ),
     Mutant("what only the router makes", BODY, "if name in _FORBIDDEN:", "if False:", _HTTP),
     Mutant("embeddings and tensors", BODY, "if name in _TENSORS:", "if False:", _HTTP),
@@ -206,21 +206,21 @@ MUTANTS = (
         HTTP_BODY,
         "if len(body) > MAX_BYTES:",
         "if False:",
-        ("router/test_router_http.py::test_bodies_that_cannot_be_read",),
+        ("unit/router/test_router_http.py::test_bodies_that_cannot_be_read",),
     ),
     Mutant(
         "compressed bodies",
         HTTP_BODY,
         'if request.headers.get("content-encoding", "identity") != "identity":',
         "if False:",
-        ("router/test_router_http.py::test_bodies_that_cannot_be_read",),
+        ("unit/router/test_router_http.py::test_bodies_that_cannot_be_read",),
     ),
     Mutant(
         "size of a gRPC message",
-        "router/listeners.py",
+        "router/api/listeners.py",
         '("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),',
         '("grpc.max_receive_message_length", -1),',
-        ("router/test_router_end_to_end.py::test_message_over_the_cap",),
+        ("unit/router/test_router_end_to_end.py::test_message_over_the_cap",),
     ),
     Mutant(
         "numbers that are none",
@@ -238,6 +238,6 @@ MUTANTS = (
         CHECKS,
         "if max_tokens > room:",
         "if False:",
-        ("router/test_validation.py::test_what_does_not_fit_is_named",),
+        ("unit/router/test_validation.py::test_what_does_not_fit_is_named",),
     ),
 )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant
 
-LIFECYCLE = "router/lifecycle.py"
-DISPATCHER = "router/dispatcher.py"
-SESSIONS = "router/sessions.py"
+LIFECYCLE = "router/core/lifecycle.py"
+DISPATCHER = "router/core/dispatcher.py"
+SESSIONS = "router/runtime/sessions.py"
 
 MUTANTS = (
     Mutant(
@@ -15,8 +15,8 @@ MUTANTS = (
         "new = slice(start - event.index,",
         "new = slice(0,",
         (
-            "router/test_lifecycle.py::test_duplicates_show_nothing",
-            "router/test_lifecycle.py::test_logprobs_stay_with_their_tokens_when_duplicates_fall_away",
+            "unit/router/test_lifecycle.py::test_duplicates_show_nothing",
+            "unit/router/test_lifecycle.py::test_logprobs_stay_with_their_tokens_when_duplicates_fall_away",
         ),
     ),
     Mutant(
@@ -24,14 +24,14 @@ MUTANTS = (
         LIFECYCLE,
         "if start != event.index or start + len(token_ids) > self.request.sampling.max_tokens:",
         "if start != event.index:",
-        ("router/test_lifecycle.py::test_answer_ends_at_max_tokens_though_the_worker_goes_on",),
+        ("unit/router/test_lifecycle.py::test_answer_ends_at_max_tokens_though_the_worker_goes_on",),
     ),
     Mutant(
         "a gap in the tokens",
         LIFECYCLE,
         "if event.index > len(self.tokens):",
         "if False:",
-        ("router/test_lifecycle.py::test_a_gap_is_given_to_another_attempt",),
+        ("unit/router/test_lifecycle.py::test_a_gap_is_given_to_another_attempt",),
     ),
     Mutant(
         "attempt number of events",
@@ -39,8 +39,8 @@ MUTANTS = (
         "return part and attempt == self.attempt and not self.ended",
         "return part and not self.ended",
         (
-            "router/test_lifecycle.py::test_events_of_an_attempt_that_was_given_up_are_dropped",
-            "router/test_dispatcher.py::test_new_epoch_of_a_worker_means_that_the_old_one_is_lost",
+            "unit/router/test_lifecycle.py::test_events_of_an_attempt_that_was_given_up_are_dropped",
+            "unit/router/test_dispatcher.py::test_new_epoch_of_a_worker_means_that_the_old_one_is_lost",
         ),
     ),
     Mutant(
@@ -48,28 +48,28 @@ MUTANTS = (
         LIFECYCLE,
         "return part and attempt == self.attempt and not self.ended",
         "return placed is not None and attempt == self.attempt and not self.ended",
-        ("router/test_lifecycle.py::test_events_of_strangers_are_dropped",),
+        ("unit/router/test_lifecycle.py::test_events_of_strangers_are_dropped",),
     ),
     Mutant(
         "one end for each request",
         LIFECYCLE,
         "return part and attempt == self.attempt and not self.ended",
         "return part and attempt == self.attempt",
-        ("router/test_lifecycle.py::test_duplicate_of_the_last_tokens_does_not_end_it_twice",),
+        ("unit/router/test_lifecycle.py::test_duplicate_of_the_last_tokens_does_not_end_it_twice",),
     ),
     Mutant(
         "a request that kills its workers is quarantined",
         LIFECYCLE,
         "if self.suspicion.guilty:\n                error",
         "if False:\n                error",
-        ("router/test_lifecycle.py::test_request_that_kills_two_workers_is_not_given_a_third",),
+        ("unit/router/test_lifecycle.py::test_request_that_kills_two_workers_is_not_given_a_third",),
     ),
     Mutant(
         "attempts are bounded",
         LIFECYCLE,
         "if self.failures >= self._settings.max_attempts:",
         "if False:",
-        ("router/test_lifecycle.py::test_attempts_are_bounded_and_the_last_error_is_told",),
+        ("unit/router/test_lifecycle.py::test_attempts_are_bounded_and_the_last_error_is_told",),
     ),
     Mutant(
         "a lost attempt is aborted on the worker that is left",
@@ -77,23 +77,23 @@ MUTANTS = (
         "return [Send(holder, abort) for holder in self.holders if holder != gone]",
         "return []",
         (
-            "router/test_lifecycle.py::test_loss_of_a_worker_frees_the_other_and_tries_again",
-            "router/test_lifecycle.py::test_cancel_in_each_state",
+            "unit/router/test_lifecycle.py::test_loss_of_a_worker_frees_the_other_and_tries_again",
+            "unit/router/test_lifecycle.py::test_cancel_in_each_state",
         ),
     ),
     Mutant(
         "the like of a request that killed workers is refused",
-        "router/quarantine.py",
+        "router/core/workers/quarantine.py",
         "if until is not None:",
         "if False:",
-        ("router/test_quarantine.py::test_the_like_of_it_is_refused_for_a_while_and_told_how_long",),
+        ("unit/router/test_quarantine.py::test_the_like_of_it_is_refused_for_a_while_and_told_how_long",),
     ),
     Mutant(
         "retries are paid for",
-        "router/retry_budget.py",
+        "router/core/retry_budget.py",
         "if self._balance < 1:",
         "if False:",
-        ("router/test_retry_budget.py::test_a_quiet_cluster_can_fail_over",),
+        ("unit/router/test_retry_budget.py::test_a_quiet_cluster_can_fail_over",),
     ),
     Mutant(
         "suspects run one at a time",
@@ -101,8 +101,8 @@ MUTANTS = (
         "if not suspicion.suspected:\n            return False",
         "return False",
         (
-            "router/test_dispatcher.py::test_suspects_run_one_at_a_time",
-            "router/test_dispatcher.py::test_suspect_that_waits_for_its_lease_is_still_alone",
+            "unit/router/test_dispatcher.py::test_suspects_run_one_at_a_time",
+            "unit/router/test_dispatcher.py::test_suspect_that_waits_for_its_lease_is_still_alone",
         ),
     ),
     Mutant(
@@ -111,16 +111,16 @@ MUTANTS = (
         "for entry in list(self._entries.values()):\n            if now >= entry.life.request.deadline:",
         "for entry in list(self._entries.values()):\n            if False:",
         (
-            "router/test_dispatcher.py::test_deadline_of_a_request_that_runs",
-            "router/test_router_end_to_end.py::test_deadline_on_a_worker_that_hangs",
+            "unit/router/test_dispatcher.py::test_deadline_of_a_request_that_runs",
+            "unit/router/test_router_end_to_end.py::test_deadline_on_a_worker_that_hangs",
         ),
     ),
     Mutant(
         "a deadline that has passed already",
-        "router/intake.py",
+        "router/frontend/frontend.py",
         "if time_left is not None and time_left <= 0:",
         "if False:",
-        ("router/test_intake.py::test_a_deadline_that_has_passed_is_told_before_anything_is_done",),
+        ("unit/router/test_intake.py::test_a_deadline_that_has_passed_is_told_before_anything_is_done",),
     ),
     Mutant(
         "a live request id is not taken twice",
@@ -128,18 +128,18 @@ MUTANTS = (
         "if request.request_id in self._entries:",
         "if False:",
         (
-            "router/test_dispatcher.py::test_live_request_id_is_not_taken_twice_but_an_ended_one_is",
-            "router/test_router_end_to_end.py::test_live_request_id_twice",
+            "unit/router/test_dispatcher.py::test_live_request_id_is_not_taken_twice_but_an_ended_one_is",
+            "unit/router/test_router_end_to_end.py::test_live_request_id_twice",
         ),
     ),
     Mutant(
         "the queue is bounded",
-        "router/admission.py",
+        "router/core/admission.py",
         "if len(self._queue) < self._max_queue:",
         "if True:",
         (
-            "router/test_dispatcher.py::test_full_queue_refuses",
-            "router/test_router_end_to_end.py::test_full_queue_refuses_the_next",
+            "unit/router/test_dispatcher.py::test_full_queue_refuses",
+            "unit/router/test_router_end_to_end.py::test_full_queue_refuses_the_next",
         ),
     ),
     Mutant(
@@ -147,68 +147,68 @@ MUTANTS = (
         DISPATCHER,
         "leases.setdefault(life.assignment.decode, []).append(life.lease_id)",
         "pass",
-        ("router/test_dispatcher.py::test_leases_are_renewed_until_the_commit",),
+        ("unit/router/test_dispatcher.py::test_leases_are_renewed_until_the_commit",),
     ),
     Mutant(
         "news of another epoch are not of this worker",
-        "router/workers.py",
+        "router/core/workers/worker_table.py",
         "if worker is not None and worker.info.epoch == info.epoch:",
         "if worker is not None:",
-        ("router/test_dispatcher.py::test_news_of_another_epoch_are_not_of_this_worker",),
+        ("unit/router/test_dispatcher.py::test_news_of_another_epoch_are_not_of_this_worker",),
     ),
     Mutant(
         "a worker's next epoch ends the one before",
         DISPATCHER,
         "effects = self.worker_lost(info.worker_id, now) if info.worker_id in self._workers else []",
         "effects: list[Effect] = []",
-        ("router/test_dispatcher.py::test_new_epoch_of_a_worker_means_that_the_old_one_is_lost",),
+        ("unit/router/test_dispatcher.py::test_new_epoch_of_a_worker_means_that_the_old_one_is_lost",),
     ),
     Mutant(
         "epoch of a session",
         SESSIONS,
         "if not isinstance(welcome, Welcome) or (welcome.worker_id, welcome.epoch) != (",
         "if not isinstance(welcome, Welcome) or (welcome.worker_id, self.info.epoch) != (",
-        ("router/test_router_end_to_end.py::test_answer_of_a_worker_with_another_epoch_is_not_taken",),
+        ("unit/router/test_router_end_to_end.py::test_answer_of_a_worker_with_another_epoch_is_not_taken",),
     ),
     Mutant(
         "a draining router takes nothing",
-        "router/driver.py",
+        "router/runtime/driver.py",
         "if self.draining:\n            raise Unavailable(",
         "if False:\n            raise Unavailable(",
-        ("router/test_router_end_to_end.py::test_drain_refuses_new_requests_and_lets_the_others_end",),
+        ("unit/router/test_router_end_to_end.py::test_drain_refuses_new_requests_and_lets_the_others_end",),
     ),
     Mutant(
         "the leader's fencing token",
-        "kvrelay/registry_scripts.py",
+        "kvrelay/state/registry_scripts.py",
         "if leader.err or leader[1] ~= ARGV[1] or leader[2] ~= ARGV[2] then return 0 end\n",
         "",
         (
-            "test_registry.py::test_scaling_is_fenced_and_never_overrides_an_operator",
-            "test_registry.py::test_what_a_leader_writes_is_fenced",
+            "unit/state/test_registry.py::test_scaling_is_fenced_and_never_overrides_an_operator",
+            "unit/state/test_registry.py::test_what_a_leader_writes_is_fenced",
         ),
     ),
     Mutant(
         "a term belongs to one owner",
-        "kvrelay/registry_scripts.py",
+        "kvrelay/state/registry_scripts.py",
         "if leader.err or leader[1] ~= ARGV[1] or leader[2]",
         "if leader.err or leader[2]",
-        ("test_registry.py::test_scaling_is_fenced_and_never_overrides_an_operator",),
+        ("unit/state/test_registry.py::test_scaling_is_fenced_and_never_overrides_an_operator",),
     ),
     Mutant(
         "terms exceed all that anybody knows",
-        "kvrelay/registry_scripts.py",
+        "kvrelay/state/registry_scripts.py",
         "  term, beat = highest + 1, 0\n",
         "  term, beat = term + 1, 0\n",
-        ("test_registry.py::test_a_term_exceeds_all_that_anybody_knows",),
+        ("unit/state/test_registry.py::test_a_term_exceeds_all_that_anybody_knows",),
     ),
     Mutant(
         "a worker whose controller was succeeded does not register",
-        "kvrelay/registry_scripts.py",
+        "kvrelay/state/registry_scripts.py",
         "number(leader[2]) >= number(ARGV[4]) then",
         "false then",
         (
-            "test_registry.py::test_a_worker_that_comes_up_after_its_controller_was_succeeded_is_refused",
-            "autoscaler/test_actuator_lease.py::test_starts_that_a_new_leader_does_not_know_of_are_cancelled",
+            "unit/state/test_registry.py::test_a_worker_that_comes_up_after_its_controller_was_succeeded_is_refused",
+            "unit/autoscaler/test_actuator_lease.py::test_starts_that_a_new_leader_does_not_know_of_are_cancelled",
         ),
     ),
     Mutant(
@@ -216,84 +216,84 @@ MUTANTS = (
         "autoscaler/lease.py",
         "return self._acts and self._seconds_left() > 0",
         "return self._acts",
-        ("autoscaler/test_lease.py::test_a_leader_that_cannot_renew_stops_in_time_and_another_takes_over",),
+        ("unit/autoscaler/test_lease.py::test_a_leader_that_cannot_renew_stops_in_time_and_another_takes_over",),
     ),
     Mutant(
         "a newcomer waits before it acts",
         "autoscaler/lease.py",
         "began - self._held_since >= TAKEOVER_S",
         "True",
-        ("autoscaler/test_lease.py::test_who_takes_the_lease_waits_before_it_acts",),
+        ("unit/autoscaler/test_lease.py::test_who_takes_the_lease_waits_before_it_acts",),
     ),
     Mutant(
         "a newcomer waits anew when its lease was lost",
         "autoscaler/lease.py",
         "if not led and not unbroken:",
         "if not led and not self._held_since:",
-        ("autoscaler/test_lease.py::test_a_newcomer_begins_to_wait_again_when_its_lease_was_lost",),
+        ("unit/autoscaler/test_lease.py::test_a_newcomer_begins_to_wait_again_when_its_lease_was_lost",),
     ),
     Mutant(
         "a leader that stopped leads again in a later term only",
         "autoscaler/lease.py",
         "if self._acts and not led:\n",
         "if False:\n",
-        ("autoscaler/test_lease.py::test_a_leader_that_stopped_leads_again_in_a_later_term",),
+        ("unit/autoscaler/test_lease.py::test_a_leader_that_stopped_leads_again_in_a_later_term",),
     ),
     Mutant(
         "a deposed leader leads again in a later term only",
         "autoscaler/lease.py",
         "        if self._acts:\n            self._step_down()\n",
         "        self._acts = False\n",
-        ("autoscaler/test_lease.py::test_a_deposed_leader_leads_again_in_a_later_term",),
+        ("unit/autoscaler/test_lease.py::test_a_deposed_leader_leads_again_in_a_later_term",),
     ),
     Mutant(
         "the autoscaler's look ends with the lease",
         "autoscaler/loop.py",
         "async with self._lease.in_time():\n",
         "if self._lease.leads:\n",
-        ("autoscaler/test_autoscaler_loop.py::test_a_look_ends_with_the_lease",),
+        ("unit/autoscaler/test_autoscaler_loop.py::test_a_look_ends_with_the_lease",),
     ),
     Mutant(
         "an actuator without the lease does nothing",
         "autoscaler/actuator.py",
         "if self._lease is not None and not self._lease.leads:\n            await self._follow",
         "if False:\n            await self._follow",
-        ("autoscaler/test_actuator_lease.py::test_who_does_not_lead_starts_nothing",),
+        ("unit/autoscaler/test_actuator_lease.py::test_who_does_not_lead_starts_nothing",),
     ),
     Mutant(
         "a new leader counts the workers that run",
         "autoscaler/actuator.py",
         "            self._adopt(infos)\n",
         "            pass\n",
-        ("autoscaler/test_actuator_lease.py::test_a_new_leader_adopts_what_runs_and_replaces_what_is_gone",),
+        ("unit/autoscaler/test_actuator_lease.py::test_a_new_leader_adopts_what_runs_and_replaces_what_is_gone",),
     ),
     Mutant(
         "a size that an operator changed is not overwritten",
-        "kvrelay/registry_scripts.py",
+        "kvrelay/state/registry_scripts.py",
         "if redis.call('HGET', KEYS[2], ARGV[i]) ~= ARGV[i + 1] then return 0 end\n",
         "",
-        ("test_registry.py::test_scaling_is_fenced_and_never_overrides_an_operator",),
+        ("unit/state/test_registry.py::test_scaling_is_fenced_and_never_overrides_an_operator",),
     ),
     Mutant(
         "one leader at a time",
-        "kvrelay/registry_scripts.py",
+        "kvrelay/state/registry_scripts.py",
         "if owner ~= '' and not (owner == ARGV[3]",
         "if false and not (owner == ARGV[3]",
-        ("test_registry.py::test_one_leader_at_a_time",),
+        ("unit/state/test_registry.py::test_one_leader_at_a_time",),
     ),
     Mutant(
         "an older incarnation does not overwrite a later one",
-        "kvrelay/registry_scripts.py",
+        "kvrelay/state/registry_scripts.py",
         "epoch > tonumber(ARGV[1]) then return epoch end",
         "false then return epoch end",
-        ("test_registry.py::test_an_older_incarnation_cannot_overwrite_or_remove_a_later_one",),
+        ("unit/state/test_registry.py::test_an_older_incarnation_cannot_overwrite_or_remove_a_later_one",),
     ),
     Mutant(
         "epochs go on after Redis has lost them",
-        "kvrelay/registry_scripts.py",
+        "kvrelay/state/registry_scripts.py",
         "then redis.call('SET', KEYS[2], ARGV[1]) end",
         "then return end",
-        ("test_registry.py::test_epochs_stay_unique_after_redis_lost_everything",),
+        ("unit/state/test_registry.py::test_epochs_stay_unique_after_redis_lost_everything",),
     ),
     Mutant(
         "a sequence fault is no failure that retries are paid for",
@@ -301,7 +301,7 @@ MUTANTS = (
         "        if event.of_sequence:\n",
         "        if False:\n",
         (
-            "router/test_sick_workers.py"
+            "unit/router/test_sick_workers.py"
             "::test_requests_that_no_worker_has_a_token_for_cost_two_attempts_and_harm_nobody",
         ),
     ),
@@ -311,7 +311,7 @@ MUTANTS = (
         "elif isinstance(event, Failed) and event.of_sequence:",
         "elif False:",
         (
-            "router/test_sick_workers.py"
+            "unit/router/test_sick_workers.py"
             "::test_requests_that_no_worker_has_a_token_for_cost_two_attempts_and_harm_nobody",
         ),
     ),
@@ -320,21 +320,21 @@ MUTANTS = (
         DISPATCHER,
         "if at_fault and at_fault != worker_id and sequence.token_ids:",
         "if False:",
-        ("router/test_sick_workers.py::test_a_worker_that_has_no_token_where_others_have_one_is_blamed",),
+        ("unit/router/test_sick_workers.py::test_a_worker_that_has_no_token_where_others_have_one_is_blamed",),
     ),
     Mutant(
         "a sequence fault is tried on another worker, or on the local path",
-        "router/batch_slots.py",
+        "router/core/queueing/batch_slots.py",
         "    if not entry.life.fault:",
         "    if True:",
-        ("router/test_sick_workers.py::test_a_worker_that_has_no_token_where_others_have_one_is_blamed",),
+        ("unit/router/test_sick_workers.py::test_a_worker_that_has_no_token_where_others_have_one_is_blamed",),
     ),
     Mutant(
         "a retry goes to the version of the model that began the answer",
         DISPATCHER,
         "views_for(entry, self._workers, now), entry.life.model\n",
         "views_for(entry, self._workers, now), None\n",
-        ("router/test_model_versions.py::test_after_its_first_token_it_waits_for_its_own_while_others_go_on",),
+        ("unit/router/test_model_versions.py::test_after_its_first_token_it_waits_for_its_own_while_others_go_on",),
     ),
     Mutant(
         "a request that waits for its version stands in nobody's way",
@@ -342,8 +342,8 @@ MUTANTS = (
         "if isinstance(decision, Wait) and model is not None and not self._workers.all_serve(model):",
         "if False:",
         (
-            "router/test_model_versions.py::test_after_its_first_token_it_waits_for_its_own_while_others_go_on",
-            "router/test_model_versions.py::test_a_resumed_answer_waits_for_its_version_and_blocks_nobody",
+            "unit/router/test_model_versions.py::test_after_its_first_token_it_waits_for_its_own_while_others_go_on",
+            "unit/router/test_model_versions.py::test_a_resumed_answer_waits_for_its_version_and_blocks_nobody",
         ),
     ),
     Mutant(
@@ -351,7 +351,7 @@ MUTANTS = (
         DISPATCHER,
         "return now - entry.lone_since >= GONE_S",
         "return False",
-        ("router/test_model_versions.py::test_a_version_that_is_gone_for_good_ends_its_requests_with_a_reason",),
+        ("unit/router/test_model_versions.py::test_a_version_that_is_gone_for_good_ends_its_requests_with_a_reason",),
     ),
     Mutant(
         "a resumed answer of another version",
@@ -359,16 +359,16 @@ MUTANTS = (
         "if self._workers.any_decodes and not self._workers.serves(model):\n            raise",
         "if False:\n            raise",
         (
-            "router/test_model_versions.py::test_a_resumed_answer_is_refused_at_another_version",
-            "router/test_model_versions.py::test_clients_are_told_the_version_and_held_to_it",
+            "unit/router/test_model_versions.py::test_a_resumed_answer_is_refused_at_another_version",
+            "unit/router/test_model_versions.py::test_clients_are_told_the_version_and_held_to_it",
         ),
     ),
     Mutant(
         "prefill and decode of one version",
-        "router/policy.py",
+        "router/core/path_policy.py",
         "workers = [one for one in workers if one.model.is_same(decode.model)]",
         "workers = list(workers)",
-        ("router/test_model_versions.py::test_all_workers_of_an_attempt_have_one_version",),
+        ("unit/router/test_model_versions.py::test_all_workers_of_an_attempt_have_one_version",),
     ),
     Mutant(
         "an impossible value fails its own sequence",
@@ -376,15 +376,15 @@ MUTANTS = (
         "    except InvalidArgument as error:\n        if kind !=",
         "    except ZeroDivisionError as error:\n        if kind !=",
         (
-            "router/test_odd_events.py::test_an_odd_event_is_its_own_requests_trouble",
-            "router/test_odd_events.py::test_a_worker_hears_that_its_tokens_were_of_no_use",
+            "unit/router/test_odd_events.py::test_an_odd_event_is_its_own_requests_trouble",
+            "unit/router/test_odd_events.py::test_a_worker_hears_that_its_tokens_were_of_no_use",
         ),
     ),
     Mutant(
         "a worker whose protocol or vocabulary does not fit",
-        "router/driver.py",
+        "router/runtime/driver.py",
         "if info.worker_id in self._misfits:",
         "if False:",
-        ("router/test_odd_events.py::test_a_worker_with_another_vocabulary_is_shown_and_left_alone",),
+        ("unit/router/test_odd_events.py::test_a_worker_with_another_vocabulary_is_shown_and_left_alone",),
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mutants.mutant import Mutant
 
 ACTUATOR = "autoscaler/actuator.py"
-TESTS = "autoscaler/test_actuator_standby.py"
+TESTS = "unit/autoscaler/test_actuator_standby.py"
 
 MUTANTS = (
     Mutant(
@@ -54,21 +54,21 @@ MUTANTS = (
         "kvrelay/worker/step_loop.py",
         "        self.proven = True\n        self.news.set()",
         "        self.proven = True",
-        ("worker/test_roles.py::test_readiness_is_told_at_once_and_not_with_the_next_heartbeat",),
+        ("unit/worker/test_roles.py::test_readiness_is_told_at_once_and_not_with_the_next_heartbeat",),
     ),
     Mutant(
         "an announced change starts a look of the router",
-        "router/changes.py",
+        "router/runtime/pool_changes.py",
         "driver.look_soon()",
         "pass",
-        ("router/test_changes.py::test_a_worker_is_found_without_a_poll",),
+        ("unit/router/test_changes.py::test_a_worker_is_found_without_a_poll",),
     ),
     Mutant(
         "orders that come before the fork are kept",
         "kvrelay/launch/actor.py",
         "self._orders.append(order)",
         "pass",
-        ("launch/test_template.py::test_orders_that_come_before_the_fork_are_kept",),
+        ("unit/launch/test_template.py::test_orders_that_come_before_the_fork_are_kept",),
     ),
     Mutant(
         "a forked worker ends with its actor",
@@ -81,13 +81,13 @@ MUTANTS = (
         "    time.sleep(_ORPHAN_S)\n"
         "    os._exit(_FAILED)",
         "    finally:\n        pass",
-        ("launch/test_template.py::test_it_ends_with_its_actor",),
+        ("unit/launch/test_template.py::test_it_ends_with_its_actor",),
     ),
     Mutant(
         "a forked worker that has ended takes no orders",
         "kvrelay/launch/template.py",
         "if not loop.is_closed():",
         "if True:",
-        ("launch/test_template.py::test_an_actor_that_goes_once_the_worker_has_ended_makes_no_noise",),
+        ("unit/launch/test_template.py::test_an_actor_that_goes_once_the_worker_has_ended_makes_no_noise",),
     ),
 )

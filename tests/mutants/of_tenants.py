@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant
 
-PREEMPTION = "router/preemption.py"
-DISPATCHER = "router/dispatcher.py"
-QUEUE = "router/queue.py"
-SLOTS_TESTS = "router/test_batch_slots.py"
+PREEMPTION = "router/core/queueing/preemption.py"
+DISPATCHER = "router/core/dispatcher.py"
+QUEUE = "router/core/queueing/fair_queue.py"
+SLOTS_TESTS = "unit/router/test_batch_slots.py"
 
 MUTANTS = (
     Mutant(
@@ -26,14 +26,14 @@ MUTANTS = (
         PREEMPTION,
         "if shares.of(one.tenant, -1, -one.held_tokens) >= mine:",
         "if shares.of(one.tenant) >= mine:",
-        ("router/test_preemption.py::test_whatever_the_books_say",),
+        ("unit/router/test_preemption.py::test_whatever_the_books_say",),
     ),
     Mutant(
         "a request that was preempted gets on before it is again",
         PREEMPTION,
         "return not self.preemptions or self._ran(MIN_RUN_S)",
         "return True",
-        ("router/test_preemption.py::test_who_was_preempted_stays_until_it_has_got_on",),
+        ("unit/router/test_preemption.py::test_who_was_preempted_stays_until_it_has_got_on",),
     ),
     Mutant(
         "slots that cannot be shared are taken in turns",
@@ -41,7 +41,7 @@ MUTANTS = (
         "return empty_handed and",
         "return False and",
         (
-            "router/test_preemption.py::test_one_slot_is_taken_in_turns_by_who_was_served_less",
+            "unit/router/test_preemption.py::test_one_slot_is_taken_in_turns_by_who_was_served_less",
             f"{SLOTS_TESTS}::test_slots_that_cannot_be_shared_are_taken_in_turns",
         ),
     ),
@@ -50,7 +50,7 @@ MUTANTS = (
         PREEMPTION,
         "if only_slots and min(one.soon_s for one, _ in plans) <= restart_s:",
         "if False:",
-        ("router/test_preemption.py::test_a_slot_that_comes_free_soon_is_waited_for",),
+        ("unit/router/test_preemption.py::test_a_slot_that_comes_free_soon_is_waited_for",),
     ),
     Mutant(
         "a tenant takes no slot that it would have to give back",
@@ -58,7 +58,7 @@ MUTANTS = (
         "return [one for one in shares if one.running / one.tenant.weight < least]",
         "return shares",
         (
-            "router/test_fair_queue.py::test_a_tenant_takes_no_slot_that_it_would_have_to_give_back",
+            "unit/router/test_fair_queue.py::test_a_tenant_takes_no_slot_that_it_would_have_to_give_back",
             f"{SLOTS_TESTS}::test_slots_do_not_go_to_and_fro",
         ),
     ),
@@ -74,54 +74,54 @@ MUTANTS = (
         QUEUE,
         "                _to_front(line, ticket)\n",
         "",
-        ("router/test_fair_queue.py::test_who_was_preempted_goes_first_among_its_tenants_only",),
+        ("unit/router/test_fair_queue.py::test_who_was_preempted_goes_first_among_its_tenants_only",),
     ),
     Mutant(
         "who was preempted is not sent away",
         QUEUE,
         "if (request_id := next(reversed(line))) not in self._preempted",
         "if (request_id := next(reversed(line)))",
-        ("router/test_fair_queue.py::test_who_was_preempted_is_not_sent_away",),
+        ("unit/router/test_fair_queue.py::test_who_was_preempted_is_not_sent_away",),
     ),
     Mutant(
         "a worker that has not got its blocks back costs no second victim",
-        "router/workers.py",
+        "router/core/workers/worker_table.py",
         "if worker.refusals < REFUSALS or now < worker.preempted_at + PREEMPT_AGAIN_S:",
         "if False:",
         (f"{SLOTS_TESTS}::test_a_refused_successor_costs_no_second_victim",),
     ),
     Mutant(
         "a prompt takes its tenant's part of a prefill worker",
-        "kvrelay/worker/turns.py",
+        "kvrelay/worker/tenant_order.py",
         "self._counters[tenant] += tokens / sequence.weight",
         "pass",
         (
-            "prefill_worker/test_prefill_scheduler.py::"
+            "unit/prefill_worker/test_prefill_scheduler.py::"
             "test_a_short_prompt_does_not_wait_for_the_end_of_another_tenants_long_ones",
-            "prefill_worker/test_prefill_scheduler.py::test_prompts_of_tenants_that_wait_are_computed_by_weight",
-            "decode_worker/test_decode_scheduler.py::test_a_local_prompt_does_not_wait_for_the_end_of_another_tenants",
+            "unit/prefill_worker/test_prefill_scheduler.py::test_prompts_of_tenants_that_wait_are_computed_by_weight",
+            "unit/decode_worker/test_decode_scheduler.py::test_a_local_prompt_does_not_wait_for_the_end_of_another_tenants",
         ),
     ),
     Mutant(
         "idle time of a tenant earns no credit on a worker",
-        "kvrelay/worker/turns.py",
+        "kvrelay/worker/tenant_order.py",
         "self._counters[tenant] = max(self._counters.get(tenant, 0.0), self._virtual)",
         "self._counters.setdefault(tenant, 0.0)",
-        ("prefill_worker/test_prefill_scheduler.py::test_prompts_of_tenants_that_wait_are_computed_by_weight",),
+        ("unit/prefill_worker/test_prefill_scheduler.py::test_prompts_of_tenants_that_wait_are_computed_by_weight",),
     ),
     Mutant(
         "the tenant with most blocks gives way",
         "decode_worker/scheduler.py",
         "return blocks[sequence.spec.tenant] / sequence.weight, place",
         "return 0.0, place",
-        ("decode_worker/test_decode_scheduler.py::test_when_blocks_run_out_the_tenant_that_has_most_gives_way",),
+        ("unit/decode_worker/test_decode_scheduler.py::test_when_blocks_run_out_the_tenant_that_has_most_gives_way",),
     ),
     Mutant(
         "each choice counts as a request",
-        "router/choices.py",
+        "router/api/http/choices.py",
         "token_ids = await intake.tokenize(named, tenant, completion.n)",
         "token_ids = await intake.tokenize(named, tenant)",
-        ("router/test_doors.py::test_each_choice_counts_as_a_request",),
+        ("unit/router/test_doors.py::test_each_choice_counts_as_a_request",),
     ),
     Mutant(
         "tokens that are computed again are charged",

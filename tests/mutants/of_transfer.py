@@ -6,8 +6,8 @@ from mutants.mutant import Mutant
 
 LEASE = "kv_transfer/lease.py"
 RECEIVER = "kv_transfer/receiver.py"
-ARRIVALS = "kv_transfer/arrivals.py"
-LANDING = "kv_transfer/landing.py"
+ARRIVALS = "kv_transfer/frame_validator.py"
+LANDING = "kv_transfer/block_writer.py"
 FRAMES = "kvrelay/wire/transfer.py"
 SHM = "kv_transfer/transports/shm.py"
 
@@ -18,8 +18,8 @@ MUTANTS = (
         "if generation != lease.generation:",
         "if False:",
         (
-            "kv_transfer/test_receiver.py::test_a_late_frame_does_not_reach_blocks_that_are_another_requests",
-            "kv_transfer/test_lease.py::test_a_wrong_number_is_named",
+            "unit/kv_transfer/test_receiver.py::test_a_late_frame_does_not_reach_blocks_that_are_another_requests",
+            "unit/kv_transfer/test_lease.py::test_a_wrong_number_is_named",
         ),
     ),
     Mutant(
@@ -28,8 +28,8 @@ MUTANTS = (
         "if epoch != self.epoch:",
         "if False:",
         (
-            "kv_transfer/test_receiver.py::test_an_open_frame_with_a_wrong_number_is_refused",
-            "kv_transfer/test_lease.py::test_a_wrong_number_is_named",
+            "unit/kv_transfer/test_receiver.py::test_an_open_frame_with_a_wrong_number_is_refused",
+            "unit/kv_transfer/test_lease.py::test_a_wrong_number_is_named",
         ),
     ),
     Mutant(
@@ -38,8 +38,8 @@ MUTANTS = (
         "if entry.closed or now >= entry.expires_at:\n                raise",
         "if entry.closed:\n                raise",
         (
-            "kv_transfer/test_receiver.py::test_an_expired_lease_takes_no_frame_even_before_it_is_collected",
-            "kv_transfer/test_receiver.py::test_a_lease_that_ends_before_the_commit_is_not_committed",
+            "unit/kv_transfer/test_receiver.py::test_an_expired_lease_takes_no_frame_even_before_it_is_collected",
+            "unit/kv_transfer/test_receiver.py::test_a_lease_that_ends_before_the_commit_is_not_committed",
         ),
     ),
     Mutant(
@@ -47,7 +47,7 @@ MUTANTS = (
         LEASE,
         "if entry.closed or now >= entry.expires_at:\n                raise",
         "if now >= entry.expires_at:\n                raise",
-        ("kv_transfer/test_lease.py::test_a_closed_lease_is_released_once_nothing_is_copied_into_it",),
+        ("unit/kv_transfer/test_lease.py::test_a_closed_lease_is_released_once_nothing_is_copied_into_it",),
     ),
     Mutant(
         "lease expiry",
@@ -55,8 +55,8 @@ MUTANTS = (
         "if not entry.closed and now >= entry.expires_at]",
         "if False]",
         (
-            "kv_transfer/test_lease.py::test_a_lease_ends_with_its_time_even_before_anyone_collects_it",
-            "worker/test_relay.py::test_a_lease_that_is_not_renewed_ends_and_gives_its_blocks_back",
+            "unit/kv_transfer/test_lease.py::test_a_lease_ends_with_its_time_even_before_anyone_collects_it",
+            "unit/worker/test_relay.py::test_a_lease_that_is_not_renewed_ends_and_gives_its_blocks_back",
         ),
     ),
     Mutant(
@@ -64,7 +64,7 @@ MUTANTS = (
         LEASE,
         "if entry is None or entry.closed or now >= entry.expires_at:\n                gone",
         "if entry is None or entry.closed:\n                gone",
-        ("kv_transfer/test_lease.py::test_a_lease_ends_with_its_time_even_before_anyone_collects_it",),
+        ("unit/kv_transfer/test_lease.py::test_a_lease_ends_with_its_time_even_before_anyone_collects_it",),
     ),
     Mutant(
         "pin while a copy is under way, in the table",
@@ -72,8 +72,8 @@ MUTANTS = (
         "if entry.closed and not entry.pins]",
         "if entry.closed]",
         (
-            "kv_transfer/test_lease.py::test_a_closed_lease_is_released_once_nothing_is_copied_into_it",
-            "kv_transfer/test_receiver.py::test_blocks_are_not_released_while_they_are_written_to",
+            "unit/kv_transfer/test_lease.py::test_a_closed_lease_is_released_once_nothing_is_copied_into_it",
+            "unit/kv_transfer/test_receiver.py::test_blocks_are_not_released_while_they_are_written_to",
         ),
     ),
     Mutant(
@@ -82,77 +82,77 @@ MUTANTS = (
         "self._leases.pin(lease.lease_id)\n        try:\n            await in_thread(take)\n"
         "        finally:\n            self._leases.unpin(lease.lease_id)",
         "await in_thread(take)",
-        ("kv_transfer/test_receiver.py::test_blocks_are_not_released_while_they_are_written_to",),
+        ("unit/kv_transfer/test_receiver.py::test_blocks_are_not_released_while_they_are_written_to",),
     ),
     Mutant(
         "the copy is waited for when its push is cancelled",
-        "kv_transfer/threads.py",
+        "kv_transfer/copy_threads.py",
         "cancelled = error\n",
         "raise\n",
-        ("kv_transfer/test_in_thread.py::test_cancelled_it_waits_for_the_function",),
+        ("unit/kv_transfer/test_in_thread.py::test_cancelled_it_waits_for_the_function",),
     ),
     Mutant(
         "a lease is for one request and attempt",
         RECEIVER,
         "if lease.key != (opening.request_id, opening.attempt):",
         "if False:",
-        ("kv_transfer/test_receiver.py::test_an_open_frame_with_a_wrong_number_is_refused",),
+        ("unit/kv_transfer/test_receiver.py::test_an_open_frame_with_a_wrong_number_is_refused",),
     ),
     Mutant(
         "the lease is looked at for each frame, not once",
         RECEIVER,
         "lease = self._find(opening)\n        if self._leases.is_committed(lease.lease_id):\n            return",
         "lease = landing._lease\n        if self._leases.is_committed(lease.lease_id):\n            return",
-        ("kv_transfer/test_receiver.py::test_a_lease_that_expires_in_mid_push_takes_no_more_frames",),
+        ("unit/kv_transfer/test_receiver.py::test_a_lease_that_expires_in_mid_push_takes_no_more_frames",),
     ),
     Mutant(
         "one push at a time",
         RECEIVER,
         "if lease.lease_id in self._pushes:\n            raise",
         "if False:\n            raise",
-        ("kv_transfer/test_receiver.py::test_one_lease_has_one_push_at_a_time",),
+        ("unit/kv_transfer/test_receiver.py::test_one_lease_has_one_push_at_a_time",),
     ),
     Mutant(
         "a commit that is repeated is taken once",
         RECEIVER,
         "if self._leases.commit(lease.lease_id, commit):",
         "if self._leases.commit(lease.lease_id, commit) or True:",
-        ("kv_transfer/test_receiver.py::test_a_repeated_push_is_acknowledged_and_writes_nothing",),
+        ("unit/kv_transfer/test_receiver.py::test_a_repeated_push_is_acknowledged_and_writes_nothing",),
     ),
     Mutant(
         "blocks of a committed lease are not written again",
         RECEIVER,
         "return  # a repetition, of which the commit will tell",
         "pass",
-        ("kv_transfer/test_receiver.py::test_a_repeated_push_is_acknowledged_and_writes_nothing",),
+        ("unit/kv_transfer/test_receiver.py::test_a_repeated_push_is_acknowledged_and_writes_nothing",),
     ),
     Mutant(
         "a commit with other content is refused",
         LEASE,
         "if self._committed[lease_id][1] != content:",
         "if False:",
-        ("kv_transfer/test_receiver.py::test_a_repeated_push_with_other_content_is_refused",),
+        ("unit/kv_transfer/test_receiver.py::test_a_repeated_push_with_other_content_is_refused",),
     ),
     Mutant(
         "KV of another model is refused",
         RECEIVER,
         "if opening.layout is None or opening.model_id != model_id:",
         "if opening.layout is None:",
-        ("kv_transfer/test_receiver.py::test_an_open_frame_with_a_wrong_number_is_refused",),
+        ("unit/kv_transfer/test_receiver.py::test_an_open_frame_with_a_wrong_number_is_refused",),
     ),
     Mutant(
         "pushes that have not opened are capped",
         RECEIVER,
         "wait = self._patience if self._unopened < _MAX_UNOPENED else 0",
         "wait = self._patience",
-        ("kv_transfer/test_handoff_faults.py::test_pushes_that_do_not_open_are_capped_and_end",),
+        ("unit/kv_transfer/test_handoff_faults.py::test_pushes_that_do_not_open_are_capped_and_end",),
     ),
     Mutant(
         "a lease that ends revokes its push",
         RECEIVER,
         "push.deadline.reschedule(asyncio.get_running_loop().time())",
         "pass",
-        ("kv_transfer/test_receiver.py::test_a_revoked_push_ends_although_its_sender_is_silent",),
+        ("unit/kv_transfer/test_receiver.py::test_a_revoked_push_ends_although_its_sender_is_silent",),
     ),
     Mutant(
         "block digest",
@@ -160,8 +160,8 @@ MUTANTS = (
         "if sent != arrived:",
         "if False:",
         (
-            "kv_transfer/test_receiver.py::test_one_flipped_bit_is_data_loss",
-            "kv_transfer/test_handoff_faults.py::test_kv_that_was_tampered_with_is_not_committed",
+            "unit/kv_transfer/test_receiver.py::test_one_flipped_bit_is_data_loss",
+            "unit/kv_transfer/test_handoff_faults.py::test_kv_that_was_tampered_with_is_not_committed",
         ),
     ),
     Mutant(
@@ -169,104 +169,104 @@ MUTANTS = (
         LANDING,
         "if self._digest is not None and len(frame.digests) != frame.count:",
         "if False:",
-        ("kv_transfer/test_receiver.py::test_a_wrong_frame_is_data_loss",),
+        ("unit/kv_transfer/test_receiver.py::test_a_wrong_frame_is_data_loss",),
     ),
     Mutant(
         "commit digest",
         ARRIVALS,
         "if commit.frames != self._frames or commit.digest != digest:",
         "if commit.frames != self._frames:",
-        ("kv_transfer/test_receiver.py::test_a_wrong_commit_is_data_loss",),
+        ("unit/kv_transfer/test_receiver.py::test_a_wrong_commit_is_data_loss",),
     ),
     Mutant(
         "number of frames in the commit",
         ARRIVALS,
         "if commit.frames != self._frames or commit.digest != digest:",
         "if commit.digest != digest:",
-        ("kv_transfer/test_receiver.py::test_a_wrong_commit_is_data_loss",),
+        ("unit/kv_transfer/test_receiver.py::test_a_wrong_commit_is_data_loss",),
     ),
     Mutant(
         "order of frames",
         ARRIVALS,
         "if frame.sequence != self._frames:",
         "if False:",
-        ("kv_transfer/test_receiver.py::test_a_wrong_frame_is_data_loss",),
+        ("unit/kv_transfer/test_receiver.py::test_a_wrong_frame_is_data_loss",),
     ),
     Mutant(
         "a block comes once",
         ARRIVALS,
         "if due != {frame.first_layer}:",
         "if False:",
-        ("kv_transfer/test_receiver.py::test_frames_out_of_order_or_twice_are_data_loss",),
+        ("unit/kv_transfer/test_receiver.py::test_frames_out_of_order_or_twice_are_data_loss",),
     ),
     Mutant(
         "all blocks are there at the commit",
         ARRIVALS,
         "if missing and self._lease.writable:",
         "if False:",
-        ("kv_transfer/test_receiver.py::test_a_commit_without_all_blocks_is_data_loss",),
+        ("unit/kv_transfer/test_receiver.py::test_a_commit_without_all_blocks_is_data_loss",),
     ),
     Mutant(
         "blocks outside of the lease are refused",
         ARRIVALS,
         "if frame.count < 1 or frame.first < self._first or end > self._end:",
         "if False:",
-        ("kv_transfer/test_receiver.py::test_a_wrong_frame_is_data_loss",),
+        ("unit/kv_transfer/test_receiver.py::test_a_wrong_frame_is_data_loss",),
     ),
     Mutant(
         "count times size is the length",
         ARRIVALS,
         "if frame.num_bytes != frame.count *",
         "if False and frame.num_bytes != frame.count *",
-        ("kv_transfer/test_receiver.py::test_a_wrong_frame_is_data_loss",),
+        ("unit/kv_transfer/test_receiver.py::test_a_wrong_frame_is_data_loss",),
     ),
     Mutant(
         "largest frame without KV, before it is parsed",
         FRAMES,
         "if len(data) > _MAX_BYTES_WITHOUT_KV:",
         "if False:",
-        ("wire/test_kv_frames.py::test_rubbish_is_refused",),
+        ("unit/wire/test_kv_frames.py::test_rubbish_is_refused",),
     ),
     Mutant(
         "a frame's length is that of its message",
         FRAMES,
         "if whole > len(data):",
         "if False:",
-        ("wire/test_kv_frames.py::test_rubbish_is_refused",),
+        ("unit/wire/test_kv_frames.py::test_rubbish_is_refused",),
     ),
     Mutant(
         "a mapped arena is the one that was named",
         SHM,
         'if not _is_memory_file(f"/proc/self/fd/{fd}", segment) or os.fstat(fd).st_size != segment.size:',
         "if os.fstat(fd).st_size != segment.size:",
-        ("kv_transfer/test_receiver.py::test_a_segment_that_is_not_the_senders_arena_is_not_mapped",),
+        ("unit/kv_transfer/test_receiver.py::test_a_segment_that_is_not_the_senders_arena_is_not_mapped",),
     ),
     Mutant(
         "a mapped arena cannot shrink",
         SHM,
         "if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:",
         "if False:",
-        ("kv_transfer/test_receiver.py::test_an_arena_that_could_shrink_is_not_mapped",),
+        ("unit/kv_transfer/test_receiver.py::test_an_arena_that_could_shrink_is_not_mapped",),
     ),
     Mutant(
         "the store of a group listens on the worker's address only",
         "kv_transfer/transports/group.py",
         "listener = socket.create_server((self._host, 0))",
         'listener = socket.create_server(("", 0))',
-        ("kv_transfer/test_group.py::test_the_store_listens_on_the_workers_address_only",),
+        ("unit/kv_transfer/test_group.py::test_the_store_listens_on_the_workers_address_only",),
     ),
     Mutant(
         "each head goes to the rank that has it",
         "kv_transfer/conversion.py",
         "number += rank * (len(span.places.sizes) // span.layout.ranks)",
         "number += 0",
-        ("kv_transfer/test_conversion.py::test_one_workers_heads_become_ranks_shares_and_come_together_again",),
+        ("unit/kv_transfer/test_conversion.py::test_one_workers_heads_become_ranks_shares_and_come_together_again",),
     ),
     Mutant(
         "a layer of several ranks is there when the next one is stored",
-        "kvrelay/engine/ranks/forward.py",
+        "kvrelay/engine/parallel/forward.py",
         "            on_layer(index - 1)",
         "            on_layer(index)",
-        ("engine/test_ranks.py::test_a_layer_is_told_when_all_ranks_have_stored_it",),
+        ("unit/engine/test_ranks.py::test_a_layer_is_told_when_all_ranks_have_stored_it",),
     ),
 )

@@ -32,7 +32,7 @@ def test_names_are_distinct() -> None:
                 "kv_transfer/lease.py",
                 "if epoch != self.epoch:",
                 "if True:",
-                ("kv_transfer/test_lease.py::test_nothing",),
+                ("unit/kv_transfer/test_lease.py::test_nothing",),
             ),
             "no test",
         ),

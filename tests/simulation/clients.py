@@ -14,8 +14,8 @@ from simulation.toy_engine import EOS, POISON
 
 from kvrelay.errors import KvRelayError
 from kvrelay.types import FinishReason, ModelVersion, SamplingParams
-from router.lifecycle import Lifecycle
-from router.request import Request
+from router.core.lifecycle import Lifecycle
+from router.core.request import Request
 
 STATES = ("queued", "reserving", "prefilling", "handing_off", "decoding", "finishing")
 
@@ -55,7 +55,7 @@ def plan_requests(rng: random.Random, count: int, poison: bool, beginnings: Sequ
 
 @dataclass
 class Sink:
-    """router.stream.TokenSink without text: one token is the stop string."""
+    """router.runtime.stream.TokenSink without text: one token is the stop string."""
 
     stop_token: int | None
     stopped: bool = False
@@ -95,7 +95,7 @@ class Client:
                 await self.news.wait()
 
     async def _ask(self, router: RouterMember) -> None:
-        """As router.intake and router.service do: in the router's process."""
+        """As router.frontend.frontend and router.api.grpc.service do: in the router's process."""
         plan, record, process = self.plan, self.record, router.process
         resume = record.tokens
         sink = Sink(plan.stop_token, stopped=plan.stop_token in resume)

@@ -28,26 +28,26 @@ from simulation.toy_engine import MODEL, ToyRunner
 from simulation.virtual_loop import Process, VirtualLoop, current_process
 
 import decode_worker.main
-import kvrelay.registry
+import kvrelay.state.registry
 import prefill_worker.main
-import router.dispatcher
+import router.core.dispatcher
 from autoscaler.actuator import Actuator
 from autoscaler.lease import Lease
 from autoscaler.loop import Autoscaler
 from decode_worker.worker import DecodeWorker
-from kvrelay.config import AutoscalingPolicy, ClusterConfig
-from kvrelay.engine.blocks import IntegrityError
-from kvrelay.engine.hashing import HASH_BYTES
+from kvrelay.config.schema import AutoscalingPolicy, ClusterConfig
+from kvrelay.engine.kvcache.block_hashes import HASH_BYTES
+from kvrelay.engine.kvcache.block_pool import IntegrityError
 from kvrelay.errors import FailedPrecondition, Unavailable
-from kvrelay.registry import Registry
-from kvrelay.stop_request import DRAIN_GRACE_S, StopRequest
+from kvrelay.process.stop_request import DRAIN_GRACE_S, StopRequest
+from kvrelay.state.registry import Registry
 from kvrelay.types import POOLS, Claim, PoolName, Role, StandbyWorker
 from kvrelay.worker.base import Identity, Worker
 from kvrelay.worker.host import host_worker
 from kvrelay.worker.settings import WorkerSettings
-from router.driver import Driver
-from router.heartbeat import Heartbeat
-from router.metrics import Metrics
+from router.observability.heartbeat import Heartbeat
+from router.observability.metrics import Metrics
+from router.runtime.driver import Driver
 
 HOST_ID = "host"
 URL = "redis://127.0.0.1:6379"
@@ -99,7 +99,7 @@ class Controller:
         await self.cluster.until_ended(self.members[worker_id], DRAIN_GRACE_S + STOP_TIMEOUT_S)
 
     async def turn(self, worker_id: str, pool: PoolName) -> None:
-        """As kvrelay.roles.Roles does."""
+        """As kvrelay.launch.pool_switch.Roles does."""
         member = self.members[worker_id]
         if not member.stop.drain.is_set():
             said = "a standby worker joined a pool" if member.pool == "standby" else "a worker changed its pool"
@@ -157,8 +157,8 @@ class Cluster:
             (redis.asyncio.Redis, "from_url", self.redis.client),
             (os, "getpid", lambda: 1),  # it is part of messages, and so of the trace; as what follows is
             (secrets, "token_bytes", self.rng.randbytes),
-            (kvrelay.registry, "_unix_us", lambda: round(1e6 * (1e9 + current_process().now()))),
-            (router.dispatcher, "GONE_S", GONE_S),
+            (kvrelay.state.registry, "_unix_us", lambda: round(1e6 * (1e9 + current_process().now()))),
+            (router.core.dispatcher, "GONE_S", GONE_S),
         )
         with in_place(places):
             yield

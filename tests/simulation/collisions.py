@@ -9,7 +9,7 @@ from functools import cache
 
 from simulation.toy_engine import BLOCK, FIRST_MODEL, LAYOUT, POISON
 
-from kvrelay.engine.hashing import HASH_BYTES, BlockHasher
+from kvrelay.engine.kvcache.block_hashes import HASH_BYTES, BlockHasher
 from kvrelay.tenants import Tenant
 
 SEARCHED = 2000  # prompts at most: with 16 bits a pair is found among 320

@@ -27,13 +27,13 @@ from simulation.virtual_loop import Process, VirtualLoop, current_process
 
 import autoscaler.actuator
 import autoscaler.lease
-import kvrelay.registry
+import kvrelay.state.registry
 from autoscaler.actuator import Actuator
 from autoscaler.lease import Lease
 from autoscaler.loop import Autoscaler
-from kvrelay.config import AutoscalingPolicy
+from kvrelay.config.schema import AutoscalingPolicy
 from kvrelay.errors import FailedPrecondition, Unavailable
-from kvrelay.registry import Registry
+from kvrelay.state.registry import Registry
 from kvrelay.types import POOLS, PoolName, RouterLoad, WorkerInfo, WorkerLoad
 
 SHARE = 0.4  # of production's times
@@ -174,8 +174,8 @@ class ControlSimulation:
     def _in_place(self) -> Iterator[None]:
         places: tuple[tuple[Any, str, Any], ...] = (
             (redis.asyncio.Redis, "from_url", self.redis.client),
-            (kvrelay.registry, "_TIMEOUT_S", TIMEOUT_S),
-            (kvrelay.registry, "_unix_us", self._unix_us),
+            (kvrelay.state.registry, "_TIMEOUT_S", TIMEOUT_S),
+            (kvrelay.state.registry, "_unix_us", self._unix_us),
             (autoscaler.lease, "RENEW_S", RENEW_S),
             (autoscaler.lease, "DEADLINE_S", DEADLINE_S),
             (autoscaler.lease, "EXPIRY_S", EXPIRY_S),

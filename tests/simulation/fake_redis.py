@@ -1,4 +1,4 @@
-"""As much of Redis as kvrelay.registry asks for, in virtual time; `tests/simulation/test_fake_redis.py` compares it
+"""As much of Redis as kvrelay.state.registry asks for, in virtual time; `tests/simulation/test_fake_redis.py` compares it
 with a real one."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from simulation.history import Act
 from simulation.network import Network
 from simulation.virtual_loop import current_process
 
-from kvrelay import registry_scripts as scripts
+from kvrelay.state import registry_scripts as scripts
 
 NAME = "redis"
 _WRITES = {"INCR", "EVAL", "HSET", "LPUSH", "LTRIM", "SADD", "SREM", "SET", "DEL"}
@@ -125,7 +125,7 @@ class Store:
     def _smembers(self, key: bytes, *, now: float) -> set[bytes]:
         return set(self._get(key, set) or ())
 
-    # The scripts of kvrelay.registry_scripts, said again
+    # The scripts of kvrelay.state.registry_scripts, said again
 
     def _eval(self, script: bytes, _keys: bytes, *words: bytes, now: float) -> Any:
         return {

@@ -19,7 +19,7 @@ from simulation.history import UPGRADES
 from simulation.network import CLIENT_KEEPALIVE_S
 
 from kvrelay.errors import KvRelayError
-from kvrelay.registry import Registry
+from kvrelay.state.registry import Registry
 from kvrelay.types import POOLS, PoolName
 
 SILENCE_S = CLIENT_KEEPALIVE_S / 2  # from which on a silence may lose a worker: two may follow each other

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from simulation.channel import ClientCall
     from simulation.server import Server, ServerCall
 
-CLIENT_KEEPALIVE_S = 4.0  # router.sessions.CHANNEL_OPTIONS: 2 s between pings, 2 s for an answer
+CLIENT_KEEPALIVE_S = 4.0  # router.runtime.sessions.CHANNEL_OPTIONS: 2 s between pings, 2 s for an answer
 SERVER_KEEPALIVE_S = 10.0  # kvrelay.worker.host: 5 s and 5 s
 
 SIGHTINGS = {b"the lease ended before": "a lease expired"}  # what messages tell of that counts as a fault

@@ -8,9 +8,9 @@ from typing import Any
 import redis.asyncio
 from simulation.fake_redis import Store
 
-from kvrelay import registry_scripts as scripts
-from kvrelay.embedded_redis import EmbeddedRedis
-from kvrelay.registry_codec import encode
+from kvrelay.state import registry_scripts as scripts
+from kvrelay.state.embedded_redis import EmbeddedRedis
+from kvrelay.state.registry_codec import encode
 from kvrelay.types import WorkerInfo
 
 ROUNDS = 3000

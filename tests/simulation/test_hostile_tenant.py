@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from simulation.hostile import STEP_S, run
 
-from router.preemption import MIN_RUN_S
+from router.core.queueing.preemption import MIN_RUN_S
 
 # A step is under way, its successor brings the place, and what was preempted before may stay until it has got on.
 BESIDE_S = 4 * STEP_S[1] + MIN_RUN_S

@@ -9,7 +9,7 @@ import pytest
 from simulation.toy_engine import BLOCK, LAYOUT, ToyRunner, answer
 
 from kvrelay.engine.runner import Segment
-from kvrelay.engine.sampling import SampleRequest
+from kvrelay.engine.sampling.sampler import SampleRequest
 from kvrelay.types import SamplingParams
 
 PROMPT = tuple(range(1, 11))

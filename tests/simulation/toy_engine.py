@@ -18,7 +18,7 @@ import torch
 import xxhash
 
 from kvrelay.engine.runner import Segment
-from kvrelay.engine.sampling import Sampled, SampleRequest
+from kvrelay.engine.sampling.sampler import Sampled, SampleRequest
 from kvrelay.types import KvLayout, LayerKv, SamplingParams
 
 VOCAB = 40

@@ -22,7 +22,7 @@ class GenerateBatch:
         from transformers.generation import ContinuousBatchingConfig
 
         from kvrelay.bench.shapes import random_model
-        from kvrelay.engine.device import find_device
+        from kvrelay.engine.base.device import find_device
 
         device = str(find_device(settings["device"]))
         torch.set_num_threads(settings["threads"])

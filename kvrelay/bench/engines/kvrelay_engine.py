@@ -21,11 +21,11 @@ class Kvrelay:
         import torch
 
         from kvrelay.bench.shapes import random_model
-        from kvrelay.engine import attention
-        from kvrelay.engine.device import find_device
-        from kvrelay.engine.loader import load_model, loaded_model
+        from kvrelay.engine.attention import paged_attention as attention
+        from kvrelay.engine.base.device import find_device
+        from kvrelay.engine.model.loader import load_model, loaded_model
         from kvrelay.engine.runner import ModelRunner, Segment
-        from kvrelay.engine.sampling import SampleRequest
+        from kvrelay.engine.sampling.sampler import SampleRequest
         from kvrelay.types import SamplingParams
 
         device = str(find_device(settings["device"]))

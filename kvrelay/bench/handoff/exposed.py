@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple, cast
 
-from kv_transfer.choice import host_id
 from kv_transfer.plan import Layers
 from kv_transfer.sender import Sender
+from kv_transfer.transport_selection import host_id
 from kvrelay.bench.handoff.peer import Peer, receiving
 from kvrelay.bench.handoff.receiving import SENDER, Settings
 from kvrelay.bench.run import Progress
 from kvrelay.clock import MonotonicClock
-from kvrelay.engine.cache import KvCache
+from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.errors import Internal
 from kvrelay.messages import HandedOff, HandoffTarget, Prefill, TokenBatch

@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 from itertools import count
 
 from kvrelay.bench.handoff.receiving import Settings
-from kvrelay.child import bound_to_parent, send_signal
 from kvrelay.errors import Unavailable
 from kvrelay.messages import HandoffTarget
+from kvrelay.process.child import bound_to_parent, send_signal
 
 _END_WITHIN_S = 10.0
 _request_numbers = count()

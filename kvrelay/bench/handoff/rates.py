@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from statistics import median
 
-from kv_transfer.choice import host_id
 from kv_transfer.sender import Sender
+from kv_transfer.transport_selection import host_id
 from kvrelay.bench.handoff.peer import Peer, receiving
 from kvrelay.bench.handoff.receiving import SENDER, Settings
 from kvrelay.bench.run import Progress
 from kvrelay.clock import MonotonicClock
-from kvrelay.engine.kv import KvPool
+from kvrelay.engine.base.kv_memory import KvPool
 from kvrelay.types import KvLayout
 
 TRANSPORTS = ("shm", "grpc", "gloo")

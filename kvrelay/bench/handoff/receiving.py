@@ -16,11 +16,11 @@ import grpc
 
 from kv_transfer.block_copy import without_kernel
 from kv_transfer.channels import message_bytes
-from kv_transfer.choice import host_id
 from kv_transfer.lease import Lease, LeaseTable
 from kv_transfer.receiver import Receiver
+from kv_transfer.transport_selection import host_id
 from kvrelay.clock import MonotonicClock
-from kvrelay.engine.kv import KvPool
+from kvrelay.engine.base.kv_memory import KvPool
 from kvrelay.messages import HandoffTarget
 from kvrelay.types import KvLayout, LayerKv
 from kvrelay.wire.transfer import add_kv_transfer_servicer

@@ -9,11 +9,11 @@ from typing import Any
 
 from kv_transfer.block_copy import without_kernel
 from kvrelay.bench.cost import model_cost
+from kvrelay.bench.environment import machine_name, model_folder
 from kvrelay.bench.handoff.exposed import Exposed, measure_exposed
 from kvrelay.bench.handoff.rates import Rate, measure_rates
 from kvrelay.bench.handoff.wire_limits import WireLimits, measure_wire_limits
 from kvrelay.bench.run import Progress
-from kvrelay.bench.subject import machine_name, model_folder
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.worker.heap import keep_freed_memory
 

@@ -12,8 +12,8 @@ from statistics import median
 
 import numpy as np
 
-from kvrelay.child import bound_to_parent
 from kvrelay.errors import Unavailable
+from kvrelay.process.child import bound_to_parent
 
 _BYTES = 256 * 2**20
 _WRITE_BYTES = 2**20

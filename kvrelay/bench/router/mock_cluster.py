@@ -9,11 +9,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvrelay.bench.router.at_once import AtOnceWorker
+from kvrelay.bench.environment import model_folder
+from kvrelay.bench.router.mock_workers import AtOnceWorker
 from kvrelay.bench.router.router_process import RouterProcess, starting_router
-from kvrelay.bench.subject import model_folder
-from kvrelay.embedded_redis import EmbeddedRedis
-from kvrelay.registry import Registry
+from kvrelay.state.embedded_redis import EmbeddedRedis
+from kvrelay.state.registry import Registry
 
 _HEARTBEAT_S = 1.0
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from kvrelay.child import bound_to_parent, stop
 from kvrelay.errors import Unavailable
+from kvrelay.process.child import bound_to_parent, stop
 
 _READY_S = 60.0
 _STOP_S = 20.0

@@ -13,12 +13,12 @@ from random import Random
 from statistics import quantiles
 from typing import Any, Literal
 
+from kvrelay.bench.environment import machine_name, model_folder
 from kvrelay.bench.router.clients import Client, GrpcClient, HttpClient, Received
 from kvrelay.bench.router.mock_cluster import MockPools, mock_cluster
 from kvrelay.bench.router.router_process import RouterProcess
 from kvrelay.bench.run import Progress
-from kvrelay.bench.subject import machine_name, model_folder
-from kvrelay.engine.text import Tokenizer
+from kvrelay.tokenizer.tokenizer import Tokenizer
 
 Door = Literal["grpc", "http"]
 _BATCH = 32  # sequences of a decode worker, which has seats for twice as many

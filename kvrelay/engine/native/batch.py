@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import torch
 
-from kvrelay.engine.kv import KvPool
+from kvrelay.engine.base.kv_memory import KvPool
+from kvrelay.engine.base.step_input import OnLayer, Part
 from kvrelay.engine.native import arguments as args
 from kvrelay.engine.native.arguments import DTYPES
 from kvrelay.engine.native.ops import FLOATS
 from kvrelay.engine.native.program import aside, call, empty
-from kvrelay.engine.step import OnLayer, Part
 from kvrelay.types import KvLayout
 
 KEYS, VALUES = 0, 1

@@ -6,7 +6,7 @@ import ctypes
 import functools
 from pathlib import Path
 
-from kvrelay.compiled import compiled
+from kvrelay.compiler.compiled import compiled
 
 SOURCES = Path(__file__).parent / "kernels"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvrelay.compiled import NativeUnavailable
+from kvrelay.compiler.compiled import NativeUnavailable
 from kvrelay.engine.native import arguments as args
 from kvrelay.engine.native.arguments import DTYPES, Operation
 from kvrelay.engine.native.build import library

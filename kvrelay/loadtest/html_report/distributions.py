@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from kvrelay.loadtest.statistics import percentile
+from kvrelay.loadtest.report.statistics import percentile
 
 BINS = 48
 _STEPS = 200  # of the cumulative curve

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from kvrelay.loadtest.html_report.distributions import distribution
 from kvrelay.loadtest.html_report.phases import segments, ttft_parts
-from kvrelay.loadtest.report import Report
-from kvrelay.loadtest.row import Row
-from kvrelay.loadtest.series import binned
+from kvrelay.loadtest.report.row import Row
+from kvrelay.loadtest.report.series import binned
+from kvrelay.loadtest.report.sweep_report import Report
 from kvrelay.loadtest.sweep import Sweep
 
 MAX_GANTT = 240  # requests

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvrelay.loadtest.row import Row
+from kvrelay.loadtest.report.row import Row
 
 _AFTER_PREFILL = ("return", "emit")  # phases in which the first token travels; the hand-off goes on beside them
 Segment = tuple[str, float, float]  # kind, from, to

@@ -1,0 +1,117 @@
+"""The picture of `kvrelay top`. It fits 80 columns, and says more in more."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from kvrelay.cli.views.render import size
+
+if TYPE_CHECKING:
+    from kvrelay.types import ScalingDecision
+    from kvrelay.wire.cluster import ClusterStatus, PoolStatus, WorkerStatus
+
+BAR = 12  # characters
+DECISIONS = 5
+_STATE_STYLES = {"ready": "green", "starting": "yellow", "draining": "magenta", "stuck": "red"}
+
+
+def top_view(status: ClusterStatus, trouble: str = "") -> RenderableType:
+    """`trouble`: why the status is not that of now; empty when it is."""
+    parts: list[RenderableType] = [_header(status, trouble), *(_pool(one) for one in status.pools)]
+    if status.decisions:
+        parts.append(_decisions(status.decisions[:DECISIONS]))
+    return Group(*parts)
+
+
+def bar(share: float) -> Text:
+    """A share of 1 as a bar and a percentage: green, yellow from 70 %, red from 90 %."""
+    filled = round(min(1.0, max(0.0, share)) * BAR)
+    style = "red" if share >= 0.9 else "yellow" if share >= 0.7 else "green"
+    return Text.assemble(("█" * filled, style), ("░" * (BAR - filled), "bright_black"), f" {share:4.0%}")
+
+
+def _header(status: ClusterStatus, trouble: str) -> Panel:
+    router = status.router
+    rate = sum(worker.load.tokens_per_second for pool in status.pools for worker in pool.workers)
+    lines = [
+        Text.assemble(
+            (status.state, _STATE_STYLES.get(status.state, "")),
+            f"   requests {router.running} running, {router.waiting} waiting",
+            f"   {router.finished} finished, {router.failed} failed",
+        ),
+        Text(f"p95 TTFT {_ms(router.ttft_p95_ms)}   ITL {_ms(router.itl_p95_ms)}   workers {rate:,.1f} tok/s"),
+    ]
+    if status.registry != "ok":
+        lines.append(Text(f"registry: {status.registry}", "yellow"))
+    if status.standby:
+        standbys = ", ".join(f"{one.worker_id} {one.state} {size(one.rss_bytes)}" for one in status.standby)
+        lines.append(Text(f"standby: {standbys}"))
+    lines += [Text(f"{one.worker_id} waits for room: {one.reason}", "yellow") for one in status.pending]
+    if trouble:
+        lines.append(Text(f"last known, trying again: {trouble}", "bold red"))
+    return Panel(
+        Text("\n").join(lines),
+        title=f"kvrelay {status.model}",
+        title_align="left",
+        border_style="red" if trouble else "",
+    )
+
+
+def _pool(pool: PoolStatus) -> Table:
+    ready = sum(worker.state == "ready" for worker in pool.workers)
+    table = Table(
+        title=Text.assemble(
+            (pool.name, "bold"), f"  {ready} ready of {pool.desired}", style="" if ready >= pool.desired else "yellow"
+        ),
+        title_justify="left",
+        title_style="",
+        box=box.SIMPLE_HEAD,
+        expand=True,
+        padding=(0, 1),
+    )
+    table.add_column("worker", no_wrap=True, ratio=1, min_width=10)
+    table.add_column("state", no_wrap=True)
+    for name in ("run", "wait"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("KV held", no_wrap=True, min_width=BAR + 5)
+    for name in ("tok/s", "RSS"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for worker in pool.workers:
+        table.add_row(*_worker(worker))
+    return table
+
+
+def _worker(worker: WorkerStatus) -> tuple[RenderableType, ...]:
+    load = worker.load
+    state = Text(worker.state, _STATE_STYLES[worker.state]) if load.integrity_ok else Text("BROKEN", "bold red")
+    return (
+        Text(worker.worker_id),
+        state,
+        str(load.running),
+        str(load.waiting),
+        bar(load.blocks_held / load.blocks_total) if load.blocks_total else Text("-"),
+        f"{load.tokens_per_second:.1f}",
+        size(load.rss_bytes),
+    )
+
+
+def _decisions(decisions: tuple[ScalingDecision, ...]) -> Table:
+    table = Table(title=Text("scaling", "bold"), title_justify="left", box=None, expand=True, show_header=False)
+    for _ in range(3):
+        table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    for one in decisions:
+        time = datetime.fromtimestamp(one.unix_time).astimezone().strftime("%H:%M:%S")
+        table.add_row(time, one.pool, f"{one.before} → {one.after}", Text(one.reason))
+    return table
+
+
+def _ms(milliseconds: float | None) -> str:
+    return "-" if milliseconds is None else f"{milliseconds:.1f} ms"

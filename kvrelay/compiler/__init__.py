@@ -1,0 +1,1 @@
+"""C++ kernels, compiled for this processor or taken from an image."""

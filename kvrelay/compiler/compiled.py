@@ -1,0 +1,119 @@
+"""C++ that is compiled for this processor, once: the libraries are kept in the user's cache folder.
+
+Where there are libraries that somebody compiled before (kvrelay.compiler.prebuilt), one of those is taken.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from kvrelay.compiler import prebuilt
+
+
+class NativeUnavailable(Exception):
+    """Kernels cannot be compiled or loaded here; the message says why and what helps."""
+
+
+FLAGS = [
+    "-std=c++20",
+    "-O3",
+    "-march=native",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-strict-aliasing",
+    "-fopenmp",
+    "-fPIC",
+]
+SECONDS = 180  # for the compiler, per file
+
+
+@functools.cache
+def compiled(sources: Path) -> ctypes.CDLL:
+    """A folder's files as one library. The first call on a machine takes some seconds. Raises NativeUnavailable."""
+    path = prebuilt.find(sources, frozenset(_processor().split()))
+    try:
+        if path is None:
+            compiler = find_compiler()
+            path = _cache_folder() / f"{sources.parent.name}-{key(compiler, sources)}.so"
+            if not path.exists():
+                build(compiler, sources, path)
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        message = f"{path} cannot be written or loaded: {error}; remove it, or set XDG_CACHE_HOME to another folder"
+        raise NativeUnavailable(message) from error
+
+
+def find_compiler() -> list[str]:
+    for command in (os.environ.get("CXX", "").split(), ["g++"], ["c++"]):
+        if command and shutil.which(command[0]):
+            return command
+    raise NativeUnavailable("there is no C++ compiler: install g++, or name one in CXX")
+
+
+def _cache_folder() -> Path:
+    """Only its owner may write to it, since what lies there is loaded."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(root) / "kvrelay"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = folder.stat()
+    except (OSError, RuntimeError) as error:
+        raise NativeUnavailable(f"{folder} cannot be used for compiled kernels: {error}; set XDG_CACHE_HOME") from error
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise NativeUnavailable(f"{folder} can be written to by others: compiled kernels are not loaded from there")
+    return folder
+
+
+def key(compiler: list[str], sources: Path) -> str:
+    """Of everything that the library depends on: the sources, how they are compiled, and the processor."""
+    digest = hashlib.sha256()
+    for source in sorted(sources.iterdir()):
+        digest.update(source.read_bytes())
+    digest.update(" ".join([*compiler, *FLAGS, platform.machine()]).encode())
+    digest.update(_processor().encode())
+    return digest.hexdigest()[:16]
+
+
+def _processor() -> str:
+    """The line of /proc/cpuinfo that says what instructions it has."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+def build(compiler: list[str], sources: Path, path: Path, options: Sequence[str] = ()) -> None:
+    """`options` go beyond FLAGS; the last of each kind counts.
+
+    Processes that build at the same time each write a file of their own; the last one to be renamed stays."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        files = sorted(sources.glob("*.cpp"))
+        objects = [Path(folder, file.name).with_suffix(".o") for file in files]
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            compiled = [
+                pool.submit(_run, [*compiler, *FLAGS, *options, "-c", str(file), "-o", str(target)])
+                for file, target in zip(files, objects, strict=True)
+            ]
+            for done in compiled:
+                done.result()
+        linked = Path(folder, path.name)
+        _run([*compiler, *FLAGS, *options, "-shared", *map(str, objects), "-o", str(linked)])
+        linked.rename(path)
+
+
+def _run(command: list[str]) -> None:
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=SECONDS)
+    except subprocess.CalledProcessError as error:
+        raise NativeUnavailable(f"{shlex.join(command)} failed: {error.stderr.strip()[-500:]}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NativeUnavailable(f"{shlex.join(command)}: {error}") from error

@@ -1,0 +1,1 @@
+"""The cluster configuration, policies and tokens files."""

@@ -1,0 +1,185 @@
+"""Reads YAML configuration. Whatever is wrong is one ConfigError that begins with FILE:LINE: key.path."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from kvrelay.config.schema import AutoscalingPolicy, BadValue, ClusterConfig, SecurityConfig
+from kvrelay.config.yaml_file import KeyPath, YamlFile, key_text
+from kvrelay.errors import ConfigError
+
+Config = TypeVar("Config", bound=BaseModel)
+
+_MAX_MESSAGE = 400  # characters
+
+# Command-line options that stand for a key; errors name the option that the user typed.
+_OPTIONS = {
+    "model.path": "--model",
+    "prefill.replicas": "--prefill",
+    "decode.replicas": "--decode",
+    "listen.grpc": "--grpc-port",
+    "listen.http": "--http-port",
+    "listen.admin": "--admin-port",
+}
+
+
+def load_config(path: Path | None, overrides: Mapping[str, object] | None = None) -> ClusterConfig:
+    """The defaults, changed by the file, changed by `overrides` (dotted keys); paths of files come out absolute.
+
+    Raises ConfigError for a bad file, a bad override, or a bad autoscaling policy file.
+    """
+    overrides = overrides or {}
+    file = YamlFile.empty() if path is None else YamlFile.read(path)
+    for dotted, value in overrides.items():
+        _set(file.data, dotted.split("."), value)
+    config = validated(ClusterConfig, file, {tuple(dotted.split(".")): dotted for dotted in overrides})
+    folder = Path() if path is None else path.parent
+    security = SecurityConfig.model_validate(_absolute(config.security.model_dump(), folder))
+    config = config.model_copy(update={"security": security})
+    if config.autoscaling is None:
+        return config
+    from_file = path is not None and "autoscaling" not in overrides
+    policy = ((folder if from_file else Path()) / config.autoscaling).resolve()
+    try:
+        rules = load_policy(policy)
+    except ConfigError as error:
+        if os.path.isfile(policy):  # False also for a path that no file can have
+            raise
+        where = file.where(("autoscaling",)) if from_file else "option"
+        raise ConfigError(f"{where}: autoscaling: {error.message}"[:_MAX_MESSAGE]) from None
+    if (rules.rebalance or rules.standby) and (bound := config.bound_to_pools) is not None:
+        key, what = bound
+        pool = "prefill" if key in file.data.get("prefill", {}) else "decode"
+        cause, without = (
+            ("rebalance: true, by which a worker changes over", "rebalance: false")
+            if rules.rebalance
+            else (f"standby: {rules.standby}, by which a worker joins either pool", "standby: 0")
+        )
+        raise ConfigError(
+            f"{file.where((pool, key))}: {pool}.{key}: {what}, and {policy} has {cause} "
+            f"with its process and weights; make {key} alike in both pools, or set {without}"
+        )
+    return config.model_copy(update={"autoscaling": str(policy)})
+
+
+def load_policy(path: Path) -> AutoscalingPolicy:
+    """Raises ConfigError."""
+    return validated(AutoscalingPolicy, YamlFile.read(path), {})
+
+
+def _absolute(paths: Any, folder: Path) -> Any:
+    """Mappings of mappings of paths, each as seen from that folder."""
+    match paths:
+        case dict():
+            return {key: _absolute(inner, folder) for key, inner in paths.items()}
+        case str():
+            return str((folder / paths).absolute())
+    return paths
+
+
+def _set(data: dict[str, Any], keys: list[str], value: object) -> None:
+    """Where the file has no mapping to put it into, the file's own error is reported instead."""
+    for key in keys[:-1]:
+        inner = data.setdefault(key, {})
+        if not isinstance(inner, dict):
+            return
+        data = inner
+    data[keys[-1]] = value
+
+
+def validated(
+    kind: type[Config], file: YamlFile, overrides: Mapping[KeyPath, str], *, show_values: bool = True
+) -> Config:
+    """Raises ConfigError; without `show_values` for a file whose values are not for logs."""
+    try:
+        # By way of JSON: its strict mode takes lists for tuples, but neither booleans nor strings for numbers.
+        return kind.model_validate_json(json.dumps(file.data, default=str), strict=True)
+    except ValidationError as error:
+        loc, first = min(
+            ((_loc(one), one) for one in error.errors(include_url=False)), key=lambda one: file.line(one[0])
+        )
+        message = _explain(first, kind, show_values)[:_MAX_MESSAGE]
+        dotted = overrides.get(loc)
+        where = file.where(loc) if dotted is None else _OPTIONS.get(dotted, "option")
+        raise ConfigError(": ".join(part for part in (where, key_text(loc), message) if part)) from None
+
+
+def _loc(error: ErrorDetails) -> KeyPath:
+    """Where the bad value is, which a check of a whole mapping knows better than pydantic."""
+    raised = error.get("ctx", {}).get("error")
+    return error["loc"] + (raised.at if isinstance(raised, BadValue) else ())
+
+
+def _explain(error: ErrorDetails, kind: type[BaseModel], show_values: bool) -> str:
+    """What is wrong with a value and what is allowed there."""
+    given, context = error["input"], error.get("ctx", {})
+    match error["type"]:
+        case "extra_forbidden":
+            allowed = _keys_at(kind, error["loc"][:-1])
+            nearest = difflib.get_close_matches(str(error["loc"][-1]), allowed, n=1)
+            hint = f"did you mean {nearest[0]}? " if nearest else ""
+            return f"unknown key; {hint}allowed are {', '.join(allowed)}"
+        case "value_error":
+            return str(context["error"])
+        case "literal_error":
+            text = f"must be {context['expected']}"
+        case "greater_than" | "greater_than_equal" | "less_than" | "less_than_equal":
+            sign = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+            ((relation, bound),) = context.items()
+            text = f"must be {sign[relation]} {bound:g}"
+        case "finite_number":
+            text = "must be a finite number"
+        case "missing":
+            return f"is missing; the keys here are {', '.join(_keys_at(kind, error['loc'][:-1]))}"
+        case "model_type":
+            text = f"must be a mapping with the keys {', '.join(_keys_at(kind, error['loc']))}"
+        case code:
+            expected = {
+                "bool_type": "true or false",
+                "int_type": "a whole number",
+                "float_type": "a number",
+                "string_type": "a string",
+                "tuple_type": "a list",
+                "dict_type": "a mapping",
+                "none_required": "null",
+            }
+            text = f"must be {expected[code]}" if code in expected else error["msg"]
+    if not show_values:
+        return text
+    hint = "; YAML reads a bare on, off, yes or no as a boolean" if isinstance(given, bool) else ""
+    return f"{text}, not {_shown(given)}{hint}"
+
+
+def _shown(value: object) -> str:
+    match value:
+        case dict():
+            return "a mapping"
+        case list():
+            return "a list"
+        case _:
+            text = json.dumps(value, default=str)
+            return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _keys_at(kind: type[BaseModel], loc: KeyPath) -> list[str]:
+    """Keys of the mapping at `loc` in a configuration of that kind."""
+    section = kind
+    for part in loc:
+        if isinstance(part, str):
+            section = _section_in(section.model_fields[part].annotation) or section
+    return list(section.model_fields)
+
+
+def _section_in(annotation: Any) -> type[BaseModel] | None:
+    """The model in `Model`, `Model | None` or `tuple[Model, ...]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for inner in get_args(annotation) if (found := _section_in(inner))), None)

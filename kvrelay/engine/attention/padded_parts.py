@@ -1,0 +1,96 @@
+"""Attention for sequences with one new token each, in one call: keys are read as far as the longest's reach."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from kvrelay.engine.attention.reference_attention import explicit_attention
+from kvrelay.engine.base.int8 import dequantise
+from kvrelay.engine.base.kv_memory import LayerViews
+
+KEY_BYTES = 512 * 2**20  # of keys and values that are gathered at a time
+
+
+class PaddedParts:
+    """Rows [0, B) of a batch. Nothing here depends on values, so it can be recorded and run on others.
+
+    What lies beyond a sequence's last token is not read, since it may be anything: the place is filled with that token
+    again, and not seen.
+    """
+
+    row = 0
+
+    def __init__(self, tables: torch.Tensor, positions: torch.Tensor, block_size: int) -> None:
+        """tables [B, W] int64: blocks up to each new token's, then anything; positions [B] int64 of the new tokens."""
+        self._tables = tables
+        self._positions = positions[:, None]
+        self._block_size = block_size
+        self._keys: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @property
+    def new(self) -> int:
+        return len(self._tables)
+
+    def attend(
+        self,
+        layer: LayerViews,
+        query: torch.Tensor,
+        *,
+        scale: float,
+        window: int,
+        softcap: float,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """query [Hkv, G, B, Dk] -> [Hkv, G, B, Dv]; sinks [Hkv, G]."""
+        slots, seen = self.keys(window)
+        token_bytes = (layer.k[0, 0].numel() + layer.v[0, 0].numel()) * query.dtype.itemsize
+        step = max(1, KEY_BYTES // (slots.shape[1] * token_bytes))
+        outs = [
+            _attend(layer, q, own_slots, own_seen, scale, softcap, sinks)
+            for q, own_slots, own_seen in zip(
+                torch.split(query.permute(2, 0, 1, 3), step),
+                torch.split(slots, step),
+                torch.split(seen, step),
+                strict=True,
+            )
+        ]
+        return torch.cat(outs).permute(1, 2, 0, 3)
+
+    def keys(self, window: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Slots [B, S] int64 of the keys that each new token attends to, and which of them it sees, bool.
+
+        S is the length that the tables have room for, or the window; window 0 is unbounded.
+        """
+        if window not in self._keys:
+            room = self._tables.shape[1] * self._block_size
+            length = min(window, room) if window else room
+            first = (self._positions + 1 - length).clamp(min=0)
+            positions = first + torch.arange(length, device=self._tables.device)
+            seen = positions <= self._positions
+            positions = torch.minimum(positions, self._positions)
+            blocks = self._tables.gather(1, positions // self._block_size)
+            self._keys[window] = blocks * self._block_size + positions % self._block_size, seen
+        return self._keys[window]
+
+
+def _attend(
+    layer: LayerViews,
+    q: torch.Tensor,
+    slots: torch.Tensor,
+    seen: torch.Tensor,
+    scale: float,
+    softcap: float,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """q [B, Hkv, G, Dk], of keys in slots [B, S] those that are seen [B, S] -> [B, Hkv, G, Dv]."""
+    k, v = layer.k.flatten(0, 1)[slots], layer.v.flatten(0, 1)[slots]  # [B, S, Hkv, D]
+    if layer.k_scale is not None and layer.v_scale is not None:
+        k = dequantise(k, layer.k_scale.flatten(0, 1)[slots], q.dtype)
+        v = dequantise(v, layer.v_scale.flatten(0, 1)[slots], q.dtype)
+    k, v = k.transpose(1, 2), v.transpose(1, 2)
+    mask = seen[:, None, None, :]
+    if softcap or sinks is not None:
+        return explicit_attention(q[..., None, :], k, v, scale, mask[..., None, :], softcap, sinks)[..., 0, :]
+    # The query heads of a group are rows of one product.
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)

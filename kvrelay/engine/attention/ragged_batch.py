@@ -1,0 +1,160 @@
+"""Attention by torch's operators over new tokens of several sequences, of each as many as it has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from kvrelay.engine.attention.reference_attention import explicit_attention
+from kvrelay.engine.base.int8 import dequantise, quantise
+from kvrelay.engine.base.kv_memory import KvPool, LayerViews
+from kvrelay.engine.base.step_input import OnLayer, Part
+
+
+class RaggedPart(Protocol):
+    """Some of the new tokens: rows [row, row + new) of the batch."""
+
+    @property
+    def row(self) -> int: ...
+    @property
+    def new(self) -> int: ...
+
+    def attend(
+        self,
+        layer: LayerViews,
+        query: torch.Tensor,
+        *,
+        scale: float,
+        window: int,
+        softcap: float,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """query [Hkv, G, new, Dk] -> [Hkv, G, new, Dv]; sinks [Hkv, G]."""
+        ...
+
+
+@dataclass(slots=True)
+class RaggedBatch:
+    """A step of T new tokens, whose parts share no row and leave none out."""
+
+    kv: KvPool
+    slots: torch.Tensor  # [T] int64: block * block_size + offset, where each new token's KV goes
+    parts: Sequence[RaggedPart]
+    on_layer: OnLayer | None = None
+
+    def attend(
+        self,
+        layer_index: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        window: int,
+        softcap: float,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """As `attention.Batch` says."""
+        layer = self.kv.layers[layer_index]
+        store(layer, self.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        if self.on_layer is not None:
+            self.on_layer(layer_index)
+        heads, groups = key.shape[1], query.shape[1] // key.shape[1]
+        query = query[0].view(heads, groups, *query.shape[2:])
+        sinks = None if sinks is None else sinks.view(heads, groups)
+        out = query.new_empty(query.shape[2], heads, groups, value.shape[-1])
+        for part in self.parts:
+            q = query[:, :, part.row : part.row + part.new]
+            attended = part.attend(layer, q, scale=scale, window=window, softcap=softcap, sinks=sinks)
+            out[part.row : part.row + part.new] = attended.permute(2, 0, 1, 3)
+        return out.flatten(1, 2).unsqueeze(0)
+
+
+def store(layer: LayerViews, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+    """Writes key [T, Hkv, Dk] and value [T, Hkv, Dv] of new tokens to their slots [T], quantised where the layer is."""
+    for region, scales, new in ((layer.k, layer.k_scale, key), (layer.v, layer.v_scale, value)):
+        if scales is not None:
+            new, scale = quantise(new)
+            scales.flatten(0, 1).index_copy_(0, slots, scale)
+        region.flatten(0, 1).index_copy_(0, slots, new)
+
+
+@dataclass(slots=True)
+class SequencePart:
+    """One sequence's new tokens, after `past` tokens whose KV is there."""
+
+    row: int
+    new: int
+    past: int
+    blocks: torch.Tensor  # [n] int64, the sequence's block table up to its last new token
+    first_block: int | None  # where the table is one ascending run
+    masks: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, part: Part, blocks: torch.Tensor) -> SequencePart:
+        """`blocks` are the part's, up to its last new token, on the device."""
+        table = list(part.blocks[: len(blocks)])
+        is_run = table == list(range(table[0], table[0] + len(table)))
+        return cls(part.row, part.new, part.past, blocks, table[0] if is_run else None)
+
+    @property
+    def end(self) -> int:
+        return self.past + self.new
+
+    def attend(
+        self,
+        layer: LayerViews,
+        query: torch.Tensor,
+        *,
+        scale: float,
+        window: int,
+        softcap: float,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """As `RaggedPart` says."""
+        begin = max(0, self.past + 1 - window) if window else 0
+        k, v = (tokens.transpose(0, 1) for tokens in self.load(layer, begin, query.dtype))
+        window = window if self.end - begin > window else 0
+        if softcap or sinks is not None:
+            return explicit_attention(query, k, v, scale, self.mask(begin, window), softcap, sinks)
+        if self.new == 1:  # the query heads of a group share a KV head: they lie as rows of one product
+            q = query.transpose(1, 2)
+            return scaled_dot_product_attention(q, k[:, None], v[:, None], scale=scale).transpose(1, 2)
+        shape = (-1, query.shape[1], -1, -1)  # the KV head is expanded over them, which copies nothing
+        k, v = k[:, None].expand(shape), v[:, None].expand(shape)
+        if self.past == 0 and not window:
+            return scaled_dot_product_attention(query, k, v, is_causal=True, scale=scale)
+        return scaled_dot_product_attention(query, k, v, attn_mask=self.mask(begin, window), scale=scale)
+
+    def load(self, layer: LayerViews, begin: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """K [S, Hkv, Dk] and V [S, Hkv, Dv] of tokens [begin, end), in the model's dtype."""
+        k, v = self.tokens(layer.k, begin), self.tokens(layer.v, begin)
+        if layer.k_scale is None or layer.v_scale is None:
+            return k, v
+        k_scale, v_scale = self.tokens(layer.k_scale, begin), self.tokens(layer.v_scale, begin)
+        return dequantise(k, k_scale, dtype), dequantise(v, v_scale, dtype)
+
+    def tokens(self, region: torch.Tensor, begin: int) -> torch.Tensor:
+        """A region's tokens [begin, end) as [end - begin, kv_heads, ...]: a view where the blocks are one run."""
+        size = region.shape[1]
+        skipped = begin // size
+        if self.first_block is not None:
+            blocks = region[self.first_block + skipped : self.first_block + len(self.blocks)]
+        else:
+            blocks = region[self.blocks[skipped:]]
+        return blocks.flatten(0, 1)[begin - skipped * size : self.end - skipped * size]
+
+    def mask(self, begin: int, window: int) -> torch.Tensor:
+        """[new, end - begin] bool: which of the tokens [begin, end) each new token sees. Window 0 is unbounded."""
+        if (begin, window) not in self.masks:
+            queries = torch.arange(self.past, self.end, device=self.blocks.device)[:, None]
+            keys = torch.arange(begin, self.end, device=self.blocks.device)[None, :]
+            seen = keys <= queries
+            if window:
+                seen &= keys > queries - window
+            self.masks[begin, window] = seen
+        return self.masks[begin, window]

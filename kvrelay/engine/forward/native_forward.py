@@ -1,0 +1,118 @@
+"""A forward pass by the native kernels; one of a shape that was met before runs without the model's Python code."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from kvrelay.engine.base.kv_memory import KvPool
+from kvrelay.engine.base.step_input import Part, Step
+from kvrelay.engine.forward.capturable import NotCapturable
+from kvrelay.engine.forward.captured_graph import CapturedForward
+from kvrelay.engine.native.batch import PagedBatch
+from kvrelay.engine.native.program import BufferPool
+
+MAX_CAPTURED = 64  # shapes; the oldest is forgotten for a new one
+
+Shape = tuple[int, int]  # new tokens, rows of logits
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """Tensors that stay where they are: recorded calls read them."""
+
+    token_ids: torch.Tensor  # [1, T] int64, as the others
+    positions: torch.Tensor  # [1, T]
+    rows: torch.Tensor  # [R]
+
+    @classmethod
+    def of(cls, step: Step) -> _Inputs:
+        return cls(_tensor(step.token_ids)[None], _tensor(step.positions)[None], _tensor(step.rows))
+
+    def fill(self, step: Step) -> None:
+        self.token_ids[0].copy_(_tensor(step.token_ids))
+        self.positions[0].copy_(_tensor(step.positions))
+        self.rows.copy_(_tensor(step.rows))
+
+
+def _tensor(values: Sequence[int]) -> torch.Tensor:
+    if not values:
+        return torch.empty(0, dtype=torch.int64)
+    return torch.frombuffer(array("q", values), dtype=torch.int64)
+
+
+class NativeForward:
+    """`model` has gone through `modules.use_kernels`; `kv` lies in the kernels' order."""
+
+    def __init__(self, model: PreTrainedModel, kv: KvPool) -> None:
+        self._model = model
+        self._batch = PagedBatch(kv)
+        self._pool = BufferPool()
+        self._captured: dict[Shape, tuple[_Inputs, CapturedForward]] = {}
+        self._met: set[Shape] = set()
+        self.not_captured = ""  # why, or nothing
+        self._try_capture(kv.num_blocks)
+
+    def __call__(self, step: Step) -> torch.Tensor:
+        """Stores the KV of all new tokens. Logits [len(step.rows), vocab_size], good until the next call."""
+        shape = len(step.token_ids), len(step.rows)
+        if self.not_captured:
+            return self._run(step)
+        if shape in self._captured:
+            inputs, captured = self._captured[shape]
+            inputs.fill(step)
+            self._batch.update(step.parts, step.on_layer)
+            return captured.run()
+        if shape in self._met:
+            return self._capture(step)
+        self._met.add(shape)
+        return self._run(step)
+
+    def _run(self, step: Step) -> torch.Tensor:
+        self._batch.update(step.parts, step.on_layer)
+        return self._forward(_Inputs.of(step))
+
+    def _capture(self, step: Step) -> torch.Tensor:
+        """Computes the step and remembers how, unless the model turns out to be one that cannot be captured."""
+        inputs = _Inputs.of(step)
+        self._batch.update(step.parts, step.on_layer)
+        try:
+            captured = CapturedForward(lambda: self._forward(inputs), self._pool)
+        except (NotCapturable, RuntimeError) as reason:  # or it asks for strides that the kernels' results do not have
+            logits = self._run(step)  # raises where the step is at fault and not the model: others are captured
+            self.not_captured = str(reason)
+            return logits
+        if len(self._captured) >= MAX_CAPTURED:
+            del self._captured[next(iter(self._captured))]
+        self._captured[len(step.token_ids), len(step.rows)] = inputs, captured
+        return captured.output
+
+    def _forward(self, inputs: _Inputs) -> torch.Tensor:
+        output = self._model(
+            input_ids=inputs.token_ids,
+            position_ids=inputs.positions,
+            use_cache=False,
+            logits_to_keep=inputs.rows,
+            ragged_batch=self._batch,
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    @torch.inference_mode()
+    def _try_capture(self, num_blocks: int) -> None:
+        """Runs two unlike steps of one shape, the second as recorded from the first, to see whether that is right."""
+        first = Step([1, 2], [Part(0, 1, 0, [0]), Part(1, 1, 0, [num_blocks - 1])], [0, 1])
+        second = Step([3, 1], [Part(0, 2, 0, [0])], [1, 0])
+        self._capture(first)
+        if self.not_captured:
+            return
+        wanted = self._run(second)
+        found = self(second)  # functions like exp may differ in the last bit
+        atol = 32 * torch.finfo(wanted.dtype).eps * float(wanted.abs().max())
+        if not torch.allclose(found, wanted, rtol=0, atol=atol):
+            self.not_captured = "a recorded step does not give what the model gives"
+        self._captured.clear()

@@ -1,0 +1,38 @@
+"""A forward pass by torch's own operators: on any device, for any model that is served."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from kvrelay.engine.attention.ragged_batch import RaggedBatch, SequencePart
+from kvrelay.engine.base.kv_memory import KvPool
+from kvrelay.engine.base.step_input import Step
+
+
+class TorchForward:
+    def __init__(self, model: PreTrainedModel, kv: KvPool) -> None:
+        self._model = model
+        self._kv = kv
+
+    def __call__(self, step: Step) -> torch.Tensor:
+        """Stores the KV of all new tokens. Logits [len(step.rows), vocab_size]."""
+        output = self._model(
+            input_ids=self._tensor(step.token_ids)[None],
+            position_ids=self._tensor(step.positions)[None],
+            use_cache=False,
+            logits_to_keep=self._tensor(step.rows),
+            ragged_batch=self._batch(step),
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def _batch(self, step: Step) -> RaggedBatch:
+        layout = self._kv.layout
+        parts = [SequencePart.of(part, self._tensor(part.blocks[: layout.blocks_for(part.end)])) for part in step.parts]
+        return RaggedBatch(self._kv, self._tensor(step.slots(layout.block_size)), parts, step.on_layer)
+
+    def _tensor(self, values: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.long, device=self._model.device)

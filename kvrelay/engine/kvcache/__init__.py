@@ -1,0 +1,1 @@
+"""Which block holds which tokens. Without torch."""

@@ -1,0 +1,232 @@
+"""Ownership of KV blocks, by number. Knows neither tensors nor tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from itertools import count
+
+from kvrelay.engine.kvcache.eviction import CachedBlocks
+
+
+class OutOfBlocks(Exception):
+    """Fewer blocks are available than were asked for. A scheduler waits or preempts; nothing has changed."""
+
+    def __init__(self, wanted: int, available: int) -> None:
+        super().__init__(f"{wanted} blocks wanted, {available} available")
+        self.wanted = wanted
+        self.available = available
+
+
+class IntegrityError(Exception):
+    """The books do not add up, or a block was given back that nobody holds. Always a bug in the caller or here."""
+
+
+class BlockPool:
+    """Blocks 0 to num_blocks - 1, each in one of three states.
+
+        free ──allocate──▶ held ──release, unnamed──▶ free
+                            │ ▲
+              release, named│ │hold
+                            ▼ │
+                           cached ──allocate evicts, see `CachedBlocks`──▶ free
+
+    Free blocks are kept as maximal runs, since attention over a run of adjacent blocks needs no gather.
+
+    A named block is found by its hash if it has the content that is asked for. The pool need not know
+    what a content is: it compares contents and numbers them.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        assert num_blocks > 0, f"a pool of {num_blocks} blocks"
+        self.num_blocks = num_blocks
+        self._references = [0] * num_blocks
+        self._generations = [0] * num_blocks
+        self._hash_of: dict[int, bytes] = {}
+        self._block_of: dict[bytes, int] = {}
+        self._contents: dict[int, Hashable] = {}  # of named blocks
+        self._serials = [0] * num_blocks  # of the contents of blocks; 0: it was not said
+        self._next_serial = count(1)
+        self.collisions = 0  # blocks that had the right hash and other content
+        self._owners = [""] * num_blocks  # of named blocks: the tenant whose tokens they hold
+        self._cached = CachedBlocks()
+        self._run_end: dict[int, int] = {0: num_blocks}  # free runs [start, end)
+        self._run_start: dict[int, int] = {num_blocks: 0}
+        self.num_free = num_blocks
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    def cached_of(self, owner: str) -> int:
+        return self._cached.of(owner)
+
+    @property
+    def num_held(self) -> int:
+        return self.num_blocks - self.num_free - self.num_cached
+
+    @property
+    def num_available(self) -> int:
+        """What `allocate` can give: free blocks and cached ones, which it may evict."""
+        return self.num_free + self.num_cached
+
+    def allocate(self, n: int, after: int | None = None) -> list[int]:
+        """`n` blocks with one hold each, in as few runs as the free blocks allow, each ascending.
+
+        With `after`, a held block, those that follow it come first if they are free, so that a sequence that grows
+        stays one run. Raises OutOfBlocks.
+        """
+        if n > self.num_available:
+            raise OutOfBlocks(n, self.num_available)
+        while self.num_free < n:
+            self._evict()
+        following: list[int] = []
+        if after is not None and after + 1 in self._run_end:
+            following += self._take(after + 1, n)
+        others: list[int] = []
+        while (missing := n - len(following) - len(others)) > 0:
+            others += self._take(self._best_run(missing), missing)
+        blocks = following + sorted(others)
+        for block in blocks:
+            self._references[block] = 1
+            self._generations[block] += 1
+            self._serials[block] = 0
+        return blocks
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        """One more hold on each; a cached block becomes held. A free block cannot be held, only allocated."""
+        for block in blocks:
+            if self._references[block] == 0 and not self._cached.remove(block, self._owners[block]):
+                raise IntegrityError(f"hold on block {block}, which is free")
+            self._references[block] += 1
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """One hold less on each. Blocks given later are evicted earlier: the end of a prefix is of use to fewer."""
+        for block in reversed(list(blocks)):
+            if self._references[block] == 0:
+                raise IntegrityError(f"release of block {block}, which nobody holds")
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                if block in self._hash_of:
+                    self._cached.add(block, self._owners[block])
+                else:
+                    self._free(block)
+
+    def name(self, block: int, hash: bytes, content: Hashable, owner: str = "") -> int:
+        """Makes a held block findable by `hash` and equal `content`, and its owner's.
+
+        If another block of that content is findable already, this one stays unnamed. If the hash is
+        that of another content, the block of that content is not found any more: a collision costs a
+        recomputation. Returns the content's serial number.
+        """
+        if self._references[block] == 0:
+            raise IntegrityError(f"name for block {block}, which nobody holds")
+        if block in self._hash_of:
+            if self._contents[block] != content:
+                raise IntegrityError(f"name for block {block}, which is named for other content")
+            return self._serials[block]
+        other = self._block_of.get(hash)
+        if other is not None:
+            if self._contents[other] == content:
+                self._serials[block] = self._serials[other]
+                return self._serials[block]
+            self.collisions += 1
+            self._make_room(other)
+        self._hash_of[block] = hash
+        self._block_of[hash] = block
+        self._contents[block] = content
+        self._owners[block] = owner
+        self._serials[block] = next(self._next_serial)
+        return self._serials[block]
+
+    def unname(self, block: int) -> None:
+        """Makes a held block, named or not, one that nobody finds."""
+        if self._references[block] == 0:
+            raise IntegrityError(f"no name for block {block}, which nobody holds")
+        if block in self._hash_of:
+            self._forget(block)
+        self._serials[block] = 0
+
+    def lookup(self, hash: bytes, content: Hashable) -> int | None:
+        """The block of that hash, if it has that content."""
+        block = self._block_of.get(hash)
+        if block is None or self._contents[block] == content:
+            return block
+        self.collisions += 1
+        return None
+
+    def serial(self, block: int) -> int:
+        """The serial number of the content that the block was named for; 0 before that."""
+        return self._serials[block]
+
+    def generation(self, block: int) -> int:
+        """How often the block was handed out. A write meant for an earlier owner carries a lower number."""
+        return self._generations[block]
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError unless each block is in exactly one state and each index agrees with the others."""
+        free = {block for start, end in self._run_end.items() for block in range(start, end)}
+        held = {block for block, count in enumerate(self._references) if count > 0}
+        cached = set(self._cached)
+        for text, wrong in (
+            ("both free and cached or held", free & (cached | held)),
+            ("both cached and held", cached & held),
+            ("lost", set(range(self.num_blocks)) - free - held - cached),
+            ("held a negative number of times", {b for b, holds in enumerate(self._references) if holds < 0}),
+            ("cached without a name", cached - self._hash_of.keys()),
+            ("free with a name", free & self._hash_of.keys()),
+            ("cached as another's", {b for b in cached if not self._cached.has(b, self._owners[b])}),
+            ("named one way only", {b for b, h in self._hash_of.items() if self._block_of.get(h) != b}),
+            ("named without a content", self._hash_of.keys() ^ self._contents.keys()),
+            ("named without a serial", {b for b in self._hash_of if not self._serials[b]}),
+        ):
+            if wrong:
+                raise IntegrityError(f"blocks {text}: {sorted(wrong)}")
+        if wrong_count := self._cached.check_integrity():
+            raise IntegrityError(wrong_count)
+        if len(self._block_of) != len(self._hash_of):
+            raise IntegrityError(f"{len(self._block_of)} names for {len(self._hash_of)} named blocks")
+        if self._run_start != {end: start for start, end in self._run_end.items()}:
+            raise IntegrityError("the two indexes of free runs differ")
+        if len(free) != self.num_free:
+            raise IntegrityError(f"{len(free)} blocks are free, {self.num_free} counted")
+
+    def _best_run(self, n: int) -> int:
+        """Start of the shortest free run that holds `n` blocks, else of the longest."""
+        fitting = [(end - start, start) for start, end in self._run_end.items() if end - start >= n]
+        if fitting:
+            return min(fitting)[1]
+        return max(self._run_end, key=lambda start: self._run_end[start] - start)
+
+    def _take(self, start: int, n: int) -> range:
+        """Up to `n` blocks from the head of the free run at `start`."""
+        end = self._run_end.pop(start)
+        taken = range(start, min(start + n, end))
+        if taken.stop < end:
+            self._run_end[taken.stop] = end
+            self._run_start[end] = taken.stop
+        else:
+            del self._run_start[end]
+        self.num_free -= len(taken)
+        return taken
+
+    def _free(self, block: int) -> None:
+        """Adds the block to the free runs, joining its neighbours."""
+        start = self._run_start.pop(block, block)
+        end = self._run_end.pop(block + 1, block + 1)
+        self._run_end[start] = end
+        self._run_start[end] = start
+        self.num_free += 1
+
+    def _evict(self) -> None:
+        block = self._cached.pop()
+        self._forget(block)
+        self._free(block)
+
+    def _make_room(self, block: int) -> None:
+        """Takes a named block's name. Who holds it keeps it."""
+        self._forget(block)
+        if self._cached.remove(block, self._owners[block]):
+            self._free(block)
+
+    def _forget(self, block: int) -> None:
+        del self._block_of[self._hash_of.pop(block)], self._contents[block]

@@ -1,0 +1,89 @@
+"""The KV cache's books: blocks, and the prefixes that they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from kvrelay.engine.kvcache.block_hashes import HASH_BYTES, BlockHasher
+from kvrelay.engine.kvcache.block_pool import BlockPool
+
+
+class KvCache:
+    """A block pool whose full blocks are found again by model, salt and the tokens up to their end.
+
+    A hash finds a candidate, and only equal content is a match. A block's content is its own tokens and
+    what comes before them: the serial number of the content before, or the root (model and salt) for
+    the first block. A serial stands for one content and is never used twice. So a match is exact from
+    the root on, whatever the hashes are, for one comparison of `block_size` tokens per block.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        prefix_cache: bool = True,
+        model: str = "",
+        hash_bytes: int = HASH_BYTES,
+    ) -> None:
+        self.block_size = block_size
+        self.pool = BlockPool(num_blocks)
+        self._prefix_cache = prefix_cache
+        self._model = model
+        self._hash_bytes = hash_bytes
+
+    def hasher(self, salt: str) -> BlockHasher:
+        """For a sequence whose blocks are to be found and published here."""
+        return BlockHasher(self.block_size, salt, model=self._model, hash_bytes=self._hash_bytes)
+
+    def match(self, prefix: BlockHasher, limit_tokens: int) -> list[int]:
+        """The longest leading run of cached blocks within `limit_tokens` tokens, with a hold on each."""
+        blocks: list[int] = []
+        before: int | str = prefix.root
+        limit = max(limit_tokens, 0) // self.block_size
+        for hash, tokens in islice(zip(prefix.hashes, prefix.tokens, strict=True), limit):
+            block = self.pool.lookup(hash, (before, tokens))
+            if block is None:
+                break
+            blocks.append(block)
+            before = self.pool.serial(block)
+        self.pool.hold(blocks)
+        return blocks
+
+    def find(self, token_ids: Sequence[int], salt: str) -> list[int]:
+        """As `match`, of a sequence that is not run here."""
+        prefix = self.hasher(salt)
+        prefix.extend(token_ids)
+        return self.match(prefix, len(token_ids))
+
+    def allocate(self, n: int, after: int | None = None) -> list[int]:
+        """`n` blocks with one hold each, see `BlockPool.allocate`. Raises OutOfBlocks."""
+        return self.pool.allocate(n, after)
+
+    def publish(self, prefix: BlockHasher, blocks: Sequence[int], first: int, end: int, tenant: str = "") -> None:
+        """Makes blocks `first` to `end` - 1 of a sequence findable: full, computed and held.
+
+        Those before were published or matched. Where another block has the same content already, that
+        one is found.
+        """
+        if not self._prefix_cache:
+            return
+        before = self.pool.serial(blocks[first - 1]) if first else prefix.root
+        assert before != 0, f"block {blocks[first - 1]} before those that are published has no content"
+        for index in range(first, end):
+            content = before, prefix.tokens[index]
+            before = self.pool.name(blocks[index], prefix.hashes[index], content, tenant)
+
+    def withdraw(self, blocks: Sequence[int]) -> None:
+        """Held blocks whose KV is in doubt are found no more. Those that hold them keep them."""
+        for block in blocks:
+            self.pool.unname(block)
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Gives back one hold on each block of a sequence, in the sequence's order."""
+        self.pool.release(blocks)
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError with what is off."""
+        self.pool.check_integrity()

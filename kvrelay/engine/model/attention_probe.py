@@ -1,0 +1,154 @@
+"""Finds out what a model's attention needs, by running it rather than by the names in its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedConfig, PreTrainedModel
+
+from kvrelay.engine.attention import paged_attention as attention
+from kvrelay.errors import ModelRefused
+from kvrelay.types import LayerKv
+
+NAME = "kvrelay_probe"
+DTYPES = ("float32", "bfloat16", "float16")  # that a model may attend in
+_MARK = object()  # stands for the batch, to see whether it reaches attention
+_SHOWN = 5  # layers in an error
+MaskRule = Callable[[int, int, torch.Tensor, torch.Tensor], torch.Tensor]  # batch, head, query, key -> is it seen
+
+# Keywords that reach attention: the first are honoured, the second change nothing here.
+HONOURED = {"scaling", "sliding_window", "softcap", "s_aux", "ragged_batch"}
+HARMLESS = {
+    *("dropout", "is_causal", "position_ids", "use_cache", "output_attentions", "output_hidden_states"),
+    "logits_to_keep",  # of models that hand on all that they are given
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    layer: int | None
+    kv: LayerKv
+    dtypes: set[str]
+    mask: torch.Tensor | None
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    layers: tuple[LayerKv, ...]
+    dtype: str  # that all layers attend in
+    drops_keywords: bool  # the model does not pass what it does not know on to its attention
+
+
+def probe(model: PreTrainedModel, num_layers: int, max_len: int) -> Probed:
+    """What a model's attention needs, from one forward pass over two tokens.
+
+    Raises ModelRefused unless each layer attends exactly once, under a rule that paged attention follows: causal,
+    windowed or not, over all of max_len positions, without keywords that it does not know.
+    """
+    calls: list[_Call] = []
+    rules: dict[int, MaskRule] = {}  # by id of the mask that stands for it
+    masks: list[torch.Tensor] = []  # kept, so that ids stay unique
+
+    def record_mask(*, q_length: int, kv_length: int, mask_function: MaskRule, **_: Any) -> torch.Tensor:
+        masks.append(torch.ones(1, 1, q_length, kv_length, dtype=torch.bool, device=model.device))
+        rules[id(masks[-1])] = mask_function
+        return masks[-1]
+
+    def record(
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, None]:
+        kv = LayerKv(key.shape[1], key.shape[-1], value.shape[-1])
+        dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in (query, key, value)}
+        calls.append(_Call(getattr(module, "layer_idx", None), kv, dtypes, attention_mask, kwargs))
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
+
+    AttentionInterface.register(NAME, record)
+    AttentionMaskInterface.register(NAME, record_mask)
+    model.set_attn_implementation(NAME)
+    positions = torch.arange(2, device=model.device)[None]
+    with torch.inference_mode():
+        output = model(
+            input_ids=torch.ones_like(positions),
+            position_ids=positions,
+            use_cache=False,
+            logits_to_keep=positions[0, 1:],
+            ragged_batch=_MARK,
+        )
+    model.set_attn_implementation(attention.NAME)
+
+    kind = type(model).__name__
+    if output.logits.shape[:2] != (1, 1):
+        raise ModelRefused(f"{kind} computes logits of all tokens and cannot be asked for some")
+    _check_layers(kind, [call.layer for call in calls], num_layers)
+    windows = _cached_windows(model.config.get_text_config(decoder=True), num_layers)
+    for call, kept in zip(calls, windows, strict=True):
+        _check(f"{kind}, layer {call.layer}", call, rules, max_len, kept)
+    dtypes = set[str]().union(*(call.dtypes for call in calls))
+    if len(dtypes) > 1 or not dtypes.issubset(DTYPES):
+        raise ModelRefused(
+            f"{kind} attends in {', '.join(sorted(dtypes))}; one of {', '.join(DTYPES)} all through is served"
+        )
+    drops_keywords = any(call.kwargs.get("ragged_batch") is not _MARK for call in calls)
+    return Probed(tuple(call.kv for call in calls), dtypes.pop(), drops_keywords)
+
+
+def _check_layers(kind: str, found: list[int | None], num_layers: int) -> None:
+    if found == list(range(num_layers)):
+        return
+    missing = sorted(set(range(num_layers)) - {layer for layer in found if layer is not None})
+    if missing:
+        shown = ", ".join(map(str, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
+        raise ModelRefused(
+            f"{kind}: of {num_layers} layers, {len(missing)} do not attend to a KV cache of their own "
+            f"(layers {shown}); their state is of another kind, or another layer's"
+        )
+    raise ModelRefused(
+        f"{kind}: {num_layers} layers attend {len(found)} times in one pass; once for each layer, in order, is served"
+    )
+
+
+def _cached_windows(config: PreTrainedConfig, num_layers: int) -> list[int]:
+    """Of how many tokens transformers' own cache keeps each layer's KV; 0 for all. Zeros where it does not say."""
+    layers = getattr(DynamicCache(config=config), "layers", [])
+    windows = [int(getattr(layer, "sliding_window", None) or 0) for layer in layers]
+    return windows if len(windows) == num_layers else [0] * num_layers
+
+
+def _check(where: str, call: _Call, rules: dict[int, MaskRule], max_len: int, kept: int) -> None:
+    unknown = {
+        name
+        for name, value in call.kwargs.items()
+        if name not in HONOURED | HARMLESS and value is not None and value is not False
+    }
+    if unknown:
+        raise ModelRefused(f"{where}: attention with {', '.join(sorted(unknown))} is not supported")
+    if call.kwargs.get("is_causal") is False:
+        raise ModelRefused(f"{where}: attention is not causal")
+    rule = rules.get(id(call.mask))
+    if rule is None:
+        raise ModelRefused(f"{where}: the model makes an attention mask of its own")
+    window = call.kwargs.get("sliding_window") or max_len
+    edges = {0, 1, window - 1, window, window + 1, max_len // 2, max_len - 1}
+    queries = torch.tensor(sorted(q for q in edges if 0 <= q < max_len))[:, None]
+    keys = torch.arange(max_len)[None, :]
+    ours = (keys <= queries) & (keys > queries - window)
+    try:
+        theirs = torch.as_tensor(rule(0, 0, queries, keys))
+    except IndexError:
+        raise ModelRefused(f"{where}: the attention mask depends on the kinds of tokens in the prompt") from None
+    if not torch.equal(theirs.expand_as(ours), ours):
+        raise ModelRefused(f"{where}: the attention mask is neither causal nor a causal window of {window} tokens")
+    if kept and kept < min(window, max_len):
+        raise ModelRefused(
+            f"{where}: transformers' cache keeps {kept} tokens, and attention is over {window}: what the model "
+            "computes depends on how its prompt is cut"
+        )

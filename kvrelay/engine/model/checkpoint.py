@@ -1,0 +1,130 @@
+"""A model's files, found and checked before anything of them is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from transformers.utils.hub import cached_file
+
+from kvrelay.engine.model.digest import model_digest
+from kvrelay.errors import ModelRefused
+from kvrelay.models.model_identity import SETTINGS
+from kvrelay.models.model_json import read_model_json
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
+SAMPLE_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    folder: Path
+    config: dict[str, Any]
+    weights: tuple[Path, ...]
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All that decide what the model answers."""
+        settings = (self.folder / name for name in SETTINGS)
+        return (*self.weights, *(path for path in settings if path.is_file()))
+
+    @property
+    def model_id(self) -> str:
+        """Names every byte of the files. Raises ModelRefused."""
+        return model_digest(self.files)
+
+    @property
+    def sampled_model_id(self) -> str:
+        """The id that workers of protocol 0 give the model; models that differ may have the same.
+
+        128 bits over the configuration, and of each file of weights the header (tensor names, shapes, places) and the
+        first bytes of each tensor.
+        """
+        digest = hashlib.blake2b(json.dumps(self.config, sort_keys=True).encode(), digest_size=16)
+        for path in self.weights:
+            with path.open("rb") as file:
+                length = file.read(8)
+                header = file.read(int.from_bytes(length, "little"))
+                digest.update(length + header)
+                data = file.tell()
+                tensors = [entry for name, entry in json.loads(header).items() if name != "__metadata__"]
+                for start, end in sorted(tensor["data_offsets"] for tensor in tensors):
+                    file.seek(data + start)
+                    digest.update(file.read(min(SAMPLE_BYTES, end - start)))
+        return digest.hexdigest()
+
+
+def find_checkpoint(path: str) -> Checkpoint:
+    """The files of a folder or a hub id. Raises ModelRefused where they are missing or not safe to load."""
+    if os.path.isdir(path):
+        folder = root = Path(path)
+    else:
+        folder = _hub_file(path, CONFIG).parent
+        root = folder.parents[1]  # the hub's cache keeps the files of a repository apart and links to them
+    config = read_model_json(folder / CONFIG)
+    if "auto_map" in config:
+        raise ModelRefused(f"{folder / CONFIG}: auto_map asks to run code that came with the model; that is never done")
+    if "transformers_weights" in config:
+        raise ModelRefused(f"{folder / CONFIG}: transformers_weights names other files of weights; use {WEIGHTS}")
+    if config.get("is_encoder_decoder"):
+        raise ModelRefused(f"{folder / CONFIG}: an encoder-decoder model; only decoders are served")
+    if (folder / "adapter_config.json").exists():
+        raise ModelRefused(f"{folder}: an adapter, which changes another model; merge the two")
+    names = _single_file(path, folder) or _shards(path, folder)
+    for file in (*(folder / name for name in names), *folder.iterdir()):
+        if not file.resolve().is_relative_to(root.resolve()):
+            raise ModelRefused(f"{file}: a link out of the model's folder")
+    for name in names:
+        try:
+            with safe_open(folder / name, framework="pt"):
+                pass  # opening checks the header against the file
+        except (SafetensorError, OSError) as error:
+            raise ModelRefused(f"{folder / name}: not a sound safetensors file: {error!s:.300}") from error
+    return Checkpoint(folder, config, tuple(folder / name for name in names))
+
+
+def _single_file(path: str, folder: Path) -> list[str]:
+    """The one file of weights, which transformers prefers to shards; nothing where there is none."""
+    if not os.path.isdir(path):
+        cached_file(path, WEIGHTS, _raise_exceptions_for_missing_entries=False)
+    return [WEIGHTS] if (folder / WEIGHTS).exists() else []
+
+
+def _shards(path: str, folder: Path) -> list[str]:
+    """The files of weights that the index names, each in `folder`."""
+    if not os.path.isdir(path):
+        cached_file(path, INDEX, _raise_exceptions_for_missing_entries=False)
+    if not (folder / INDEX).exists():
+        pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
+        found = f"only {', '.join(pickles)}, and pickled weights can run code" if pickles else "no weights"
+        raise ModelRefused(f"{folder}: no {WEIGHTS} or {INDEX}; there are {found}; convert to safetensors")
+    weight_map = read_model_json(folder / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise ModelRefused(f"{folder / INDEX}: no weight_map of tensor names to file names")
+    names = sorted(set(weight_map.values()))
+    for name in names:
+        if Path(name).name != name or Path(name).suffix != ".safetensors":
+            raise ModelRefused(f"{folder / INDEX}: {name!r:.100} is not the name of a safetensors file in this folder")
+        if not os.path.isdir(path):
+            _hub_file(path, name)
+    missing = [name for name in names if not os.path.exists(folder / name)]
+    if missing:
+        some = ", ".join(missing[:3])
+        raise ModelRefused(f"{folder}: {len(missing)} of {len(names)} shards are missing: {some:.300}")
+    return names
+
+
+def _hub_file(model: str, name: str) -> Path:
+    """The local copy of a file of the hub, downloaded where it is not cached. Raises ModelRefused."""
+    try:
+        return Path(cached_file(model, name))
+    except (OSError, ValueError) as error:
+        raise ModelRefused(f"{model}: neither a folder nor a model of the hub: {error!s:.300}") from error

@@ -1,0 +1,155 @@
+"""Loads a transformers causal LM, or says why not."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.distributed import DistributedConfig
+
+from kvrelay.engine.attention import paged_attention as attention
+from kvrelay.engine.model.attention_probe import probe
+from kvrelay.engine.model.checkpoint import Checkpoint, find_checkpoint
+from kvrelay.engine.model.facts import max_model_len
+from kvrelay.engine.model.self_check import check_against_own_attention
+from kvrelay.engine.model.weight_size_check import check_sizes
+from kvrelay.errors import ModelRefused
+from kvrelay.models.model_identity import tokenizer_id
+from kvrelay.types import KvLayout, LayerKv
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    model: PreTrainedModel
+    config: PretrainedConfig  # of the text model, where there are several
+    model_id: str
+    dtype: str  # of the weights
+    eos_token_ids: frozenset[int]
+    max_model_len: int  # tokens
+    vocab_size: int
+    kv_layers: tuple[LayerKv, ...]  # with all heads
+    kv_dtype: str
+    ranks: int = 1  # that share weights and KV heads, each of which has loaded its own share
+    sampled_model_id: str = ""  # as workers of protocol 0 name the model
+    tokenizer_id: str = ""  # hash of the files that define the vocabulary
+
+    def layout(self, block_size: int, kv_dtype: str) -> KvLayout:
+        """kv_dtype auto is the dtype that the model attends in."""
+        dtype = self.kv_dtype if kv_dtype == "auto" else kv_dtype
+        return KvLayout(self.kv_layers, block_size, dtype, ranks=self.ranks)
+
+
+def load_model(
+    path: str, *, dtype: str = "auto", device: str = "cpu", ranks: int = 1, identify: bool = True
+) -> LoadedModel:
+    """The model in a folder, or of a hub id, in evaluation mode with paged attention; with `ranks` this process's share
+    of it, which is loaded together with the others'. Without `identify` it has no id. Raises ModelRefused.
+    """
+    checkpoint = find_checkpoint(path)
+    # Hashed while the weights are loaded: both read the same pages of the same files.
+    hashing = ThreadPoolExecutor(1, "model-id")
+    try:
+        model_id = hashing.submit(lambda: checkpoint.model_id if identify else "")
+        model = _load(path, checkpoint, dtype, device, ranks)
+        loaded = loaded_model(model, path, model_id.result(), ranks=ranks)
+    finally:
+        hashing.shutdown(wait=False, cancel_futures=True)
+    return replace(loaded, sampled_model_id=checkpoint.sampled_model_id, tokenizer_id=tokenizer_id(checkpoint.folder))
+
+
+def _load(path: str, checkpoint: Checkpoint, dtype: str, device: str, ranks: int) -> PreTrainedModel:
+    try:
+        config = AutoConfig.from_pretrained(str(checkpoint.folder), local_files_only=True)
+        _check_kind(check_sizes(config, checkpoint), path)  # before there is memory for weights
+        model, report = AutoModelForCausalLM.from_pretrained(
+            str(checkpoint.folder),
+            dtype=dtype,
+            attn_implementation=attention.NAME,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, with their names
+            distributed_config=DistributedConfig(tp_size=ranks) if ranks > 1 else None,
+        )
+    except ModelRefused:
+        raise
+    except Exception as error:  # whatever a configuration can make transformers raise
+        raise ModelRefused(f"{path}: transformers cannot load it: {first_line(error)}") from error
+    wrong = [f"{name} is missing" for name in sorted(report["missing_keys"])]
+    wrong += [f"{name} is {found}, not {wanted}" for name, found, wanted in sorted(report["mismatched_keys"])]
+    if wrong:
+        raise ModelRefused(f"{path}: {len(wrong)} weights are missing or misshapen; {wrong[0]}")
+    try:
+        return model.to(device) if ranks == 1 else model  # a share is on its rank's device
+    except torch.OutOfMemoryError as error:
+        raise ModelRefused(f"{path}: {weight_bytes(model)} bytes of weights do not fit on {device}: {error}") from error
+
+
+def loaded_model(model: PreTrainedModel, name: str, model_id: str, *, ranks: int = 1) -> LoadedModel:
+    """A model that lies in memory and attends by `attention.NAME`. Raises ModelRefused and calls it by its name."""
+    _check_kind(model, name)
+    kind = type(model).__name__
+    model = model.eval().requires_grad_(False)
+    config = model.config.get_text_config()
+    try:
+        longest = max_model_len(config)
+        probed = probe(model, config.num_hidden_layers, longest)
+        if probed.drops_keywords:
+            attention.carry_batch(model)
+        check_against_own_attention(model, probed.layers, probed.dtype)
+    except ModelRefused as error:
+        raise ModelRefused(f"{name}: {error.message}") from error
+    except Exception as error:  # whatever a model's own code can raise
+        raise ModelRefused(f"{name}: {kind} does not run on paged attention: {first_line(error)}") from error
+    return LoadedModel(
+        model=model,
+        config=config,
+        model_id=model_id,
+        dtype=str(model.dtype).removeprefix("torch."),
+        eos_token_ids=_eos_token_ids(model),
+        max_model_len=longest,
+        vocab_size=config.vocab_size,
+        kv_layers=tuple(replace(layer, kv_heads=layer.kv_heads * ranks) for layer in probed.layers),
+        kv_dtype=probed.dtype,
+        ranks=ranks,
+    )
+
+
+def _check_kind(model: PreTrainedModel, name: str) -> None:
+    """Raises ModelRefused for what the model's class says of itself."""
+    kind = type(model).__name__
+    if model._is_stateful:
+        raise ModelRefused(f"{name}: {kind} keeps a state that is not a KV cache")
+    if not model._supports_attention_backend:
+        raise ModelRefused(f"{name}: {kind} does not support attention backends, so it would run wrong")
+
+
+def first_line(error: Exception) -> str:
+    """For one sentence in an error: its kind and the first line of what it says."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]:.300}".removesuffix(": ")
+
+
+def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
+    """Ids that end an answer: the generation config's where there is one, else the config's. Raises ModelRefused."""
+    generation: Any = model.generation_config
+    for source in (generation, model.config.get_text_config()):
+        ids = getattr(source, "eos_token_id", None)
+        if ids is not None:
+            found = ids if isinstance(ids, list) else [ids]
+            if not all(type(one) is int and 0 <= one < 2**31 for one in found):
+                raise ModelRefused(f"eos_token_id {ids!r:.100} is no token id, nor a list of them")
+            return frozenset(found)
+    return frozenset()
+
+
+def weight_bytes(model: torch.nn.Module) -> int:
+    """Bytes of all parameters and buffers, tied ones once, and whole where ranks share them."""
+    tensors = (*model.parameters(), *model.buffers())
+    places = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
+    return sum({place.data_ptr(): tensor.nbytes for place, tensor in zip(places, tensors, strict=True)}.values())

@@ -1,0 +1,54 @@
+"""Whether a model is as large as the weights that come with it: asked before anything of it is allocated.
+
+What a checkpoint lacks, or has in another shape, transformers makes anew, in memory; so a configuration that lies about
+its sizes would be believed until the machine has none left.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from kvrelay.engine.model.checkpoint import Checkpoint
+from kvrelay.errors import ModelRefused
+
+MOST_EXPERTS = 2**15  # of a layer: where each is made by itself, that takes time
+LARGER = 2  # times its weights a model may be: an output head that is tied is not among them
+LARGER_QUANTISED = 16  # whose weights hold several numbers in one
+
+
+def check_sizes(config: PretrainedConfig, checkpoint: Checkpoint) -> PreTrainedModel:
+    """Returns the model without memory. Raises ModelRefused."""
+    text = config.get_text_config()
+    tensors = _shapes(checkpoint)
+    num_layers = getattr(text, "num_hidden_layers", None)
+    if not isinstance(num_layers, int):
+        raise ModelRefused(f"{checkpoint.folder}: {type(text).__name__} has no num_hidden_layers: no plain decoder")
+    if not 1 <= num_layers <= len(tensors):
+        raise ModelRefused(f"{checkpoint.folder}: {num_layers} layers of {len(tensors)} tensors")
+    for name, value in text.to_dict().items():
+        if "expert" in name and isinstance(value, int) and value > MOST_EXPERTS:
+            raise ModelRefused(f"{checkpoint.folder}: {name} is {value}; allowed are {MOST_EXPERTS}")
+    with torch.device("meta"):  # shapes without memory
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    wanted = sum(parameter.numel() for parameter in model.parameters())
+    found = sum(math.prod(shape) for shape in tensors)
+    times = LARGER_QUANTISED if getattr(config, "quantization_config", None) else LARGER
+    if wanted > times * found:
+        raise ModelRefused(
+            f"{checkpoint.folder}: the configuration is of a model of {wanted} weights, and there are {found} of them"
+        )
+    return model
+
+
+def _shapes(checkpoint: Checkpoint) -> list[list[int]]:
+    """Of all tensors in the files of weights."""
+    shapes = []
+    for path in checkpoint.weights:
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        shapes += [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
+    return shapes

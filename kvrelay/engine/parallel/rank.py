@@ -1,0 +1,57 @@
+"""The program of a rank from 1 on: `python -m kvrelay.engine.parallel.rank RANK DEGREE PORT`. RankGroup starts it.
+
+It computes what rank 0 tells it until rank 0 ends it. All that can go wrong ends it, which rank 0 notices.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from kvrelay.engine.base.kv_memory import KvPool
+from kvrelay.engine.forward.torch_forward import TorchForward
+from kvrelay.engine.model.loader import load_model
+from kvrelay.engine.parallel import channel, gpu_shares
+from kvrelay.engine.parallel.settings import RankSettings
+from kvrelay.engine.parallel.step_message import step_from_numbers
+from kvrelay.process.telemetry import configure_logging
+
+
+def main() -> None:
+    rank, degree, port = map(int, sys.argv[1:])
+    # Whoever stops a whole group of processes lets rank 0 drain first; it ends this one.
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, signal.SIG_IGN)
+    configure_logging()
+    disable_progress_bar()
+    line = sys.stdin.readline()
+    if not line:
+        return  # the model was refused before anything was loaded
+    run(RankSettings.from_json(line), rank, degree, port)
+
+
+@torch.inference_mode()
+def run(settings: RankSettings, rank: int, degree: int, port: int) -> None:
+    """Loads a share of the model, then computes one step after the other."""
+    torch.set_num_threads(settings.threads)
+    channel.join(rank, degree, port, settings.device)
+    # Rank 0 has the model's id; to read all weights once more for each rank would only take time.
+    loaded = load_model(settings.model_path, dtype=settings.dtype, device=settings.device, ranks=degree, identify=False)
+    layout = loaded.layout(settings.block_size, settings.kv_dtype)
+    num_blocks, fd = channel.hear().tolist()
+    if settings.device == "cpu":
+        kv = KvPool(layout, num_blocks, rank=rank, of_rank_0=f"/proc/{os.getppid()}/fd/{fd}")
+    else:
+        kv = KvPool(layout, num_blocks, str(loaded.model.device), rank=rank)
+        gpu_shares.exchange(kv.buffer)
+    forward = TorchForward(loaded.model, kv)
+    while True:
+        forward(step_from_numbers(channel.hear()))
+
+
+if __name__ == "__main__":
+    main()

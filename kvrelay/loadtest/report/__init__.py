@@ -1,0 +1,1 @@
+"""What a load test says of its requests."""

@@ -1,0 +1,57 @@
+"""What clients saw, over time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from kvrelay.loadtest.report.row import Row
+from kvrelay.loadtest.report.statistics import percentile
+from kvrelay.loadtest.report.sweep_report import Report
+
+MAX_BINS = 120
+_LEAST_BIN_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Binned:
+    """Of equal parts of a test, the first from its start."""
+
+    bin_s: float
+    arrivals: tuple[float, ...]  # requests that were due, per second
+    itl_p95_ms: tuple[float | None, ...]  # of the gaps that ended in it; None where none did
+
+
+def binned(report: Report) -> Binned:
+    span = max([report.duration_s, *(row.scheduled_s for row in report.rows)], default=0.0)
+    bin_s = max(_LEAST_BIN_S, span / MAX_BINS)
+    bins = max(1, math.ceil(span / bin_s - 1e-9))
+
+    def place(at: float) -> int:
+        return min(bins - 1, int(at / bin_s))
+
+    due = [0] * bins
+    for row in report.rows:
+        due[place(row.scheduled_s)] += 1
+    gaps: list[list[float]] = [[] for _ in range(bins)]
+    for at, gap in token_gaps(report.answered):
+        gaps[place(at)].append(gap)
+    itl = tuple(1000 * percentile(sorted(one), 95) if one else None for one in gaps)
+    return Binned(bin_s, tuple(count / bin_s for count in due), itl)
+
+
+def first_tokens(rows: Sequence[Row]) -> list[tuple[float, float]]:
+    """(when, seconds since the request was due) of each first token."""
+    return [(row.scheduled_s + row.ttft_s, row.ttft_s) for row in rows if row.ttft_s is not None]
+
+
+def token_gaps(rows: Sequence[Row]) -> list[tuple[float, float]]:
+    """(when it ended, seconds) of each gap between two tokens of an answer."""
+    found: list[tuple[float, float]] = []
+    for row in rows:
+        if row.ttft_s is not None:
+            times = accumulate(row.itl_s, initial=row.scheduled_s + row.ttft_s)
+            found += zip(list(times)[1:], row.itl_s, strict=True)
+    return found

@@ -1,0 +1,123 @@
+"""A test's result: its rows, and all that follows from them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from kvrelay.loadtest.report.row import Row
+from kvrelay.loadtest.report.statistics import Summary, percentile, summarize
+from kvrelay.loadtest.report.timeline import Timeline
+from kvrelay.loadtest.reuse import Reuse
+from kvrelay.loadtest.slo import Slo
+
+# A generator is late when its p99 is above both.
+LATE_S = 0.01
+LATE_SHARE = 0.05  # of the median TTFT
+# Of the prompt tokens, that a cache may find beyond whole blocks: its own may be smaller.
+_SMALLER_BLOCKS_SHARE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    options: dict[str, Any]  # what the test was asked to do
+    slos: tuple[Slo, ...]
+    rows: tuple[Row, ...]  # in order of arrival
+    timeline: Timeline | None = None  # of a cluster that tells
+    reuse: Reuse | None = None  # of prompts of token ids
+    interrupted: bool = False
+
+    @property
+    def answered(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.ok)
+
+    @property
+    def duration_s(self) -> float:
+        """From the test's start to the end of the last answer, or the last failure."""
+        return max((row.scheduled_s + row.e2e_s for row in self.rows if row.e2e_s is not None), default=0.0)
+
+    @property
+    def errors(self) -> dict[str, int]:
+        """Requests by status code."""
+        return dict(Counter(row.error for row in self.rows if row.error).most_common())
+
+    @property
+    def paths(self) -> dict[str, int]:
+        return dict(Counter(row.path for row in self.answered).most_common())
+
+    @property
+    def good_share(self) -> float:
+        """Of all requests, those that met every objective. A failed one meets none."""
+        return sum(map(self.good, self.answered)) / len(self.rows) if self.rows else 0.0
+
+    def good(self, row: Row) -> bool:
+        return all(slo.met(row) for slo in self.slos)
+
+    def rates(self) -> dict[str, float]:
+        """Per second of the test's duration."""
+        answered, seconds = self.answered, self.duration_s
+        totals = {
+            "requests": len(answered),
+            "output tokens": sum(row.output_tokens for row in answered),
+            "prompt tokens": sum(row.prompt_tokens for row in answered),
+        }
+        if self.slos:
+            totals["goodput requests"] = sum(map(self.good, answered))
+        return {name: total / seconds if seconds else 0.0 for name, total in totals.items()}
+
+    def samples(self) -> dict[str, list[float]]:
+        """In seconds, of the answered requests."""
+        rows = self.answered
+        found: dict[str, list[float | None]] = {
+            "TTFT": [row.ttft_s for row in rows],
+            "second token gap": [row.second_token_gap_s for row in rows],
+            "ITL": [gap for row in rows for gap in row.itl_s],
+            "TPOT": [row.tpot_s for row in rows],
+            "E2E": [row.e2e_s for row in rows],
+            "late start": [row.late_s for row in rows],
+        }
+        return {name: [one for one in sample if one is not None] for name, sample in found.items()}
+
+    def latencies(self) -> dict[str, Summary | None]:
+        """In seconds, of the answered requests."""
+        return {name: summarize(sample) for name, sample in self.samples().items()}
+
+    @property
+    def late_p99_s(self) -> float:
+        """Of what the sender itself was late."""
+        return percentile(sorted(row.late_s for row in self.rows), 99) if self.rows else 0.0
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Why these numbers may say less than they seem to."""
+        found = []
+        ttft = self.latencies()["TTFT"]
+        if self.late_p99_s > max(LATE_S, LATE_SHARE * (ttft.median if ttft else 0.0)):
+            found.append(
+                f"the load generator was late itself: p99 {self.late_p99_s * 1000:.0f} ms after the scheduled "
+                "arrival; that is in every latency here. Give it a core of its own, or lower the rate"
+            )
+        if self.interrupted:
+            found.append(f"interrupted: only the {len(self.rows)} requests that had ended are counted")
+        cut = self.options.get("cut")
+        if cut and cut["requests"]:
+            found.append(
+                f"{cut['requests']} requests were cut to the model's context: "
+                f"{cut['tokens'] / cut['of_tokens']:.1%} of all the tokens asked for"
+            )
+        if self.reuse is not None and self.reuse.prompt:
+            shares = self.reuse.shares()
+            if shares["reported"] > shares["unlimited"] + _SMALLER_BLOCKS_SHARE:
+                found.append(
+                    f"{shares['reported']:.1%} of the prompt tokens came from a cache, and this test itself explains "
+                    f"{shares['unlimited']:.1%}: prompts were cached before the test; give another --seed"
+                )
+        if self.timeline is not None and self.timeline.missed:
+            found.append(f"the cluster's status did not come in time {self.timeline.missed} times")
+        return tuple(found)
+
+    @property
+    def strayed(self) -> tuple[Row, ...]:
+        """Requests that should have been disaggregated and were not."""
+        return tuple(row for row in self.answered if row.should_have_been_disaggregated)

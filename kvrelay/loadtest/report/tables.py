@@ -1,0 +1,108 @@
+"""Reports on a terminal."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from kvrelay.loadtest.report.statistics import Summary
+from kvrelay.loadtest.report.sweep_report import Report
+from kvrelay.loadtest.reuse import Reuse
+from kvrelay.loadtest.sweep import Sweep
+
+_COLUMNS = tuple(one.name for one in fields(Summary))
+
+
+def report_table(report: Report) -> RenderableType:
+    """Latencies in milliseconds, rates, paths and errors of one test."""
+    table = Table(title="latency, ms", title_justify="left")
+    table.add_column("")
+    for column in _COLUMNS:
+        table.add_column(column, justify="right")
+    for name, summary in report.latencies().items():
+        if summary is not None:
+            table.add_row(name, *(_milliseconds(getattr(summary, column)) for column in _COLUMNS))
+    answered = f"{len(report.answered)} of {len(report.rows)} requests answered in {report.duration_s:.2f} s"
+    rates = ", ".join(f"{name} {rate:.2f}" for name, rate in report.rates().items())
+    lines = [answered, f"per second: {rates}", f"paths: {_counts(report.paths)}"]
+    if report.slos:
+        lines.append("goodput: " + ", ".join(f"{slo.metric} within {slo.milliseconds:g} ms" for slo in report.slos))
+    if report.errors:
+        lines.append(f"errors: {_counts(report.errors)}")
+    if report.reuse is not None and (report.reuse.unlimited or report.reuse.reported):
+        lines += _reuse(report.reuse)
+    lines += [f"warning: {one}" for one in report.warnings]
+    return Group(*lines, table)
+
+
+def sweep_table(sweep: Sweep) -> RenderableType:
+    """A line for each rate. Latencies in milliseconds."""
+    table = Table(title="milliseconds", title_justify="left")
+    for column in ("requests/s", "within SLOs", "goodput/s", "errors", "TTFT p50", "p99", "TPOT p50", "ITL p99"):
+        table.add_column(column, justify="right")
+    for rate, report in sweep.runs:
+        latencies = report.latencies()
+        cells = (("TTFT", "median"), ("TTFT", "p99"), ("TPOT", "median"), ("ITL", "p99"))
+        table.add_row(
+            f"{rate:.4g}",
+            f"{report.good_share:.0%}",
+            f"{report.rates()['goodput requests']:.2f}",
+            str(sum(report.errors.values())),
+            *("-" if latencies[name] is None else _milliseconds(getattr(latencies[name], one)) for name, one in cells),
+        )
+    asked = f"with at least {sweep.attainment:.0%} of the requests within every objective"
+    if sweep.best_rate is None:
+        verdict = f"no rate {asked}; try lower ones"
+    else:
+        verdict = f"goodput: {sweep.best_rate:.4g} requests/s is the highest rate tried {asked}"
+    warnings = [f"warning {one}" for one in sweep.warnings]
+    return Group(table, verdict, *warnings)
+
+
+def _reuse(reuse: Reuse) -> list[str]:
+    """The target's account, and what could have been."""
+    shares = reuse.shares()
+    counters = f", its counters {shares['counters']:.1%}" if "counters" in shares else ""
+    return [
+        f"prefix reuse: {shares['reported']:.1%} of the prompt tokens, by the target with each answer{counters}",
+        f"an unlimited cache of blocks of {reuse.block_tokens} would have had {shares['unlimited']:.1%}; "
+        f"{shares['computed']:.1%} had been computed when their request was sent",
+    ]
+
+
+def comparison_table(first: Report, second: Report, names: tuple[str, str]) -> Table:
+    """Two tests side by side, and by how much the second differs."""
+    table = Table()
+    table.add_column("")
+    for name in (*names, "change"):
+        table.add_column(name, justify="right")
+    rates = second.rates()
+    for name, rate in first.rates().items():
+        if name in rates:
+            table.add_row(f"{name} per s", f"{rate:.2f}", f"{rates[name]:.2f}", _change(rate, rates[name]))
+    latencies = second.latencies()
+    for name, before in first.latencies().items():
+        after = latencies[name]
+        if before is None or after is None:
+            continue
+        table.add_section()
+        for column in ("median", "p95", "p99"):
+            old, new = getattr(before, column), getattr(after, column)
+            table.add_row(f"{name} {column}, ms", _milliseconds(old), _milliseconds(new), _change(old, new))
+    table.add_section()
+    table.add_row("errors", str(sum(first.errors.values())), str(sum(second.errors.values())), "")
+    return table
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:.1f}"
+
+
+def _change(before: float, after: float) -> str:
+    return f"{after / before - 1:+.1%}" if before > 0 else "-"
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name or '(not told)'} {count}" for name, count in counts.items()) or "none"

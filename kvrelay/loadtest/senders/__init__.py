@@ -1,0 +1,1 @@
+"""Clients that measure: gRPC and HTTP."""

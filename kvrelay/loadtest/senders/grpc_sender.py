@@ -1,0 +1,64 @@
+"""Sends requests over gRPC, each once."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from kvrelay.client import AsyncClient, RetryPolicy
+from kvrelay.client.connection import Connection
+from kvrelay.errors import KvRelayError
+from kvrelay.loadtest.report.row import Row
+from kvrelay.loadtest.stopwatch import Stopwatch
+from kvrelay.loadtest.workload import PlannedRequest
+from kvrelay.wire.inference import ModelInfo
+
+
+class GrpcSender:
+    """Raises InvalidArgument for a target that is not HOST:PORT."""
+
+    def __init__(self, target: str, timeout: float, connection: Connection) -> None:
+        self._client = AsyncClient(
+            target,
+            timeout=timeout,
+            retry=RetryPolicy(max_attempts=1),
+            token=connection.token(),
+            tls=connection.tls(),
+        )
+
+    async def models(self) -> tuple[ModelInfo, ...]:
+        return await self._client.models()
+
+    async def send(self, request: PlannedRequest, start: float) -> Row:
+        watch = Stopwatch(start, request.at)
+        stream = self._client.generate(
+            request.prompt,
+            token_ids=request.token_ids,
+            max_tokens=request.output_tokens,
+            ignore_eos=True,
+            seed=request.seed,
+        )
+        try:
+            async with stream:
+                async for event in stream:
+                    watch.tokens(len(event.token_ids))
+                answer = await stream.result()
+        except KvRelayError as error:
+            return watch.failed(error)
+        return watch.answered(
+            prompt_tokens=answer.usage.prompt_tokens,
+            cached_tokens=answer.usage.cached_tokens,
+            finish_reason=answer.finish_reason,
+            path=answer.path or "",
+            why=answer.why,
+            request_id=answer.request_id,
+            ledger=answer.ledger,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.close()

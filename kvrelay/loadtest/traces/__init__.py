@@ -1,0 +1,1 @@
+"""Request traces, and their replay."""

@@ -1,0 +1,41 @@
+"""Mooncake's traces: JSON lines with the hashes of each prompt's blocks (Qin et al., FAST '25)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from kvrelay.loadtest.traces.trace import TraceError, TraceRequest, check_order
+
+BLOCK_TOKENS = 512  # that one of hash_ids stands for
+_FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
+
+
+def read_mooncake(file: Path, lines: Iterable[str]) -> Iterator[TraceRequest]:
+    """Timestamps are milliseconds from the trace's start. Raises TraceError."""
+    before = 0.0
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        request = _request(file, number, line)
+        check_order(file, number, request.at, before)
+        before = request.at
+        yield request
+
+
+def _request(file: Path, number: int, line: str) -> TraceRequest:
+    try:
+        found = json.loads(line)
+        timestamp, prompt, answer, ids = (found[name] for name in _FIELDS)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise TraceError(file, number, f"not a JSON object with {', '.join(_FIELDS)}") from error
+    whole = isinstance(ids, list) and all(type(one) is int for one in (prompt, answer, *ids))
+    if not whole or type(timestamp) not in (int, float) or not 0 <= timestamp < math.inf:
+        raise TraceError(file, number, "timestamp, lengths and hash_ids must be numbers from 0 on, and whole ones")
+    if prompt < 1 or answer < 0:
+        raise TraceError(file, number, "input_length must be at least 1, output_length at least 0")
+    if len(ids) != math.ceil(prompt / BLOCK_TOKENS):
+        raise TraceError(file, number, f"{len(ids)} hash_ids of {BLOCK_TOKENS} tokens cannot make {prompt} tokens")
+    return TraceRequest(timestamp / 1000, prompt, answer, tuple(ids))

@@ -1,0 +1,165 @@
+"""ServeGen's clients: each a rate and a burstiness by window, and how long its requests are (arXiv 2505.09999).
+
+A client is `chunk-N-trace.csv`, without a header: start of the window in seconds, requests per second, coefficient of
+variation of the gaps, the distribution fitted to them (Gamma, Weibull or none) and its shape and scale. The scale is
+not used: gaps are stretched to the window's rate. `chunk-N-dataset.json` beside it holds lengths by window.
+"""
+
+from __future__ import annotations
+
+import ast
+import heapq
+import json
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
+from pathlib import Path
+from random import Random
+
+from kvrelay.errors import InvalidArgument
+from kvrelay.loadtest.lengths import Lengths
+from kvrelay.loadtest.rate import Stage, arrivals
+from kvrelay.loadtest.traces.trace import TraceError, TraceRequest, csv_rows
+
+SUFFIX = "-trace.csv"
+_WINDOW_S = 600.0
+_SHAPES = (0.006, 1e6)  # below, a Weibull distribution's mean is too large for a float; recorded are 0.01 to 365
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    begin: float  # seconds
+    rate: float
+    distribution: str
+    shape: float
+
+    def gap(self, random: Random) -> float:
+        """With mean 1."""
+        if self.distribution == "Gamma":
+            return random.gammavariate(self.shape, 1 / self.shape)
+        if self.distribution == "Weibull":
+            return random.weibullvariate(1, self.shape) / math.gamma(1 + 1 / self.shape)
+        return random.expovariate(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Empirical:
+    """Lengths and how probable each is with all before it, not necessarily of 1 in the whole."""
+
+    values: tuple[int, ...]
+    cumulative: tuple[float, ...]
+    mean: float
+    low = 1
+
+    @classmethod
+    def of(cls, weights: dict[int, float]) -> Empirical:
+        """Raises TypeError or ValueError for what are no probabilities."""
+        cumulative = tuple(accumulate(map(float, weights.values())))
+        if not 0 < cumulative[-1] < math.inf or min(weights.values()) < 0:
+            raise ValueError("probabilities must not be negative, nor all 0")
+        values = tuple(max(cls.low, int(value)) for value in weights)
+        mean = math.fsum(map(mul, values, map(float, weights.values()))) / cumulative[-1]
+        return cls(values, cumulative, mean)
+
+    def draw(self, random: Random) -> int:
+        return random.choices(self.values, cum_weights=self.cumulative)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """One of the recorded clients. `lengths` begin with those for when nothing is recorded."""
+
+    name: str
+    windows: tuple[Window, ...]
+    lengths: tuple[tuple[float, Lengths, Lengths], ...]
+
+    @property
+    def end(self) -> float:
+        """Seconds; the last window is as long as ServeGen makes them."""
+        return self.windows[-1].begin + _WINDOW_S if self.windows else 0.0
+
+
+def read_servegen(
+    path: Path, seed: int, begin: float, prompt_tokens: Lengths, output_tokens: Lengths
+) -> Iterator[TraceRequest]:
+    """Requests from `begin` seconds on, of one client's file or of all clients in a folder.
+
+    The lengths given are those of clients without a dataset. Raises TraceError, InvalidArgument.
+    """
+    clients = read_clients(path, (0.0, prompt_tokens, output_tokens))
+    return heapq.merge(*(_requests(client, seed, begin) for client in clients), key=lambda request: request.at)
+
+
+def read_clients(path: Path, default: tuple[float, Lengths, Lengths]) -> list[Client]:
+    """Of one client's file or of a folder. Raises TraceError, InvalidArgument, OSError."""
+    files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
+    if not files:
+        raise InvalidArgument(f"{path} holds no file named *{SUFFIX}", field="trace")
+    clients = []
+    for file in files:
+        with file.open(encoding="utf-8", newline="") as lines:
+            windows = tuple(_windows(file, lines))
+        lengths = _lengths(file.with_name(file.name.removesuffix(SUFFIX) + "-dataset.json"))
+        clients.append(Client(file.name, windows, (default, *lengths)))
+    return clients
+
+
+def _requests(client: Client, seed: int, begin: float) -> Iterator[TraceRequest]:
+    ends = [*(window.begin for window in client.windows), client.end][1:]
+    both = [(window, end) for window, end in zip(client.windows, ends, strict=True) if end > begin]
+    if not both:
+        return
+    random = Random(f"{seed}/{client.name}")
+    first = both[0][0].begin
+    stages = [Stage(window.rate, window.rate, end - window.begin) for window, end in both]
+    before = both[0][0].gap(random)  # else all clients would begin together
+    for at in arrivals(stages, lambda number: both[number][0].gap(random), before):
+        _, prompt, answer = client.lengths[bisect_right(client.lengths, first + at, key=lambda one: one[0]) - 1]
+        yield TraceRequest(first + at, prompt.draw(random), answer.draw(random))
+
+
+def _windows(file: Path, lines: Iterable[str]) -> Iterator[Window]:
+    before = -math.inf
+    for number, row in csv_rows(file, lines):
+        try:
+            begin, rate, _variation, distribution, shape, _scale = row
+            window = Window(float(begin), float(rate), distribution, float(shape))
+        except ValueError as error:
+            raise TraceError(file, number, "not six columns: start,rate,cv,pattern,shape,scale") from error
+        if distribution not in ("", "Gamma", "Weibull"):
+            raise TraceError(file, number, f"pattern {distribution!r:.40} is neither Gamma nor Weibull")
+        shaped = not distribution or _SHAPES[0] <= window.shape <= _SHAPES[1]
+        if not (0 <= window.rate < math.inf and shaped and before < window.begin):
+            allowed = "starts must ascend, rates not be negative, shapes be from {:g} to {:g}".format(*_SHAPES)
+            raise TraceError(file, number, allowed)
+        before = window.begin
+        yield window
+
+
+def _lengths(file: Path) -> list[tuple[float, Lengths, Lengths]]:
+    """From which second on prompts and answers are how long. Where a window has no data the one before goes on."""
+    if not file.exists():
+        return []
+    found = []
+    try:
+        for begin, entry in json.loads(file.read_text(encoding="utf-8")).items():
+            both = [ast.literal_eval(entry[name]) for name in ("input_tokens", "output_tokens")]
+            if all(both):
+                prompts, answers = map(Empirical.of, both)
+                found.append((float(begin), prompts, answers))
+    except (
+        ValueError,
+        SyntaxError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        MemoryError,
+        OverflowError,
+    ) as error:
+        what = "not windows of input_tokens and output_tokens, each a text of {length: probability}"
+        raise InvalidArgument(f"{file}: {what}: {error!r:.200}", field="trace") from error
+    return sorted(found, key=lambda one: one[0])

@@ -1,0 +1,66 @@
+"""Structured logs on stderr: key=value lines for people, one JSON object a line for machines.
+
+Logged are names, numbers and reasons; never prompts, tokens or credentials.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+
+import structlog
+
+from kvrelay.errors import InvalidArgument
+from kvrelay.process.log_writer import LogWriter
+
+LEVELS = ("debug", "info", "warning", "error")
+LEVEL_VARIABLE = "KVRELAY_LOG_LEVEL"  # in the environment, so that the processes of a cluster inherit it
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+_WRITER = LogWriter()
+
+
+def configure_logging(default: str = "info") -> None:
+    """Sets the process-wide log format, and its threshold to KVRELAY_LOG_LEVEL or else `default`.
+
+    Raises InvalidArgument for a level that is not one of LEVELS.
+    """
+    level = (os.environ.get(LEVEL_VARIABLE) or default).lower()
+    if level not in LEVELS:
+        raise InvalidArgument(f"{LEVEL_VARIABLE} is {level!r}; allowed are {', '.join(LEVELS)}", field="log_level")
+    to_person = sys.stderr.isatty()
+    renderer: structlog.typing.Processor = (
+        structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"], drop_missing=True)
+        if to_person
+        else structlog.processors.JSONRenderer()
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="%H:%M:%S" if to_person else "iso", utc=not to_person),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=lambda *_: _WRITER,
+        cache_logger_on_first_use=False,
+    )
+
+
+def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
+    """A logger whose lines carry `component=name`."""
+    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(component=name)
+    return logger
+
+
+def flush_logs() -> None:
+    """Until all that was logged is written, for a second at most. A process that ends normally does so by itself."""
+    _WRITER.flush()
+
+
+def trace_id(traceparent: str) -> str | None:
+    """Of a W3C `traceparent`; None if there is none, or it is not valid."""
+    match = _TRACEPARENT.fullmatch(traceparent)
+    return match[1] if match and int(match[1], 16) else None

@@ -1,0 +1,1 @@
+"""What the components know of each other, in Redis."""

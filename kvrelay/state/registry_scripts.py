@@ -1,0 +1,133 @@
+"""Lua that Redis runs atomically for `kvrelay.state.registry`. Junk in a key never stops a rightful writer."""
+
+# What is no whole number, or too large to be counted on exactly, is none.
+_NUMBER = """
+local function number(value)
+  local n = type(value) == 'string' and tonumber(value)
+  return n and n >= 0 and n < 2 ^ 53 and n == math.floor(n) and n or 0
+end
+"""
+
+# KEYS: worker entry, epoch counter, term counter. ARGV: epoch, entry, ttl in ms, the term in which the worker was
+# started. Returns the later epoch that is in the way, or nil. What a live worker knows lifts the counters, so that
+# numbers stay unique after Redis has lost them.
+PUBLISH_WORKER = """
+local old = redis.pcall('GET', KEYS[1])
+if type(old) == 'string' then
+  local ok, entry = pcall(cjson.decode, old)
+  local value = ok and type(entry) == 'table' and entry.value
+  local epoch = type(value) == 'table' and value.epoch
+  if type(epoch) == 'number' and epoch > tonumber(ARGV[1]) then return epoch end
+end
+redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+if tonumber(redis.call('GET', KEYS[2]) or 0) < tonumber(ARGV[1]) then redis.call('SET', KEYS[2], ARGV[1]) end
+local term = redis.pcall('GET', KEYS[3])
+if (type(term) == 'string' and tonumber(term) or 0) < tonumber(ARGV[4]) then redis.call('SET', KEYS[3], ARGV[4]) end
+"""
+
+# KEYS: epoch counter, leader. ARGV: two numbers that it has to be above, then owner and term of the lease under which
+# the worker was started; no owner where there is no such lease. Returns the number that is the caller's, or 0 if
+# another controller has led since.
+NEXT_EPOCH = (
+    _NUMBER
+    + """
+local leader = redis.pcall('HMGET', KEYS[2], 'owner', 'term')
+if ARGV[3] ~= '' and not leader.err and leader[1] and leader[1] ~= ARGV[3] and number(leader[2]) >= number(ARGV[4]) then
+  return 0
+end
+local known = number(redis.pcall('GET', KEYS[1]))
+local epoch = math.max(known, number(ARGV[1]), number(ARGV[2])) + 1
+redis.call('SET', KEYS[1], string.format('%d', epoch))
+return epoch
+"""
+)
+
+# KEYS: next numbers. ARGV: pool, least number. Returns the number that is the caller's.
+NEXT_NAME = """
+local known = redis.pcall('HGET', KEYS[1], ARGV[1])
+local number = math.max(type(known) == 'string' and tonumber(known) or 0, tonumber(ARGV[2]))
+if type(known) == 'table' and known.err then redis.call('DEL', KEYS[1]) end
+redis.call('HSET', KEYS[1], ARGV[1], string.format('%d', number + 1))
+return number
+"""
+
+# KEYS: worker entry. ARGV: epoch.
+REMOVE_WORKER = """
+local old = redis.pcall('GET', KEYS[1])
+if type(old) ~= 'string' then return end
+local ok, entry = pcall(cjson.decode, old)
+local value = ok and type(entry) == 'table' and entry.value
+if type(value) == 'table' and value.epoch == tonumber(ARGV[1]) then redis.call('DEL', KEYS[1]) end
+"""
+
+# KEYS: leader, term counter. ARGV: owner, highest term that it has seen, then owner, term and beat of the record that
+# it may take over. Renews the owner's lease, or takes one that is free or that record's, under a term above all known.
+# Returns the lease as it is then: owner, term, beat.
+RENEW_LEASE = (
+    _NUMBER
+    + """
+local leader = redis.pcall('HMGET', KEYS[1], 'owner', 'term', 'beat')
+local owner, term, beat = '', 0, 0
+if not leader.err and type(leader[1]) == 'string' and number(leader[2]) > 0 then
+  owner, term, beat = leader[1], number(leader[2]), number(leader[3])
+end
+local highest = math.max(number(redis.pcall('GET', KEYS[2])), number(ARGV[2]), term)
+if owner ~= ARGV[1] then
+  if owner ~= '' and not (owner == ARGV[3] and term == number(ARGV[4]) and beat == number(ARGV[5])) then
+    return {owner, term, beat}
+  end
+  term, beat = highest + 1, 0
+elseif highest > term then
+  term = highest + 1
+end
+beat = beat + 1
+redis.call('DEL', KEYS[1])
+redis.call('HSET', KEYS[1], 'schema', 1, 'owner', ARGV[1], 'term', string.format('%d', term), 'beat', beat)
+redis.call('SET', KEYS[2], string.format('%d', term))
+return {ARGV[1], term, beat}
+"""
+)
+
+# KEYS: leader. ARGV: owner.
+RELEASE_LEASE = """
+local owner = redis.pcall('HGET', KEYS[1], 'owner')
+if owner == ARGV[1] then redis.call('DEL', KEYS[1]) end
+"""
+
+# KEYS: leader, and what follows. ARGV: owner and term of the writer's lease, and what follows. Nobody else writes.
+_FENCE = """
+local leader = redis.pcall('HMGET', KEYS[1], 'owner', 'term')
+if leader.err or leader[1] ~= ARGV[1] or leader[2] ~= ARGV[2] then return 0 end
+"""
+
+# KEYS: leader, wanted sizes. ARGV: owner, term, then for each pool its name, size before and size after. Returns 1 if
+# written.
+SCALE = (
+    _FENCE
+    + """
+for i = 3, #ARGV, 3 do
+  if redis.call('HGET', KEYS[2], ARGV[i]) ~= ARGV[i + 1] then return 0 end
+end
+for i = 3, #ARGV, 3 do redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 2]) end
+return 1
+"""
+)
+
+# KEYS: leader, wanted sizes. ARGV: owner, term, then for each pool its name and size. Returns 1 if written.
+RESTORE_SIZES = (
+    _FENCE
+    + """
+for i = 3, #ARGV, 2 do redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1]) end
+return 1
+"""
+)
+
+# KEYS: leader, decisions. ARGV: owner, term, decision, index of the last one that is kept. Returns 1 if written.
+RECORD_DECISION = (
+    _FENCE
+    + """
+redis.call('LPUSH', KEYS[2], ARGV[3])
+redis.call('LTRIM', KEYS[2], 0, ARGV[4])
+return 1
+"""
+)

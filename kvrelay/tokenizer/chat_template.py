@@ -1,0 +1,199 @@
+"""Conversations to prompts, by the chat template of the model folder."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvrelay.errors import DeadlineExceeded, InvalidArgument, ModelRefused, NotFound, Unavailable
+from kvrelay.models.model_json import read_model_json
+from kvrelay.process.child import send_signal
+
+_RENDERER = Path(__file__).with_name("chat_renderer.py")
+_START_S = 60.0
+_MAX_REPLY_BYTES = 16 * 2**20
+_READ_BYTES = 2**20  # of a reply at one time
+_ENVIRONMENT = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class ChatTemplate:
+    """Renders in a child process of its own, one conversation at a time.
+
+    A template is code of the model folder. It runs in the sandbox of transformers, in a process that is started on
+    first use and killed when it takes too long; the next call starts a fresh one.
+    """
+
+    def __init__(self, template: str, variables: Mapping[str, str]) -> None:
+        self._template = template
+        self._variables = dict(variables)  # such as bos_token
+        self._turn = asyncio.Lock()
+        self._process: asyncio.subprocess.Process | None = None
+        self._closed = False
+
+    @classmethod
+    def load(cls, model_folder: str | Path) -> ChatTemplate:
+        """Raises NotFound when the folder has no chat template, ModelRefused when its files cannot be read."""
+        folder = Path(model_folder)
+        described = folder / "tokenizer_config.json"
+        config = read_model_json(described) if described.is_file() else {}
+        template = _read(folder / "chat_template.jinja") or _template_of(config.get("chat_template"))
+        if template is None:
+            raise NotFound(
+                f"the model in {folder} has no chat template; send a prompt instead of messages", field="model"
+            )
+        tokens = {name: _token_text(config.get(name)) for name in _TOKEN_NAMES}
+        return cls(template, {name: text for name, text in tokens.items() if text is not None})
+
+    async def render(self, messages: Sequence[tuple[str, str]], timeout_s: float = 2.0) -> str:
+        """The prompt for (role, content) pairs, up to where the answer begins.
+
+        It holds the special tokens, so it is to be encoded without adding any. Raises InvalidArgument with the
+        template's words when it refuses the messages, DeadlineExceeded after `timeout_s` of rendering, Unavailable when
+        the process does not start or this object is closed.
+        """
+        if not messages:
+            raise InvalidArgument("messages is empty; send at least one", field="messages")
+        # Texts follow their lengths as they are: to write megabytes as JSON would hold up the event loop.
+        texts = [text.encode(errors="surrogatepass") for message in messages for text in message]
+        request = {
+            "template": self._template,
+            "variables": self._variables,
+            "lengths": list(map(len, texts)),
+            "timeout_s": timeout_s,
+        }
+        async with self._turn:
+            reply: dict[str, str] | None = None
+            try:
+                reply = await self._ask(await self._started(), request, texts, timeout_s)
+            finally:
+                if reply is None:  # the pipe may still hold this call's answer
+                    await self._end()
+        if "text" not in reply:
+            raise InvalidArgument(
+                f"the model's chat template refuses these messages: {reply['error']}", field="messages"
+            )
+        return reply["text"]
+
+    async def aclose(self) -> None:
+        """Ends the process. A call under way fails with Unavailable."""
+        self._closed = True
+        if self._process is not None:
+            send_signal(self._process, signal.SIGKILL)
+        async with self._turn:
+            await self._end()
+
+    async def _started(self) -> asyncio.subprocess.Process:
+        if self._closed:
+            raise Unavailable("the chat template is closed; the router is shutting down")
+        if self._process is not None and self._process.returncode is None:
+            return self._process
+        await self._end()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", str(_RENDERER)),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=_READ_BYTES,
+                env={**os.environ, **_ENVIRONMENT},
+                start_new_session=True,  # Ctrl-C at the terminal is for the parent
+            )
+            async with asyncio.timeout(_START_S):
+                ready = await _line(self._process)
+        except OSError as error:  # TimeoutError is one
+            reason = str(error) or f"no answer within {_START_S:g} s"
+            raise Unavailable(f"the chat template's process does not start: {reason}") from error
+        if not ready:
+            raise Unavailable("the chat template's process does not start; its message is on stderr")
+        return self._process
+
+    async def _ask(
+        self, process: asyncio.subprocess.Process, request: Mapping[str, Any], texts: list[bytes], timeout_s: float
+    ) -> dict[str, str]:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(request).encode() + b"\n")
+        process.stdin.writelines(texts)
+        try:
+            async with asyncio.timeout(timeout_s):
+                line = await _line(process)
+                reply = json.loads(line) if line else None
+                if reply is not None and "length" in reply:
+                    reply = await _text(process, reply["length"])
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"the model's chat template took longer than {timeout_s:g} s and was stopped"
+            ) from None
+        if reply is not None:
+            return reply
+        if self._closed:
+            raise Unavailable("the chat template was closed while it rendered; the router is shutting down")
+        raise InvalidArgument(
+            "the model's chat template ended the process that renders it, or its text is over "
+            f"{_MAX_REPLY_BYTES // 2**20} MiB; send shorter messages",
+            field="messages",
+        )
+
+    async def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            assert process.stdin is not None
+            send_signal(process, signal.SIGKILL)
+            process.stdin.close()
+            await process.communicate()  # reads the pipe to its end and reaps the process
+
+
+async def _line(process: asyncio.subprocess.Process) -> bytes:
+    """The next whole line; empty when the process is gone or the line too long. What was written is sent first."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        await process.stdin.drain()
+        line = await process.stdout.readline()
+    except (ConnectionError, ValueError):
+        return b""
+    return line if line.endswith(b"\n") else b""
+
+
+async def _text(process: asyncio.subprocess.Process, length: int) -> dict[str, str] | None:
+    """The reply of so many bytes; None when it is too long or the process is gone."""
+    assert process.stdout is not None
+    if length > _MAX_REPLY_BYTES:
+        return None
+    decoder, parts = codecs.getincrementaldecoder("utf-8")("surrogatepass"), []
+    while length > 0:
+        part = await process.stdout.read(min(length, _READ_BYTES))
+        if not part:
+            return None
+        length -= len(part)
+        parts.append(decoder.decode(part, final=length == 0))
+    return {"text": "".join(parts)}
+
+
+def _read(path: Path) -> str | None:
+    if not path.is_file():
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelRefused(f"{path} is not UTF-8: {error!s:.300}", field="model") from error
+
+
+def _template_of(entry: Any) -> str | None:
+    """The `chat_template` of a tokenizer_config.json: text, or a list of named texts of which `default` counts."""
+    if isinstance(entry, list):
+        named = {item.get("name"): item.get("template") for item in entry if isinstance(item, dict)}
+        entry = named.get("default")
+    return entry if isinstance(entry, str) else None
+
+
+def _token_text(entry: Any) -> str | None:
+    """A token of a tokenizer_config.json: text, or an object with its text as `content`."""
+    text = entry.get("content") if isinstance(entry, dict) else entry
+    return text if isinstance(text, str) else None

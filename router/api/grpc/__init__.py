@@ -1,0 +1,1 @@
+"""The gRPC services of clients and operators."""

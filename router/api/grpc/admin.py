@@ -1,0 +1,103 @@
+"""The operator's gRPC door: kvrelay.v1.ClusterService, on a listener of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+
+import grpc
+
+from kvrelay.errors import InvalidArgument, KvRelayError, NotFound
+from kvrelay.types import POOLS, PoolName, Role
+from kvrelay.wire import status
+from kvrelay.wire.cluster import ClusterServiceServicer, check_client, cluster_status_to_proto, pb
+from router.observability.status import ClusterView
+from router.runtime.driver import Driver
+from router.runtime.worker_directory import RouterRegistry
+
+MAX_POOL = 1024  # workers that an operator may ask for
+ROLES: tuple[Role, ...] = (*POOLS, "standby")
+LEAST_INTERVAL_S = 0.1  # of WatchStatus
+
+
+class ClusterService(ClusterServiceServicer):
+    """Shows the last that is known; what the operator changes is written to the registry, and others act on it."""
+
+    def __init__(self, driver: Driver, registry: RouterRegistry, view: ClusterView) -> None:
+        self._driver = driver
+        self._registry = registry
+        self._view = view
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext) -> pb.ClusterStatus:
+        try:
+            check_client(request)
+        except KvRelayError as error:
+            await status.abort(context, error)
+        return cluster_status_to_proto(await self._view.status())
+
+    async def WatchStatus(self, request: pb.WatchStatusRequest, context: grpc.aio.ServicerContext) -> None:
+        interval = request.interval_seconds or 1.0
+        if not math.isfinite(interval) or interval < LEAST_INTERVAL_S:
+            await status.abort(
+                context,
+                InvalidArgument(
+                    f"interval_seconds is {interval}; allowed is {LEAST_INTERVAL_S} or more", field="interval_seconds"
+                ),
+            )
+        while self._driver.state != "draining":
+            await context.write(cluster_status_to_proto(await self._view.status()))
+            await asyncio.sleep(interval)
+
+    async def SetPoolSize(
+        self, request: pb.SetPoolSizeRequest, context: grpc.aio.ServicerContext
+    ) -> pb.SetPoolSizeResponse:
+        try:
+            sizes: dict[PoolName, int] = {pool: getattr(request, pool) for pool in POOLS if request.HasField(pool)}
+            for pool, size in sizes.items():
+                least = 1 if pool == "decode" else 0
+                if not least <= size <= MAX_POOL:
+                    raise InvalidArgument(f"{pool} is {size}; allowed is {least} to {MAX_POOL}", field=pool)
+            await self._registry.set_desired(sizes)
+            desired = await self._view.desired()
+        except KvRelayError as error:
+            await status.abort(context, error)
+        return pb.SetPoolSizeResponse(**desired)
+
+    async def DrainWorker(
+        self, request: pb.DrainWorkerRequest, context: grpc.aio.ServicerContext
+    ) -> pb.DrainWorkerResponse:
+        try:
+            (worker_id,) = _named(await self._known(), [request.worker_id])
+            await self._registry.request_drain(worker_id)
+        except KvRelayError as error:
+            await status.abort(context, error)
+        return pb.DrainWorkerResponse()
+
+    async def RestartWorkers(
+        self, request: pb.RestartWorkersRequest, context: grpc.aio.ServicerContext
+    ) -> pb.RestartWorkersResponse:
+        try:
+            roles = [name for name in request.names if name in ROLES] if request.names else ROLES
+            known = await self._known()
+            chosen = {worker_id for worker_id, role in known.items() if role in roles}
+            chosen.update(_named(known, [name for name in request.names if name not in ROLES]))
+            await self._registry.request_restart(chosen)
+        except KvRelayError as error:
+            await status.abort(context, error)
+        return pb.RestartWorkersResponse(worker_ids=sorted(chosen))
+
+    async def _known(self) -> dict[str, Role]:
+        """Workers by name, with what they are for. Raises Unavailable."""
+        standbys: dict[str, Role] = {one.worker_id: "standby" for one in await self._registry.standbys()}
+        return standbys | {one.worker_id: one.pool for one in self._driver.known}
+
+
+def _named(known: Mapping[str, Role], names: Sequence[str]) -> Sequence[str]:
+    """The names, if there are such workers. Raises NotFound."""
+    for name in names:
+        if name not in known:
+            raise NotFound(
+                f"worker {name!r:.100} is not known; there are: {', '.join(known) or 'none'}", field="worker_id"
+            )
+    return names

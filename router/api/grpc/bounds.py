@@ -1,0 +1,23 @@
+"""How many entries the repeated fields of requests may have. A field without a bound takes none."""
+
+from __future__ import annotations
+
+from kvrelay.protocol import MAX_FEATURES
+from kvrelay.sampling_limits import MAX_LOGIT_BIAS, MAX_STOP_TOKENS
+from kvrelay.wire.field_bounds import Bounds
+from router.api.grpc.admin import MAX_POOL
+from router.frontend.validation import MAX_MESSAGES, MAX_STOPS
+
+
+def field_bounds(max_model_len: int) -> Bounds:
+    """By the full names of the fields."""
+    return {
+        "kvrelay.v1.GenerateRequest.messages": MAX_MESSAGES,
+        "kvrelay.v1.GenerateRequest.token_ids": max_model_len,
+        "kvrelay.v1.GenerateRequest.resume": max_model_len,
+        "kvrelay.v1.SamplingParams.stop": MAX_STOPS,
+        "kvrelay.v1.SamplingParams.stop_token_ids": MAX_STOP_TOKENS,
+        "kvrelay.v1.SamplingParams.logit_bias": MAX_LOGIT_BIAS,
+        "kvrelay.v1.RestartWorkersRequest.names": 2 * MAX_POOL,
+        "kvrelay.v1.Protocol.features": MAX_FEATURES,
+    }

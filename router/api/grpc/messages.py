@@ -1,0 +1,92 @@
+"""How the messages of gRPC calls come in: within bounds of time, memory and number of fields."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf import descriptor_pool
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import DecodeError
+
+from kvrelay.errors import DeadlineExceeded, InvalidArgument, KvRelayError
+from kvrelay.tenants import ANONYMOUS, Tenant
+from kvrelay.wire import status
+from kvrelay.wire.field_bounds import Bounds, check_fields
+from router.api.grpc.auth import OPEN_METHOD, caller
+from router.api.grpc.receive_slots import ReceiveSlots
+from router.runtime.loop_slices import LoopSlices
+
+RECEIVE_S = 20.0  # for a message to come, and to wait until it may
+MAX_PROBE_BYTES = 1024  # of a message that needs no token
+_STRANGER = Tenant("")  # who asks for an open method; a tenant's name is never empty where there are tokens
+
+
+class GrpcMessages(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc.aio has no types
+    """Reads the message of each method that takes one.
+
+    By itself gRPC would read any number of messages before their handlers begin, wait for one without end, make an
+    object of each entry of a repeated field, and answer what it cannot read, such as text that is not UTF-8, with
+    INTERNAL, as to a mistake of ours.
+    """
+
+    def __init__(self, bounds: Bounds, slices: LoopSlices) -> None:
+        """`bounds` has each repeated field of the methods' messages."""
+        self._bounds = bounds
+        self._slices = slices
+        self._receiving = ReceiveSlots()
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
+        handler = await continuation(details)
+        if handler is None or handler.request_streaming:
+            return handler
+        method = handler.unary_stream if handler.response_streaming else handler.unary_unary
+        kind = request_of(details.method)
+        tenant = _STRANGER if details.method == OPEN_METHOD else caller.get(ANONYMOUS)
+
+        async def read(_: object, context: grpc.aio.ServicerContext) -> None:
+            try:
+                message = await self._message(context, tenant, kind, handler.request_deserializer, details.method)
+            except KvRelayError as error:
+                await status.abort(context, error)
+            answer = await method(message, context)
+            if answer is not None:  # the method does not stream
+                await context.write(answer)
+
+        # On the wire a call with one message is a stream of one. So the message is read when there is room for it.
+        return grpc.stream_stream_rpc_method_handler(read, response_serializer=handler.response_serializer)
+
+    async def _message(
+        self,
+        context: grpc.aio.ServicerContext,
+        tenant: Tenant,
+        kind: Descriptor,
+        deserialize: Callable[[bytes], Any],
+        method: str,
+    ) -> Any:
+        """Raises InvalidArgument, ResourceExhausted, DeadlineExceeded."""
+        try:
+            async with asyncio.timeout(RECEIVE_S), self._receiving.slot(tenant):
+                data = await context.read()
+                if data is grpc.aio.EOF:
+                    raise InvalidArgument(f"{method} takes one message, and the call had none")
+                if method == OPEN_METHOD and len(data) > MAX_PROBE_BYTES:
+                    raise InvalidArgument(f"{method} takes {MAX_PROBE_BYTES} bytes at most, and {len(data)} came")
+                await self._slices.run(tenant, check_fields(data, kind, self._bounds))
+                return deserialize(data)
+        except TimeoutError:
+            raise DeadlineExceeded(f"the message did not come within {RECEIVE_S:g} s; send it faster") from None
+        except DecodeError:
+            text = f"the {len(data)} bytes are no message of {method}, or text in it is not UTF-8"
+            raise InvalidArgument(text) from None
+
+
+def request_of(method: str) -> Descriptor:
+    """What a method that is registered takes, /SERVICE/METHOD."""
+    _, service, name = method.split("/")
+    found: Descriptor = descriptor_pool.Default().FindServiceByName(service).methods_by_name[name].input_type
+    return found

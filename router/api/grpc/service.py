@@ -1,0 +1,57 @@
+"""The public gRPC door: kvrelay.v1.InferenceService."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+
+from kvrelay.clock import Clock
+from kvrelay.errors import DeadlineExceeded, KvRelayError
+from kvrelay.wire import status
+from kvrelay.wire.inference import (
+    InferenceServiceServicer,
+    models_to_proto,
+    pb,
+    request_from_proto,
+    response_to_proto,
+)
+from router.api.grpc.auth import caller
+from router.frontend.frontend import Intake
+from router.frontend.waiting_room import WaitingRoom
+
+READ_GRACE_S = 1.0  # past the deadline, for the client to take what is there
+
+
+class InferenceService(InferenceServiceServicer):
+    def __init__(self, intake: Intake, clock: Clock, waiting_room: WaitingRoom) -> None:
+        self._intake = intake
+        self._clock = clock
+        self._waiting_room = waiting_room
+
+    async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
+        arrival = self._clock.now()
+        try:
+            stream = await self._intake.open(
+                request_from_proto(request), caller.get(), arrival, context.time_remaining(), _traceparent(context)
+            )
+            try:
+                async with asyncio.timeout(stream.request.deadline - arrival + READ_GRACE_S):
+                    async for response in stream.responses():
+                        await context.write(response_to_proto(response))
+            finally:
+                self._intake.cancel(stream)
+        except TimeoutError:
+            await status.abort(context, DeadlineExceeded("the client did not read its answer before the deadline"))
+        except KvRelayError as error:
+            self._waiting_room.refused(caller.get().name)
+            await status.abort(context, error)
+
+    async def ListModels(
+        self, request: pb.ListModelsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ListModelsResponse:
+        return models_to_proto([self._intake.card.info])
+
+
+def _traceparent(context: grpc.aio.ServicerContext) -> str:
+    return next((value for key, value in context.invocation_metadata() or () if key == "traceparent"), "")

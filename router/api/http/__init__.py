@@ -1,0 +1,1 @@
+"""The HTTP endpoints: OpenAI's API, health, metrics and the dashboard."""

@@ -1,0 +1,68 @@
+"""Accepts HTTP connections: TLS handshakes have a time and a number, and idle connections make room for new ones."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+
+from kvrelay.process.telemetry import get_logger
+
+HANDSHAKE_S = 10.0
+MAX_HANDSHAKES = 256  # under way at one time; the oldest makes room for the next
+BACKLOG = 2048
+PER_ROUND = 8  # connections that one round of the event loop opens
+PAUSE_S = 0.5  # after an accept that failed, mostly for want of file descriptors
+
+log = get_logger("router.http")
+
+
+class Acceptor:
+    """Takes connections from a listening socket, which stays its owner's to close."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        make_protocol: Callable[[], asyncio.Protocol],
+        context: ssl.SSLContext | None,
+    ) -> None:
+        self._listener = listener
+        self._make_protocol = make_protocol
+        self._context = context
+        self._handshakes: dict[asyncio.Task[None], None] = {}  # oldest first
+
+    async def run(self) -> None:
+        """Accepts until cancelled; then no handshake is left."""
+        self._listener.setblocking(False)
+        try:
+            while True:
+                for _ in range(PER_ROUND):
+                    await self._accept()
+                await asyncio.sleep(0)  # an accept that need not wait does not let others run
+        finally:
+            for task in self._handshakes:
+                task.cancel()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            connection, _ = await loop.sock_accept(self._listener)
+        except OSError as error:
+            log.warning("accept_failed", reason=str(error), pause_s=PAUSE_S)
+            await asyncio.sleep(PAUSE_S)
+            return
+        if len(self._handshakes) >= MAX_HANDSHAKES:
+            next(iter(self._handshakes)).cancel()
+        task = loop.create_task(self._open(connection))
+        self._handshakes[task] = None
+        task.add_done_callback(self._handshakes.pop)
+
+    async def _open(self, connection: socket.socket) -> None:
+        timeout_s = None if self._context is None else HANDSHAKE_S
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._make_protocol, connection, ssl=self._context, ssl_handshake_timeout=timeout_s
+            )
+        except OSError:  # of the peer: it speaks no TLS, shows no certificate, or says nothing
+            connection.close()

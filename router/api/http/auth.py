@@ -1,0 +1,87 @@
+"""Authentication on HTTP: in front of every route, and of paths that are none."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kvrelay.config.schema import is_loopback
+from kvrelay.errors import KvRelayError, PermissionDenied
+from kvrelay.tenants import ANONYMOUS, ANY_ROLE
+from router.api.http.errors import error_response
+from router.frontend.access import Access
+from router.frontend.waiting_room import WaitingRoom
+
+
+class HttpAccess:
+    """Leaves the caller's tenant in `scope["state"]["tenant"]`; which role a route needs is the route's own to say.
+
+    Where nobody needs a token, whoever can reach the port is let in, and a page of any site that somebody on this
+    machine looks at can reach it. So a request that a browser makes for another site is refused: by its Origin, and by
+    a Host that is not this machine's, which a name that was made to point here (DNS rebinding) is not.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        access: Access,
+        open_paths: Collection[str],
+        address: str,
+        waiting_room: WaitingRoom,
+    ) -> None:
+        """`open_paths` need no token; `address` is what is listened on, HOST:PORT."""
+        self._app = app
+        self._access = access
+        self._open_paths = frozenset(open_paths)
+        self._host = _host_name(address)
+        self._waiting_room = waiting_room
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "http", "websockets and lifespan are off"
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        try:
+            if self._access.open:
+                self._check_site(scope["scheme"], _values(headers, b"host"), _values(headers, b"origin"))
+            tenant = ANONYMOUS
+            if scope["path"] not in self._open_paths:
+                tenant = self._access.admit(_values(headers, b"authorization"), ANY_ROLE)
+        except KvRelayError as error:
+            response = error_response(error)
+            response.headers["x-request-id"] = uuid.uuid4().hex
+            if not await self._waiting_room.stranger():
+                response.headers["connection"] = "close"
+            await response(scope, receive, send)
+            return
+        scope["state"]["tenant"] = tenant
+        await self._app(scope, receive, send)
+
+    def _check_site(self, scheme: str, hosts: list[str], origins: list[str]) -> None:
+        """Raises PermissionDenied."""
+        name = _host_name(hosts[0]) if len(hosts) == 1 else None
+        if name is None or not (name == self._host or is_loopback(f"{name}:0")):
+            shown = ", ".join(hosts)[:100] or "missing"
+            raise PermissionDenied(
+                f"the header Host is {shown!r}; without a tokens file this port is for localhost and {self._host} only",
+                field="host",
+            )
+        if origins and origins != [f"{scheme}://{hosts[0]}"]:
+            raise PermissionDenied(
+                f"a page of {origins[0]!r:.100} asks, which is not served here; give the cluster a tokens file, or ask "
+                "from elsewhere than a browser",
+                field="origin",
+            )
+
+
+def _values(headers: list[tuple[bytes, bytes]], name: bytes) -> list[str]:
+    return [value.decode("latin-1") for key, value in headers if key == name]
+
+
+def _host_name(host: str) -> str | None:
+    """Of HOST or HOST:PORT; None for what is neither."""
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None

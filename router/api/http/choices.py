@@ -1,0 +1,168 @@
+"""The answers to one HTTP request, of which each prompt has `n`, as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+from kvrelay.errors import InvalidArgument, NotFound
+from kvrelay.tenants import Tenant
+from kvrelay.types import Path, Usage
+from kvrelay.wire.inference import GenerateResponse
+from router.api.http.requests import Completion
+from router.api.http.responses import LogprobsText, chat_logprobs, completion_logprobs
+from router.frontend.frontend import Intake
+from router.frontend.validation import DEFAULT_MAX_TOKENS
+from router.runtime.stream import Stream
+
+MAX_SCORES = 2**21  # logprobs of one request
+Logprobs = dict[str, Any] | None
+
+
+class Choices:
+    def __init__(self, intake: Intake, completion: Completion, streams: Sequence[Stream]) -> None:
+        self._intake = intake
+        # An answer may take minutes, and its prompt is needed only to be repeated.
+        self.completion = completion if completion.echo else completion.without_prompts()
+        self._streams = streams
+        self._offsets = [0] * len(streams)  # characters of each answer so far
+        self._texts: dict[int, str] = {}
+
+    @classmethod
+    async def open(
+        cls, intake: Intake, completion: Completion, tenant: Tenant, arrival: float, traceparent: str = ""
+    ) -> Choices:
+        """Raises what Intake.open raises, for the first prompt that it raises for; none is running then.
+
+        Raises NotFound for texts that a model without a tokenizer cannot give.
+        """
+        _check_texts(intake, completion)
+        _check_scores(completion)
+        streams: list[Stream] = []
+        try:
+            token_ids: tuple[int, ...] = ()
+            for number, request in enumerate(completion.requests):
+                if number % completion.n == 0:  # the first choice of a prompt
+                    # What is checked is the id that the client gave; those of the choices are longer.
+                    named = replace(request, request_id=completion.request_id)
+                    token_ids = await intake.tokenize(named, tenant, completion.n)
+                if streams:
+                    await asyncio.sleep(0)  # each names the blocks of its prompt, which may be long
+                streams.append(await intake.admit(request, token_ids, tenant, arrival, None, traceparent))
+        except BaseException:
+            for stream in streams:
+                intake.cancel(stream)
+            raise
+        return cls(intake, completion, streams)
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    async def echoes(self) -> list[str]:
+        """For each choice the text of its prompt."""
+        n = self.completion.n
+        texts = [
+            one.prompt if one.prompt is not None else await self._intake.text.decode(one.token_ids)
+            for one in self.completion.requests[::n]
+        ]
+        return [text for text in texts for _ in range(n)]
+
+    def usage(self, index: int, response: GenerateResponse) -> Usage:
+        """Of the choice `index`, up to and with this response."""
+        return replace(self._streams[index].usage(), completion_tokens=response.index + len(response.token_ids))
+
+    @property
+    def path(self) -> Path | None:
+        return self._streams[0].path
+
+    def cancel(self) -> None:
+        for stream in self._streams:
+            self._intake.cancel(stream)
+
+    async def begun(self) -> None:
+        """Until the first answer has a token. Raises its error if it ends without."""
+        await self._streams[0].begun()
+
+    async def whole(self) -> tuple[list[GenerateResponse], list[LogprobsText | None]]:
+        """Each answer as one response, and its logprobs as they are sent."""
+        parts: list[list[GenerateResponse]] = [[] for _ in self._streams]
+        scores: list[LogprobsText | None] = [None] * len(self._streams)
+        async for index, response, logprobs in self.responses():
+            parts[index].append(replace(response, logprobs=()))
+            if logprobs is not None:
+                # Written as they come: those of a long answer, all at once, would hold up the event loop.
+                written = scores[index] = scores[index] or LogprobsText()
+                written.add(logprobs)
+        return [_joined(one) for one in parts], scores
+
+    async def responses(self) -> AsyncGenerator[tuple[int, GenerateResponse, Logprobs], None]:
+        """(index of the choice, what came of it, its logprobs in OpenAI's shape). Raises the first error of any."""
+        # One place: a client that reads slowly leaves the tokens in the streams, where they are joined.
+        merged: asyncio.Queue[tuple[int, GenerateResponse | Exception]] = asyncio.Queue(maxsize=1)
+
+        async def feed(index: int, stream: Stream) -> None:
+            try:
+                async for response in stream.responses():
+                    await merged.put((index, response))
+            except Exception as error:  # noqa: BLE001 - the reader raises it
+                await merged.put((index, error))
+
+        feeders = [asyncio.create_task(feed(index, one)) for index, one in enumerate(self._streams)]
+        try:
+            remaining = len(feeders)
+            while remaining:
+                index, response = await merged.get()
+                if isinstance(response, Exception):
+                    raise response
+                remaining -= response.finish_reason is not None
+                yield index, response, await self._logprobs(index, response)
+        finally:
+            for task in feeders:
+                task.cancel()
+
+    async def _logprobs(self, index: int, response: GenerateResponse) -> Logprobs:
+        if not response.logprobs:
+            return None
+        wanted = {*response.token_ids, *(token_id for one in response.logprobs for token_id, _ in one.top)}
+        for token_id in wanted - self._texts.keys():
+            self._texts[token_id] = await self._intake.text.decode([token_id])
+        if self.completion.chat:
+            return chat_logprobs(response.token_ids, self._texts, response.logprobs)
+        offset = self._offsets[index]
+        self._offsets[index] += sum(len(self._texts[one]) for one in response.token_ids)
+        return completion_logprobs(response.token_ids, self._texts, response.logprobs, offset)
+
+
+def _joined(parts: Sequence[GenerateResponse]) -> GenerateResponse:
+    return replace(
+        parts[-1],
+        index=parts[0].index,
+        token_ids=tuple(chain.from_iterable(one.token_ids for one in parts)),
+        text="".join(one.text for one in parts),
+    )
+
+
+def _check_scores(completion: Completion) -> None:
+    """Logprobs of all choices stay here until their client takes them. Raises InvalidArgument for too many."""
+    options = completion.requests[0].sampling
+    if options.logprobs is None:
+        return
+    tokens = DEFAULT_MAX_TOKENS if options.max_tokens is None else options.max_tokens
+    scores = len(completion.requests) * tokens * (1 + options.logprobs)
+    if scores > MAX_SCORES:
+        raise InvalidArgument(
+            f"{len(completion.requests)} choices of {tokens} tokens with {options.logprobs} logprobs each are "
+            f"{scores} numbers; allowed are {MAX_SCORES} in one request, so ask for fewer",
+            field="logprobs",
+        )
+
+
+def _check_texts(intake: Intake, completion: Completion) -> None:
+    """Before anything runs, which would run in vain."""
+    wanted = {"echo": completion.echo, "logprobs": completion.requests[0].sampling.logprobs is not None}
+    for field, given in wanted.items():
+        if given and not intake.text.has_tokenizer:
+            raise NotFound(f"this model has no tokenizer to tell texts with; leave {field} out", field=field)

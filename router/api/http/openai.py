@@ -1,0 +1,273 @@
+"""The HTTP door, in OpenAI's words."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+import kvrelay
+from kvrelay.clock import Clock
+from kvrelay.errors import Cancelled, InvalidArgument, KvRelayError
+from kvrelay.process.telemetry import get_logger
+from kvrelay.tenants import ANY_ROLE
+from kvrelay.wire.inference import GenerateResponse
+from router.api.http.auth import HttpAccess
+from router.api.http.body import Bodies
+from router.api.http.choices import Choices
+from router.api.http.errors import http_error, typed, unexpected
+from router.api.http.openapi import describe
+from router.api.http.pacing import HttpPace
+from router.api.http.requests import (
+    Completion,
+    Json,
+    parse_chat,
+    parse_completion,
+    parse_detokenize,
+    parse_tokenize,
+)
+from router.api.http.responses import DONE, Head, Shape, error_body, event, tokenized_steps
+from router.frontend.access import Access
+from router.frontend.frontend import Intake
+from router.frontend.tokenization import TokenBound
+from router.frontend.validation import check_messages, check_model, check_text, check_token_ids
+from router.frontend.waiting_room import WaitingRoom
+from router.observability.dashboard import StatusPage
+from router.observability.exposition import Exposition
+from router.observability.metrics import Metrics
+from router.observability.tenant_metrics import TenantMetrics
+from router.runtime.driver import Driver
+from router.runtime.loop_slices import LoopSlices
+
+T = TypeVar("T")
+MAX_CONVERTED = 2**17  # tokens of one request to /tokenize or /detokenize, or as many as the context holds
+_STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # the latter is nginx's
+
+log = get_logger("router.openai")
+
+
+def build_app(
+    intake: Intake,
+    driver: Driver,
+    metrics: Metrics,
+    tenant_metrics: TenantMetrics,
+    clock: Clock,
+    page: StatusPage,
+    access: Access,
+    waiting_room: WaitingRoom,
+    address: str,
+    slices: LoopSlices,
+) -> Starlette:
+    """`address` is what is listened on, HOST:PORT."""
+    door = OpenAiDoor(intake, driver, metrics, tenant_metrics, clock, slices)
+    # A probe and a browser's address bar send no token: what they get says nothing of who asks for what.
+    in_the_open = [Route("/health", typed(door.health), methods=["GET"]), *page.files()]
+    routes = [
+        *in_the_open,
+        Route("/v1/models", typed(door.models), methods=["GET"]),
+        Route("/v1/models/{id:path}", typed(door.model), methods=["GET"]),
+        Route("/v1/completions", typed(door.completions), methods=["POST"]),
+        Route("/v1/chat/completions", typed(door.chat), methods=["POST"]),
+        Route("/tokenize", typed(door.tokenize), methods=["POST"]),
+        Route("/detokenize", typed(door.detokenize), methods=["POST"]),
+        Route("/metrics", typed(door.metrics, ANY_ROLE), methods=["GET"]),
+        Route("/version", typed(door.version, ANY_ROLE), methods=["GET"]),
+        Route("/openapi.json", typed(door.openapi, ANY_ROLE), methods=["GET"]),
+        Route("/status.json", typed(page.status, ANY_ROLE), methods=["GET"]),
+    ]
+    open_paths = [one.path for one in in_the_open]
+    guards = [
+        Middleware(HttpAccess, access=access, open_paths=open_paths, address=address, waiting_room=waiting_room),
+        Middleware(HttpPace, waiting_room=waiting_room),
+    ]
+    app = Starlette(routes=routes, middleware=guards, exception_handlers={HTTPException: http_error})
+    app.router.redirect_slashes = False  # to where a Host header says
+    return app
+
+
+class OpenAiDoor:
+    def __init__(
+        self,
+        intake: Intake,
+        driver: Driver,
+        metrics: Metrics,
+        tenant_metrics: TenantMetrics,
+        clock: Clock,
+        slices: LoopSlices,
+    ) -> None:
+        self._intake = intake
+        self._driver = driver
+        self._exposition = Exposition(metrics.registry, tenant_metrics, clock)
+        self._clock = clock
+        self._slices = slices
+        self._bodies = Bodies(slices)
+        self._started = int(time.time())
+
+    async def completions(self, request: Request) -> Response:
+        return await self._generate(request, parse_completion)
+
+    async def chat(self, request: Request) -> Response:
+        return await self._generate(request, parse_chat)
+
+    async def models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        check_model(request.path_params["id"], self._intake.card)
+        return JSONResponse(self._model())
+
+    def _model(self) -> Json:
+        return {
+            "id": self._intake.card.info.id,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "kvrelay",
+            "max_model_len": self._intake.max_model_len,
+            "vocab_size": self._intake.card.vocab_size,
+        }
+
+    async def version(self, request: Request) -> Response:
+        return JSONResponse({"version": kvrelay.__version__})
+
+    async def openapi(self, request: Request) -> Response:
+        return JSONResponse(describe(kvrelay.__version__))
+
+    async def tokenize(self, request: Request) -> Response:
+        tenant = request.state.tenant
+        self._intake.limits.check_request(tenant, self._clock.now())
+        text = self._intake.text
+        most = self._most_converted
+        bound = TokenBound(most, f"{most} are tokenized in one request")
+        async with self._bodies.parsed(request, lambda body, _: parse_tokenize(body)) as asked:
+            check_model(asked.model, self._intake.card)
+            self._intake.limits.take_request(tenant, self._clock.now())
+            if asked.prompt is None:
+                check_messages(asked.messages)
+                tokens = await text.encode_chat(asked.messages, tenant, bound)
+            else:
+                check_text("prompt", asked.prompt)
+                tokens = await text.encode(asked.prompt, asked.add_special_tokens, tenant, bound)
+        spell = text.spell if asked.return_token_strs else None
+        steps = tokenized_steps(tokens, self._intake.max_model_len, spell)
+        return Response(await self._slices.run(tenant, steps), media_type="application/json")
+
+    @property
+    def _most_converted(self) -> int:
+        """Tokens that one request may have turned to text, or text to."""
+        return max(self._intake.max_model_len, MAX_CONVERTED)
+
+    async def detokenize(self, request: Request) -> Response:
+        tenant = request.state.tenant
+        self._intake.limits.check_request(tenant, self._clock.now())
+        async with self._bodies.parsed(request, lambda body, _: parse_detokenize(body)) as (model, tokens):
+            check_model(model, self._intake.card)
+        if len(tokens) > self._most_converted:
+            raise InvalidArgument(
+                f"tokens has {len(tokens)} entries; allowed are {self._most_converted} in one request", field="tokens"
+            )
+        check_token_ids("tokens", tokens, self._intake.card)
+        self._intake.limits.take_request(tenant, self._clock.now())
+        return JSONResponse({"prompt": await self._intake.text.decode(tokens, tenant)})
+
+    async def health(self, request: Request) -> Response:
+        state = self._driver.state
+        return JSONResponse({"status": state}, status_code=200 if state == "ready" else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._exposition.text(request.state.tenant), media_type=CONTENT_TYPE_LATEST)
+
+    async def _generate(self, request: Request, parse: Callable[[Json, str], Completion]) -> Response:
+        arrival = self._clock.now()
+        tenant, traceparent = request.state.tenant, request.headers.get("traceparent", "")
+        self._intake.check_caller(tenant)
+        async with self._bodies.parsed(request, parse) as completion:
+            choices = await Choices.open(self._intake, completion, tenant, arrival, traceparent)
+        completion = choices.completion
+        request.state.request_id = completion.request_id  # which has been checked
+        try:
+            head = Head(
+                id=("chatcmpl-" if completion.chat else "cmpl-") + request.state.request_id,
+                created=int(time.time()),
+                model=self._intake.card.info.id,
+            )
+            shape = Shape(completion, head, await choices.echoes() if completion.echo else ())
+            if not completion.stream:
+                answers, logprobs = await _unless_gone(request, choices.whole())
+                body = await self._slices.run(tenant, shape.whole(answers, logprobs))
+                headers = {"x-kvrelay-path": answers[0].path or ""}
+                return Response(body, media_type="application/json", headers=headers)
+            await _unless_gone(request, choices.begun())  # until then an error still has a status of its own
+        except BaseException:
+            choices.cancel()
+            raise
+        return _EventStream(choices, _events(completion, shape, choices, request.state.request_id))
+
+
+class _EventStream(StreamingResponse):
+    """Ends the generation also when its events are never asked for, since the connection was lost before."""
+
+    def __init__(self, choices: Choices, events: AsyncIterator[str]) -> None:
+        headers = _STREAM_HEADERS | {"x-kvrelay-path": choices.path or ""}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self._choices = choices
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._choices.cancel()
+
+
+async def _events(completion: Completion, shape: Shape, choices: Choices, request_id: str) -> AsyncIterator[str]:
+    """The server-sent events of a stream; leaving it ends the generation."""
+    try:
+        ends: dict[int, GenerateResponse] = {}
+        async with aclosing(choices.responses()) as responses:
+            async for index, response, logprobs in responses:
+                last = ""
+                if response.finish_reason is not None:
+                    ends[index] = response
+                    if len(ends) == len(choices) and not completion.include_usage:
+                        last = shape.last_members([ends[one] for one in sorted(ends)])
+                usage = choices.usage(index, response) if completion.continuous_usage else None
+                yield shape.chunk(index, response, logprobs, usage, last)
+        if completion.include_usage:
+            yield shape.usage_chunk([ends[one] for one in sorted(ends)])
+    except KvRelayError as error:
+        yield event(error_body(error))
+    except Exception:
+        log.exception("unexpected error", request=request_id)
+        yield event(error_body(unexpected(request_id)))
+    finally:
+        choices.cancel()
+    yield DONE
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client disconnects. Raises Cancelled then."""
+    task = asyncio.create_task(work)
+    watch = asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Cancelled("the client closed the connection")
+        return await task
+    finally:
+        for one in (task, watch):
+            one.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

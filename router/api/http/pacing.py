@@ -1,0 +1,59 @@
+"""Pacing on HTTP: polls and refusals of one tenant leave the event loop to the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kvrelay.errors import KvRelayError, ResourceExhausted
+from kvrelay.tenants import Tenant
+from router.api.http.errors import error_response
+from router.api.http.protocol import MAX_CONNECTIONS
+from router.frontend.waiting_room import WaitingRoom
+
+MAX_REQUESTS = MAX_CONNECTIONS // 4  # of one tenant at one time, so that none takes all connections
+
+
+class HttpPace:
+    """Behind `HttpAccess`, which says whose request it is."""
+
+    def __init__(self, app: ASGIApp, waiting_room: WaitingRoom) -> None:
+        self._app = app
+        self._waiting_room = waiting_room
+        self._running: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        tenant: Tenant = scope["state"]["tenant"]
+        if not tenant.name:  # nobody is told apart
+            await self._app(scope, receive, send)
+            return
+        self._running[tenant.name] += 1
+        try:
+            await self._paced(tenant, scope, receive, send)
+        finally:
+            self._running[tenant.name] -= 1
+            if not self._running[tenant.name]:
+                del self._running[tenant.name]
+
+    async def _paced(self, tenant: Tenant, scope: Scope, receive: Receive, send: Send) -> None:
+        poll = scope["method"] != "POST"
+        await self._waiting_room.tenant(tenant.name, poll)
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] >= 400 and not poll:
+                self._waiting_room.refused(tenant.name)
+            await send(message)
+
+        if self._running[tenant.name] > MAX_REQUESTS:
+            await self._refuse(tenant, scope, receive, counted)
+        else:
+            await self._app(scope, receive, counted)
+
+    async def _refuse(self, tenant: Tenant, scope: Scope, receive: Receive, send: Send) -> None:
+        error: KvRelayError = ResourceExhausted(
+            f"tenant {tenant.name} has more than {MAX_REQUESTS} HTTP requests under way on this router; wait for some "
+            "to end, or use another router",
+            retry_after_s=1.0,
+        )
+        await error_response(error)(scope, receive, send)

@@ -1,0 +1,218 @@
+"""OpenAI's response bodies. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import asdict, dataclass
+from json.encoder import encode_basestring_ascii
+from typing import Any
+
+from kvrelay.errors import KvRelayError
+from kvrelay.types import Ledger, TokenLogprobs, Usage
+from kvrelay.wire.inference import GenerateResponse
+from router.api.http.requests import Completion
+
+Json = dict[str, Any]
+_TOKENS_AT_ONCE = 512
+_TOKEN_COST = 32  # of a token that is written and spelled, to router.runtime.loop_slices
+DONE = "data: [DONE]\n\n"
+
+
+def to_json(body: object) -> str:
+    """In ASCII: some clients take U+2028 and its like for the end of a line, and so of an event."""
+    return json.dumps(body, separators=(",", ":"))
+
+
+def event(body: object) -> str:
+    """As a server-sent event."""
+    return f"data: {to_json(body)}\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What all bodies of one answer have in common."""
+
+    id: str
+    created: int  # unix seconds
+    model: str
+
+
+class Shape:
+    """Bodies of one answer. A chunk of a stream is written around what all of them have in common."""
+
+    def __init__(self, completion: Completion, head: Head, echoes: Sequence[str]) -> None:
+        """`echoes`: for each choice what its text begins with; empty for none."""
+        self._completion = completion
+        self._head = head
+        self._echoes = echoes
+        opened = to_json(self._body([], chunk=True)).removesuffix("]}")
+        self._before = f'data: {opened}{{"index":'
+        usage = completion.include_usage and not completion.continuous_usage
+        self._after = ',"usage":null' if usage else ""
+        self._fingerprints: dict[int, str] = {}  # by choice
+
+    def chunk(
+        self, index: int, response: GenerateResponse, logprobs: Json | None, usage: Usage | None, last: str
+    ) -> str:
+        """The event for what one response adds to the choice `index`.
+
+        `usage`: of the choice so far, if the client wants it in each chunk. `last`: members that the last chunk has.
+        """
+        completion = self._completion
+        text = response.text
+        if completion.chat:
+            has_text = text or response.token_ids
+            content = f'"content":{encode_basestring_ascii(text)}' if has_text else ""
+            if response.index == 0:
+                content = f'"role":"assistant",{content}' if content else '"role":"assistant"'
+            said = f'"delta":{{{content}}}'
+        else:
+            if completion.echo and response.index == 0:
+                text = self._echoes[index] + text
+            said = f'"text":{encode_basestring_ascii(text)}'
+        ids = f',"token_ids":{to_json(response.token_ids)}' if completion.return_token_ids else ""
+        finish = "null" if response.finish_reason is None else f'"{response.finish_reason}"'
+        scores = "null" if logprobs is None else to_json(logprobs)
+        told = self._after if usage is None else f',"usage":{to_json(usage_body([usage], 1))}'
+        if response.system_fingerprint:
+            self._fingerprints[index] = f',"system_fingerprint":{to_json(response.system_fingerprint)}'
+        told += self._fingerprints.get(index, "")
+        return f'{self._before}{index},{said},"logprobs":{scores},"finish_reason":{finish}{ids}}}]{told}{last}}}\n\n'
+
+    def last_members(self, answers: Sequence[GenerateResponse]) -> str:
+        """What the last chunk has beside its choice."""
+        return f',"kvrelay":{to_json(account(answers))}'
+
+    def usage_chunk(self, answers: Sequence[GenerateResponse]) -> str:
+        """The event after all choices."""
+        usage = usage_body(_usages(answers), self._completion.n)
+        return event(self._body([], chunk=True) | {"usage": usage, "kvrelay": account(answers)})
+
+    def whole(
+        self, answers: Sequence[GenerateResponse], logprobs: Sequence[LogprobsText | None]
+    ) -> Generator[int, None, str]:
+        """The body with all choices, each as one response that holds all of its answer; router.runtime.loop_slices' steps."""
+        choices = []
+        for index, (answer, one) in enumerate(zip(answers, logprobs, strict=True)):
+            choice: Json = {"index": index, "finish_reason": answer.finish_reason}
+            if self._completion.chat:
+                choice["message"] = {"role": "assistant", "content": answer.text}
+            else:
+                choice["text"] = self._echoes[index] + answer.text if self._completion.echo else answer.text
+            if self._completion.return_token_ids:
+                choice["token_ids"] = list(answer.token_ids)
+            scores = "null" if one is None else one.written()
+            choices.append(f'{to_json(choice)[:-1]},"logprobs":{scores}}}')
+            yield len(choices[-1])
+        usage = usage_body(_usages(answers), self._completion.n)
+        fingerprint = {"system_fingerprint": answers[0].system_fingerprint or None}
+        rest = fingerprint | {"usage": usage, "kvrelay": account(answers)}
+        body = to_json(self._body([], chunk=False) | rest)
+        return body.replace('"choices":[]', f'"choices":[{",".join(choices)}]', 1)
+
+    def _body(self, choices: list[Json], chunk: bool) -> Json:
+        name = "text_completion"
+        if self._completion.chat:
+            name = "chat.completion.chunk" if chunk else "chat.completion"
+        head = self._head
+        return {"id": head.id, "object": name, "created": head.created, "model": head.model, "choices": choices}
+
+
+def _usages(answers: Sequence[GenerateResponse]) -> list[Usage]:
+    return [one.usage for one in answers if one.usage is not None]
+
+
+def usage_body(usages: Sequence[Usage], n: int) -> Json:
+    """A prompt counts once, however many choices it has: `n`, one after the other."""
+    prompts = usages[::n]
+    prompt = sum(one.prompt_tokens for one in prompts)
+    completion = sum(one.completion_tokens for one in usages)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(one.cached_tokens for one in prompts)},
+    }
+
+
+def account(answers: Sequence[GenerateResponse]) -> Json | list[Json]:
+    """Path, reason and ledger of the answer; of several choices, a list in their order."""
+    found = [
+        {"request_id": one.request_id, "path": one.path, "why": one.why, "ledger": _ledger(one.ledger)}
+        for one in answers
+    ]
+    return found[0] if len(found) == 1 else found
+
+
+def _ledger(ledger: Ledger | None) -> Json | None:
+    return None if ledger is None else asdict(ledger) | {"phases": dict(ledger.phases)}
+
+
+def tokenized_steps(
+    tokens: Sequence[int], max_model_len: int, spell: Callable[[Sequence[int]], list[str]] | None
+) -> Generator[int, None, str]:
+    """The body that /tokenize answers with, in the steps of router.runtime.loop_slices; with `spell`, each token spelled."""
+    lists: dict[str, list[str]] = {name: [] for name in ("tokens", *([] if spell is None else ["token_strs"]))}
+    for start in range(0, len(tokens), _TOKENS_AT_ONCE):
+        part = tokens[start : start + _TOKENS_AT_ONCE]
+        lists["tokens"].append(to_json(part)[1:-1])
+        if spell is not None:
+            lists["token_strs"].append(to_json(spell(part))[1:-1])
+        yield len(part) * _TOKEN_COST
+    said = "".join(f',"{name}":[{",".join(parts)}]' for name, parts in lists.items())
+    return f'{{"count":{len(tokens)},"max_model_len":{max_model_len}{said}}}'
+
+
+def error_body(error: KvRelayError) -> Json:
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.code.openai_type,
+            "param": error.field,
+            "code": error.code.http_status,
+        }
+    }
+
+
+class LogprobsText:
+    """The logprobs of an answer that grows, in JSON."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[str]] = {}
+
+    def add(self, logprobs: Json) -> None:
+        """Of tokens that follow: lists by name, as the two functions below give them."""
+        for name, values in logprobs.items():
+            self._parts.setdefault(name, []).append(to_json(values)[1:-1])
+
+    def written(self) -> str:
+        return "{" + ",".join(f'"{name}":[{",".join(parts)}]' for name, parts in self._parts.items()) + "}"
+
+
+def completion_logprobs(
+    token_ids: Sequence[int], texts: dict[int, str], logprobs: Sequence[TokenLogprobs], offset: int
+) -> Json:
+    """`texts`: each token's own text. `offset`: characters of the answer before these tokens."""
+    offsets = []
+    for token_id in token_ids:
+        offsets.append(offset)
+        offset += len(texts[token_id])
+    return {
+        "tokens": [texts[one] for one in token_ids],
+        "token_logprobs": [one.logprob for one in logprobs],
+        "top_logprobs": [{texts[token_id]: logprob for token_id, logprob in one.top} for one in logprobs],
+        "text_offset": offsets,
+    }
+
+
+def chat_logprobs(token_ids: Sequence[int], texts: dict[int, str], logprobs: Sequence[TokenLogprobs]) -> Json:
+    def entry(token_id: int, logprob: float) -> Json:
+        return {"token": texts[token_id], "logprob": logprob, "bytes": list(texts[token_id].encode())}
+
+    return {
+        "content": [
+            entry(token_id, one.logprob) | {"top_logprobs": [entry(*top) for top in one.top]}
+            for token_id, one in zip(token_ids, logprobs, strict=True)
+        ]
+    }

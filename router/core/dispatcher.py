@@ -1,0 +1,462 @@
+"""All requests of one router and the workers that it knows: pure, like the lifecycles that it drives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, count
+
+from kvrelay.config.schema import ClusterConfig
+from kvrelay.engine.kvcache.block_hashes import HASH_BYTES, BlockHasher
+from kvrelay.errors import Code, FailedPrecondition, KvRelayError, Unavailable
+from kvrelay.messages import DRAINING, Event, Failed, HandedOff, Refused, Renew, Reserved, SequenceTokens, TokenBatch
+from kvrelay.tenants import Tenant
+from kvrelay.types import ModelVersion, WorkerInfo
+from router.core.admission import Admission, Rejection
+from router.core.effects import Effect, Notice, Preempted, Send
+from router.core.lifecycle import Lifecycle, Settings
+from router.core.path_policy import Assignment, Wait, assign
+from router.core.queueing.batch_slots import make_way, views_for
+from router.core.queueing.fair_queue import FairQueue, Share, Ticket
+from router.core.queueing.preemption import Preemption
+from router.core.request import Request
+from router.core.retry_budget import RetryBudget
+from router.core.throughput import Throughput
+from router.core.workers.link_health import handoff_failed
+from router.core.workers.quarantine import Quarantine
+from router.core.workers.worker_health import Sickness
+from router.core.workers.worker_table import Claim, Workers
+
+LOOK_S = 0.1  # after nobody was found who has to give way, until that is looked at again
+GONE_S = 30.0  # for a worker of the version of the model that began an answer, after the last one is gone
+
+
+@dataclass(slots=True)
+class _Entry:
+    life: Lifecycle
+    ticket: Ticket
+    share: Share
+    hasher: Callable[[int], BlockHasher]  # a new one for a block size
+    claim: Claim | None = None  # while it has workers
+    begun: float | None = None  # when it was given workers first; later by as long as it was preempted
+    attempt_begun: float = 0.0
+    fault_begun: float = 0.0  # when the attempt did that ended with the lifecycle's fault
+    preempted_at: float | None = None  # while it waits since it was
+    lone_since: float | None = None  # since when its version of the model has no worker, while another's has
+    hashers: dict[int, BlockHasher] = field(default_factory=dict)  # by block size, which pools may have unlike
+
+    def hashes(self, block_size: int) -> Sequence[bytes]:
+        """Of the sequence so far, without the model: they are for the index of one worker's blocks."""
+        if block_size not in self.hashers:
+            self.hashers[block_size] = self.hasher(block_size)
+        return self.hashers[block_size].extend(self.life.sequence)
+
+
+class Dispatcher:
+    """Holds every request from `submit` to its End, in a bounded queue until workers have room.
+
+    Each method takes the time and returns effects, to be carried out in order.
+    """
+
+    def __init__(self, config: ClusterConfig, *, hash_bytes: int = HASH_BYTES) -> None:
+        self._config = config
+        self._hash_bytes = hash_bytes
+        self._settings = Settings(config.router.max_attempts, config.transfer.lease_s, config.transfer.transport)
+        self._entries: dict[str, _Entry] = {}
+        self._running: dict[str, _Entry] = {}  # those with workers
+        self._suspects: dict[str, _Entry] = {}  # of these, those that may kill them
+        self._workers = Workers(config)
+        self._queue = FairQueue()
+        self._throughput = Throughput()
+        self._numbers = count(1)
+        self._attempts = count(1)  # no two attempts are alike, so none is taken for one of a former namesake
+        self._left = False  # whether a request has left its workers since the queue was last looked at
+        self._renew_at = 0.0
+        self._preempt_at = 0.0  # not before; looking costs as much as there are requests
+        self._wait = Wait("no decode worker is ready", no_worker=True)
+        self.admission = Admission(self._queue, self._throughput, config.router.max_queue)
+        self.preemptions = 0
+        self.quarantine = Quarantine()
+        self.retries = RetryBudget()
+
+    # What can be seen from outside
+
+    @property
+    def unfinished(self) -> int:
+        return len(self._entries)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def waiting_tokens(self) -> int:
+        return self._queue.tokens
+
+    @property
+    def workers(self) -> tuple[WorkerInfo, ...]:
+        return tuple(one.info for one in self._workers)
+
+    @property
+    def sick(self) -> tuple[Sickness, ...]:
+        return tuple(self._workers.health.sick())
+
+    # Requests
+
+    def submit(self, request: Request, now: float) -> tuple[Lifecycle, list[Effect]]:
+        """Raises FailedPrecondition for a request id that is live or a request in quarantine, ResourceExhausted."""
+        if request.request_id in self._entries:
+            raise FailedPrecondition(
+                f"request_id {request.client_id!r} is in use by a request that has not ended; choose another",
+                field="request_id",
+            )
+        self._check_quarantine(request, now)
+        self._check_model(request)
+        share = self._queue.share(request.tenant)
+        effects = [] if request.complete is not None else self._make_room(request, share, now)
+        life = Lifecycle(request, self._settings, self.retries)
+        life.timeline.mark("tokenize", now)
+        ticket = Ticket(next(self._numbers), request.request_id, request.priority, life.num_tokens)
+        hasher = partial(BlockHasher, salt=request.salt, hash_bytes=self._hash_bytes)
+        entry = self._entries[request.request_id] = _Entry(life, ticket, share, hasher)
+        if request.complete is not None:
+            return life, self._settle(entry, life.complete(request.complete, now), now)
+        return life, effects + self._settle(entry, [], now) + self._pump(now)
+
+    def check_room(self, tenant: Tenant, priority: int = 0) -> None:
+        """Raises ResourceExhausted when the queue is full and such a request would be the one that has to go."""
+        self.admission.check_room(self._queue.share(tenant), priority)
+
+    def cancel(self, request_id: str, error: KvRelayError, now: float) -> list[Effect]:
+        entry = self._entries.get(request_id)
+        return [] if entry is None else self._settle(entry, entry.life.cancel(error), now) + self._pump(now)
+
+    def stop(self, request_id: str, now: float) -> list[Effect]:
+        entry = self._entries.get(request_id)
+        return [] if entry is None else self._settle(entry, entry.life.complete("stop", now), now) + self._pump(now)
+
+    # Workers
+
+    def worker_found(self, info: WorkerInfo, now: float) -> list[Effect]:
+        """A worker can be reached. One with a known id has taken the place of its former self."""
+        effects = self.worker_lost(info.worker_id, now) if info.worker_id in self._workers else []
+        self._workers.add(info)
+        self._throughput.forget_rate()
+        return effects + self._pump(now)
+
+    def worker_lost(self, worker_id: str, now: float, expected: bool = False) -> list[Effect]:
+        """What it ran goes on elsewhere. That it was `expected` says nothing against the requests, nor against it."""
+        if worker_id not in self._workers:
+            return []
+        expected = self._workers.remove(worker_id).info.state == "draining" or expected
+        self._throughput.forget_rate()
+        effects: list[Effect] = []
+        begun = float("-inf")
+        for entry in list(self._running.values()):
+            if worker_id in entry.life.holders:
+                begun = max(begun, entry.attempt_begun)
+            effects += self._settle(entry, entry.life.worker_lost(worker_id, expected, now), now)
+            if entry.life.suspicion.guilty:
+                self.quarantine.add(entry.life.request, now)
+        if not expected:
+            effects += _notices((worker_id, self._workers.health.failed(worker_id, begun, "it was lost", now)))
+        return effects + self._pump(now)
+
+    def workers_changed(self, infos: Iterable[WorkerInfo], now: float) -> list[Effect]:
+        """News of workers that were found: their state and load."""
+        self._workers.update(infos)
+        return self._pump(now)
+
+    def on_event(self, worker_id: str, event: Event, now: float) -> list[Effect]:
+        if worker_id not in self._workers:
+            return []
+        if isinstance(event, TokenBatch):
+            effects = self._on_tokens(worker_id, event, now)
+        else:
+            effects = self._on_event(worker_id, event, now)
+        return effects + self._pump(now) if self._left and self._queue else effects
+
+    def tick(self, now: float) -> list[Effect]:
+        """To be called a few times in the least of lease, deadline and retry delays."""
+        effects: list[Effect] = []
+        for entry in list(self._entries.values()):
+            if now >= entry.life.request.deadline:
+                effects += self._expire(entry, now)
+            elif self._model_is_gone(entry, now):
+                effects += self._settle(entry, entry.life.cancel(_gone(entry.life)), now)
+            else:
+                effects += self._settle(entry, entry.life.tick(now), now)
+        if now >= self._renew_at:
+            self._renew_at = now + self._settings.lease_seconds / 4
+            effects += self._renewals()
+        return effects + _notices(*self._workers.health.judge(now)) + self._pump(now)
+
+    # Events
+
+    def _on_tokens(self, worker_id: str, batch: TokenBatch, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        self._workers.stepped(worker_id, batch, now)
+        troubled = self._workers.health.troubled(worker_id)
+        for sequence in batch.sequences:
+            entry = self._entries.get(sequence.request_id)
+            if entry is None:
+                continue
+            if sequence.prefill is not None or troubled:
+                effects += self._went_well(worker_id, entry, sequence, now)
+            effects += self._settle(entry, entry.life.on_event(worker_id, sequence, now), now)
+        return effects
+
+    def _went_well(self, worker_id: str, entry: _Entry, sequence: SequenceTokens, now: float) -> list[Effect]:
+        """The worker gave tokens of an attempt: the first, with the account of the prefill, or any while in trouble."""
+        if not entry.life.is_live(worker_id, sequence.attempt):
+            return []
+        self._workers.accepted(worker_id)
+        self._workers.prefilled(worker_id, entry.life, sequence, now)
+        health, at_fault = self._workers.health, entry.life.fault
+        notices = [(worker_id, health.succeeded(worker_id, entry.attempt_begun, now))]
+        if at_fault and at_fault != worker_id and sequence.token_ids:
+            text = f"it had no next token for a sequence for which {worker_id} has one"
+            notices.append((at_fault, health.failed(at_fault, entry.fault_begun, text, now)))
+        return _notices(*notices)
+
+    def _on_event(self, worker_id: str, event: Reserved | Refused | HandedOff | Failed, now: float) -> list[Effect]:
+        entry = self._entries.get(event.request_id)
+        if entry is None or not entry.life.is_live(worker_id, event.attempt):
+            return []
+        placed = entry.life.assignment
+        assert placed is not None, "a live attempt has workers"
+        effects = self._settle(entry, entry.life.on_event(worker_id, event, now), now)
+        if (isinstance(event, Failed) and event.drains) or (isinstance(event, Refused) and event.reason == DRAINING):
+            self._workers.drains(worker_id)
+        elif isinstance(event, Refused):
+            self._workers.refused(worker_id, now)
+        elif isinstance(event, Reserved):
+            self._workers.accepted(worker_id)
+        elif isinstance(event, HandedOff):
+            self._workers.links.worked(placed.prefill, placed.decode)
+            self._workers.remember(placed.decode, entry.hashes)
+        elif isinstance(event, Failed) and event.of_sequence:
+            entry.fault_begun = entry.attempt_begun  # whose fault it is, the next attempt tells
+        elif isinstance(event, Failed):
+            effects += self._blame(worker_id, placed, event, entry.attempt_begun, now)
+        return effects
+
+    def _blame(self, worker_id: str, placed: Assignment, event: Failed, begun: float, now: float) -> list[Effect]:
+        """Who is at fault when an attempt failed: the pair, if it was the hand-off, or else the worker that says so."""
+        if event.code in (Code.INVALID_ARGUMENT, Code.DEADLINE_EXCEEDED):
+            return []  # nobody
+        if handoff_failed(placed, worker_id, event.code):
+            seconds = self._workers.links.failed(placed.prefill, placed.decode, begun, event.message, now)
+            text = f"hands nothing over to {placed.decode} for {seconds} s: {event.message}"
+            return _notices((placed.prefill, text if seconds is not None else ""))
+        text = f"{event.code.name}: {event.message}"
+        return _notices((worker_id, self._workers.health.failed(worker_id, begun, text, now)))
+
+    # Books
+
+    def _settle(self, entry: _Entry, effects: list[Effect], now: float) -> list[Effect]:
+        """Brings the books up to date after a step of the entry's lifecycle; hands its effects on."""
+        life = entry.life
+        request_id = life.request.request_id
+        if entry.claim is not None:
+            tokens = self._workers.grown(entry.claim, life)
+            if tokens:
+                entry.share.charge(tokens)
+            if not life.holders:
+                self._workers.leave(entry.claim)
+                entry.claim = None
+                entry.share.running -= 1
+                del self._running[request_id]
+                self._suspects.pop(request_id, None)
+                self._left = True
+        if life.state == "queued":
+            if request_id not in self._queue:
+                preempted = entry.preempted_at is not None
+                returned = entry.begun is not None and not preempted
+                self._queue.add(entry.ticket, entry.share, returned, preempted)
+        elif life.ended:
+            self._queue.remove(request_id)
+            self._entries.pop(request_id, None)
+            if life.state == "finished" and life.last_assignment is not None and entry.begun is not None:
+                if life.path == "local" or life.handoff is not None:  # an answer of one token is handed over to nobody
+                    self._workers.remember(life.last_assignment.decode, entry.hashes)  # for the next turn
+                resumed = len(life.request.resume)
+                new_tokens, room = len(life.tokens) - resumed, life.request.sampling.max_tokens - resumed
+                self._throughput.finished(now - entry.begun, len(life.request.token_ids), new_tokens, room)
+        return effects
+
+    def _check_quarantine(self, request: Request, now: float) -> None:
+        try:
+            self.quarantine.check(request, now)
+        except FailedPrecondition:
+            self.admission.rejected["quarantined"] += 1
+            raise
+
+    def _check_model(self, request: Request) -> None:
+        """Raises FailedPrecondition for an answer that another version of the model has begun."""
+        model = request.model
+        if model is None or request.complete is not None:
+            return
+        if self._workers.any_decodes and not self._workers.serves(model):
+            raise FailedPrecondition(
+                f"the tokens in resume are of model version {model.fingerprint!r:.150}, which no worker serves; "
+                "send the request again without resume and system_fingerprint",
+                field="system_fingerprint",
+            )
+
+    def _model_is_gone(self, entry: _Entry, now: float) -> bool:
+        """Whether the version of the model that began the answer has had no worker for GONE_S, while another has."""
+        model = entry.life.model
+        if model is None or entry.life.state != "queued":
+            entry.lone_since = None
+            return False
+        if self._workers.serves(model) or not self._workers.any_decodes:
+            entry.lone_since = None
+            return False
+        entry.lone_since = now if entry.lone_since is None else entry.lone_since
+        return now - entry.lone_since >= GONE_S
+
+    def _make_room(self, request: Request, share: Share, now: float) -> list[Effect]:
+        """Lets a request in, if need be in the place of another. Raises ResourceExhausted if it has to go itself."""
+        if not self._wait.no_worker:
+            max_tokens, time_left = request.sampling.max_tokens, request.deadline - now
+            self.admission.check_time(share, request.priority, max_tokens, time_left)
+        displaced = self.admission.check_room(share, request.priority)
+        return [] if displaced is None else self._turn_away(displaced, "queue_full", "others took its place", now)
+
+    def _turn_away(self, request_id: str, reason: Rejection, text: str, now: float) -> list[Effect]:
+        entry = self._entries[request_id]
+        error = self.admission.refusal(reason, text, None)
+        return self._settle(entry, entry.life.cancel(error), now)
+
+    def _expire(self, entry: _Entry, now: float) -> list[Effect]:
+        why = self._wait.why if self._wait.no_worker else ""
+        if entry.lone_since is not None:
+            why = _gone(entry.life).message
+        return self._settle(entry, entry.life.expire(why), now)
+
+    # The queue
+
+    def _pump(self, now: float) -> list[Effect]:
+        """Places waiting requests, best first, until one finds no room; those behind it do not overtake it."""
+        effects: list[Effect] = []
+        self._left = False
+        wait = Wait("it may have killed a worker, so it waits for its turn alone")
+        queued = False
+        self._throughput.advance(now)
+        broken = self._workers.links.broken(now)
+        without_room: set[ModelVersion] = set()  # versions of the model; requests for others go on
+
+        def pausing(request_id: str) -> bool:
+            model = self._entries[request_id].life.model
+            return (model is not None and model in without_room) or self._must_pause(request_id, now)
+
+        while (ticket := self._queue.next(pausing)) is not None:
+            entry = self._entries[ticket.request_id]
+            if now >= entry.life.request.deadline:
+                effects += self._expire(entry, now)
+                continue
+            if self._too_late(entry, now):
+                text = "its turn has come so late that it would not be through by its deadline"
+                effects += self._turn_away(ticket.request_id, "deadline", text, now)
+                continue
+            views, model = views_for(entry, self._workers, now), entry.life.model
+            decision = assign(views, entry.life.num_tokens, entry.life.avoid, self._config.router, broken, model)
+            if isinstance(decision, Wait) and model is not None and not self._workers.all_serve(model):
+                without_room.add(model)
+                continue
+            if isinstance(decision, Wait):
+                placed = [] if decision.no_worker else self._preempt(pausing, now)
+                if placed:
+                    effects += placed
+                    continue
+                wait = decision
+                queued = not wait.no_worker
+                break
+            effects += self._place(entry, decision, now)
+        self._wait = wait
+        self._throughput.watch(now, queued)
+        return effects
+
+    def _must_pause(self, request_id: str, now: float) -> bool:
+        """A suspect of killing its workers runs beside no other such: if one dies again, it was this one."""
+        suspicion = self._entries[request_id].life.suspicion
+        if not suspicion.suspected:
+            return False
+        return now < suspicion.not_before or not all(one.life.proven for one in self._suspects.values())
+
+    def _too_late(self, entry: _Entry, now: float) -> bool:
+        """Whether a request that has waited would be cut off by its deadline, and nobody has seen a token of it yet."""
+        if entry.begun is not None or not self._throughput.queued:
+            return False
+        request = entry.life.request
+        return self.admission.too_late(request.sampling.max_tokens, request.deadline - now)
+
+    def _place(self, entry: _Entry, assignment: Assignment, now: float) -> list[Effect]:
+        request_id = entry.life.request.request_id
+        self._queue.serve(entry.ticket)
+        self._running[request_id] = entry
+        entry.share.running += 1
+        entry.attempt_begun = now
+        if entry.begun is None:
+            entry.begun = now
+            entry.share.charge(entry.ticket.tokens)
+            self._throughput.left_queue()
+        if entry.preempted_at is not None:
+            entry.begun += now - entry.preempted_at
+            entry.preempted_at = None
+        if entry.life.suspicion.suspected:
+            self._suspects[request_id] = entry
+        effects = entry.life.assign(assignment, next(self._attempts), now)
+        entry.claim = self._workers.place(entry.life, assignment, entry.hashes, now)
+        return self._settle(entry, effects, now)
+
+    # Batch slots
+
+    def _preempt(self, pausing: Callable[[str], bool], now: float) -> list[Effect]:
+        """Places a request that finds no room where others give way to it; nothing if none has to."""
+        if now < self._preempt_at or not self._config.router.preemption:
+            return []
+        tickets = self._queue.heads(pausing)
+        for entry in (self._entries[one.request_id] for one in tickets):
+            way = make_way(entry, self._running.values(), self._workers, self._queue.shares, self._config.router, now)
+            if way is not None:
+                preemption, assignment = way
+                gone = [self._give_way(self._entries[one], preemption, now) for one in preemption.victims]
+                return [*chain.from_iterable(gone), *self._place(entry, assignment, now)]
+        if tickets:
+            self._preempt_at = now + LOOK_S
+        return []
+
+    def _give_way(self, entry: _Entry, why: Preemption, now: float) -> list[Effect]:
+        self.preemptions += 1
+        self._workers.preempted(why.worker_id, entry.hashes, now)
+        entry.preempted_at = now
+        effects = self._settle(entry, entry.life.preempt(now), now)
+        return [Preempted(entry.life.request.request_id, why.worker_id, why.why), *effects]
+
+    def _renewals(self) -> list[Effect]:
+        leases: dict[str, list[int]] = {}
+        for entry in self._running.values():
+            life = entry.life
+            if life.lease_id is not None and life.assignment is not None:
+                leases.setdefault(life.assignment.decode, []).append(life.lease_id)
+        return [Send(worker, Renew(tuple(ids), self._settings.lease_seconds)) for worker, ids in leases.items()]
+
+
+def _gone(life: Lifecycle) -> Unavailable:
+    fingerprint = "" if life.model is None else life.model.fingerprint
+    return Unavailable(
+        f"model version {fingerprint!r:.150} gave the first {len(life.tokens)} tokens of the answer, and no worker "
+        "serves it any more; send the request again from its start"
+    )
+
+
+def _notices(*found: tuple[str, str]) -> list[Effect]:
+    """Of those that say something."""
+    return [Notice(worker_id, text) for worker_id, text in found if text]

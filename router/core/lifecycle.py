@@ -1,0 +1,438 @@
+"""One request from its admission to its one and only end: a pure state machine.
+
+    queued ─▶ reserving ─▶ prefilling ─▶ handing_off ─▶ decoding ─▶ finishing ─▶ finished
+       └──────── local path ───▲────────────────────────────▲        any state ─▶ failed | cancelled
+       ◀── a worker refused, failed or was lost: back to the queue, for the next attempt
+
+Events go in, with the time; effects come out. An attempt is one placement on workers and has a number:
+events of an attempt that was given up are dropped. The next attempt is given the prompt and all tokens
+emitted so far; as draws are keyed by (seed, position), it goes on as the lost one would have.
+
+Not every attempt costs the request something. One that a worker refuses, that leaves a draining worker, or that gives
+its batch slot to another tenant is free. One whose worker is lost counts towards max_attempts, and what it says against
+the request is weighed in `router.core.poison_detection`. One that a worker failed counts likewise, and the next is paid for from
+the router's retry budget. One in which the model had no next token for this sequence is free once: if another worker
+has none either, the request is at fault and fails; if it has one, the first worker is (`router.core.dispatcher`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from kvrelay.errors import (
+    Cancelled,
+    Code,
+    DeadlineExceeded,
+    Internal,
+    InvalidArgument,
+    KvRelayError,
+    Unavailable,
+    error_for,
+)
+from kvrelay.messages import (
+    Abort,
+    Failed,
+    HandedOff,
+    HandoffTarget,
+    Prefill,
+    Refused,
+    Reserve,
+    Reserved,
+    RunLocal,
+    SequenceTokens,
+)
+from kvrelay.types import Attempt, FinishReason, Handoff, Path, SequenceSpec
+from router.core.effects import Effect, Emit, End, Send
+from router.core.ledger import Timeline
+from router.core.path_policy import Assignment
+from router.core.poison_detection import Suspicion
+from router.core.request import Request
+from router.core.retry_budget import RetryBudget
+from router.core.workers.link_health import handoff_failed
+
+State = Literal[
+    "queued", "reserving", "prefilling", "handing_off", "decoding", "finishing", "finished", "failed", "cancelled"
+]
+HANDOFF_REPORT_S = 0.25  # how long an answer that is complete waits for the account of its hand-off
+CLOCKS_S = 0.1  # by which a worker may think that the deadline passed before the router does
+RETRY_AFTER_S = 1.0  # what a client is told when there is no worker
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a lifecycle has to know of the configuration."""
+
+    max_attempts: int
+    lease_seconds: float
+    transport: str
+
+
+class Lifecycle:
+    """Feed it events; carry out the effects in their order."""
+
+    def __init__(self, request: Request, settings: Settings, budget: RetryBudget) -> None:
+        self.request = request
+        self.state: State = "queued"
+        self.attempt = 0  # number of the live or last one
+        self.assignment: Assignment | None = None  # of the live attempt
+        self.last_assignment: Assignment | None = None
+        self.target: HandoffTarget | None = None
+        self.tokens: list[int] = list(request.resume)  # of the answer
+        self.model = request.model  # that gave the first of these; no other one may go on with them
+        self.cached_tokens = 0
+        self.fetched_tokens = 0  # of these, from another worker's prefix cache
+        self.handoff: Handoff | None = None
+        self.attempts: list[Attempt] = []
+        self.timeline = Timeline(request.arrival)
+        self.avoid: frozenset[str] = frozenset()  # workers that failed this request
+        self.suspicion = Suspicion()
+        self.fault = ""  # the worker that had no next token for this sequence, until another worker has one
+        self.failures = 0  # attempts that a worker failed or was lost with
+        self.preemptions = 0  # attempts that gave their batch slot to another tenant
+        self.started_at: float | None = None  # when the live attempt gave its first token
+        self._budget = budget
+        self._settings = settings
+        self._attempt_start = 0  # number of tokens when the attempt began
+        self._early: list[SequenceTokens] = []  # from the decode worker, ahead of the prefill worker's first token
+        self._finish: FinishReason = "stop"
+        self._finish_by = 0.0
+
+    # What others derive from it
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ("finished", "failed", "cancelled")
+
+    @property
+    def path(self) -> Path | None:
+        """Of the last attempt."""
+        return None if self.last_assignment is None else self.last_assignment.path
+
+    @property
+    def sequence(self) -> tuple[int, ...]:
+        return self.request.token_ids + tuple(self.tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.request.token_ids) + len(self.tokens)
+
+    @property
+    def holders(self) -> tuple[str, ...]:
+        """Workers that hold something for the live attempt, and so must hear of its end."""
+        if self.assignment is None or self.state == "finishing" or self.ended:
+            return ()
+        prefill, decode = self.assignment.prefill, self.assignment.decode
+        if prefill and self.state in ("prefilling", "handing_off"):
+            return prefill, decode
+        return (decode,)
+
+    def is_live(self, worker_id: str, attempt: int) -> bool:
+        """Whether the worker is part of that attempt, and the attempt goes on."""
+        placed = self.assignment
+        part = placed is not None and worker_id in (placed.prefill, placed.decode)
+        return part and attempt == self.attempt and not self.ended
+
+    @property
+    def proven(self) -> bool:
+        """Each worker of the attempt has given a token and lives, also where the last attempt's had died."""
+        return self.assignment is not None and self.suspicion.outlived(self._decoded)
+
+    @property
+    def new_tokens(self) -> int:
+        """Of the live attempt."""
+        return len(self.tokens) - self._attempt_start
+
+    @property
+    def _decoded(self) -> int:
+        """Tokens of the live attempt from its decode worker; -1 where the prefill worker has not given its own."""
+        placed = self.assignment
+        return self.new_tokens - bool(placed is not None and placed.prefill)
+
+    @property
+    def lease_id(self) -> int | None:
+        """The lease to be kept alive: granted, and its KV not committed yet."""
+        waiting = self.target is not None and self.state in ("prefilling", "handing_off")
+        return self.target.lease_id if waiting and self.target is not None else None
+
+    # Events
+
+    def assign(self, assignment: Assignment, attempt: int, now: float) -> list[Effect]:
+        """Begins an attempt. Its number was never given before to one of this router."""
+        assert self.state == "queued", f"{self.request.request_id} was assigned while {self.state}"
+        self.timeline.mark("queue", now)
+        if self.attempt == 0:
+            self._budget.deposit()
+        self.attempt = attempt
+        self.assignment = self.last_assignment = assignment
+        self._attempt_start = len(self.tokens)
+        self.started_at = None
+        if assignment.path == "local":
+            self.state = "prefilling"
+            return [Send(assignment.decode, RunLocal(self._spec(now)))]
+        self.state = "reserving"
+        return [Send(assignment.decode, Reserve(self._spec(now), self._settings.lease_seconds, assignment.prefill))]
+
+    def on_event(
+        self, worker_id: str, event: Reserved | Refused | SequenceTokens | HandedOff | Failed, now: float
+    ) -> list[Effect]:
+        """Events of other attempts than the live one, and of workers that are not part of it, are dropped."""
+        if not self.is_live(worker_id, event.attempt):
+            return []
+        match event:
+            case SequenceTokens():
+                return self._tokens(worker_id, event, now)
+            case Reserved():
+                return self._reserved(worker_id, event.target, now)
+            case Refused():
+                return self._refused(worker_id)
+            case HandedOff():
+                return self._handed_off(worker_id, event.handoff)
+            case Failed():
+                return self._failed(worker_id, event, now)
+
+    def worker_lost(self, worker_id: str, expected: bool, now: float) -> list[Effect]:
+        """The worker is gone with all that it held; `expected` when it was draining."""
+        if self.assignment is None or self.ended:
+            return []
+        planned = self.state == "reserving" and worker_id == self.assignment.prefill
+        if worker_id not in self.holders and not planned:
+            return []
+        reason = f"{worker_id} was lost"
+        if expected or planned:
+            return self._again(reason, worker_id, now)
+        if self._computes(worker_id):
+            self.suspicion.worker_died(self._decoded, now)
+            if self.suspicion.guilty:
+                error = Internal(f"{self.suspicion.deaths} workers died computing this request; it is not tried again")
+                return self._give_up(error, reason, gone=worker_id)
+        return self._retry(Unavailable(reason, retry_after_s=RETRY_AFTER_S), reason, worker_id, now, paid=False)
+
+    def _computes(self, worker_id: str) -> bool:
+        """Whether the worker computes for it now, so that its death may be the request's fault."""
+        assert self.assignment is not None
+        if self.state == "prefilling" and self.assignment.prefill:
+            return worker_id == self.assignment.prefill
+        return self.state != "reserving" and worker_id == self.assignment.decode
+
+    def complete(self, reason: FinishReason, now: float) -> list[Effect]:
+        """What came so far is the whole answer, as no worker can know: its text reached a stop string."""
+        return [] if self.ended or self.state == "finishing" else self._complete(reason, now)
+
+    def cancel(self, error: KvRelayError) -> list[Effect]:
+        """From outside: the client is gone, or the router goes."""
+        return [] if self.ended else self._give_up(error, error.message)
+
+    def expire(self, no_worker: str, gone: str = "") -> list[Effect]:
+        """The deadline passed; `no_worker` says so if there was none to serve the request."""
+        if self.ended:
+            return []
+        if self.state == "finishing":
+            return self._end()
+        if no_worker and self.state == "queued":
+            return self._give_up(Unavailable(no_worker, retry_after_s=RETRY_AFTER_S), "deadline")
+        state = self.state.replace("_", " ")
+        return self._give_up(DeadlineExceeded(f"the deadline passed while the request was {state}"), "deadline", gone)
+
+    def preempt(self, now: float) -> list[Effect]:
+        """Gives the attempt up for another tenant's request. That says nothing against the request or its workers."""
+        assert self.holders, f"{self.request.request_id} was preempted while {self.state}"
+        self.timeline.mark("preempted", now)
+        self._record("preempted: another tenant had less than its share")
+        self.preemptions += 1
+        return self._requeue("")
+
+    def tick(self, now: float) -> list[Effect]:
+        return self._end() if self.state == "finishing" and now >= self._finish_by else []
+
+    # Steps
+
+    def _spec(self, now: float) -> SequenceSpec:
+        request = self.request
+        return SequenceSpec(
+            request_id=request.request_id,
+            attempt=self.attempt,
+            token_ids=self.sequence,
+            prompt_len=len(request.token_ids),
+            sampling=request.sampling,
+            salt=request.salt,
+            priority=request.priority,
+            deadline_s=request.deadline - now,
+            tenant=request.tenant.name,
+            weight=request.tenant.weight,
+        )
+
+    def _reserved(self, worker_id: str, target: HandoffTarget, now: float) -> list[Effect]:
+        assert self.assignment is not None
+        if self.state != "reserving" or worker_id != self.assignment.decode:
+            return []
+        if now >= self.request.deadline:
+            return self.expire("")
+        self.timeline.mark("reserve", now)
+        self.target = target
+        self.state = "prefilling"
+        target = replace(target, transport=self._settings.transport)
+        return [Send(self.assignment.prefill, Prefill(self._spec(now), target, self.assignment.source))]
+
+    def _refused(self, worker_id: str) -> list[Effect]:
+        """Nothing was done, so this placement is not counted as an attempt of the request."""
+        if self.state not in ("reserving", "prefilling") or worker_id not in self.holders:
+            return []
+        return self._requeue(gone=worker_id)
+
+    def _tokens(self, worker_id: str, event: SequenceTokens, now: float) -> list[Effect]:
+        assert self.assignment is not None
+        if self.state in ("queued", "reserving", "finishing"):
+            return []
+        from_decode = worker_id == self.assignment.decode
+        if event.index > len(self.tokens):
+            if from_decode and self.assignment.prefill and self.state == "prefilling":
+                self._early.append(event)  # the two workers' streams are not ordered against each other
+                return []
+            reason = f"{worker_id} sent token {event.index} where {len(self.tokens)} was due"
+            return self._retry(Internal(reason), reason, worker_id, now, gone=False)
+
+        effects = self._accept(event, now)
+        if from_decode:
+            self.state = "decoding"  # its tokens prove the commit, if there was one
+        elif self.state == "prefilling":
+            self.state = "handing_off" if self.handoff is None else "decoding"
+        if event.finish_reason is not None and event.index + len(event.token_ids) >= len(self.tokens):
+            return effects + self._complete(event.finish_reason, now, ended_on=worker_id)
+        if len(self.tokens) >= self.request.sampling.max_tokens:
+            return effects + self._complete("length", now)
+        if not from_decode:
+            early, self._early = self._early, []
+            decode = self.assignment.decode
+            for one in sorted(early, key=lambda one: one.index):
+                effects += self.on_event(decode, one, now)
+        return effects
+
+    def _accept(self, event: SequenceTokens, now: float) -> list[Effect]:
+        """Takes what is new of the tokens: duplicates and any beyond max_tokens fall away."""
+        assert self.assignment is not None
+        start = len(self.tokens)
+        token_ids, logprobs = event.token_ids, event.logprobs
+        if start != event.index or start + len(token_ids) > self.request.sampling.max_tokens:
+            new = slice(start - event.index, self.request.sampling.max_tokens - event.index)
+            token_ids, logprobs = token_ids[new], logprobs[new]
+        if not token_ids:
+            return []
+        if not self.timeline.has_first_token and event.prefill is not None:
+            self.cached_tokens = min(event.prefill.cached_tokens, len(self.request.token_ids))
+            self.fetched_tokens = event.prefill.fetched_tokens
+        if self.model is None or self.assignment.model.full:
+            self.model = self.assignment.model
+        self.timeline.tokens(now, len(token_ids), event.prefill)
+        if self.started_at is None:
+            self.started_at = now
+        self.tokens += token_ids
+        self.fault = ""
+        return [Emit(self.request.request_id, start, token_ids, logprobs, self.assignment.path)]
+
+    def _handed_off(self, worker_id: str, handoff: Handoff) -> list[Effect]:
+        assert self.assignment is not None
+        if worker_id != self.assignment.prefill:
+            return []
+        self.handoff = handoff
+        if self.state == "finishing":
+            return self._end()
+        if self.state == "handing_off":
+            self.state = "decoding"
+        return []
+
+    def _failed(self, worker_id: str, event: Failed, now: float) -> list[Effect]:
+        assert self.assignment is not None
+        if self.state == "finishing":
+            return self._end() if worker_id == self.assignment.prefill else []
+        if worker_id not in self.holders:
+            return []  # a prefill worker that did not hear of the commit which the decode worker's tokens proved
+        if event.code is Code.INVALID_ARGUMENT:
+            return self._give_up(InvalidArgument(event.message), event.message, gone=worker_id)
+        if event.drains:
+            return self._again(f"{worker_id} was drained", worker_id, now)
+        if event.code is Code.DEADLINE_EXCEEDED and now >= self.request.deadline - CLOCKS_S:
+            return self.expire("", gone=worker_id)
+        if event.of_sequence:
+            return self._faulted(worker_id, event.message, now)
+        if handoff_failed(self.assignment, worker_id, event.code):
+            self.avoid |= {self.assignment.prefill, self.assignment.decode}
+        retry_after_s = RETRY_AFTER_S if event.code in (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED) else None
+        error = error_for(event.code, f"{worker_id}: {event.message}", retry_after_s=retry_after_s)
+        return self._retry(error, error.message, worker_id, now)
+
+    def _faulted(self, worker_id: str, message: str, now: float) -> list[Effect]:
+        """The retry is not paid for: there is one, so such requests cannot use up what others' retries need."""
+        before, self.fault = self.fault, worker_id
+        self.failures += 1
+        reason = f"{worker_id}: {message}"
+        if before or self.failures >= self._settings.max_attempts:
+            where = f"; {before} had none for it either" if before else ""
+            return self._give_up(Internal(f"{reason}{where}"), reason, gone=worker_id)
+        return self._again(reason, worker_id, now)
+
+    # Ends
+
+    def _retry(
+        self, error: KvRelayError, outcome: str, worker_id: str, now: float, gone: bool = True, paid: bool = True
+    ) -> list[Effect]:
+        """Gives the attempt up because of `worker_id`, for another one or, if there were too many, with the error.
+
+        `gone`: the worker holds nothing of the attempt any more. `paid`: another one costs the budget something.
+        """
+        ended_on = worker_id if gone else ""
+        self.failures += 1
+        if self.failures >= self._settings.max_attempts:
+            return self._give_up(error, outcome, ended_on)
+        if paid and not self._budget.withdraw(now):
+            text = f"{error.message}; it is not tried again here, since too many requests are"
+            return self._give_up(Unavailable(text, retry_after_s=RETRY_AFTER_S), outcome, ended_on)
+        return self._again(outcome, worker_id, now, gone)
+
+    def _again(self, outcome: str, worker_id: str, now: float, gone: bool = True) -> list[Effect]:
+        """Gives the attempt up for another one, on other workers if there are any."""
+        self.timeline.mark("failed_attempt", now)
+        self._record(outcome)
+        self.avoid |= {worker_id}
+        return self._requeue(worker_id if gone else "")
+
+    def _requeue(self, gone: str) -> list[Effect]:
+        effects = self._abort(gone)
+        self.state = "queued"
+        self.assignment = None
+        self.target = None
+        self.handoff = None
+        self._early = []
+        return effects
+
+    def _give_up(self, error: KvRelayError, outcome: str, gone: str = "") -> list[Effect]:
+        effects = self._abort(gone)
+        self._record(outcome)
+        cancelled = isinstance(error, Cancelled)
+        self.state = "cancelled" if cancelled else "failed"
+        return [*effects, End(self.request.request_id, "cancelled" if cancelled else "error", error)]
+
+    def _complete(self, reason: FinishReason, now: float, ended_on: str = "") -> list[Effect]:
+        """The answer is whole; the worker `ended_on` knows that by itself. Waits shortly for the hand-off's account."""
+        effects = self._abort(ended_on)
+        report_due = self.state == "decoding" and self.path == "disaggregated" and self.handoff is None
+        self._finish = reason
+        self._record("finished")
+        if report_due:
+            self.state = "finishing"
+            self._finish_by = now + HANDOFF_REPORT_S
+            return effects
+        return [*effects, *self._end()]
+
+    def _end(self) -> list[Effect]:
+        self.state = "finished"
+        return [End(self.request.request_id, self._finish)]
+
+    def _abort(self, gone: str) -> list[Effect]:
+        """Tells all holders but the one that is `gone`."""
+        abort = Abort(self.request.request_id, self.attempt)
+        return [Send(holder, abort) for holder in self.holders if holder != gone]
+
+    def _record(self, outcome: str) -> None:
+        if (one := self.assignment) is not None:
+            self.attempts.append(Attempt(one.path, one.why_for(self.request.tenant), one.prefill, one.decode, outcome))

@@ -1,0 +1,1 @@
+"""Whose request is next: the fair queue, preemption, and paces."""

@@ -1,0 +1,98 @@
+"""What a router knows of its decode workers' batch slots, in the terms in which `router.core.queueing.preemption` decides. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from kvrelay.config.schema import RouterConfig
+from router.core.lifecycle import Lifecycle
+from router.core.path_policy import Assignment, Wait, WorkerView, assign
+from router.core.queueing.fair_queue import Share, Ticket
+from router.core.queueing.preemption import Preemption, Running, Shares, Standing, Waiting, preempt
+from router.core.workers.worker_table import Claim, Workers
+
+
+class Entry(Protocol):
+    """A request of the dispatcher. `claim` is what it has of its workers, if it has any."""
+
+    life: Lifecycle
+    ticket: Ticket
+    claim: Claim | None
+    attempt_begun: float
+
+    def hashes(self, block_size: int) -> Sequence[bytes]: ...
+
+
+def views_for(entry: Entry, workers: Workers, now: float) -> list[WorkerView]:
+    """The workers as the request sees them. One that had no next token for it counts as sick: another one tells whose
+    fault that was.
+    """
+    views = workers.views(entry.life.num_tokens, entry.hashes, now)
+    if not entry.life.fault:
+        return views
+    return [replace(one, sick=one.sick or one.worker_id == entry.life.fault) for one in views]
+
+
+def make_way(
+    entry: Entry, running: Iterable[Entry], workers: Workers, shares: Iterable[Share], config: RouterConfig, now: float
+) -> tuple[Preemption, Assignment] | None:
+    """Who gives way to a waiting request, and where it is placed then. `running`: all requests with workers.
+
+    None if its tenant has to wait, or if a decode worker has room for it and something else is waited for.
+    """
+    life = entry.life
+    views = views_for(entry, workers, now)
+    decoders = [one for one in views if one.pool == "decode" and (life.model is None or one.model.is_same(life.model))]
+    decoders = [one for one in decoders if not one.sick] or decoders
+    if not all(one.full for one in decoders):
+        return None
+    decision = _decide(entry, running, {one.worker_id for one in decoders}, workers, shares, now)
+    if decision is None:
+        return None
+    views = [replace(one, full=one.full and one.worker_id != decision.worker_id) for one in views]
+    assignment = assign(views, life.num_tokens, life.avoid, config, workers.links.broken(now), life.model)
+    return None if isinstance(assignment, Wait) else (decision, assignment)
+
+
+def _decide(
+    entry: Entry, running: Iterable[Entry], ids: set[str], workers: Workers, shares: Iterable[Share], now: float
+) -> Preemption | None:
+    """`ids`: the decode workers that may serve the request."""
+    there = [one for one in running if one.claim is not None and one.claim.decode.info.worker_id in ids]
+    seen = [_seen(one, now) for one in there]
+    soon = dict.fromkeys(ids, math.inf)
+    for one, other in zip(seen, there, strict=True):
+        soon[one.worker_id] = min(soon[one.worker_id], _ends_in_s(other, now))
+    rooms = [room for one in sorted(ids) if (room := workers.room(one, now, soon[one])) is not None]
+    tenants = {one.tenant.name: Standing(one.tenant.weight, one.counter) for one in shares}
+    request = entry.life.request
+    waiting = Waiting(request.request_id, request.tenant.name, entry.ticket.priority, entry.life.num_tokens)
+    return preempt(waiting, Shares(rooms, seen, tenants))
+
+
+def _seen(entry: Entry, now: float) -> Running:
+    assert entry.claim is not None, "only a request with workers holds a slot"
+    life, begun = entry.life, entry.attempt_begun
+    return Running(
+        request_id=life.request.request_id,
+        number=entry.ticket.number,
+        tenant=life.request.tenant.name,
+        priority=entry.ticket.priority,
+        worker_id=entry.claim.decode.info.worker_id,
+        held_tokens=entry.claim.held_tokens,
+        new_tokens=life.new_tokens,
+        ran_s=now - begun,
+        start_s=None if life.started_at is None else life.started_at - begun,
+        preemptions=life.preemptions,
+        fixed=life.suspicion.suspected,
+    )
+
+
+def _ends_in_s(entry: Entry, now: float) -> float:
+    """At most, at the pace of its attempt so far."""
+    started, tokens = entry.life.started_at, entry.life.new_tokens - 1
+    left = entry.life.request.sampling.max_tokens - len(entry.life.tokens)
+    return math.inf if started is None or tokens < 1 else left * (now - started) / tokens

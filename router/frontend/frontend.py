@@ -1,0 +1,153 @@
+"""From what a client sent to an answer that streams: checked, tokenized, admitted. Both doors lead here."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+
+from kvrelay.clock import Clock
+from kvrelay.config.schema import RouterConfig
+from kvrelay.errors import DeadlineExceeded
+from kvrelay.tenants import Tenant
+from kvrelay.types import FinishReason, SamplingParams
+from kvrelay.wire.inference import GenerateRequest
+from router.core.request import Request
+from router.frontend.model_card import ModelCard
+from router.frontend.rate_limits import Limits
+from router.frontend.tokenization import Text, TokenBound, replay
+from router.frontend.validation import admit_sampling, check_priority, check_request, resumed_model
+from router.runtime.driver import Driver
+from router.runtime.loop_slices import LoopSlices
+from router.runtime.stream import Stream
+
+
+class Intake:
+    """Turns requests into streams."""
+
+    def __init__(
+        self,
+        card: ModelCard,
+        text: Text,
+        driver: Driver,
+        limits: Limits,
+        config: RouterConfig,
+        clock: Clock,
+        slices: LoopSlices | None = None,
+    ) -> None:
+        self.card = card
+        self.text = text
+        self.limits = limits
+        self._driver = driver
+        self._config = config
+        self._clock = clock
+        self._slices = slices or LoopSlices()
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that prompt and answer may have together: the model's limit, or less if a worker holds less."""
+        return min(self.card.info.max_model_len, *(one.max_model_len for one in self._driver.dispatcher.workers), 2**31)
+
+    async def open(
+        self,
+        request: GenerateRequest,
+        tenant: Tenant,
+        arrival: float,
+        time_left: float | None,
+        traceparent: str = "",
+    ) -> Stream:
+        """`time_left` is what is left of the client's time at `arrival`, in seconds; `traceparent` names its span.
+
+        Raises DeadlineExceeded, and what `tokenize` and `admit` raise.
+        """
+        if time_left is not None and time_left <= 0:
+            raise DeadlineExceeded("the deadline had passed when the request arrived; nothing was done")
+        token_ids = await self.tokenize(request, tenant)
+        return await self.admit(request, token_ids, tenant, arrival, time_left, traceparent)
+
+    def check_caller(self, tenant: Tenant) -> None:
+        """Before the body of a request is read. Raises what any request of that tenant would be refused with now."""
+        self.limits.check_request(tenant, self._clock.now())
+        self._driver.check_open(tenant, -(2**31) if tenant.min_priority is None else tenant.min_priority)
+
+    async def tokenize(self, request: GenerateRequest, tenant: Tenant, choices: int = 1) -> tuple[int, ...]:
+        """The prompt of a request that is checked first, and that has so many choices.
+
+        Raises InvalidArgument, NotFound, PermissionDenied for a priority that the tenant may not ask for,
+        ResourceExhausted for one over its limit, and what check_open does.
+        """
+        check_request(request, self.card)
+        check_priority(request.priority, tenant)
+        self.limits.take_request(tenant, self._clock.now(), choices)
+        self._driver.check_open(tenant, request.priority)  # before tokenizing, which would cost more than the refusal
+        if request.token_ids:
+            return request.token_ids
+        bound = TokenBound.of_context(self.max_model_len)
+        if request.messages:
+            return await self.text.encode_chat(request.messages, tenant, bound)
+        assert request.prompt is not None, "check_request lets no request without a source pass"
+        fewest = self.text.fewest_tokens(request.prompt)
+        bound.check("prompt", fewest, "at least ")
+        # What tokenizing is worth is taken before it is done, and stays taken from who sent what cannot be served.
+        self.limits.take_tokens(tenant, fewest, self._clock.now())
+        token_ids = await self.text.encode(request.prompt, tenant=tenant, bound=bound)
+        self.limits.give_back(tenant, fewest)
+        return token_ids
+
+    async def admit(
+        self,
+        request: GenerateRequest,
+        token_ids: tuple[int, ...],
+        tenant: Tenant,
+        arrival: float,
+        time_left: float | None,
+        traceparent: str = "",
+    ) -> Stream:
+        """A request that `tokenize` has checked, or one like it but for id and seed.
+
+        Raises InvalidArgument for what does not fit into the context or is over the tenant's limit by itself,
+        ResourceExhausted for what is over it now, and what Driver.submit raises.
+        """
+        timeout = self._config.default_deadline_s if time_left is None else time_left
+        # The client's own clock ends the call too, and then it hears no reason: ours is a little ahead.
+        deadline = arrival + timeout - min(0.1, timeout / 10)
+        request_id = request.request_id or uuid.uuid4().hex
+        sampling = admit_sampling(request, request_id, len(token_ids), self.max_model_len)
+        admitted = Request(
+            request_id=tenant.scoped(request_id),
+            token_ids=token_ids,
+            sampling=sampling,
+            arrival=arrival,
+            deadline=deadline,
+            priority=request.priority,
+            resume=request.resume,
+            tenant=tenant,
+            chat=bool(request.messages),
+            model=resumed_model(request),
+            traceparent=traceparent,
+            cache_salt=request.cache_salt,
+        )
+        self.limits.take_tokens(tenant, admitted.most_tokens, self._clock.now())
+        try:
+            text = self.text.open_stream(sampling.stop, token_ids)
+            if request.resume:
+                await self._slices.run(tenant, replay(text, request.resume))
+                complete = "stop" if text.stopped else self._completed(request.resume, sampling)
+                admitted = replace(admitted, complete=complete)
+            return self._driver.submit(admitted, text)
+        except BaseException:
+            self.limits.give_back(tenant, admitted.most_tokens)
+            raise
+
+    def cancel(self, stream: Stream) -> None:
+        """The client is gone, or has all that it wants."""
+        if stream.ended is None:
+            self._driver.cancel(stream.request.request_id)
+
+    def _completed(self, resume: tuple[int, ...], sampling: SamplingParams) -> FinishReason | None:
+        """Whether the tokens that a client already has are all there will be."""
+        if not resume:
+            return None
+        ends = self.card.eos_token_ids if not sampling.ignore_eos else frozenset()
+        if len(resume) > sampling.min_tokens and resume[-1] in ends | set(sampling.stop_token_ids):
+            return "stop"
+        return "length" if len(resume) >= sampling.max_tokens else None

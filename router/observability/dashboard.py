@@ -1,0 +1,205 @@
+"""The status page at `/`: its files, and the snapshot of the cluster that it asks for once a second.
+
+A browser polls rather than holds a stream open: one that is slow or gone then costs nothing, and a page in several
+tabs does not use up the few connections that a browser opens to one server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from importlib import resources
+from itertools import islice
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from kvrelay.clock import Clock
+from kvrelay.errors import ResourceExhausted
+from kvrelay.tenants import Tenant
+from kvrelay.types import WorkerLoad
+from kvrelay.wire.cluster import ClusterStatus, PoolStatus, WorkerStatus
+from router.frontend.frontend import Intake
+from router.observability import recent_requests as recent
+from router.observability.history import SAMPLE_S, History, Sample
+from router.observability.metrics import Metrics
+from router.observability.status import ClusterView
+from router.runtime.driver import RECENT, Driver
+
+SNAPSHOT_S = 0.9  # one made less than this ago is given again; pages ask once a second
+MAX_VIEWERS = 64  # of one tenant, that are given the same snapshot
+MAX_WORKERS = 64  # of a pool that are shown
+_TYPES = {"css": "text/css", "html": "text/html", "js": "text/javascript", "svg": "image/svg+xml"}
+_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-cache",
+}
+Json = dict[str, Any]
+
+
+class StatusPage:
+    """Nothing is computed for it while nobody looks, but for one sample and the last rows every SAMPLE_S seconds."""
+
+    def __init__(self, intake: Intake, driver: Driver, metrics: Metrics, view: ClusterView, clock: Clock) -> None:
+        self._intake = intake
+        self._driver = driver
+        self._metrics = metrics
+        self._view = view
+        self._clock = clock
+        self._history = History()
+        self._rows = recent.Rows(driver.recent)
+        self._making = asyncio.Lock()
+        self._figures: dict[bool, str] = {}  # JSON, by whether the viewer sees the cluster
+        self._snapshots: dict[Tenant, bytes] = {}  # the figures with what each viewer may see of requests
+        self._made_at = float("-inf")
+        self._given: Counter[str] = Counter()  # by tenant
+
+    def files(self) -> list[Route]:
+        folder = resources.files("router.observability") / "page"
+        files = {one.name: one.read_bytes() for one in folder.iterdir() if one.name.rpartition(".")[2] in _TYPES}
+        return [
+            Route("/", _file("index.html", files["index.html"]), methods=["GET"]),
+            *(Route(f"/page/{name}", _file(name, body), methods=["GET"]) for name, body in files.items()),
+        ]
+
+    async def status(self, request: Request) -> Response:
+        """The same bytes for all of a tenant who ask within SNAPSHOT_S, MAX_VIEWERS of them.
+
+        A tenant sees its own requests and whether the cluster serves. The roles monitor and admin see the figures of
+        the whole cluster, and admin the requests of all tenants. Raises ResourceExhausted for more viewers.
+        """
+        viewer: Tenant = request.state.tenant
+        async with self._making:
+            if self._clock.now() - self._made_at >= SNAPSHOT_S:
+                self._figures = await self._make()
+                self._made_at = self._clock.now()
+                self._given.clear()
+                self._snapshots.clear()
+        self._given[viewer.name] += 1
+        if self._given[viewer.name] > MAX_VIEWERS:
+            raise ResourceExhausted(
+                f"{MAX_VIEWERS} status pages of this tenant are open already; close one", retry_after_s=1.0
+            )
+        if viewer not in self._snapshots:
+            live = (one for one in self._driver.newest() if recent.may_see(viewer, one.request.tenant.name))
+            requests = self._rows.json(islice(live, RECENT), viewer, self._clock.now(), RECENT)
+            figures = self._figures[viewer.sees_cluster]
+            self._snapshots[viewer] = f'{figures[:-1]},"requests":{requests}}}'.encode()
+        return Response(self._snapshots[viewer], headers=_HEADERS, media_type="application/json")
+
+    async def run(self) -> None:
+        """Keeps the history and the rows of what ended, until cancelled."""
+        while True:
+            self._history.add(self._sample())
+            self._rows.keep(self._clock.now())
+            await asyncio.sleep(SAMPLE_S)
+
+    def _sample(self) -> Sample:
+        now = self._clock.now()
+        rates = self._history.rate(self._metrics.totals, now)
+        dispatcher = self._driver.dispatcher
+        prefill = [one.load for one in self._driver.known if one.pool == "prefill"]
+        decode = [one.load for one in self._driver.known if one.pool == "decode"]
+        ttft, itl = (window.percentiles(now, 0.5, 0.95) for window in (self._metrics.ttft, self._metrics.itl))
+        return Sample(
+            generated_per_s=rates["generated_tokens"],
+            prompt_per_s=rates["prompt_tokens"],
+            running=dispatcher.running,
+            waiting=dispatcher.waiting,
+            prefill_queue=sum(one.waiting for one in prefill),
+            decode_kv=_held(decode),
+            prefill_workers=len(prefill),
+            decode_workers=len(decode),
+            ttft_p50=ttft[0],
+            ttft_p95=ttft[1],
+            itl_p50=itl[0],
+            itl_p95=itl[1],
+        )
+
+    async def _make(self) -> dict[bool, str]:
+        status = await self._view.status()
+        now = self._clock.now()
+        service = {
+            "now": round(now * 1000, 2),  # the clock of the requests' times, in ms
+            "model": status.model,
+            "max_model_len": self._intake.max_model_len,
+            "chat": self._intake.text.has_chat,
+            "state": status.state,
+        }
+        # Counts of a moment, asked for twice, tell the lengths of a request that came between.
+        outside = service | {
+            "cluster": False,
+            "registry": "ok" if status.registry == "ok" else "away",
+            "pools": [_pool(one) | {"workers": []} for one in status.pools],
+        }
+        inside = service | {"cluster": True, "registry": status.registry} | self._cluster_figures(status, now)
+        return {sees: json.dumps(one, separators=(",", ":")) for sees, one in ((False, outside), (True, inside))}
+
+    def _cluster_figures(self, status: ClusterStatus, now: float) -> Json:
+        router = status.router
+        return {
+            "router": {"id": router.router_id, "rss_bytes": router.rss_bytes, "waiting_tokens": router.waiting_tokens},
+            "running": router.running,
+            "waiting": router.waiting,
+            "totals": self._metrics.totals,
+            "ttft": self._metrics.ttft.percentiles(now, 0.5, 0.95),
+            "itl": self._metrics.itl.percentiles(now, 0.5, 0.95),
+            "pools": [_pool(one) for one in status.pools],
+            "decisions": [asdict(one) | {"reason": one.reason[: recent.MAX_WHY]} for one in status.decisions],
+            "history": {"every_s": SAMPLE_S} | self._history.columns(),
+        }
+
+
+def _pool(pool: PoolStatus) -> Json:
+    states = [one.state for one in pool.workers]
+    return {
+        "name": pool.name,
+        "desired": pool.desired,
+        "ready": states.count("ready"),
+        "size": len(states),
+        "workers": [_worker(one) for one in pool.workers[:MAX_WORKERS]],
+    }
+
+
+def _worker(worker: WorkerStatus) -> Json:
+    load = worker.load
+    return {
+        "id": worker.worker_id,
+        "epoch": worker.epoch,
+        "state": worker.state,
+        "running": load.running,
+        "waiting": load.waiting,
+        "leases": load.leases,
+        "blocks_total": load.blocks_total,
+        "blocks_held": load.blocks_held,
+        "blocks_cached": load.blocks_cached,
+        "kv_bytes": load.kv_bytes,
+        "rss_bytes": load.rss_bytes,
+        "tokens_per_s": round(load.tokens_per_second, 1),
+        "preemptions": load.preemptions,
+        "unfit": worker.unfit[: recent.MAX_WHY],
+        "integrity": "" if load.integrity_ok else load.integrity_error[: recent.MAX_WHY],
+    }
+
+
+def _held(loads: list[WorkerLoad]) -> float | None:
+    total = sum(one.blocks_total for one in loads)
+    return sum(one.blocks_held for one in loads) / total if total else None
+
+
+def _file(name: str, body: bytes) -> Callable[[Request], Awaitable[Response]]:
+    async def give(request: Request) -> Response:
+        return Response(body, headers=_HEADERS, media_type=_TYPES[name.rpartition(".")[2]])
+
+    return give

@@ -1,0 +1,87 @@
+"""The router's own entry in the registry, and what it learns there besides workers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvrelay.clock import Clock
+from kvrelay.errors import Unavailable
+from kvrelay.process.telemetry import get_logger
+from kvrelay.protocol import VERSION
+from kvrelay.security.credentials import Credentials
+from kvrelay.types import RouterLoad
+from router.observability.metrics import Metrics
+from router.runtime.driver import Driver
+from router.runtime.worker_directory import RouterRegistry
+
+HEARTBEAT_S = 1.0
+DECISIONS = 20  # more are not made between two heartbeats
+log = get_logger("router.heartbeat")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Heartbeat:
+    def __init__(
+        self,
+        router_id: str,
+        driver: Driver,
+        metrics: Metrics,
+        registry: RouterRegistry,
+        clock: Clock,
+        certificates: Sequence[Credentials] = (),
+    ) -> None:
+        self._router_id = router_id
+        self._driver = driver
+        self._metrics = metrics
+        self._registry = registry
+        self._clock = clock
+        self._certificates = certificates
+        self.trouble = ""  # why the last entry could not be written
+
+    def load(self) -> RouterLoad:
+        now = self._clock.now()
+        ttft, itl = self._metrics.ttft.p95(now), self._metrics.itl.p95(now)
+        dispatcher = self._driver.dispatcher
+        return RouterLoad(
+            router_id=self._router_id,
+            running=dispatcher.running,
+            waiting=dispatcher.waiting,
+            waiting_tokens=dispatcher.waiting_tokens,
+            finished=self._metrics.finished,
+            failed=self._metrics.failed,
+            rss_bytes=int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE,
+            ttft_p95_ms=None if ttft is None else ttft * 1000,
+            itl_p95_ms=None if itl is None else itl * 1000,
+            certificate_note="; ".join(dict.fromkeys(note for one in self._certificates if (note := one.trouble()))),
+            protocol=VERSION,
+        )
+
+    async def run(self) -> None:
+        """Until cancelled. While the registry is away, or takes no writes, nothing is published."""
+        counted: float | None = None  # unix seconds of the newest decision that was seen
+        while True:
+            try:
+                await self._registry.publish_router(self.load())
+                self._metrics.desired = await self._registry.desired()
+                self._metrics.standbys = await self._registry.standbys()
+                decisions = await self._registry.decisions(DECISIONS)
+                for decision in reversed(decisions):
+                    if counted is not None and decision.unix_time > counted:
+                        self._metrics.scaled(decision)
+                # What the first look finds was decided before this router began to count.
+                counted = max((counted or 0.0, *(one.unix_time for one in decisions)))
+                self.trouble = ""
+            except Unavailable as error:
+                if not self.trouble:
+                    log.warning("no heartbeat", error=error.message)
+                self.trouble = error.message
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def end(self) -> None:
+        try:
+            await self._registry.remove_router(self._router_id)
+        except Unavailable:
+            return  # the entry ends with its time to live

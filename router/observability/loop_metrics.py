@@ -1,0 +1,37 @@
+"""How long the router's event loop was kept from its work, for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kvrelay.process.loop_stall import BUCKETS, StallCounts
+
+_LABELS = ("model_name", "process")
+
+
+class LoopStallCollector(Collector):
+    """Read from the counts when it is asked for."""
+
+    def __init__(self, model: str, process: str, counts: StallCounts) -> None:
+        self._labels = (model, process)
+        self._counts = counts
+
+    def collect(self) -> Iterator[Metric]:
+        text = "How late a callback of the event loop ran that is due all 20 ms."
+        stalls = HistogramMetricFamily("kvrelay_event_loop_stall_seconds", text, labels=_LABELS)
+        ends = (*map(str, BUCKETS), "+Inf")
+        buckets = list(zip(ends, map(float, accumulate(self._counts.buckets)), strict=True))
+        stalls.add_metric(self._labels, buckets=buckets, sum_value=self._counts.total_s)
+        yield stalls
+        worst = (
+            ("stall", "Longest of these delays since the start.", self._counts.worst_s),
+            ("cpu", "Most processor time of the loop from one such callback to the next.", self._counts.worst_cpu_s),
+        )
+        for name, says, value in worst:
+            family = GaugeMetricFamily(f"kvrelay_event_loop_worst_{name}_seconds", says, labels=_LABELS)
+            family.add_metric(self._labels, value)
+            yield family

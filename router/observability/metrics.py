@@ -1,0 +1,237 @@
+"""The router's measurements: Prometheus series, and the percentiles that the autoscaler reads."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter as Counts
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
+from typing import get_args
+
+from prometheus_client import CollectorRegistry, Counter, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kvrelay.errors import Code
+from kvrelay.types import POOLS, FinishReason, PoolName, ScalingDecision, StandbyWorker, WorkerState
+from router.observability.series import Histogram, Total
+from router.runtime.driver import Driver
+from router.runtime.stream import Stream
+
+WINDOW_S = 10.0
+MAX_SAMPLES = 4096
+# Upper ends of buckets in seconds. Each holds the round numbers that objectives are written in.
+_FIRST = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 60.0)
+_GAP = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
+_PHASE = (0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_HANDOFF = (0.0001, 0.0003, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 3.0, 10.0)
+_WORKER_LABELS = ("pool", "worker", "model_name")
+
+
+class Window:
+    """The samples of the last WINDOW_S seconds, MAX_SAMPLES of them at most."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, float]] = deque(maxlen=MAX_SAMPLES)
+
+    def add(self, now: float, value: float, count: int = 1) -> None:
+        self._samples.extend(((now, value),) * count)
+
+    def p95(self, now: float) -> float | None:
+        """The nearest-rank percentile; None without samples."""
+        return self.percentiles(now, 0.95)[0]
+
+    def percentiles(self, now: float, *shares: float) -> tuple[float | None, ...]:
+        """The nearest-rank percentile of each share of 1."""
+        recent = sorted(value for at, value in self._samples if now - at <= WINDOW_S)
+        return tuple(recent[math.ceil(share * len(recent)) - 1] if recent else None for share in shares)
+
+
+class Metrics:
+    """An Observer of the driver. `registry` holds the series, for exposition."""
+
+    def __init__(self, model: str) -> None:
+        self.registry = CollectorRegistry()
+        self.finished = 0
+        self.failed = 0
+        self.ttft = Window()
+        self.itl = Window()
+        self.desired: Mapping[PoolName, int] = {}  # workers that the registry asks for, as last heard
+        self.standbys: tuple[StandbyWorker, ...] = ()  # likewise
+        self._model = model
+        ProcessCollector(registry=self.registry)
+        self._prompt_tokens = self._total("prompt_tokens", "Prompt tokens of requests that got a first token.")
+        self._generation_tokens = self._total("generation_tokens", "Tokens streamed.")
+        self._cache_queries = self._total("prefix_cache_queries", "Prompt tokens looked up in prefix caches.")
+        self._cache_hits = self._total("prefix_cache_hits", "Prompt tokens that a prefix cache held.")
+        self._fetched = self._total("prefix_fetched", "Of the hits, those fetched from another worker's cache.")
+        self._handoff_bytes = self._total("handoff_bytes", "KV bytes handed off.")
+        self._ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _FIRST)
+        self._itl = self._histogram("inter_token_latency_seconds", "Token to next token.", _GAP)
+        self._tpot = self._histogram("request_time_per_output_token_seconds", "(E2E - TTFT) / (tokens - 1).", _GAP)
+        self._e2e = self._histogram("e2e_request_latency_seconds", "Arrival to the end of the answer.", _PHASE)
+        self._second_gap = self._histogram("second_token_gap_seconds", "First token to second.", _GAP)
+        self._handoff = self._histogram("handoff_seconds", "First KV frame to acknowledged commit.", _HANDOFF)
+        self._queue = self._histogram("request_queue_time_seconds", "Waiting for workers with room.", _PHASE)
+        self._prefill = self._histogram(
+            "request_prefill_time_seconds", "Queue and compute on the prefilling worker.", _PHASE
+        )
+        self._exposed = self._histogram(
+            "request_handoff_time_seconds", "End of prefill to acknowledged commit.", _HANDOFF
+        )
+        self._decode = self._histogram("request_decode_time_seconds", "First token to last.", _PHASE)
+        self._success = self._labelled("request_success", "Requests that ended, by how.", "finished_reason")
+        self._errors = self._labelled("request_errors", "Requests that an error ended, by its code.", "code")
+        self._path = self._labelled("path_decision", "Requests by path taken and why.", "path", "why")
+        self._scaling = self._labelled("scaling_decision", "Changes of a pool's size.", "pool", "direction")
+        for reason in get_args(FinishReason):  # a rate needs the zero that came before the first
+            self._success.labels(model, reason)
+        for code in Code:
+            self._errors.labels(model, code.name)
+        for pool in POOLS:
+            for direction in ("up", "down"):
+                self._scaling.labels(model, pool, direction)
+
+    def tokens(self, stream: Stream, count: int, previous: float | None, now: float) -> None:
+        """`count` tokens came, `previous` is when those before them did. Called for each message of a worker."""
+        self._generation_tokens.value += count
+        if previous is None:
+            self._first_tokens(stream, now)
+        elif count:
+            gap = (now - previous) / count
+            self.itl.add(now, gap, count)
+            self._itl.observe(gap, count)
+
+    def _first_tokens(self, stream: Stream, now: float) -> None:
+        seconds = now - stream.request.arrival
+        usage = stream.usage()
+        self.ttft.add(now, seconds)
+        self._ttft.observe(seconds)
+        self._prompt_tokens.value += usage.prompt_tokens
+        self._cache_queries.value += usage.prompt_tokens
+        self._cache_hits.value += usage.cached_tokens
+        self._fetched.value += stream.fetched_tokens
+
+    def ended(self, stream: Stream) -> None:
+        assert stream.ended is not None
+        self._success.labels(self._model, stream.ended.finish_reason).inc()
+        if stream.assignment is not None:
+            self._path.labels(self._model, stream.assignment.path, stream.assignment.reason).inc()
+        if stream.ended.error is not None:
+            self._errors.labels(self._model, stream.ended.error.code.name).inc()
+            self.failed += stream.ended.finish_reason == "error"
+            return
+        self.finished += 1
+        ledger = stream.ledger()
+        phases = defaultdict(float, ledger.phases)
+        self._e2e.observe(ledger.e2e_seconds)
+        self._queue.observe(phases["queue"] + phases["reserve"])
+        self._prefill.observe(phases["fetch"] + phases["prefill_queue"] + phases["prefill"])
+        self._decode.observe(ledger.decode_seconds)
+        new_tokens = stream.num_tokens - len(stream.request.resume)
+        if new_tokens > 1:
+            self._tpot.observe(ledger.decode_seconds / (new_tokens - 1))
+            self._second_gap.observe(ledger.second_token_gap_seconds)
+        if ledger.handoff is not None:
+            self._handoff.observe(ledger.handoff.seconds)
+            self._handoff_bytes.value += ledger.handoff.bytes
+            self._exposed.observe(ledger.handoff.exposed_seconds)
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Since the router's start."""
+        return {
+            "finished": self.finished,
+            "failed": self.failed,
+            "prompt_tokens": self._prompt_tokens.value,
+            "cached_tokens": self._cache_hits.value,
+            "generated_tokens": self._generation_tokens.value,
+            "handoff_bytes": self._handoff_bytes.value,
+        }
+
+    def scaled(self, decision: ScalingDecision) -> None:
+        self._scaling.labels(self._model, decision.pool, "up" if decision.after > decision.before else "down").inc()
+
+    def _labelled(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"kvrelay_{name}", text, ("model_name", *labels), registry=self.registry)
+
+    def _total(self, name: str, text: str) -> Total:
+        series = Total(f"kvrelay_{name}", text, {"model_name": self._model})
+        self.registry.register(series)
+        return series
+
+    def _histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
+        series = Histogram(f"kvrelay_{name}", text, {"model_name": self._model}, bounds)
+        self.registry.register(series)
+        return series
+
+
+class ClusterCollector(Collector):
+    """Gauges of the workers, read from the last snapshot of the registry when they are asked for."""
+
+    def __init__(self, model: str, driver: Driver, metrics: Metrics) -> None:
+        self._model = model
+        self._driver = driver
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        workers = self._driver.known
+        dispatcher = self._driver.dispatcher
+        running = self._gauge("num_requests_running", "Requests with a worker; pool router: of this router.")
+        waiting = self._gauge("num_requests_waiting", "Requests without; pool router: of this router.")
+        usage = self._gauge("kv_cache_usage_perc", "Held part of the KV blocks, 0 to 1.")
+        blocks = self._gauge("kv_blocks", "KV blocks of a worker; cached ones are not held.", "state")
+        leases = self._gauge("handoff_leases", "Hand-offs whose KV a worker has reserved or not yet released.")
+        rate = self._gauge("worker_tokens_per_second", "As the worker measures it.")
+        resident = self._gauge("worker_resident_memory_bytes", "Of the worker's process.")
+        integrity = self._gauge("worker_integrity_ok", "1, or 0 once the worker's own checks found its books wrong.")
+        text = "Sequences whose KV was dropped for room; pool router: requests that gave a batch slot up."
+        preemptions = self._counter("num_preemptions", text)
+        drafts = self._counter("spec_decode_num_draft_tokens", "Tokens guessed by speculation.")
+        accepted = self._counter("spec_decode_num_accepted_tokens", "Guessed tokens that were right.")
+        running.add_metric(("router", "", self._model), dispatcher.running)
+        waiting.add_metric(("router", "", self._model), dispatcher.waiting)
+        preemptions.add_metric(("router", "", self._model), dispatcher.preemptions)
+        for one in workers:
+            labels = (one.pool, one.worker_id, self._model)
+            load = one.load
+            running.add_metric(labels, load.running)
+            waiting.add_metric(labels, load.waiting)
+            usage.add_metric(labels, load.blocks_held / max(1, load.blocks_total))
+            for state, number in (("held", load.blocks_held), ("cached", load.blocks_cached)):
+                blocks.add_metric((*labels, state), number)
+            blocks.add_metric((*labels, "free"), load.blocks_total - load.blocks_held - load.blocks_cached)
+            leases.add_metric(labels, load.leases)
+            rate.add_metric(labels, load.tokens_per_second)
+            resident.add_metric(labels, load.rss_bytes)
+            integrity.add_metric(labels, load.integrity_ok)
+            preemptions.add_metric(labels, load.preemptions)
+            drafts.add_metric(labels, load.draft_tokens)
+            accepted.add_metric(labels, load.accepted_tokens)
+        yield from (running, waiting, usage, blocks, leases, rate, resident, integrity)
+        yield from (preemptions, drafts, accepted, self._replicas())
+
+    def _replicas(self) -> Metric:
+        """A state without workers is 0, not absent: a pool that lost its last worker must show."""
+        replicas = GaugeMetricFamily(
+            "kvrelay_pool_replicas",
+            "Workers by state, and how many are desired.",
+            labels=("pool", "state", "model_name"),
+        )
+        numbers = Counts((one.pool, one.state) for one in self._driver.known)
+        for pool in POOLS:
+            for state in get_args(WorkerState):
+                replicas.add_metric((pool, state, self._model), numbers[pool, state])
+            if pool in self._metrics.desired:
+                replicas.add_metric((pool, "desired", self._model), self._metrics.desired[pool])
+        serving = {one.worker_id for one in self._driver.known}
+        standbys: Counts[str] = Counts(one.state for one in self._metrics.standbys if one.worker_id not in serving)
+        for state in ("starting", "ready"):
+            replicas.add_metric(("standby", state, self._model), standbys[state])
+        return replicas
+
+    def _counter(self, name: str, text: str) -> CounterMetricFamily:
+        return CounterMetricFamily(f"kvrelay_{name}", text, labels=_WORKER_LABELS)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> GaugeMetricFamily:
+        return GaugeMetricFamily(f"kvrelay_{name}", text, labels=(*_WORKER_LABELS, *labels))

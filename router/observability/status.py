@@ -1,0 +1,77 @@
+"""What a router knows of its cluster, for those who look at it."""
+
+from __future__ import annotations
+
+from kvrelay.config.schema import ClusterConfig
+from kvrelay.errors import KvRelayError
+from kvrelay.protocol import ours
+from kvrelay.types import POOLS, ControllerInfo, PendingWorker, PoolName, ScalingDecision, StandbyWorker
+from kvrelay.wire.cluster import ClusterStatus, PoolStatus, WorkerStatus
+from router.observability.heartbeat import Heartbeat
+from router.runtime.driver import Driver
+from router.runtime.worker_directory import RouterRegistry
+
+DECISIONS = 20
+
+
+class ClusterView:
+    """The last that is known: a registry that is away leaves its part as it was, and is named in the status."""
+
+    def __init__(
+        self, driver: Driver, registry: RouterRegistry, heartbeat: Heartbeat, model: str, config: ClusterConfig
+    ) -> None:
+        self._driver = driver
+        self._registry = registry
+        self._heartbeat = heartbeat
+        self._model = model
+        self._config = config
+        self._desired: dict[PoolName, int] = {"prefill": config.prefill.replicas, "decode": config.decode.replicas}
+        self._decisions: tuple[ScalingDecision, ...] = ()
+        self._restarting: tuple[str, ...] = ()
+        self._pending: tuple[PendingWorker, ...] = ()
+        self._standbys: tuple[StandbyWorker, ...] = ()
+        self._controllers: tuple[ControllerInfo, ...] = ()
+
+    async def desired(self) -> dict[PoolName, int]:
+        """Workers that each pool should have. Raises Unavailable."""
+        self._desired |= await self._registry.desired()
+        return self._desired
+
+    async def status(self) -> ClusterStatus:
+        state = self._driver.registry_state if self._driver.registry_state != "ok" else self._heartbeat.trouble or "ok"
+        try:
+            await self.desired()
+            self._decisions = await self._registry.decisions(DECISIONS)
+            self._restarting = tuple(sorted(await self._registry.restarts()))
+            self._pending = await self._registry.pending()
+            self._standbys = await self._registry.standbys()
+            self._controllers = await self._registry.controllers()
+        except KvRelayError as error:
+            state = error.message
+        known = self._driver.known
+        serving = {one.worker_id for one in known}
+        unfit = {one.worker_id: f"{one.cause}, {one.reason}" for one in self._driver.dispatcher.sick}
+        unfit.update(self._driver.refused)
+        return ClusterStatus(
+            model=self._model,
+            state=self._driver.state,
+            pools=tuple(
+                PoolStatus(
+                    pool,
+                    self._desired[pool],
+                    tuple(WorkerStatus.of(one, unfit.get(one.worker_id, "")) for one in known if one.pool == pool),
+                )
+                for pool in POOLS
+            ),
+            decisions=self._decisions,
+            router=self._heartbeat.load(),
+            block_bytes=max((one.block_bytes for one in known), default=0),
+            block_size=self._config.kv.block_size,
+            registry=state,
+            restarting=self._restarting,
+            pending=self._pending,
+            # The entry of one that has just joined a pool lasts a moment longer.
+            standby=tuple(one for one in self._standbys if one.worker_id not in serving),
+            controllers=self._controllers,
+            protocol=ours(),
+        )

@@ -1,0 +1,1 @@
+"""The event loop around the core: sessions with workers, streams to clients, and work in slices."""

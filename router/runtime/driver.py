@@ -1,0 +1,282 @@
+"""Runs the dispatcher against real time, real workers and the registry."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Protocol
+
+from kvrelay.clock import Clock
+from kvrelay.config.schema import ClusterConfig
+from kvrelay.engine.kvcache.block_hashes import HASH_BYTES
+from kvrelay.errors import Cancelled, KvRelayError, Unavailable
+from kvrelay.messages import Command, Event, Prefill
+from kvrelay.process.telemetry import get_logger
+from kvrelay.security.credentials import Credentials
+from kvrelay.tenants import Tenant
+from kvrelay.types import PoolName, WorkerInfo, WorkerState
+from router.core.compatibility import misfit
+from router.core.dispatcher import Dispatcher
+from router.core.effects import Effect, Emit, End, Notice, Preempted, Send
+from router.core.lifecycle import RETRY_AFTER_S
+from router.core.request import Request
+from router.runtime.sessions import WorkerSession
+from router.runtime.stream import Stream, TokenSink
+from router.runtime.worker_directory import RouterRegistry
+from router.runtime.write_scheduler import Turns
+
+POLL_S = 0.5
+LEAST_POLL_S = 0.02  # between two looks, however often something changes
+TICK_S = 0.05
+RECENT = 60  # streams that ended are kept, to be looked at; they hold the tokens of their prompts
+FORGET_S = 5.0  # a worker may be absent from a registry that was flushed, until its next heartbeats
+
+log = get_logger("router.driver")
+
+
+class Observer(Protocol):
+    """Is told what happens to requests, for metrics."""
+
+    def tokens(self, stream: Stream, count: int, previous: float | None, now: float) -> None: ...
+
+    def ended(self, stream: Stream) -> None: ...
+
+
+class Driver:
+    """Owns the dispatcher, the sessions and the streams; lives on one event loop."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        registry: RouterRegistry,
+        router_id: str,
+        clock: Clock,
+        observer: Observer,
+        credentials: Credentials | None = None,
+        misfit: Callable[[WorkerInfo], str] = misfit,
+        *,
+        hash_bytes: int = HASH_BYTES,
+    ) -> None:
+        """`misfit` says why a worker is given no work whatever its state, see `router.core.compatibility`."""
+        self.dispatcher = Dispatcher(config, hash_bytes=hash_bytes)
+        self.draining = False
+        self.registry_state = "ok"
+        self.known: tuple[WorkerInfo, ...] = ()  # as the registry had them last, and those that are talked to
+        self._misfit = misfit
+        self._misfits: dict[str, str] = {}  # of workers in the registry
+        self._wanted: Mapping[PoolName, int] = {"prefill": config.prefill.replicas, "decode": config.decode.replicas}
+        self._started = False
+        self._registry = registry
+        self._router_id = router_id
+        self._clock = clock
+        self._observer = observer
+        self._credentials = credentials
+        self._sessions: dict[str, tuple[WorkerSession, asyncio.Task[None]]] = {}
+        self._last_seen: dict[str, float] = {}
+        self._streams: dict[str, Stream] = {}
+        self._turns = Turns()
+        self.recent: deque[Stream] = deque(maxlen=RECENT)  # that ended, oldest first, for one who takes them out
+        self._soon = asyncio.Event()
+        self.changed = asyncio.Event()  # set when `state` may have changed
+        self._work = asyncio.Event()  # set while there are requests, and
+        self._idle = asyncio.Event()  # while there are none
+        self._idle.set()
+
+    # Requests
+
+    def newest(self) -> Iterator[Stream]:
+        """Those that have not ended, the last that came first."""
+        return reversed(self._streams.values())
+
+    def check_open(self, tenant: Tenant, priority: int) -> None:
+        """Raises Unavailable while draining, ResourceExhausted when the queue is full for such a request."""
+        self._check_not_draining()
+        self.dispatcher.check_room(tenant, priority)
+
+    def _check_not_draining(self) -> None:
+        if self.draining:
+            raise Unavailable("the router is draining; send the request to another", retry_after_s=RETRY_AFTER_S)
+
+    def submit(self, request: Request, text: TokenSink) -> Stream:
+        """`text` has taken in request.resume. Raises Unavailable while draining, and what Dispatcher.submit raises."""
+        self._check_not_draining()
+        now = self._clock.now()
+        life, effects = self.dispatcher.submit(request, now)
+        self._streams[request.request_id] = stream = Stream(life, text, self._clock, self._turns)
+        self._work.set()
+        self._idle.clear()
+        self._carry_out(effects, now)
+        return stream
+
+    def cancel(self, request_id: str) -> None:
+        """Ends the request everywhere, if it has not ended."""
+        now = self._clock.now()
+        error = Cancelled("the client cancelled the request")
+        self._carry_out(self.dispatcher.cancel(request_id, error, now), now)
+
+    def abandon(self, error: KvRelayError) -> None:
+        """Ends every request that is left."""
+        now = self._clock.now()
+        for request_id in list(self._streams):
+            self._carry_out(self.dispatcher.cancel(request_id, error, now), now)
+
+    async def drained(self) -> None:
+        """Until no request is left. New ones are refused from now on."""
+        self.draining = True
+        self.changed.set()
+        await self._idle.wait()
+
+    # Workers
+
+    @property
+    def state(self) -> WorkerState:
+        """`ready` if a request that comes now can be served, once there have been as many workers as configured."""
+        if self.draining:
+            return "draining"
+        return "ready" if self._started and self.ready()["decode"] else "starting"
+
+    def ready(self) -> Mapping[PoolName, int]:
+        """How many workers of each pool can be given work."""
+        states = [one.pool for one in self.dispatcher.workers if one.state == "ready"]
+        return {"prefill": states.count("prefill"), "decode": states.count("decode")}
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Workers that this router cannot work with, or that cannot work with it, and why."""
+        refusals = {worker_id: one.refusal for worker_id, (one, _) in self._sessions.items() if one.refusal}
+        return refusals | self._misfits
+
+    def worker_found(self, info: WorkerInfo) -> None:
+        log.info("worker found", worker=info.worker_id, pool=info.pool, epoch=info.epoch, address=info.address)
+        now = self._clock.now()
+        self._carry_out(self.dispatcher.worker_found(info, now), now)
+        self._workers_changed()
+
+    def worker_lost(self, worker_id: str, expected: bool) -> None:
+        log.info("worker lost", worker=worker_id)
+        now = self._clock.now()
+        self._carry_out(self.dispatcher.worker_lost(worker_id, now, expected), now)
+        self._workers_changed()
+
+    def _workers_changed(self) -> None:
+        ready = self.ready()
+        self._started = self._started or all(ready[pool] >= number for pool, number in self._wanted.items())
+        self.changed.set()
+
+    def worker_said(self, worker_id: str, event: Event) -> None:
+        now = self._clock.now()
+        self._carry_out(self.dispatcher.on_event(worker_id, event, now), now)
+
+    # Loops
+
+    async def run(self) -> None:
+        """Until cancelled. Any error that is not one of a worker's or the registry's ends it."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._tick())
+            while True:
+                self._soon.clear()
+                await self._poll(tasks)
+                await asyncio.sleep(LEAST_POLL_S)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_S - LEAST_POLL_S):
+                        await self._soon.wait()
+
+    def look_soon(self) -> None:
+        """Something has changed in the registry."""
+        self._soon.set()
+
+    async def _tick(self) -> None:
+        while True:
+            await self._work.wait()
+            now = self._clock.now()
+            self._carry_out(self.dispatcher.tick(now), now)
+            await asyncio.sleep(TICK_S)
+
+    async def _poll(self, tasks: asyncio.TaskGroup) -> None:
+        try:
+            found = await self._registry.workers()
+        except Unavailable as error:
+            if self.registry_state == "ok":
+                log.warning("registry is away; going on from its last snapshot", error=error.message)
+            self.registry_state = error.message
+            return
+        self.registry_state = "ok"
+        now = self._clock.now()
+        # Who talks to us lives, whatever became of its entry: where Redis takes no writes, all entries expire.
+        named = {info.worker_id for info in found}
+        silent = (info for info in self.dispatcher.workers if info.worker_id not in named)
+        self.known = tuple(sorted((*found, *silent), key=lambda info: info.worker_id))
+        self._look_for_misfits(found)
+        for info in self.known:
+            if info.worker_id in self._misfits:
+                self._close(info.worker_id)
+                continue
+            self._last_seen[info.worker_id] = now
+            session = self._sessions.get(info.worker_id)
+            if session is None or session[0].info.epoch != info.epoch:
+                self._close(info.worker_id)
+                opened = WorkerSession(info, self._router_id, self, self._credentials)
+                self._sessions[info.worker_id] = opened, tasks.create_task(opened.run())
+            else:
+                session[0].info = info
+        for worker_id in [one for one, seen in self._last_seen.items() if now - seen > FORGET_S]:
+            del self._last_seen[worker_id]
+            self._close(worker_id)
+        self._carry_out(self.dispatcher.workers_changed(self.known, now), now)
+        self._workers_changed()
+
+    def _look_for_misfits(self, found: Iterable[WorkerInfo]) -> None:
+        """Logs each once."""
+        misfits = {info.worker_id: reason for info in found if (reason := self._misfit(info))}
+        for worker_id, reason in misfits.items():
+            if self._misfits.get(worker_id) != reason:
+                log.warning("worker_refused", worker=worker_id, reason=reason)
+        self._misfits = misfits
+
+    def _close(self, worker_id: str) -> None:
+        session = self._sessions.pop(worker_id, None)
+        if session is not None:
+            session[1].cancel()  # which makes it report the loss, before its successor can connect
+
+    def _carry_out(self, effects: list[Effect], now: float) -> None:
+        for effect in effects:
+            match effect:
+                case Send(worker_id, command):
+                    if worker_id in self._sessions:  # or its loss is on the way
+                        session = self._sessions[worker_id][0]
+                        session.send(self._with_leave_to_fetch(command, session.info))
+                case Notice(worker_id, text):
+                    log.warning("worker", worker=worker_id, news=text)
+                case Preempted(request_id, worker_id, why):
+                    log.info("request_preempted", request=request_id, worker=worker_id, why=why)
+                case Emit(request_id):
+                    self._emit(request_id, effect, now)
+                case End(request_id):
+                    stream = self._streams.pop(request_id)
+                    stream.end(effect, now)
+                    self.recent.append(stream)
+                    if not self._streams:
+                        self._work.clear()
+                        self._idle.set()
+                    self._observer.ended(stream)
+
+    def _with_leave_to_fetch(self, command: Command, borrower: WorkerInfo) -> Command:
+        """A prefill's source is of use with the leave that the session with it gives, and left out without."""
+        if not isinstance(command, Prefill) or command.source is None:
+            return command
+        lender = self._sessions.get(command.source.worker_id)
+        source = None if lender is None else lender[0].lend(command.source, command.spec, borrower)
+        return replace(command, source=source)
+
+    def _emit(self, request_id: str, emit: Emit, now: float) -> None:
+        stream = self._streams.get(request_id)
+        if stream is None:
+            return  # an earlier token of the same batch completed a stop string
+        count, previous = stream.num_tokens, stream.token_at
+        more = stream.push(emit, now)
+        self._observer.tokens(stream, stream.num_tokens - count, previous, now)
+        if not more:
+            self._carry_out(self.dispatcher.stop(request_id, now), now)

@@ -1,0 +1,72 @@
+"""Work on a few threads, fairly between tenants."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from kvrelay.tenants import Tenant
+from router.core.queueing.lanes import Lanes
+
+T = TypeVar("T")
+
+
+class FairLanes:
+    """Turns on a bounded number of lanes; who has a turn uses a thread or a process of its owner's."""
+
+    def __init__(self, lanes: int, short: float) -> None:
+        self._lanes: Lanes[asyncio.Future[None]] = Lanes(lanes, short)
+
+    @asynccontextmanager
+    async def turn(self, tenant: Tenant, cost: float) -> AsyncIterator[None]:
+        """Waits for a lane, in the order of router.core.queueing.lanes; who is cancelled meanwhile is out of the line."""
+        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        number = self._lanes.add(tenant, begun, cost)
+        self._start()
+        try:
+            await begun
+            yield
+        finally:
+            self._lanes.end(number)
+            self._start()
+
+    def _start(self) -> None:
+        while (started := self._lanes.start()) is not None:
+            number, begun = started
+            if begun.cancelled():
+                self._lanes.end(number)
+            else:
+                begun.set_result(None)
+
+
+class FairThreads:
+    """Threads of their own for one kind of work."""
+
+    def __init__(self, threads: int, short: float, name: str) -> None:
+        self._turns = FairLanes(threads, short)
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
+
+    async def run(self, tenant: Tenant, cost: float, work: Callable[[], T]) -> T:
+        """What `work` returns or raises. A lane is free again when its thread is, also if nobody waits any more."""
+        async with self._turns.turn(tenant, cost):
+            return await _to_its_end(asyncio.get_running_loop().run_in_executor(self._threads, work))
+
+    def close(self) -> None:
+        """Without waiting for threads: they cannot be stopped."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+async def _to_its_end(running: Awaitable[T]) -> T:
+    """As `await running`, but a cancellation shows only when the thread is free."""
+    task = asyncio.ensure_future(running)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
+    finally:
+        # An exception's traceback has this frame, and the task has the exception: a cycle would keep its memory.
+        del running, task

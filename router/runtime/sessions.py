@@ -1,0 +1,170 @@
+"""One conversation with one incarnation of a worker: commands down, events up, over one gRPC stream."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import replace
+from typing import Protocol
+
+import grpc
+
+from kvrelay.errors import FailedPrecondition, KvRelayError, PermissionDenied, Unauthenticated
+from kvrelay.messages import Abort, Command, Event, PrefixSource
+from kvrelay.process.telemetry import get_logger
+from kvrelay.protocol import ours
+from kvrelay.security.capability import FetchGrant, make_capability
+from kvrelay.security.credentials import Credentials
+from kvrelay.security.grpc_tls import worker_channel
+from kvrelay.types import SequenceSpec, WorkerInfo
+from kvrelay.wire.status import error_from_rpc
+from kvrelay.wire.worker import Decoded, Hello, Welcome, WorkerServiceStub, command_to_proto, decode_events
+
+WELCOME_S = 5.0  # for a worker to answer the greeting
+RECONNECT_S = (0.1, 2.0)  # least and most pause between two tries
+REFUSED_S = 30.0  # pause after one of the two has refused the other's protocol, which only an upgrade cures
+MAX_MESSAGE_BYTES = 16 * 2**20
+# A frozen or unreachable worker is noticed within PING + TIMEOUT, though its socket stays open.
+CHANNEL_OPTIONS = (
+    ("grpc.keepalive_time_ms", 2000),
+    ("grpc.keepalive_timeout_ms", 2000),
+    # While gRPC measures bandwidth with a ping of its own, as it does when tokens flow, that one stands for the
+    # keepalive's, and by default has a minute.
+    ("grpc.http2.ping_timeout_ms", 2000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.use_local_subchannel_pool", 1),  # no connection, and no backoff, is shared with a former incarnation
+    ("grpc.enable_http_proxy", 0),
+)
+
+log = get_logger("router.sessions")
+
+
+class SessionListener(Protocol):
+    def worker_found(self, info: WorkerInfo) -> None: ...
+
+    def worker_lost(self, worker_id: str, expected: bool) -> None:
+        """`expected` when the worker ended the session itself, as one does that was told to stop."""
+
+    def worker_said(self, worker_id: str, event: Event) -> None: ...
+
+
+class WorkerSession:
+    """Connects again until it is cancelled. From `worker_found` to `worker_lost` it delivers all events in order."""
+
+    def __init__(
+        self, info: WorkerInfo, router_id: str, listener: SessionListener, credentials: Credentials | None = None
+    ) -> None:
+        self.info = info
+        self.refusal = ""  # why one of the two does not work with the other
+        self._lending_key: bytes | None = None  # while it has said so
+        self._odd_told = False  # whether it was logged that messages of this worker are ignored
+        self._credentials = credentials
+        self._untrusted = ""  # why the last try ended, if one of the two does not trust the other
+        self._router_id = router_id
+        self._listener = listener
+        self._outgoing: asyncio.Queue[Command] = asyncio.Queue()
+
+    def send(self, command: Command) -> None:
+        self._outgoing.put_nowait(command)
+
+    def lend(self, source: PrefixSource, spec: SequenceSpec, borrower: WorkerInfo) -> PrefixSource | None:
+        """The source, which is this worker, with leave to fetch from it; None if it cannot be had now."""
+        if not self._lending_key:
+            return None
+        grant = FetchGrant(
+            *spec.key,
+            borrower=borrower.worker_id,
+            address=borrower.address,
+            lender=self.info.worker_id,
+            epoch=self.info.epoch,
+            tokens=source.cached_tokens,
+        )
+        return replace(source, capability=make_capability(self._lending_key, grant))
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        pause = RECONNECT_S[0]
+        while True:
+            if await self._converse():
+                pause = RECONNECT_S[0]
+            await asyncio.sleep(REFUSED_S if self.refusal else pause)
+            pause = min(2 * pause, RECONNECT_S[1])
+
+    async def _converse(self) -> bool:
+        """One stream, to its end; whether the worker was found on it."""
+        worker_id = self.info.worker_id
+        self._outgoing = asyncio.Queue()
+        found = expected = False
+        async with worker_channel(self.info.address, self._credentials, CHANNEL_OPTIONS) as channel:
+            call = WorkerServiceStub(channel).Session()
+            sending = asyncio.create_task(self._send(call, self._outgoing))
+            try:
+                async with asyncio.timeout(WELCOME_S):
+                    welcome = next(iter((await self._read(call) or Decoded()).events), None)
+                if not isinstance(welcome, Welcome) or (welcome.worker_id, welcome.epoch) != (
+                    worker_id,
+                    self.info.epoch,
+                ):
+                    log.warning(
+                        "another worker answered", worker=worker_id, epoch=self.info.epoch, answer=repr(welcome)
+                    )
+                    return False
+                ours().check(welcome.protocol, worker_id)
+                found = True
+                self.refusal = ""
+                self._lending_key = welcome.lending_key
+                self._listener.worker_found(self.info)
+                while (decoded := await self._read(call)) is not None:
+                    self._deliver(worker_id, decoded)
+                expected = True
+            except (grpc.aio.AioRpcError, TimeoutError, KvRelayError) as error:
+                self._tell(error, found)
+            finally:
+                call.cancel()
+                sending.cancel()
+                self._lending_key = None
+                if found:
+                    self._listener.worker_lost(worker_id, expected)
+        return found
+
+    def _deliver(self, worker_id: str, decoded: Decoded) -> None:
+        """What is wrong with a message is its sequences' alone."""
+        for failed in decoded.malformed:
+            self.send(Abort(failed.request_id, failed.attempt))  # the worker does not know that it has failed
+            self._listener.worker_said(worker_id, failed)
+        known = [event for event in decoded.events if not isinstance(event, Welcome)]
+        for event in known:
+            self._listener.worker_said(worker_id, event)
+        if not known and not decoded.malformed and not self._odd_told:
+            self._odd_told = True
+            log.warning("event_ignored", worker=worker_id, known=bool(decoded.events))
+
+    def _tell(self, error: Exception, found: bool) -> None:
+        """Most often the worker starts, or is gone and not yet forgotten. That one does not trust the other is news."""
+        known = error_from_rpc(error) if isinstance(error, grpc.aio.AioRpcError) else error
+        reason = str(known)
+        if isinstance(known, FailedPrecondition) and not found:
+            if known.message != self.refusal:
+                log.warning("worker_refused", worker=self.info.worker_id, reason=known.message)
+            self.refusal = known.message
+            return
+        untrusted = isinstance(known, PermissionDenied | Unauthenticated) or "TLS" in reason
+        if untrusted and reason == self._untrusted:
+            return
+        self._untrusted = reason if untrusted else ""
+        say = log.warning if untrusted else log.info if found else log.debug
+        say("no session", worker=self.info.worker_id, epoch=self.info.epoch, reason=reason)
+
+    async def _read(self, call: grpc.aio.StreamStreamCall) -> Decoded | None:
+        message = await call.read()
+        return None if message is grpc.aio.EOF else decode_events(message)
+
+    async def _send(self, call: grpc.aio.StreamStreamCall, outgoing: asyncio.Queue[Command]) -> None:
+        """Until the call is over; why it is, reading says."""
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await call.write(command_to_proto(Hello(self._router_id)))
+            while True:
+                await call.write(command_to_proto(await outgoing.get()))

@@ -1,0 +1,200 @@
+"""A router in this process, over real gRPC and fake workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+from support.fake_worker import FakeWorkerServer
+
+import kvrelay.models
+from kvrelay.config.schema import ClusterConfig
+from kvrelay.errors import Unavailable
+from kvrelay.process.stop_request import StopRequest
+from kvrelay.types import (
+    ControllerInfo,
+    PendingWorker,
+    PoolName,
+    RouterLoad,
+    ScalingDecision,
+    StandbyWorker,
+    WorkerInfo,
+)
+from kvrelay.wire.inference import InferenceServiceStub
+from router.frontend.model_card import ModelCard
+from router.frontend.tokenization import Text
+from router.main import run_router
+
+DEMO = str(Path(kvrelay.models.__file__).parent / "demo")
+
+
+@dataclass
+class MemoryRegistry:
+    """kvrelay.state.registry.Registry's twin in memory."""
+
+    entries: dict[str, WorkerInfo] = field(default_factory=dict)
+    sizes: dict[PoolName, int] = field(default_factory=dict)
+    drains: list[str] = field(default_factory=list)
+    restarting: set[str] = field(default_factory=set)
+    without_room: tuple[PendingWorker, ...] = ()
+    standing_by: tuple[StandbyWorker, ...] = ()
+    announced: asyncio.Event = field(default_factory=asyncio.Event)
+    published: list[RouterLoad] = field(default_factory=list)
+    history: tuple[ScalingDecision, ...] = ()
+    away: bool = False
+
+    def _check(self) -> None:
+        if self.away:
+            raise Unavailable("Redis at memory: away")
+
+    async def workers(self) -> tuple[WorkerInfo, ...]:
+        self._check()
+        return tuple(self.entries.values())
+
+    async def pending(self) -> tuple[PendingWorker, ...]:
+        self._check()
+        return self.without_room
+
+    async def standbys(self) -> tuple[StandbyWorker, ...]:
+        self._check()
+        return self.standing_by
+
+    async def controllers(self) -> tuple[ControllerInfo, ...]:
+        self._check()
+        return ()
+
+    async def changes(self) -> AsyncIterator[None]:
+        while True:
+            await self.announced.wait()
+            self.announced.clear()
+            yield
+
+    async def desired(self) -> dict[PoolName, int]:
+        self._check()
+        return dict(self.sizes)
+
+    async def set_desired(self, sizes: Mapping[PoolName, int]) -> None:
+        self._check()
+        self.sizes |= sizes
+
+    async def decisions(self, n: int) -> tuple[ScalingDecision, ...]:
+        self._check()
+        return self.history[:n]
+
+    async def request_drain(self, worker_id: str) -> None:
+        self._check()
+        self.drains.append(worker_id)
+
+    async def request_restart(self, worker_ids: Iterable[str]) -> None:
+        self._check()
+        self.restarting.update(worker_ids)
+
+    async def restarts(self) -> frozenset[str]:
+        self._check()
+        return frozenset(self.restarting)
+
+    async def publish_router(self, load: RouterLoad) -> None:
+        self._check()
+        self.published.append(load)
+
+    async def remove_router(self, router_id: str) -> None:
+        self._check()
+
+
+@dataclass
+class RouterHarness:
+    registry: MemoryRegistry
+    workers: dict[str, FakeWorkerServer]
+    stop: StopRequest
+    task: asyncio.Task[None]
+    grpc: str = ""
+    http: str = ""
+    admin: str = ""
+
+    async def add(self, worker_id: str, pool: PoolName, epoch: int = 1) -> FakeWorkerServer:
+        server = FakeWorkerServer(worker_id, pool, self.workers, epoch)
+        await server.start()
+        self.registry.entries[worker_id] = server.worker.info
+        return server
+
+    async def kill(self, worker_id: str) -> None:
+        """The worker dies, and its heartbeat with it."""
+        server = self.workers[worker_id]
+        self.registry.entries.pop(worker_id, None)
+        await server.kill()
+
+
+def cluster_config(
+    prefill: int = 1, decode: int = 1, tokens_file: Path | None = None, **router: object
+) -> ClusterConfig:
+    return ClusterConfig.model_validate(
+        {
+            "listen": {"grpc": "127.0.0.1:0", "http": "127.0.0.1:0", "admin": "127.0.0.1:0"},
+            "prefill": {"replicas": prefill},
+            "decode": {"replicas": decode},
+            "router": {"local_below_tokens": 8} | router,
+            "security": {"tokens_file": tokens_file and str(tokens_file)},
+        }
+    )
+
+
+@asynccontextmanager
+async def running_router(
+    prefill: int = 1, decode: int = 1, tokens_file: Path | None = None, **router: object
+) -> AsyncIterator[RouterHarness]:
+    """A router with workers prefill-0.. and decode-0.., which are all ready."""
+    config = cluster_config(prefill, decode, tokens_file, **router)
+    stop = StopRequest()
+    line: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    registry = MemoryRegistry()
+    text = Text.load(DEMO)
+    task = asyncio.create_task(
+        run_router(config, registry, ModelCard.load(DEMO, config.model), text, line.set_result, stop)
+    )
+    harness = RouterHarness(registry, {}, stop, task)
+    try:
+        for number in range(prefill):
+            await harness.add(f"prefill-{number}", "prefill")
+        for number in range(decode):
+            await harness.add(f"decode-{number}", "decode")
+        task.add_done_callback(lambda _: line.done() or line.cancel())
+        await line
+        words = dict(word.split("=", 1) for word in line.result().split()[2:])
+        harness.grpc, harness.http, harness.admin = words["grpc"], words["http"], words["admin"]
+        yield harness
+    finally:
+        stop()
+        stop()
+        await asyncio.wait({task}, timeout=10)
+        for server in list(harness.workers.values()):
+            await server.kill()
+        await text.close()
+        assert task.done(), "the router did not stop"
+        await task
+
+
+@asynccontextmanager
+async def router_before(config: ClusterConfig, registry: Any) -> AsyncIterator[dict[str, str]]:
+    """A router in this process for the workers of a registry; yields the addresses it tells: grpc, http, admin."""
+    stop, text = StopRequest(), Text.load(config.model.path)
+    line: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    card = ModelCard.load(config.model.path, config.model)
+    task = asyncio.create_task(run_router(config, registry, card, text, line.set_result, stop))
+    task.add_done_callback(lambda _: line.done() or line.cancel())
+    try:
+        yield dict(word.split("=", 1) for word in (await line).split()[2:])
+    finally:
+        stop.now()
+        await task
+        await text.close()
+
+
+@asynccontextmanager
+async def inference_stub(target: str) -> AsyncIterator[InferenceServiceStub]:
+    async with grpc.aio.insecure_channel(target) as channel:
+        yield InferenceServiceStub(channel)

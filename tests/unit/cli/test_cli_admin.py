@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import grpc
+import pytest
+from rich.console import Console
+from support.scripted_router import serving
+
+from kvrelay.cli.main import run
+from kvrelay.cli.views.render import status_view
+from kvrelay.errors import NotFound
+from kvrelay.types import ControllerInfo, PendingWorker, RouterLoad, ScalingDecision, WorkerLoad
+from kvrelay.wire import cluster as wire
+from kvrelay.wire.status import abort
+
+Output = pytest.CaptureFixture[str]
+
+GOOD = WorkerLoad(
+    draft_tokens=400,
+    accepted_tokens=300,
+    running=3,
+    waiting=2,
+    blocks_total=200,
+    blocks_held=50,
+    tokens_per_second=12.34,
+    weight_bytes=3 * 2**30,
+    kv_bytes=512,
+    rss_bytes=1300 * 2**20,
+)
+STATUS = wire.ClusterStatus(
+    model="demo",
+    state="ready",
+    pools=(
+        wire.PoolStatus(
+            "prefill", 1, (wire.WorkerStatus("prefill-[red]0", "prefill", 7, "ready", "127.0.0.1:1", GOOD),)
+        ),
+        wire.PoolStatus(
+            "decode",
+            2,
+            (
+                wire.WorkerStatus(
+                    "decode-0",
+                    "decode",
+                    8,
+                    "draining",
+                    "127.0.0.1:2",
+                    WorkerLoad(integrity_ok=False, integrity_error="2 blocks lost"),
+                    unfit="slow, 9.8 times as slow as the median of the pool's others",
+                    tensor_parallel=2,
+                ),
+            ),
+        ),
+    ),
+    decisions=(ScalingDecision(1_700_000_000.0, "decode", 1, 2, "queue_depth 9 over 4"),),
+    router=RouterLoad("router-0", running=5, waiting=1, finished=40, failed=2),
+    block_bytes=1024,
+    block_size=16,
+    registry="ok",
+    restarting=("decode-0",),
+    pending=(PendingWorker("decode-1", "decode", "no Ray node has room for CPU 1"),),
+    controllers=(ControllerInfo("host-1-aa", "leading", 3), ControllerInfo("host-2-bb", "standby")),
+)
+
+
+class ScriptedCluster(wire.ClusterServiceServicer):
+    def __init__(self) -> None:
+        self.sizes = {"prefill": 1, "decode": 2}
+        self.drained: list[str] = []
+        self.left = threading.Event()
+
+    async def GetStatus(
+        self, request: wire.pb.GetStatusRequest, context: grpc.aio.ServicerContext
+    ) -> wire.pb.ClusterStatus:
+        return wire.cluster_status_to_proto(STATUS)
+
+    async def WatchStatus(
+        self, request: wire.pb.WatchStatusRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[wire.pb.ClusterStatus]:
+        assert request.interval_seconds == 0.5
+        try:
+            yield wire.cluster_status_to_proto(STATUS)
+            await asyncio.Event().wait()
+        finally:
+            self.left.set()
+
+    async def SetPoolSize(
+        self, request: wire.pb.SetPoolSizeRequest, context: grpc.aio.ServicerContext
+    ) -> wire.pb.SetPoolSizeResponse:
+        self.sizes |= {name: getattr(request, name) for name in self.sizes if request.HasField(name)}
+        return wire.pb.SetPoolSizeResponse(**self.sizes)
+
+    async def DrainWorker(
+        self, request: wire.pb.DrainWorkerRequest, context: grpc.aio.ServicerContext
+    ) -> wire.pb.DrainWorkerResponse:
+        if request.worker_id != "decode-0":
+            await abort(context, NotFound(f"no worker {request.worker_id}"))
+        self.drained.append(request.worker_id)
+        return wire.pb.DrainWorkerResponse()
+
+
+def test_status_shows_all(capsys: Output) -> None:
+    with serving(ScriptedCluster()) as admin:
+        assert run(["status", "--admin", admin]) == 0
+    shown = capsys.readouterr().out
+    for words in (
+        "demo: ready",
+        "prefill 1 of 1",
+        "decode 1 of 2",
+        "registry ok",
+        "40 finished",
+        "2 failed",
+        "to be restarted: decode-0",
+        "decode-1 waits for room: no Ray node has room for CPU 1",
+        "controllers: host-1-aa leading, host-2-bb standby",
+    ):
+        assert words in shown
+    (good,) = (line for line in shown.splitlines() if "prefill-" in line)
+    cells = [cell.strip() for cell in good.strip("│").split("│")]
+    assert cells == [
+        "prefill",
+        "prefill-[red]0",
+        "7",
+        "ready",
+        "3",
+        "2",
+        "25%",
+        "12.3",
+        "3 GiB",
+        "512 B",
+        "1.27 GiB",
+        "ok",
+    ]
+    assert "tensor parallelism: decode-0 2" in shown
+    assert "speculation: 300 of 400 guessed tokens accepted (75%)" in shown
+    assert "BROKEN: 2 blocks lost" in shown
+    assert "decode-0 gets no new work: slow, 9.8 times as slow" in shown
+    assert "1 → 2" in shown
+    assert "queue_depth 9 over 4" in shown
+
+
+def test_status_names_hosts_where_there_are_several() -> None:
+    def shown(*addresses: str) -> list[str]:
+        pools = [
+            replace(pool, workers=tuple(replace(one, address=address) for one in pool.workers))
+            for pool, address in zip(STATUS.pools, addresses, strict=True)
+        ]
+        out = io.StringIO()
+        Console(file=out, width=160, markup=False).print(status_view(replace(STATUS, pools=tuple(pools))))
+        return out.getvalue().splitlines()
+
+    assert not any(" host " in line for line in shown("10.0.0.1:1", "10.0.0.1:2"))
+    lines = shown("10.0.0.1:1", "[fd00::2]:1")
+    assert any(" host " in line for line in lines)
+    for worker, host in (("prefill-", "10.0.0.1"), ("decode-0", "[fd00::2]")):
+        assert any(worker in line and f" {host} " in line for line in lines)
+
+
+def test_status_fits_a_narrow_terminal() -> None:
+    (first, *others), *rest = [pool.workers for pool in STATUS.pools]
+    broken = replace(first, load=replace(first.load, integrity_ok=False, integrity_error="2 blocks are lost"))
+    pools = [
+        replace(pool, workers=workers) for pool, workers in zip(STATUS.pools, [(broken, *others), *rest], strict=True)
+    ]
+    out = io.StringIO()
+    Console(file=out, width=80, markup=False).print(status_view(replace(STATUS, pools=tuple(pools)), 80))
+    text = out.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    for worker in (worker for pool in STATUS.pools for worker in pool.workers):
+        (line,) = [one for one in text.splitlines() if f" {worker.worker_id} " in one and "│" in one]
+        assert worker.state in line
+    assert f"{first.worker_id} BROKEN: 2 blocks are lost" in text
+
+
+def test_status_as_json(capsys: Output) -> None:
+    with serving(ScriptedCluster()) as admin:
+        assert run(["status", "--json", "--admin", admin]) == 0
+    status = json.loads(capsys.readouterr().out)
+    assert [pool["name"] for pool in status["pools"]] == ["prefill", "decode"]
+    assert status["pools"][0]["workers"][0]["load"]["tokens_per_second"] == 12.34
+    assert status["decisions"][0]["reason"] == "queue_depth 9 over 4"
+
+
+def test_scale_sets_what_is_named_and_leaves_the_rest(capsys: Output) -> None:
+    cluster = ScriptedCluster()
+    with serving(cluster) as admin:
+        assert run(["scale", "decode=5", "--admin", admin]) == 0
+        assert run(["scale", "prefill=0", "decode=3", "--admin", admin]) == 0
+    assert capsys.readouterr().out == "prefill=1 decode=5\nprefill=0 decode=3\n"
+    assert cluster.sizes == {"prefill": 0, "decode": 3}
+
+
+@pytest.mark.parametrize("size", ["decode", "decode=", "decode=-1", "decode=1.5", "both=2", "=2"])
+def test_a_bad_size_is_bad_usage(capsys: Output, size: str) -> None:
+    assert run(["scale", "--", size]) == 2
+    assert "prefill=N" in capsys.readouterr().err
+
+
+def test_a_pool_twice_is_bad_usage(capsys: Output) -> None:
+    assert run(["scale", "decode=1", "decode=2"]) == 2
+    assert "decode is given twice" in capsys.readouterr().err
+
+
+def test_drain(capsys: Output) -> None:
+    cluster = ScriptedCluster()
+    with serving(cluster) as admin:
+        assert run(["drain", "decode-0", "--admin", admin]) == 0
+        assert run(["drain", "decode-9", "--admin", admin]) == 1
+    assert cluster.drained == ["decode-0"]
+    out, err = capsys.readouterr()
+    assert out == "draining decode-0\n"
+    assert err == f"kvrelay: {admin}: no worker decode-9\n"
+
+
+@pytest.mark.parametrize("command", [["status"], ["scale", "decode=1"], ["drain", "w"]])
+def test_nobody_there_is_one_line(capsys: Output, command: list[str]) -> None:
+    with serving(ScriptedCluster()) as admin:
+        pass
+    assert run([*command, "--admin", admin]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(
+        f"kvrelay: {admin}: cannot connect: Connection refused. Nothing listens there; start a cluster"
+    )
+    assert len(said.splitlines()) == 1
+
+
+def test_top_needs_a_terminal(capsys: Output) -> None:
+    assert run(["top"]) == 2
+    assert "not a terminal" in capsys.readouterr().err
+
+
+def test_top_shows_the_cluster_until_ctrl_c() -> None:
+    cluster = ScriptedCluster()
+    ours, theirs = pty.openpty()
+    with serving(cluster) as admin:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                "from kvrelay.cli.main import main; main()",
+                "top",
+                "--interval",
+                "0.5",
+                "--admin",
+                admin,
+            ],
+            stdout=theirs,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"TERM": "xterm", "COLUMNS": "160", "LINES": "40"},
+        )
+        os.close(theirs)
+        shown = b""
+        while b"queue_depth 9 over 4" not in shown:
+            shown += os.read(ours, 65536)
+        process.send_signal(signal.SIGINT)
+        assert cluster.left.wait(120)
+        _, err = process.communicate(timeout=30)
+    os.close(ours)
+    assert process.returncode == 0
+    assert err == b""

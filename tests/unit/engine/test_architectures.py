@@ -1,0 +1,106 @@
+"""Every served architecture against transformers' own `generate` with its eager attention."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from support.ragged_sequences import NEW_TOKENS, PROMPT_LENGTHS, RaggedSequences, random_prompts
+from support.tiny_models import SERVED
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
+from transformers.masking_utils import eager_mask
+
+from kvrelay.engine.base.int8 import dequantise, quantise
+from kvrelay.engine.runner import ModelRunner
+
+BLOCK_SIZES = {"torch": 4, "auto": 16}  # native kernels take multiples of 16
+
+
+@pytest.fixture(scope="session")
+def prompts() -> list[list[int]]:
+    return random_prompts()
+
+
+def quantised_eager(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **kw: Any
+) -> Any:
+    """The model's own eager attention, over keys and values that have been int8."""
+    key, value = (dequantise(*quantise(tensor), tensor.dtype) for tensor in (key, value))
+    return sys.modules[type(module).__module__].eager_attention_forward(module, query, key, value, *rest, **kw)
+
+
+AttentionInterface.register("quantised_eager", quantised_eager)
+AttentionMaskInterface.register("quantised_eager", eager_mask)
+
+
+def oracle(folder: Path, prompts: Sequence[Sequence[int]], attention: str = "eager") -> list[list[int]]:
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention).eval()
+    model.generation_config.eos_token_id = None
+    return [
+        model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            do_sample=False,
+            max_new_tokens=NEW_TOKENS,
+        )[0].tolist()
+        for prompt in prompts
+    ]
+
+
+@pytest.fixture(scope="module")
+def generated(tiny_model: Callable[[str], Path], prompts: list[list[int]]) -> Callable[[str, str], list[list[int]]]:
+    """generated(architecture, kv_dtype) -> what transformers makes of the prompts, computed once."""
+
+    @functools.cache
+    def answers(architecture: str, kv_dtype: str) -> list[list[int]]:
+        return oracle(tiny_model(architecture), prompts, "eager" if kv_dtype == "auto" else "quantised_eager")
+
+    return answers
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("architecture", SERVED)
+def test_ragged_chunked_fragmented_and_handed_off_equals_generate(
+    architecture: str,
+    kv_dtype: Literal["auto", "int8"],
+    kernels: Literal["auto", "torch"],
+    tiny_model: Callable[[str], Path],
+    prompts: list[list[int]],
+    generated: Callable[[str, str], list[list[int]]],
+) -> None:
+    expected = generated(architecture, kv_dtype)
+    runners = [
+        ModelRunner.load(
+            str(tiny_model(architecture)),
+            block_size=BLOCK_SIZES[kernels],
+            kv_bytes=1 << 20,
+            kv_dtype=kv_dtype,
+            kernels=kernels,
+        )
+        for _ in range(2)
+    ]
+    assert {runner.kernels for runner in runners} == {"torch" if kernels == "torch" else "native"}
+    assert runners[0].layout_hash == runners[1].layout_hash
+    assert len({tuple(tokens[-NEW_TOKENS:]) for tokens in expected}) > 1, "answers that do not depend on the prompt"
+
+    straight = RaggedSequences(runners[0], prompts, chunk=64, contiguous=True)
+    while not straight.done:
+        straight.step()
+    assert straight.tokens == expected
+
+    moved = RaggedSequences(runners[0], prompts, chunk=7, contiguous=False)
+    for _ in range(7):  # some prompts are computed in part, some sequences decode
+        moved.step()
+    assert 0 < moved.computed[2] < PROMPT_LENGTHS[2]
+    assert len(moved.tokens[0]) > PROMPT_LENGTHS[0]
+    moved.hand_off(runners[1], seed=1)
+    runners[0].kv.buffer.zero_()
+    while not moved.done:
+        moved.step()
+    assert moved.tokens == expected

@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers
+from transformers import AutoTokenizer
+
+from kvrelay.errors import ModelRefused, NotFound
+from kvrelay.models import resolve_model
+from kvrelay.tokenizer.tokenizer import TextStream, Tokenizer
+
+DEMO = Tokenizer.load(resolve_model("demo"))
+REFERENCE = AutoTokenizer.from_pretrained(resolve_model("demo"))
+
+texts = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60)
+token_ids = st.lists(st.integers(0, DEMO.max_id), max_size=40)
+# Few letters, so that stop strings are met, overlap and nearly match.
+narrow = st.text(alphabet="abé\n", max_size=40)
+narrow_stops = st.lists(st.text(alphabet="abé\n", min_size=1, max_size=6), min_size=1, max_size=4)
+
+
+def pieces(stream: TextStream, ids: list[int]) -> list[str]:
+    return [*(stream.push(token_id) for token_id in ids), stream.finish()]
+
+
+def sentencepiece_like() -> Tokenizer:
+    """Words begin with a mark, the first one's space is stripped, unknown characters become byte tokens."""
+    words = ["▁", "▁a", "▁the", "a", "t", "h", "e", "▁cat"]
+    vocab = {token: id_ for id_, token in enumerate(["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *words])}
+    backend = tokenizers.Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return Tokenizer(backend)
+
+
+class TestTokenizer:
+    @given(texts, st.booleans())
+    def test_gives_the_ids_of_transformers(self, text: str, special: bool) -> None:
+        assert DEMO.encode(text, special) == REFERENCE.encode(text, add_special_tokens=special)
+
+    @given(token_ids, st.booleans())
+    def test_decodes_as_transformers(self, ids: list[int], skip: bool) -> None:
+        assert DEMO.decode(ids, skip) == REFERENCE.decode(ids, skip_special_tokens=skip)
+
+    @given(texts)
+    def test_any_text_survives(self, text: str) -> None:
+        assert DEMO.decode(DEMO.encode(text, add_special_tokens=False), skip_special=False) == text
+
+    def test_sizes_and_special_ids(self) -> None:
+        assert DEMO.vocab_size == len(REFERENCE)
+        assert DEMO.max_id == len(REFERENCE) - 1
+        assert DEMO.special_ids == set(REFERENCE.all_special_ids)
+
+    def test_truncation_and_padding_of_the_file_are_off(self, tmp_path: Path) -> None:
+        backend = tokenizers.Tokenizer.from_file(str(Path(resolve_model("demo")) / "tokenizer.json"))
+        backend.enable_truncation(4)
+        backend.enable_padding(length=16)
+        backend.save(str(tmp_path / "tokenizer.json"))
+        text = "Once upon a time there was a cat."
+        assert Tokenizer.load(tmp_path).encode(text) == DEMO.encode(text)
+        assert Tokenizer.load(tmp_path).encode("Once") == DEMO.encode("Once")
+
+    def test_a_folder_without_tokenizer_is_not_found(self, tmp_path: Path) -> None:
+        with pytest.raises(NotFound, match=r"tokenizer\.json does not exist.*send token_ids"):
+            Tokenizer.load(tmp_path)
+
+    @pytest.mark.parametrize("content", [b"", b"{}", b"\xff\xfe", b'{"model": 1}'])
+    def test_a_broken_tokenizer_is_refused(self, tmp_path: Path, content: bytes) -> None:
+        (tmp_path / "tokenizer.json").write_bytes(content)
+        with pytest.raises(ModelRefused, match=r"tokenizer\.json is not a usable tokenizer"):
+            Tokenizer.load(tmp_path)
+
+    def test_torch_and_transformers_stay_out(self) -> None:
+        code = (
+            "import sys, kvrelay.tokenizer.tokenizer as t; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class TestTextStream:
+    @given(token_ids)
+    def test_pieces_add_up_to_the_text_of_any_ids(self, ids: list[int]) -> None:
+        assert "".join(pieces(TextStream(DEMO), ids)) == DEMO.decode(ids)
+
+    @given(texts)
+    def test_no_piece_holds_half_a_character(self, text: str) -> None:
+        ids = DEMO.encode(text, add_special_tokens=False)
+        shown = ""
+        stream = TextStream(DEMO)
+        for token_id in ids:
+            shown += stream.push(token_id)
+            assert text.startswith(shown)
+
+    @given(texts, texts)
+    def test_a_prompt_is_context_and_is_not_shown(self, prompt: str, text: str) -> None:
+        prompt_ids = DEMO.encode(prompt + "end")
+        ids = DEMO.encode(text, add_special_tokens=False)
+        assert "".join(pieces(TextStream(DEMO, prompt_ids=prompt_ids), ids)) == text
+
+    def test_a_prompt_may_end_within_a_character(self) -> None:
+        ids = DEMO.encode("日本語", add_special_tokens=False)
+        assert len(ids) == 9, "this test wants one token per byte"
+        assert "".join(pieces(TextStream(DEMO, prompt_ids=ids[:4]), ids[4:])) == "本語"
+
+    @given(st.text(alphabet="athe cé日😀", max_size=30), st.text(alphabet="athe cé日😀", max_size=30))
+    def test_tokenizers_that_need_context(self, prompt: str, text: str) -> None:
+        tokenizer = sentencepiece_like()
+        ids = tokenizer.encode(prompt + text)
+        for cut in range(len(ids) + 1):
+            before = tokenizer.decode(ids[:cut])
+            if "\ufffd" in before:
+                continue
+            shown = "".join(pieces(TextStream(tokenizer, prompt_ids=ids[:cut]), ids[cut:]))
+            assert before + shown == tokenizer.decode(ids)
+
+    def test_invalid_bytes_are_not_held_for_ever(self) -> None:
+        lone = next(i for i in range(DEMO.vocab_size) if DEMO.decode([i]) == "\ufffd")
+        stream = TextStream(DEMO)
+        shown = [stream.push(lone) for _ in range(500)]
+        assert len("".join(shown)) > 400
+        assert len("".join(shown) + stream.finish()) == 500
+
+    def test_special_tokens_show_nothing_and_keep_the_context(self) -> None:
+        tokenizer = sentencepiece_like()
+        tokenizer._backend.add_special_tokens(["<end>"])
+        (end,) = tokenizer.special_ids
+        first, second = tokenizer.encode("cat")[:1], tokenizer._backend.token_to_id("▁cat")
+        stream = TextStream(tokenizer, prompt_ids=first)
+        assert [stream.push(i) for i in (*[end] * 200, second)] == [""] * 200 + [" cat"]
+
+    @given(narrow, narrow_stops)
+    def test_the_text_ends_before_the_stop_string_that_completes_first(self, text: str, stops: list[str]) -> None:
+        ids = DEMO.encode(text, add_special_tokens=False)
+        stream = TextStream(DEMO, tuple(stops))
+        shown = "".join(pieces(stream, ids))
+        expected = text
+        for end in range(len(text) + 1):  # naive: the shortest beginning of the text that ends with a stop string
+            met = [stop for stop in stops if text[:end].endswith(stop)]
+            if met:
+                expected = text[: end - max(map(len, met))]
+                break
+        assert stream.stopped == any(stop in text for stop in stops)
+        assert shown == expected
+
+    @given(narrow, narrow_stops)
+    def test_what_is_shown_never_has_to_be_taken_back(self, text: str, stops: list[str]) -> None:
+        ids = DEMO.encode(text, add_special_tokens=False)
+        final = "".join(pieces(TextStream(DEMO, tuple(stops)), ids))
+        stream, shown = TextStream(DEMO, tuple(stops)), ""
+        for token_id in ids:
+            shown += stream.push(token_id)
+            assert final.startswith(shown)
+
+    def test_a_stop_string_may_span_many_tokens(self) -> None:
+        ids = DEMO.encode("one two three four five", add_special_tokens=False)
+        stream = TextStream(DEMO, (" two three fo",))
+        assert "".join(pieces(stream, ids)) == "one"
+        assert stream.stopped
+
+    def test_after_the_stop_nothing_is_shown(self) -> None:
+        stream = TextStream(DEMO, ("b",))
+        ids = DEMO.encode("a b c d", add_special_tokens=False)
+        assert "".join(map(stream.push, ids)) == "a "
+        assert stream.stopped
+        assert stream.push(ids[0]) == stream.finish() == ""
+
+    def test_a_stop_string_that_completes_at_the_end_is_cut(self) -> None:
+        """The last character is incomplete, so it is decoded by finish only."""
+        lone = next(i for i in range(DEMO.vocab_size) if DEMO.decode([i]) == "\ufffd")
+        stream = TextStream(DEMO, ("\ufffd",))
+        ids = [*DEMO.encode("a", add_special_tokens=False), lone]
+        assert "".join(pieces(stream, ids)) == "a"
+        assert stream.stopped
+
+
+async def test_other_threads_go_on_while_a_long_text_is_encoded() -> None:
+    """With Python's lock held for as long as this takes, the event loop would turn once or twice."""
+    turns = 0
+    encoding = asyncio.create_task(asyncio.to_thread(DEMO.encode, "the little fox ran. " * 50_000))
+    while not encoding.done():
+        turns += 1
+        await asyncio.sleep(0.001)
+    assert len(await encoding) > 50_000
+    assert turns > 20
+
+
+def byte_level(**changes: object) -> Tokenizer:
+    """Every byte is a token, and some words are; with these steps or special tokens changed."""
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    words = [*sorted(alphabet), "aa", "aaaa", "\u0120\u0120"]
+    merges = [("a", "a"), ("aa", "aa"), ("\u0120", "\u0120")]
+    if changes.pop("without_a_byte", False):
+        words.remove("!")
+    backend = tokenizers.Tokenizer(models.BPE({word: at for at, word in enumerate(words)}, merges))
+    backend.pre_tokenizer = changes.pop("pre_tokenizer", pre_tokenizers.ByteLevel(add_prefix_space=False))
+    backend.decoder = decoders.ByteLevel()
+    if "normalizer" in changes:
+        backend.normalizer = changes["normalizer"]
+    if "special" in changes:
+        backend.add_special_tokens([changes["special"]])
+    return Tokenizer(backend)
+
+
+class TestFewestTokens:
+    """What a text is refused for before it is tokenized."""
+
+    @given(texts, st.sampled_from(["a", "aaaa", " ", "  ", "\n", "e\u0301", "\u1f82", "\N{GRINNING FACE}", "<s>"]))
+    def test_no_text_has_fewer(self, text: str, word: str) -> None:
+        composing = tokenizers.normalizers.NFC()
+        for tokenizer in (byte_level(), sentencepiece_like(), byte_level(normalizer=composing), DEMO):
+            assert tokenizer.max_token_bytes is not None
+            for one in (text, word * 50, text + word * 50):
+                assert tokenizer.fewest_tokens(one) <= len(tokenizer.encode(one, add_special_tokens=False))
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"without_a_byte": True},
+            {"normalizer": tokenizers.normalizers.NFKC()},
+            {"normalizer": tokenizers.normalizers.Strip()},
+            {"normalizer": tokenizers.normalizers.Replace(tokenizers.Regex(" +"), " ")},
+            {"normalizer": tokenizers.normalizers.Replace("  ", " ")},
+            {"pre_tokenizer": pre_tokenizers.WhitespaceSplit()},
+            {"pre_tokenizer": pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), pre_tokenizers.ByteLevel()])},
+            {"special": tokenizers.AddedToken("<mask>", lstrip=True, special=True)},
+        ],
+    )
+    def test_a_tokenizer_that_may_drop_or_merge_text_refuses_nothing(self, changes: dict[str, object]) -> None:
+        tokenizer = byte_level(**changes)
+        assert tokenizer.max_token_bytes is None
+        assert tokenizer.fewest_tokens("a" * 10**6) == 0
+
+    def test_a_text_over_the_bound_is_told_as_a_number(self) -> None:
+        assert byte_level().encode_within("b" * 100, 99) == 100
+        assert byte_level().encode_within("b" * 100, 100) == byte_level().encode("b" * 100)

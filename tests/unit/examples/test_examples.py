@@ -1,0 +1,109 @@
+"""Every program in examples/, as a user runs it, against one cluster."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
+FOLDER = Path(__file__).resolve().parents[3] / "examples"
+Environment = dict[str, str]
+
+
+def run(environment: Environment, program: str, *arguments: str, text: str = "") -> str:
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / program), *arguments],
+        env=environment,
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    return done.stdout
+
+
+def test_stream(environment: Environment) -> None:
+    shown = run(environment, "stream.py")
+    assert re.search(r"(length|stop) after \d+ tokens, (disaggregated|local): ", shown)
+    assert "prefill " in shown
+
+
+def test_fan_out(environment: Environment) -> None:
+    assert "100 answers, " in run(environment, "fan_out.py")
+
+
+def test_chat(environment: Environment) -> None:
+    shown = run(environment, "chat.py", text="Hello!\nAnd then?\n\n")
+    assert len(re.findall(r"\[\d+ of \d+ prompt tokens were cached\]", shown)) == 2
+
+
+def test_several_routers(environment: Environment) -> None:
+    assert "resumed after 10 tokens: the same answer" in run(environment, "several_routers.py")
+
+
+def test_errors(environment: Environment) -> None:
+    shown = run(environment, "errors.py").splitlines()
+    assert [line.split(":")[0] for line in shown if not line.startswith(" ")] == [
+        "deadline",
+        "bad argument, field top_p",
+        "no such model",
+        "first piece",
+        "cancelled",
+        "nobody there",
+    ]
+
+
+def test_batch(environment: Environment, tmp_path: Path) -> None:
+    rows = [{"prompt": f"Story {number}:", "max_tokens": 4} for number in range(20)]
+    rows[7] = {"prompt": "x", "max_tokens": -1}
+    rows[8] = {"prompt": "x", "no_such_option": 1}
+    source, target = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    source.write_text("\n".join(map(json.dumps, rows)))
+    run(environment, "batch.py", str(source), str(target))
+    answers = sorted((json.loads(line) for line in target.read_text().splitlines()), key=lambda row: row["line"])
+    assert [row["line"] for row in answers] == list(range(1, 21))
+    assert [row["line"] for row in answers if "error" in row] == [8, 9]
+
+
+def test_openai_client(environment: Environment) -> None:
+    pytest.importorskip("openai", reason="the openai package is not installed")
+    assert run(environment, "openai_client.py").endswith("\n32 tokens\n")
+
+
+def test_web_app(environment: Environment) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "uvicorn", "--app-dir", str(FOLDER), "web_app:app", "--port", str(port)]
+    with subprocess.Popen([*command, "--log-level", "error"], env=environment) as app:
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
+                for _ in range(200):
+                    try:
+                        story = http.get("/story", params={"about": "a fox"})
+                        break
+                    except httpx.ConnectError:
+                        assert app.poll() is None
+                        time.sleep(0.1)  # until it listens
+            assert (story.status_code, bool(story.text)) == (200, True)
+        finally:
+            app.terminate()
+
+
+def test_no_example_is_left_out_and_none_is_long() -> None:
+    programs = {one.name for one in FOLDER.glob("*.py")}
+    tested = set(re.findall(r'"(\w+\.py)"', Path(__file__).read_text())) | {"web_app.py"}
+    assert programs == tested
+    described = (FOLDER / "README.md").read_text()
+    for name in programs:
+        assert f"({name})" in described
+        assert len((FOLDER / name).read_text().splitlines()) <= 60

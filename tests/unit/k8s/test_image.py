@@ -1,0 +1,106 @@
+"""The image: from locked versions that pyproject.toml allows, with what pods run in it and nothing to build with.
+
+Nothing builds it here; README.md of k8s/ says what has been tried.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parents[3]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+STAGES = re.split(r"^FROM .*$", DOCKERFILE, flags=re.MULTILINE)[1:]
+TORCH = {"cpu": "2.13.0+cpu", "cuda": "2.13.0"}
+
+
+def pins(name: str) -> dict[str, Version]:
+    """Of a lock file. Each of its entries is an exact version with the hashes of what may be installed as it."""
+    found = {}
+    for entry in re.split(r"\n(?=\S)", (ROOT / "requirements" / f"{name}.lock").read_text().strip()):
+        line, *hashes = entry.split(" \\\n")
+        assert hashes, line
+        assert all(re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}", one) for one in hashes), line
+        pin = re.fullmatch(r"([a-z0-9][a-z0-9.-]*)==(\S+)", line)
+        assert pin is not None, line
+        found[canonicalize_name(pin[1])] = Version(pin[2])
+    return found
+
+
+def wanted(*files: str) -> list[Requirement]:
+    """By pyproject.toml and the files beside the lock files."""
+    project = PROJECT["project"]
+    extras = project["optional-dependencies"]
+    texts = [*project["dependencies"], *extras["cluster"], *extras["otel"]]
+    for name in files:
+        lines = (ROOT / "requirements" / name).read_text().splitlines()
+        texts += [text for line in lines if (text := line.partition("#")[0].strip())]
+    return [Requirement(text) for text in texts]
+
+
+@pytest.mark.parametrize("kind", TORCH)
+def test_the_locked_versions_are_those_that_the_project_allows(kind: str) -> None:
+    locked = pins(kind)
+    for one in wanted("image.in", f"torch-{kind}.in"):
+        name = canonicalize_name(one.name)
+        assert name in locked, f"{one}: run `make lock`"
+        assert one.specifier.contains(locked[name]), f"{one}, not {locked[name]}: run `make lock`"
+    assert str(locked["torch"]) == TORCH[kind]
+    assert any(name.startswith("nvidia-") for name in locked) is (kind == "cuda")
+
+
+def test_both_images_have_the_same_but_for_cuda() -> None:
+    cpu, cuda = pins("cpu"), pins("cuda")
+    assert {name: version for name, version in cpu.items() if name != "torch"}.items() <= cuda.items()
+
+
+def test_a_version_that_the_project_refuses_would_show() -> None:
+    assert not Requirement("torch>=2.11,<2.14").specifier.contains(Version("2.14.0+cpu"))
+    with pytest.raises(AssertionError):
+        assert all(one.specifier.contains(Version("0.0.1")) for one in wanted())
+
+
+def test_what_builds_the_wheel_is_locked_too() -> None:
+    locked = pins("build")
+    for text in PROJECT["build-system"]["requires"]:
+        assert Requirement(text).specifier.contains(locked[Requirement(text).name])
+
+
+def test_it_is_built_from_the_lock_files_alone() -> None:
+    installs = re.findall(
+        r"pip (?:--python \S+ )?install (.*?)(?:\n(?!  )|$)", STAGES[0].replace("\\\n", " "), re.DOTALL
+    )
+    assert len(installs) == 3
+    for options in installs:
+        assert "--require-hashes" in options or "--no-deps" in options
+    for name in (ROOT / "requirements").iterdir():
+        assert "://" not in name.read_text(), "where packages come from is each user's to say"
+    assert "://" not in DOCKERFILE
+
+
+def test_it_has_all_packages_and_nothing_to_build_with() -> None:
+    copied = set(re.findall(r"^COPY (\w+) \1$", STAGES[0], re.MULTILINE))
+    packages = PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]
+    assert copied == {name.rstrip("*") for name in packages}
+    assert len(STAGES) == 2
+    assert "g++" in STAGES[0]
+    (installed,) = re.findall(r"apt-get install -y --no-install-recommends (.*?) &&", STAGES[1])
+    assert installed.split() == ["libgomp1", "wget"]
+    assert "pip" not in STAGES[1]
+    assert "COPY --from=build /opt/kvrelay /opt/kvrelay" in STAGES[1]
+    assert re.findall(r"^USER (\d+)$", STAGES[1], re.MULTILINE) == ["1000"]
+
+
+def test_it_has_what_pods_run_before_they_end() -> None:
+    (script,) = re.findall(r"^COPY (k8s/\S+) /usr/local/bin/leave-node$", STAGES[1], re.MULTILINE)
+    assert (ROOT / script).stat().st_mode & 0o111
+    assert "KVRELAY_KERNELS=/opt/kvrelay/kernels" in STAGES[1]
+    assert "prebuild_kernels.py /opt/kvrelay/kernels" in STAGES[0]

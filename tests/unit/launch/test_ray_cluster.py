@@ -1,0 +1,95 @@
+"""Ray itself: who is let in, and what an address is worth."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import ray
+
+from kvrelay.config.schema import ClusterConfig
+from kvrelay.errors import Unavailable
+from kvrelay.launch import ray_cluster
+from kvrelay.launch.launcher import RayLauncher
+from kvrelay.launch.ray_cluster import RayCluster, _knock
+from kvrelay.worker.settings import WorkerSettings
+
+LARGE = ClusterConfig.model_validate({"decode": {"resources": {"num_cpus": 2}}})
+
+
+@contextmanager
+def listener(answer: bytes) -> Iterator[str]:
+    """Says that to everybody who connects, and nothing else."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                kept.append(connection)
+                if answer:
+                    connection.sendall(answer)
+
+        kept: list[socket.socket] = []
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        for one in kept:
+            one.close()
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["silent", "HTTP"])
+def test_what_listens_but_is_no_ray(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_cluster, "_CONNECT_S", 1.0)
+    with listener(answer) as address, pytest.raises(Unavailable, match=f"no Ray at {address}: "):
+        _knock(address)
+
+
+def test_where_nothing_listens() -> None:
+    with pytest.raises(Unavailable, match=r"no Ray at .*:1: .*refused"), RayCluster("127.0.0.1:1"):
+        pytest.fail("there is no Ray")
+
+
+async def test_a_local_ray_wants_its_token_and_who_finds_no_room_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    with RayCluster(num_cpus=1) as cluster:
+        address = ray.get_runtime_context().gcs_address
+        token = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
+        assert not token.is_relative_to(Path.home())
+        assert os.stat(token).st_mode & 0o777 == 0o600
+        _knock(address)
+        token_of_another = token.with_name("another")
+        token_of_another.write_text("0" * 64)
+        monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token_of_another))
+        ray_cluster.AuthenticationTokenLoader.instance().reset_cache()
+        with pytest.raises(Unavailable, match="wants its token: set RAY_AUTH_MODE=token"):
+            _knock(address)
+        monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+        ray_cluster.AuthenticationTokenLoader.instance().reset_cache()
+        monkeypatch.setattr(ray, "__version__", "0.1")
+        with pytest.raises(Unavailable, match=r"Ray at .* is [0-9.]+, and here it is 0.1; they must be equal"):
+            _knock(address)
+        monkeypatch.undo()
+        monkeypatch.setattr(ray_cluster, "_is_here", lambda _: False)
+        with pytest.raises(Unavailable, match="this machine is none of the 1 nodes of Ray at "):
+            _knock(address)
+        monkeypatch.undo()
+
+        launcher = RayLauncher(WorkerSettings("", "decode", "demo", "redis://", LARGE), cluster)
+        await launcher.start("decode", "decode-0")
+        assert launcher.alive() == {"decode-0": "decode"}
+        (reason,) = launcher.pending().values()
+        assert reason.startswith("no Ray node is large enough for CPU 2: ")
+        assert reason.endswith(" has CPU 1 of 1 free")
+        await launcher.stop("decode-0")
+        assert not launcher.alive()

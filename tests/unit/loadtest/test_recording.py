@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvrelay.errors import InvalidArgument
+from kvrelay.loadtest.recording import moments_of, read_moments
+from kvrelay.loadtest.report.row import Row
+from kvrelay.loadtest.report.sweep_report import Report
+from kvrelay.loadtest.report.timeline import PoolSample, Sample, Timeline
+
+HEADER = "seconds,pool,size,ready,queue_depth,kv_occupancy\n"
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "metrics.csv"
+    file.write_text(text)
+    return file
+
+
+def test_a_csv_file_gives_a_moment_for_each_time(tmp_path: Path) -> None:
+    rows = "0,prefill,1,1,0,\n0,decode,2,1,3,0.5\n2.5,decode,2,2,4,0.75\n"
+    first, second = read_moments(write(tmp_path, HEADER + rows))
+    assert first.at == 0
+    assert first.pools["prefill"].metrics == {"queue_depth": 0.0}, "an empty field is not known"
+    assert (first.pools["decode"].size, first.pools["decode"].ready) == (2, 1)
+    assert (second.at, second.pools["decode"].metrics) == (2.5, {"queue_depth": 4.0, "kv_occupancy": 0.75})
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("", ":1: the columns are ; wanted are seconds, pool, size, ready and some of queue_depth"),
+        ("seconds,pool,size,ready\n", ":1: the columns"),
+        ("seconds,pool,size,ready,queue_length\n", ":1: the columns"),
+        (HEADER, "no moments"),
+        (HEADER + "0,decode,1,1,0\n", ":2: not a row"),
+        (HEADER + "0,router,1,1,0,0\n", ":2: not a row"),
+        (HEADER + "0,decode,1,1,many,0\n", ":2: not a row"),
+        (HEADER + "1,decode,1,1,0,0\n0,decode,1,1,0,0\n", ":3: seconds must not go back"),
+        (HEADER + "nan,decode,1,1,0,0\n", ":2: seconds"),
+        (HEADER + "0,decode,-1,1,0,0\n", ":2: seconds must not go back, sizes not be negative"),
+    ],
+)
+def test_a_csv_file_that_is_none_is_refused_with_its_line(tmp_path: Path, text: str, where: str) -> None:
+    with pytest.raises(InvalidArgument, match=where.replace("?", r"\?")):
+        read_moments(write(tmp_path, text))
+
+
+def report(*samples: Sample) -> Report:
+    rows = (Row(0.0, 0.0, ttft_s=0.5, itl_s=(0.1, 0.2), e2e_s=0.8), Row(30.0, 0.0, ttft_s=2.0, e2e_s=2.0))
+    return Report({}, (), rows, Timeline(samples) if samples else None)
+
+
+def sample(at: float, running: int = 1, answers: int = 5) -> Sample:
+    pool = PoolSample(
+        workers=1,
+        desired=2,
+        running=answers,
+        waiting=3,
+        waiting_tokens=700,
+        kv_share=0.25,
+        tokens_per_second=9,
+        busy_share=0.5,
+        leased_share=0.125,
+    )
+    return Sample(at, running, waiting=4, pools={"prefill": pool, "decode": pool})
+
+
+def test_a_load_tests_timeline_and_its_rows_are_the_record() -> None:
+    early, silent, late, idle = moments_of(report(sample(1.0), sample(25.0), sample(33.0), sample(60.0, running=0)))
+    assert early.pools["prefill"].metrics["queue_tokens"] == 700
+    assert early.pools["prefill"].metrics["queue_depth"] == 3
+    assert early.pools["decode"].metrics["queue_depth"] == 7, "what waits in the router waits for decode"
+    assert early.pools["decode"].metrics["kv_occupancy"] == 0.125, "without what is kept for prompts"
+    assert early.pools["decode"].busy_share == 0.5
+    assert (early.pools["decode"].size, early.pools["decode"].ready) == (2, 1)
+    assert early.pools["decode"].metrics["ttft_p95_ms"] == pytest.approx(500)
+    assert early.pools["decode"].metrics["itl_p95_ms"] == pytest.approx(195)
+    assert "ttft_p95_ms" not in silent.pools["decode"].metrics, "nobody knows while all wait"
+    assert late.pools["decode"].metrics["ttft_p95_ms"] == pytest.approx(2000)
+    assert "itl_p95_ms" not in late.pools["decode"].metrics
+    assert "itl_p95_ms" not in idle.pools["decode"].metrics, "four still wait"
+
+
+def test_where_prompts_hold_the_seats_what_waits_waits_for_prefill() -> None:
+    (moment,) = moments_of(report(sample(1.0, answers=2)))
+    assert [moment.pools[pool].metrics["queue_depth"] for pool in ("prefill", "decode")] == [7, 3]
+
+
+def test_a_report_without_a_timeline_says_how_to_get_one() -> None:
+    with pytest.raises(InvalidArgument, match="--admin"):
+        moments_of(report())

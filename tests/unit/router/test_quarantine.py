@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvrelay.errors import FailedPrecondition
+from kvrelay.tenants import Tenant
+from kvrelay.types import SamplingParams
+from router.core.request import Request
+from router.core.workers.quarantine import MOST, QUARANTINE_S, Quarantine
+
+POISON = Request("a", (1, 2, 3), SamplingParams(max_tokens=9, seed=5), 0.0, 100.0)
+
+
+def test_the_like_of_it_is_refused_for_a_while_and_told_how_long() -> None:
+    quarantine = Quarantine()
+    quarantine.check(POISON, 0.0)
+    quarantine.add(POISON, 10.0)
+    again = replace(POISON, request_id="b", sampling=replace(POISON.sampling, seed=77))
+    with pytest.raises(FailedPrecondition, match=r"not tried again for 590 s"):
+        quarantine.check(again, 20.0)
+    quarantine.check(again, 10.0 + QUARANTINE_S)
+    assert len(quarantine) == 0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(POISON, token_ids=(1, 2)),
+        replace(POISON, sampling=SamplingParams(max_tokens=8, seed=5)),
+        replace(POISON, tenant=Tenant("other")),
+    ],
+)
+def test_others_are_not(other: Request) -> None:
+    quarantine = Quarantine()
+    quarantine.add(POISON, 0.0)
+    quarantine.check(other, 1.0)
+
+
+def test_it_remembers_no_more_than_its_bound() -> None:
+    quarantine = Quarantine()
+    for number in range(MOST + 10):
+        quarantine.add(replace(POISON, token_ids=(number,)), 0.0)
+    assert len(quarantine) == MOST
+    quarantine.check(replace(POISON, token_ids=(0,)), 1.0)
+    with pytest.raises(FailedPrecondition):
+        quarantine.check(replace(POISON, token_ids=(MOST,)), 1.0)

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.router_harness import DEMO
+
+from kvrelay.errors import NotFound
+from router.frontend.tokenization import INLINE, Text
+
+
+async def test_long_text_is_converted_as_short_text_is() -> None:
+    text = Text.load(DEMO)
+    words = "the little dog " * INLINE
+    tokens = await text.encode(words)
+    assert len(tokens) > INLINE
+    assert await text.decode(tokens) == words
+
+
+async def test_model_without_a_tokenizer_takes_token_ids_only(tmp_path: Path) -> None:
+    text = Text.load(str(tmp_path))
+    stream = text.open_stream((), (1, 2))
+    assert (stream.push(5), stream.stopped, stream.finish()) == ("", False, "")
+    with pytest.raises(NotFound, match="token_ids"):
+        await text.encode("hello")
+    with pytest.raises(NotFound, match="token_ids"):
+        await text.decode([1])
+    with pytest.raises(NotFound, match="stop strings"):
+        text.open_stream(("end",), ())
+    with pytest.raises(NotFound, match="chat template"):
+        await text.encode_chat([("user", "hello")])
+    await text.close()
+
+
+async def test_stream_knows_the_prompt_and_the_stop_strings() -> None:
+    text = Text.load(DEMO)
+    prompt = await text.encode("Once upon a time")
+    answer = await text.encode(" there was a dog", add_special_tokens=False)
+    stream = text.open_stream(("was",), prompt)
+    pieces = [stream.push(one) for one in answer]
+    assert ("".join(pieces) + stream.finish()).strip() == "there"
+    assert stream.stopped

@@ -1,0 +1,93 @@
+"""One answer on its way to its client."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvrelay.clock import MonotonicClock
+from kvrelay.errors import DeadlineExceeded
+from kvrelay.types import SamplingParams
+from router.core.effects import Emit, End
+from router.core.lifecycle import Lifecycle, Settings
+from router.core.request import Request
+from router.core.retry_budget import RetryBudget
+from router.runtime.stream import Stream
+from router.runtime.write_scheduler import Turns
+
+
+class Words:
+    """A sink whose tokens are their numbers."""
+
+    stopped = False
+
+    def push(self, token_id: int) -> str:
+        return f" {token_id}"
+
+    def finish(self) -> str:
+        return ""
+
+
+@pytest.fixture
+def stream() -> Stream:
+    request = Request("a", (1, 2, 3), SamplingParams(seed=0), arrival=0.0, deadline=60.0)
+    life = Lifecycle(request, Settings(max_attempts=3, lease_seconds=10.0, transport="auto"), RetryBudget())
+    return Stream(life, Words(), MonotonicClock(), Turns())
+
+
+def emit(index: int, *token_ids: int) -> Emit:
+    return Emit("a", index, token_ids, (), "local")
+
+
+async def test_tokens_that_wait_are_sent_together(stream: Stream) -> None:
+    stream.push(emit(0, 5), 1.0)
+    stream.push(emit(1, 6, 7), 1.1)
+    stream.end(End("a", "length"), 1.1)
+    (only,) = [one async for one in stream.responses()]
+    assert (only.index, only.token_ids, only.text, only.finish_reason) == (0, (5, 6, 7), " 5 6 7", "length")
+
+
+async def test_an_error_does_not_pass_for_the_end_of_an_answer(stream: Stream) -> None:
+    """Tokens that came just before it are sent, as tokens of an answer that goes on."""
+    stream.push(emit(0, 5), 1.0)
+    stream.end(End("a", "error", DeadlineExceeded("too late")), 1.0)
+    responses = stream.responses()
+    first = await anext(responses)
+    assert (first.token_ids, first.finish_reason, first.ledger) == ((5,), None, None)
+    with pytest.raises(DeadlineExceeded):
+        await anext(responses)
+
+
+async def test_a_reader_that_left_takes_nothing_along(stream: Stream) -> None:
+    left = stream.responses()
+    waiting = anext(left).__await__()
+    waiting.send(None)
+    waiting.close()
+    stream.push(emit(0, 5), 1.0)
+    stream.end(End("a", "stop"), 1.0)
+    (only,) = [one async for one in stream.responses()]
+    assert only.token_ids == (5,)
+
+
+async def test_tokens_that_come_before_an_error_while_the_client_is_busy_are_sent(stream: Stream) -> None:
+    stream.push(emit(0, 5), 1.0)
+    responses = stream.responses()
+    assert (await anext(responses)).token_ids == (5,)
+    stream.push(emit(1, 6, 7), 1.1)
+    stream.end(End("a", "error", DeadlineExceeded("too late")), 1.2)
+    assert (await anext(responses)).token_ids == (6, 7)
+    with pytest.raises(DeadlineExceeded):
+        await anext(responses)
+
+
+async def test_a_stop_string_that_the_last_allowed_token_completes_is_the_reason_for_all(stream: Stream) -> None:
+    class Stops(Words):
+        def push(self, token_id: int) -> str:
+            self.stopped = True
+            return ""
+
+    stream = Stream(stream.life, Stops(), MonotonicClock(), Turns())
+    assert not stream.push(emit(0, 5), 1.0)
+    stream.end(End("a", "length"), 1.0)
+    (only,) = [one async for one in stream.responses()]
+    assert stream.ended is not None
+    assert (only.finish_reason, stream.ended.finish_reason) == ("stop", "stop")

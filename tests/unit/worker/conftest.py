@@ -1,0 +1,27 @@
+"""Time and steps of real workers, in the hands of a test."""
+
+from __future__ import annotations
+
+import pytest
+from support.worker_harness import Engine
+
+import decode_worker.main
+import prefill_worker.main
+from kvrelay.clock import ManualClock
+from kvrelay.engine.runner import ModelRunner
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    """Of the workers that are started after it."""
+    manual = ManualClock()
+    for module in (prefill_worker.main, decode_worker.main):
+        monkeypatch.setattr(module, "MonotonicClock", lambda: manual)
+    return manual
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    engine = Engine(ModelRunner.run)
+    monkeypatch.setattr(ModelRunner, "run", lambda runner, *arguments: engine.step(runner, *arguments))
+    return engine

@@ -1,0 +1,259 @@
+"""A prompt whose beginning another worker has computed: fetched, not computed again."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.worker_harness import Session, Workers, workers
+
+from kv_transfer.block_writer import Landing
+from kv_transfer.prefix_export import Lending
+from kv_transfer.receiver import Receiver
+from kvrelay.config.schema import ClusterConfig
+from kvrelay.errors import Unavailable
+from kvrelay.messages import Abort, HandedOff, Prefill, PrefixSource, Reserve, Reserved, RunLocal
+from kvrelay.types import Handoff, PrefillTimings, SamplingParams, SequenceSpec
+from prefill_worker.fetch_cost_model import Worth
+from prefill_worker.worker import PrefillWorker
+
+SIZE = 16
+CONFIG = ClusterConfig.model_validate(
+    {
+        "model": {"dtype": "float32"},
+        "kv": {"block_size": SIZE, "memory": "4MiB"},
+        "prefill": {"chunk_tokens": 32},
+        "decode": {"chunk_tokens": 32},
+    }
+)
+PROMPT = tuple(range(2, 63))
+NEW_TOKENS = 12
+
+
+def spec(request_id: str, token_ids: tuple[int, ...] = PROMPT, salt: str = "") -> SequenceSpec:
+    params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, seed=5, ignore_eos=True)
+    return SequenceSpec(request_id, 0, token_ids, len(token_ids), params, salt)
+
+
+@pytest.fixture
+async def running(tiny_model: Callable[..., Path]) -> AsyncIterator[Workers]:
+    async with workers(tiny_model("llama"), CONFIG, "prefill-0", "decode-0", "decode-1") as made:
+        yield made
+        for info in await made.settled():
+            assert info.load.integrity_ok, info.load.integrity_error
+
+
+@pytest.fixture
+async def decode(running: Workers) -> Session:
+    return await running.session("decode-0")
+
+
+@pytest.fixture
+async def prefill(running: Workers) -> Session:
+    return await running.session("prefill-0")
+
+
+async def first_turn(decode: Session) -> tuple[int, ...]:
+    """The next turn's prompt. The decode worker has computed its beginning, prompt and answer."""
+    await decode.send(RunLocal(spec("first")))
+    return (*PROMPT, *await decode.answer(), *range(20, 60))
+
+
+HELD = (len(PROMPT) + NEW_TOKENS - 1) // SIZE * SIZE  # the last token's KV is never computed
+
+
+async def begin(
+    prefill: Session, decode: Session, one: SequenceSpec, source: Source | None, transport: str = "auto"
+) -> None:
+    await decode.send(Reserve(one, 10.0, "prefill-0"))
+    reserved = await decode.event()
+    assert isinstance(reserved, Reserved), reserved
+    await prefill.send(Prefill(one, replace(reserved.target, transport=transport), source and source(one, prefill)))
+
+
+async def relay(
+    prefill: Session, decode: Session, one: SequenceSpec, source: Source | None, transport: str = "auto"
+) -> tuple[list[int], Handoff, PrefillTimings]:
+    await begin(prefill, decode, one, source, transport)
+    first = await prefill.tokens()
+    handed_off = await prefill.event()
+    assert isinstance(handed_off, HandedOff), handed_off
+    assert first.prefill is not None
+    return [*first.token_ids, *await decode.answer()], handed_off.handoff, first.prefill
+
+
+Source = Callable[[SequenceSpec, Session], PrefixSource]  # of a request for a prefill worker
+
+
+def source(worker: Session, cached_tokens: int = HELD) -> Source:
+    return lambda one, prefill: worker.source(one, cached_tokens, prefill.info)
+
+
+@pytest.mark.parametrize("transport", ["memory", "shm", "grpc", "gloo"])
+async def test_the_second_turn_computes_and_sends_only_what_is_new(
+    running: Workers, prefill: Session, decode: Session, transport: str
+) -> None:
+    prompt = await first_turn(decode)
+    tokens, handoff, timings = await relay(prefill, decode, spec("second", prompt), source(decode), transport)
+    assert (timings.fetched_tokens, timings.cached_tokens) == (HELD, HELD)
+    assert timings.chunks == -(-(len(prompt) - HELD) // 32)
+    assert (handoff.cached_blocks, handoff.blocks) == (HELD // SIZE, -(-len(prompt) // SIZE) - HELD // SIZE)
+    alone = await running.session("decode-1")
+    await alone.send(RunLocal(spec("local", prompt)))
+    assert await alone.answer() == tokens
+    # What was fetched is in the prefill worker's own cache now.
+    _, _, timings = await relay(prefill, alone, spec("third", prompt), None, transport)
+    assert timings.fetched_tokens == 0
+    assert timings.cached_tokens >= HELD
+
+
+async def test_what_is_there_already_is_not_fetched(
+    prefill: Session, decode: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Worth, "fetching", lambda *_: True)  # of this model, computing a block is sooner
+    prompt = await first_turn(decode)
+    await relay(prefill, decode, spec("own"), None)  # the first turn's prompt
+    _, _, timings = await relay(prefill, decode, spec("second", prompt), source(decode))
+    assert timings.cached_tokens == HELD
+    assert timings.fetched_tokens == HELD - len(PROMPT) // SIZE * SIZE
+
+
+async def test_a_source_that_holds_less_than_was_thought(prefill: Session, decode: Session) -> None:
+    prompt = await first_turn(decode)
+    _, _, timings = await relay(prefill, decode, spec("second", prompt), source(decode, len(prompt)))
+    assert timings.fetched_tokens == HELD
+
+
+async def test_a_source_that_holds_nothing(running: Workers, prefill: Session, decode: Session) -> None:
+    prompt = await first_turn(decode)
+    alone = await running.session("decode-1")
+    tokens, _, timings = await relay(prefill, decode, spec("second", prompt), source(alone))
+    assert timings.fetched_tokens == 0
+    await alone.send(RunLocal(spec("local", prompt)))
+    assert await alone.answer() == tokens
+
+
+async def test_another_tenants_blocks_are_not_found(prefill: Session, decode: Session) -> None:
+    prompt = await first_turn(decode)
+    _, handoff, timings = await relay(prefill, decode, spec("second", prompt, salt="other"), source(decode))
+    assert (timings.fetched_tokens, timings.cached_tokens, handoff.cached_blocks) == (0, 0, 0)
+
+
+async def test_a_source_that_is_gone(prefill: Session, decode: Session) -> None:
+    prompt = await first_turn(decode)
+    nobody = PrefixSource("decode-9", "127.0.0.1:1", HELD)
+    _, _, timings = await relay(prefill, decode, spec("second", prompt), lambda *_: nobody)
+    assert timings.fetched_tokens == 0
+
+
+async def test_a_request_that_is_cancelled_while_it_fetches(
+    prefill: Session, decode: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All blocks come back, on three sides; the fixture looks."""
+    asked, cancelled = asyncio.Event(), asyncio.Event()
+    lend = Lending._lend
+
+    async def slow(lending: Lending, wish: Any) -> int:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return await lend(lending, wish)
+
+    monkeypatch.setattr(Lending, "_lend", slow)
+    prompt = await first_turn(decode)
+    one = spec("second", prompt)
+    await begin(prefill, decode, one, source(decode))
+    async with asyncio.timeout(20):
+        await asked.wait()
+        await prefill.send(Abort(*one.key))
+        await decode.send(Abort(*one.key))
+        await cancelled.wait()
+
+
+async def test_blocks_are_kept_for_as_long_as_somebody_writes_to_them(
+    running: Workers, prefill: Session, decode: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source is lost in mid-push; while that is being wound up, the request is cancelled."""
+    writing, go_on = threading.Event(), threading.Event()
+    aborted: asyncio.Queue[PrefillWorker] = asyncio.Queue()
+    pushes: list[asyncio.Task[int]] = []
+    ending = asyncio.Event()
+    land, lend, abort, end = Landing.land, Lending._lend, PrefillWorker.abort, Receiver.end
+
+    def slow(landing: Landing, *arguments: Any) -> None:
+        writing.set()
+        assert go_on.wait(20)
+        land(landing, *arguments)
+
+    async def lost(lending: Lending, wish: Any) -> int:
+        pushes.append(asyncio.create_task(lend(lending, wish)))
+        assert await asyncio.to_thread(writing.wait, 20)
+        raise Unavailable("lost")
+
+    def seen(worker: PrefillWorker, key: tuple[str, int]) -> None:
+        abort(worker, key)
+        aborted.put_nowait(worker)
+
+    async def noted(receiver: Receiver, lease_id: int) -> None:
+        ending.set()
+        await end(receiver, lease_id)
+
+    monkeypatch.setattr(Landing, "land", slow)
+    monkeypatch.setattr(Lending, "_lend", lost)
+    monkeypatch.setattr(PrefillWorker, "abort", seen)
+    monkeypatch.setattr(Receiver, "end", noted)
+    one = spec("second", await first_turn(decode))
+    await begin(prefill, decode, one, source(decode))
+    async with asyncio.timeout(20):
+        await ending.wait()
+        await prefill.send(Abort(*one.key))
+        worker = await aborted.get()
+        await decode.send(Abort(*one.key))
+        for _ in range(10):  # all that the cancellation can bring about
+            await asyncio.sleep(0)
+    assert worker.cache.pool.num_held >= HELD // SIZE
+    go_on.set()
+    await asyncio.gather(*pushes, return_exceptions=True)
+    await running.settled()
+    assert worker._fetcher is not None
+    assert len(worker._fetcher._leases) == 0
+
+
+async def test_a_source_that_does_not_answer_is_not_waited_for_longer_than_it_would_take_to_compute(
+    prefill: Session, decode: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(lending: Lending, wish: Any) -> int:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(Lending, "_lend", silent)
+    monkeypatch.setattr(Worth, "fetching", lambda *_: True)
+    prompt = await first_turn(decode)
+    await relay(prefill, decode, spec("measured", tuple(range(70, 99))), None)  # from now on it knows its own speed
+    tokens, _, timings = await relay(prefill, decode, spec("second", prompt), source(decode))
+    assert timings.fetched_tokens == 0
+    assert len(tokens) == NEW_TOKENS
+
+
+def test_worth() -> None:
+    worth = Worth()
+    assert worth.fetching(100, 10**9), "nobody knows better yet"
+    assert not worth.fetching(0, 0)
+    worth.computed(1000, 1.0)
+    worth.fetched(10**8, 0.11)  # 1 GB/s beyond the latency
+    assert worth.bytes_per_second == pytest.approx(0.65e9)
+    assert worth.fetching(100, 40 * 10**6)
+    assert not worth.fetching(100, 80 * 10**6)
+    assert not worth.fetching(5, 1), "asking takes longer than computing it"
+    worth.computed(0, 1.0)
+    worth.computed(10, 0.0)
+    worth.fetched(0, 1.0)
+    worth.fetched(10**9, 0.001)
+    assert (worth.tokens_per_second, worth.bytes_per_second) == (1000.0, pytest.approx(0.65e9))
