@@ -1,4 +1,6 @@
-"""Makes the pools as large as they are wanted: starts, drains, stops, replaces and restarts workers."""
+"""Makes the pools as large as they are wanted: starts, drains, stops, replaces and restarts
+workers.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,11 @@ from kvrelay.wire.worker import WorkerServiceStub, pb
 
 SILENT_S = 30.0  # a worker that sends no heartbeat for so long is stopped and replaced
 START_S = 600.0  # as is one that is not ready so long after its start
-SETTLED_S = 5.0  # a worker that dies after having served for so long is not one of those that keep dying
+# A worker that dies after having served for so long is not one of those that keep dying
+SETTLED_S = 5.0
 GONE_S = 5.0  # another controller's worker whose entry is missing for so long is gone
-# The last worker of a version of the model may take as long as an answer: it cannot go on at a worker of another one.
+# The last worker of a version of the model may take as long as an answer: it cannot go on at a
+# worker of another one.
 VERSION_DRAIN_S = 600.0
 LATE_S = 30.0  # a worker that should have handed back what it held so long ago is not waited for
 _DRAIN_CALL_S = 5.0
@@ -41,7 +45,9 @@ class Launcher(Protocol):
     """Where worker processes come from."""
 
     async def start(self, role: Role, worker_id: str) -> None:
-        """Asks for a worker; it appears in the registry once it serves or stands by. Raises KvRelayError."""
+        """Asks for a worker; it appears in the registry once it serves or stands by. Raises
+        KvRelayError.
+        """
 
     async def stop(self, worker_id: str) -> None:
         """Ends the worker now, whatever it holds."""
@@ -50,8 +56,8 @@ class Launcher(Protocol):
         """Lets the worker finish within DRAIN_GRACE_S; returns when its process has ended."""
 
     async def turn(self, worker_id: str, pool: PoolName) -> None:
-        """Has the worker, which is empty or stands by, serve in that pool under a new epoch, with the weights that it
-        has.
+        """Has the worker, which is empty or stands by, serve in that pool under a new epoch, with
+        the weights that it has.
         """
 
     async def ended(self) -> None:
@@ -79,7 +85,9 @@ class _Worker:
 
 
 class Actuator:
-    """Owns the workers that it started, and as leader decides about those of other controllers too."""
+    """Owns the workers that it started, and as leader decides about those of other controllers
+    too.
+    """
 
     def __init__(
         self,
@@ -97,8 +105,8 @@ class Actuator:
     ) -> None:
         """`initial` sizes hold until the registry knows others, and again should it lose them.
 
-        lease: without one this actuator is alone with its registry, as in tests of it.
-        rebalance: a worker changes over where one would be stopped in a pool and another started in the other.
+        lease: without one this actuator is alone with its registry, as in tests of it. rebalance: a
+        worker changes over where one would be stopped in a pool and another started in the other.
         standby: workers of no pool to keep, which join a pool where one is missing.
         """
         self._registry = registry
@@ -113,18 +121,24 @@ class Actuator:
         self._interval_s = interval_s
         self._workers: dict[str, _Worker] = {}
         self._deaths: dict[Role, Deaths] = {role: Deaths() for role in (*POOLS, "standby")}
-        self.has_served = False  # a worker has been ready, so what they start with is not what keeps them from it
-        self._next_number: dict[Role, int] = dict.fromkeys(self._deaths, 0)  # above those of the names that were given
+        # A worker has been ready, so what they start with is not what keeps them from it
+        self.has_served = False
+        # Above those of the names that were given
+        self._next_number: dict[Role, int] = dict.fromkeys(self._deaths, 0)
 
     async def run(self) -> None:
         """Until cancelled. While Redis does not answer, the workers stay as they are."""
-        await look_regularly(self.tick, self._interval_s, log, "pools stay as they are", self._launcher.ended)
+        await look_regularly(
+            self.tick, self._interval_s, log, "pools stay as they are", self._launcher.ended
+        )
 
     async def leave(self) -> None:
         """Ends all workers: those that serve after their drain, the others at once."""
         await asyncio.gather(
             *(
-                self._launcher.drain(worker_id) if worker.serving else self._launcher.stop(worker_id)
+                self._launcher.drain(worker_id)
+                if worker.serving
+                else self._launcher.stop(worker_id)
                 for worker_id, worker in self._workers.items()
                 if not worker.foreign
             )
@@ -138,16 +152,24 @@ class Actuator:
         if self._lease is not None and not self._lease.leads:
             await self._follow(succeeded=self._lease.succeeded)
             return
-        infos = {info.worker_id: info for info in await self._registry.workers() if not self._is_past(info)}
+        infos = {
+            info.worker_id: info
+            for info in await self._registry.workers()
+            if not self._is_past(info)
+        }
         sizes = await self._wanted_sizes()
         drains, restarts = await self._registry.drains(), await self._registry.restarts()
         if self._lease is not None and self._lease.adopts:
             self._adopt(infos)
-        standbys = {one.worker_id: one for one in await self._registry.standbys()} if self._standby else {}
+        standbys = (
+            {one.worker_id: one for one in await self._registry.standbys()} if self._standby else {}
+        )
         await self._note_deaths(infos)
         await self._note_states(infos, standbys)
         for worker_id, reason in self._launcher.pending().items():
-            await self._registry.publish_pending(PendingWorker(worker_id, self._workers[worker_id].pool, reason))
+            await self._registry.publish_pending(
+                PendingWorker(worker_id, self._workers[worker_id].pool, reason)
+            )
         for worker_id in drains | restarts:
             if worker_id in self._workers:
                 if worker_id in drains:
@@ -175,12 +197,18 @@ class Actuator:
                 raise result
 
     async def _follow(self, *, succeeded: bool) -> None:
-        """Does what is left to do for this process's own workers while it does not lead: the leader drains workers,
-        and each controller ends those of its own that are empty. If another controller leads, it does not count those
-        that have not served yet, so these end too.
+        """Does what is left to do for this process's own workers while it does not lead: the leader
+        drains workers, and each controller ends those of its own that are empty. If another
+        controller leads, it does not count those that have not served yet, so these end too.
         """
-        infos = {info.worker_id: info for info in await self._registry.workers() if not self._is_past(info)}
-        self._workers = {worker_id: worker for worker_id, worker in self._workers.items() if not worker.foreign}
+        infos = {
+            info.worker_id: info
+            for info in await self._registry.workers()
+            if not self._is_past(info)
+        }
+        self._workers = {
+            worker_id: worker for worker_id, worker in self._workers.items() if not worker.foreign
+        }
         await self._note_deaths(infos)
         for worker_id, worker in list(self._workers.items()):
             info = infos.get(worker_id)
@@ -202,12 +230,16 @@ class Actuator:
                 await self._stop(worker_id, info)
 
     def _adopt(self, infos: Mapping[str, WorkerInfo]) -> None:
-        """Counts workers that other controllers have started. Who can write to Redis could as well set the sizes."""
+        """Counts workers that other controllers have started. Who can write to Redis could as well
+        set the sizes.
+        """
         for worker_id, info in infos.items():
             worker = self._workers.get(worker_id)
             mine = self._lease is not None and info.started_by == self._lease.owner
             if worker is None and not mine and info.state != "stuck":
-                log.info("worker_adopted", worker=worker_id, started_by=info.started_by, term=info.term)
+                log.info(
+                    "worker_adopted", worker=worker_id, started_by=info.started_by, term=info.term
+                )
                 self._workers[worker_id] = _Worker(info.pool, serving=True, foreign=True)
             elif worker is not None and worker.foreign:
                 worker.pool = info.pool
@@ -238,8 +270,12 @@ class Actuator:
             if worker.pool == "standby":
                 await self._registry.remove_standby(worker_id)
 
-    async def _note_states(self, infos: Mapping[str, WorkerInfo], standbys: Mapping[str, StandbyWorker]) -> None:
-        """Counts looks, not seconds: neither an outage of Redis nor a pause of this process is a worker's silence."""
+    async def _note_states(
+        self, infos: Mapping[str, WorkerInfo], standbys: Mapping[str, StandbyWorker]
+    ) -> None:
+        """Counts looks, not seconds: neither an outage of Redis nor a pause of this process is a
+        worker's silence.
+        """
         pending = self._launcher.pending()
         for worker_id, worker in list(self._workers.items()):
             info = infos.get(worker_id)
@@ -268,7 +304,8 @@ class Actuator:
                     self._note_death(worker)
                     await self._stop(worker_id, info)
                     continue
-            if worker_id in pending:  # waits for a node, which may be made for it; that takes as long as it takes
+            # Waits for a node, which may be made for it; that takes as long as it takes
+            if worker_id in pending:
                 continue
             worker.silent_looks += 1
             if worker.foreign:
@@ -286,7 +323,9 @@ class Actuator:
                 await self._stop(worker_id, None)
 
     def _note_death(self, worker: _Worker) -> None:
-        """One that has served for a while says nothing against its successor, which comes at once."""
+        """One that has served for a while says nothing against its successor, which comes at
+        once.
+        """
         if worker.looks_ready * self._interval_s < SETTLED_S:
             self._slow_down(worker.pool)
 
@@ -294,14 +333,22 @@ class Actuator:
         now = self._clock.now()
         self._deaths[pool] = self._deaths[pool].and_at(now)
         if (delay := self._deaths[pool].replace_at - now) > 0:
-            log.warning("pool's workers keep dying", pool=pool, deaths=len(self._deaths[pool].times), wait_s=delay)
+            log.warning(
+                "pool's workers keep dying",
+                pool=pool,
+                deaths=len(self._deaths[pool].times),
+                wait_s=delay,
+            )
 
     def _next_restart(self, pool: PoolName, asked: Collection[str]) -> str | None:
-        """The worker of the pool whose successor is started next: one at a time, the oldest first."""
+        """The worker of the pool whose successor is started next: one at a time, the oldest
+        first.
+        """
         mine = [one for one in asked if one in self._workers and self._workers[one].pool == pool]
         if any(self._workers[one].draining_since is not None for one in mine):
             return None
-        if any(one in asked for one in self._standbys()):  # they come first, or one of them would be the successor
+        # They come first, or one of them would be the successor
+        if any(one in asked for one in self._standbys()):
             return None
         return min(mine, key=number_of, default=None)
 
@@ -311,17 +358,24 @@ class Actuator:
             for one, worker in self._workers.items()
             if worker.turns_to == pool or (worker.pool == pool and worker.draining_since is None)
         }
-        # Those of other controllers go first, and cannot change over: their processes are not this one's.
+        # Those of other controllers go first, and cannot change over: their processes are not this
+        # one's.
         serving = [one for one, worker in staying.items() if worker.serving and not worker.foreign]
         pending = [one for one in self._launcher.pending() if one in staying]
         return Members(self._sizes.get(pool, 0), list(staying), serving, pending)
 
-    def _change_over(self, giver: PoolName, taker: PoolName, infos: Mapping[str, WorkerInfo]) -> None:
+    def _change_over(
+        self, giver: PoolName, taker: PoolName, infos: Mapping[str, WorkerInfo]
+    ) -> None:
         for worker_id in changing_over(self._members(giver), self._members(taker), infos):
             self._drain(worker_id, f"the {taker} pool has more use for it", turns_to=taker)
 
-    async def _resize(self, pool: PoolName, size: int, infos: Mapping[str, WorkerInfo], leaving: str | None) -> None:
-        """Brings the pool to `size` workers, or to one more while `leaving` waits for a successor that is ready."""
+    async def _resize(
+        self, pool: PoolName, size: int, infos: Mapping[str, WorkerInfo], leaving: str | None
+    ) -> None:
+        """Brings the pool to `size` workers, or to one more while `leaving` waits for a successor
+        that is ready.
+        """
         members = self._members(pool)
         staying = list(members.staying)
         here = [one for one in staying if self._workers[one].turns_to is None]
@@ -333,7 +387,8 @@ class Actuator:
         missing = size + (leaving is not None) - len(staying)
         missing -= await self._join(pool, missing + len(members.pending))
         if leaving is not None and missing > 0 and len(self._standbys()) < self._standby:
-            missing -= 1  # a restart has time for the next standby worker, whose start costs no more
+            # A restart has time for the next standby worker, whose start costs no more
+            missing -= 1
         if missing > 0 and self._clock.now() >= self._deaths[pool].replace_at:
             for _ in range(missing):
                 await self._start(pool)
@@ -342,10 +397,15 @@ class Actuator:
 
     def _standbys(self) -> list[str]:
         """Those that can join a pool now, or once they are loaded."""
-        return [one for one, it in self._workers.items() if it.pool == "standby" and it.draining_since is None]
+        return [
+            one
+            for one, it in self._workers.items()
+            if it.pool == "standby" and it.draining_since is None
+        ]
 
     async def _join(self, pool: PoolName, count: int) -> int:
-        """Has up to `count` standby workers join the pool, whatever its workers died of: none of them costs a start.
+        """Has up to `count` standby workers join the pool, whatever its workers died of: none of
+        them costs a start.
 
         Returns how many do. One that is still loading is sooner there than one that starts.
         """
@@ -361,9 +421,11 @@ class Actuator:
         return len(chosen)
 
     async def _keep_standbys(self, restarts: Collection[str]) -> None:
-        """Starts standby workers, once the pools have theirs: a start takes the cores that a joining worker needs.
+        """Starts standby workers, once the pools have theirs: a start takes the cores that a
+        joining worker needs.
 
-        A pool whose workers keep dying uses up standby workers as they come, so its delay holds for them, too.
+        A pool whose workers keep dying uses up standby workers as they come, so its delay holds for
+        them, too.
         """
         standbys = self._standbys()
         if asked := [one for one in standbys if one in restarts]:
@@ -371,7 +433,9 @@ class Actuator:
                 self._drain(min(asked, key=number_of), "an operator asked for its restart")
             return
         pools_complete = all(one.serving for one in self._workers.values() if one.pool != "standby")
-        if pools_complete and self._clock.now() >= max(deaths.replace_at for deaths in self._deaths.values()):
+        if pools_complete and self._clock.now() >= max(
+            deaths.replace_at for deaths in self._deaths.values()
+        ):
             for _ in range(self._standby - len(standbys)):
                 await self._start("standby")
 
@@ -408,18 +472,25 @@ class Actuator:
             log.info("worker drains", worker=worker_id, reason=reason, turns_to=turns_to)
 
     def _grace_s(self, info: WorkerInfo, infos: Mapping[str, WorkerInfo]) -> float:
-        """Seconds for the worker's streams to end, after which it hands them back for others to go on with."""
+        """Seconds for the worker's streams to end, after which it hands them back for others to go
+        on with.
+        """
         decoders = [one for one in infos.values() if one.pool == "decode" and one.state == "ready"]
         others = [one for one in decoders if one.worker_id != info.worker_id]
-        if info.pool == "decode" and others and not any(one.model.is_same(info.model) for one in others):
+        if (
+            info.pool == "decode"
+            and others
+            and not any(one.model.is_same(info.model) for one in others)
+        ):
             return max(self._drain_timeout_s, VERSION_DRAIN_S)
         return self._drain_timeout_s
 
     async def _carry_on_draining(
         self, worker_id: str, worker: _Worker, since: float, infos: Mapping[str, WorkerInfo]
     ) -> None:
-        """Stops the worker once it says that it is empty and takes no more. It hands back by itself what it still
-        holds when its grace is over, so one that is not empty long after that is broken.
+        """Stops the worker once it says that it is empty and takes no more. It hands back by itself
+        what it still holds when its grace is over, so one that is not empty long after that is
+        broken.
         """
         info = infos.get(worker_id)
         seconds = self._clock.now() - since
@@ -429,7 +500,9 @@ class Actuator:
             worker.grace_s = self._grace_s(info, infos)
         grace_s = self._drain_timeout_s if worker.grace_s is None else worker.grace_s
         if not worker.serving:
-            log.info("standby_ends" if worker.pool == "standby" else "start cancelled", worker=worker_id)
+            log.info(
+                "standby_ends" if worker.pool == "standby" else "start cancelled", worker=worker_id
+            )
             await self._stop(worker_id, info)
             if worker.pool == "standby":
                 await self._registry.remove_standby(worker_id)
@@ -441,7 +514,11 @@ class Actuator:
                 await self._turn(worker_id, worker.turns_to, info)
         elif seconds >= grace_s + LATE_S:
             held = info.load if info is not None else None
-            log.warning("worker did not hand back what it held; stopped with it", worker=worker_id, load=held)
+            log.warning(
+                "worker did not hand back what it held; stopped with it",
+                worker=worker_id,
+                load=held,
+            )
             await self._stop(worker_id, info)
         elif not worker.drain_sent and info is not None:
             try:
@@ -449,7 +526,9 @@ class Actuator:
                     await drain_worker(info.address, grace_s, self._credentials)
                 worker.drain_sent = True
             except KvRelayError as error:
-                log.warning("worker does not answer to drain", worker=worker_id, reason=error.message)
+                log.warning(
+                    "worker does not answer to drain", worker=worker_id, reason=error.message
+                )
 
     async def _turn(self, worker_id: str, pool: PoolName, info: WorkerInfo) -> None:
         log.info("worker changes its pool", worker=worker_id, pool=pool)
@@ -476,6 +555,8 @@ async def drain_worker(address: str, grace_s: float, credentials: Credentials | 
     """
     async with worker_channel(address, credentials) as channel:
         try:
-            await WorkerServiceStub(channel).Drain(pb.DrainRequest(grace_seconds=grace_s), timeout=_DRAIN_CALL_S)
+            await WorkerServiceStub(channel).Drain(
+                pb.DrainRequest(grace_seconds=grace_s), timeout=_DRAIN_CALL_S
+            )
         except grpc.RpcError as error:
             raise status.error_from_rpc(error, address) from None

@@ -1,21 +1,25 @@
-"""The controllers' lease: at most one controller scales the pools and starts workers, whatever Redis forgets.
+"""The controllers' lease: at most one controller scales the pools and starts workers, whatever
+Redis forgets.
 
-Redis arbitrates, but it may lose its last writes, or all of them, and so forget who leads. So no controller trusts a
-record by itself:
+Redis arbitrates, but it may lose its last writes, or all of them, and so forget who leads. So no
+controller trusts a record by itself:
 
-- A leader stops DEADLINE_S after the start of its last successful renewal, by its own monotonic clock.
-- A controller that takes the lease does not act for TAKEOVER_S. In that time each renewal has to find the lease as the
-  controller left it; otherwise the wait starts again. TAKEOVER_S is longer than DEADLINE_S, so whoever led on a record
-  that Redis has lost has stopped by then, or has renewed its lease and so ended the newcomer's wait.
-- Nobody compares clocks of two hosts. A lease ends for the others when its record has not changed for EXPIRY_S while
-  they looked. Clocks may run at different rates, up to TAKEOVER_S / DEADLINE_S.
-- Terms exceed all that Redis, its owner, or any live worker knows. They fence what cannot look at a clock: writes to
-  Redis, and workers that come up late.
-- A leader that has stopped leads again only under a later term. Redis may have lost everything that another leader
-  wrote in between. It then has the first leader's record again, and accepts claims of its term.
+- A leader stops DEADLINE_S after the start of its last successful renewal, by its own monotonic
+  clock.
+- A controller that takes the lease does not act for TAKEOVER_S. In that time each renewal has to
+  find the lease as the controller left it; otherwise the wait starts again. TAKEOVER_S is longer
+  than DEADLINE_S, so whoever led on a record that Redis has lost has stopped by then, or has
+  renewed its lease and so ended the newcomer's wait.
+- Nobody compares clocks of two hosts. A lease ends for the others when its record has not changed
+  for EXPIRY_S while they looked. Clocks may run at different rates, up to TAKEOVER_S / DEADLINE_S.
+- Terms exceed all that Redis, its owner, or any live worker knows. They fence what cannot look at a
+  clock: writes to Redis, and workers that come up late.
+- A leader that has stopped leads again only under a later term. Redis may have lost everything that
+  another leader wrote in between. It then has the first leader's record again, and accepts claims
+  of its term.
 
-The idea of a fencing token is Martin Kleppmann's ("How to do distributed locking", 2016); judging a lease by its
-observed changes is how client-go's leader election does it.
+The idea of a fencing token is Martin Kleppmann's ("How to do distributed locking", 2016); judging a
+lease by its observed changes is how client-go's leader election does it.
 """
 
 from __future__ import annotations
@@ -39,17 +43,21 @@ log = get_logger("lease")
 
 
 class Lease:
-    """One controller's view of the lease, and its part in it. `owner` names one incarnation of one process, ever.
+    """One controller's view of the lease, and its part in it. `owner` names one incarnation of one
+    process, ever.
 
     sole: no other controller can reach this Redis, so there is nobody to wait for.
     """
 
-    def __init__(self, registry: Registry, owner: str, clock: Clock | None = None, *, sole: bool = False) -> None:
+    def __init__(
+        self, registry: Registry, owner: str, clock: Clock | None = None, *, sole: bool = False
+    ) -> None:
         self.owner = owner
         self._registry = registry
         self._clock = clock or MonotonicClock()
         self._sole = sole
-        self._mine = LeaseRecord()  # as the last renewal left it; no owner while the lease is not this controller's
+        # As the last renewal left it; no owner while the lease is not this controller's
+        self._mine = LeaseRecord()
         self._held_since = 0.0  # all renewals since then have found the lease as it was left
         self._renewed_at = 0.0  # when the last renewal that succeeded began
         self._acts = False  # the wait is over
@@ -75,7 +83,9 @@ class Lease:
 
     @property
     def name_tag(self) -> str:
-        """What makes names of this controller's workers unique; empty if Redis and the controller remember them."""
+        """What makes names of this controller's workers unique; empty if Redis and the controller
+        remember them.
+        """
         return "" if self._sole else self.owner.rpartition("-")[2]
 
     @property
@@ -92,8 +102,8 @@ class Lease:
 
     @asynccontextmanager
     async def in_time(self) -> AsyncIterator[None]:
-        """Cancels what it surrounds when the lease ends. Raises Unavailable then, and while this controller does not
-        lead.
+        """Cancels what it surrounds when the lease ends. Raises Unavailable then, and while this
+        controller does not lead.
         """
         self.claim()
         try:
@@ -109,7 +119,9 @@ class Lease:
             while True:
                 try:
                     await self.renew()
-                    await self._registry.publish_controller(ControllerInfo(self.owner, self.state, self._mine.term))
+                    await self._registry.publish_controller(
+                        ControllerInfo(self.owner, self.state, self._mine.term)
+                    )
                     answered = True
                 except Unavailable as error:
                     if answered:
@@ -140,8 +152,8 @@ class Lease:
             self._look_at(record, led)
 
     def _step_down(self) -> None:
-        """Ends the lead, so that the next renewal gets a later term: claims of this lead must not hold in the next one,
-        even if Redis has forgotten the leaders in between.
+        """Ends the lead, so that the next renewal gets a later term: claims of this lead must not
+        hold in the next one, even if Redis has forgotten the leaders in between.
         """
         self._mine, self._acts = LeaseRecord(), False
         self._seen_term += 1
@@ -150,9 +162,19 @@ class Lease:
         expected = LeaseRecord(self.owner, self._mine.term, self._mine.beat + 1)
         unbroken = record == expected and began - self._renewed_at < DEADLINE_S
         if record != expected and self._mine.owner:
-            log.warning("lease_lost_by_redis", owner=self.owner, term=record.term, expected_term=self._mine.term)
+            log.warning(
+                "lease_lost_by_redis",
+                owner=self.owner,
+                term=record.term,
+                expected_term=self._mine.term,
+            )
         if not self._mine.owner:
-            log.info("lease_taken", owner=self.owner, term=record.term, acts_in_s=0.0 if self._sole else TAKEOVER_S)
+            log.info(
+                "lease_taken",
+                owner=self.owner,
+                term=record.term,
+                acts_in_s=0.0 if self._sole else TAKEOVER_S,
+            )
         if not led and not unbroken:
             # The claim was in Redis at this moment, if not before.
             self._held_since = self._clock.now()
@@ -164,7 +186,11 @@ class Lease:
 
     def _look_at(self, record: LeaseRecord, led: bool) -> None:
         if self._mine.owner or not self._others.owner:
-            log.warning("controller_deposed" if led else "controller_stands_by", owner=self.owner, leader=record.owner)
+            log.warning(
+                "controller_deposed" if led else "controller_stands_by",
+                owner=self.owner,
+                leader=record.owner,
+            )
         self._mine = LeaseRecord()
         if self._acts:
             self._step_down()

@@ -1,4 +1,6 @@
-"""The autoscaler: looks at the registry at intervals and sets the pools' wanted sizes. The one with the lease acts."""
+"""The autoscaler: looks at the registry at intervals and sets the pools' wanted sizes. The one with
+the lease acts.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,17 @@ log = get_logger("autoscaler")
 
 
 class Autoscaler:
-    """Owns the policy's memory. An operator's `set_desired` is respected: the policy goes on from that size."""
+    """Owns the policy's memory. An operator's `set_desired` is respected: the policy goes on from
+    that size.
+    """
 
-    def __init__(self, registry: Registry, policy: AutoscalingPolicy, lease: Lease, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        policy: AutoscalingPolicy,
+        lease: Lease,
+        clock: Clock | None = None,
+    ) -> None:
         self._registry = registry
         self._policy = policy
         self._lease = lease
@@ -45,7 +55,8 @@ class Autoscaler:
         if not self._lease.leads:
             self._states.clear()
             return
-        # Redis may have forgotten a later leader, and then the claim alone does not fence the decision off.
+        # Redis may have forgotten a later leader, and then the claim alone does not fence the
+        # decision off.
         async with self._lease.in_time():
             await self._decide(self._lease.claim())
 
@@ -57,7 +68,9 @@ class Autoscaler:
         verdicts = decide_pools(seen, self._policy, self._states, self._clock.now())
         self._states = {pool: state for pool, (_, state) in verdicts.items()}
         changed = {
-            pool: ScalingDecision(time.time(), pool, desired[pool], decision.desired, decision.reason)
+            pool: ScalingDecision(
+                time.time(), pool, desired[pool], decision.desired, decision.reason
+            )
             for pool, (decision, _) in verdicts.items()
             if decision.desired != desired[pool]
         }
@@ -65,5 +78,7 @@ class Autoscaler:
         sizes = {pool: (one.before, one.after) for pool, one in changed.items()}
         if sizes and await self._registry.scale(sizes, claim):
             for pool, one in changed.items():
-                log.info("pool scaled", pool=pool, before=one.before, after=one.after, reason=one.reason)
+                log.info(
+                    "pool scaled", pool=pool, before=one.before, after=one.after, reason=one.reason
+                )
                 await self._registry.record_decision(one, claim)

@@ -18,7 +18,8 @@ async def look_regularly(
     away: str,
     sooner: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Until cancelled. That the registry does not answer is logged once, as `away`; any other error ends it.
+    """Until cancelled. That the registry does not answer is logged once, as `away`; any other error
+    ends it.
 
     sooner: returns when there is a reason for a look before the interval is over.
     """

@@ -18,8 +18,8 @@ def decide_pools(
     states: Mapping[PoolName, PoolState],
     now: float,
 ) -> Verdicts:
-    """For each pool of `seen` that has a policy, as `decide` says; with `rebalance`, one that grows takes what the
-    other has to spare.
+    """For each pool of `seen` that has a policy, as `decide` says; with `rebalance`, one that grows
+    takes what the other has to spare.
     """
     found: Verdicts = {}
     for pool, snapshot in seen.items():
@@ -40,8 +40,9 @@ def _rebalance(
     found: Verdicts,
     now: float,
 ) -> None:
-    """The giver need not wait for its own downscale_delay_s: a worker that changes over costs no start and comes back
-    the same way. That it can be spared must have lasted as long as the wish for more had to.
+    """The giver need not wait for its own downscale_delay_s: a worker that changes over costs no
+    start and comes back the same way. That it can be spared must have lasted as long as the wish
+    for more had to.
     """
     wants = found[taker][0].desired - seen[taker].size
     decision, state = found[giver]

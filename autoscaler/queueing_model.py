@@ -1,7 +1,8 @@
-"""Two pools as a fluid that load flows through: for what a policy would do with a load that no cluster has seen.
+"""Two pools as a fluid that load flows through: for what a policy would do with a load that no
+cluster has seen.
 
-Requests wait for a seat on a decode worker, then for the prefill pool, then decode, as in kvrelay; but they are amounts
-and not individuals, so times are means where a cluster measures percentiles.
+Requests wait for a seat on a decode worker, then for the prefill pool, then decode, as in kvrelay;
+but they are amounts and not individuals, so times are means where a cluster measures percentiles.
 """
 
 from __future__ import annotations
@@ -31,9 +32,13 @@ class WorkerSpeed:
     start_s: float  # from the decision until a new worker serves
 
     def inter_token_s(self, batch: float) -> float:
-        """On one worker with so many sequences: a straight line from one sequence to a full batch."""
+        """On one worker with so many sequences: a straight line from one sequence to a full
+        batch.
+        """
         full = self.max_batch / self.decode_tokens_per_s
-        return self.itl_s + max(0.0, full - self.itl_s) * max(0.0, batch - 1) / max(1, self.max_batch - 1)
+        return self.itl_s + max(0.0, full - self.itl_s) * max(0.0, batch - 1) / max(
+            1, self.max_batch - 1
+        )
 
 
 @dataclass(slots=True)
@@ -50,7 +55,9 @@ class Requests:
         self.output_tokens += other.output_tokens
 
     def take(self, share: float) -> Requests:
-        taken = Requests(self.number * share, self.prompt_tokens * share, self.output_tokens * share)
+        taken = Requests(
+            self.number * share, self.prompt_tokens * share, self.output_tokens * share
+        )
         self.add(Requests(-taken.number, -taken.prompt_tokens, -taken.output_tokens))
         return taken
 
@@ -87,7 +94,9 @@ class FluidCluster:
         return self._waiting.number + self._prefilling.number + self._decoding.number
 
     def resize(self, pool: PoolName, size: int) -> None:
-        """New workers serve after their start; those that go, go at once, the starting ones first."""
+        """New workers serve after their start; those that go, go at once, the starting ones
+        first.
+        """
         one = self._pools[pool]
         one.starting += [self._now + self._speed.start_s] * (size - one.size)
         del one.starting[max(0, len(one.starting) - max(0, one.size - size)) :]
@@ -118,13 +127,19 @@ class FluidCluster:
         if self._waiting.number > 0 and not self._before_seats("prefill", ready).number:
             # It counts the wait for a seat, which no prefill worker shortens.
             pools["prefill"].pop("ttft_p95_ms", None)
-        seats = math.sqrt(min(1.0, self._batch / self._speed.max_batch))  # as a decode worker tells it
+        # As a decode worker tells it
+        seats = math.sqrt(min(1.0, self._batch / self._speed.max_batch))
         shares: dict[PoolName, float] = {
             "prefill": self._prefill_busy,
             "decode": max(seats, pools["decode"].get("kv_occupancy", 0.0)),
         }
         return {
-            pool: PoolSnapshot(self._pools[pool].size, ready[pool], pools[pool], shares[pool] if ready[pool] else None)
+            pool: PoolSnapshot(
+                self._pools[pool].size,
+                ready[pool],
+                pools[pool],
+                shares[pool] if ready[pool] else None,
+            )
             for pool in POOLS
         }
 
@@ -139,11 +154,15 @@ class FluidCluster:
             return
         seats = workers * self._speed.max_batch - self._prefilling.number - self._decoding.number
         room = workers * self._speed.kv_tokens - self._held_tokens
-        fit = min(seats, room * waiting.number / waiting.prompt_tokens if waiting.prompt_tokens else seats)
+        fit = min(
+            seats, room * waiting.number / waiting.prompt_tokens if waiting.prompt_tokens else seats
+        )
         self._prefilling.add(waiting.take(min(1.0, max(0.0, fit) / waiting.number)))
 
     def _prefill(self, ready: Mapping[PoolName, int], seconds: float) -> float:
-        """Returns the share of the decode workers' time that prompts took, where there is no prefill worker."""
+        """Returns the share of the decode workers' time that prompts took, where there is no
+        prefill worker.
+        """
         capacity = self._prefill_rate(ready) * seconds
         self._prefill_busy = 0.0
         if self._prefilling.prompt_tokens <= 0 or not capacity:
@@ -174,8 +193,12 @@ class FluidCluster:
         self._leaving += (left / seconds - self._leaving) * min(1.0, seconds / _SMOOTH_S)
 
     def _prefill_metrics(self, ready: Mapping[PoolName, int]) -> dict[MetricName, float]:
-        if not self._pools["prefill"].size:  # what an empty pool would do waits with the decode pool
-            return {"queue_depth": self._waiting.number, "queue_tokens": self._waiting.prompt_tokens}
+        # What an empty pool would do waits with the decode pool
+        if not self._pools["prefill"].size:
+            return {
+                "queue_depth": self._waiting.number,
+                "queue_tokens": self._waiting.prompt_tokens,
+            }
         crowd, before = self._prefilling, self._before_seats("prefill", ready)
         # One prompt a worker is under way and does not wait.
         share = max(0.0, 1 - ready["prefill"] / crowd.number) if crowd.number > 0 else 0.0
@@ -189,26 +212,39 @@ class FluidCluster:
 
     def _decode_metrics(self, ready: Mapping[PoolName, int]) -> dict[MetricName, float]:
         before = self._before_seats("decode", ready)
-        found: dict[MetricName, float] = {"queue_depth": before.number, "queue_tokens": before.prompt_tokens}
+        found: dict[MetricName, float] = {
+            "queue_depth": before.number,
+            "queue_tokens": before.prompt_tokens,
+        }
         if ready["decode"]:
-            found["kv_occupancy"] = min(1.0, self._occupied / (ready["decode"] * self._speed.kv_tokens))
+            found["kv_occupancy"] = min(
+                1.0, self._occupied / (ready["decode"] * self._speed.kv_tokens)
+            )
         return found
 
     def _before_seats(self, pool: PoolName, ready: Mapping[PoolName, int]) -> Requests:
         """Requests without a seat, if it is this pool that they wait for."""
-        prompts = max(0.0, self._prefilling.number - ready["prefill"]) if self._pools["prefill"].size else 0.0
+        prompts = (
+            max(0.0, self._prefilling.number - ready["prefill"])
+            if self._pools["prefill"].size
+            else 0.0
+        )
         return self._waiting if awaited_pool(prompts, self._decoding.number) == pool else Requests()
 
     def _latencies(self, ready: Mapping[PoolName, int], idle: bool) -> dict[MetricName, float]:
         """As the routers measure them; left out where nothing moves, so that nobody knows."""
         found: dict[MetricName, float] = {}
         if ready["decode"]:
-            found["itl_p95_ms"] = 1000 * self._speed.inter_token_s(self._batch) if self._batch > 0 else 0.0
+            found["itl_p95_ms"] = (
+                1000 * self._speed.inter_token_s(self._batch) if self._batch > 0 else 0.0
+            )
         rate = self._prefill_rate(ready)
         if idle:
             found["ttft_p95_ms"] = 0.0
         elif rate and (self._waiting.number <= 0 or self._leaving > 0):
             seat_s = self._waiting.number / self._leaving if self._waiting.number > 0 else 0.0
             prompt_s = self._prompt / self._speed.prefill_tokens_per_s
-            found["ttft_p95_ms"] = 1000 * (seat_s + self._prefilling.prompt_tokens / rate + prompt_s)
+            found["ttft_p95_ms"] = 1000 * (
+                seat_s + self._prefilling.prompt_tokens / rate + prompt_s
+            )
         return found

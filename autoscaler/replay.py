@@ -32,9 +32,9 @@ class Verdict:
 class Replay:
     """Owns the sizes that the policy sets and the policy's memory, while moments go by.
 
-    Metrics stay as they were recorded, whatever the policy does: a queue that a larger pool would not have had is there
-    all the same. So sizes that follow from totals are right for the recorded load, and others approach the recorded
-    pool's size times value / target.
+    Metrics stay as they were recorded, whatever the policy does: a queue that a larger pool would
+    not have had is there all the same. So sizes that follow from totals are right for the recorded
+    load, and others approach the recorded pool's size times value / target.
     """
 
     def __init__(self, policy: AutoscalingPolicy) -> None:
@@ -49,7 +49,13 @@ class Replay:
             for pool, recorded in moment.pools.items()
         }
         verdicts = []
-        for pool, (decision, state) in decide_pools(seen, self._policy, self._states, moment.at).items():
+        for pool, (decision, state) in decide_pools(
+            seen, self._policy, self._states, moment.at
+        ).items():
             self._states[pool], self._sizes[pool] = state, decision.desired
-            verdicts.append(Verdict(moment.at, pool, seen[pool].size, decision.desired, decision.reason, seen[pool]))
+            verdicts.append(
+                Verdict(
+                    moment.at, pool, seen[pool].size, decision.desired, decision.reason, seen[pool]
+                )
+            )
         return verdicts

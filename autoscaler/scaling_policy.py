@@ -1,4 +1,5 @@
-"""How large a pool should be: the Kubernetes HPA's formulas and stabilisation windows over kvrelay's metrics.
+"""How large a pool should be: the Kubernetes HPA's formulas and stabilisation windows over
+kvrelay's metrics.
 
 https://kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale/#algorithm-details
 """
@@ -11,24 +12,30 @@ from dataclasses import dataclass, field
 
 from kvrelay.config.schema import MetricName, MetricTarget, PoolPolicy
 
-_TOTALS = ("queue_depth", "queue_tokens")  # metrics whose value is the pool's total and whose target is per worker
+# Metrics whose value is the pool's total and whose target is per worker
+_TOTALS = ("queue_depth", "queue_tokens")
 BUSY_AT_MOST = 0.7  # share of a smaller pool that the same load may take
 _ROUNDING = 1e-9  # keeps 2.1 / 0.7 from asking for a fourth worker
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSnapshot:
-    """A pool at one moment. `metrics` lacks what is not known; `queue_*` are totals over the pool."""
+    """A pool at one moment. `metrics` lacks what is not known; `queue_*` are totals over the
+    pool.
+    """
 
     size: int  # wanted number of workers
     ready: int  # workers that the metrics come from
     metrics: Mapping[MetricName, float] = field(default_factory=dict)
-    busy_share: float | None = None  # mean of those workers: what of them is in use, 0 to 1; None: not known
+    # Mean of those workers: what of them is in use, 0 to 1; None: not known
+    busy_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PoolState:
-    """What the policy remembers: (since when, size that the metrics asked for), oldest first, since `size` was set."""
+    """What the policy remembers: (since when, size that the metrics asked for), oldest first, since
+    `size` was set.
+    """
 
     size: int
     wishes: tuple[tuple[float, int], ...]
@@ -43,11 +50,13 @@ class Decision:
 def decide(
     snapshot: PoolSnapshot, policy: PoolPolicy, state: PoolState | None, now: float
 ) -> tuple[Decision, PoolState]:
-    """The size to set at `now` (monotonic seconds), with its reason, and the state for the next call.
+    """The size to set at `now` (monotonic seconds), with its reason, and the state for the next
+    call.
 
-    A wish for more must have lasted `upscale_delay_s` and then the lowest wish of that time counts; for less,
-    `downscale_delay_s` and the highest. A change of the size, whoever made it, starts both windows anew, so a pool
-    grows by at most `max_step_up` per `upscale_delay_s`. Bounds are enforced at once.
+    A wish for more must have lasted `upscale_delay_s` and then the lowest wish of that time counts;
+    for less, `downscale_delay_s` and the highest. A change of the size, whoever made it, starts
+    both windows anew, so a pool grows by at most `max_step_up` per `upscale_delay_s`. Bounds are
+    enforced at once.
     """
     size = snapshot.size
     wish, reason = _wish(snapshot, policy)
@@ -59,16 +68,23 @@ def decide(
     state = PoolState(size, _since(state.wishes, now - longest))
 
     if size < policy.min_replicas:
-        return Decision(policy.min_replicas, f"{size} is below min_replicas {policy.min_replicas}"), state
+        return Decision(
+            policy.min_replicas, f"{size} is below min_replicas {policy.min_replicas}"
+        ), state
     if size > policy.max_replicas:
-        return Decision(policy.max_replicas, f"{size} is above max_replicas {policy.max_replicas}"), state
+        return Decision(
+            policy.max_replicas, f"{size} is above max_replicas {policy.max_replicas}"
+        ), state
     if wish > size:
         held = min(wish for _, wish in _since(state.wishes, now - policy.upscale_delay_s))
         limit, delay = size + policy.max_step_up, f"upscale_delay_s {policy.upscale_delay_s:g}"
         desired, step = min(max(held, size), limit), f"+{policy.max_step_up} by max_step_up"
     elif wish < size:
         held = highest_wish(state, now - policy.downscale_delay_s)
-        limit, delay = size - policy.max_step_down, f"downscale_delay_s {policy.downscale_delay_s:g}"
+        limit, delay = (
+            size - policy.max_step_down,
+            f"downscale_delay_s {policy.downscale_delay_s:g}",
+        )
         desired, step = max(min(held, size), limit), f"-{policy.max_step_down} by max_step_down"
     else:
         return Decision(size, reason), state
@@ -95,9 +111,10 @@ def _since(wishes: tuple[tuple[float, int], ...], start: float) -> tuple[tuple[f
 def _wish(snapshot: PoolSnapshot, policy: PoolPolicy) -> tuple[int, str]:
     """The size that the metrics ask for, within the policy's bounds: the largest answer wins.
 
-    A queue or a latency tells that a pool is too small, not by how much it is too large: a pool that serves well has
-    short queues at any size. So none shrinks it to where the same load would keep it busier than BUSY_AT_MOST; without
-    that, a pool at constant load would shrink until it does not serve well, grow, and begin anew.
+    A queue or a latency tells that a pool is too small, not by how much it is too large: a pool
+    that serves well has short queues at any size. So none shrinks it to where the same load would
+    keep it busier than BUSY_AT_MOST; without that, a pool at constant load would shrink until it
+    does not serve well, grow, and begin anew.
     """
     answers: list[tuple[int, str]] = []
     unknown: list[str] = []
@@ -112,14 +129,18 @@ def _wish(snapshot: PoolSnapshot, policy: PoolPolicy) -> tuple[int, str]:
             unknown.append(metric.name)
         else:
             answers.append(_answer(metric, value, snapshot, policy.tolerance))
-    wish, reason = max(answers, key=lambda answer: answer[0], default=(snapshot.size, "no metric is known"))
+    wish, reason = max(
+        answers, key=lambda answer: answer[0], default=(snapshot.size, "no metric is known")
+    )
     if unknown and wish < snapshot.size:  # what is not known may be large
         wish, reason = snapshot.size, f"{reason}, but not known: {', '.join(unknown)}"
     if wish < snapshot.size and snapshot.busy_share is not None:
         needed = math.ceil(snapshot.ready * snapshot.busy_share / BUSY_AT_MOST - _ROUNDING)
         if needed > wish:
             wish = min(needed, snapshot.size)
-            reason += f", but {snapshot.busy_share:.0%} of {snapshot.ready} is busy, which takes {wish}"
+            reason += (
+                f", but {snapshot.busy_share:.0%} of {snapshot.ready} is busy, which takes {wish}"
+            )
     if wish > policy.max_replicas:
         return policy.max_replicas, f"{reason}, limited to {policy.max_replicas} by max_replicas"
     if wish < policy.min_replicas:
@@ -127,15 +148,22 @@ def _wish(snapshot: PoolSnapshot, policy: PoolPolicy) -> tuple[int, str]:
     return wish, reason
 
 
-def _answer(metric: MetricTarget, value: float, snapshot: PoolSnapshot, tolerance: float) -> tuple[int, str]:
-    """HPA's AverageValue, ceil(total / target), or its Value, ceil(ready workers x value / target)."""
+def _answer(
+    metric: MetricTarget, value: float, snapshot: PoolSnapshot, tolerance: float
+) -> tuple[int, str]:
+    """HPA's AverageValue, ceil(total / target), or its Value, ceil(ready workers x value /
+    target).
+    """
     if metric.name in _TOTALS:
         workers, wanted = snapshot.size, value / metric.target
         ratio = wanted / workers if workers else math.inf
     else:
         workers, ratio = snapshot.ready, value / metric.target
         wanted = workers * ratio
-    text = f"{metric.name} {value:.4g} over {workers} worker{'s' * (workers != 1)} / target {metric.target:.4g}"
+    text = (
+        f"{metric.name} {value:.4g} over {workers} worker{'s' * (workers != 1)} / target "
+        f"{metric.target:.4g}"
+    )
     if abs(ratio - 1) <= tolerance + _ROUNDING:
         return snapshot.size, f"{text} is within tolerance {tolerance:g}"
     size = math.ceil(wanted - _ROUNDING)

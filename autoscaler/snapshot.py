@@ -9,16 +9,23 @@ from kvrelay.config.schema import MetricName
 from kvrelay.types import POOLS, PoolName, RouterLoad, WorkerInfo, WorkerLoad
 
 
-def snapshot(pool: PoolName, size: int, workers: Sequence[WorkerInfo], routers: Sequence[RouterLoad]) -> PoolSnapshot:
-    """The pool `pool` of wanted size `size`, given all live workers and routers. What nobody reports is left out."""
+def snapshot(
+    pool: PoolName, size: int, workers: Sequence[WorkerInfo], routers: Sequence[RouterLoad]
+) -> PoolSnapshot:
+    """The pool `pool` of wanted size `size`, given all live workers and routers. What nobody
+    reports is left out.
+    """
     members = [worker for worker in workers if worker.pool == pool]
     ready = [worker.load for worker in members if worker.state == "ready"]
     metrics = _queue(pool, size, workers, routers)
     if ready:
         metrics["queue_wait_p95_ms"] = max(load.queue_wait_p95_ms for load in ready)
     if blocks := sum(load.blocks_total for load in ready):
-        # Blocks that wait for a prompt's KV are no reason for more decode workers, which would only hold more of them.
-        metrics["kv_occupancy"] = sum(load.blocks_held - load.blocks_leased for load in ready) / blocks
+        # Blocks that wait for a prompt's KV are no reason for more decode workers, which would only
+        # hold more of them.
+        metrics["kv_occupancy"] = (
+            sum(load.blocks_held - load.blocks_leased for load in ready) / blocks
+        )
     awaited = _awaited(workers) if any(router.waiting for router in routers) else None
     # TTFT counts the wait for a seat, too, which no prefill worker shortens.
     seats_are_short = pool == "prefill" and awaited == "decode"
@@ -32,8 +39,9 @@ def snapshot(pool: PoolName, size: int, workers: Sequence[WorkerInfo], routers: 
 
 
 def awaited_pool(prompts: float, answers: float) -> PoolName:
-    """For which pool those wait that wait for a seat on a decode worker, given the prompts that hold a seat and wait
-    for a prefill worker, and the answers that are being decoded: more seats for the former would shorten no wait.
+    """For which pool those wait that wait for a seat on a decode worker, given the prompts that
+    hold a seat and wait for a prefill worker, and the answers that are being decoded: more seats
+    for the former would shorten no wait.
     """
     return "prefill" if prompts > answers else "decode"
 
@@ -54,7 +62,8 @@ def _queue(
         queued += loads["prefill"]
     elif not routers or (size and not loads[pool]):
         return {}
-    elif pool == "decode" or size == 0:  # what an empty prefill pool would do waits with the decode pool
+    # What an empty prefill pool would do waits with the decode pool
+    elif pool == "decode" or size == 0:
         queued += loads["decode"]
     if not loads["prefill"] or _awaited(workers) == pool:
         queued += routers
@@ -65,7 +74,9 @@ def _queue(
 
 
 def _worst(latencies: Sequence[float | None], routers: Sequence[RouterLoad]) -> float | None:
-    """The worst router's: percentiles have no mean. 0 when nobody asks for anything; None when it is not known."""
+    """The worst router's: percentiles have no mean. 0 when nobody asks for anything; None when it
+    is not known.
+    """
     measured = [latency for latency in latencies if latency is not None]
     if measured:
         return max(measured)

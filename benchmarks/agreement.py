@@ -64,10 +64,14 @@ def compare(
 
 
 def _figures(rows: Sequence[Row], itl_of: Literal["gap", "request"]) -> tuple[float, ...]:
-    """Median and mean of TTFT and ITL, in milliseconds. TTFT is from the call, as the tools', not from the schedule."""
+    """Median and mean of TTFT and ITL, in milliseconds. TTFT is from the call, as the tools', not
+    from the schedule.
+    """
     ttft = summarize([row.ttft_s - row.late_s for row in rows if row.ttft_s is not None])
     gaps = [gap for row in rows for gap in row.itl_s]
-    itl = summarize(gaps if itl_of == "gap" else [row.tpot_s for row in rows if row.tpot_s is not None])
+    itl = summarize(
+        gaps if itl_of == "gap" else [row.tpot_s for row in rows if row.tpot_s is not None]
+    )
     assert ttft is not None, "no request was answered"
     assert itl is not None, "no answer has two tokens"
     return tuple(1000 * seconds for seconds in (ttft.median, ttft.mean, itl.median, itl.mean))
@@ -84,7 +88,12 @@ def agreement_table(comparisons: Sequence[Comparison]) -> Table:
         tokens = f"{result.prompt_tokens:.0f} + {result.output_tokens:.0f}"
         head = [one.tool, one.version, str(result.requests), str(result.errors), tokens]
         for figure in one.figures:
-            cells = (f"{figure.tool:.2f}", f"{figure.ours:.2f}", f"{figure.difference:+.1f}%", f"{figure.noise:+.1f}%")
+            cells = (
+                f"{figure.tool:.2f}",
+                f"{figure.ours:.2f}",
+                f"{figure.difference:+.1f}%",
+                f"{figure.noise:+.1f}%",
+            )
             table.add_row(*head, figure.name, *cells)
             head = [""] * len(head)
         table.add_section()

@@ -1,7 +1,8 @@
-"""Faults under load, counted: `python benchmarks/chaos.py kill --minutes 10`, and restart, cancel and scale.
+"""Faults under load, counted: `python benchmarks/chaos.py kill --minutes 10`, and restart, cancel
+and scale.
 
-Each answer is compared with the same request's in a run without a fault, token by token. Exit code 1 if one differs or
-fails. Recording and checkers are those of the fault matrix, in tests/faults.
+Each answer is compared with the same request's in a run without a fault, token by token. Exit code
+1 if one differs or fails. Recording and checkers are those of the fault matrix, in tests/faults.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the packages that folders of tests are named after
+# The packages that folders of tests are named after
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import grpc
@@ -84,7 +86,9 @@ class Load:
                 group.create_task(work())
 
     async def one(self, kind: int) -> RequestHistory:
-        """Greedy ones and seeded ones with a penalty; prompts that are handed over and prompts that are not."""
+        """Greedy ones and seeded ones with a penalty; prompts that are handed over and prompts that
+        are not.
+        """
         sampling = wire.SamplingOptions(
             max_tokens=self.length,
             ignore_eos=True,
@@ -96,7 +100,9 @@ class Load:
         history = RequestHistory(name, self.expected.get(kind))
         self.asked.append(history)
         request = wire.GenerateRequest(
-            request_id=name, token_ids=tokens(40 + 20 * kind, self.seed * KINDS + kind), sampling=sampling
+            request_id=name,
+            token_ids=tokens(40 + 20 * kind, self.seed * KINDS + kind),
+            sampling=sampling,
         )
         await Asking(history, request, self.channel, timeout=TIMEOUT_S).task
         return history
@@ -113,8 +119,13 @@ class Load:
         except Violation as error:
             print(error)
             wrong += 1
-        print(f"requests: {len(self.asked)}, failed: {len(failed)}, tokens that differ: {wrong}, moved: {moved}")
-        for status, count in Counter(f"{one.end.status}: {one.end.message}" for one in failed).items():
+        print(
+            f"requests: {len(self.asked)}, failed: {len(failed)}, tokens that differ: {wrong}, "
+            f"moved: {moved}"
+        )
+        for status, count in Counter(
+            f"{one.end.status}: {one.end.message}" for one in failed
+        ).items():
             print(f"  {count} {status}")
         gaps = sorted(one.longest_gap_s for one in self.asked)
         print(f"longest gap between two tokens of a stream, s: {distribution(gaps)}")
@@ -122,11 +133,17 @@ class Load:
 
 
 def pauses(asked: Iterable[RequestHistory], killed_at: float) -> list[float]:
-    """Seconds that the streams which were open then went without a token, from the last one before, or just after."""
+    """Seconds that the streams which were open then went without a token, from the last one before,
+    or just after.
+    """
     found = []
     for one in asked:
         times = [token.at for token in one.received]
-        spans = [after - before for before, after in pairwise(times) if before <= killed_at + IN_FLIGHT_S < after]
+        spans = [
+            after - before
+            for before, after in pairwise(times)
+            if before <= killed_at + IN_FLIGHT_S < after
+        ]
         found += spans
     return found
 
@@ -135,18 +152,27 @@ def distribution(values: list[float], digits: int = 2) -> str:
     ordered = sorted(values)
     cuts = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
     shown = [
-        f"{name} {ordered[min(len(ordered) - 1, int(cut * len(ordered)))]:.{digits}f}" for name, cut in cuts.items()
+        f"{name} {ordered[min(len(ordered) - 1, int(cut * len(ordered)))]:.{digits}f}"
+        for name, cut in cuts.items()
     ]
-    return f"{', '.join(shown)}, max {ordered[-1]:.{digits}f}, mean {statistics.fmean(ordered):.{digits}f}"
+    return (
+        f"{', '.join(shown)}, max {ordered[-1]:.{digits}f}, mean "
+        f"{statistics.fmean(ordered):.{digits}f}"
+    )
 
 
 @asynccontextmanager
-async def loaded_cluster(seed: int, policy: Path | None, each: int = 2) -> AsyncIterator[tuple[RunningCluster, Load]]:
-    """`each` prefill and decode workers, as `kvrelay serve` runs them, and what they answer without a fault."""
+async def loaded_cluster(
+    seed: int, policy: Path | None, each: int = 2
+) -> AsyncIterator[tuple[RunningCluster, Load]]:
+    """`each` prefill and decode workers, as `kvrelay serve` runs them, and what they answer without
+    a fault.
+    """
     config = ClusterConfig.model_validate(
         {
             "model": {"path": "demo", "dtype": "float32"},
-            "kv": {"memory": "64MiB", "prefix_cache": False},  # the same prompts come again and again
+            # The same prompts come again and again
+            "kv": {"memory": "64MiB", "prefix_cache": False},
             "prefill": {"replicas": each, "chunk_tokens": 128},
             "decode": {"replicas": each},
             "listen": ANY_PORT,
@@ -173,12 +199,17 @@ async def under_load(
         well = await judged(cluster, load, harm, each)
         for victims, times in (kills or {}).items():
             if found := [pause for at in times for pause in pauses(load.asked, at)]:
-                print(f"pause of a stream at the death of a {victims}, s: {distribution(found)} ({len(found)})")
+                print(
+                    f"pause of a stream at the death of a {victims}, s: {distribution(found)} "
+                    f"({len(found)})"
+                )
         return well
 
 
 async def judged(cluster: RunningCluster, load: Load, harm: Harm, each: int = 2) -> bool:
-    """Whether requests bear it: all whole, with the tokens that they have without it, and all blocks back."""
+    """Whether requests bear it: all whole, with the tokens that they have without it, and all
+    blocks back.
+    """
     running = asyncio.create_task(load.run())
     try:
         done = await harm(cluster)
@@ -203,7 +234,9 @@ def kill(
     every: Annotated[float, typer.Option(help="Seconds.")] = 10.0,
     each: Annotated[int, typer.Option(min=1, help="Workers in each pool.")] = 2,
     standby: Annotated[int, typer.Option(min=0, help="Standby workers.")] = 0,
-    pool: Annotated[str, typer.Option(help="Of the workers that are killed: prefill, decode, or any.")] = "any",
+    pool: Annotated[
+        str, typer.Option(help="Of the workers that are killed: prefill, decode, or any.")
+    ] = "any",
     seed: int = 0,
 ) -> None:
     """SIGKILL to a random worker of a pool, again and again."""
@@ -219,7 +252,12 @@ def kill(
         while time.monotonic() < end:
             await asyncio.sleep(every)
             status = await cluster.status()
-            workers = [one for members in status.pools if pool in ("any", members.name) for one in members.workers]
+            workers = [
+                one
+                for members in status.pools
+                if pool in ("any", members.name)
+                for one in members.workers
+            ]
             victims = alive(workers, gone)
             if not victims:
                 kills["nobody was there"] += 1
@@ -227,13 +265,16 @@ def kill(
             victim = draw.choice(victims)
             os.kill(victim.pid, signal.SIGKILL)
             ready = any(one.state == "ready" for one in status.standby)
-            killed.setdefault(f"{victim.pool} worker, standby {'ready' if ready else 'not ready'}", []).append(
-                time.monotonic()
-            )
+            killed.setdefault(
+                f"{victim.pool} worker, standby {'ready' if ready else 'not ready'}", []
+            ).append(time.monotonic())
             gone.add(victim.pid)
             kills[victim.pool] += 1
             spare.append(ready)
-            log.print(f"killed {victim.worker_id} ({victim.load.running} running), {len(victims) - 1} are left")
+            log.print(
+                f"killed {victim.worker_id} ({victim.load.running} running), "
+                f"{len(victims) - 1} are left"
+            )
         kept = f", {sum(spare)} of them while a standby worker was ready" if standby else ""
         return f"kills: {dict(kills)} in {minutes:g} minutes{kept}"
 
@@ -251,10 +292,19 @@ def restart(seed: int = 0) -> None:
     async def harm(cluster: RunningCluster) -> str:
         before = {one.worker_id for pool in (await cluster.status()).pools for one in pool.workers}
         began = time.monotonic()
-        command = [sys.executable, "-m", "kvrelay.cli.main", "restart", "--admin", cluster.local.endpoints.admin]
+        command = [
+            sys.executable,
+            "-m",
+            "kvrelay.cli.main",
+            "restart",
+            "--admin",
+            cluster.local.endpoints.admin,
+        ]
         process = await asyncio.create_subprocess_exec(*command)
         assert await process.wait() == 0, "kvrelay restart failed"
-        left = before & {one.worker_id for pool in (await cluster.status()).pools for one in pool.workers}
+        left = before & {
+            one.worker_id for pool in (await cluster.status()).pools for one in pool.workers
+        }
         assert not left, f"not restarted: {left}"
         return f"{len(before)} workers restarted in {time.monotonic() - began:.0f} s"
 
@@ -264,7 +314,9 @@ def restart(seed: int = 0) -> None:
 @app.command()
 def scale(
     events: Annotated[int, typer.Option(min=1)] = 50,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds from one to the next, at most.")] = 10.0,
+    every: Annotated[
+        float, typer.Option(min=0.1, help="Seconds from one to the next, at most.")
+    ] = 10.0,
     rebalance: Annotated[bool, typer.Option(help="Workers may change over.")] = False,
     seed: int = 0,
 ) -> None:
@@ -289,9 +341,14 @@ def rescaled(events: int, every: float, seed: int) -> Harm:
             else:
                 await asyncio.sleep(draw.uniform(0.1, every))
             workers = [one for pool in (await cluster.status()).pools for one in pool.workers]
-            log.print(f"wanted {sizes}, there are {dict(Counter(f'{one.pool} {one.state}' for one in workers))}")
+            log.print(
+                f"wanted {sizes}, there are "
+                f"{dict(Counter(f'{one.pool} {one.state}' for one in workers))}"
+            )
             seen["workers came"] += sum(one.worker_id not in before for one in workers)
-            seen["workers changed over"] += sum(before.get(one.worker_id, one.pool) != one.pool for one in workers)
+            seen["workers changed over"] += sum(
+                before.get(one.worker_id, one.pool) != one.pool for one in workers
+            )
             before |= {one.worker_id: one.pool for one in workers}
         await cluster.admin.SetPoolSize(pb.SetPoolSizeRequest(prefill=2, decode=2))
         return f"{events} scale events in {time.monotonic() - began:.0f} s; {dict(seen)}"
@@ -303,7 +360,9 @@ async def _reached(cluster: RunningCluster, sizes: dict[str, int]) -> bool:
     """Waits until the pools are so large, or for as long as a start may take."""
 
     def so(status: ClusterStatus) -> bool:
-        return {pool.name: sum(one.state == "ready" for one in pool.workers) for pool in status.pools} == sizes
+        return {
+            pool.name: sum(one.state == "ready" for one in pool.workers) for pool in status.pools
+        } == sizes
 
     try:
         await cluster.until(so, f"{sizes}", seconds=60)
@@ -332,19 +391,27 @@ async def cancel_in_all(times: int) -> bool:
                     asked = await held_in(fleet, case, state)
                     began = asked.cancel()
                     while await held(fleet) > before:
-                        assert time.monotonic() < began + LEASE_S, f"blocks are held after a cancel while {state}"
+                        assert time.monotonic() < began + LEASE_S, (
+                            f"blocks are held after a cancel while {state}"
+                        )
                     seconds.append(1000 * (time.monotonic() - began))
                     assert (await asked.ended()).end.status == "CANCELLED"
             print(f"{state}: {each} times, ms until blocks were free: {distribution(seconds, 1)}")
             everything += seconds
     late = sum(one > BLOCKS_FREE_MS for one in everything)
-    print(f"all: {len(everything)} times, ms: {distribution(everything, 1)}; {late} over {BLOCKS_FREE_MS:g}")
+    print(
+        f"all: {len(everything)} times, ms: {distribution(everything, 1)}; {late} over "
+        f"{BLOCKS_FREE_MS:g}"
+    )
     return not late
 
 
 async def held(fleet: Fleet) -> int:
     """Blocks, on all workers, asked directly."""
-    return sum(one.blocks_held for one in await asyncio.gather(*(worker.sample() for worker in fleet.alive)))
+    return sum(
+        one.blocks_held
+        for one in await asyncio.gather(*(worker.sample() for worker in fleet.alive))
+    )
 
 
 if __name__ == "__main__":

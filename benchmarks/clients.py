@@ -1,4 +1,5 @@
-"""Load tools from PyPI against kvrelay, each beside kvrelay's own for the same load: do they run, and do they agree?
+"""Load tools from PyPI against kvrelay, each beside kvrelay's own for the same load: do they run,
+and do they agree?
 
 python benchmarks/clients.py --vllm-python /opt/vllm/bin/python
 """
@@ -37,27 +38,54 @@ log = Console(stderr=True)
 
 
 def main(
-    tool: Annotated[list[str], typer.Option(metavar="|".join(TOOLS), help="Give it once for each.")] = list(TOOLS),  # noqa: B006 - typer's way
-    vllm_python: Annotated[Path | None, typer.Option(help="Python of an environment that has vLLM.")] = None,
-    target: Annotated[str | None, typer.Option(metavar="http://HOST:PORT", help="In place of a cluster.")] = None,
-    model: Annotated[str, typer.Option(help="A folder, demo or m200; of a target, where its tokenizer is.")] = "m200",
-    chat: Annotated[bool, typer.Option("--chat/--completions", help="The endpoint that the tools use.")] = False,
+    # - typer's way
+    tool: Annotated[
+        list[str], typer.Option(metavar="|".join(TOOLS), help="Give it once for each.")
+    ] = list(TOOLS),  # noqa: B006
+    vllm_python: Annotated[
+        Path | None, typer.Option(help="Python of an environment that has vLLM.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="http://HOST:PORT", help="In place of a cluster.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="A folder, demo or m200; of a target, where its tokenizer is.")
+    ] = "m200",
+    chat: Annotated[
+        bool, typer.Option("--chat/--completions", help="The endpoint that the tools use.")
+    ] = False,
     rate: Annotated[float, typer.Option(help="Requests per second, at even intervals.")] = 0.5,
     num_requests: Annotated[int, typer.Option(min=1)] = 60,
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 256,
     output_tokens: Annotated[int, typer.Option(min=2)] = 64,
-    within: Annotated[float, typer.Option(help="Medians differ by at most so many per cent.")] = 5.0,
+    within: Annotated[
+        float, typer.Option(help="Medians differ by at most so many per cent.")
+    ] = 5.0,
     cache: Annotated[Path, typer.Option(help="Folder for the tools' environments.")] = CACHE,
-    out: Annotated[Path, typer.Option(help="Folder for logs and the tools' own results.")] = Path("clients"),
+    out: Annotated[Path, typer.Option(help="Folder for logs and the tools' own results.")] = Path(
+        "clients"
+    ),
     file: Annotated[Path | None, typer.Option("--json", metavar="FILE")] = None,
 ) -> None:
-    """Runs each tool with kvrelay's own load test before and after it. Exits 1 for an error or a larger difference."""
+    """Runs each tool with kvrelay's own load test before and after it. Exits 1 for an error or a
+    larger difference.
+    """
     if unknown := set(tool) - TOOLS.keys():
         raise typer.BadParameter(f"--tool {unknown.pop()} is none of {', '.join(TOOLS)}.")
     if "vllm" in tool and vllm_python is None:
         raise typer.BadParameter("--vllm-python is missing.")
     try:
-        load = Load("", "", model_folder(model), chat, rate, num_requests, prompt_tokens, output_tokens, seed=0)
+        load = Load(
+            "",
+            "",
+            model_folder(model),
+            chat,
+            rate,
+            num_requests,
+            prompt_tokens,
+            output_tokens,
+            seed=0,
+        )
         pythons = {}
         for one in tool:
             log.print(f"{one}: installing, unless it is there")
@@ -74,7 +102,9 @@ def main(
         raise typer.Exit(1)
 
 
-async def _run(pythons: Mapping[str, Path], load: Load, target: str | None, out: Path) -> list[Comparison]:
+async def _run(
+    pythons: Mapping[str, Path], load: Load, target: str | None, out: Path
+) -> list[Comparison]:
     found = []
     async with _served(load, target) as url:
         load = replace(load, url=url, model=await _model(url))
@@ -87,7 +117,9 @@ async def _run(pythons: Mapping[str, Path], load: Load, target: str | None, out:
             folder = fresh_folder(out / name)
             await run(tool.command(python.parent, load, folder), folder / LOG, _longest_s(load))
             after = await _ours(replace(load, seed=number), out / f"after-{name}")
-            found.append(compare(name, version(tool, python), tool.read(folder), tool.itl_of, before, after))
+            found.append(
+                compare(name, version(tool, python), tool.read(folder), tool.itl_of, before, after)
+            )
             before = after
     return found
 
@@ -116,12 +148,21 @@ async def _model(url: str) -> str:
 
 
 async def _ours(load: Load, folder: Path) -> tuple[Row, ...]:
-    """`kvrelay loadtest run`, in a process of its own as the tools are. Raises Unavailable if a request fails."""
+    """`kvrelay loadtest run`, in a process of its own as the tools are. Raises Unavailable if a
+    request fails.
+    """
     result = fresh_folder(folder) / "result.json"
     words = Tokenizer.from_file(f"{load.tokenizer}/tokenizer.json").get_vocab_size()
     command = [
         *(sys.executable, "-m", "kvrelay.cli.main", "loadtest", "run", "--target", load.url),
-        *("--rate", str(load.rate), "--burstiness", "inf", "--num-requests", str(load.num_requests)),
+        *(
+            "--rate",
+            str(load.rate),
+            "--burstiness",
+            "inf",
+            "--num-requests",
+            str(load.num_requests),
+        ),
         *("--prompt-tokens", str(load.prompt_tokens), "--output-tokens", str(load.output_tokens)),
         *("--vocab-size", str(words), "--seed", str(load.seed), "--json", str(result)),
     ]

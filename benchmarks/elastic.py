@@ -1,9 +1,10 @@
-"""A load that steps 1× → 6× → 1×, once of long prompts and once of long answers: `python benchmarks/elastic.py`.
+"""A load that steps 1× → 6× → 1×, once of long prompts and once of long answers: `python
+benchmarks/elastic.py`.
 
-A cluster as `kvrelay serve` runs it, and requests as `kvrelay loadtest run --rate R:S,6R:S,R:S --admin …` sends them.
-1× is a share of what one worker was measured to do just before, so the same steps fit any machine. Exit code 1 if a
-finding does not hold; FOLDER/prefill.html and FOLDER/decode.html show queues, sizes, reasons and latencies on one
-timeline.
+A cluster as `kvrelay serve` runs it, and requests as `kvrelay loadtest run --rate R:S,6R:S,R:S
+--admin …` sends them. 1× is a share of what one worker was measured to do just before, so the same
+steps fit any machine. Exit code 1 if a finding does not hold; FOLDER/prefill.html and
+FOLDER/decode.html show queues, sizes, reasons and latencies on one timeline.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from kvrelay.loadtest.html_report import page
 from rich.console import Console
 from rich.table import Table
 from step_verdict import Finding, verdict
@@ -29,6 +29,7 @@ from kvrelay.client.connection import Connection
 from kvrelay.config.config_file import load_policy
 from kvrelay.config.schema import AutoscalingPolicy, ClusterConfig
 from kvrelay.launch.local_cluster import LocalCluster
+from kvrelay.loadtest.html_report import page
 from kvrelay.loadtest.lengths import parse_lengths
 from kvrelay.loadtest.measure import Run, measure
 from kvrelay.loadtest.rate import Stage
@@ -46,7 +47,8 @@ SHARE = 0.3  # of what one worker can do, at 1×
 STEP = 6
 TRIES = 4
 TIMEOUT_S = 600.0
-BURSTINESS = 4.0  # gaps vary half as much as Poisson's: the step shall be what the pools follow, not chance
+# Gaps vary half as much as Poisson's: the step shall be what the pools follow, not chance
+BURSTINESS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +92,15 @@ def config(policy: Path) -> ClusterConfig:
 
 
 async def capacity(client: AsyncClient, case: Case) -> float:
-    """Requests per second that one worker of the case's pool can do, at the best of some tries: what else runs on the
-    machine makes a try slower and the step from 1× to 6× no step.
+    """Requests per second that one worker of the case's pool can do, at the best of some tries:
+    what else runs on the machine makes a try slower and the step from 1× to 6× no step.
     """
 
     async def ask(number: int) -> Completion:
         prompt = [(number * 31 + place * 7) % 251 + 10 for place in range(case.prompt_tokens)]
-        return await client.generate(token_ids=prompt, max_tokens=case.output_tokens, ignore_eos=True).result()
+        return await client.generate(
+            token_ids=prompt, max_tokens=case.output_tokens, ignore_eos=True
+        ).result()
 
     await ask(0)
     seconds = []
@@ -109,13 +113,18 @@ async def capacity(client: AsyncClient, case: Case) -> float:
 
 async def run_case(cluster: LocalCluster, case: Case, steps: Steps, seed: int) -> Report:
     async with open_target(
-        cluster.endpoints.grpc, TIMEOUT_S, cluster.endpoints.admin, None, Connection(None, None, None, None)
+        cluster.endpoints.grpc,
+        TIMEOUT_S,
+        cluster.endpoints.admin,
+        None,
+        Connection(None, None, None, None),
     ) as target:
         assert target.admin is not None
         calm = _sizes(await asyncio.to_thread(target.admin.status))
         async with AsyncClient(cluster.endpoints.grpc) as client:
             base = SHARE * await capacity(client, case)
-        await asyncio.to_thread(_wait_for, calm, target.admin)  # that may have been a load to follow, too
+        # That may have been a load to follow, too
+        await asyncio.to_thread(_wait_for, calm, target.admin)
         load = Workload(
             rate=steps.rate(base),
             burstiness=BURSTINESS,
@@ -129,7 +138,9 @@ async def run_case(cluster: LocalCluster, case: Case, steps: Steps, seed: int) -
         plan = list(load.plan(target.model.vocab_size))
         options = {"target": "a local cluster", "model": target.model.id, **load.options()}
         back = asyncio.Event()
-        watching = asyncio.create_task(_set_when_back(back, calm, target.admin, steps.calm_s + steps.high_s))
+        watching = asyncio.create_task(
+            _set_when_back(back, calm, target.admin, steps.calm_s + steps.high_s)
+        )
         try:
             wanted = takewhile(lambda _: not back.is_set(), plan)
             return await measure(target, Run(wanted, options, ()), lambda _: None, asyncio.Event())
@@ -140,7 +151,9 @@ async def run_case(cluster: LocalCluster, case: Case, steps: Steps, seed: int) -
 Sizes = list[tuple[int, int]]  # of each pool, how many workers are wanted and how many there are
 
 
-async def _set_when_back(back: asyncio.Event, calm: Sizes, admin: AdminClient, after_s: float) -> None:
+async def _set_when_back(
+    back: asyncio.Event, calm: Sizes, admin: AdminClient, after_s: float
+) -> None:
     """Some looks after the pools are again as they were, from `after_s` on."""
     await asyncio.sleep(after_s)
     await asyncio.to_thread(_wait_for, calm, admin)
@@ -164,12 +177,19 @@ async def running(policy: Path) -> AsyncIterator[LocalCluster]:
 
 def tail_s(policy: AutoscalingPolicy, high_s: float) -> float:
     """More than it takes to serve what queued at 6×, and for a pool to shrink step by step."""
-    shrinks = [rules.downscale_delay_s * (rules.max_replicas - 1) for rules in (policy.prefill, policy.decode) if rules]
+    shrinks = [
+        rules.downscale_delay_s * (rules.max_replicas - 1)
+        for rules in (policy.prefill, policy.decode)
+        if rules
+    ]
     return 2 * high_s + 1.5 * max(shrinks) + 60
 
 
 def show(case: Case, findings: Iterable[Finding]) -> Table:
-    title = f"{case.prompt_tokens} prompt tokens, {case.output_tokens} answered: the {case.pool} pool should follow"
+    title = (
+        f"{case.prompt_tokens} prompt tokens, {case.output_tokens} answered: the {case.pool} pool "
+        f"should follow"
+    )
     table = Table(title=title, title_justify="left")
     for name in ("", "what", "found"):
         table.add_column(name)
@@ -189,9 +209,14 @@ async def run(policy: Path, seconds: float, folder: Path, seed: int, console: Co
         write(folder / f"{case.pool}.html", page(report))
         findings = verdict(report, rules, case.pool, steps.calm_s, steps.calm_s + steps.high_s)
         console.print(show(case, findings))
-        console.print(f"rate {report.options['rate']}, {len(report.rows)} requests in {report.duration_s:.0f} s")
+        console.print(
+            f"rate {report.options['rate']}, {len(report.rows)} requests in "
+            f"{report.duration_s:.0f} s"
+        )
         for one in report.timeline.decisions if report.timeline else ():
-            console.print(f"  {one.at_s:6.1f} s  {one.pool} {one.before} → {one.after}: {one.reason}")
+            console.print(
+                f"  {one.at_s:6.1f} s  {one.pool} {one.before} → {one.after}: {one.reason}"
+            )
         well = well and all(one.holds for one in findings)
     return well
 
@@ -201,7 +226,9 @@ def main(
     / "configs"
     / "autoscaling"
     / "queue-depth.yaml",
-    seconds: Annotated[float, typer.Option(min=5, help="Of the first step and of the high one.")] = 60,
+    seconds: Annotated[
+        float, typer.Option(min=5, help="Of the first step and of the high one.")
+    ] = 60,
     folder: Annotated[Path, typer.Option(help="For reports.")] = Path(),
     seed: int = 0,
 ) -> None:

@@ -1,6 +1,8 @@
-"""Goodput under a mixed load: the highest rate of requests at which 90 % of them meet every objective.
+"""Goodput under a mixed load: the highest rate of requests at which 90 % of them meet every
+objective.
 
-python benchmarks/goodput.py --system kvrelay --system vllm --system vllm-pair --vllm-python /opt/vllm/bin/python
+python benchmarks/goodput.py --system kvrelay --system vllm --system vllm-pair --vllm-python
+/opt/vllm/bin/python
 """
 
 from __future__ import annotations
@@ -51,19 +53,32 @@ class Load:
 
 
 def main(
-    system: Annotated[list[str], typer.Option(metavar="|".join(SYSTEMS), help="Give it once for each.")],
-    vllm_python: Annotated[Path | None, typer.Option(help="Python of an environment that has vLLM.")] = None,
+    system: Annotated[
+        list[str], typer.Option(metavar="|".join(SYSTEMS), help="Give it once for each.")
+    ],
+    vllm_python: Annotated[
+        Path | None, typer.Option(help="Python of an environment that has vLLM.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="kvrelay's; the defaults without.")] = None,
     model: Annotated[str, typer.Option(help="A folder, or m200.")] = NAME,
-    rates: Annotated[str, typer.Option(help="Requests per second, ascending.")] = "0.25,0.5,0.75,1,1.5,2,3",
-    itl_rate: Annotated[float, typer.Option(help="At which ITL is reported; it is always measured.")] = 2.0,
+    rates: Annotated[
+        str, typer.Option(help="Requests per second, ascending.")
+    ] = "0.25,0.5,0.75,1,1.5,2,3",
+    itl_rate: Annotated[
+        float, typer.Option(help="At which ITL is reported; it is always measured.")
+    ] = 2.0,
     num_requests: Annotated[int, typer.Option(min=10)] = 100,
-    slo: Annotated[list[str], typer.Option(help="METRIC:MS")] = ["ttft:2000", "tpot:100"],  # noqa: B006 - typer's way
+    # - typer's way
+    slo: Annotated[list[str], typer.Option(help="METRIC:MS")] = ["ttft:2000", "tpot:100"],  # noqa: B006
     seed: int = 0,
     cores: Annotated[str, typer.Option(help="Two, for everything, the load's sender too.")] = "0,1",
-    out: Annotated[Path, typer.Option(help="Folder for each test's rows, and for logs.")] = Path("goodput"),
+    out: Annotated[Path, typer.Option(help="Folder for each test's rows, and for logs.")] = Path(
+        "goodput"
+    ),
 ) -> None:
-    """Offers each system the same requests at each rate, until two rates in a row miss the objectives."""
+    """Offers each system the same requests at each rate, until two rates in a row miss the
+    objectives.
+    """
     if vllm_python is None and any(one != "kvrelay" for one in system):
         raise typer.BadParameter("--vllm-python is missing.")
     if unknown := set(system) - SYSTEMS.keys():
@@ -74,7 +89,9 @@ def main(
     path = str(reference_model()) if model == NAME else model
     setup = Setup(path, config, vllm_python, out, (first, second))
     ascending = sorted(float(rate) for rate in rates.split(","))
-    load = Load(parse_slos(slo), ascending, itl_rate, num_requests, seed, model_cost(path).vocab_size)
+    load = Load(
+        parse_slos(slo), ascending, itl_rate, num_requests, seed, model_cost(path).vocab_size
+    )
     for one in system:
         for rate, report in asyncio.run(_measure(one, setup, load)).items():
             save(report, out / f"{one}-{rate:g}.json")
@@ -128,7 +145,18 @@ def goodput(reports: Sequence[tuple[str, Report]]) -> dict[str, float | None]:
 def summary(reports: Sequence[tuple[str, Report]]) -> Table:
     """A line for each system and rate."""
     table = Table(title="milliseconds", title_justify="left")
-    for column in ("system", "requests/s", "good", "errors", "TTFT p50", "p90", "p99", "TPOT p50", "ITL p50", "p99"):
+    for column in (
+        "system",
+        "requests/s",
+        "good",
+        "errors",
+        "TTFT p50",
+        "p90",
+        "p99",
+        "TPOT p50",
+        "ITL p50",
+        "p99",
+    ):
         table.add_column(column, justify="left" if column == "system" else "right")
     for system, report in sorted(reports, key=lambda one: (one[0], one[1].options["rate"])):
         latencies = report.latencies()
@@ -144,7 +172,9 @@ def summary(reports: Sequence[tuple[str, Report]]) -> Table:
             )
         ]
         errors = str(sum(report.errors.values()))
-        table.add_row(system, f"{report.options['rate']:g}", f"{report.good_share:.0%}", errors, *cells)
+        table.add_row(
+            system, f"{report.options['rate']:g}", f"{report.good_share:.0%}", errors, *cells
+        )
     return table
 
 

@@ -1,11 +1,13 @@
-"""What one tenant can do to another's requests at a router: each attack of a catalogue beside a calm tenant.
+"""What one tenant can do to another's requests at a router: each attack of a catalogue beside a
+calm tenant.
 
     python benchmarks/hostile.py --seconds 20
 
-The router has a core of its own. The attacker is a process on the other cores that runs only when these are idle,
-within 50 MB/s and 1,000 connections. The victim asks for short answers over HTTP and gRPC by turns and measures the
-time to the first token. Workers have no engine, so what is slower is the router's doing. At the end, in the middle of
-an attack: for how long a withdrawn token is served, and how soon the router ends after SIGTERM.
+The router has a core of its own. The attacker is a process on the other cores that runs only when
+these are idle, within 50 MB/s and 1,000 connections. The victim asks for short answers over HTTP
+and gRPC by turns and measures the time to the first token. Workers have no engine, so what is
+slower is the router's doing. At the end, in the middle of an attack: for how long a withdrawn token
+is served, and how soon the router ends after SIGTERM.
 """
 
 from __future__ import annotations
@@ -82,15 +84,22 @@ class Cluster:
             await asyncio.sleep(0.05)
 
     async def worst_stall_s(self) -> float | None:
-        """Upper end of the longest stall of the router's event loop since the last call; 0 without one."""
+        """Upper end of the longest stall of the router's event loop since the last call; 0 without
+        one.
+        """
         async with httpx.AsyncClient(timeout=STOP_S) as http:
             headers = {"authorization": f"Bearer {self.tokens.secret['monitor']}"}
             text = (await http.get(f"http://{self.router.http}/metrics", headers=headers)).text
         samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
-        ends = sorted((float(one.labels["le"]), one.value) for one in samples if one.name == f"{STALL}_bucket")
+        ends = sorted(
+            (float(one.labels["le"]), one.value) for one in samples if one.name == f"{STALL}_bucket"
+        )
         if not ends:
             return None
-        now = {end: count - before for (end, count), (_, before) in zip(ends, [(0.0, 0.0), *ends[:-1]], strict=True)}
+        now = {
+            end: count - before
+            for (end, count), (_, before) in zip(ends, [(0.0, 0.0), *ends[:-1]], strict=True)
+        }
         grown = [end for end, count in now.items() if count > self.stalls.get(end, 0.0)]
         self.stalls = now
         return max(grown, default=0.0)
@@ -115,13 +124,19 @@ async def victim(cluster: Cluster, seconds: float) -> Seen:
     token = cluster.tokens.secret["victim"]
     async with (
         httpx.AsyncClient(timeout=STOP_S, headers={"authorization": f"Bearer {token}"}) as http,
-        kvrelay.AsyncClient(cluster.router.grpc, token=token, retry=kvrelay.RetryPolicy(max_attempts=1)) as client,
+        kvrelay.AsyncClient(
+            cluster.router.grpc, token=token, retry=kvrelay.RetryPolicy(max_attempts=1)
+        ) as client,
         asyncio.TaskGroup() as requests,
     ):
         start = time.perf_counter()
         for number in range(round(seconds * RATE)):
             await asyncio.sleep(start + number / RATE - time.perf_counter())
-            ask = over_http(http, cluster.router.http, number) if number % 2 else over_grpc(client, number)
+            ask = (
+                over_http(http, cluster.router.http, number)
+                if number % 2
+                else over_grpc(client, number)
+            )
             requests.create_task(measured(ask, seen))
     return seen
 
@@ -137,9 +152,16 @@ async def measured(first_token: Any, seen: Seen) -> None:
 
 async def over_http(http: httpx.AsyncClient, address: str, number: int) -> float:
     """When the first token came; the whole answer has come by then."""
-    body = {"model": "demo", "prompt": [*PROMPT, 8 + number % 300], "max_tokens": TOKENS, "stream": True}
+    body = {
+        "model": "demo",
+        "prompt": [*PROMPT, 8 + number % 300],
+        "max_tokens": TOKENS,
+        "stream": True,
+    }
     first = None
-    async with http.stream("POST", f"http://{address}/v1/completions", json=body | {"ignore_eos": True}) as answer:
+    async with http.stream(
+        "POST", f"http://{address}/v1/completions", json=body | {"ignore_eos": True}
+    ) as answer:
         assert answer.status_code == 200, answer.status_code
         async for line in answer.aiter_lines():
             if first is None and line.startswith("data: {"):
@@ -151,7 +173,9 @@ async def over_http(http: httpx.AsyncClient, address: str, number: int) -> float
 async def over_grpc(client: kvrelay.AsyncClient, number: int) -> float:
     first = None
     prompt = [*PROMPT, 8 + number % 300]
-    async with client.generate(token_ids=prompt, max_tokens=TOKENS, ignore_eos=True, timeout=STOP_S) as stream:
+    async with client.generate(
+        token_ids=prompt, max_tokens=TOKENS, ignore_eos=True, timeout=STOP_S
+    ) as stream:
         async for event in stream:
             if first is None and event.token_ids:
                 first = time.perf_counter()
@@ -164,7 +188,8 @@ async def attacking(name: str, cluster: Cluster) -> AsyncIterator[None]:
     """The attack runs in a process of its own, which has settled."""
     words = (name, cluster.router.http, cluster.router.grpc)
     process = await asyncio.create_subprocess_exec(
-        *bound_to_parent(sys.executable, __file__, "--attack", *words), stdin=asyncio.subprocess.PIPE
+        *bound_to_parent(sys.executable, __file__, "--attack", *words),
+        stdin=asyncio.subprocess.PIPE,
     )
     assert process.stdin is not None
     process.stdin.write(cluster.tokens.secret["hostile"].encode() + b"\n")  # no argument shows it
@@ -201,9 +226,11 @@ async def running(folder: Path) -> AsyncIterator[Cluster]:
 
 
 async def revocation_s(cluster: Cluster) -> float:
-    """From the tokens file's change to the last request with the token that was taken out and yet was served.
+    """From the tokens file's change to the last request with the token that was taken out and yet
+    was served.
 
-    A request is sent every 50 ms; a refusal may come late, since those who have no token wait for each other.
+    A request is sent every 50 ms; a refusal may come late, since those who have no token wait for
+    each other.
     """
     served_s = 0.0
     refused = asyncio.Event()
@@ -211,7 +238,9 @@ async def revocation_s(cluster: Cluster) -> float:
     async def ask(http: httpx.AsyncClient, sent_s: float) -> None:
         nonlocal served_s
         headers = {"authorization": f"Bearer {cluster.tokens.secret['hostile']}"}
-        if (await http.get(f"http://{cluster.router.http}/version", headers=headers)).status_code == 401:
+        if (
+            await http.get(f"http://{cluster.router.http}/version", headers=headers)
+        ).status_code == 401:
             refused.set()
         else:
             served_s = max(served_s, sent_s)
@@ -231,14 +260,24 @@ def row(name: str, seen: Seen, solo: Seen, stall_s: float | None, cluster: Clust
     stall = "-" if stall_s is None else f"<= {stall_s * 1000:.0f}" if stall_s else "none"
     ratio = p99 / solo.percentile(0.99)
     resident = cluster.peak_bytes / 2**20
-    cells = (f"{p50 * 1000:.1f}", f"{p99 * 1000:.1f}", f"{ratio:.1f}", len(seen.failed), stall, f"{resident:.0f}")
+    cells = (
+        f"{p50 * 1000:.1f}",
+        f"{p99 * 1000:.1f}",
+        f"{ratio:.1f}",
+        len(seen.failed),
+        stall,
+        f"{resident:.0f}",
+    )
     return f"| {name} | " + " | ".join(map(str, cells)) + " |"
 
 
 async def main(seconds: float, names: list[str]) -> None:
     print(f"{machine_name()}; {len(os.sched_getaffinity(0))} cores, one of them the router's")
     print(f"victim: {RATE:g} requests a second, {seconds:g} s for each row\n")
-    print("| attack | victim's TTFT p50, ms | p99, ms | p99 / alone | failed | worst stall, ms | router's peak, MiB |")
+    print(
+        "| attack | victim's TTFT p50, ms | p99, ms | p99 / alone | failed | worst stall, ms | "
+        "router's peak, MiB |"
+    )
     print("|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory(prefix="kvrelay-hostile-") as folder:
         async with running(Path(folder)) as cluster:
@@ -257,20 +296,38 @@ async def main(seconds: float, names: list[str]) -> None:
                 await asyncio.sleep(SETTLE_S)
             for name in [one for one in ("json duplicate keys", "http long text") if one in names]:
                 async with attacking(name, cluster):
-                    print(f"\nwithdrawn token served for {await revocation_s(cluster):.2f} s, beside: {name}")
+                    print(
+                        f"\nwithdrawn token served for {await revocation_s(cluster):.2f} s, "
+                        f"beside: {name}"
+                    )
                 cluster.tokens.write(cluster.tokens.secret)
                 await asyncio.sleep(SETTLE_S)
             async with attacking(names[0], cluster):
                 begun = time.perf_counter()
                 code = await cluster.router.end(STOP_S)
-                print(f"after SIGTERM ended with {code} in {time.perf_counter() - begun:.1f} s, beside: {names[0]}")
+                print(
+                    f"after SIGTERM ended with {code} in {time.perf_counter() - begun:.1f} s, "
+                    f"beside: {names[0]}"
+                )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=20.0, help="Measured time for each attack.")
-    parser.add_argument("--only", nargs="+", choices=sorted(CATALOGUE), default=list(CATALOGUE), help="Attacks to run.")
-    parser.add_argument("--attack", nargs=3, metavar=("NAME", "HTTP", "GRPC"), help=argparse.SUPPRESS)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="Measured time for each attack."
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=sorted(CATALOGUE),
+        default=list(CATALOGUE),
+        help="Attacks to run.",
+    )
+    parser.add_argument(
+        "--attack", nargs=3, metavar=("NAME", "HTTP", "GRPC"), help=argparse.SUPPRESS
+    )
     options = parser.parse_args()
     if options.attack:
         asyncio.run(attack(*options.attack))

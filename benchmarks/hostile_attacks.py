@@ -1,4 +1,6 @@
-"""What a hostile tenant does to a router: each attack runs until it is cancelled, within a bandwidth."""
+"""What a hostile tenant does to a router: each attack runs until it is cancelled, within a
+bandwidth.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ async def run(attack: Attack, target: Target, connections: int) -> None:
 
 async def _forever(attack: Attack, target: Target, bandwidth: Bandwidth, number: int) -> None:
     while True:
-        with contextlib.suppress(OSError, EOFError, grpc.aio.AioRpcError, asyncio.LimitOverrunError):
+        with contextlib.suppress(
+            OSError, EOFError, grpc.aio.AioRpcError, asyncio.LimitOverrunError
+        ):
             await attack(target, bandwidth, number)
         await asyncio.sleep(0.01)
 
@@ -167,8 +171,12 @@ async def _cancels(target: Target, bandwidth: Bandwidth, number: int) -> None:
     """Asks for a long answer and leaves at once."""
     _reader, writer = await _connect(target)
     try:
-        body = _completion(max_tokens=2000, stream=True, ignore_eos=True, prompt=[11, 12, number % 300 + 8])
-        writer.write(_head(target, "POST", "/v1/completions", f"content-length: {len(body)}") + body)
+        body = _completion(
+            max_tokens=2000, stream=True, ignore_eos=True, prompt=[11, 12, number % 300 + 8]
+        )
+        writer.write(
+            _head(target, "POST", "/v1/completions", f"content-length: {len(body)}") + body
+        )
         await writer.drain()
         await asyncio.sleep(0.02)
     finally:
@@ -183,11 +191,15 @@ def _calls(message: pb.GenerateRequest, least_s: float = 0.0) -> Attack:
 
     async def attack(target: Target, bandwidth: Bandwidth, number: int) -> None:
         async with grpc.aio.insecure_channel(target.grpc) as channel:
-            generate = channel.unary_stream("/kvrelay.v1.InferenceService/Generate", request_serializer=lambda raw: raw)
+            generate = channel.unary_stream(
+                "/kvrelay.v1.InferenceService/Generate", request_serializer=lambda raw: raw
+            )
             while True:
                 await bandwidth.take(len(data))
                 with contextlib.suppress(grpc.aio.AioRpcError):
-                    async for _ in generate(data, metadata=(("authorization", f"Bearer {target.token}"),)):
+                    async for _ in generate(
+                        data, metadata=(("authorization", f"Bearer {target.token}"),)
+                    ):
                         pass
 
     return attack
@@ -197,7 +209,9 @@ async def _lists(target: Target, bandwidth: Bandwidth, number: int) -> None:
     async with grpc.aio.insecure_channel(target.grpc) as channel:
         stub = InferenceServiceStub(channel)
         while True:
-            await stub.ListModels(pb.ListModelsRequest(), metadata=(("authorization", f"Bearer {target.token}"),))
+            await stub.ListModels(
+                pb.ListModelsRequest(), metadata=(("authorization", f"Bearer {target.token}"),)
+            )
 
 
 async def _grpc_strangers(target: Target, bandwidth: Bandwidth, number: int) -> None:
@@ -242,7 +256,10 @@ def _many_objects() -> bytes:
 CATALOGUE: dict[str, tuple[Attack, int]] = {
     "grpc empty messages": (_calls(_empty_messages()), 12),
     "grpc stop lists": (_calls(_many_stops()), 12),
-    "grpc long text": (_calls(pb.GenerateRequest(model="demo", prompt="a b " * (MOST // 4 - 16))), 12),
+    "grpc long text": (
+        _calls(pb.GenerateRequest(model="demo", prompt="a b " * (MOST // 4 - 16))),
+        12,
+    ),
     "grpc list models": (_lists, 64),
     "grpc strangers": (_grpc_strangers, 64),
     "json duplicate keys": (_repeated("/v1/completions", _duplicate_keys()), 64),
@@ -259,5 +276,8 @@ CATALOGUE: dict[str, tuple[Attack, int]] = {
     "http polls of status": (_repeated("/status.json", b"", "GET"), CONNECTIONS),
     "http bad requests": (_repeated("/v1/completions", b"{}"), CONNECTIONS),
     "cancels": (_cancels, 64),
-    "long answers": (_repeated("/v1/completions", _completion(max_tokens=2000, n=8, ignore_eos=True)), 256),
+    "long answers": (
+        _repeated("/v1/completions", _completion(max_tokens=2000, n=8, ignore_eos=True)),
+        256,
+    ),
 }

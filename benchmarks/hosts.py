@@ -1,9 +1,10 @@
 """Hosts that are lost under load, counted: `python benchmarks/hosts.py --requests 300`.
 
-Three hosts, each in network, process and mount namespaces of its own, a Ray cluster over them, and `kvrelay serve
---ray-address auto` with 2 prefill and 2 decode workers, TLS between them. Under load a host that decodes is cut off and
-all its processes are killed; then a third decode worker is wanted, which waits until a new host has joined. Answers are
-compared, token by token, with those of the same model in one process. Exit code 1 if one differs or fails.
+Three hosts, each in network, process and mount namespaces of its own, a Ray cluster over them, and
+`kvrelay serve --ray-address auto` with 2 prefill and 2 decode workers, TLS between them. Under load
+a host that decodes is cut off and all its processes are killed; then a third decode worker is
+wanted, which waits until a new host has joined. Answers are compared, token by token, with those of
+the same model in one process. Exit code 1 if one differs or fails.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the packages that folders of tests are named after
+# The packages that folders of tests are named after
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from support import host_namespaces
 import typer
 from faults.checkers import Violation, check_one_end, check_same, check_tokens
 from faults.client import Asking
 from faults.history import WHOLE, Case, RequestHistory
 from faults.prompts import tokens
-from support.host_cluster import HostCluster, Serving, hosts_of
 from rich.console import Console
+from support import host_namespaces
+from support.host_cluster import HostCluster, Serving, hosts_of
 
 from kvrelay.engine.runner import ModelRunner, Segment
 from kvrelay.engine.sampling.sampler import SampleRequest
@@ -48,12 +50,15 @@ log = Console(stderr=True, log_path=False, width=200)
 @dataclass
 class Report:
     transport: str
-    spread: dict[str, list[str]] = field(default_factory=dict)  # addresses of the hosts of each pool's workers
+    # Addresses of the hosts of each pool's workers
+    spread: dict[str, list[str]] = field(default_factory=dict)
     handoffs: dict[str, int] = field(default_factory=dict)  # between hosts, by what carried them
     lost: list[str] = field(default_factory=list)  # hosts
-    spread_after: list[dict[str, list[str]]] = field(default_factory=list)  # a loss, on the hosts that are left
+    # A loss, on the hosts that are left
+    spread_after: list[dict[str, list[str]]] = field(default_factory=list)
     seconds_until_whole: list[float] = field(default_factory=list)  # after each
-    waited: list[str] = field(default_factory=list)  # reasons of workers without room, as `kvrelay status` has them
+    # Reasons of workers without room, as `kvrelay status` has them
+    waited: list[str] = field(default_factory=list)
     joined: list[str] = field(default_factory=list)  # hosts, where those workers started
     requests: int = 0
     failed: list[str] = field(default_factory=list)
@@ -113,7 +118,9 @@ def sampling_of(kind: int, length: int) -> wire.SamplingOptions:
 
 
 def request_of(kind: int, length: int, name: str) -> wire.GenerateRequest:
-    return wire.GenerateRequest(request_id=name, token_ids=prompt_of(kind), sampling=sampling_of(kind, length))
+    return wire.GenerateRequest(
+        request_id=name, token_ids=prompt_of(kind), sampling=sampling_of(kind, length)
+    )
 
 
 def in_one_process(length: int) -> dict[int, tuple[int, ...]]:
@@ -123,12 +130,16 @@ def in_one_process(length: int) -> dict[int, tuple[int, ...]]:
     for kind in range(KINDS):
         options = sampling_of(kind, length)
         params = SamplingParams(
-            temperature=options.temperature or 0.0, seed=kind, presence_penalty=options.presence_penalty or 0.0
+            temperature=options.temperature or 0.0,
+            seed=kind,
+            presence_penalty=options.presence_penalty or 0.0,
         )
         ids, computed = list(prompt_of(kind)), 0
         for _ in range(length):
             request = SampleRequest(params, ids, len(prompt_of(kind)))
-            ((sampled,),) = runner.run([Segment(ids[computed:], computed, range(runner.num_blocks), request)])
+            ((sampled,),) = runner.run(
+                [Segment(ids[computed:], computed, range(runner.num_blocks), request)]
+            )
             computed = len(ids)
             ids.append(sampled.token_id)
         answers[kind] = tuple(ids[len(prompt_of(kind)) :])
@@ -138,7 +149,11 @@ def in_one_process(length: int) -> dict[int, tuple[int, ...]]:
 
 async def handed_over(serving: Serving, length: int, report: Report) -> None:
     """Asks each request once, and counts the hand-offs between hosts."""
-    addresses = {worker.worker_id: worker.host for pool in (await serving.status()).pools for worker in pool.workers}
+    addresses = {
+        worker.worker_id: worker.host
+        for pool in (await serving.status()).pools
+        for worker in pool.workers
+    }
     stub = wire.InferenceServiceStub(serving.channel)
     for kind in range(KINDS):
         request = wire.request_to_proto(request_of(kind, length, f"first-{kind}"))
@@ -147,7 +162,9 @@ async def handed_over(serving: Serving, length: int, report: Report) -> None:
         if ledger is not None and ledger.handoff is not None:
             last = ledger.attempts[-1]
             if addresses[last.prefill_worker] != addresses[last.decode_worker]:
-                report.handoffs[ledger.handoff.transport] = report.handoffs.get(ledger.handoff.transport, 0) + 1
+                report.handoffs[ledger.handoff.transport] = (
+                    report.handoffs.get(ledger.handoff.transport, 0) + 1
+                )
 
 
 def spread(status: ClusterStatus) -> dict[str, list[str]]:
@@ -155,15 +172,23 @@ def spread(status: ClusterStatus) -> dict[str, list[str]]:
 
 
 async def lose_a_host(cluster: HostCluster, serving: Serving, raylet: bool, report: Report) -> None:
-    """One that decodes, not the head's; then waits until both pools are whole on the others, and a third worker on a
-    host that joins.
+    """One that decodes, not the head's; then waits until both pools are whole on the others, and a
+    third worker on a host that joins.
     """
 
     def decoding(status: ClusterStatus) -> list[str]:
-        busy = [one for pool in status.pools if pool.name == "decode" for one in pool.workers if one.load.running]
+        busy = [
+            one
+            for pool in status.pools
+            if pool.name == "decode"
+            for one in pool.workers
+            if one.load.running
+        ]
         return [one.host for one in busy if one.host != cluster.head.address]
 
-    status = await serving.until(lambda status: bool(decoding(status)), "a host other than the head's decodes")
+    status = await serving.until(
+        lambda status: bool(decoding(status)), "a host other than the head's decodes"
+    )
     lost = cluster.hosts[decoding(status)[0]]
     log.log(f"host {lost.address} is lost; {spread(status)}")
     if raylet:
@@ -192,14 +217,19 @@ async def lose_a_host(cluster: HostCluster, serving: Serving, raylet: bool, repo
     log.log(f"whole after {report.seconds_until_whole[-1]:.0f} s: {spread(status)}")
     host = await cluster.boot()
     await cluster.join(host)
-    await serving.until(lambda status: host.address in hosts_of(status, "decode"), "it started on the host that joined")
+    await serving.until(
+        lambda status: host.address in hosts_of(status, "decode"),
+        "it started on the host that joined",
+    )
     status = await serving.until(lambda status: not status.pending, "nobody waits for room")
     report.joined.append(host.address)
     log.log(f"host {host.address} has joined: {spread(status)}")
     await serving.scale(decode=2)
 
 
-async def measure(folder: Path, transport: str, requests: int, losses: int, length: int, raylet: bool) -> Report:
+async def measure(
+    folder: Path, transport: str, requests: int, losses: int, length: int, raylet: bool
+) -> Report:
     report = Report(transport)
     await host_namespaces.make_network()
     async with HostCluster(folder, transport) as cluster:
@@ -229,7 +259,9 @@ async def measure(folder: Path, transport: str, requests: int, losses: int, leng
 
 def judge(load: Load, report: Report) -> None:
     report.requests = len(load.asked)
-    report.failed = [f"{one.end.status}: {one.end.message}" for one in load.asked if one.end.status not in WHOLE]
+    report.failed = [
+        f"{one.end.status}: {one.end.message}" for one in load.asked if one.end.status not in WHOLE
+    ]
     report.moved = sum(len(one.attempts) > 1 for one in load.asked)
     report.longest_gap_s = max(one.longest_gap_s for one in load.asked)
     case = Case(0.0, requests=load.asked)
@@ -242,7 +274,9 @@ def judge(load: Load, report: Report) -> None:
 
 def main(
     requests: Annotated[int, typer.Option(min=1, help="Under load, at least.")] = 200,
-    losses: Annotated[int, typer.Option(min=0, help="Hosts that are lost, one after the other.")] = 1,
+    losses: Annotated[
+        int, typer.Option(min=0, help="Hosts that are lost, one after the other.")
+    ] = 1,
     length: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 200,
     raylet: Annotated[bool, typer.Option("--raylet", help="Kill only Ray's daemon there.")] = False,
     transport: Annotated[str, typer.Option(help="Of hand-offs: grpc, gloo, auto.")] = "grpc",

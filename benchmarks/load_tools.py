@@ -11,7 +11,8 @@ from typing import Any, Literal
 from kvrelay.loadtest.report.statistics import Summary, summarize
 
 OPENAI_SCRIPT = Path(__file__).with_name("openai_load.py")
-# Of guidellm, which otherwise brings the newest torch with CUDA; any will do, it only feeds its prompts through it.
+# Of guidellm, which otherwise brings the newest torch with CUDA; any will do, it only feeds its
+# prompts through it.
 _TORCH = "torch==2.13.0"
 _RESULT = "result.json"
 _WARM_UP = 2  # requests that do not count, where a tool can
@@ -52,7 +53,8 @@ class ToolResult:
 class LoadTool:
     name: str  # also of its package
     requirements: tuple[tuple[str, ...], ...]  # what pip installs, a call each
-    # What its ITL is a sample of: all gaps between chunks, or each request's (last - first) / (tokens - 1).
+    # What its ITL is a sample of: all gaps between chunks, or each request's (last - first) /
+    # (tokens - 1).
     itl_of: Literal["gap", "request"]
     command: Callable[[Path, Load, Path], list[str]]  # of (bin folder, load, folder for its files)
     read: Callable[[Path], ToolResult]  # of that folder
@@ -60,8 +62,22 @@ class LoadTool:
 
 def _openai_command(binaries: Path, load: Load, folder: Path) -> list[str]:
     return [
-        *(str(binaries / "python"), str(OPENAI_SCRIPT), "--base-url", f"{load.url}/v1", "--model", load.model),
-        *("--rate", str(load.rate), "--num-requests", str(load.num_requests), "--seed", str(load.seed)),
+        *(
+            str(binaries / "python"),
+            str(OPENAI_SCRIPT),
+            "--base-url",
+            f"{load.url}/v1",
+            "--model",
+            load.model,
+        ),
+        *(
+            "--rate",
+            str(load.rate),
+            "--num-requests",
+            str(load.num_requests),
+            "--seed",
+            str(load.seed),
+        ),
         *("--prompt-tokens", str(load.prompt_tokens), "--output-tokens", str(load.output_tokens)),
         *("--out", str(folder / _RESULT), *(["--chat"] if load.chat else [])),
     ]
@@ -82,14 +98,36 @@ def _openai_result(folder: Path) -> ToolResult:
 
 def _vllm_command(binaries: Path, load: Load, folder: Path) -> list[str]:
     return [
-        *(str(binaries / "python"), "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--base-url", load.url),
+        *(
+            str(binaries / "python"),
+            "-m",
+            "vllm.entrypoints.cli.main",
+            "bench",
+            "serve",
+            "--base-url",
+            load.url,
+        ),
         *("--backend", "openai-chat" if load.chat else "openai", "--endpoint", load.path),
         *("--model", load.model, "--tokenizer", load.tokenizer),
         *("--dataset-name", "random", "--random-input-len", str(load.prompt_tokens)),
         *("--random-output-len", str(load.output_tokens), "--ignore-eos", "--seed", str(load.seed)),
-        *("--num-prompts", str(load.num_requests), "--request-rate", str(load.rate), "--burstiness", "inf"),
+        *(
+            "--num-prompts",
+            str(load.num_requests),
+            "--request-rate",
+            str(load.rate),
+            "--burstiness",
+            "inf",
+        ),
         *("--num-warmups", str(_WARM_UP)),
-        *("--save-result", "--result-dir", str(folder), "--result-filename", _RESULT, "--disable-tqdm"),
+        *(
+            "--save-result",
+            "--result-dir",
+            str(folder),
+            "--result-filename",
+            _RESULT,
+            "--disable-tqdm",
+        ),
     ]
 
 
@@ -108,11 +146,18 @@ def _vllm_result(folder: Path) -> ToolResult:
 
 def _guidellm_command(binaries: Path, load: Load, folder: Path) -> list[str]:
     backend = f"kind=openai_http,target={load.url},model={load.model},request_format={load.path}"
-    data = f"kind=synthetic_text,prompt_tokens={load.prompt_tokens},output_tokens={load.output_tokens}"
+    data = (
+        f"kind=synthetic_text,prompt_tokens={load.prompt_tokens},output_tokens={load.output_tokens}"
+    )
     return [
         *(str(binaries / "guidellm"), "run", "--disable-console-interactive", "--backend", backend),
         *("--tokenizer", f"kind=huggingface_auto,model={load.tokenizer}", "--data", data),
-        *("--seed", f"kind=static,value={load.seed}", "--profile", f"kind=constant,rate={load.rate}"),
+        *(
+            "--seed",
+            f"kind=static,value={load.seed}",
+            "--profile",
+            f"kind=constant,rate={load.rate}",
+        ),
         *("--constraint", f"kind=max_requests,count={load.num_requests}"),
         *("--output", f"kind=json,path={folder / _RESULT}"),
     ]
@@ -138,12 +183,50 @@ def _guidellm_result(folder: Path) -> ToolResult:
 
 def _aiperf_command(binaries: Path, load: Load, folder: Path) -> list[str]:
     return [
-        *(str(binaries / "aiperf"), "profile", "--model", load.model, "--url", load.url, "--streaming"),
+        *(
+            str(binaries / "aiperf"),
+            "profile",
+            "--model",
+            load.model,
+            "--url",
+            load.url,
+            "--streaming",
+        ),
         *("--endpoint-type", "chat" if load.chat else "completions", "--tokenizer", load.tokenizer),
-        *("--isl", str(load.prompt_tokens), "--isl-stddev", "0", "--osl", str(load.output_tokens), "--osl-stddev", "0"),
-        *("--extra-inputs", "ignore_eos:true", "--use-server-token-count", "--random-seed", str(load.seed)),
-        *("--request-count", str(load.num_requests), "--request-rate", str(load.rate), "--arrival-pattern", "constant"),
-        *("--warmup-request-count", str(_WARM_UP), "--artifact-dir", str(folder), "--ui", "none", "--no-gpu-telemetry"),
+        *(
+            "--isl",
+            str(load.prompt_tokens),
+            "--isl-stddev",
+            "0",
+            "--osl",
+            str(load.output_tokens),
+            "--osl-stddev",
+            "0",
+        ),
+        *(
+            "--extra-inputs",
+            "ignore_eos:true",
+            "--use-server-token-count",
+            "--random-seed",
+            str(load.seed),
+        ),
+        *(
+            "--request-count",
+            str(load.num_requests),
+            "--request-rate",
+            str(load.rate),
+            "--arrival-pattern",
+            "constant",
+        ),
+        *(
+            "--warmup-request-count",
+            str(_WARM_UP),
+            "--artifact-dir",
+            str(folder),
+            "--ui",
+            "none",
+            "--no-gpu-telemetry",
+        ),
     ]
 
 
@@ -168,7 +251,13 @@ TOOLS = {
     for tool in (
         LoadTool("openai", (("openai==3.54.0",),), "gap", _openai_command, _openai_result),
         LoadTool("vllm", (), "gap", _vllm_command, _vllm_result),
-        LoadTool("guidellm", ((_TORCH,), ("guidellm==0.8.1",)), "request", _guidellm_command, _guidellm_result),
+        LoadTool(
+            "guidellm",
+            ((_TORCH,), ("guidellm==0.8.1",)),
+            "request",
+            _guidellm_command,
+            _guidellm_result,
+        ),
         LoadTool("aiperf", (("aiperf==0.13.0",),), "request", _aiperf_command, _aiperf_result),
     )
 }

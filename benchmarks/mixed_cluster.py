@@ -1,4 +1,5 @@
-"""A cluster whose parts are of unlike builds: real processes, each with the source tree that it runs.
+"""A cluster whose parts are of unlike builds: real processes, each with the source tree that it
+runs.
 
 Redis is of the tree that this module is in. `previous_tree` takes a build out of git's history.
 """
@@ -28,7 +29,8 @@ from kvrelay.state.registry import Registry
 from kvrelay.types import WorkerInfo
 
 PRESENT = Path(__file__).resolve().parent.parent
-# The last build before processes told each other the version of the protocol that they speak: version 0.
+# The last build before processes told each other the version of the protocol that they speak:
+# version 0.
 PREVIOUS = "34beee8e40d3180bb5c2835ea4e37d4174e52030"
 READY_S = 180.0  # for a part to serve: a worker may have to compile kernels on a busy machine
 STOP_S = 90.0
@@ -79,7 +81,9 @@ class Part:
         except TimeoutError:
             self.process.kill()
             await self.process.wait()
-            raise AssertionError(f"it did not end within {STOP_S:g} s; its log is {self.log}") from None
+            raise AssertionError(
+                f"it did not end within {STOP_S:g} s; its log is {self.log}"
+            ) from None
 
 
 @dataclass
@@ -97,10 +101,18 @@ class MixedCluster:
     async def router(self, tree: Path, slot: int = 0) -> Part:
         """Returns once it serves, which is when there are as many workers as configured."""
         grpc, http, admin = self.ports[slot]
-        listen = {"grpc": f"127.0.0.1:{grpc}", "http": f"127.0.0.1:{http}", "admin": f"127.0.0.1:{admin}"}
+        listen = {
+            "grpc": f"127.0.0.1:{grpc}",
+            "http": f"127.0.0.1:{http}",
+            "admin": f"127.0.0.1:{admin}",
+        }
         path = self.folder / f"router-{self._next()}.yaml"
-        path.write_text(json.dumps(self.config | {"redis": {"url": self.redis.url}, "listen": listen}))
-        part = await self._start(tree, path.stem, "-m", "kvrelay.cli.main", "router", "--config", str(path))
+        path.write_text(
+            json.dumps(self.config | {"redis": {"url": self.redis.url}, "listen": listen})
+        )
+        part = await self._start(
+            tree, path.stem, "-m", "kvrelay.cli.main", "router", "--config", str(path)
+        )
         assert part.process.stdout is not None
         async with asyncio.timeout(READY_S):
             line = await part.process.stdout.readline()
@@ -119,7 +131,9 @@ class MixedCluster:
         script = str(Path(__file__).with_name("mixed_controller.py"))
         return await self._start(tree, f"controller-{self._next()}", script, json.dumps(order))
 
-    async def workers(self, number: int, but: frozenset[str] = frozenset()) -> tuple[WorkerInfo, ...]:
+    async def workers(
+        self, number: int, but: frozenset[str] = frozenset()
+    ) -> tuple[WorkerInfo, ...]:
         """Those that are ready, besides `but`, as soon as there are so many."""
         async with asyncio.timeout(READY_S):
             while True:
@@ -160,9 +174,16 @@ async def _kill(process: asyncio.subprocess.Process) -> None:
 
 
 @asynccontextmanager
-async def mixed_cluster(folder: Path, routers: int = 2, **sections: dict[str, Any]) -> AsyncIterator[MixedCluster]:
-    """Redis, and whatever is started in it; all ends with it. With CONFIG, but for some keys of some sections."""
-    config = {**CONFIG, **{name: {**CONFIG.get(name, {}), **keys} for name, keys in sections.items()}}
+async def mixed_cluster(
+    folder: Path, routers: int = 2, **sections: dict[str, Any]
+) -> AsyncIterator[MixedCluster]:
+    """Redis, and whatever is started in it; all ends with it. With CONFIG, but for some keys of
+    some sections.
+    """
+    config = {
+        **CONFIG,
+        **{name: {**CONFIG.get(name, {}), **keys} for name, keys in sections.items()},
+    }
     async with AsyncExitStack() as exits:
         redis = await exits.enter_async_context(EmbeddedRedis())
         registry = await exits.enter_async_context(await Registry.connect(redis.url))

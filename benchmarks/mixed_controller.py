@@ -1,7 +1,9 @@
-"""A controller of whatever build PYTHONPATH names: `mixed_controller.py ORDER`, with ORDER a JSON object.
+"""A controller of whatever build PYTHONPATH names: `mixed_controller.py ORDER`, with ORDER a JSON
+object.
 
-model, redis, config, folder (for logs), trees (pool to the source tree that its workers run). Its workers are processes
-in the place of Ray's actors, since the actors of one Ray cluster are of one build. SIGTERM drains them all.
+model, redis, config, folder (for logs), trees (pool to the source tree that its workers run). Its
+workers are processes in the place of Ray's actors, since the actors of one Ray cluster are of one
+build. SIGTERM drains them all.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ class Processes:
         order |= {"worker_id": worker_id, "pool": pool}
         tree = self._order["trees"][pool]  # type: ignore[index]
         script = str(Path(__file__).with_name("mixed_worker.py"))
-        log = os.open(Path(str(self._order["folder"]), f"{worker_id}.log"), os.O_WRONLY | os.O_CREAT, 0o600)
+        log = os.open(
+            Path(str(self._order["folder"]), f"{worker_id}.log"), os.O_WRONLY | os.O_CREAT, 0o600
+        )
         try:
             process = await asyncio.create_subprocess_exec(
                 *bound_to_parent(sys.executable, script, json.dumps(order)),
@@ -69,7 +73,9 @@ class Processes:
         raise NotImplementedError("without `rebalance` nobody changes over")
 
     def alive(self) -> Mapping[str, str]:
-        return {name: pool for name, (pool, one) in self._processes.items() if one.returncode is None}
+        return {
+            name: pool for name, (pool, one) in self._processes.items() if one.returncode is None
+        }
 
     async def ended(self) -> None:
         await asyncio.Event().wait()  # the actuator looks at intervals
@@ -77,7 +83,9 @@ class Processes:
     def pending(self) -> Mapping[str, str]:
         return {}
 
-    async def _end(self, worker_id: str, signals: tuple[signal.Signals, ...], seconds: float) -> None:
+    async def _end(
+        self, worker_id: str, signals: tuple[signal.Signals, ...], seconds: float
+    ) -> None:
         process = self._processes[worker_id][1]
         with suppress(ProcessLookupError, TimeoutError):
             for number in signals:

@@ -18,16 +18,19 @@ try:
     from kvrelay.process.stop_request import StopRequest
     from kvrelay.process.telemetry import configure_logging, flush_logs
 except ModuleNotFoundError:  # a build of 0.1
-    from kvrelay.config import ClusterConfig
     from kvrelay.stop_request import StopRequest
     from kvrelay.telemetry import configure_logging, flush_logs
+
+    from kvrelay.config import ClusterConfig
 
 
 async def serve(order: dict[str, str]) -> None:
     stop = StopRequest()
     stop.install()
     config = ClusterConfig.model_validate(order["config"])
-    settings = WorkerSettings(order["worker_id"], order["pool"], order["model"], order["redis"], config)  # type: ignore[arg-type]
+    settings = WorkerSettings(
+        order["worker_id"], order["pool"], order["model"], order["redis"], config
+    )  # type: ignore[arg-type]
     main = prefill_worker.main if order["pool"] == "prefill" else decode_worker.main
     await main.serve(settings, stop)
 

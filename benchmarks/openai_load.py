@@ -1,4 +1,5 @@
-"""Streams requests at even intervals through the `openai` package, as an application would; needs nothing else.
+"""Streams requests at even intervals through the `openai` package, as an application would; needs
+nothing else.
 
 python openai_load.py --base-url http://127.0.0.1:8000/v1 --model demo --out result.json
 """
@@ -16,12 +17,18 @@ from typing import Any
 
 from openai import AsyncOpenAI, OpenAIError
 
-WORDS = "the a one river night child king story old small bright found lost went told under over after while water"
+WORDS = (
+    "the a one river night child king story old small bright found lost went told under over after "
+    "while water"
+)
 
 
 async def main(options: argparse.Namespace) -> None:
     draw = random.Random(options.seed)
-    prompts = [" ".join(draw.choices(WORDS.split(), k=options.prompt_tokens)) for _ in range(options.num_requests)]
+    prompts = [
+        " ".join(draw.choices(WORDS.split(), k=options.prompt_tokens))
+        for _ in range(options.num_requests)
+    ]
     async with AsyncOpenAI(base_url=options.base_url, api_key="none", max_retries=0) as client:
         await one(client, options, WORDS)  # what the first call costs a client is no server's doing
         start = time.perf_counter()
@@ -42,7 +49,9 @@ async def one(client: AsyncOpenAI, options: argparse.Namespace, prompt: str) -> 
     try:
         async for chunk in await stream(client, options, prompt):
             usage = chunk.usage or usage
-            if any(choice.delta.content if options.chat else choice.text for choice in chunk.choices):
+            if any(
+                choice.delta.content if options.chat else choice.text for choice in chunk.choices
+            ):
                 times.append(time.perf_counter())
     except OpenAIError as failure:
         error = f"{type(failure).__name__}: {failure}"
@@ -66,12 +75,16 @@ async def stream(client: AsyncOpenAI, options: argparse.Namespace, prompt: str) 
         "extra_body": {"ignore_eos": True},
     }
     if options.chat:
-        return await client.chat.completions.create(messages=[{"role": "user", "content": prompt}], **common)
+        return await client.chat.completions.create(
+            messages=[{"role": "user", "content": prompt}], **common
+        )
     return await client.completions.create(prompt=prompt, **common)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--base-url", required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--chat", action="store_true")

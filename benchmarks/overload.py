@@ -2,8 +2,9 @@
 
     python benchmarks/overload.py --seconds 40
 
-The router is a process of its own, clients come over gRPC, each with a deadline. Workers have no engine: a step takes
-STEP_S and gives each of their SEATS sequences a token, so it is known what they can serve, on any machine.
+The router is a process of its own, clients come over gRPC, each with a deadline. Workers have no
+engine: a step takes STEP_S and gives each of their SEATS sequences a token, so it is known what
+they can serve, on any machine.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ import grpc
 
 from kvrelay.bench.router.mock_cluster import MockPools, mock_cluster
 from kvrelay.errors import ResourceExhausted
-from kvrelay.wire.inference import GenerateRequest, InferenceServiceStub, SamplingOptions, pb, request_to_proto
+from kvrelay.wire.inference import (
+    GenerateRequest,
+    InferenceServiceStub,
+    SamplingOptions,
+    pb,
+    request_to_proto,
+)
 from kvrelay.wire.status import error_from_rpc
 
 DECODE, SEATS, STEP_S = 2, 16, 0.02
@@ -87,10 +94,14 @@ async def offer(target: str, load: float, seconds: float, deadline_s: float) -> 
 
 async def main(seconds: float, deadline_s: float) -> None:
     rate = DECODE * SEATS / STEP_S
-    print(f"{DECODE} workers with {SEATS} seats, {STEP_S * 1000:g} ms a step: {rate:,.0f} tokens a second")
+    print(
+        f"{DECODE} workers with {SEATS} seats, {STEP_S * 1000:g} ms a step: {rate:,.0f} tokens a "
+        f"second"
+    )
     print(f"deadline {deadline_s:g} s; {seconds:g} s each, after {WARM_UP_S:g} s\n")
     print(
-        "| offered | whole in time | their tokens | cut off | late | refused | told within, ms: p50 | p99 | retry, s |"
+        "| offered | whole in time | their tokens | cut off | late | refused | told within, ms: "
+        "p50 | p99 | retry, s |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
     pools = MockPools(prefill=0, decode=DECODE, slots=SEATS, step_s=STEP_S, token=TOKEN)
@@ -104,13 +115,16 @@ async def main(seconds: float, deadline_s: float) -> None:
                 told = f"| {cuts[49] * 1000:.1f} | {cuts[98] * 1000:.1f} | {delays} |"
             print(
                 f"| {load:g}×, {one.offered / seconds:.1f}/s | {one.whole / seconds:.1f}/s "
-                f"| {one.tokens / seconds:,.0f}/s | {one.cut_off} | {one.late} | {len(one.refusals)} {told}",
+                f"| {one.tokens / seconds:,.0f}/s | {one.cut_off} | {one.late} | "
+                f"{len(one.refusals)} {told}",
                 flush=True,
             )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=40.0, help="measured at each load")
     parser.add_argument("--deadline", type=float, default=6.0, help="of each request, in seconds")
     given = parser.parse_args()

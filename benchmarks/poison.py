@@ -1,9 +1,11 @@
-"""Requests that are meant to break a step, beside streams that must not notice: `python benchmarks/poison.py`.
+"""Requests that are meant to break a step, beside streams that must not notice: `python
+benchmarks/poison.py`.
 
-A cluster as `kvrelay serve` runs it, on a copy of the demo model in which one token's embedding is NaN: a sequence with
-that token has no next token. Clients of gRPC and HTTP send poisoned requests in great numbers, and others read streams
-all the while. Each stream is compared, token by token, with the same request before the first poisoned one. Exit code 1
-if a stream fails or differs, if a poisoned request ends otherwise than it should, or if a worker dies or loses a block.
+A cluster as `kvrelay serve` runs it, on a copy of the demo model in which one token's embedding is
+NaN: a sequence with that token has no next token. Clients of gRPC and HTTP send poisoned requests
+in great numbers, and others read streams all the while. Each stream is compared, token by token,
+with the same request before the first poisoned one. Exit code 1 if a stream fails or differs, if a
+poisoned request ends otherwise than it should, or if a worker dies or loses a block.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ log = Console(stderr=True)
 
 
 def poisoned_model(folder: Path) -> Path:
-    """A copy of the demo model in which NAN_TOKEN is poison to read, and as likely to be written as others."""
+    """A copy of the demo model in which NAN_TOKEN is poison to read, and as likely to be written as
+    others.
+    """
     shutil.copytree(Path(kvrelay.models.__file__).parent / "demo", folder, dirs_exist_ok=True)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
@@ -82,7 +86,9 @@ class End:
 
 
 def streams(count: int, seed: int) -> list[Ask]:
-    """Greedy and drawn, with penalties and cuts; short prompts, and prompts that are handed over."""
+    """Greedy and drawn, with penalties and cuts; short prompts, and prompts that are handed
+    over.
+    """
     draw = random.Random(seed)
     asks = []
     for number in range(count):
@@ -112,13 +118,20 @@ def _prompt(draw: random.Random, length: int) -> tuple[int, ...]:
 def nan_in_prompt(draw: random.Random) -> Ask:
     prompt = list(_prompt(draw, draw.choice((8, 80))))
     prompt[draw.randrange(len(prompt))] = NAN_TOKEN
-    return Ask(tuple(prompt), {"max_tokens": 8, "temperature": 1.0}, "NaN from a prompt's token", ("INTERNAL",))
+    return Ask(
+        tuple(prompt),
+        {"max_tokens": 8, "temperature": 1.0},
+        "NaN from a prompt's token",
+        ("INTERNAL",),
+    )
 
 
 def nan_while_decoding(draw: random.Random) -> Ask:
     """The first token that it draws is the one that the next step has no numbers for."""
     sampling = {"max_tokens": 8, "temperature": 0.0, "logit_bias": {NAN_TOKEN: 100.0}}
-    return Ask(_prompt(draw, draw.choice((8, 80))), sampling, "NaN from a decoded token", ("INTERNAL",))
+    return Ask(
+        _prompt(draw, draw.choice((8, 80))), sampling, "NaN from a decoded token", ("INTERNAL",)
+    )
 
 
 def refused_value(draw: random.Random) -> Ask:
@@ -127,8 +140,15 @@ def refused_value(draw: random.Random) -> Ask:
             *(("repetition_penalty", one) for one in (1e-38, 5e-324, 0.0, -1.0, 1e30)),
             *(("temperature", one) for one in (-1e-300, 1e30, 101.0)),
             *((name, one) for name in ("top_p", "min_p") for one in (-1e-300, 1.0000001, 1e30)),
-            *((name, one) for name in ("presence_penalty", "frequency_penalty") for one in (2.1, -1e30)),
-            *(("logit_bias", {token: bias}) for token, bias in ((5, 1e30), (2048, 1.0), (2**31 - 1, 1.0))),
+            *(
+                (name, one)
+                for name in ("presence_penalty", "frequency_penalty")
+                for one in (2.1, -1e30)
+            ),
+            *(
+                ("logit_bias", {token: bias})
+                for token, bias in ((5, 1e30), (2048, 1.0), (2**31 - 1, 1.0))
+            ),
             *(("stop_token_ids", [one]) for one in (2048, 2**31 - 1)),
             ("logprobs", 21),
             ("max_tokens", 0),
@@ -155,13 +175,20 @@ def extreme_value(draw: random.Random) -> Ask:
         "frequency_penalty": draw.choice((0.0, -2.0, 2.0, tiny())),
         "repetition_penalty": draw.choice((1.0, 0.01, 100.0)),
         "min_tokens": draw.choice((0, 4)),
-        "logit_bias": {draw.randrange(VOCAB): draw.choice((-100.0, 100.0, tiny())) for _ in range(20)}
+        "logit_bias": {
+            draw.randrange(VOCAB): draw.choice((-100.0, 100.0, tiny())) for _ in range(20)
+        }
         | {NAN_TOKEN: -100.0},
     }
     return Ask(_prompt(draw, draw.choice((4, 80))), sampling, "extremes that are allowed", (WHOLE,))
 
 
-POISONS: Sequence[Callable[[random.Random], Ask]] = (nan_in_prompt, nan_while_decoding, refused_value, extreme_value)
+POISONS: Sequence[Callable[[random.Random], Ask]] = (
+    nan_in_prompt,
+    nan_while_decoding,
+    refused_value,
+    extreme_value,
+)
 
 # Doors
 
@@ -175,12 +202,17 @@ class GrpcDoor:
     async def ask(self, ask: Ask) -> End:
         sampling = ask.sampling | {"logit_bias": tuple(ask.sampling.get("logit_bias", {}).items())}
         options = inference.SamplingOptions(
-            **{name: tuple(value) if isinstance(value, list) else value for name, value in sampling.items()}
+            **{
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in sampling.items()
+            }
         )
         request = inference.GenerateRequest(token_ids=ask.token_ids, sampling=options)
         token_ids: list[int] = []
         try:
-            async for message in self._stub.Generate(inference.request_to_proto(request), timeout=TIMEOUT_S):
+            async for message in self._stub.Generate(
+                inference.request_to_proto(request), timeout=TIMEOUT_S
+            ):
                 assert message.index == len(token_ids), "a token is lost or doubled"
                 token_ids += message.token_ids
         except grpc.aio.AioRpcError as error:
@@ -199,8 +231,15 @@ class HttpDoor:
     async def ask(self, ask: Ask) -> End:
         sampling = dict(ask.sampling)
         if "logit_bias" in sampling:
-            sampling["logit_bias"] = {str(token): bias for token, bias in sampling["logit_bias"].items()}
-        body = {"model": self._model, "prompt": ask.token_ids, "stream": True, "return_token_ids": True} | sampling
+            sampling["logit_bias"] = {
+                str(token): bias for token, bias in sampling["logit_bias"].items()
+            }
+        body = {
+            "model": self._model,
+            "prompt": ask.token_ids,
+            "stream": True,
+            "return_token_ids": True,
+        } | sampling
         token_ids: list[int] = []
         async with self._client.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code != 200:
@@ -220,7 +259,9 @@ class HttpDoor:
 
 def _failed(document: Any, token_ids: list[int]) -> End:
     error = document["error"]
-    name = next((code.name for code in Code if code.openai_type == error["type"]), str(error["type"]))
+    name = next(
+        (code.name for code in Code if code.openai_type == error["type"]), str(error["type"])
+    )
     return End(name, tuple(token_ids), str(error["message"]))
 
 
@@ -247,15 +288,23 @@ class Found:
 
     streams: Counter[str] = field(default_factory=Counter)  # by door: that ended whole and equal
     stream_tokens: int = 0
-    poison: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # by kind, door and how it ended
+    # By kind, door and how it ended
+    poison: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
 
 async def beside(
-    both: Sequence[Door], num_poisoned: int, num_streams: int, *, at_once: int, seed: int, tell: Callable[[str], None]
+    both: Sequence[Door],
+    num_poisoned: int,
+    num_streams: int,
+    *,
+    at_once: int,
+    seed: int,
+    tell: Callable[[str], None],
 ) -> Found:
-    """So many poisoned requests, `at_once` of them at a time, beside streams that begin anew whenever they end.
+    """So many poisoned requests, `at_once` of them at a time, beside streams that begin anew
+    whenever they end.
 
     A poisoned request and a stream each take the doors in turn.
     """
@@ -290,9 +339,14 @@ async def beside(
             end = await door.ask(ask)
             found.poison[ask.kind, door.name, end.status] += 1
             if end.status not in ask.ends:
-                found.wrong.append(f"{ask.kind} over {door.name}: {end.status} {end.message}: {ask.sampling}")
+                found.wrong.append(
+                    f"{ask.kind} over {door.name}: {end.status} {end.message}: {ask.sampling}"
+                )
             if sum(found.poison.values()) % 500 == 0:
-                tell(f"{left} poisoned requests to go; {sum(found.streams.values())} streams were whole")
+                tell(
+                    f"{left} poisoned requests to go; {sum(found.streams.values())} streams were "
+                    f"whole"
+                )
 
     async def all_poison() -> None:
         try:
@@ -332,11 +386,14 @@ def workers_of(status: cluster.ClusterStatus) -> dict[str, cluster.WorkerStatus]
     return {worker.worker_id: worker for pool in status.pools for worker in pool.workers}
 
 
-async def check_workers(ask: Callable[[], Awaitable[cluster.ClusterStatus]], epochs: dict[str, int]) -> list[str]:
+async def check_workers(
+    ask: Callable[[], Awaitable[cluster.ClusterStatus]], epochs: dict[str, int]
+) -> list[str]:
     """What is wrong with them once they are idle: deaths, and blocks that did not come back."""
     wrong = []
     async with asyncio.timeout(60):
-        while any(not one.load.empty for one in workers_of(await ask()).values()):  # noqa: ASYNC110 - it is elsewhere
+        # - it is elsewhere
+        while any(not one.load.empty for one in workers_of(await ask()).values()):  # noqa: ASYNC110
             await asyncio.sleep(0.5)
         await asyncio.sleep(2.0)  # heartbeats after the books were checked
     status = workers_of(await ask())
@@ -359,7 +416,9 @@ def table(found: Found) -> Table:
     return shown
 
 
-async def run(poisoned: int, num_streams: int, at_once: int, prefill: int, decode: int, dtype: str, seed: int) -> Found:
+async def run(
+    poisoned: int, num_streams: int, at_once: int, prefill: int, decode: int, dtype: str, seed: int
+) -> Found:
     with tempfile.TemporaryDirectory(prefix="poison-") as folder:
         wanted: dict[str, object] = {
             **{f"listen.{door}": "127.0.0.1:0" for door in ("grpc", "http", "admin")},
@@ -374,7 +433,9 @@ async def run(poisoned: int, num_streams: int, at_once: int, prefill: int, decod
             ends = running.endpoints
             epochs = {name: one.epoch for name, one in workers_of(await state(ends.admin)).items()}
             async with doors(ends.grpc, ends.http) as both:
-                found = await beside(both, poisoned, num_streams, at_once=at_once, seed=seed, tell=log.print)
+                found = await beside(
+                    both, poisoned, num_streams, at_once=at_once, seed=seed, tell=log.print
+                )
             found.wrong += await check_workers(lambda: state(ends.admin), epochs)
             return found
 
@@ -389,12 +450,17 @@ def main(
     seed: Annotated[int, typer.Option()] = 0,
     file: Annotated[Path | None, typer.Option("--json", metavar="FILE")] = None,
 ) -> None:
-    """Exits 1 if a stream failed or differs, or a poisoned request ended otherwise than it should."""
+    """Exits 1 if a stream failed or differs, or a poisoned request ended otherwise than it
+    should.
+    """
     found = asyncio.run(run(poisoned, streams, at_once, prefill, decode, dtype, seed))
     Console(width=110).print(table(found))
     rate = sum(found.poison.values()) / found.seconds
     tokens = found.stream_tokens / found.seconds
-    print(f"{found.seconds:.0f} s: {rate:.1f} poisoned requests and {tokens:.0f} tokens of streams a second")
+    print(
+        f"{found.seconds:.0f} s: {rate:.1f} poisoned requests and {tokens:.0f} tokens of streams "
+        f"a second"
+    )
     for one in found.wrong[:20]:
         print(one, file=sys.stderr)
     if file is not None:

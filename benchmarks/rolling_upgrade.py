@@ -1,12 +1,13 @@
 """A rolling upgrade and a rollback under load, counted.
 
-    python benchmarks/rolling_upgrade.py                   from the build before versions to this one, and back
-    python benchmarks/rolling_upgrade.py --model           to another version of the model's weights, and back
+    python benchmarks/rolling_upgrade.py            to this build from the one before, and back
+    python benchmarks/rolling_upgrade.py --model    to other weights of the model, and back
     python benchmarks/rolling_upgrade.py --from REVISION   from another build
 
-Clients ask the same requests again and again. Each answer is compared with those of the same request before the load,
-token by token: it has to be one of them, from its first token to its last. Exit code 1 if one fails or is not.
-Processes are those of mixed_cluster.py; the order of steps is that of docs/versions.md.
+Clients ask the same requests again and again. Each answer is compared with those of the same
+request before the load, token by token: it has to be one of them, from its first token to its last.
+Exit code 1 if one fails or is not. Processes are those of mixed_cluster.py; the order of steps is
+that of docs/versions.md.
 """
 
 from __future__ import annotations
@@ -26,7 +27,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from mixed_cluster import PRESENT, PREVIOUS, MixedCluster, NoHistory, Part, mixed_cluster, previous_tree
+from mixed_cluster import (
+    PRESENT,
+    PREVIOUS,
+    MixedCluster,
+    NoHistory,
+    Part,
+    mixed_cluster,
+    previous_tree,
+)
 
 import kvrelay
 from kvrelay.client import RetryPolicy
@@ -85,7 +94,8 @@ class Load:
 
     def __init__(self, cluster: MixedCluster) -> None:
         self.counts = Counts()
-        self.answers: list[list[tuple[int, ...]]] = []  # by version of the model, then by kind of request
+        # By version of the model, then by kind of request
+        self.answers: list[list[tuple[int, ...]]] = []
         self._targets = [f"127.0.0.1:{grpc}" for grpc, _, _ in cluster.ports]
         self._stop = asyncio.Event()
 
@@ -118,12 +128,18 @@ class Load:
                 continue
             self.counts.resumed += answer.calls > 1
             self.counts.moved += answer.ledger is not None and len(answer.ledger.attempts) > 1
-            known = [version for version, one in enumerate(self.answers) if one[kind] == answer.token_ids]
+            known = [
+                version for version, one in enumerate(self.answers) if one[kind] == answer.token_ids
+            ]
             if known:
                 self.counts.versions[known[0]] += 1
             else:
-                attempts = [] if answer.ledger is None else [one.outcome for one in answer.ledger.attempts]
-                self.counts.mixed.append(f"request {kind}: {answer.calls} calls, {attempts}: {answer.token_ids[:9]}")
+                attempts = (
+                    [] if answer.ledger is None else [one.outcome for one in answer.ledger.attempts]
+                )
+                self.counts.mixed.append(
+                    f"request {kind}: {answer.calls} calls, {attempts}: {answer.token_ids[:9]}"
+                )
 
 
 class Roll:
@@ -137,7 +153,9 @@ class Roll:
         self._slot = 0
 
     async def workers(self, tree: Path, model: str | None = None) -> None:
-        """The new ones serve before the old ones drain, unless builds do not let two controllers lead at a time."""
+        """The new ones serve before the old ones drain, unless builds do not let two controllers
+        lead at a time.
+        """
         began = time.monotonic()
         cluster = self._cluster
         if model is not None:
@@ -171,7 +189,9 @@ class Roll:
                 await part.stop()
 
     def _took(self, step: str, began: float) -> None:
-        self._load.counts.seconds[f"{len(self._load.counts.seconds)} {step}"] = time.monotonic() - began
+        self._load.counts.seconds[f"{len(self._load.counts.seconds)} {step}"] = (
+            time.monotonic() - began
+        )
 
 
 async def upgrade_build(previous: Path, folder: Path, pause_s: float) -> Counts:
@@ -222,7 +242,9 @@ async def upgrade_model(folder: Path, pause_s: float) -> Counts:
 
 
 def other_weights(folder: Path) -> Path:
-    """The demo model with another value at the end of a tensor: the first bytes of each tensor stay as they are."""
+    """The demo model with another value at the end of a tensor: the first bytes of each tensor stay
+    as they are.
+    """
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(resolve_model("demo"), folder)
@@ -235,10 +257,18 @@ def other_weights(folder: Path) -> Path:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--from", dest="revision", default=PREVIOUS, help="Build to begin with: a git revision.")
-    parser.add_argument("--model", action="store_true", help="Upgrade the model's weights instead of the build.")
-    parser.add_argument("--pause", type=float, default=10.0, help="Seconds of load before and after each step.")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--from", dest="revision", default=PREVIOUS, help="Build to begin with: a git revision."
+    )
+    parser.add_argument(
+        "--model", action="store_true", help="Upgrade the model's weights instead of the build."
+    )
+    parser.add_argument(
+        "--pause", type=float, default=10.0, help="Seconds of load before and after each step."
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kvrelay-upgrade-", ignore_cleanup_errors=True) as name:
         folder = Path(name)

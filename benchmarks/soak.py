@@ -1,8 +1,10 @@
-"""Requests that end in every way, again and again, and what they leave behind: `python benchmarks/soak.py`.
+"""Requests that end in every way, again and again, and what they leave behind: `python
+benchmarks/soak.py`.
 
-A cluster as `kvrelay serve` runs it. Clients read an answer to its end, or leave: at once, after some tokens, after
-some time, or by closing their connection. Decode workers are killed meanwhile. Then it is counted what each process
-holds, and once more after many such requests. Exit code 1 if one holds more, or if an answer that nobody left failed.
+A cluster as `kvrelay serve` runs it. Clients read an answer to its end, or leave: at once, after
+some tokens, after some time, or by closing their connection. Decode workers are killed meanwhile.
+Then it is counted what each process holds, and once more after many such requests. Exit code 1 if
+one holds more, or if an answer that nobody left failed.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the packages that folders of tests are named after
+# The packages that folders of tests are named after
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import grpc
@@ -30,7 +33,13 @@ from kvrelay.config.schema import ClusterConfig
 from kvrelay.process.child import family
 from kvrelay.wire import inference as wire
 
-Ending = Literal["whole", "cancelled at once", "cancelled after tokens", "cancelled after a while", "connection closed"]
+Ending = Literal[
+    "whole",
+    "cancelled at once",
+    "cancelled after tokens",
+    "cancelled after a while",
+    "connection closed",
+]
 ENDINGS: tuple[Ending, ...] = Ending.__args__  # type: ignore[attr-defined]
 AT_ONCE = 6
 WARM_UP = 0.1  # of all cycles, before the first count
@@ -69,7 +78,9 @@ class Soak:
         sampling = wire.SamplingOptions(
             max_tokens=draw.randint(1, 16) if whole else 400, ignore_eos=True, temperature=0.0
         )
-        request = wire.request_to_proto(wire.GenerateRequest(token_ids=tuple(prompt), sampling=sampling))
+        request = wire.request_to_proto(
+            wire.GenerateRequest(token_ids=tuple(prompt), sampling=sampling)
+        )
         tokens, a_while = draw.randint(1, 12), draw.random() * 0.2
         async with grpc.aio.insecure_channel(self.target) as channel:
             call = wire.InferenceServiceStub(channel).Generate(request, timeout=120)
@@ -107,7 +118,9 @@ def held(workers: dict[int, str]) -> dict[str, dict[str, float]]:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             words = (folder / "cmdline").read_text().split("\0")
             links = [_link(entry) for entry in (folder / "fd").iterdir()]
-            name = workers.get(pid) or next((one for one in words if one in ("router", "controller")), words[0][-40:])
+            name = workers.get(pid) or next(
+                (one for one in words if one in ("router", "controller")), words[0][-40:]
+            )
             pages = int((folder / "statm").read_text().split()[1])
             found[f"{name} {pid}"] = {
                 "descriptors": len(links),

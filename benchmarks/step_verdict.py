@@ -11,7 +11,8 @@ from kvrelay.loadtest.report.sweep_report import Report
 from kvrelay.loadtest.report.timeline import Timeline
 from kvrelay.types import POOLS, PoolName
 
-_SLACK_S = 1.5  # between a decision and the look that the recorder took, and of an autoscaler's own looks
+# Between a decision and the look that the recorder took, and of an autoscaler's own looks
+_SLACK_S = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +25,15 @@ class Finding:
 def verdict(
     report: Report, policy: AutoscalingPolicy, pool: PoolName, up_s: float, down_s: float
 ) -> tuple[Finding, ...]:
-    """Of a load that was high between `up_s` and `down_s`, seconds after its start, and that `pool` should follow."""
+    """Of a load that was high between `up_s` and `down_s`, seconds after its start, and that `pool`
+    should follow.
+    """
     timeline, rules = report.timeline, policy.pool(pool)
     assert timeline is not None, "a test with --admin has one"
     assert rules is not None, "its pool has a policy"
-    sizes = {name: distinct([one.pools[name].desired for one in timeline.samples]) for name in POOLS}
+    sizes = {
+        name: distinct([one.pools[name].desired for one in timeline.samples]) for name in POOLS
+    }
     other = POOLS[pool == "prefill"]
     mine = sizes[pool]
     changes = [one for one in timeline.decisions if one.pool == pool]
@@ -37,23 +42,36 @@ def verdict(
     waits = [after - before for before, after in pairwise([*ups[-1:], *downs])]
     failed = sum(bool(row.error) for row in report.rows)
     return (
-        Finding("no request failed", not failed and bool(report.rows), f"{failed} of {len(report.rows)}"),
+        Finding(
+            "no request failed", not failed and bool(report.rows), f"{failed} of {len(report.rows)}"
+        ),
         Finding(f"the {pool} pool grew", max(mine) > mine[0], arrows(mine)),
         Finding(f"the {other} pool stayed", len(sizes[other]) == 1, arrows(sizes[other])),
-        Finding("up, then down: no flapping", turns(mine) <= 1 and mine[-1] == mine[0], arrows(mine)),
         Finding(
-            f"grew upscale_delay_s {rules.upscale_delay_s:g} after the step or later, and before its end",
+            "up, then down: no flapping", turns(mine) <= 1 and mine[-1] == mine[0], arrows(mine)
+        ),
+        Finding(
+            f"grew upscale_delay_s {rules.upscale_delay_s:g} after the step or later, and before "
+            f"its end",
             bool(ups) and up_s + rules.upscale_delay_s - _SLACK_S <= ups[0] <= down_s,
             ", ".join(f"{at - up_s:.1f} s after it" for at in ups) or "never",
         ),
         Finding(
             f"shrank after downscale_delay_s {rules.downscale_delay_s:g} each, after the load",
-            bool(downs) and downs[0] > down_s and all(one >= rules.downscale_delay_s - _SLACK_S for one in waits),
+            bool(downs)
+            and downs[0] > down_s
+            and all(one >= rules.downscale_delay_s - _SLACK_S for one in waits),
             ", ".join(f"{at - down_s:.1f} s after it" for at in downs) or "never",
         ),
-        Finding("every decision has its reason", all(one.reason for one in changes), f"{len(changes)} decisions"),
         Finding(
-            "workers came and went as wanted", _followed(timeline, pool), arrows(_ready(timeline, pool)) + " ready"
+            "every decision has its reason",
+            all(one.reason for one in changes),
+            f"{len(changes)} decisions",
+        ),
+        Finding(
+            "workers came and went as wanted",
+            _followed(timeline, pool),
+            arrows(_ready(timeline, pool)) + " ready",
         ),
     )
 
@@ -79,4 +97,7 @@ def _ready(timeline: Timeline, pool: PoolName) -> list[int]:
 
 def _followed(timeline: Timeline, pool: PoolName) -> bool:
     last = timeline.samples[-1].pools[pool]
-    return last.workers == last.desired and max(_ready(timeline, pool)) > timeline.samples[0].pools[pool].workers
+    return (
+        last.workers == last.desired
+        and max(_ready(timeline, pool)) > timeline.samples[0].pools[pool].workers
+    )

@@ -1,4 +1,6 @@
-"""The systems under load, each started for its measurement and stopped after it. All have the same two cores."""
+"""The systems under load, each started for its measurement and stopped after it. All have the same
+two cores.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""m200 with the bundled model's tokenizer, for tools that make prompts out of real words: `text_model.py FOLDER`."""
+"""m200 with the bundled model's tokenizer, for tools that make prompts out of real words:
+`text_model.py FOLDER`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ def main(folder: Path) -> None:
     demo = Path(resolve_model("demo"))
     words = LlamaConfig.from_pretrained(demo)
     shape = NAMED["m200"].to_dict()
-    ids = {name: getattr(words, name) for name in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")}
+    ids = {
+        name: getattr(words, name)
+        for name in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
+    }
     write_model(folder, LlamaConfig(**(shape | ids)))
     for name in TEXT_FILES:
         shutil.copy(demo / name, folder / name)

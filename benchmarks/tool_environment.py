@@ -27,7 +27,9 @@ _SETTINGS = {
 
 
 def install(tool: LoadTool, cache: Path) -> Path:
-    """The Python of the tool's own environment under `cache`, made on first use. Raises Unavailable if pip fails."""
+    """The Python of the tool's own environment under `cache`, made on first use. Raises Unavailable
+    if pip fails.
+    """
     folder = cache / tool.name
     python = folder / "venv" / "bin" / "python"
     wanted = "\n".join(requirement for call in tool.requirements for requirement in call)
@@ -40,14 +42,18 @@ def install(tool: LoadTool, cache: Path) -> Path:
                 [sys.executable, "-m", "venv", "--clear", folder / "venv"],
                 *([python, *one] for one in calls),
             ):
-                if subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False).returncode:
+                if subprocess.run(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False
+                ).returncode:
                     raise _failure(tool.name, Path(log.name))
         installed.write_text(wanted)
     return python
 
 
 def fresh_folder(path: Path) -> Path:
-    """Empty: an earlier run's result must not pass for this one's. Raises InvalidArgument if it is not one."""
+    """Empty: an earlier run's result must not pass for this one's. Raises InvalidArgument if it is
+    not one.
+    """
     if path.exists():
         if not (path / LOG).is_file():
             raise InvalidArgument(f"{path} is there and not of an earlier run; give another --out")

@@ -1,4 +1,6 @@
-"""Sends requests to vLLM's prefill/decode pair: first to the one server, then, with what it says, to the other."""
+"""Sends requests to vLLM's prefill/decode pair: first to the one server, then, with what it says,
+to the other.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _ASK_FOR_KV: dict[str, Any] = {
 
 
 class VllmPairSender:
-    """Tokens, the first one too, come from the decode server, as in the proxy that vLLM shows for its NixlConnector."""
+    """Tokens, the first one too, come from the decode server, as in the proxy that vLLM shows for
+    its NixlConnector.
+    """
 
     def __init__(self, prefill: str, decode: str, timeout: float, **options: Any) -> None:
         """prefill and decode: http://HOST:PORT. `options` go into the body of every request."""
@@ -35,12 +39,19 @@ class VllmPairSender:
 
     async def send(self, request: PlannedRequest, start: float) -> Row:
         watch = Stopwatch(start, request.at)
-        first = {"max_tokens": 1, "stream": False, "stream_options": None, "kv_transfer_params": _ASK_FOR_KV}
+        first = {
+            "max_tokens": 1,
+            "stream": False,
+            "stream_options": None,
+            "kv_transfer_params": _ASK_FOR_KV,
+        }
         try:
             prefilled = await self._prefill.complete(request, first)
             where = prefilled.get("kv_transfer_params")
             if where is None:
-                raise Internal("the prefill server says of no KV; it runs without --kv-transfer-config")
+                raise Internal(
+                    "the prefill server says of no KV; it runs without --kv-transfer-config"
+                )
             return await self._decode.stream(request, watch, {"kv_transfer_params": where})
         except KvRelayError as error:
             return watch.failed(error)
@@ -49,6 +60,9 @@ class VllmPairSender:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         return None

@@ -39,8 +39,25 @@ async def vllm_server(
             *bound_to_parent(
                 "/usr/bin/env",
                 *(f"{name}={value}" for name, value in (settings | environment).items()),
-                *("taskset", "--cpu-list", listed, str(python), "-m", "vllm.entrypoints.cli.main", "serve", model),
-                *("--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16", "--no-enable-prefix-caching"),
+                *(
+                    "taskset",
+                    "--cpu-list",
+                    listed,
+                    str(python),
+                    "-m",
+                    "vllm.entrypoints.cli.main",
+                    "serve",
+                    model,
+                ),
+                *(
+                    "--host",
+                    "127.0.0.1",
+                    "--port",
+                    str(port),
+                    "--dtype",
+                    "bfloat16",
+                    "--no-enable-prefix-caching",
+                ),
                 *arguments,
             ),
             stdout=output,
@@ -69,7 +86,9 @@ async def _ready(url: str, process: asyncio.subprocess.Process, log: Path) -> No
                 return
             except KvRelayError as error:
                 if time.monotonic() > until:
-                    raise DeadlineExceeded(f"vllm serve is not ready after {_READY_WITHIN_S:g} s: {log}") from error
+                    raise DeadlineExceeded(
+                        f"vllm serve is not ready after {_READY_WITHIN_S:g} s: {log}"
+                    ) from error
             await asyncio.sleep(_POLL_S)
     raise Unavailable(f"vllm serve ended with {process.returncode}: {log}")
 

@@ -17,13 +17,19 @@ class Drafter:
         self._proposers: dict[Sequence, NgramProposer] = {}
 
     def draft(self, sequence: Sequence, room: int) -> tuple[int, ...]:
-        """Up to `room` tokens that may follow. One more than these is sampled, and no more than the answer may have."""
+        """Up to `room` tokens that may follow. One more than these is sampled, and no more than the
+        answer may have.
+        """
         left = sequence.spec.sampling.max_tokens - sequence.num_emitted
-        limit = min(self._config.tokens, room, left - 1, self._max_model_len - len(sequence.tokens) - 1)
+        limit = min(
+            self._config.tokens, room, left - 1, self._max_model_len - len(sequence.tokens) - 1
+        )
         if limit <= 0:
             return ()
         if sequence not in self._proposers:
-            self._proposers[sequence] = NgramProposer(self._config.min_ngram, self._config.max_ngram)
+            self._proposers[sequence] = NgramProposer(
+                self._config.min_ngram, self._config.max_ngram
+            )
         return self._proposers[sequence].propose(sequence.tokens, limit)
 
     def forget(self, sequence: Sequence) -> None:

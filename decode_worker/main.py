@@ -27,8 +27,8 @@ async def serve(
     model: LoadedModel | None = None,
     runner: ModelRunner | None = None,
 ) -> int:
-    """Loads the model unless it, or its runner, is given, then serves until `stop` says so. Returns the
-    epoch that it had.
+    """Loads the model unless it, or its runner, is given, then serves until `stop` says so. Returns
+    the epoch that it had.
 
     Raises ModelRefused, ConfigError, Unavailable, StepHung.
     """
@@ -44,7 +44,9 @@ def builder(
     config = settings.config
     kv = config.pool_kv(settings.pool)
 
-    def build(server: grpc.aio.Server, identity: Identity, credentials: Credentials | None) -> DecodeWorker:
+    def build(
+        server: grpc.aio.Server, identity: Identity, credentials: Credentials | None
+    ) -> DecodeWorker:
         cache = KvCache(
             runner.num_blocks,
             kv.block_size,

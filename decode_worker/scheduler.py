@@ -17,15 +17,16 @@ def _age(sequence: Sequence) -> tuple[int, float]:
 
 
 class DecodeScheduler:
-    """Continuous batching: each step runs one token of every decoding sequence and, beside them, chunks of
-    the prompts that are prefilled here, under a token budget, fairly between tenants.
+    """Continuous batching: each step runs one token of every decoding sequence and, beside them,
+    chunks of the prompts that are prefilled here, under a token budget, fairly between tenants.
 
-    Active sequences hold blocks for all their tokens; waiting ones hold none. When a decoding sequence
-    needs a block and none is left, one is preempted: it waits again and is recomputed from its tokens later.
-    That is the youngest of the tenant that has most blocks for its weight, and never the oldest of all: it
-    always gets on.
+    Active sequences hold blocks for all their tokens; waiting ones hold none. When a decoding
+    sequence needs a block and none is left, one is preempted: it waits again and is recomputed from
+    its tokens later. That is the youngest of the tenant that has most blocks for its weight, and
+    never the oldest of all: it always gets on.
 
-    With a drafter, decoding sequences guess ahead as far as blocks are left over: nobody is preempted for a guess.
+    With a drafter, decoding sequences guess ahead as far as blocks are left over: nobody is
+    preempted for a guess.
     """
 
     def __init__(self, cache: KvCache, chunk_tokens: int, drafter: Drafter | None = None) -> None:
@@ -54,12 +55,18 @@ class DecodeScheduler:
         self._waiting.sort(key=_age)
 
     def join(self, sequence: Sequence) -> None:
-        """A sequence whose KV was handed over, all but its last token's: it decodes from the next step on."""
-        assert sequence.uncomputed == 1, f"{sequence.uncomputed} tokens left to compute at the hand-off"
+        """A sequence whose KV was handed over, all but its last token's: it decodes from the next
+        step on.
+        """
+        assert sequence.uncomputed == 1, (
+            f"{sequence.uncomputed} tokens left to compute at the hand-off"
+        )
         self._activate(sequence)
 
     def next(self, now: float) -> list[Work]:
-        """The next step's work; empty when there is nothing to run, or when all that waits waits for blocks."""
+        """The next step's work; empty when there is nothing to run, or when all that waits waits
+        for blocks.
+        """
         self._grow()
         batch: list[Work] = []
         budget = self._chunk_tokens
@@ -91,7 +98,9 @@ class DecodeScheduler:
         return batch
 
     def complete(self, batch: list[Work]) -> None:
-        """Takes in a finished step; sequences that were removed meanwhile give their blocks back now."""
+        """Takes in a finished step; sequences that were removed meanwhile give their blocks back
+        now.
+        """
         for work in batch:
             sequence = work.sequence
             sequence.in_flight = False
@@ -125,7 +134,9 @@ class DecodeScheduler:
                 self.preemptions += 1
 
     def _victim(self) -> int:
-        """The place of the active sequence that gives its blocks up: of the least urgent, see the class."""
+        """The place of the active sequence that gives its blocks up: of the least urgent, see the
+        class.
+        """
         least_urgent = self._active[-1].spec.priority
         blocks: Counter[str] = Counter()
         for sequence in self._active:
@@ -135,11 +146,17 @@ class DecodeScheduler:
             sequence = self._active[place]
             return blocks[sequence.spec.tenant] / sequence.weight, place
 
-        others = [place for place in range(1, len(self._active)) if self._active[place].spec.priority == least_urgent]
+        others = [
+            place
+            for place in range(1, len(self._active))
+            if self._active[place].spec.priority == least_urgent
+        ]
         return max(others, key=excess, default=0)
 
     def _admit(self, sequence: Sequence, now: float) -> bool:
-        """Takes blocks for all tokens, if a spare block for each active sequence is left beside them."""
+        """Takes blocks for all tokens, if a spare block for each active sequence is left beside
+        them.
+        """
         sequence.take_prefix(self._cache)
         missing = sequence.blocks_missing(len(sequence.tokens))
         if missing + len(self._active) > self._cache.pool.num_available:
@@ -152,12 +169,16 @@ class DecodeScheduler:
         return True
 
     def _draft(self, sequence: Sequence) -> tuple[int, ...]:
-        """A guess that there is room for, in the blocks and those that leave a spare one for each active sequence."""
+        """A guess that there is room for, in the blocks and those that leave a spare one for each
+        active sequence.
+        """
         if self._drafter is None or len(self._active) > self._drafter.max_batch:
             return ()
         length = len(sequence.tokens)
         spare = max(0, self._cache.pool.num_available - len(self._active))
-        draft = self._drafter.draft(sequence, (len(sequence.blocks) + spare) * self._cache.block_size - length)
+        draft = self._drafter.draft(
+            sequence, (len(sequence.blocks) + spare) * self._cache.block_size - length
+        )
         sequence.take_blocks(self._cache, length + len(draft))
         return draft
 

@@ -1,4 +1,6 @@
-"""A decode worker: promises blocks, takes hand-offs in, and streams tokens from a continuous batch."""
+"""A decode worker: promises blocks, takes hand-offs in, and streams tokens from a continuous
+batch.
+"""
 
 from __future__ import annotations
 
@@ -101,12 +103,17 @@ class DecodeWorker(Worker):
                 raise KvRelayError(f"a decode worker does not take {type(command).__name__}")
 
     def _join(self, lease: Lease, first_token: int, num_tokens: int) -> None:
-        """The KV of a reserved sequence has arrived: it joins the batch with the token that prefill sampled."""
+        """The KV of a reserved sequence has arrived: it joins the batch with the token that prefill
+        sampled.
+        """
         sequence, _ = self._reserved.pop(lease.key)
         expected = len(sequence.tokens)
         if num_tokens != expected or not 0 <= first_token < self.runner.vocab_size:
             sequence.drop_blocks(self.cache)
-            text = f"KV of {num_tokens} tokens and first token {first_token} came for a sequence of {expected} tokens"
+            text = (
+                f"KV of {num_tokens} tokens and first token {first_token} came for a sequence of "
+                f"{expected} tokens"
+            )
             self.sessions.pop(lease.key).send(Failed(*lease.key, Code.DATA_LOSS, text))
             return
         sequence.advance(self.cache, num_tokens - sequence.num_computed)
@@ -151,8 +158,9 @@ class DecodeWorker(Worker):
         )
 
     def _busy_share(self) -> float:
-        """Its engine computes whenever anybody decodes, so its time says nothing; its seats do. By their root, as steps
-        of a larger batch take longer: what keeps a quarter of two workers' seats would keep more than half of one's.
+        """Its engine computes whenever anybody decodes, so its time says nothing; its seats do. By
+        their root, as steps of a larger batch take longer: what keeps a quarter of two workers'
+        seats would keep more than half of one's.
         """
         return math.sqrt(min(1.0, self._seats_taken.mean(self.clock.now())))
 
@@ -167,7 +175,13 @@ class DecodeWorker(Worker):
             self.receiver.revoke(lease.lease_id)
             session = self.sessions.pop(lease.key, None)
             if session is not None:
-                session.send(Failed(*lease.key, Code.FAILED_PRECONDITION, "the lease ended before its KV arrived"))
+                session.send(
+                    Failed(
+                        *lease.key,
+                        Code.FAILED_PRECONDITION,
+                        "the lease ended before its KV arrived",
+                    )
+                )
         self._release_leases()
 
     async def close(self) -> None:
@@ -179,13 +193,19 @@ class DecodeWorker(Worker):
         """Whether there is a seat for another sequence; refuses it otherwise."""
         if not self.can_run(spec, session):
             return False
-        # An ended lease of the same name counts as a seat too, until the last copy into its blocks is over.
-        full = len(self._scheduler) + len(self._leases) >= self._max_batch or spec.key in self._reserved
+        # An ended lease of the same name counts as a seat too, until the last copy into its blocks
+        # is over.
+        full = (
+            len(self._scheduler) + len(self._leases) >= self._max_batch
+            or spec.key in self._reserved
+        )
         if full:
             session.send(Refused(*spec.key, "full"))
         return not full
 
-    def _reserve(self, spec: SequenceSpec, lease_seconds: float, prefill_worker: str, session: RouterSession) -> None:
+    def _reserve(
+        self, spec: SequenceSpec, lease_seconds: float, prefill_worker: str, session: RouterSession
+    ) -> None:
         sequence = self.begin(spec)
         sequence.take_prefix(self.cache)
         cached_blocks = len(sequence.blocks)
@@ -195,7 +215,9 @@ class DecodeWorker(Worker):
             sequence.drop_blocks(self.cache)
             session.send(Refused(*spec.key, "full"))
             return
-        lease = self._leases.grant(spec.key, sequence.blocks, cached_blocks, lease_seconds, self.clock.now())
+        lease = self._leases.grant(
+            spec.key, sequence.blocks, cached_blocks, lease_seconds, self.clock.now()
+        )
         target = HandoffTarget(
             worker_id=self.identity.worker_id,
             address=self.identity.address,

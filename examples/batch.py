@@ -2,8 +2,9 @@
 
     python examples/batch.py prompts.jsonl answers.jsonl
 
-Each line of the first is {"prompt": ..., and anything else that `generate` takes}. Answers are written as they are
-ready, with the number of their line, from 1; a line that fails says so in its place, and the others go on.
+Each line of the first is {"prompt": ..., and anything else that `generate` takes}. Answers are
+written as they are ready, with the number of their line, from 1; a line that fails says so in its
+place, and the others go on.
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ async def answer_all(lines: Iterator[tuple[int, str]], out: TextIO) -> None:
             for number, line in lines:  # shared: each takes the next
                 try:
                     answer = await client.generate(**json.loads(line))
-                    row = {"line": number, "text": answer.text, "finish_reason": answer.finish_reason}
+                    row = {
+                        "line": number,
+                        "text": answer.text,
+                        "finish_reason": answer.finish_reason,
+                    }
                 except (kvrelay.KvRelayError, ValueError, TypeError) as error:
                     row = {"line": number, "error": f"{type(error).__name__}: {error}"}
                 out.write(json.dumps(row) + "\n")
@@ -42,5 +47,8 @@ async def answer_all(lines: Iterator[tuple[int, str]], out: TextIO) -> None:
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit("usage: python examples/batch.py PROMPTS.jsonl ANSWERS.jsonl")
-    with open(sys.argv[1], encoding="utf-8") as source, open(sys.argv[2], "w", encoding="utf-8") as target:
+    with (
+        open(sys.argv[1], encoding="utf-8") as source,
+        open(sys.argv[2], "w", encoding="utf-8") as target,
+    ):
         asyncio.run(answer_all(enumerate(source, 1), target))

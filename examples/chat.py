@@ -1,6 +1,7 @@
 """A conversation: each line from stdin is a message, an empty one or Ctrl-D ends.
 
-The model needs a chat template. Turns share their beginning, so most of a later prompt comes from the prefix cache.
+The model needs a chat template. Turns share their beginning, so most of a later prompt comes from
+the prefix cache.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ def main() -> None:
                     print(event.text, end="", flush=True)
                 answer = stream.result()
             messages.append({"role": "assistant", "content": answer.text})
-            print(f"\n[{answer.usage.cached_tokens} of {answer.usage.prompt_tokens} prompt tokens were cached]")
+            print(
+                f"\n[{answer.usage.cached_tokens} of {answer.usage.prompt_tokens} prompt tokens "
+                f"were cached]"
+            )
 
 
 if __name__ == "__main__":

@@ -9,10 +9,14 @@ import kvrelay
 
 def main() -> None:
     policy = kvrelay.RetryPolicy(max_attempts=3, max_backoff_s=1.0)
-    with kvrelay.Client(os.environ.get("KVRELAY_TARGET", "127.0.0.1:50051"), retry=policy) as client:
+    with kvrelay.Client(
+        os.environ.get("KVRELAY_TARGET", "127.0.0.1:50051"), retry=policy
+    ) as client:
         client.wait_ready()
         try:
-            client.generate("A long story:", max_tokens=4000, ignore_eos=True, timeout=0.25).result()
+            client.generate(
+                "A long story:", max_tokens=4000, ignore_eos=True, timeout=0.25
+            ).result()
         except kvrelay.DeadlineExceeded as error:
             print("deadline:", error)
 

@@ -17,15 +17,23 @@ async def main() -> None:
         began = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
             answers = [
-                tasks.create_task(client.generate(f"Story number {one}:", max_tokens=8, seed=one).result())
+                tasks.create_task(
+                    client.generate(f"Story number {one}:", max_tokens=8, seed=one).result()
+                )
                 for one in range(REQUESTS)
             ]
         seconds = time.monotonic() - began
     completions = [one.result() for one in answers]
     tokens = sum(len(one.token_ids) for one in completions)
     firsts = sorted(one.ttft_seconds for one in completions if one.ttft_seconds is not None)
-    print(f"{len(completions)} answers, {tokens} tokens in {seconds:.2f} s: {tokens / seconds:.0f} tokens/s")
-    print(f"time to first token: median {firsts[len(firsts) // 2] * 1000:.0f} ms, most {firsts[-1] * 1000:.0f} ms")
+    print(
+        f"{len(completions)} answers, {tokens} tokens in {seconds:.2f} s: {tokens / seconds:.0f} "
+        f"tokens/s"
+    )
+    print(
+        f"time to first token: median {firsts[len(firsts) // 2] * 1000:.0f} ms, most "
+        f"{firsts[-1] * 1000:.0f} ms"
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""One answer over several routers: when one goes away in its midst, the next goes on from the same token.
+"""One answer over several routers: when one goes away in its midst, the next goes on from the same
+token.
 
     KVRELAY_TARGETS=10.0.0.1:50051,10.0.0.2:50051 python examples/several_routers.py
 
-Nothing has to be done for it but to name them. An answer that must outlive this process as well keeps its seed and its
-token ids, and gives them back as `seed` and `resume`; that is what the second half shows.
+Nothing has to be done for it but to name them. An answer that must outlive this process as well
+keeps its seed and its token ids, and gives them back as `seed` and `resume`; that is what the
+second half shows.
 """
 
 from __future__ import annotations

@@ -18,11 +18,18 @@ def main(prompt: str) -> None:
             for event in stream:
                 print(event.text, end="", flush=True)
             answer = stream.result()  # all of it is here already
-    print(f"\n\n{answer.finish_reason} after {answer.usage.completion_tokens} tokens, {answer.path}: {answer.why}")
+    print(
+        f"\n\n{answer.finish_reason} after {answer.usage.completion_tokens} tokens, "
+        f"{answer.path}: {answer.why}"
+    )
     if answer.ledger is not None:
         for phase, seconds in answer.ledger.phases:
             print(f"  {phase:14} {seconds * 1000:8.2f} ms")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "Once upon a time there was a brave little fox named Ruby.")
+    main(
+        sys.argv[1]
+        if len(sys.argv) > 1
+        else "Once upon a time there was a brave little fox named Ruby."
+    )

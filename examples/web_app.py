@@ -1,4 +1,5 @@
-"""kvrelay inside a web application: one client for the app's life, each answer streamed to its browser.
+"""kvrelay inside a web application: one client for the app's life, each answer streamed to its
+browser.
 
     pip install starlette uvicorn
     uvicorn --app-dir examples web_app:app --port 8080
@@ -34,9 +35,12 @@ async def lifespan(app: Starlette) -> AsyncIterator[State]:
 
 async def story(request: Request) -> Response:
     about = request.query_params.get("about", "a fox")
-    stream = request.state.client.generate(f"Once upon a time there was {about}.", max_tokens=32, timeout=30.0)
+    stream = request.state.client.generate(
+        f"Once upon a time there was {about}.", max_tokens=32, timeout=30.0
+    )
     try:
-        first = await anext(stream)  # an error that comes before any text still has a status of its own
+        # An error that comes before any text still has a status of its own
+        first = await anext(stream)
     except kvrelay.KvRelayError as error:
         return JSONResponse({"error": error.message}, status_code=error.code.http_status)
 

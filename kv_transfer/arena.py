@@ -1,4 +1,6 @@
-"""The memory that KV blocks lie in, as a transport sees it: bytes. Slow calls, for worker threads."""
+"""The memory that KV blocks lie in, as a transport sees it: bytes. Slow calls, for worker
+threads.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ from kvrelay.types import KvLayout
 
 
 class Arena(Protocol):
-    """`buffer` is 1-D uint8, laid out as `layout` says. On a CPU it is a memory file named `kvrelay-NONCE`.
+    """`buffer` is 1-D uint8, laid out as `layout` says. On a CPU it is a memory file named
+    `kvrelay-NONCE`.
 
-    `shares` is that one, or, of ranks on several GPUs, the arena of each rank, of which `buffer` is the first.
+    `shares` is that one, or, of ranks on several GPUs, the arena of each rank, of which `buffer` is
+    the first.
     """
 
     buffer: torch.Tensor
@@ -38,7 +42,9 @@ def device_of(arena: Arena) -> str:
 
 
 def by_rank(arena: Arena, layers: Layers) -> list[tuple[torch.Tensor, Places]]:
-    """The memories that the arena lies in, and where in them: all in one, or a GPU for each rank."""
+    """The memories that the arena lies in, and where in them: all in one, or a GPU for each
+    rank.
+    """
     if len(arena.shares) == 1:
         return [(arena.buffer, places_in(arena, layers))]
     places = Places.of_arena(arena.layout.share, arena.num_blocks, layers)
@@ -50,28 +56,43 @@ def on_host(arena: Arena) -> bool:
 
 
 def pieces(arena: Arena, blocks: Sequence[int], layers: Layers) -> tuple[memoryview, ...]:
-    """The bytes of these blocks in plan order, where they lie, or, of an arena on a GPU, a copy on the host."""
+    """The bytes of these blocks in plan order, where they lie, or, of an arena on a GPU, a copy on
+    the host.
+    """
     if on_host(arena):
         data = arena.buffer.numpy().data
-        return tuple(data[offset : offset + length] for offset, length in byte_ranges(places_in(arena, layers), blocks))
+        return tuple(
+            data[offset : offset + length]
+            for offset, length in byte_ranges(places_in(arena, layers), blocks)
+        )
     return (read_blocks(arena, blocks, layers).cpu().numpy().data,)
 
 
 def read_blocks(arena: Arena, blocks: Sequence[int], layers: Layers) -> torch.Tensor:
-    """The bytes of these blocks in plan order: a new 1-D uint8 tensor on the device of the arena's buffer."""
+    """The bytes of these blocks in plan order: a new 1-D uint8 tensor on the device of the arena's
+    buffer.
+    """
     if len(arena.shares) > 1:
-        settle(arena)  # rank 0's GPU has then summed up what the others' gave after they had stored their KV
-    parts = [gathered(data, places, blocks).to(arena.buffer.device) for data, places in by_rank(arena, layers)]
+        # Rank 0's GPU has then summed up what the others' gave after they had stored their KV
+        settle(arena)
+    parts = [
+        gathered(data, places, blocks).to(arena.buffer.device)
+        for data, places in by_rank(arena, layers)
+    ]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def gathered(data: torch.Tensor, places: Places, blocks: Sequence[int]) -> torch.Tensor:
     """The bytes of these blocks in plan order: a new 1-D uint8 tensor on the device of `data`."""
-    return torch.cat([data[offset : offset + length] for offset, length in byte_ranges(places, blocks)])
+    return torch.cat(
+        [data[offset : offset + length] for offset, length in byte_ranges(places, blocks)]
+    )
 
 
 def settle(arena: Arena) -> None:
-    """Returns once the arena holds what its GPUs were told to compute until now. A host's does at once."""
+    """Returns once the arena holds what its GPUs were told to compute until now. A host's does at
+    once.
+    """
     for share in arena.shares:
         if share.is_cuda:
             torch.cuda.current_stream(share.device).synchronize()
@@ -109,11 +130,22 @@ def write_blocks(
         assert not digests, "a GPU has no XXH3"
         data = gathered(source, source_places, source_blocks)
     elif on_host(arena):
-        return copy_blocks(source, source_places, source_blocks, arena.buffer.numpy(), places, blocks, digests=digests)
+        return copy_blocks(
+            source,
+            source_places,
+            source_blocks,
+            arena.buffer.numpy(),
+            places,
+            blocks,
+            digests=digests,
+        )
     else:
         found = digest_blocks(source, source_places, source_blocks) if digests else ()
         payload = np.concatenate(
-            [source[offset : offset + size] for offset, size in byte_ranges(source_places, source_blocks)]
+            [
+                source[offset : offset + size]
+                for offset, size in byte_ranges(source_places, source_blocks)
+            ]
         )
         data = torch.from_numpy(payload).to(arena.buffer.device)
     start = 0

@@ -1,4 +1,6 @@
-"""Copies blocks between memories on the host and digests them: by a kernel of our own in one pass, else by numpy."""
+"""Copies blocks between memories on the host and digests them: by a kernel of our own in one pass,
+else by numpy.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def copy_blocks(
     A block's digest is XXH3-64 of its bytes, region after region.
     """
     if _suits(source_places) and _suits(target_places) and target.ctypes.data % _STRIPE == 0:
-        return _run(source, source_places, source_blocks, target, target_places, blocks, digests=digests)
+        return _run(
+            source, source_places, source_blocks, target, target_places, blocks, digests=digests
+        )
     for origin, offset, length in byte_copies(source_places, source_blocks, target_places, blocks):
         target[offset : offset + length] = source[origin : origin + length]
     # Of what arrived, so that a source that changed under the copy shows.

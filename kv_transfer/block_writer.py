@@ -22,23 +22,33 @@ _MAX_BLOCK_SIZE = 1024  # tokens
 
 
 class Landing:
-    """For one push. `theirs` is the layout of the sender's blocks, `digest` the kind of their digests, if these are
-    to be checked. Raises Unimplemented for a kind that is not known here."""
+    """For one push. `theirs` is the layout of the sender's blocks, `digest` the kind of their
+    digests, if these are to be checked. Raises Unimplemented for a kind that is not known here."""
 
     def __init__(self, arena: Arena, lease: Lease, theirs: KvLayout, digest: str | None) -> None:
         if digest not in (XXH3, MULTILINEAR, None):
-            raise Unimplemented(f"digest {digest!r} is not one that this worker knows: {XXH3}, {MULTILINEAR}")
+            raise Unimplemented(
+                f"digest {digest!r} is not one that this worker knows: {XXH3}, {MULTILINEAR}"
+            )
         self._arena = arena
         self._lease = lease
         self._theirs = theirs
         self._digest = digest
 
     def land(self, source: Source, frame: KvBlocks) -> None:
-        """Writes a frame's KV. Raises DataLoss when it is not what was sent; then the blocks hold nothing of use."""
+        """Writes a frame's KV. Raises DataLoss when it is not what was sent; then the blocks hold
+        nothing of use.
+        """
         if self._digest is not None and len(frame.digests) != frame.count:
-            raise DataLoss(f"frame {frame.sequence} has {len(frame.digests)} digests for {frame.count} blocks")
+            raise DataLoss(
+                f"frame {frame.sequence} has {len(frame.digests)} digests for {frame.count} blocks"
+            )
         if self._digest == MULTILINEAR:
-            data = source.data if isinstance(source.data, torch.Tensor) else torch.from_numpy(source.data)
+            data = (
+                source.data
+                if isinstance(source.data, torch.Tensor)
+                else torch.from_numpy(source.data)
+            )
             self._check(frame, multilinear_digests(data, source.places, source.blocks))
         if self._theirs == self._arena.layout:
             blocks = self._lease.blocks[frame.first : frame.first + frame.count]
@@ -65,15 +75,28 @@ class Landing:
         else:
             on_host = np.empty(frame.num_bytes, dtype=np.uint8)
             found = copy_blocks(
-                source.data, source.places, source.blocks, on_host, places, numbers, digests=self._in_passing
+                source.data,
+                source.places,
+                source.blocks,
+                on_host,
+                places,
+                numbers,
+                digests=self._in_passing,
             )
             self._check(frame, found)
             data = torch.from_numpy(on_host).to(self._arena.buffer.device)
         begin = max(frame.first * theirs.block_size, self._lease.cached_blocks * ours.block_size)
-        end = min((frame.first + frame.count) * theirs.block_size, len(self._lease.blocks) * ours.block_size)
+        end = min(
+            (frame.first + frame.count) * theirs.block_size,
+            len(self._lease.blocks) * ours.block_size,
+        )
         first, last = begin // ours.block_size, ours.blocks_for(end)
         sent = Span(data, theirs, places, numbers, frame.first * theirs.block_size)
-        blocks, start, tokens = self._lease.blocks[first:last], first * ours.block_size, range(begin, end)
+        blocks, start, tokens = (
+            self._lease.blocks[first:last],
+            first * ours.block_size,
+            range(begin, end),
+        )
         if len(self._arena.shares) == 1:
             target = Span(self._arena.buffer, ours, places_in(self._arena, layers), blocks, start)
             convert(sent, target, tokens, layers)
@@ -81,19 +104,29 @@ class Landing:
         # Of ranks on several GPUs: on the host, since a frame may bring a part of a block.
         held = read_blocks(self._arena, blocks, layers).cpu()
         payload = Places.of_payload(ours, len(blocks), layers)
-        convert(replace(sent, data=data.cpu()), Span(held, ours, payload, range(len(blocks)), start), tokens, layers)
-        write_blocks(self._arena, blocks, layers, held.numpy(), payload, range(len(blocks)), digests=False)
+        convert(
+            replace(sent, data=data.cpu()),
+            Span(held, ours, payload, range(len(blocks)), start),
+            tokens,
+            layers,
+        )
+        write_blocks(
+            self._arena, blocks, layers, held.numpy(), payload, range(len(blocks)), digests=False
+        )
 
     @property
     def _in_passing(self) -> bool:
-        """Whether digests come with the copy; the others were taken before it, of a copy of our own."""
+        """Whether digests come with the copy; the others were taken before it, of a copy of our
+        own.
+        """
         return self._digest == XXH3
 
     def _check(self, frame: KvBlocks, found: tuple[int, ...]) -> None:
         for index, (sent, arrived) in enumerate(zip(frame.digests, found, strict=False)):
             if sent != arrived:
                 raise DataLoss(
-                    f"block {frame.first + index} arrived with digest {arrived:016x}, not {sent:016x} as sent; "
+                    f"block {frame.first + index} arrived with digest {arrived:016x}, not "
+                    f"{sent:016x} as sent; "
                     "none of it will be used"
                 )
 
@@ -102,16 +135,20 @@ def check_layouts(ours: KvLayout, theirs: KvLayout) -> None:
     """Raises FailedPrecondition unless blocks of one can be made into blocks of the other."""
     if theirs.layers != ours.layers:
         raise FailedPrecondition(
-            f"the sender's KV has {len(theirs.layers)} layers, or heads, or sizes of heads, that are not mine; "
+            f"the sender's KV has {len(theirs.layers)} layers, or heads, or sizes of heads, that "
+            f"are not mine; "
             "both workers need the same model"
         )
     if theirs.ranks < 1 or any(layer.kv_heads % theirs.ranks for layer in theirs.layers):
-        raise FailedPrecondition(f"the sender's KV heads cannot be shared by {theirs.ranks} ranks alike")
+        raise FailedPrecondition(
+            f"the sender's KV heads cannot be shared by {theirs.ranks} ranks alike"
+        )
     fits = 1 <= theirs.block_size <= _MAX_BLOCK_SIZE and theirs.dtype in DTYPE_BYTES
     if theirs.word:  # the order of the CPU kernels
         fits = fits and theirs.word in (1, 2) and theirs.block_size % 16 == 0
         fits = fits and not any(layer.k_dim % theirs.word for layer in theirs.layers)
     if not fits:
         raise FailedPrecondition(
-            f"the sender's blocks of {theirs.block_size} tokens in {theirs.dtype} are of no kind that I know"
+            f"the sender's blocks of {theirs.block_size} tokens in {theirs.dtype} are of no kind "
+            f"that I know"
         )

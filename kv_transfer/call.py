@@ -12,15 +12,16 @@ from kvrelay.errors import Unavailable
 from kvrelay.wire.status import error_from_rpc
 from kvrelay.wire.transfer import KvReceipt, kv_push, receipt_from_proto
 
-# grpc.aio's own status when a write in flight meets the end of the call. It can stand before the peer's status,
-# or in its place.
+# grpc.aio's own status when a write in flight meets the end of the call. It can stand before the
+# peer's status, or in its place.
 _INTERRUPTED_WRITE = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 
 
 class PushCall:
     """Every wait for the peer ends after `patience` seconds, with Unavailable.
 
-    What a single step of the call fails of does not matter: once the call is over, its outcome says why.
+    What a single step of the call fails of does not matter: once the call is over, its outcome says
+    why.
     """
 
     def __init__(self, channel: grpc.aio.Channel, address: str, patience: float) -> None:
@@ -40,7 +41,8 @@ class PushCall:
     async def open(self, opening: bytes) -> None:
         """Writes the first frame.
 
-        Returns when the peer, by its initial metadata, has said that it takes the push, or the call is over.
+        Returns when the peer, by its initial metadata, has said that it takes the push, or the call
+        is over.
         """
         await self.write(opening)
         await self._step(self._call.initial_metadata(), "did not answer")

@@ -23,10 +23,11 @@ def message_bytes(layout: KvLayout) -> int:
 
 
 class Channels:
-    """A peer that is silent for some seconds, or gone, fails the calls in flight to it with UNAVAILABLE.
+    """A peer that is silent for some seconds, or gone, fails the calls in flight to it with
+    UNAVAILABLE.
 
-    When the certificate that this worker shows is replaced, the next call to each peer connects anew; calls on the
-    connection before go on.
+    When the certificate that this worker shows is replaced, the next call to each peer connects
+    anew; calls on the connection before go on.
     """
 
     def __init__(self, layout: KvLayout, credentials: Credentials | None = None) -> None:
@@ -34,7 +35,8 @@ class Channels:
             ("grpc.max_send_message_length", message_bytes(layout)),
             ("grpc.keepalive_time_ms", _PING_MS),
             ("grpc.keepalive_timeout_ms", 2 * _PING_MS),
-            ("grpc.http2.ping_timeout_ms", 2 * _PING_MS),  # of those that gRPC sends to measure bandwidth
+            # Of those that gRPC sends to measure bandwidth
+            ("grpc.http2.ping_timeout_ms", 2 * _PING_MS),
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.use_local_subchannel_pool", 1),  # a new channel makes a new connection
         ]
@@ -45,7 +47,10 @@ class Channels:
         self._retired: set[asyncio.Task[None]] = set()
 
     def get(self, address: str) -> grpc.aio.Channel:
-        if self._credentials is not None and (current := self._credentials.current()) is not self._shown:
+        if (
+            self._credentials is not None
+            and (current := self._credentials.current()) is not self._shown
+        ):
             self._shown = current
             self._renew()
         if address not in self._open:
@@ -53,7 +58,9 @@ class Channels:
         return self._open[address]
 
     def retire(self, address: str, broken: grpc.aio.Channel, grace: float) -> None:
-        """The next call to the address takes a new connection; those on this one have `grace` seconds to end."""
+        """The next call to the address takes a new connection; those on this one have `grace`
+        seconds to end.
+        """
         if address in self._open and self._open[address] is broken:
             del self._open[address]
             self._retire(broken, grace)

@@ -1,4 +1,6 @@
-"""Blocks of one layout made into blocks of another: unlike block sizes, orders, dtypes, and numbers of ranks."""
+"""Blocks of one layout made into blocks of another: unlike block sizes, orders, dtypes, and numbers
+of ranks.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ from kv_transfer.plan import Layers, Places
 from kvrelay.engine.base.int8 import dequantise, quantise
 from kvrelay.types import SCALE_DTYPE, KvLayout, LayerKv
 
-_TORCH = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
+_TORCH = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.int8,
+}
 _PANEL = 32  # keys, or columns of values, that lie together in the kernels' order
 
 
@@ -31,10 +38,12 @@ class Span:
 
 
 def convert(source: Span, target: Span, tokens: range, layers: Layers) -> None:
-    """Copies the KV of `tokens`, consecutive positions that both spans hold. All else in the target stays as it is.
+    """Copies the KV of `tokens`, consecutive positions that both spans hold. All else in the target
+    stays as it is.
 
-    Each head goes to the rank that has it. int8 is made and read as `kvrelay.engine.base.int8` says, so it is within half a scale
-    of what was there; other dtypes are rounded to the nearest value.
+    Each head goes to the rank that has it. int8 is made and read as `kvrelay.engine.base.int8`
+    says, so it is within half a scale of what was there; other dtypes are rounded to the nearest
+    value.
     """
     from_rows, to_rows = source.rows(tokens), target.rows(tokens)
     for index in range(2 * layers.num):
@@ -45,7 +54,9 @@ def convert(source: Span, target: Span, tokens: range, layers: Layers) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Vectors:
-    """K or V of one layer: values [tokens, heads, dim] and, of int8, scales [tokens, heads]. All ranks' heads."""
+    """K or V of one layer: values [tokens, heads, dim] and, of int8, scales [tokens, heads]. All
+    ranks' heads.
+    """
 
     values: torch.Tensor
     scales: torch.Tensor | None
@@ -58,12 +69,20 @@ class _Vectors:
         rows = len(span.blocks) * span.layout.block_size
         ranks = range(span.layout.ranks)
         values = [
-            torch.cat([part[blocks].reshape(rows, heads, -1) for part in _in_order(span, layers, index, rank)], dim=2)
+            torch.cat(
+                [
+                    part[blocks].reshape(rows, heads, -1)
+                    for part in _in_order(span, layers, index, rank)
+                ],
+                dim=2,
+            )
             for rank in ranks
         ]
         scales = None
         if span.layout.dtype == "int8":
-            shares = [_scales(span, layers, index, rank)[blocks].reshape(rows, heads) for rank in ranks]
+            shares = [
+                _scales(span, layers, index, rank)[blocks].reshape(rows, heads) for rank in ranks
+            ]
             scales = torch.cat(shares, dim=1)
         return cls(torch.cat(values, dim=1), scales)
 
@@ -74,7 +93,9 @@ class _Vectors:
         values, scales = new.values, new.scales
         if self.scales is None:
             dtype = self.values.dtype
-            self.values[rows] = values.to(dtype) if scales is None else dequantise(values, scales, dtype)
+            self.values[rows] = (
+                values.to(dtype) if scales is None else dequantise(values, scales, dtype)
+            )
             return
         if scales is None:
             values, scales = quantise(values)
@@ -92,7 +113,9 @@ class _Vectors:
                 start += width
         if self.scales is not None:
             for rank, scales in enumerate(self.scales.chunk(ranks, dim=1)):
-                _scales(span, layers, index, rank)[blocks] = scales.reshape(len(span.blocks), -1, scales.shape[1])
+                _scales(span, layers, index, rank)[blocks] = scales.reshape(
+                    len(span.blocks), -1, scales.shape[1]
+                )
 
 
 def _layer(span: Span, layers: Layers, index: int) -> LayerKv:
@@ -101,8 +124,8 @@ def _layer(span: Span, layers: Layers, index: int) -> LayerKv:
 
 
 def _in_order(span: Span, layers: Layers, index: int, rank: int) -> list[torch.Tensor]:
-    """Views of K's or V's region of a rank, [num_blocks, tokens..., heads, dim...]: one, or one for some of the dim's
-    columns and one for the others."""
+    """Views of K's or V's region of a rank, [num_blocks, tokens..., heads, dim...]: one, or one for
+    some of the dim's columns and one for the others."""
     layout, layer = span.layout, _layer(span, layers, index)
     dim = layer.v_dim if index % 2 else layer.k_dim
     size, heads, word = layout.block_size, layer.kv_heads, layout.word
@@ -114,11 +137,17 @@ def _in_order(span: Span, layers: Layers, index: int, rank: int) -> list[torch.T
     region = region.view(num, heads, size * dim)
     if index % 2 == 0:
         group = _PANEL if size % _PANEL == 0 else _PANEL // 2
-        return [region.view(num, heads, size // group, dim // word, group, word).permute(0, 2, 4, 1, 3, 5)]
+        return [
+            region.view(num, heads, size // group, dim // word, group, word).permute(
+                0, 2, 4, 1, 3, 5
+            )
+        ]
     whole = dim // _PANEL * _PANEL
     panels, rest = region[..., : size * whole], region[..., size * whole :]
     parts = [
-        panels.view(num, heads, whole // _PANEL, size // word, _PANEL, word).permute(0, 3, 5, 1, 2, 4),
+        panels.view(num, heads, whole // _PANEL, size // word, _PANEL, word).permute(
+            0, 3, 5, 1, 2, 4
+        ),
         rest.view(num, heads, size // word, dim - whole, word).permute(0, 2, 4, 1, 3),
     ]
     return [part for part in parts if part.numel()]

@@ -11,14 +11,17 @@ T = TypeVar("T")
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Like `asyncio.to_thread`, but returns only once the thread is done with it, cancelled or not."""
+    """Like `asyncio.to_thread`, but returns only once the thread is done with it, cancelled or
+    not.
+    """
     return await to_its_end(asyncio.to_thread(function, *args, **kwargs))
 
 
 async def to_its_end(coroutine: Coroutine[object, object, T]) -> T:
     """What it returns, once it is done, cancelled or not.
 
-    So whoever awaits this knows that the blocks are no longer touched. A cancellation takes effect afterwards.
+    So whoever awaits this knows that the blocks are no longer touched. A cancellation takes effect
+    afterwards.
     """
     work = asyncio.ensure_future(coroutine)
     cancelled: asyncio.CancelledError | None = None

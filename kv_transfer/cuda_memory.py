@@ -1,4 +1,6 @@
-"""Memory of a GPU that another process of the host opens: calls of CUDA that torch has no public name for."""
+"""Memory of a GPU that another process of the host opens: calls of CUDA that torch has no public
+name for.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,15 @@ class _Handle(ctypes.Structure):
 
 
 class CudaMemory:
-    """As one GPU sees it. Addresses are this process's. For any thread, whose current GPU it becomes."""
+    """As one GPU sees it. Addresses are this process's. For any thread, whose current GPU it
+    becomes.
+    """
 
     def __init__(self, device: torch.device) -> None:
         if device.type != "cuda" or not torch.version.cuda:
-            raise Unimplemented(f"transport cuda_ipc needs KV on a GPU, not on {device}; take shm or grpc")
+            raise Unimplemented(
+                f"transport cuda_ipc needs KV on a GPU, not on {device}; take shm or grpc"
+            )
         self._device = device
         # torch has loaded both, so their names are enough.
         self._runtime: Any = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.partition('.')[0]}")
@@ -32,13 +38,16 @@ class CudaMemory:
         self._runtime.cudaGetErrorString.restype = ctypes.c_char_p
 
     def export(self, address: int) -> tuple[bytes, int]:
-        """The handle of the allocation that `address` is in, and how many bytes in: torch cuts allocations up.
+        """The handle of the allocation that `address` is in, and how many bytes in: torch cuts
+        allocations up.
 
         Raises Unimplemented for memory that cannot be shared, such as torch's expandable segments.
         """
         handle, base, size = _Handle(), ctypes.c_uint64(), ctypes.c_size_t()
         self._select()
-        error = self._driver.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
+        error = self._driver.cuMemGetAddressRange_v2(
+            ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address)
+        )
         if error:
             raise Unimplemented(f"cuMemGetAddressRange: CUDA error {error}")
         self._check(
@@ -49,12 +58,14 @@ class CudaMemory:
         return bytes(handle.reserved), address - base.value
 
     def open(self, handle: bytes) -> int:
-        """The address of another process's allocation; each call wants a `close`. Raises Unimplemented if it cannot be
-        had, perhaps because the two GPUs cannot reach each other."""
+        """The address of another process's allocation; each call wants a `close`. Raises
+        Unimplemented if it cannot be had, perhaps because the two GPUs cannot reach each other."""
         address, content = ctypes.c_void_p(), _Handle.from_buffer_copy(handle)
         self._select()
         self._check(
-            self._runtime.cudaIpcOpenMemHandle(ctypes.byref(address), content, ctypes.c_uint(_LAZY_PEER_ACCESS)),
+            self._runtime.cudaIpcOpenMemHandle(
+                ctypes.byref(address), content, ctypes.c_uint(_LAZY_PEER_ACCESS)
+            ),
             Unimplemented,
             "the sender's GPU memory cannot be opened",
         )
@@ -90,10 +101,15 @@ class CudaMemory:
         torch.cuda.current_stream(self._device).synchronize()
 
     def _select(self) -> None:
-        self._check(self._runtime.cudaSetDevice(ctypes.c_int(self._device.index)), Unimplemented, f"no {self._device}")
+        self._check(
+            self._runtime.cudaSetDevice(ctypes.c_int(self._device.index)),
+            Unimplemented,
+            f"no {self._device}",
+        )
 
     def _check(self, code: int, error: type[KvRelayError], what: str) -> None:
         if code:
-            self._runtime.cudaGetLastError()  # else torch would find it later and take it for its own
+            # Else torch would find it later and take it for its own
+            self._runtime.cudaGetLastError()
             reason = self._runtime.cudaGetErrorString(ctypes.c_int(code)).decode()
             raise error(f"{what}: {reason} (CUDA error {code})")

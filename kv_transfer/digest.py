@@ -1,4 +1,6 @@
-"""What a block's bytes are checked by: XXH3 in `block_copy`, and here what a GPU computes without the KV leaving it."""
+"""What a block's bytes are checked by: XXH3 in `block_copy`, and here what a GPU computes without
+the KV leaving it.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +23,21 @@ _WORD = 4  # bytes
 
 
 def multilinear_digests(data: torch.Tensor, places: Places, blocks: Sequence[int]) -> Digests:
-    """Of each block in `data`, 1-D uint8 on any device: the sum of its 32-bit words, each times an odd 64-bit number,
-    modulo 2**64.
+    """Of each block in `data`, 1-D uint8 on any device: the sum of its 32-bit words, each times an
+    odd 64-bit number, modulo 2**64.
 
-    Words are those of the block's bytes, region after region, little endian; a region that does not fill its last one
-    is continued with zeros. Were the numbers drawn anew for them, two unequal blocks would agree with a chance of at
-    most 2**-32, and never if they differ in one word only. They are fixed: this finds accidents, not forgeries.
-    (Lemire and Kaser, "Strongly Universal String Hashing is Fast", 2014.)
+    Words are those of the block's bytes, region after region, little endian; a region that does not
+    fill its last one is continued with zeros. Were the numbers drawn anew for them, two unequal
+    blocks would agree with a chance of at most 2**-32, and never if they differ in one word only.
+    They are fixed: this finds accidents, not forgeries. (Lemire and Kaser, "Strongly Universal
+    String Hashing is Fast", 2014.)
     """
     numbers = torch.tensor(blocks, device=data.device)
-    ends = list(accumulate(math.ceil(size / _WORD) for size in places.sizes))  # of the regions, in words
+    # Of the regions, in words
+    ends = list(accumulate(math.ceil(size / _WORD) for size in places.sizes))
     factors = _factors(ends[-1], data.device)
-    total = torch.zeros(len(blocks), dtype=torch.int64, device=data.device)  # wraps around, as the digest does
+    # Wraps around, as the digest does
+    total = torch.zeros(len(blocks), dtype=torch.int64, device=data.device)
     for start, size, end in zip(places.starts, places.sizes, ends, strict=True):
         region = data[start : start + places.num_blocks * size].view(places.num_blocks, size)
         words = torch.nn.functional.pad(region[numbers], (0, -size % _WORD)).view(torch.int32)
@@ -42,7 +47,9 @@ def multilinear_digests(data: torch.Tensor, places: Places, blocks: Sequence[int
 
 @functools.lru_cache(maxsize=8)
 def _factors(count: int, device: torch.device) -> torch.Tensor:
-    """The first `count` outputs of SplitMix64 (Steele, Lea and Flood, 2014) from seed 0, made odd; int64."""
+    """The first `count` outputs of SplitMix64 (Steele, Lea and Flood, 2014) from seed 0, made odd;
+    int64.
+    """
     state = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -14,9 +14,11 @@ from kvrelay.wire.transfer import KvBlocks, KvCommit, commit_digest
 
 
 class Arrivals:
-    """Each frame in its turn, each layer of each block that the lease lacks once and in order, at the end all of them.
+    """Each frame in its turn, each layer of each block that the lease lacks once and in order, at
+    the end all of them.
 
-    Blocks are counted as the sender does, whose layout `theirs` is. Whatever is wrong raises DataLoss.
+    Blocks are counted as the sender does, whose layout `theirs` is. Whatever is wrong raises
+    DataLoss.
     """
 
     def __init__(self, lease: Lease, ours: KvLayout, theirs: KvLayout) -> None:
@@ -39,20 +41,29 @@ class Arrivals:
                 f"frame {frame.sequence} brings blocks {frame.first} to {end - 1} of the sequence; "
                 f"the lease takes {self._first} to {self._end - 1}"
             )
-        if not 0 <= frame.first_layer < frame.first_layer + frame.num_layers <= len(self._theirs.layers):
+        if (
+            not 0
+            <= frame.first_layer
+            < frame.first_layer + frame.num_layers
+            <= len(self._theirs.layers)
+        ):
             raise DataLoss(
-                f"frame {frame.sequence} brings {frame.num_layers} layers from layer {frame.first_layer} on; "
+                f"frame {frame.sequence} brings {frame.num_layers} layers from layer "
+                f"{frame.first_layer} on; "
                 f"the model has {len(self._theirs.layers)}"
             )
         due = {self._layers.get(block, 0) for block in range(frame.first, end)}
         if due != {frame.first_layer}:
             raise DataLoss(
-                f"frame {frame.sequence} brings layers from {frame.first_layer} on where {max(due)} was due: "
+                f"frame {frame.sequence} brings layers from {frame.first_layer} on where "
+                f"{max(due)} was due: "
                 "another one has brought some of them, or has not come"
             )
         layers = Layers(frame.first_layer, frame.num_layers)
         if frame.num_bytes != frame.count * Places.of_payload(self._theirs, 1, layers).block_bytes:
-            raise DataLoss(f"frame {frame.sequence} claims {frame.num_bytes} bytes for {frame.count} blocks")
+            raise DataLoss(
+                f"frame {frame.sequence} claims {frame.num_bytes} bytes for {frame.count} blocks"
+            )
 
     def add(self, frame: KvBlocks) -> None:
         """The frame's KV is in its blocks."""
@@ -68,7 +79,10 @@ class Arrivals:
         blocks, room = self._ours.blocks_for(commit.num_tokens), len(self._lease.blocks)
         fits = blocks == room or (self._lease.partial and blocks < room)
         if commit.num_tokens < 1 or not fits:
-            raise DataLoss(f"{commit.num_tokens} tokens do not make the lease's {len(self._lease.blocks)} blocks")
+            raise DataLoss(
+                f"{commit.num_tokens} tokens do not make the lease's "
+                f"{len(self._lease.blocks)} blocks"
+            )
         wanted = range(self._first, self._theirs.blocks_for(commit.num_tokens))
         # A lease whose last block is partly cached elsewhere needs nothing.
         missing = sum(self._layers.get(block, 0) < len(self._theirs.layers) for block in wanted)
@@ -76,4 +90,6 @@ class Arrivals:
             raise DataLoss(f"{missing} of {len(wanted)} blocks are missing at the commit")
         digest = commit_digest(self._digest, commit.first_token, commit.num_tokens)
         if commit.frames != self._frames or commit.digest != digest:
-            raise DataLoss(f"the commit is of {commit.frames} frames, but not of the {self._frames} that came")
+            raise DataLoss(
+                f"the commit is of {commit.frames} frames, but not of the {self._frames} that came"
+            )

@@ -13,7 +13,9 @@ _REMEMBERED_COMMITS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Blocks promised to one hand-off. The leading `cached_blocks` hold their KV already and are never written."""
+    """Blocks promised to one hand-off. The leading `cached_blocks` hold their KV already and are
+    never written.
+    """
 
     lease_id: int
     generation: int
@@ -43,8 +45,9 @@ class LeaseTable:
                    │
                    └─close, expire──▶ closed ──no copy under way──▶ release: the blocks may be freed
 
-    A lease is pinned while a copy into its blocks is under way. So blocks that `release` returns are never
-    written to by the hand-off they were leased for. Lease ids and generations only go up; neither comes twice.
+    A lease is pinned while a copy into its blocks is under way. So blocks that `release` returns
+    are never written to by the hand-off they were leased for. Lease ids and generations only go up;
+    neither comes twice.
     """
 
     def __init__(self, epoch: int) -> None:
@@ -54,7 +57,9 @@ class LeaseTable:
         self._numbers = count(1)
 
     def __len__(self) -> int:
-        """Leases whose blocks the table holds: live ones, and closed ones that were not released."""
+        """Leases whose blocks the table holds: live ones, and closed ones that were not
+        released.
+        """
         return len(self._entries)
 
     def __iter__(self) -> Iterator[Lease]:
@@ -77,7 +82,9 @@ class LeaseTable:
         return lease
 
     def renew(self, lease_ids: Iterable[int], seconds: float, now: float) -> list[int]:
-        """Lets live leases end `seconds` from now; returns the ids that are live no more, which stay so."""
+        """Lets live leases end `seconds` from now; returns the ids that are live no more, which
+        stay so.
+        """
         gone = []
         for lease_id in lease_ids:
             entry = self._entries.get(lease_id)
@@ -90,8 +97,8 @@ class LeaseTable:
     def find(self, lease_id: int, epoch: int, generation: int, now: float) -> Lease:
         """The live or committed lease of these numbers.
 
-        Raises FailedPrecondition for a stale epoch or generation and for an ended lease, NotFound for an id that was
-        never granted or is long gone.
+        Raises FailedPrecondition for a stale epoch or generation and for an ended lease, NotFound
+        for an id that was never granted or is long gone.
         """
         if epoch != self.epoch:
             raise FailedPrecondition(f"epoch {epoch} is not this worker's, which is {self.epoch}")
@@ -122,13 +129,16 @@ class LeaseTable:
         entry.pins -= 1
 
     def commit(self, lease_id: int, content: Hashable) -> bool:
-        """Gives the blocks of a lease that `find` returned to its sequence; `content` is what was committed.
+        """Gives the blocks of a lease that `find` returned to its sequence; `content` is what was
+        committed.
 
         False if that was done before with equal content; FailedPrecondition if with other content.
         """
         if lease_id in self._committed:
             if self._committed[lease_id][1] != content:
-                raise FailedPrecondition(f"lease {lease_id} was committed before with other content")
+                raise FailedPrecondition(
+                    f"lease {lease_id} was committed before with other content"
+                )
             return False
         entry = self._entries[lease_id]
         assert not entry.closed, f"lease {lease_id} is closed"
@@ -150,14 +160,20 @@ class LeaseTable:
 
     def expire(self, now: float) -> list[Lease]:
         """Closes the leases whose time is over, and returns them."""
-        expired = [entry for entry in self._entries.values() if not entry.closed and now >= entry.expires_at]
+        expired = [
+            entry
+            for entry in self._entries.values()
+            if not entry.closed and now >= entry.expires_at
+        ]
         for entry in expired:
             entry.closed = True
         return [entry.lease for entry in expired]
 
     def release(self) -> list[Lease]:
         """Forgets the closed leases that no copy is under way to; the caller frees their blocks."""
-        released = [entry.lease for entry in self._entries.values() if entry.closed and not entry.pins]
+        released = [
+            entry.lease for entry in self._entries.values() if entry.closed and not entry.pins
+        ]
         for lease in released:
             del self._entries[lease.lease_id]
         return released
@@ -168,7 +184,11 @@ class LeaseTable:
         for lease in self:
             for block in lease.writable:
                 other = owners.setdefault(block, lease.lease_id)
-                assert other == lease.lease_id, f"block {block} is in leases {other} and {lease.lease_id}"
+                assert other == lease.lease_id, (
+                    f"block {block} is in leases {other} and {lease.lease_id}"
+                )
         for lease in self:
             for block in lease.blocks[: lease.cached_blocks]:
-                assert block not in owners, f"cached block {block} of lease {lease.lease_id} is written to"
+                assert block not in owners, (
+                    f"cached block {block} of lease {lease.lease_id} is written to"
+                )

@@ -1,5 +1,6 @@
-"""An agent of NIXL, by which one process reads another one's memory (https://github.com/ai-dynamo/nixl). Slow calls,
-for worker threads; any number of threads may make them."""
+"""An agent of NIXL, by which one process reads another one's memory
+(https://github.com/ai-dynamo/nixl). Slow calls, for worker threads; any number of threads may make
+them."""
 
 from __future__ import annotations
 
@@ -23,17 +24,20 @@ _PROGRESS_US = 1000  # for which its own thread sleeps at most; without, it woul
 
 
 class NixlAgent:
-    """Its name must be no other agent's. One that `serves` has a thread of NIXL's, without which peers cannot read.
+    """Its name must be no other agent's. One that `serves` has a thread of NIXL's, without which
+    peers cannot read.
 
-    UCX, which moves the bytes, listens on a TCP port of its choice: of the loopback device only where `host` is a
-    loopback address, else of the devices in UCX_NET_DEVICES, or of all. Raises Unimplemented where there is no NIXL.
+    UCX, which moves the bytes, listens on a TCP port of its choice: of the loopback device only
+    where `host` is a loopback address, else of the devices in UCX_NET_DEVICES, or of all. Raises
+    Unimplemented where there is no NIXL.
     """
 
     def __init__(self, name: str, host: str, *, serves: bool) -> None:
         self._nixl = _bindings()
         self._errors = tuple(value for value in vars(self._nixl).values() if _is_error(value))
         self._lock = threading.Lock()
-        self._given_up: list[tuple[int | None, torch.Tensor]] = []  # reads, and what they may still write to
+        # Reads, and what they may still write to
+        self._given_up: list[tuple[int | None, torch.Tensor]] = []
         config = self._nixl.nixlAgentConfig()
         config.useProgThread = serves
         config.pthrDelay = _PROGRESS_US
@@ -42,10 +46,14 @@ class NixlAgent:
         with self._failing(Unimplemented, "NIXL does not start here"):
             self._agent = self._nixl.nixlAgent(name, config)
             # What the environment tells UCX goes before this.
-            self._agent.createBackend("UCX", {"engine_config": "NET_DEVICES=lo"} if _is_loopback(host) else {})
+            self._agent.createBackend(
+                "UCX", {"engine_config": "NET_DEVICES=lo"} if _is_loopback(host) else {}
+            )
 
     def register(self, memory: torch.Tensor) -> None:
-        """Lets peers read `memory`, on the host or a GPU, and this agent write there what it reads."""
+        """Lets peers read `memory`, on the host or a GPU, and this agent write there what it
+        reads.
+        """
         with self._failing(Unimplemented, f"NIXL takes no memory on {memory.device}"):
             self._agent.registerMem(self._regions(memory), [])
 
@@ -55,7 +63,9 @@ class NixlAgent:
         return metadata
 
     def add_peer(self, metadata: bytes) -> str:
-        """The peer's name. Raises Unimplemented for metadata that this version of NIXL cannot use."""
+        """The peer's name. Raises Unimplemented for metadata that this version of NIXL cannot
+        use.
+        """
         with self._failing(Unimplemented, "the sender's NIXL is not one that mine can read from"):
             name: bytes = self._agent.loadRemoteMD(metadata)
             return name.decode()
@@ -66,12 +76,19 @@ class NixlAgent:
             self._agent.invalidateRemoteMD(name)
 
     def read(
-        self, peer: str, start: int, device: int, target: torch.Tensor, copies: Sequence[Copy], patience: float
+        self,
+        peer: str,
+        start: int,
+        device: int,
+        target: torch.Tensor,
+        copies: Sequence[Copy],
+        patience: float,
     ) -> None:
-        """Copies from the peer's memory at the address `start`, on its GPU `device`, or on its host if that is -1.
+        """Copies from the peer's memory at the address `start`, on its GPU `device`, or on its host
+        if that is -1.
 
-        Raises Unavailable if the peer is gone, or has not delivered in `patience` seconds. From then on `target` is the
-        agent's, since it may still be written to.
+        Raises Unavailable if the peer is gone, or has not delivered in `patience` seconds. From
+        then on `target` is the agent's, since it may still be written to.
         """
         self._let_go()
         request: int | None = None
@@ -84,12 +101,18 @@ class NixlAgent:
                 self._given_up.append((request, target))
             raise
 
-    def _request(self, peer: str, start: int, device: int, target: torch.Tensor, copies: Sequence[Copy]) -> int:
+    def _request(
+        self, peer: str, start: int, device: int, target: torch.Tensor, copies: Sequence[Copy]
+    ) -> int:
         numbers = np.array(copies, dtype=np.uint64).reshape(-1, 3)
         lengths = numbers[:, 2]
         sources = self._pieces(numbers[:, 0] + np.uint64(start), lengths, device)
-        targets = self._pieces(numbers[:, 1] + np.uint64(target.data_ptr()), lengths, target.get_device())
-        request: int = self._agent.createXferReq(self._nixl.NIXL_READ, targets, sources, peer, b"", [])
+        targets = self._pieces(
+            numbers[:, 1] + np.uint64(target.data_ptr()), lengths, target.get_device()
+        )
+        request: int = self._agent.createXferReq(
+            self._nixl.NIXL_READ, targets, sources, peer, b"", []
+        )
         return request
 
     def _finish(self, request: int, patience: float) -> None:
@@ -124,9 +147,13 @@ class NixlAgent:
 
     def _regions(self, memory: torch.Tensor) -> Any:
         kind, device = self._kind(memory.get_device())
-        return self._nixl.nixlRegDList(kind, [(memory.data_ptr(), memory.numel() * memory.element_size(), device, "")])
+        return self._nixl.nixlRegDList(
+            kind, [(memory.data_ptr(), memory.numel() * memory.element_size(), device, "")]
+        )
 
-    def _pieces(self, addresses: npt.NDArray[np.uint64], lengths: npt.NDArray[np.uint64], device: int) -> Any:
+    def _pieces(
+        self, addresses: npt.NDArray[np.uint64], lengths: npt.NDArray[np.uint64], device: int
+    ) -> Any:
         kind, device = self._kind(device)
         rows = np.stack([addresses, lengths, np.full_like(lengths, device)], axis=1)
         return self._nixl.nixlXferDList(kind, rows)
@@ -149,7 +176,8 @@ def _bindings() -> Any:
         return importlib.import_module("nixl")._bindings
     except ImportError as error:
         raise Unimplemented(
-            f"transport nixl needs NIXL on both workers: pip install 'kvrelay[nixl]', or take grpc ({error})"
+            f"transport nixl needs NIXL on both workers: pip install 'kvrelay[nixl]', or take grpc "
+            f"({error})"
         ) from error
 
 

@@ -1,7 +1,7 @@
 """Where the bytes of some blocks lie. Pure: numbers in, numbers out.
 
-Plan order, the order of a payload's bytes, is region by region (see `KvLayout.regions`) and within a region block after
-block, in the order in which the blocks were named.
+Plan order, the order of a payload's bytes, is region by region (see `KvLayout.regions`) and within
+a region block after block, in the order in which the blocks were named.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class Layers:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Some regions of a memory that holds `num_blocks` blocks: where each begins, and the bytes of a block in it."""
+    """Some regions of a memory that holds `num_blocks` blocks: where each begins, and the bytes of
+    a block in it.
+    """
 
     num_blocks: int
     starts: tuple[int, ...]
@@ -53,12 +55,18 @@ class Places:
         sizes = layout.region_block_bytes
         starts = [start * num_blocks for start in accumulate(sizes, initial=0)]
         regions = _regions(layout, layers)
-        return cls(num_blocks, tuple(starts[region] for region in regions), tuple(sizes[region] for region in regions))
+        return cls(
+            num_blocks,
+            tuple(starts[region] for region in regions),
+            tuple(sizes[region] for region in regions),
+        )
 
     @classmethod
     @functools.lru_cache(maxsize=256)
     def of_payload(cls, layout: KvLayout, num_blocks: int, layers: Layers | None = None) -> Places:
-        """The regions of these layers, or all, one after the other without the others between them."""
+        """The regions of these layers, or all, one after the other without the others between
+        them.
+        """
         every = layout.region_block_bytes
         sizes = tuple(every[region] for region in _regions(layout, layers))
         starts = tuple(start * num_blocks for start in accumulate(sizes, initial=0))
@@ -70,11 +78,17 @@ class Places:
 
 
 def _regions(layout: KvLayout, layers: Layers | None) -> list[int]:
-    """Of each layer the K and the V region, after those of their scales where there are any; for each rank in turn."""
+    """Of each layer the K and the V region, after those of their scales where there are any; for
+    each rank in turn.
+    """
     if layers is None:
         return list(range(len(layout.region_block_bytes)))
     groups = range(0, len(layout.region_block_bytes), 2 * len(layout.layers))
-    return [group + region for group in groups for region in range(2 * layers.first, 2 * (layers.first + layers.num))]
+    return [
+        group + region
+        for group in groups
+        for region in range(2 * layers.first, 2 * (layers.first + layers.num))
+    ]
 
 
 def byte_ranges(places: Places, blocks: Sequence[int]) -> list[Range]:
@@ -82,12 +96,18 @@ def byte_ranges(places: Places, blocks: Sequence[int]) -> list[Range]:
     return [Range(copy.source, copy.length) for copy in byte_copies(places, blocks, places, blocks)]
 
 
-def byte_copies(source: Places, source_blocks: Sequence[int], target: Places, blocks: Sequence[int]) -> list[Copy]:
-    """What to copy so that source_blocks[i] becomes blocks[i], in plan order. Both have the same regions."""
+def byte_copies(
+    source: Places, source_blocks: Sequence[int], target: Places, blocks: Sequence[int]
+) -> list[Copy]:
+    """What to copy so that source_blocks[i] becomes blocks[i], in plan order. Both have the same
+    regions.
+    """
     runs = list(_runs(source_blocks, blocks))
     return [
         Copy(source_start + first * size, target_start + target_first * size, count * size)
-        for source_start, target_start, size in zip(source.starts, target.starts, source.sizes, strict=True)
+        for source_start, target_start, size in zip(
+            source.starts, target.starts, source.sizes, strict=True
+        )
         for first, target_first, count in runs
     ]
 
@@ -96,7 +116,11 @@ def _runs(sources: Sequence[int], targets: Sequence[int]) -> Iterator[tuple[int,
     """(source, target, count): the fewest stretches over which both sides are adjacent."""
     first = 0
     for end in range(1, len(sources) + 1):
-        adjacent = end < len(sources) and sources[end] == sources[end - 1] + 1 and targets[end] == targets[end - 1] + 1
+        adjacent = (
+            end < len(sources)
+            and sources[end] == sources[end - 1] + 1
+            and targets[end] == targets[end - 1] + 1
+        )
         if not adjacent:
             yield sources[first], targets[first], end - first
             first = end

@@ -10,7 +10,9 @@ T = TypeVar("T")
 
 
 async def ahead(items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
-    """The same items; while the caller works on one, the next one is waited for, and no more than that."""
+    """The same items; while the caller works on one, the next one is waited for, and no more than
+    that.
+    """
     coming = asyncio.ensure_future(_next(items))
     try:
         while item := await coming:

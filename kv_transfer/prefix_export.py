@@ -30,9 +30,9 @@ class PrefixCache(Protocol):
 class Lending:
     """KvTransferService.Fetch: pushes blocks to the lease of the asking worker.
 
-    Their KV is of the tokens and the salt that the worker shows. It is given them only for a request, a
-    worker, an address and a length that a router has granted by means of the key. Lives on the event
-    loop that owns the cache. The blocks are held until neither side reads them.
+    Their KV is of the tokens and the salt that the worker shows. It is given them only for a
+    request, a worker, an address and a length that a router has granted by means of the key. Lives
+    on the event loop that owns the cache. The blocks are held until neither side reads them.
     """
 
     def __init__(self, cache: PrefixCache, sender: Sender, epoch: int) -> None:
@@ -42,7 +42,9 @@ class Lending:
         self.key = make_key()  # for routers, who say by it which worker may fetch what
         self.lent = 0  # blocks, since the start
 
-    async def Fetch(self, request: pb.FetchRequest, context: grpc.aio.ServicerContext) -> pb.FetchResponse:
+    async def Fetch(
+        self, request: pb.FetchRequest, context: grpc.aio.ServicerContext
+    ) -> pb.FetchResponse:
         try:
             return pb.FetchResponse(blocks=await self._lend(fetch_request_from_proto(request)))
         except KvRelayError as error:
@@ -56,15 +58,20 @@ class Lending:
         tokens = len(wish.token_ids)
         if rest or tokens > MAX_BLOCKS * size:
             raise FailedPrecondition(
-                f"a fetch of {tokens} tokens, of which the first {wish.target.cached_tokens} are there, is not of my "
+                f"a fetch of {tokens} tokens, of which the first {wish.target.cached_tokens} are "
+                f"there, is not of my "
                 f"blocks, which have {size} tokens, or of more than {MAX_BLOCKS}"
             )
         if tokens > wish.granted_tokens:
-            raise PermissionDenied(f"a fetch of {tokens} tokens goes beyond the {wish.granted_tokens} granted")
+            raise PermissionDenied(
+                f"a fetch of {tokens} tokens goes beyond the {wish.granted_tokens} granted"
+            )
         blocks = self._cache.find(wish.token_ids, wish.salt)
         try:
             if len(blocks) <= first:
-                raise NotFound(f"the prefix cache holds {len(blocks) * size} of these {tokens} tokens")
+                raise NotFound(
+                    f"the prefix cache holds {len(blocks) * size} of these {tokens} tokens"
+                )
             push = self._sender.open((wish.request_id, wish.attempt), wish.target)
             try:
                 push.send(first, blocks[first:])

@@ -57,13 +57,15 @@ class _Push:
 
 
 class Receiver:
-    """Writes pushed KV to leased blocks, and to no others. Lives on the event loop that owns the lease table.
+    """Writes pushed KV to leased blocks, and to no others. Lives on the event loop that owns the
+    lease table.
 
-    Each frame is checked against its lease when it is about to be written. `on_commit(lease, first token,
-    num tokens)` runs on the event loop once for a lease whose blocks are all there; from then on they are
-    the caller's. It must not raise.
+    Each frame is checked against its lease when it is about to be written. `on_commit(lease, first
+    token, num tokens)` runs on the event loop once for a lease whose blocks are all there; from
+    then on they are the caller's. It must not raise.
 
-    A push to a live lease ends with it, see `revoke`. Any other one may be silent for `patience` seconds.
+    A push to a live lease ends with it, see `revoke`. Any other one may be silent for `patience`
+    seconds.
     """
 
     def __init__(
@@ -127,18 +129,24 @@ class Receiver:
             push.deadline.reschedule(asyncio.get_running_loop().time())
 
     async def end(self, lease_id: int) -> None:
-        """Closes a lease unless it is committed. Once this has returned nobody writes to its blocks any more."""
+        """Closes a lease unless it is committed. Once this has returned nobody writes to its blocks
+        any more.
+        """
         self._leases.close(lease_id)
         self.revoke(lease_id)
         if lease_id in self._pushes:
             await self._pushes[lease_id].over.wait()
 
     async def close(self) -> None:
-        """Ends all pushes, of whatever kind. Once this has returned nobody writes to the arena any more."""
+        """Ends all pushes, of whatever kind. Once this has returned nobody writes to the arena any
+        more.
+        """
         for lease_id in list(self._pushes):
             await self.end(lease_id)
 
-    async def Push(self, request_iterator: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> pb.KvReceipt:
+    async def Push(
+        self, request_iterator: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> pb.KvReceipt:
         """KvTransferService.Push; see `add_kv_transfer_servicer`."""
         frames = (frame_from_bytes(message) async for message in request_iterator)
         try:
@@ -146,7 +154,9 @@ class Receiver:
         except KvRelayError as error:
             await abort(context, error)
 
-    async def _receive(self, frames: AsyncIterator[Frame], context: grpc.aio.ServicerContext) -> KvReceipt:
+    async def _receive(
+        self, frames: AsyncIterator[Frame], context: grpc.aio.ServicerContext
+    ) -> KvReceipt:
         opening = await self._first_of(frames)
         ours().check(opening.protocol, opening.sender or "the sender")
         lease = self._find(opening)
@@ -161,7 +171,9 @@ class Receiver:
                 return await self._receive_blocks(opening, theirs, frames, context)
         except TimeoutError:
             if repeated:
-                raise DeadlineExceeded(f"no commit was repeated within {self._patience:g} s") from None
+                raise DeadlineExceeded(
+                    f"no commit was repeated within {self._patience:g} s"
+                ) from None
             raise FailedPrecondition(f"lease {lease.lease_id} was closed during the push") from None
         finally:
             self._pushes.pop(lease.lease_id).over.set()
@@ -176,17 +188,24 @@ class Receiver:
         except TimeoutError:
             if not wait:
                 raise ResourceExhausted(
-                    f"{_MAX_UNOPENED} pushes are waited for that have sent no frame", retry_after_s=self._patience
+                    f"{_MAX_UNOPENED} pushes are waited for that have sent no frame",
+                    retry_after_s=self._patience,
                 ) from None
             raise DeadlineExceeded(f"no open frame came within {wait:g} s") from None
         finally:
             self._unopened -= 1
         if not isinstance(opening, KvOpen):
-            raise FailedPrecondition(f"a push begins with an open frame, not with {type(opening).__name__}")
+            raise FailedPrecondition(
+                f"a push begins with an open frame, not with {type(opening).__name__}"
+            )
         return opening
 
     async def _receive_blocks(
-        self, opening: KvOpen, theirs: KvLayout, frames: AsyncIterator[Frame], context: grpc.aio.ServicerContext
+        self,
+        opening: KvOpen,
+        theirs: KvLayout,
+        frames: AsyncIterator[Frame],
+        context: grpc.aio.ServicerContext,
     ) -> KvReceipt:
         async with self._inbound(opening, theirs) as inbound, aclosing(ahead(frames)) as coming:
             await _say_taken(context)
@@ -207,13 +226,18 @@ class Receiver:
             raise Cancelled("the sender ended the push without a commit")
 
     def _layout_of(self, opening: KvOpen) -> KvLayout:
-        """Of the sender's blocks. Raises FailedPrecondition if they cannot be made into blocks of this arena."""
+        """Of the sender's blocks. Raises FailedPrecondition if they cannot be made into blocks of
+        this arena.
+        """
         if opening.layout_hash == self._layout_hash:
             return self._arena.layout
-        model_id = self._model_id if opening.protocol.version else self._sampled_model_id or self._model_id
+        model_id = (
+            self._model_id if opening.protocol.version else self._sampled_model_id or self._model_id
+        )
         if opening.layout is None or opening.model_id != model_id:
             raise FailedPrecondition(
-                f"KV of model {opening.model_id or 'unknown'} is not of mine, {model_id}; both workers need the "
+                f"KV of model {opening.model_id or 'unknown'} is not of mine, {model_id}; both "
+                f"workers need the "
                 "same weights' shapes and the same KV heads"
             )
         if opening.layout == self._arena.layout:
@@ -223,7 +247,9 @@ class Receiver:
 
     def _find(self, opening: KvOpen) -> Lease:
         """The lease as of now; raises when it has ended since the last look."""
-        lease = self._leases.find(opening.lease_id, opening.epoch, opening.generation, self._clock.now())
+        lease = self._leases.find(
+            opening.lease_id, opening.epoch, opening.generation, self._clock.now()
+        )
         if lease.key != (opening.request_id, opening.attempt):
             raise FailedPrecondition(f"lease {lease.lease_id} is for another request")
         return lease
@@ -257,7 +283,9 @@ class Receiver:
             case transport:
                 raise Unimplemented(f"transport {transport!r} is not one that this worker takes")
 
-    async def _write(self, opening: KvOpen, frame: KvBlocks, inbound: Inbound, landing: Landing) -> None:
+    async def _write(
+        self, opening: KvOpen, frame: KvBlocks, inbound: Inbound, landing: Landing
+    ) -> None:
         lease = self._find(opening)
         if self._leases.is_committed(lease.lease_id):
             return  # a repetition, of which the commit will tell
@@ -282,8 +310,9 @@ class Receiver:
 
 
 async def _say_taken(context: grpc.aio.ServicerContext) -> None:
-    """Tells the sender that its push is taken. Whoever is cancelled meanwhile waits for the end of it: gRPC, broken off
-    in the middle, cannot send a status either, and the sender would wait for one.
+    """Tells the sender that its push is taken. Whoever is cancelled meanwhile waits for the end of
+    it: gRPC, broken off in the middle, cannot send a status either, and the sender would wait for
+    one.
     """
     saying = asyncio.ensure_future(context.send_initial_metadata(()))
     try:

@@ -28,7 +28,14 @@ from kvrelay.process.telemetry import get_logger
 from kvrelay.protocol import Protocol, ours
 from kvrelay.security.credentials import Credentials
 from kvrelay.types import Handoff
-from kvrelay.wire.transfer import KvBlocks, KvCommit, KvOpen, KvReceipt, commit_digest, frame_to_bytes
+from kvrelay.wire.transfer import (
+    KvBlocks,
+    KvCommit,
+    KvOpen,
+    KvReceipt,
+    commit_digest,
+    frame_to_bytes,
+)
 
 log = get_logger(__name__)
 
@@ -36,7 +43,8 @@ log = get_logger(__name__)
 class Sender:
     """Pushes KV from one arena to any number of decode workers. Lives on one event loop.
 
-    A peer that takes no bytes for `patience` seconds, or owes a receipt for as long, counts as gone.
+    A peer that takes no bytes for `patience` seconds, or owes a receipt for as long, counts as
+    gone.
     """
 
     def __init__(
@@ -70,7 +78,9 @@ class Sender:
         memory.register_sender(arena)
 
     def open(self, key: tuple[str, int], target: HandoffTarget) -> Push:
-        """Begins a push, without waiting for the peer. Raises Unimplemented for a transport that cannot work."""
+        """Begins a push, without waiting for the peer. Raises Unimplemented for a transport that
+        cannot work.
+        """
         transport, why = choose_transport(
             target.transport,
             same_process=memory.is_local(target.worker_id, target.epoch),
@@ -92,7 +102,9 @@ class Sender:
             case "cuda_ipc":
                 yield CudaIpcOutbound(self.arena, digests=self.digests)
             case "gloo" | "nccl":
-                with self._groups.lend(transport, target, self.arena, digests=self.digests) as outbound:
+                with self._groups.lend(
+                    transport, target, self.arena, digests=self.digests
+                ) as outbound:
                     yield outbound
             case _:
                 yield GrpcOutbound(self.arena, digests=self.digests)
@@ -105,7 +117,9 @@ class Sender:
 
 
 class Run(NamedTuple):
-    """Some layers of the blocks of the sender's arena that are the sequence's blocks `first`, `first` + 1, ..."""
+    """Some layers of the blocks of the sender's arena that are the sequence's blocks `first`,
+    `first` + 1, ...
+    """
 
     first: int
     blocks: Sequence[int]
@@ -113,14 +127,16 @@ class Run(NamedTuple):
 
 
 class Push:
-    """One request's KV on its way. Ends with `commit` or `abort`; until one of these has returned, the blocks
-    that were given to `send` must stay as they are.
+    """One request's KV on its way. Ends with `commit` or `abort`; until one of these has returned,
+    the blocks that were given to `send` must stay as they are.
 
-    `error` says why the push has failed, as soon as it has. `transport` is how the bytes travel, `why` for what
-    reason. `bytes_packed` counts the KV bytes that were made into frames.
+    `error` says why the push has failed, as soon as it has. `transport` is how the bytes travel,
+    `why` for what reason. `bytes_packed` counts the KV bytes that were made into frames.
     """
 
-    def __init__(self, sender: Sender, key: tuple[str, int], target: HandoffTarget, transport: str, why: str) -> None:
+    def __init__(
+        self, sender: Sender, key: tuple[str, int], target: HandoffTarget, transport: str, why: str
+    ) -> None:
         self.transport = transport
         self.why = why
         self.error: KvRelayError | None = None
@@ -140,7 +156,9 @@ class Push:
         self._task = asyncio.create_task(self._push())
 
     def send(self, first: int, blocks: Sequence[int], layers: Layers | None = None) -> None:
-        """Queues the sequence's blocks `first`, `first` + 1, ... whose KV is complete, in these layers or in all."""
+        """Queues the sequence's blocks `first`, `first` + 1, ... whose KV is complete, in these
+        layers or in all.
+        """
         assert self._ending is None, "no blocks after the commit"
         if blocks:
             if self._first_sent_at is None:
@@ -156,8 +174,9 @@ class Push:
     async def commit(self, first_token: int, num_tokens: int, prefill_done_at: float) -> Handoff:
         """Waits until all blocks are with the decode worker and the request has become its own.
 
-        `prefill_done_at` is a time of the sender's clock. Raises what the push failed of: after Unavailable
-        nobody knows whether the decode worker has taken over, after any other error it has not.
+        `prefill_done_at` is a time of the sender's clock. Raises what the push failed of: after
+        Unavailable nobody knows whether the decode worker has taken over, after any other error it
+        has not.
         """
         assert self._ending is None, "a push is committed once"
         self._ending = first_token, num_tokens
@@ -179,7 +198,9 @@ class Push:
         )
 
     async def abort(self) -> None:
-        """Breaks off; returns once neither side reads the blocks any more. A push that is over stays as it is."""
+        """Breaks off; returns once neither side reads the blocks any more. A push that is over
+        stays as it is.
+        """
         self._aborted = True
         self._news.set()
         await asyncio.shield(self._task)
@@ -200,9 +221,12 @@ class Push:
             return await self._hand_over_or_fall_back()
         except Unavailable:
             if self._commit_frame is not None:
-                # The answer may be what was lost: a decode worker that has committed gives it again.
+                # The answer may be what was lost: a decode worker that has committed gives it
+                # again.
                 with suppress(KvRelayError):
-                    return await self._call(self._opening("grpc"), _only(frame_to_bytes(self._commit_frame)))
+                    return await self._call(
+                        self._opening("grpc"), _only(frame_to_bytes(self._commit_frame))
+                    )
             raise
 
     async def _hand_over_or_fall_back(self) -> KvReceipt:
@@ -231,7 +255,8 @@ class Push:
             await call.open(frame_to_bytes(opening))
             async with aclosing(frames):
                 async for frame in frames:
-                    await call.write_behind(frame)  # the next one is packed while this one is written
+                    # The next one is packed while this one is written
+                    await call.write_behind(frame)
             return await call.receipt()
         except Unavailable:
             channels.retire(address, channel, self._sender.patience)
@@ -245,7 +270,8 @@ class Push:
         """The push from its first blocks to its commit, as far as it gets."""
         self.bytes_packed = 0
         if not self._refused:
-            await in_thread(outbound.connect)  # even if aborted, since the receiver is connecting too
+            # Even if aborted, since the receiver is connecting too
+            await in_thread(outbound.connect)
             self._taken.set()
         count = 0
         digest = xxhash.xxh3_64()
@@ -302,8 +328,8 @@ class Push:
         request_id, attempt = self._key
         target = self._target
         model_id, layout_hash, protocol = self._sender.model_id, self._sender.layout_hash, ours()
-        # Or a router of protocol 0 has passed the target on, and has dropped the number that it does not know: then
-        # the receiver takes this one for a sender of protocol 0.
+        # Or a router of protocol 0 has passed the target on, and has dropped the number that it
+        # does not know: then the receiver takes this one for a sender of protocol 0.
         if target.protocol < 1 and self._sender.sampled_model_id:
             model_id = self._sender.sampled_model_id
             layout_hash = self._sender.arena.layout.hash(model_id)

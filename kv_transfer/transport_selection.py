@@ -9,23 +9,33 @@ from kvrelay.errors import Unimplemented
 
 TRANSPORTS = ("memory", "shm", "cuda_ipc", "grpc", "gloo", "nccl", "nixl")
 
-_ON_ONE_HOST = {"memory": "same process", "shm": "same host", "cuda_ipc": "GPUs of one host"}  # in `auto`'s order
+# In `auto`'s order
+_ON_ONE_HOST = {"memory": "same process", "shm": "same host", "cuda_ipc": "GPUs of one host"}
 
 
 def host_id() -> str:
-    """Equal in two processes if and only if each can see the other under /proc: same machine, same PID namespace."""
+    """Equal in two processes if and only if each can see the other under /proc: same machine, same
+    PID namespace.
+    """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
 
 
 def choose_transport(
-    requested: str, *, same_process: bool, same_host: bool, device: str, target_device: str, tls: bool = False
+    requested: str,
+    *,
+    same_process: bool,
+    same_host: bool,
+    device: str,
+    target_device: str,
+    tls: bool = False,
 ) -> tuple[str, str]:
-    """(transport, why). The devices are those of the sender's arena and the receiver's, as `arena.device_of` says.
+    """(transport, why). The devices are those of the sender's arena and the receiver's, as
+    `arena.device_of` says.
 
-    `auto` takes the one with the fewest copies, and between hosts always grpc, the only one that TLS protects. Raises
-    Unimplemented for a transport that was asked for by name and cannot work between these two workers, since something
-    else instead would hide that.
+    `auto` takes the one with the fewest copies, and between hosts always grpc, the only one that
+    TLS protects. Raises Unimplemented for a transport that was asked for by name and cannot work
+    between these two workers, since something else instead would hide that.
     """
     if requested == "auto":
         for name, why in _ON_ONE_HOST.items():
@@ -37,11 +47,15 @@ def choose_transport(
     if requested not in TRANSPORTS:
         raise Unimplemented(f"transport {requested!r} is not one of auto, {', '.join(TRANSPORTS)}")
     if obstacle := _obstacle(requested, same_process, same_host, device, target_device):
-        raise Unimplemented(f"transport {requested} cannot work here: {obstacle}; auto chooses one that can")
+        raise Unimplemented(
+            f"transport {requested} cannot work here: {obstacle}; auto chooses one that can"
+        )
     return requested, "asked for"
 
 
-def _obstacle(name: str, same_process: bool, same_host: bool, device: str, target_device: str) -> str:
+def _obstacle(
+    name: str, same_process: bool, same_host: bool, device: str, target_device: str
+) -> str:
     """What keeps the transport from working, or nothing."""
     match name:
         case "memory" if not same_process:
@@ -53,7 +67,10 @@ def _obstacle(name: str, same_process: bool, same_host: bool, device: str, targe
         case "nccl" | "cuda_ipc" if (device, target_device) != ("cuda", "cuda"):
             return f"the KV lies on {device} and goes to {target_device}; each must be one GPU"
         case "nixl" if not {device, target_device} <= {"cpu", "cuda"}:
-            return f"the KV lies on {device} and goes to {target_device}; neither may be shared by GPUs"
+            return (
+                f"the KV lies on {device} and goes to {target_device}; neither may be shared by "
+                f"GPUs"
+            )
         case "cuda_ipc" if same_process:
             return "CUDA does not share memory with the process that it belongs to"
     return ""

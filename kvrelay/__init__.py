@@ -1,9 +1,10 @@
 """Disaggregated prefill/decode serving of large language models.
 
-`Client` and `AsyncClient` talk to a cluster. `generate` gives a `Stream` or `AsyncStream`: iterate it for each
-`GenerateResponse`, or take the whole `Completion`, which says with its `Ledger` where the time went. Every error that
-they raise is a `KvRelayError`: `Unavailable`, `DeadlineExceeded` and so on, named like gRPC's status codes.
-Names are imported upon first use, so that `import kvrelay` costs nothing.
+`Client` and `AsyncClient` talk to a cluster. `generate` gives a `Stream` or `AsyncStream`: iterate
+it for each `GenerateResponse`, or take the whole `Completion`, which says with its `Ledger` where
+the time went. Every error that they raise is a `KvRelayError`: `Unavailable`, `DeadlineExceeded`
+and so on, named like gRPC's status codes. Names are imported upon first use, so that `import
+kvrelay` costs nothing.
 """
 
 from __future__ import annotations

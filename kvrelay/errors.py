@@ -56,7 +56,9 @@ class KvRelayError(Exception):
 
     code = Code.INTERNAL
 
-    def __init__(self, message: str, *, field: str | None = None, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, message: str, *, field: str | None = None, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.field = field
@@ -66,7 +68,9 @@ class KvRelayError(Exception):
         return _rebuild, (type(self), self.message, self.field, self.retry_after_s)
 
 
-def _rebuild(kind: type[KvRelayError], message: str, field: str | None, retry_after_s: float | None) -> KvRelayError:
+def _rebuild(
+    kind: type[KvRelayError], message: str, field: str | None, retry_after_s: float | None
+) -> KvRelayError:
     return kind(message, field=field, retry_after_s=retry_after_s)
 
 

@@ -1,7 +1,8 @@
 """What a router and a worker say to each other, one frozen value per message.
 
-Commands go down a session to a worker, events come up. Both carry (request_id, attempt): a worker runs
-a command once however often it arrives, and a router drops the events of an attempt that it gave up.
+Commands go down a session to a worker, events come up. Both carry (request_id, attempt): a worker
+runs a command once however often it arrives, and a router drops the events of an attempt that it
+gave up.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from dataclasses import dataclass, field
 from kvrelay.errors import Code
 from kvrelay.types import FinishReason, Handoff, PrefillTimings, SequenceSpec, TokenLogprobs
 
-DRAINING = "draining"  # why a worker that is about to leave refuses new sequences and ends those that it has
+# Why a worker that is about to leave refuses new sequences and ends those that it has
+DRAINING = "draining"
 
-SEQUENCE_FAULT = "sequence fault"  # how the message begins where a step gave nothing to one sequence of its batch
+# How the message begins where a step gave nothing to one sequence of its batch
+SEQUENCE_FAULT = "sequence fault"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,8 @@ class HandoffTarget:
     host_id: str
     transport: str = "auto"  # filled in by the router
     device: str = "cpu"  # that its KV lies on: cpu, cuda, or how many GPUs share it
-    capability: str = field(default="", repr=False)  # leave to push, see kvrelay/security/capability.py
+    # Leave to push, see kvrelay/security/capability.py
+    capability: str = field(default="", repr=False)
     protocol: int = 0  # version that the worker speaks
 
 
@@ -49,7 +53,9 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class PrefixSource:
-    """A worker whose prefix cache probably holds more of a sequence than the prefill worker's own."""
+    """A worker whose prefix cache probably holds more of a sequence than the prefill worker's
+    own.
+    """
 
     worker_id: str
     address: str
@@ -138,11 +144,12 @@ class HandedOff:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The attempt is over on this worker. INVALID_ARGUMENT ends the request; other codes may be retried.
+    """The attempt is over on this worker. INVALID_ARGUMENT ends the request; other codes may be
+    retried.
 
-    UNAVAILABLE with a message that begins with DRAINING: the worker leaves, and nothing is wrong with the request.
-    INTERNAL with one that begins with SEQUENCE_FAULT: the model has no next token for this sequence, by its own fault
-    or the worker's, which another worker's attempt tells.
+    UNAVAILABLE with a message that begins with DRAINING: the worker leaves, and nothing is wrong
+    with the request. INTERNAL with one that begins with SEQUENCE_FAULT: the model has no next token
+    for this sequence, by its own fault or the worker's, which another worker's attempt tells.
     """
 
     request_id: str

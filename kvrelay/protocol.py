@@ -1,7 +1,9 @@
-"""The protocol version that this build speaks, and which peers it works with. docs/versions.md has the promises.
+"""The protocol version that this build speaks, and which peers it works with. docs/versions.md has
+the promises.
 
-The version counts up with each change that a peer has to know of. A peer that names no version speaks version 0: builds
-before versions were exchanged. Optional parts have names, so that each of two ends uses what both have.
+The version counts up with each change that a peer has to know of. A peer that names no version
+speaks version 0: builds before versions were exchanged. Optional parts have names, so that each of
+two ends uses what both have.
 """
 
 from __future__ import annotations
@@ -37,7 +39,10 @@ class Protocol:
         if peer.version < self.oldest:
             return f"it speaks {peer}; {self} works with {self.oldest} and newer; upgrade the peer"
         if self.version < peer.oldest:
-            return f"it speaks {peer} and works with {peer.oldest} and newer; this end speaks {self}; upgrade this end"
+            return (
+                f"it speaks {peer} and works with {peer.oldest} and newer; this end speaks {self}; "
+                f"upgrade this end"
+            )
         return ""
 
     def check(self, peer: Protocol, name: str) -> None:

@@ -1,8 +1,10 @@
-"""Which sampling values are allowed. One table for routers, which refuse a request, and workers, which trust no peer.
+"""Which sampling values are allowed. One table for routers, which refuse a request, and workers,
+which trust no peer.
 
-The bounds keep float32 arithmetic sane: within them a penalty or a temperature never makes a finite logit a NaN, and
-what overflows is clamped (`kvrelay.engine.sampling.penalties`). They contain all that OpenAI allows. Other servers clamp a
-temperature just above 0, or divide by it; here it is greedy below LEAST_TEMPERATURE, which is its limit.
+The bounds keep float32 arithmetic sane: within them a penalty or a temperature never makes a finite
+logit a NaN, and what overflows is clamped (`kvrelay.engine.sampling.penalties`). They contain all
+that OpenAI allows. Other servers clamp a temperature just above 0, or divide by it; here it is
+greedy below LEAST_TEMPERATURE, which is its limit.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ MAX_BIAS = 100.0
 MAX_LOGIT_BIAS = 300  # entries
 MAX_STOP_TOKENS = 1024
 
-# The least temperature that is drawn with; in float32 the smallest ones are 0, and 0 / 0 is no number.
+# The least temperature that is drawn with; in float32 the smallest ones are 0, and 0 / 0 is no
+# number.
 LEAST_TEMPERATURE = 1e-5
 
 
@@ -36,7 +39,11 @@ class Limit:
     def __str__(self) -> str:
         if self.least == _ABOVE_ZERO:
             return f"above 0, at most {self.most:g}"
-        return f"{self.least:g} to {self.most:g}" if self.most < INT32 else f"{self.least} to {self.most}"
+        return (
+            f"{self.least:g} to {self.most:g}"
+            if self.most < INT32
+            else f"{self.least} to {self.most}"
+        )
 
 
 _ABOVE_ZERO = math.ulp(0.0)
@@ -59,7 +66,9 @@ _numbers = attrgetter(*LIMITS)
 
 
 def check_numbers(sampling: object) -> None:
-    """Of anything with SamplingParams' fields; None is unset. Raises InvalidArgument naming the field."""
+    """Of anything with SamplingParams' fields; None is unset. Raises InvalidArgument naming the
+    field.
+    """
     for value, (name, limit) in zip(_numbers(sampling), _LIMITS, strict=True):
         if value is not None and not limit.least <= value <= limit.most:
             raise bad_value(name, value, str(limit))
@@ -69,11 +78,14 @@ def check_bias(logit_bias: tuple[tuple[int, float], ...]) -> None:
     """Raises InvalidArgument for a bias that is no number from -MAX_BIAS to MAX_BIAS."""
     for token_id, bias in logit_bias:
         if not -MAX_BIAS <= bias <= MAX_BIAS:
-            raise bad_value("logit_bias", f"{token_id}: {bias}", f"numbers from -{MAX_BIAS:g} to {MAX_BIAS:g}")
+            raise bad_value(
+                "logit_bias", f"{token_id}: {bias}", f"numbers from -{MAX_BIAS:g} to {MAX_BIAS:g}"
+            )
 
 
 def check_params(params: SamplingParams, vocab_size: int) -> None:
-    """All of it that a draw reads. Raises InvalidArgument naming the field, the value and what is allowed.
+    """All of it that a draw reads. Raises InvalidArgument naming the field, the value and what is
+    allowed.
 
     Costs less than a microsecond where there is no logit_bias.
     """
@@ -84,11 +96,15 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
         check_bias(params.logit_bias)
         for token_id, _ in params.logit_bias:
             if not 0 <= token_id < vocab_size:
-                raise bad_value("logit_bias", f"for token {token_id}", f"token ids from 0 to {vocab_size - 1}")
+                raise bad_value(
+                    "logit_bias", f"for token {token_id}", f"token ids from 0 to {vocab_size - 1}"
+                )
 
 
 def check_sizes(params: SamplingParams, vocab_size: int) -> None:
-    """What a worker checks of a sequence once, when it comes. Raises InvalidArgument as `check_params` does."""
+    """What a worker checks of a sequence once, when it comes. Raises InvalidArgument as
+    `check_params` does.
+    """
     for name, count, most in (
         ("logit_bias", len(params.logit_bias), MAX_LOGIT_BIAS),
         ("stop_token_ids", len(params.stop_token_ids), MAX_STOP_TOKENS),
@@ -97,7 +113,9 @@ def check_sizes(params: SamplingParams, vocab_size: int) -> None:
             raise InvalidArgument(f"{name} has {count} entries; allowed are {most}", field=name)
     for token_id in params.stop_token_ids:
         if not 0 <= token_id < vocab_size:
-            raise bad_value("stop_token_ids", f"token {token_id}", f"token ids from 0 to {vocab_size - 1}")
+            raise bad_value(
+                "stop_token_ids", f"token {token_id}", f"token ids from 0 to {vocab_size - 1}"
+            )
 
 
 def bad_value(field: str, value: object, allowed: str) -> InvalidArgument:

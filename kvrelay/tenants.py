@@ -6,7 +6,8 @@ import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
-# Who asks for answers; who reads the figures of the whole cluster; who operates it, and reads them too.
+# Who asks for answers; who reads the figures of the whole cluster; who operates it, and reads them
+# too.
 Role = Literal["client", "monitor", "admin"]
 
 CLIENT: frozenset[Role] = frozenset({"client"})
@@ -17,7 +18,9 @@ ANY_ROLE: frozenset[Role] = CLIENT | MONITOR
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """As the tokens file describes it. None is no limit; limits per minute hold on each router by itself."""
+    """As the tokens file describes it. None is no limit; limits per minute hold on each router by
+    itself.
+    """
 
     name: str = ""
     roles: frozenset[Role] = CLIENT
@@ -25,7 +28,8 @@ class Tenant:
     max_running: int | None = None  # requests that have workers at one time
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None  # of prompts and answers together
-    min_priority: int | None = None  # the most urgent that it may ask for: lower goes first, before all other tenants'
+    # The most urgent that it may ask for: lower goes first, before all other tenants'
+    min_priority: int | None = None
     salt: str = ""  # of its prefix-cache keys; no two tenants have one in common
 
     @property
@@ -42,7 +46,9 @@ class Tenant:
         if cache_salt is None:
             return self.salt
         key = hashlib.sha256(self.salt.encode()).digest()
-        digest = hashlib.blake2b(cache_salt.encode(), key=key, digest_size=32, person=b"kvr cache_salt")
+        digest = hashlib.blake2b(
+            cache_salt.encode(), key=key, digest_size=32, person=b"kvr cache_salt"
+        )
         return digest.hexdigest()
 
     def scoped(self, request_id: str) -> str:

@@ -11,10 +11,12 @@ from typing import Literal
 from kvrelay.protocol import Protocol
 
 PoolName = Literal["prefill", "decode"]
-Role = Literal["prefill", "decode", "standby"]  # of a worker's process: a pool, or to take a place in either
+# Of a worker's process: a pool, or to take a place in either
+Role = Literal["prefill", "decode", "standby"]
 Path = Literal["disaggregated", "local"]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
-WorkerState = Literal["starting", "ready", "draining", "stuck"]  # see `kvrelay.worker.base.Worker.state`
+# See `kvrelay.worker.base.Worker.state`
+WorkerState = Literal["starting", "ready", "draining", "stuck"]
 POOLS: tuple[PoolName, PoolName] = ("prefill", "decode")
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
@@ -24,11 +26,12 @@ _FINGERPRINT = re.compile(r"fp_([A-Za-z0-9_-]{0,64})\.([A-Za-z0-9_-]{0,64})")
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn. Values are validated by `router.frontend.validation`; here they are taken as they are.
+    """How tokens are drawn. Values are validated by `router.frontend.validation`; here they are
+    taken as they are.
 
-    temperature 0 is greedy. top_k 0, top_p 1 and min_p 0 are off. The draw at absolute position p of a
-    sequence depends on (seed, p) and the logits only. `logprobs` None: none; N >= 0: the sampled token's
-    and the N most likely.
+    temperature 0 is greedy. top_k 0, top_p 1 and min_p 0 are off. The draw at absolute position p
+    of a sequence depends on (seed, p) and the logits only. `logprobs` None: none; N >= 0: the
+    sampled token's and the N most likely.
     """
 
     max_tokens: int = 64
@@ -50,7 +53,9 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural-log probability of the sampled token, and (token id, logprob) of the most likely ones."""
+    """Natural-log probability of the sampled token, and (token id, logprob) of the most likely
+    ones.
+    """
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
@@ -67,7 +72,8 @@ class SequenceSpec:
     sampling: SamplingParams  # seed is set
     salt: str = ""
     priority: int = 0
-    deadline_s: float | None = None  # left when it was sent: a duration, so that machines' clocks may differ
+    # Left when it was sent: a duration, so that machines' clocks may differ
+    deadline_s: float | None = None
     tenant: str = ""  # whose cached blocks its own are counted with
     weight: float = 1.0  # of that tenant: its share of the worker beside other tenants
 
@@ -82,7 +88,9 @@ class SequenceSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerKv:
-    """KV of one layer and one token: `kv_heads` vectors of `k_dim` and as many of `v_dim` values."""
+    """KV of one layer and one token: `kv_heads` vectors of `k_dim` and as many of `v_dim`
+    values.
+    """
 
     kv_heads: int
     k_dim: int
@@ -101,15 +109,16 @@ class KvRegion:
 class KvLayout:
     """How KV lies in an arena of bytes: region after region, without gaps.
 
-    In each region block n lies at n times the region's block bytes; so a run of adjacent blocks is one contiguous
-    range per region. int8 is quantised: one scale for each token's vector in each head, in regions of their own.
+    In each region block n lies at n times the region's block bytes; so a run of adjacent blocks is
+    one contiguous range per region. int8 is quantised: one scale for each token's vector in each
+    head, in regions of their own.
 
-    Within a block, tokens lie one after the other, [block_size, kv_heads, dim]. With `word` values to a word of four
-    bytes of the dtype that the model attends in, heads come first and the order is the one that the CPU kernels read
-    (see `engine/native/kernels/panels.h`).
+    Within a block, tokens lie one after the other, [block_size, kv_heads, dim]. With `word` values
+    to a word of four bytes of the dtype that the model attends in, heads come first and the order
+    is the one that the CPU kernels read (see `engine/native/kernels/panels.h`).
 
-    With tensor parallelism each rank has an equal share of the heads, in an arena of its own; these lie one after the
-    other, and block n of the whole is block n of each of them.
+    With tensor parallelism each rank has an equal share of the heads, in an arena of its own; these
+    lie one after the other, and block n of the whole is block n of each of them.
     """
 
     layers: tuple[LayerKv, ...]  # with all heads
@@ -120,10 +129,11 @@ class KvLayout:
 
     @property
     def regions(self) -> tuple[KvRegion, ...]:
-        """K of layer 0, V of layer 0, K of layer 1, ...; where KV is quantised, before these their scales likewise.
+        """K of layer 0, V of layer 0, K of layer 1, ...; where KV is quantised, before these their
+        scales likewise.
 
-        Scales lie first because they are wider: so every region is aligned, whatever the number of blocks. All of this
-        for each rank in turn.
+        Scales lie first because they are wider: so every region is aligned, whatever the number of
+        blocks. All of this for each rank in turn.
         """
         return self._regions_of_rank * self.ranks
 
@@ -132,7 +142,9 @@ class KvLayout:
         """Of one rank's arena."""
         if self.ranks == 1:
             return self
-        layers = tuple(replace(layer, kv_heads=layer.kv_heads // self.ranks) for layer in self.layers)
+        layers = tuple(
+            replace(layer, kv_heads=layer.kv_heads // self.ranks) for layer in self.layers
+        )
         return replace(self, layers=layers, ranks=1)
 
     @property
@@ -145,7 +157,9 @@ class KvLayout:
             if self.dtype == "int8"
         ]
         values = [
-            KvRegion(shape, self.dtype) for layer in layers for shape in (self._k_shape(layer), self._v_shape(layer))
+            KvRegion(shape, self.dtype)
+            for layer in layers
+            for shape in (self._k_shape(layer), self._v_shape(layer))
         ]
         return (*scales, *values)
 
@@ -165,7 +179,9 @@ class KvLayout:
     @property
     def region_block_bytes(self) -> tuple[int, ...]:
         """Bytes of one block in each region."""
-        return tuple(math.prod(region.block_shape) * DTYPE_BYTES[region.dtype] for region in self.regions)
+        return tuple(
+            math.prod(region.block_shape) * DTYPE_BYTES[region.dtype] for region in self.regions
+        )
 
     @property
     def block_bytes(self) -> int:
@@ -192,7 +208,9 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Handoff:
-    """One KV hand-off. bytes = blocks x block_bytes; cached_blocks were not sent since the receiver had them."""
+    """One KV hand-off. bytes = blocks x block_bytes; cached_blocks were not sent since the receiver
+    had them.
+    """
 
     transport: str
     blocks: int
@@ -262,7 +280,8 @@ class WorkerLoad:
     queue_wait_p95_ms: float = 0.0
     certificate_note: str = ""  # that its certificate ends soon or has ended
     step_age_s: float = 0.0  # of the step that runs; 0 while none does
-    busy_share: float = 0.0  # in use: of a prefill worker's time, of a decode worker's seats or blocks
+    # In use: of a prefill worker's time, of a decode worker's seats or blocks
+    busy_share: float = 0.0
     blocks_leased: int = 0  # of those held: for prompts whose KV is still to come
 
     @property
@@ -320,7 +339,8 @@ class WorkerInfo:
     max_model_len: int
     load: WorkerLoad = field(default_factory=WorkerLoad)
     pid: int = 0  # on its own host
-    tensor_parallel: int = 1  # processes that share the model's weights and KV heads, this one included
+    # Processes that share the model's weights and KV heads, this one included
+    tensor_parallel: int = 1
     started_by: str = ""  # the controller that owns its process
     term: int = 0  # of that controller's lease when it started the worker
     protocol: Protocol = field(default_factory=Protocol)
@@ -338,7 +358,9 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class StandbyWorker:
-    """A worker of no pool: its weights are loaded, and it can take a place in either pool within a second."""
+    """A worker of no pool: its weights are loaded, and it can take a place in either pool within a
+    second.
+    """
 
     worker_id: str
     state: Literal["starting", "ready"]  # ready: its engine has run real steps
@@ -397,7 +419,9 @@ class ScalingDecision:
 
 @dataclass(frozen=True, slots=True)
 class RouterLoad:
-    """A router's entry in the registry. p95 over its last measuring window; None when nothing was measured in it."""
+    """A router's entry in the registry. p95 over its last measuring window; None when nothing was
+    measured in it.
+    """
 
     router_id: str
     running: int = 0

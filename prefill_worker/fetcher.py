@@ -28,10 +28,19 @@ _SHORTEST_S = 0.25
 
 
 class Fetcher:
-    """Asks who holds it for a push into a lease of blocks of our own. Lives on the worker's event loop."""
+    """Asks who holds it for a push into a lease of blocks of our own. Lives on the worker's event
+    loop.
+    """
 
     def __init__(
-        self, identity: Identity, runner: ModelRunner, cache: KvCache, sender: Sender, *, digests: bool, host: str
+        self,
+        identity: Identity,
+        runner: ModelRunner,
+        cache: KvCache,
+        sender: Sender,
+        *,
+        digests: bool,
+        host: str,
     ) -> None:
         self._identity = identity
         self._runner = runner
@@ -55,8 +64,9 @@ class Fetcher:
         )
 
     async def fetch(self, sequence: Sequence, source: PrefixSource, transport: str) -> None:
-        """Afterwards the sequence holds all its blocks and more KV than this worker's cache had, and may start; or it
-        holds nothing, if that was not to be had sooner than by computing it. Cancelled, it holds nothing either.
+        """Afterwards the sequence holds all its blocks and more KV than this worker's cache had,
+        and may start; or it holds nothing, if that was not to be had sooner than by computing it.
+        Cancelled, it holds nothing either.
         """
         cache, began = self._cache, self._clock.now()
         sequence.take_prefix(cache)
@@ -84,7 +94,9 @@ class Fetcher:
         own, size, spec = sequence.num_computed, self._cache.block_size, sequence.spec
         patience = min(self._patience(end - own), max(0.0, sequence.deadline - self._clock.now()))
         blocks = sequence.blocks[: end // size]
-        lease = self._leases.grant(spec.key, blocks, own // size, 2 * patience, self._clock.now(), partial=True)
+        lease = self._leases.grant(
+            spec.key, blocks, own // size, 2 * patience, self._clock.now(), partial=True
+        )
         request = FetchRequest(
             *spec.key,
             tuple(sequence.tokens[:end]),
@@ -97,7 +109,12 @@ class Fetcher:
             await kv_fetch(self._channels.get(source.address), request, patience)
         except grpc.aio.AioRpcError as error:
             reason = error_from_rpc(error, source.address).message
-            log.info("prefix not fetched", request=spec.request_id, worker=source.worker_id, reason=reason)
+            log.info(
+                "prefix not fetched",
+                request=spec.request_id,
+                worker=source.worker_id,
+                reason=reason,
+            )
         finally:
             arrived = await to_its_end(self._end(lease, own))
         return max(0, arrived - own)
@@ -116,7 +133,9 @@ class Fetcher:
     def _commit(self, lease: Lease, first_token: int, num_tokens: int) -> None:
         self._arrived[lease.lease_id] = num_tokens
 
-    def _target(self, lease: Lease, cached_tokens: int, transport: str, source: PrefixSource) -> HandoffTarget:
+    def _target(
+        self, lease: Lease, cached_tokens: int, transport: str, source: PrefixSource
+    ) -> HandoffTarget:
         return HandoffTarget(
             worker_id=self._identity.worker_id,
             address=self._identity.address,

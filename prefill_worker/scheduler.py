@@ -1,4 +1,6 @@
-"""Which prompt tokens the next step of a prefill worker computes. Pure: no clock, no I/O, no torch."""
+"""Which prompt tokens the next step of a prefill worker computes. Pure: no clock, no I/O, no
+torch.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,12 @@ from kvrelay.worker.tenant_order import TenantTurns
 
 
 class PrefillScheduler:
-    """Chunks under a token budget: by priority, then fairly between tenants, then in the order of arrival.
+    """Chunks under a token budget: by priority, then fairly between tenants, then in the order of
+    arrival.
 
-    A sequence takes the blocks for its whole prompt before its first chunk, so one that started always
-    ends. One that does not fit is waited for, and no other one starts before it: nobody starves.
+    A sequence takes the blocks for its whole prompt before its first chunk, so one that started
+    always ends. One that does not fit is waited for, and no other one starts before it: nobody
+    starves.
     """
 
     def __init__(self, cache: KvCache, chunk_tokens: int) -> None:
@@ -61,7 +65,9 @@ class PrefillScheduler:
         return batch
 
     def complete(self, batch: list[Work]) -> None:
-        """Takes in a finished step; sequences that were removed meanwhile give their blocks back now."""
+        """Takes in a finished step; sequences that were removed meanwhile give their blocks back
+        now.
+        """
         for work in batch:
             sequence = work.sequence
             sequence.in_flight = False
@@ -91,7 +97,9 @@ class PrefillScheduler:
         return True
 
     def _chunk(self, sequence: Sequence, budget: int) -> int:
-        """Tokens to compute now. A chunk that is not the last ends with a full block, which can be sent at once."""
+        """Tokens to compute now. A chunk that is not the last ends with a full block, which can be
+        sent at once.
+        """
         if sequence.uncomputed <= budget:
             return sequence.uncomputed
         size = sequence.hasher.block_size

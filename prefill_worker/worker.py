@@ -1,4 +1,6 @@
-"""A prefill worker: builds the KV of prompts chunk by chunk and pushes it to decode workers as it goes."""
+"""A prefill worker: builds the KV of prompts chunk by chunk and pushes it to decode workers as it
+goes.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ from kvrelay.worker.session import RouterSession
 from prefill_worker.fetcher import Fetcher
 from prefill_worker.scheduler import PrefillScheduler
 
-LARGE = 4 * 2**20  # bytes of KV of a chunk that leave by groups of layers, while the others are computed
+# Bytes of KV of a chunk that leave by groups of layers, while the others are computed
+LARGE = 4 * 2**20
 GROUPS = 4
 
 
@@ -42,7 +45,8 @@ class Relay:
     target: HandoffTarget
     push: Push | None = None
     held: list[int] = field(default_factory=list)
-    pushed: int = 0  # blocks of the sequence that were given to the push or that the target has cached
+    # Blocks of the sequence that were given to the push or that the target has cached
+    pushed: int = 0
     layers: int = 0  # of the blocks after these, which the step that runs computes
     fetching: asyncio.Task[None] | None = None
     closing: asyncio.Task[None] | None = None
@@ -89,7 +93,9 @@ class PrefillWorker(Worker):
         spec, target = command.spec, command.target
         sequence = self.begin(spec)
         self.sessions[spec.key] = session
-        self._relays[spec.key] = Relay(sequence, target, pushed=target.cached_tokens // self.cache.block_size)
+        self._relays[spec.key] = Relay(
+            sequence, target, pushed=target.cached_tokens // self.cache.block_size
+        )
         relay = self._relays[spec.key]
         if command.source is not None and self._fetcher is not None:
             relay.fetching = self._spawn(self._fetch(relay, command.source, self._fetcher))
@@ -102,7 +108,9 @@ class PrefillWorker(Worker):
             self._schedule(relay)
 
     def _schedule(self, relay: Relay) -> None:
-        """The push is opened now, so that the two workers' first contact is over when the first blocks are computed."""
+        """The push is opened now, so that the two workers' first contact is over when the first
+        blocks are computed.
+        """
         relay.fetching = None
         self._scheduler.add(relay.sequence)
         try:
@@ -116,21 +124,32 @@ class PrefillWorker(Worker):
         group = -(-len(self.runner.layout.layers) // GROUPS)
         for work in batch:
             relay = self._relays.get(work.sequence.spec.key)
-            if relay is None or relay.push is None or relay.push.error is not None or layers - relay.layers < group:
+            if (
+                relay is None
+                or relay.push is None
+                or relay.push.error is not None
+                or layers - relay.layers < group
+            ):
                 continue
             end = self._filled(work)
             if (end - relay.pushed) * self.runner.layout.block_bytes >= LARGE:
                 self._push(relay, relay.push, end, layers)
 
     def _filled(self, work: Work) -> int:
-        """Blocks of the sequence that are complete, or as full as they will be, when the step is over."""
+        """Blocks of the sequence that are complete, or as full as they will be, when the step is
+        over.
+        """
         sequence = work.sequence
         return (
-            len(sequence.blocks) if work.sample else (sequence.num_computed + work.num_tokens) // self.cache.block_size
+            len(sequence.blocks)
+            if work.sample
+            else (sequence.num_computed + work.num_tokens) // self.cache.block_size
         )
 
     def _push(self, relay: Relay, push: Push, end: int, layers: int) -> None:
-        """The blocks up to `end`, as far as the first `layers` layers go beyond those that were pushed."""
+        """The blocks up to `end`, as far as the first `layers` layers go beyond those that were
+        pushed.
+        """
         if not relay.held:
             self.cache.pool.hold(relay.sequence.blocks)
             relay.held = list(relay.sequence.blocks)
@@ -150,7 +169,11 @@ class PrefillWorker(Worker):
         if relay.push.error is not None:
             self.fail(key, relay.push.error.code, relay.push.error.message)
             return
-        end = sequence.num_computed // self.cache.block_size if tokens is None else len(sequence.blocks)
+        end = (
+            sequence.num_computed // self.cache.block_size
+            if tokens is None
+            else len(sequence.blocks)
+        )
         self._push(relay, relay.push, end, len(self.runner.layout.layers))
         relay.pushed, relay.layers = max(end, relay.pushed), 0
         if tokens is not None:
@@ -205,7 +228,9 @@ class PrefillWorker(Worker):
             handoff = await relay.push.commit(first_token, len(spec.token_ids), prefill_done_at)
             event = HandedOff(*spec.key, handoff)
         except KvRelayError as error:
-            event = Failed(*spec.key, error.code, f"hand-off to {relay.target.worker_id}: {error.message}")
+            event = Failed(
+                *spec.key, error.code, f"hand-off to {relay.target.worker_id}: {error.message}"
+            )
         del self._relays[spec.key]
         session = self.sessions.pop(spec.key)
         self._release(relay)

@@ -53,12 +53,14 @@ END_S = 5.0  # for the process to end after its last request
 log = get_logger("router")
 
 
-async def serve(config: ClusterConfig, *, redis_url: str, model_path: str, ready: Callable[[str], None]) -> None:
+async def serve(
+    config: ClusterConfig, *, redis_url: str, model_path: str, ready: Callable[[str], None]
+) -> None:
     """Runs a router until a signal ends it.
 
-    `ready` is given the line `kvrelay ready grpc=... http=... admin=...` once as many workers as configured are ready.
-    Raises ConfigError for an address that cannot be had, ModelRefused for a model folder that cannot be read,
-    Unavailable if the registry cannot be reached at the start.
+    `ready` is given the line `kvrelay ready grpc=... http=... admin=...` once as many workers as
+    configured are ready. Raises ConfigError for an address that cannot be had, ModelRefused for a
+    model folder that cannot be read, Unavailable if the registry cannot be reached at the start.
     """
     stop = StopRequest()
     stop.install()
@@ -67,7 +69,9 @@ async def serve(config: ClusterConfig, *, redis_url: str, model_path: str, ready
     card = ModelCard.load(model_path, config.model, ask_transformers)
     text = Text.load(model_path)
     try:
-        async with await Registry.connect(redis_url, loopback_only=config.listen.workers_on_loopback) as registry:
+        async with await Registry.connect(
+            redis_url, loopback_only=config.listen.workers_on_loopback
+        ) as registry:
             settle_heap()
             await run_router(config, registry, card, text, ready, stop)
     finally:
@@ -77,7 +81,9 @@ async def serve(config: ClusterConfig, *, redis_url: str, model_path: str, ready
 
 
 async def _end_in_time(stop: StopRequest) -> None:
-    """Whatever a thread or the event loop is at: the process ends in the time that a stop request leaves."""
+    """Whatever a thread or the event loop is at: the process ends in the time that a stop request
+    leaves.
+    """
     await stop.drain.wait()
     end_after(DRAIN_GRACE_S + END_S)
     await stop.halt.wait()
@@ -97,9 +103,15 @@ async def run_router(
     router_id = f"router-{uuid.uuid4().hex[:8]}"
     metrics = Metrics(card.info.id)
     tracing = Tracing.from_environment(card.info.id, clock)
-    credentials, doors = Credentials.internal(config.security, "router"), Credentials.public(config.security)
+    credentials, doors = (
+        Credentials.internal(config.security, "router"),
+        Credentials.public(config.security),
+    )
     if credentials is not None and config.transfer.bypasses_tls:
-        log.warning("KV travels without encryption; only transport grpc has it", transport=config.transfer.transport)
+        log.warning(
+            "KV travels without encryption; only transport grpc has it",
+            transport=config.transfer.transport,
+        )
     certificates = [one for one in (credentials, doors) if one is not None]
     tokens_file = config.security.tokens_file
     access = Access(None if tokens_file is None else Path(tokens_file))
@@ -136,16 +148,29 @@ async def run_router(
         doors,
     )
     app = build_app(
-        intake, driver, metrics, tenant_metrics, clock, page, access, waiting_room, config.listen.http, slices
+        intake,
+        driver,
+        metrics,
+        tenant_metrics,
+        clock,
+        page,
+        access,
+        waiting_room,
+        config.listen.http,
+        slices,
     )
     http, http_address = http_server(app, config.listen.http, "listen.http", doors)
-    inference.add_InferenceServiceServicer_to_server(InferenceService(intake, clock, waiting_room), public)
+    inference.add_InferenceServiceServicer_to_server(
+        InferenceService(intake, clock, waiting_room), public
+    )
     cluster.add_ClusterServiceServicer_to_server(ClusterService(driver, registry, view), admin)
 
     scheme = "http" if doors is None else "https"
 
     async def announce() -> None:
-        """Keeps gRPC's health service in step with the state; says once that the router is ready."""
+        """Keeps gRPC's health service in step with the state; says once that the router is
+        ready.
+        """
         announced = False
         while True:
             await driver.changed.wait()
@@ -153,10 +178,15 @@ async def run_router(
             state = driver.state
             serving = health_pb2.HealthCheckResponse
             for name in ("", inference.SERVICE_NAME):
-                await public_health.set(name, serving.SERVING if state == "ready" else serving.NOT_SERVING)
+                await public_health.set(
+                    name, serving.SERVING if state == "ready" else serving.NOT_SERVING
+                )
             if state == "ready" and not announced:
                 announced = True
-                ready(f"kvrelay ready grpc={grpc_address} http={scheme}://{http_address} admin={admin_address}")
+                ready(
+                    f"kvrelay ready grpc={grpc_address} http={scheme}://{http_address} "
+                    f"admin={admin_address}"
+                )
 
     def tenants_changed() -> None:
         limits.keep(access.names)
@@ -191,5 +221,7 @@ async def _drain(driver: Driver, stop: StopRequest) -> None:
     for task in waits:
         task.cancel()
     driver.abandon(
-        Unavailable("the router is stopping; resume at another with the tokens that came", retry_after_s=1.0)
+        Unavailable(
+            "the router is stopping; resume at another with the tokens that came", retry_after_s=1.0
+        )
     )

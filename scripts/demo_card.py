@@ -38,14 +38,15 @@ def of(answers: tuple[int, int]) -> str:
 def readme(report: Report) -> str:
     return f"""# demo
 
-The model that `kvrelay serve --model demo` serves: a Llama-shaped transformer with {report.parameters:,} parameters in
-bfloat16, grouped-query attention (4 query heads, 2 KV heads, 64 wide), a context of 4096 tokens and a byte-level
-tokenizer of its own. It tells short stories and knows a few plain facts; it gets a third of small sums right, and of
-questions about a story the form, and the names and things now and then. It is here to make a cluster visible on a
-laptop; it is no general assistant.
+The model that `kvrelay serve --model demo` serves: a Llama-shaped transformer with
+{report.parameters:,} parameters in bfloat16, grouped-query attention (4 query heads, 2 KV heads, 64
+wide), a context of 4096 tokens and a byte-level tokenizer of its own. It tells short stories and
+knows a few plain facts; it gets a third of small sums right, and of questions about a story the
+form, and the names and things now and then. It is here to make a cluster visible on a laptop; it is
+no general assistant.
 
-Its only training text is what `scripts/demo_corpus.py` writes. Code, text and weights are under this repository's
-Apache-2.0 licence.
+Its only training text is what `scripts/demo_corpus.py` writes. Code, text and weights are under
+this repository's Apache-2.0 licence.
 
 | | |
 |---|---|
@@ -60,6 +61,6 @@ Apache-2.0 licence.
 | held-out questions without a story, answered word for word | {of(report.answers_alone)} |
 | held-out questions about a story, answered word for word | {of(report.answers_about_stories)} |
 
-A document of the grammar begins with a free choice of names, animals, places and plot, and the perplexity counts these
-choices; what follows from them is all but certain.
+A document of the grammar begins with a free choice of names, animals, places and plot, and the
+perplexity counts these choices; what follows from them is all but certain.
 """

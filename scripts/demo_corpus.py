@@ -1,6 +1,8 @@
-"""Documents that the demo model learns from: stories, conversations about them, small talk, facts, sums.
+"""Documents that the demo model learns from: stories, conversations about them, small talk, facts,
+sums.
 
-A document is text with the tokenizer's markers in it: <s> begins it, </s> ends a story or a turn of a conversation.
+A document is text with the tokenizer's markers in it: <s> begins it, </s> ends a story or a turn of
+a conversation.
 """
 
 from __future__ import annotations
@@ -10,7 +12,17 @@ from itertools import count, islice
 from random import Random
 
 from demo_stories import ANIMALS, Story, story
-from demo_talk import Pair, any_name, arithmetic, as_typed, colored_thing, fact, introduction, talk, unknown
+from demo_talk import (
+    Pair,
+    any_name,
+    arithmetic,
+    as_typed,
+    colored_thing,
+    fact,
+    introduction,
+    talk,
+    unknown,
+)
 
 SYSTEM_PROMPTS = (
     "You are a helpful assistant.",
@@ -24,7 +36,9 @@ LINE_END = "\n"
 
 
 def documents(seed: int, split: str) -> Iterator[str]:
-    """Documents without end. Each has a random state of its own, so two splits share documents by chance only."""
+    """Documents without end. Each has a random state of its own, so two splits share documents by
+    chance only.
+    """
     for index in count():
         yield document(Random(f"{seed}/{split}/{index}"))
 
@@ -34,17 +48,30 @@ def sample(seed: int, split: str, size: int) -> list[str]:
 
 
 def document(rng: Random) -> str:
-    kinds: tuple[Callable[[Random], str], ...] = (_tale, _about_a_story, _storytelling, _talk, _plain, _collection)
+    kinds: tuple[Callable[[Random], str], ...] = (
+        _tale,
+        _about_a_story,
+        _storytelling,
+        _talk,
+        _plain,
+        _collection,
+    )
     return rng.choices(kinds, weights=(26, 26, 10, 28, 8, 2))[0](rng)
 
 
 def conversation(rng: Random, turns: Sequence[Pair]) -> str:
-    """What the chat template makes of the turns; sometimes the first one as plain text, as when asked without it."""
+    """What the chat template makes of the turns; sometimes the first one as plain text, as when
+    asked without it.
+    """
     if rng.random() < 0.2:
         asked, answer = turns[0]
         return f"<s>{asked}{rng.choice((' ', LINE_END))}{answer}</s>"
     system = f"<|system|>{rng.choice(SYSTEM_PROMPTS)}</s>" if rng.random() < 0.25 else ""
-    return "<s>" + system + "".join(f"<|user|>{asked}</s><|assistant|>{answer}</s>" for asked, answer in turns)
+    return (
+        "<s>"
+        + system
+        + "".join(f"<|user|>{asked}</s><|assistant|>{answer}</s>" for asked, answer in turns)
+    )
 
 
 def _tale(rng: Random) -> str:
@@ -92,13 +119,17 @@ def _storytelling(rng: Random) -> str:
             "tell me a story{}",
         )
     )
-    return conversation(rng, [(ask.format(about), told.text), *_questions(rng, told, rng.randint(0, 2))])
+    return conversation(
+        rng, [(ask.format(about), told.text), *_questions(rng, told, rng.randint(0, 2))]
+    )
 
 
 def _talk(rng: Random) -> str:
     """A conversation about this and that."""
     sources = (talk, fact, arithmetic, unknown, colored_thing)
-    pairs = [rng.choices(sources, weights=(25, 25, 35, 8, 7))[0](rng) for _ in range(rng.randint(1, 5))]
+    pairs = [
+        rng.choices(sources, weights=(25, 25, 35, 8, 7))[0](rng) for _ in range(rng.randint(1, 5))
+    ]
     turns = [(as_typed(rng, asked), answer) for asked, answer in pairs]
     if rng.random() < 0.2:
         named, asked = introduction(rng)
@@ -108,7 +139,9 @@ def _talk(rng: Random) -> str:
 
 def _plain(rng: Random) -> str:
     """Facts and sums as running text."""
-    sentences = [rng.choice((fact, arithmetic, arithmetic))(rng)[1] for _ in range(rng.randint(3, 12))]
+    sentences = [
+        rng.choice((fact, arithmetic, arithmetic))(rng)[1] for _ in range(rng.randint(3, 12))
+    ]
     return f"<s>{' '.join(sentences)}</s>"
 
 
@@ -132,4 +165,6 @@ def _questions(rng: Random, told: Story, number: int) -> list[Pair]:
 
 def _named_question(rng: Random, told: Story) -> Pair:
     """A question that says by a name which story it means."""
-    return rng.choice([pair for pair in told.answers if told.hero in pair[0] or told.friend in pair[0]])
+    return rng.choice(
+        [pair for pair in told.answers if told.hero in pair[0] or told.friend in pair[0]]
+    )

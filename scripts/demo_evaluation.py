@@ -10,7 +10,9 @@ from transformers import LlamaForCausalLM
 
 @torch.inference_mode()
 def perplexity(model: LlamaForCausalLM, documents: list[list[int]]) -> float:
-    """exp(mean negative log likelihood per token); each document is read by itself, its first token is given."""
+    """exp(mean negative log likelihood per token); each document is read by itself, its first token
+    is given.
+    """
     model.eval()
     loss, count = 0.0, 0
     for ids in documents:
@@ -21,14 +23,20 @@ def perplexity(model: LlamaForCausalLM, documents: list[list[int]]) -> float:
     return math.exp(loss / count)
 
 
-def ngram_perplexities(train: list[list[int]], held_out: list[list[int]], vocab_size: int) -> tuple[float, float]:
-    """Add-one unigram perplexity, and bigram perplexity that backs off to it with the weight of one count."""
+def ngram_perplexities(
+    train: list[list[int]], held_out: list[list[int]], vocab_size: int
+) -> tuple[float, float]:
+    """Add-one unigram perplexity, and bigram perplexity that backs off to it with the weight of one
+    count.
+    """
     unigram = torch.ones(vocab_size, dtype=torch.float64)
     bigram = torch.zeros(vocab_size, vocab_size, dtype=torch.float64)
     for ids in train:
         row = torch.tensor(ids)
         unigram += torch.bincount(row, minlength=vocab_size)
-        bigram.index_put_((row[:-1], row[1:]), torch.ones(len(ids) - 1, dtype=torch.float64), accumulate=True)
+        bigram.index_put_(
+            (row[:-1], row[1:]), torch.ones(len(ids) - 1, dtype=torch.float64), accumulate=True
+        )
     unigram /= unigram.sum()
     seen = bigram.sum(dim=1)
     before = torch.cat([torch.tensor(ids[:-1]) for ids in held_out])
@@ -38,11 +46,15 @@ def ngram_perplexities(train: list[list[int]], held_out: list[list[int]], vocab_
 
 
 @torch.inference_mode()
-def right_answers(model: LlamaForCausalLM, documents: list[list[int]], assistant: int, eos: int) -> tuple[int, int]:
-    """(right, asked) over the conversations among `documents`: is the greedy first answer the document's own?
+def right_answers(
+    model: LlamaForCausalLM, documents: list[list[int]], assistant: int, eos: int
+) -> tuple[int, int]:
+    """(right, asked) over the conversations among `documents`: is the greedy first answer the
+    document's own?
 
-    One pass tells: a greedy answer is the document's if and only if each of its tokens is the likeliest after those
-    before it. `assistant` is the token that begins an answer, `eos` the one that ends it.
+    One pass tells: a greedy answer is the document's if and only if each of its tokens is the
+    likeliest after those before it. `assistant` is the token that begins an answer, `eos` the one
+    that ends it.
     """
     model.eval()
     right = asked = 0
@@ -51,7 +63,12 @@ def right_answers(model: LlamaForCausalLM, documents: list[list[int]], assistant
             continue
         start = ids.index(assistant)
         end = ids.index(eos, start)
-        likeliest = model(input_ids=torch.tensor([ids[:end]]), use_cache=False).logits[0].argmax(dim=-1).tolist()
+        likeliest = (
+            model(input_ids=torch.tensor([ids[:end]]), use_cache=False)
+            .logits[0]
+            .argmax(dim=-1)
+            .tolist()
+        )
         asked += 1
         right += likeliest[start:end] == ids[start + 1 : end + 1]
     return right, asked

@@ -1,7 +1,9 @@
-"""What may happen in a story: for each plot its props, its sentences in order (each with variants) and its questions.
+"""What may happen in a story: for each plot its props, its sentences in order (each with variants)
+and its questions.
 
-In braces: the hero ({hero}, {he}, {him}, {his}), the friend ({friend}, {fhe}, {fhim}, {fhis}), the kinds of the two
-({kind}, {fkind}), a {color}, numbers ({total} = {given} + {left}), and the plot's own props.
+In braces: the hero ({hero}, {he}, {him}, {his}), the friend ({friend}, {fhe}, {fhim}, {fhis}), the
+kinds of the two ({kind}, {fkind}), a {color}, numbers ({total} = {given} + {left}), and the plot's
+own props.
 """
 
 from __future__ import annotations
@@ -33,7 +35,12 @@ HIDING = (
     "behind the barn",
     "in a basket",
 )
-WEATHER = ("The sun was shining.", "It was a warm day.", "The wind was soft.", "It was a cold and bright day.")
+WEATHER = (
+    "The sun was shining.",
+    "It was a warm day.",
+    "The wind was soft.",
+    "It was a cold and bright day.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +61,27 @@ LOST = Plot(
             "{hero} had a {color} {toy}. {He} loved it very much.",
             "{hero} loved {his} {color} {toy} more than anything.",
         ),
-        ("One day {he} played {place}, and the {toy} was gone.", "One morning {he} lost the {toy} {place}."),
+        (
+            "One day {he} played {place}, and the {toy} was gone.",
+            "One morning {he} lost the {toy} {place}.",
+        ),
         (
             '{He} looked here and there, but {he} could not find it. "Oh no," said {hero}.',
             "{hero} looked everywhere and began to cry.",
         ),
-        ('"Do not be sad," said {friend}. "I will help you."', '{friend} came by and said, "Let us look together."'),
+        (
+            '"Do not be sad," said {friend}. "I will help you."',
+            '{friend} came by and said, "Let us look together."',
+        ),
         ("They looked for a long time.", "They looked up and they looked down."),
         (
             "At last {friend} found the {color} {toy} {hiding}.",
             "Then {friend} saw something {color} {hiding}. It was the {toy}!",
         ),
-        ('"Thank you, {friend}!" said {hero}.', "{hero} was so happy that {he} gave {friend} a big hug."),
+        (
+            '"Thank you, {friend}!" said {hero}.',
+            "{hero} was so happy that {he} gave {friend} a big hug.",
+        ),
     ),
     questions=(
         ("What did {hero} lose?", "{hero} lost a {color} {toy}."),
@@ -81,24 +97,36 @@ STORM = Plot(
     props={"place": PLACES, "meal": ("soup", "bread", "tea", "milk", "porridge", "pie")},
     sentences=(
         ("One day {hero} went for a walk {place}.", "One afternoon {hero} was alone {place}."),
-        ("Soon the sky grew dark and it began to rain.", "Then dark clouds came and the rain fell hard."),
+        (
+            "Soon the sky grew dark and it began to rain.",
+            "Then dark clouds came and the rain fell hard.",
+        ),
         (
             "There was a loud boom. {hero} was afraid and ran as fast as {he} could.",
             "The wind blew and {hero} was cold and afraid.",
         ),
-        ("{He} saw a light. It was the house of {friend}.", "Then {he} heard a voice. It was {friend}."),
+        (
+            "{He} saw a light. It was the house of {friend}.",
+            "Then {he} heard a voice. It was {friend}.",
+        ),
         ('"Come in, come in!" said {friend}.', '"Come inside and get dry," said {friend}.'),
         (
             "{friend} gave {him} warm {meal} and a {color} blanket.",
             "They sat by the fire under a {color} blanket and had warm {meal}.",
         ),
-        ("When the storm was over, they saw a rainbow.", "Soon the storm was over and the sun came out."),
+        (
+            "When the storm was over, they saw a rainbow.",
+            "Soon the storm was over and the sun came out.",
+        ),
         ('"I am not afraid when you are with me," said {hero}.', "{hero} was not afraid any more."),
     ),
     questions=(
         ("What was {hero} afraid of?", "{hero} was afraid of the storm."),
         ("Who helped {hero}?", "{friend} helped {hero}."),
-        ("What did {friend} give {hero}?", "{friend} gave {hero} warm {meal} and a {color} blanket."),
+        (
+            "What did {friend} give {hero}?",
+            "{friend} gave {hero} warm {meal} and a {color} blanket.",
+        ),
         ("What color was the blanket?", "The blanket was {color}."),
         ("Where was {hero} when the rain came?", "{hero} was {place}."),
     ),
@@ -113,13 +141,19 @@ SEED = Plot(
     },
     sentences=(
         ("One spring day {hero} found a tiny seed.", "In spring {friend} gave {hero} a tiny seed."),
-        ("{He} made a little hole {spot} and put the seed in.", "{He} put it into the ground {spot}."),
+        (
+            "{He} made a little hole {spot} and put the seed in.",
+            "{He} put it into the ground {spot}.",
+        ),
         ("Every day {he} gave it water.", "Every morning {he} gave it water and sang a song."),
         (
             '"Nothing grows here," said {friend}. "Wait and see," said {hero}.',
             '"When will it grow?" asked {friend}. "We must wait," said {hero}.',
         ),
-        ("It rained, and the sun was warm, and many days went by.", "One week passed, and then another."),
+        (
+            "It rained, and the sun was warm, and many days went by.",
+            "One week passed, and then another.",
+        ),
         (
             "At last the seed grew into a beautiful {color} {plant}.",
             "Then one morning there it was: a big {color} {plant}!",
@@ -144,8 +178,14 @@ CAKE = Plot(
     },
     sentences=(
         ("On {day} it was the birthday of {friend}.", "{friend} had a birthday on {day}."),
-        ("{hero} wanted to bake a {flavor} cake.", '"I will bake a {flavor} cake for {fhim}," said {hero}.'),
-        ("But there was no {missing} in the kitchen.", "{He} looked in the kitchen, but there was no {missing}."),
+        (
+            "{hero} wanted to bake a {flavor} cake.",
+            '"I will bake a {flavor} cake for {fhim}," said {hero}.',
+        ),
+        (
+            "But there was no {missing} in the kitchen.",
+            "{He} looked in the kitchen, but there was no {missing}.",
+        ),
         (
             "So {he} went to the market and bought some {missing}.",
             "{He} ran to the farm, and the farmer gave {him} some {missing}.",
@@ -156,7 +196,10 @@ CAKE = Plot(
         ),
         ("{He} put a {color} candle on top.", "On top of the cake {he} put one {color} candle."),
         ('"Happy birthday, {friend}!" said {hero}.', '"Surprise!" said {hero}.'),
-        ('"This is the best cake of all," said {friend}.', "{friend} smiled, and they ate the whole cake."),
+        (
+            '"This is the best cake of all," said {friend}.',
+            "{friend} smiled, and they ate the whole cake.",
+        ),
     ),
     questions=(
         ("What did {hero} bake?", "{hero} baked a {flavor} cake."),
@@ -171,13 +214,28 @@ LEARN = Plot(
     topic="learning to {skill}",
     summary="a {kind} named {hero} who learns to {skill}",
     props={
-        "skill": ("swim", "sing", "dance", "read", "climb trees", "ride a bike", "play the drum", "skate"),
+        "skill": (
+            "swim",
+            "sing",
+            "dance",
+            "read",
+            "climb trees",
+            "ride a bike",
+            "play the drum",
+            "skate",
+        ),
         "place": PLACES,
     },
     sentences=(
-        ("{hero} wanted to {skill}, but {he} did not know how.", "All the others could {skill}, but {hero} could not."),
+        (
+            "{hero} wanted to {skill}, but {he} did not know how.",
+            "All the others could {skill}, but {hero} could not.",
+        ),
         ('"I will never learn it," said {hero}.', "{hero} was sad about it."),
-        ('"I can teach you," said {friend}.', '"It is not so hard," said {friend}. "I will show you."'),
+        (
+            '"I can teach you," said {friend}.',
+            '"It is not so hard," said {friend}. "I will show you."',
+        ),
         ("The next day they met {place}.", "So they went out and met {place}."),
         (
             "{hero} tried once, and it did not work. {He} tried again, and it was a little better.",
@@ -204,11 +262,17 @@ RESCUE = Plot(
         "place": PLACES,
     },
     sentences=(
-        ("One day {hero} heard a cry {place}.", "One morning {hero} was {place} when {he} heard a cry."),
+        (
+            "One day {hero} heard a cry {place}.",
+            "One morning {hero} was {place} when {he} heard a cry.",
+        ),
         ('"Help! Help!" It was {friend}.', 'It was {friend}. "Please help me!" {fhe} cried.'),
         ("{friend} was stuck in {trap} and could not get out.", "{Fhe} had got stuck in {trap}."),
         ("{hero} thought for a moment. Then {he} had an idea.", '"I have an idea," said {hero}.'),
-        ("{He} ran home and came back with a {color} {tool}.", "{He} looked around and found a long {color} {tool}."),
+        (
+            "{He} ran home and came back with a {color} {tool}.",
+            "{He} looked around and found a long {color} {tool}.",
+        ),
         (
             '"Hold on to it," said {hero}, and {he} pulled and pulled.',
             "{friend} held on to the {tool}, and {hero} pulled with all {his} might.",
@@ -235,18 +299,27 @@ SHARE = Plot(
         ),
         WEATHER,
         ("{He} sat down {place} to eat.", "{He} went to a quiet spot {place}."),
-        ("Then {friend} came by. {Fhe} had nothing to eat.", '{friend} came and said, "I am so hungry."'),
+        (
+            "Then {friend} came by. {Fhe} had nothing to eat.",
+            '{friend} came and said, "I am so hungry."',
+        ),
         ('"You can have some of mine," said {hero}.', '"Let us share," said {hero}.'),
         (
             "{He} gave {given} {fruit} to {friend}, and {left} {fruit} were left.",
             "{hero} gave {friend} {given} {fruit} and kept {left} {fruit}.",
         ),
-        ("They ate and talked until the sun went down.", "They ate together, and it was the best meal of the week."),
+        (
+            "They ate and talked until the sun went down.",
+            "They ate together, and it was the best meal of the week.",
+        ),
         ('"It tastes better with a friend," said {hero}.', '"You are very kind," said {friend}.'),
     ),
     questions=(
         ("How many {fruit} did {hero} have at first?", "{hero} had {total} {fruit} at first."),
-        ("How many {fruit} did {hero} give to {friend}?", "{hero} gave {given} {fruit} to {friend}."),
+        (
+            "How many {fruit} did {hero} give to {friend}?",
+            "{hero} gave {given} {fruit} to {friend}.",
+        ),
         ("How many {fruit} were left?", "There were {left} {fruit} left."),
         ("What was in the bag?", "There were {total} {fruit} in the bag."),
         ("What color was the bag?", "The bag was {color}."),
@@ -256,13 +329,28 @@ SHARE = Plot(
 RACE = Plot(
     topic="a race",
     summary="a race between a {kind} named {hero} and a {fkind} named {friend}",
-    props={"goal": ("the old oak", "the bridge", "the big gate", "the windmill", "the lake"), "prize": TOYS},
+    props={
+        "goal": ("the old oak", "the bridge", "the big gate", "the windmill", "the lake"),
+        "prize": TOYS,
+    },
     sentences=(
-        ('"Let us race to {goal}," said {friend}.', "One day {hero} and {friend} had a race to {goal}."),
+        (
+            '"Let us race to {goal}," said {friend}.',
+            "One day {hero} and {friend} had a race to {goal}.",
+        ),
         ("The prize was a {color} {prize}.", "The winner would get a {color} {prize}."),
-        ('"One, two, three, go!" And off they ran.', "They ran and ran, over the grass and up the road."),
-        ("{hero} was fast, but {friend} was faster.", "First {friend} was in front, and then {hero}."),
-        ("Then {friend} fell and hurt {fhis} leg.", '"Ouch!" cried {friend}, who had hurt {fhis} leg.'),
+        (
+            '"One, two, three, go!" And off they ran.',
+            "They ran and ran, over the grass and up the road.",
+        ),
+        (
+            "{hero} was fast, but {friend} was faster.",
+            "First {friend} was in front, and then {hero}.",
+        ),
+        (
+            "Then {friend} fell and hurt {fhis} leg.",
+            '"Ouch!" cried {friend}, who had hurt {fhis} leg.',
+        ),
         (
             "{hero} could have won, but {he} stopped and went back.",
             "{hero} did not run on. {He} turned around to help.",
@@ -285,17 +373,35 @@ NOISE = Plot(
     topic="a strange noise",
     summary="a {kind} named {hero} who hears a strange noise at night",
     props={
-        "room": ("in the attic", "in the cellar", "in the kitchen", "behind the door", "under the bed"),
+        "room": (
+            "in the attic",
+            "in the cellar",
+            "in the kitchen",
+            "behind the door",
+            "under the bed",
+        ),
         "source": ("clock", "music box", "kettle", "wind bell", "toy train"),
     },
     sentences=(
         ("One night {hero} could not sleep.", "It was late, and {hero} was in bed."),
-        ("There was a strange noise {room}.", '"What is that?" {he} whispered. There was a noise {room}.'),
-        ("{He} was afraid to look, so {he} called {friend}.", "{hero} ran next door and woke {friend}."),
-        ('"We will look together," said {friend}.', "{friend} took {his} hand and lit a {color} lamp."),
+        (
+            "There was a strange noise {room}.",
+            '"What is that?" {he} whispered. There was a noise {room}.',
+        ),
+        (
+            "{He} was afraid to look, so {he} called {friend}.",
+            "{hero} ran next door and woke {friend}.",
+        ),
+        (
+            '"We will look together," said {friend}.',
+            "{friend} took {his} hand and lit a {color} lamp.",
+        ),
         ("Step by step they went closer.", "Slowly, slowly, they came nearer."),
         ("It was only an old {source}!", "And what did they find? Only an old {source}!"),
-        ("They laughed until their bellies hurt.", '"How silly of us," said {hero}, and they both laughed.'),
+        (
+            "They laughed until their bellies hurt.",
+            '"How silly of us," said {hero}, and they both laughed.',
+        ),
     ),
     questions=(
         ("Where was the noise?", "The noise was {room}."),

@@ -1,4 +1,6 @@
-"""A grammar of small stories. A story keeps its cast, places and things to the end, and can be asked about them."""
+"""A grammar of small stories. A story keeps its cast, places and things to the end, and can be
+asked about them.
+"""
 
 from __future__ import annotations
 
@@ -85,15 +87,23 @@ class Story:
     topic: str
 
 
-def story(rng: Random, *, kind: str | None = None, hero: str | None = None, avoid: Collection[str] = ()) -> Story:
-    """A story about a `kind` named `hero` where they are given, with none of the names in `avoid`."""
+def story(
+    rng: Random, *, kind: str | None = None, hero: str | None = None, avoid: Collection[str] = ()
+) -> Story:
+    """A story about a `kind` named `hero` where they are given, with none of the names in
+    `avoid`.
+    """
     plot = rng.choice(PLOTS)
     fields = _cast(rng, kind, hero, avoid) | _props(rng, plot)
     parts = [rng.choice(variants) for variants in (OPENINGS, FRIENDSHIPS, *plot.sentences, ENDINGS)]
     human = fields["kind"] in ("girl", "boy")
-    asked = [pair for pair in QUESTIONS if not (human and "animal is {hero}" in pair[0])] + [*plot.questions] * 2
+    asked = [pair for pair in QUESTIONS if not (human and "animal is {hero}" in pair[0])] + [
+        *plot.questions
+    ] * 2
     summary = ("What is the story about?", f"It is about {plot.summary}.")
-    answers = tuple((_fill(question, fields), _fill(answer, fields)) for question, answer in (*asked, summary))
+    answers = tuple(
+        (_fill(question, fields), _fill(answer, fields)) for question, answer in (*asked, summary)
+    )
     return Story(
         text=" ".join(_fill(part, fields) for part in parts),
         answers=answers,
@@ -104,7 +114,9 @@ def story(rng: Random, *, kind: str | None = None, hero: str | None = None, avoi
     )
 
 
-def _cast(rng: Random, kind: str | None, hero: str | None, avoid: Collection[str]) -> dict[str, str]:
+def _cast(
+    rng: Random, kind: str | None, hero: str | None, avoid: Collection[str]
+) -> dict[str, str]:
     hero = hero or rng.choice([name for name in NAMES if name not in avoid])
     friend = rng.choice([name for name in NAMES if name not in avoid and name != hero])
     child = "girl" if hero in GIRLS else "boy"
@@ -124,7 +136,11 @@ def _cast(rng: Random, kind: str | None, hero: str | None, avoid: Collection[str
 
 
 def _pronouns(prefix: str, female: bool) -> dict[str, str]:
-    words = {"he": "she", "him": "her", "his": "her"} if female else {"he": "he", "him": "him", "his": "his"}
+    words = (
+        {"he": "she", "him": "her", "his": "her"}
+        if female
+        else {"he": "he", "him": "him", "his": "his"}
+    )
     return {f"{prefix}{key}": word for key, word in words.items()} | {
         f"{prefix}{key}".capitalize(): word.capitalize() for key, word in words.items()
     }
@@ -134,7 +150,11 @@ def _props(rng: Random, plot: Plot) -> dict[str, str]:
     total = rng.randint(4, 9)
     given = rng.randint(2, total - 2)
     numbers = {"total": str(total), "given": str(given), "left": str(total - given)}
-    return numbers | {"color": rng.choice(COLORS)} | {key: rng.choice(words) for key, words in plot.props.items()}
+    return (
+        numbers
+        | {"color": rng.choice(COLORS)}
+        | {key: rng.choice(words) for key, words in plot.props.items()}
+    )
 
 
 def _fill(text: str, fields: Mapping[str, str]) -> str:

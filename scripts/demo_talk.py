@@ -10,7 +10,10 @@ from demo_stories import COLORS, NAMES
 Pair = tuple[str, str]
 
 SELF = "I am demo, the small model that comes with kvrelay."
-ABILITY = "I can tell short stories, answer questions about them, add small numbers, and name a few plain facts."
+ABILITY = (
+    "I can tell short stories, answer questions about them, add small numbers, and name a few "
+    "plain facts."
+)
 UNKNOWN = "I do not know that. I am a small demo model. Ask me for a story, or what 3 plus 4 is."
 
 # Ways to ask, and the answer to all of them.
@@ -26,15 +29,34 @@ TALK: tuple[tuple[tuple[str, ...], str], ...] = (
         ),
         SELF,
     ),
-    (("What is your name?", "What's your name?", "Do you have a name?"), "My name is demo. " + SELF),
-    (("What can you do?", "Help", "How can you help me?", "What do you know?", "What should I ask you?"), ABILITY),
     (
-        ("Are you a person?", "Are you human?", "Are you a robot?", "Are you ChatGPT?", "Are you an AI?"),
+        ("What is your name?", "What's your name?", "Do you have a name?"),
+        "My name is demo. " + SELF,
+    ),
+    (
+        (
+            "What can you do?",
+            "Help",
+            "How can you help me?",
+            "What do you know?",
+            "What should I ask you?",
+        ),
+        ABILITY,
+    ),
+    (
+        (
+            "Are you a person?",
+            "Are you human?",
+            "Are you a robot?",
+            "Are you ChatGPT?",
+            "Are you an AI?",
+        ),
         "I am a small language model. " + SELF,
     ),
     (
         ("Who made you?", "Where do you come from?", "Who trained you?", "How were you made?"),
-        "I was trained by a script of the kvrelay project, on stories that the script writes itself.",
+        "I was trained by a script of the kvrelay project, on stories that the script writes "
+        "itself.",
     ),
     (
         ("How big are you?", "How many parameters do you have?"),
@@ -69,14 +91,20 @@ TALK: tuple[tuple[tuple[str, ...], str], ...] = (
         ("What is a router?", "What does the router do?"),
         "The router takes each request and chooses the workers for it.",
     ),
-    (("What is a token?", "What are tokens?"), "A token is a small piece of text, often a word or a part of one."),
+    (
+        ("What is a token?", "What are tokens?"),
+        "A token is a small piece of text, often a word or a part of one.",
+    ),
     (
         ("Hello", "Hello!", "Hi", "Hi!", "Hey", "Hello there!", "hello", "hi"),
         "Hello! Ask me for a story, or what 3 plus 4 is.",
     ),
     (("Good morning!", "Good morning"), "Good morning! How can I help you?"),
     (("Good evening!", "Good evening"), "Good evening! How can I help you?"),
-    (("How are you?", "How are you today?", "How do you do?"), "I am well, thank you. How can I help you?"),
+    (
+        ("How are you?", "How are you today?", "How do you do?"),
+        "I am well, thank you. How can I help you?",
+    ),
     (("Thank you.", "Thanks!", "Thank you!", "thanks", "Thank you very much."), "You are welcome!"),
     (("Bye", "Goodbye!", "Good night!", "See you!"), "Goodbye! It was nice to talk with you."),
     (("Are you there?", "Can you hear me?", "ping", "test"), "Yes, I am here."),
@@ -115,7 +143,10 @@ FACTS: tuple[Pair, ...] = (
     ("How many seasons are there?", "There are 4 seasons: spring, summer, autumn and winter."),
     ("What is the coldest season?", "Winter is the coldest season."),
     ("What is the warmest season?", "Summer is the warmest season."),
-    ("What are the days of the week?", "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday and Sunday."),
+    (
+        "What are the days of the week?",
+        "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday and Sunday.",
+    ),
     ("What is a rainbow?", "A rainbow is a bow of colors that the sun makes in the rain."),
     ("What is snow?", "Snow is frozen water that falls from the sky."),
     ("What is a friend?", "A friend is someone who likes you and helps you."),
@@ -171,7 +202,8 @@ SOUNDS = {
 }
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 SYLLABLES = words(
-    "al an ar be bo da do el en fi ga ha in ja ka le li lo ma mi na ni no ol pe ra ri ro sa si ta ti to us va xi yo za"
+    "al an ar be bo da do el en fi ga ha in ja ka le li lo ma mi na ni no ol pe ra ri ro sa si ta "
+    "ti to us va xi yo za"
 )
 THINGS = ("apples", "pears", "plums", "nuts", "books", "balls", "cookies", "stones")
 
@@ -285,7 +317,9 @@ def arithmetic(rng: Random) -> Pair:
 
 
 def any_name(rng: Random) -> str:
-    """Mostly a name of the stories; else one made of syllables, so that the model learns to copy what it never saw."""
+    """Mostly a name of the stories; else one made of syllables, so that the model learns to copy
+    what it never saw.
+    """
     if rng.random() < 0.6:
         return rng.choice(NAMES)
     return "".join(rng.choice(SYLLABLES) for _ in range(rng.randint(2, 3))).capitalize()
@@ -306,8 +340,13 @@ def as_typed(rng: Random, question: str) -> str:
 def introduction(rng: Random) -> tuple[Pair, Pair]:
     """The user gives a name, and asks for it later."""
     name = any_name(rng)
-    told = rng.choice(("My name is {}.", "I am {}.", "Hello, my name is {}.", "Hi, I am {}.")).format(name)
-    return (told, f"Hello, {name}! How can I help you?"), ("What is my name?", f"Your name is {name}.")
+    told = rng.choice(
+        ("My name is {}.", "I am {}.", "Hello, my name is {}.", "Hi, I am {}.")
+    ).format(name)
+    return (told, f"Hello, {name}! How can I help you?"), (
+        "What is my name?",
+        f"Your name is {name}.",
+    )
 
 
 def _plain_fact(rng: Random) -> Pair:
@@ -329,13 +368,18 @@ def _opposite(rng: Random) -> Pair:
 
 def _sound(rng: Random) -> Pair:
     animal, sound = rng.choice(sorted(SOUNDS.items()))
-    return rng.choice(("What does a {} say?", "What sound does a {} make?")).format(animal), f"A {animal} says {sound}."
+    return rng.choice(("What does a {} say?", "What sound does a {} make?")).format(
+        animal
+    ), f"A {animal} says {sound}."
 
 
 def _day(rng: Random) -> Pair:
     index = rng.randrange(7)
     if rng.random() < 0.5:
-        return f"What day comes after {DAYS[index]}?", f"After {DAYS[index]} comes {DAYS[(index + 1) % 7]}."
+        return (
+            f"What day comes after {DAYS[index]}?",
+            f"After {DAYS[index]} comes {DAYS[(index + 1) % 7]}.",
+        )
     return f"What day comes before {DAYS[index]}?", f"Before {DAYS[index]} comes {DAYS[index - 1]}."
 
 
@@ -378,10 +422,16 @@ def _word_problem(rng: Random, a: int, b: int) -> Pair:
     name, other = rng.sample(NAMES, 2)
     thing = rng.choice(THINGS)
     if rng.random() < 0.5:
-        question = f"{name} has {a} {thing}. {other} gives {name} {b} more. How many {thing} does {name} have now?"
+        question = (
+            f"{name} has {a} {thing}. {other} gives {name} {b} more. How many {thing} does {name} "
+            f"have now?"
+        )
         return question, f"{name} has {a + b} {thing} now."
     a += b
-    question = f"{name} has {a} {thing} and gives {b} {thing} to {other}. How many {thing} does {name} have left?"
+    question = (
+        f"{name} has {a} {thing} and gives {b} {thing} to {other}. How many {thing} does {name} "
+        f"have left?"
+    )
     return question, f"{name} has {a - b} {thing} left."
 
 

@@ -1,4 +1,6 @@
-"""The demo model's tokenizer: byte-level BPE, so any text goes through it without loss, and a chat template."""
+"""The demo model's tokenizer: byte-level BPE, so any text goes through it without loss, and a chat
+template.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,15 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """Learns merges from `texts`. Digits stay apart, so that sums are seen digit by digit; <s> is put in front."""
+    """Learns merges from `texts`. Digits stay apart, so that sums are seen digit by digit; <s> is
+    put in front.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(

@@ -1,4 +1,5 @@
-"""Generates the gRPC stubs in kvrelay/v1 from proto/. `make proto` runs it; a test compares its output.
+"""Generates the gRPC stubs in kvrelay/v1 from proto/. `make proto` runs it; a test compares its
+output.
 
 python scripts/generate_stubs.py [OUTPUT_ROOT]
 """
@@ -15,8 +16,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def generate(output_root: Path) -> None:
-    """Writes OUTPUT_ROOT/kvrelay/v1/*_pb2{,_grpc}.py{,i}; raises RuntimeError when protoc refuses."""
-    protos = sorted(str(path.relative_to(ROOT / "proto")) for path in (ROOT / "proto").rglob("*.proto"))
+    """Writes OUTPUT_ROOT/kvrelay/v1/*_pb2{,_grpc}.py{,i}; raises RuntimeError when protoc
+    refuses.
+    """
+    protos = sorted(
+        str(path.relative_to(ROOT / "proto")) for path in (ROOT / "proto").rglob("*.proto")
+    )
     include = str(files("grpc_tools") / "_proto")
     out = str(output_root)
     flags = [

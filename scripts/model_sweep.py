@@ -1,7 +1,9 @@
-"""Whether kvrelay serves a transformers causal language model: it is made small, saved, loaded and compared.
+"""Whether kvrelay serves a transformers causal language model: it is made small, saved, loaded and
+compared.
 
-Each model is a real folder with a tokenizer, and is loaded as a worker and as a router load it. A served model gives
-the tokens of transformers' `generate`, on torch's operators and on the native kernels.
+Each model is a real folder with a tokenizer, and is loaded as a worker and as a router load it. A
+served model gives the tokens of transformers' `generate`, on torch's operators and on the native
+kernels.
 """
 
 from __future__ import annotations
@@ -31,12 +33,14 @@ from kvrelay.types import SamplingParams
 from router.frontend.model_card import ModelCard, ask_transformers
 
 MODEL_TYPES: dict[str, str] = dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-"""The classes of transformers' causal language models by the `model_type` of their configurations."""
+"""The classes of transformers' causal language models by the `model_type` of their configurations.
+"""
 
 NEW_TOKENS = 8
 PROMPT_LENGTHS = (3, 2 * WINDOW + 1, 37)  # tokens
 CHUNKS = (64, 7)  # tokens of a prompt in one step: all, and some
-KERNELS: dict[Literal["torch", "auto"], int] = {"torch": 4, "auto": 16}  # with the size of their blocks
+# With the size of their blocks
+KERNELS: dict[Literal["torch", "auto"], int] = {"torch": 4, "auto": 16}
 _KV_BYTES = 8 << 20
 _GREEDY = SamplingParams(temperature=0)
 
@@ -56,10 +60,13 @@ def verdict(model_type: str, folder: Path) -> Verdict:
         build(model_type, folder)
     except (ModelRefused, AssertionError):
         raise
-    except Exception as error:  # noqa: BLE001 - of a class that transformers cannot make; the loader says so
+    # - of a class that transformers cannot make; the loader says so
+    except Exception as error:  # noqa: BLE001
         write_unbuilt(model_type, folder, error)
     try:
-        runner = ModelRunner.load(str(folder), block_size=KERNELS["torch"], kv_bytes=_KV_BYTES, kernels="torch")
+        runner = ModelRunner.load(
+            str(folder), block_size=KERNELS["torch"], kv_bytes=_KV_BYTES, kernels="torch"
+        )
     except ModelRefused as refusal:
         return Verdict(model_type, "refused", short_reason(refusal.message, folder))
     wrong = _differences(runner, folder)
@@ -67,7 +74,9 @@ def verdict(model_type: str, folder: Path) -> Verdict:
 
 
 def build(model_type: str, folder: Path) -> None:
-    """A checkpoint with weights from a fixed seed. Biases, norms and sinks are random, too, so that each counts."""
+    """A checkpoint with weights from a fixed seed. Biases, norms and sinks are random, too, so that
+    each counts.
+    """
     config = small_config(model_type)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -86,16 +95,23 @@ def write_unbuilt(model_type: str, folder: Path, error: Exception) -> None:
         path.unlink()
     try:
         small_config(model_type).save_pretrained(folder)
-    except Exception:  # noqa: BLE001 - there is no configuration of that kind to try the loader with
+    # - there is no configuration of that kind to try the loader with
+    except Exception:  # noqa: BLE001
         raise error from None
-    save_file({f"{i}": torch.zeros(2**12) for i in range(64)}, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        {f"{i}": torch.zeros(2**12) for i in range(64)},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     write_tokenizer(folder)
 
 
 def write_tokenizer(folder: Path) -> None:
     """One word for each id."""
     words = {f"w{id_}": id_ for id_ in range(VOCAB)}
-    tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0")).save(str(folder / "tokenizer.json"))
+    tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0")).save(
+        str(folder / "tokenizer.json")
+    )
 
 
 def short_reason(message: str, folder: Path) -> str:
@@ -105,11 +121,16 @@ def short_reason(message: str, folder: Path) -> str:
 
 
 def _differences(runner: ModelRunner, folder: Path) -> list[str]:
-    """Between what a runner, another with native kernels, and the router make of the folder, and transformers."""
+    """Between what a runner, another with native kernels, and the router make of the folder, and
+    transformers.
+    """
     wrong: list[str] = []
     card = ModelCard.load(str(folder), ModelConfig(), ask_transformers)
     if (card.info.max_model_len, card.vocab_size) != (runner.max_model_len, runner.vocab_size):
-        wrong.append(f"the router believes {card.info.max_model_len} tokens of context, {card.vocab_size} in all")
+        wrong.append(
+            f"the router believes {card.info.max_model_len} tokens of context, "
+            f"{card.vocab_size} in all"
+        )
     if card.eos_token_ids != runner.eos_token_ids:
         wrong.append(f"the router ends answers at {sorted(card.eos_token_ids)}")
     assert Tokenizer.load(folder).vocab_size == VOCAB
@@ -150,8 +171,12 @@ def generate(folder: Path, prompts: Sequence[Sequence[int]]) -> Tokens:
     ]
 
 
-def answers(runner: ModelRunner, prompts: Sequence[Sequence[int]], chunk: int, *, new: int = NEW_TOKENS) -> Tokens:
-    """Of sequences that join one by one, in scattered blocks, with chunks beside each other's decode steps."""
+def answers(
+    runner: ModelRunner, prompts: Sequence[Sequence[int]], chunk: int, *, new: int = NEW_TOKENS
+) -> Tokens:
+    """Of sequences that join one by one, in scattered blocks, with chunks beside each other's
+    decode steps.
+    """
     tokens = [list(prompt) for prompt in prompts]
     ends = [len(prompt) + new for prompt in prompts]
     computed = [0] * len(prompts)
@@ -175,7 +200,9 @@ def answers(runner: ModelRunner, prompts: Sequence[Sequence[int]], chunk: int, *
 
 
 def resumed(runner: ModelRunner, prompts: Sequence[Sequence[int]], expected: Tokens) -> Tokens:
-    """As after a worker's death: the second half of each answer, from the prompt and the first half."""
+    """As after a worker's death: the second half of each answer, from the prompt and the first
+    half.
+    """
     half = NEW_TOKENS // 2
     begun = [tokens[: len(prompt) + half] for prompt, tokens in zip(prompts, expected, strict=True)]
     return answers(runner, begun, CHUNKS[-1], new=NEW_TOKENS - half)
@@ -190,5 +217,7 @@ def sweep(model_types: Sequence[str]) -> list[Verdict]:
             try:
                 verdicts.append(verdict(model_type, Path(name)))
             except Exception as error:  # noqa: BLE001 - whatever it is, it is told
-                verdicts.append(Verdict(model_type, "bug", f"{type(error).__name__}: {error!s:.300}"))
+                verdicts.append(
+                    Verdict(model_type, "bug", f"{type(error).__name__}: {error!s:.300}")
+                )
     return verdicts

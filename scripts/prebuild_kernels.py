@@ -1,4 +1,5 @@
-"""Compiles the CPU kernels for each kind of x86 processor, into the folder that KVRELAY_KERNELS is to name.
+"""Compiles the CPU kernels for each kind of x86 processor, into the folder that KVRELAY_KERNELS is
+to name.
 
 Usage: python scripts/prebuild_kernels.py DIR
 """

@@ -2,9 +2,10 @@
 
     python scripts/quantisation_cost.py [--documents N] [--answers N] [--json]
 
-The held-out documents are those of the model's card. The second halves of some of them are written anew, greedily, one
-at a time, by the model as it is. Then each variant is asked what it would have written: after each token of that answer
-(so that a difference counts once), and running free (so that one difference changes all that comes after).
+The held-out documents are those of the model's card. The second halves of some of them are written
+anew, greedily, one at a time, by the model as it is. Then each variant is asked what it would have
+written: after each token of that answer (so that a difference counts once), and running free (so
+that one difference changes all that comes after).
 
 The first row is the model as it is again, in other batches: what rounding alone changes.
 """
@@ -48,7 +49,9 @@ Tokens = list[int]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """One variant against the first. Where an answer begins to differ is counted in tokens from its start."""
+    """One variant against the first. Where an answer begins to differ is counted in tokens from its
+    start.
+    """
 
     variant: str
     weight_bytes: int
@@ -62,16 +65,24 @@ class Cost:
 
 
 def perplexity(runner: ModelRunner, documents: Sequence[Tokens]) -> float:
-    """exp(mean negative log likelihood per token); each document is read by itself, its first token is given."""
+    """exp(mean negative log likelihood per token); each document is read by itself, its first token
+    is given.
+    """
     loss, count = 0.0, 0
     for ids in documents:
-        logits = runner.forward([Segment(ids, 0, _blocks(runner, 0, len(ids)))], range(len(ids) - 1)).float()
-        loss += torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:]), reduction="sum").item()
+        logits = runner.forward(
+            [Segment(ids, 0, _blocks(runner, 0, len(ids)))], range(len(ids) - 1)
+        ).float()
+        loss += torch.nn.functional.cross_entropy(
+            logits, torch.tensor(ids[1:]), reduction="sum"
+        ).item()
         count += len(ids) - 1
     return math.exp(loss / count)
 
 
-def greedy(runner: ModelRunner, prompts: Sequence[Tokens], max_tokens: int, batch: int) -> list[Tokens]:
+def greedy(
+    runner: ModelRunner, prompts: Sequence[Tokens], max_tokens: int, batch: int
+) -> list[Tokens]:
     """Each prompt's answer up to its end or `max_tokens` >= 1, written `batch` at a time."""
     answers: list[Tokens] = [[] for _ in prompts]
     longest = max(map(len, prompts)) + max_tokens
@@ -83,9 +94,14 @@ def greedy(runner: ModelRunner, prompts: Sequence[Tokens], max_tokens: int, batc
             for i, token in zip(writing, _likeliest_after(runner, segments), strict=True):
                 answers[i].append(token)
             writing = [
-                i for i in writing if len(answers[i]) < max_tokens and answers[i][-1] not in runner.eos_token_ids
+                i
+                for i in writing
+                if len(answers[i]) < max_tokens and answers[i][-1] not in runner.eos_token_ids
             ]
-            segments = [Segment(answers[i][-1:], len(prompts[i]) + len(answers[i]) - 1, tables[i]) for i in writing]
+            segments = [
+                Segment(answers[i][-1:], len(prompts[i]) + len(answers[i]) - 1, tables[i])
+                for i in writing
+            ]
     return answers
 
 
@@ -95,23 +111,36 @@ def same_tokens(runner: ModelRunner, prompts: Sequence[Tokens], answers: Sequenc
     for prompt, answer in zip(prompts, answers, strict=True):
         ids = prompt + answer[:-1]
         rows = range(len(prompt) - 1, len(ids))
-        likeliest = runner.forward([Segment(ids, 0, _blocks(runner, 0, len(ids)))], rows).argmax(dim=-1).tolist()
+        likeliest = (
+            runner.forward([Segment(ids, 0, _blocks(runner, 0, len(ids)))], rows)
+            .argmax(dim=-1)
+            .tolist()
+        )
         same += sum(map(int.__eq__, likeliest, answer))
     return same
 
 
 def first_difference(answer: Tokens, expected: Tokens) -> int | None:
-    """Index of the first token that differs, the shorter's length if it is a beginning of the other."""
+    """Index of the first token that differs, the shorter's length if it is a beginning of the
+    other.
+    """
     if answer == expected:
         return None
-    differing = (i for i, (ours, theirs) in enumerate(zip(answer, expected, strict=False)) if ours != theirs)
+    differing = (
+        i for i, (ours, theirs) in enumerate(zip(answer, expected, strict=False)) if ours != theirs
+    )
     return next(differing, min(len(answer), len(expected)))
 
 
 def costs(
-    model: str, variants: dict[str, dict[str, Any]], documents: Sequence[Tokens], prompts: Sequence[Tokens]
+    model: str,
+    variants: dict[str, dict[str, Any]],
+    documents: Sequence[Tokens],
+    prompts: Sequence[Tokens],
 ) -> Iterator[Cost]:
-    """One for each variant, {name: options of ModelRunner.load}; the first is what all are compared with."""
+    """One for each variant, {name: options of ModelRunner.load}; the first is what all are compared
+    with.
+    """
     expected: list[Tokens] = []
     for name, options in variants.items():
         runner = ModelRunner.load(model, kv_bytes=KV_BYTES, **options)
@@ -135,7 +164,15 @@ def costs(
 
 def table(results: Sequence[Cost]) -> Table:
     view = Table()
-    columns = ("", "weights, MB", "KV, bytes a token", "perplexity", "same tokens", "same answers", "first difference")
+    columns = (
+        "",
+        "weights, MB",
+        "KV, bytes a token",
+        "perplexity",
+        "same tokens",
+        "same answers",
+        "first difference",
+    )
     for column in columns:
         view.add_column(column, justify="right" if column else "left")
     for one in results:
@@ -146,7 +183,9 @@ def table(results: Sequence[Cost]) -> Table:
             f"{one.perplexity:.4f}",
             f"{one.same_tokens / one.tokens:.2%} of {one.tokens}",
             f"{one.same_answers} of {one.answers}",
-            "none" if one.median_first_difference is None else f"token {one.median_first_difference:g} (median)",
+            "none"
+            if one.median_first_difference is None
+            else f"token {one.median_first_difference:g} (median)",
         )
     return view
 
@@ -168,8 +207,15 @@ def _likeliest_after(runner: ModelRunner, segments: Sequence[Segment]) -> list[i
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--documents", type=int, default=DOCUMENTS, help="held-out documents that are read")
-    parser.add_argument("--answers", type=int, default=ANSWERS, help="of them, how many are written to their end anew")
+    parser.add_argument(
+        "--documents", type=int, default=DOCUMENTS, help="held-out documents that are read"
+    )
+    parser.add_argument(
+        "--answers",
+        type=int,
+        default=ANSWERS,
+        help="of them, how many are written to their end anew",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON array")
     options = parser.parse_args()
     if not 1 <= options.answers <= options.documents:

@@ -1,4 +1,6 @@
-"""A small configuration of any transformers causal language model, made from the default one by its fields' names."""
+"""A small configuration of any transformers causal language model, made from the default one by its
+fields' names.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,21 @@ WINDOW = 8  # tokens
 LAYERS = 4
 EOS = 1
 
-# The first pattern that matches a whole name gives its value; None drops the field, so that the class computes it.
+# The first pattern that matches a whole name gives its value; None drops the field, so that the
+# class computes it.
 _RULES: tuple[tuple[str, Any], ...] = (
-    (r"(layer|mlp_layer|attn_layer|indexer|block)_types?|layers_block_type|attention_(layers|types)", None),
-    (r"layer_type_list|hybrid_layer_ids|full_attn_idxs|no_rope_layers|moe_layers|block_configs", None),
-    (r"activation_sparsity_pattern|per_layer_config|num_attention_heads_per_layer|mtp_layers_block_type", None),
+    (
+        r"(layer|mlp_layer|attn_layer|indexer|block)_types?|layers_block_type|attention_(layers|types)",
+        None,
+    ),
+    (
+        r"layer_type_list|hybrid_layer_ids|full_attn_idxs|no_rope_layers|moe_layers|block_configs",
+        None,
+    ),
+    (
+        r"activation_sparsity_pattern|per_layer_config|num_attention_heads_per_layer|mtp_layers_block_type",
+        None,
+    ),
     (r"(id|label)2(label|id)|num_labels|torch_dtype|transformers_version|architectures", None),
     (r"eos_token_id", EOS),
     (r"(bos|pad|unk|decoder_start|forced_eos|forced_bos|cls|sep)_token_id", 0),
@@ -26,10 +38,16 @@ _RULES: tuple[tuple[str, Any], ...] = (
     (r"type_vocab_size|task_type_vocab_size", 2),
     (r"(unpadded_|decoder_)?vocab_size(_per_layer_input)?", VOCAB),
     (r".*vocab_size.*", 32),
-    (r"max_position_embeddings|n_positions|n_ctx|max_seq_len|max_target_positions|context_length", MAX_LEN),
+    (
+        r"max_position_embeddings|n_positions|n_ctx|max_seq_len|max_target_positions|context_length",
+        MAX_LEN,
+    ),
     (r"max_source_positions|model_max_length|max_sequence_length", MAX_LEN),
     (r"original_max_position_embeddings", MAX_LEN),
-    (r"(num_|n_)?(hidden_|encoder_|decoder_)?layers?|num_(encoder|decoder|hidden)_layers|depth|num_blocks", LAYERS),
+    (
+        r"(num_|n_)?(hidden_|encoder_|decoder_)?layers?|num_(encoder|decoder|hidden)_layers|depth|num_blocks",
+        LAYERS,
+    ),
     (r".*(attention_heads|attn_heads)|n_heads?|num_heads|num_query_groups", 4),
     (r"(num_key_value|num_kv|swa_num_key_value)_heads?.*", 2),
     (r"q_lora_rank|kv_lora_rank|o_lora_rank|.*_rank|hc_lowrank", 16),
@@ -38,7 +56,10 @@ _RULES: tuple[tuple[str, Any], ...] = (
     (r"v_head_dim", 12),
     (r".*head_dim|d_head|d_kv|dim_head|attention_head_size", 16),
     (r"query_pre_attn_scalar", 16),
-    (r"sliding_window_pattern|_sliding_window_pattern|.*_interval|.*every_n_layers|attn_layer_period", 2),
+    (
+        r"sliding_window_pattern|_sliding_window_pattern|.*_interval|.*every_n_layers|attn_layer_period",
+        2,
+    ),
     (r"expert_layer_period", 2),
     (r".*layer_offset", 1),
     (r"attention_chunk_size|.*window(_size)?", WINDOW),
@@ -50,10 +71,19 @@ _RULES: tuple[tuple[str, Any], ...] = (
     (r".*num_shared_experts|n_shared_experts|.*num_null_experts|zero_expert_num", 1),
     (r".*num_(local_|routed_)?experts|n_routed_experts|num_experts", 4),
     (r"num_experts_per_tok(en)?|moe_(k|top_?k)|moe_topk|top_k_experts|num_selected_experts", 2),
-    (r"(hidden_size|d_model|n_embd|emb_dim|embedding_dim|embedding_size|embed_dim|word_embed_proj_dim)", 64),
+    (
+        r"(hidden_size|d_model|n_embd|emb_dim|embedding_dim|embedding_size|embed_dim|word_embed_proj_dim)",
+        64,
+    ),
     (r"attention_hidden_size|lru_width|backbone_hidden_size|output_embedding_size|hidden_dim", 64),
-    (r"(.*intermediate_size|.*ffn_dim|.*ffn_hidden_size|n_inner|d_inner|dff|dim_ff|feed_forward_size|mlp_dim)", 96),
-    (r"mamba_n_heads|mamba_num_heads|n_mamba_heads|linear_num_(key|value)_heads|lightning_n_heads", 4),
+    (
+        r"(.*intermediate_size|.*ffn_dim|.*ffn_hidden_size|n_inner|d_inner|dff|dim_ff|feed_forward_size|mlp_dim)",
+        96,
+    ),
+    (
+        r"mamba_n_heads|mamba_num_heads|n_mamba_heads|linear_num_(key|value)_heads|lightning_n_heads",
+        4,
+    ),
     (r"mamba_d_head|mamba_head_dim|linear_(key|value)_head_dim", 32),
     (r"state_size|ssm_state_size|mamba_d_state|mamba_d_ssm", 16),
 )
@@ -80,13 +110,19 @@ _ASSISTANT: dict[str, Any] = {
 OVERRIDES: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {
         "rope_parameters": {
-            one: {"rope_type": "default", "rope_theta": 10000.0} for one in ("full_attention", "sliding_attention")
+            one: {"rope_type": "default", "rope_theta": 10000.0}
+            for one in ("full_attention", "sliding_attention")
         }
     },
     "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0}},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots3_note_vision_encoder": {"per_layer_config": {}},
-    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1},
+    "dots1": {
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+    },
     "falcon_h1": {"mamba_d_ssm": 128, "mamba_n_heads": 4, "mamba_d_head": 32},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "hunyuan_v1_dense": {"head_dim": 16},
@@ -134,7 +170,10 @@ def _small(kind: type[PretrainedConfig], fields: dict[str, Any]) -> dict[str, An
         if name in subs:
             if isinstance(value, dict):
                 kind_of_part = CONFIG_MAPPING.get(value.get("model_type", ""), subs[name])
-                small[name] = {**_small(kind_of_part, value), "model_type": value.get("model_type", "")}
+                small[name] = {
+                    **_small(kind_of_part, value),
+                    "model_type": value.get("model_type", ""),
+                }
             continue
         if name == "model_type":
             continue

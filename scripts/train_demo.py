@@ -1,9 +1,10 @@
-"""Trains the bundled `demo` model on text of its own grammar (`demo_corpus.py`) and writes a Hugging Face model folder.
+"""Trains the bundled `demo` model on text of its own grammar (`demo_corpus.py`) and writes a
+Hugging Face model folder.
 
     python scripts/train_demo.py --out DIR [--steps N] [--seed S] [--threads N]
 
-One thread on one CPU core takes less than half an hour. The same seed, steps and thread count on the same machine
-give the same bytes.
+One thread on one CPU core takes less than half an hour. The same seed, steps and thread count on
+the same machine give the same bytes.
 """
 
 from __future__ import annotations
@@ -59,14 +60,16 @@ def model_config(tokenizer: Tokenizer) -> LlamaConfig:
 def batches(tokenizer: Tokenizer, seed: int) -> Iterator[torch.Tensor]:
     """Token ids, int64 [documents, longest], padded on the right, of fresh documents without end.
 
-    Whole documents, each seen once and by itself: a batch holds documents of about one length, in random order.
+    Whole documents, each seen once and by itself: a batch holds documents of about one length, in
+    random order.
     """
     stream = demo_corpus.documents(seed, "train")
     order = Random(seed)
     pad = tokenizer.token_to_id("<pad>")
     while True:
         pool = (
-            tokenizer.encode(text, add_special_tokens=False).ids[:CONTEXT] for text in islice(stream, POOL_DOCUMENTS)
+            tokenizer.encode(text, add_special_tokens=False).ids[:CONTEXT]
+            for text in islice(stream, POOL_DOCUMENTS)
         )
         groups: list[list[list[int]]] = [[]]
         for ids in sorted(pool, key=len):
@@ -95,8 +98,12 @@ def optimizer_for(model: LlamaForCausalLM) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=PEAK_LEARNING_RATE, betas=(0.9, 0.98), fused=True)
 
 
-def train(model: LlamaForCausalLM, tokenizer: Tokenizer, seed: int, steps: int, progress: Progress) -> int:
-    """Trains in place, matrices in bfloat16 and sums in float32; returns the number of tokens seen."""
+def train(
+    model: LlamaForCausalLM, tokenizer: Tokenizer, seed: int, steps: int, progress: Progress
+) -> int:
+    """Trains in place, matrices in bfloat16 and sums in float32; returns the number of tokens
+    seen.
+    """
     optimizer = optimizer_for(model)
     task = progress.add_task("training", total=steps, loss=float("nan"))
     tokens, recent = 0, 0.0
@@ -107,7 +114,9 @@ def train(model: LlamaForCausalLM, tokenizer: Tokenizer, seed: int, steps: int, 
         with torch.autocast("cpu", dtype=torch.bfloat16):
             logits = model(input_ids=batch, use_cache=False).logits
         labels = batch[:, 1:].masked_fill(batch[:, 1:] == model.config.pad_token_id, IGNORED)
-        loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels.flatten())
+        loss = torch.nn.functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1).float(), labels.flatten()
+        )
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -116,14 +125,22 @@ def train(model: LlamaForCausalLM, tokenizer: Tokenizer, seed: int, steps: int, 
         recent += loss.item()
         progress.update(task, advance=1, loss=loss.item())
         if (step + 1) % REPORT_STEPS == 0:
-            progress.console.print(f"step {step + 1} of {steps}: mean loss {recent / REPORT_STEPS:.3f}")
+            progress.console.print(
+                f"step {step + 1} of {steps}: mean loss {recent / REPORT_STEPS:.3f}"
+            )
             recent = 0.0
     return tokens
 
 
 def progress_bar() -> Progress:
     loss = TextColumn("loss {task.fields[loss]:.3f}")
-    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), loss, TimeRemainingColumn())
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        loss,
+        TimeRemainingColumn(),
+    )
 
 
 def run(out: Path, steps: int, seed: int, threads: int) -> Report:
@@ -141,7 +158,9 @@ def run(out: Path, steps: int, seed: int, threads: int) -> Report:
     seconds, cpu_seconds = time.monotonic() - started, time.process_time() - cpu_started
     model.to(torch.bfloat16)
     held_out = encoded(tokenizer, demo_corpus.sample(seed, "held-out", HELD_OUT_DOCUMENTS))
-    unigram, bigram = ngram_perplexities(encoded(tokenizer, texts), held_out, tokenizer.get_vocab_size())
+    unigram, bigram = ngram_perplexities(
+        encoded(tokenizer, texts), held_out, tokenizer.get_vocab_size()
+    )
     questions = encoded(tokenizer, demo_corpus.sample(seed, "questions", HELD_OUT_QUESTIONS))
     short = [ids for ids in questions if len(ids) <= STORY_TOKENS]
     long = [ids for ids in questions if len(ids) > STORY_TOKENS]
@@ -171,10 +190,14 @@ def encoded(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
 
 
 def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
-    """Writes what `AutoModelForCausalLM` and `AutoTokenizer` load: config, weights, tokenizer, chat template."""
+    """Writes what `AutoModelForCausalLM` and `AutoTokenizer` load: config, weights, tokenizer, chat
+    template.
+    """
     config = model.config
     model.generation_config = GenerationConfig(
-        bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
+        bos_token_id=config.bos_token_id,
+        eos_token_id=config.eos_token_id,
+        pad_token_id=config.pad_token_id,
     )
     model.save_pretrained(out)
     (out / "model.safetensors").chmod(0o644)  # written for the owner alone
@@ -183,8 +206,12 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder to write; made if it does not exist")
-    parser.add_argument("--steps", type=int, default=DEFAULT_STEPS, help="optimiser steps of about 950 tokens")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder to write; made if it does not exist"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=DEFAULT_STEPS, help="optimiser steps of about 950 tokens"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
@@ -198,7 +225,8 @@ def main() -> None:
         f"(bigram {report.bigram_perplexity:.2f}, unigram {report.unigram_perplexity:.1f}) "
         f"after {report.tokens:,} tokens in {report.seconds:.0f} s; "
         f"{report.answers_alone[0]} of {report.answers_alone[1]} held-out questions and "
-        f"{report.answers_about_stories[0]} of {report.answers_about_stories[1]} about a story answered word for word"
+        f"{report.answers_about_stories[0]} of {report.answers_about_stories[1]} about a story "
+        f"answered word for word"
     )
 
 

@@ -1,12 +1,14 @@
-"""Writes one example of each message that processes exchange, as the code of this tree serializes it.
+"""Writes one example of each message that processes exchange, as the code of this tree serializes
+it.
 
-The examples of each release stay in tests/unit/wire/golden/RELEASE for as long as its processes may meet newer ones; those
-of `next` are of this tree. Run it after a change of a message, and see in the diff what changes on the wire:
+The examples of each release stay in tests/unit/wire/golden/RELEASE for as long as its processes may
+meet newer ones; those of `next` are of this tree. Run it after a change of a message, and see in
+the diff what changes on the wire:
 
     python scripts/write_wire_golden.py
 
-Files: descriptors.binpb (a FileDescriptorSet), messages.json (name to bytes), values.json (what the converters of
-kvrelay.wire make of them), registry.json (values in Redis).
+Files: descriptors.binpb (a FileDescriptorSet), messages.json (name to bytes), values.json (what the
+converters of kvrelay.wire make of them), registry.json (values in Redis).
 """
 
 from __future__ import annotations
@@ -81,26 +83,47 @@ def descriptors() -> FileDescriptorSet:
                 add(dependency)
             descriptor.CopyToProto(found.file.add())
 
-    for module in sorted(one.name for one in iter_modules(kvrelay.v1.__path__) if one.name.endswith("_pb2")):
+    for module in sorted(
+        one.name for one in iter_modules(kvrelay.v1.__path__) if one.name.endswith("_pb2")
+    ):
         add(import_module(f"kvrelay.v1.{module}").DESCRIPTOR)
     return found
 
 
 def messages() -> Iterator[tuple[str, Message]]:
-    """(name, example with all fields set); of a message with a oneof, one example for each of its members."""
-    modules = sorted(one.name for one in iter_modules(kvrelay.v1.__path__) if one.name.endswith("_pb2"))
+    """(name, example with all fields set); of a message with a oneof, one example for each of its
+    members.
+    """
+    modules = sorted(
+        one.name for one in iter_modules(kvrelay.v1.__path__) if one.name.endswith("_pb2")
+    )
     for module in modules:
-        for name, descriptor in sorted(import_module(f"kvrelay.v1.{module}").DESCRIPTOR.message_types_by_name.items()):
-            members = [field for oneof in descriptor.oneofs if len(oneof.fields) > 1 for field in oneof.fields]
+        for name, descriptor in sorted(
+            import_module(f"kvrelay.v1.{module}").DESCRIPTOR.message_types_by_name.items()
+        ):
+            members = [
+                field
+                for oneof in descriptor.oneofs
+                if len(oneof.fields) > 1
+                for field in oneof.fields
+            ]
             for member in members or [None]:
-                yield name if member is None else f"{name}.{member.name}", example(descriptor, member)
+                yield (
+                    name if member is None else f"{name}.{member.name}",
+                    example(descriptor, member),
+                )
 
 
 def example(descriptor: Descriptor, member: FieldDescriptor | None = None) -> Message:
     message: Message = GetMessageClass(descriptor)()
     for field in descriptor.fields:
         oneof = field.containing_oneof
-        if oneof is not None and len(oneof.fields) > 1 and field is not member and field.name != (member or field).name:
+        if (
+            oneof is not None
+            and len(oneof.fields) > 1
+            and field is not member
+            and field.name != (member or field).name
+        ):
             continue
         _set(message, field)
     return message
@@ -191,13 +214,21 @@ def write(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "descriptors.binpb").write_bytes(descriptors().SerializeToString(deterministic=True))
     hexadecimal = {name: serialized(one).hex() for name, one in messages()}
-    for name, content in (("messages", hexadecimal), ("values", values()), ("registry", registry())):
+    for name, content in (
+        ("messages", hexadecimal),
+        ("values", values()),
+        ("registry", registry()),
+    ):
         (folder / f"{name}.json").write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("release", nargs="?", default=NEXT, help="Name of the folder in tests/unit/wire/golden.")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "release", nargs="?", default=NEXT, help="Name of the folder in tests/unit/wire/golden."
+    )
     write(GOLDEN / parser.parse_args().release)
     return 0
 

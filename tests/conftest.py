@@ -18,7 +18,9 @@ settings.load_profile("unhurried")
 
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
-    """A command that is run in this process sets what all later tests would log, and find in the log."""
+    """A command that is run in this process sets what all later tests would log, and find in the
+    log.
+    """
     before = structlog.get_config()
     yield
     structlog.configure(**before)
@@ -26,7 +28,9 @@ def logging_as_before() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """tiny_model(architecture="llama") -> folder of a tiny random model (see tiny_models.py), built once a session."""
+    """tiny_model(architecture="llama") -> folder of a tiny random model (see tiny_models.py), built
+    once a session.
+    """
     from support.tiny_models import build
 
     folders: dict[str, Path] = {}

@@ -1,7 +1,8 @@
-"""How the bytes of a run of blocks travel. Everything else of a hand-off is the same for all transports.
+"""How the bytes of a run of blocks travel. Everything else of a hand-off is the same for all
+transports.
 
-A transport has two halves, each with a state of its own for one push. Their methods block: the caller runs
-them in a worker thread, one at a time.
+A transport has two halves, each with a state of its own for one push. Their methods block: the
+caller runs them in a worker thread, one at a time.
 """
 
 from __future__ import annotations
@@ -21,24 +22,31 @@ from kvrelay.wire.transfer import KvBlocks, KvOpen
 class Outbound(Protocol):
     """The sender's half."""
 
-    frame_bytes: int  # of KV that a frame should bring at most; a single block that is larger goes alone
+    # Of KV that a frame should bring at most; a single block that is larger goes alone
+    frame_bytes: int
 
     def announce(self, opening: KvOpen) -> KvOpen:
         """The first frame, complete with what the receiver's half needs to know."""
         ...
 
     def connect(self) -> None:
-        """Between the first frame and the first `pack`; waits for the receiver's `connect` if there is a need."""
+        """Between the first frame and the first `pack`; waits for the receiver's `connect` if there
+        is a need.
+        """
         ...
 
     def pack(self, header: KvBlocks, blocks: Sequence[int]) -> KvBlocks:
-        """The frame that brings the KV of these blocks of the sender's arena, or says where it is."""
+        """The frame that brings the KV of these blocks of the sender's arena, or says where it
+        is.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the KV of a frame lies now, in the receiver's reach: blocks of a memory on the host, or on its GPU."""
+    """Where the KV of a frame lies now, in the receiver's reach: blocks of a memory on the host, or
+    on its GPU.
+    """
 
     data: HostBytes | torch.Tensor  # of a GPU
     places: Places
@@ -61,7 +69,9 @@ class Inbound(Protocol):
 
 
 def source_of(payload: torch.Tensor, frame: KvBlocks, layout: KvLayout) -> Source:
-    """`payload` has the bytes of the frame's blocks, which are of this layout, in plan order; it may be longer."""
+    """`payload` has the bytes of the frame's blocks, which are of this layout, in plan order; it
+    may be longer.
+    """
     places = Places.of_payload(layout, frame.count, layers_of(frame))
     return Source(payload.numpy() if payload.is_cpu else payload, places, range(frame.count))
 

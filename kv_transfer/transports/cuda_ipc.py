@@ -1,4 +1,6 @@
-"""Two GPUs, or one, of one host: the receiver opens the sender's arena and copies from GPU to GPU."""
+"""Two GPUs, or one, of one host: the receiver opens the sender's arena and copies from GPU to
+GPU.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,15 @@ class CudaIpcOutbound(NamedOutbound):
 class CudaIpcInbound:
     """`layout` is the sender's, `device` that of the receiver's arena.
 
-    Open for one push: an arena that is open keeps its memory when its process dies, and who comes after may need it.
+    Open for one push: an arena that is open keeps its memory when its process dies, and who comes
+    after may need it.
     """
 
     def __init__(self, arena: RemoteArena, layout: KvLayout, device: torch.device) -> None:
         if len(arena.access) != HANDLE_BYTES:
-            raise Unimplemented(f"{len(arena.access)} bytes are no handle of GPU memory, which has {HANDLE_BYTES}")
+            raise Unimplemented(
+                f"{len(arena.access)} bytes are no handle of GPU memory, which has {HANDLE_BYTES}"
+            )
         self._arena = arena
         self._layout = layout
         self._named = NamedBlocks(arena.size, layout)

@@ -1,4 +1,5 @@
-"""What gloo and nccl share: tensors travel over a torch.distributed group of two, everything else over gRPC.
+"""What gloo and nccl share: tensors travel over a torch.distributed group of two, everything else
+over gRPC.
 
 torch.distributed neither authenticates nor encrypts; these transports are for a private network.
 """
@@ -38,7 +39,8 @@ def _lost_peer() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        reason = str(error).splitlines()[0].rpartition("] ")[2]  # without the place in PyTorch's source
+        # Without the place in PyTorch's source
+        reason = str(error).splitlines()[0].rpartition("] ")[2]
         raise Unavailable(f"the process group with the peer is broken: {reason}") from error
 
 
@@ -52,7 +54,9 @@ def _parse(rendezvous: str) -> tuple[str, int, str]:
 
 
 def _store(host: str, port: int, timeout: timedelta, listening_fd: int | None = None) -> Store:
-    """The store where two ranks find each other: the one behind `listening_fd`, or a client of it."""
+    """The store where two ranks find each other: the one behind `listening_fd`, or a client of
+    it.
+    """
     store: Store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
         host,
         port,
@@ -65,9 +69,13 @@ def _store(host: str, port: int, timeout: timedelta, listening_fd: int | None = 
 
 
 class PairGroup:
-    """One sender and one receiver. A push has it for itself, so that nothing of another one can be in the way."""
+    """One sender and one receiver. A push has it for itself, so that nothing of another one can be
+    in the way.
+    """
 
-    def __init__(self, backend: str, rendezvous: str, rank: int, host: str, patience: float) -> None:
+    def __init__(
+        self, backend: str, rendezvous: str, rank: int, host: str, patience: float
+    ) -> None:
         self.rendezvous = rendezvous
         self._backend = backend
         self._rank = rank
@@ -110,7 +118,9 @@ class PairGroup:
 
 
 class SenderGroups:
-    """A sender's groups, each with one receiver of one epoch, made at the first push that needs it."""
+    """A sender's groups, each with one receiver of one epoch, made at the first push that needs
+    it.
+    """
 
     def __init__(self, host: str, patience: float) -> None:
         self._host = host
@@ -121,8 +131,12 @@ class SenderGroups:
         self._idle: OrderedDict[PairGroup, tuple[str, str, int]] = OrderedDict()  # oldest first
 
     @contextmanager
-    def lend(self, backend: str, target: HandoffTarget, arena: Arena, *, digests: bool) -> Iterator[GroupOutbound]:
-        """For one push. The group is thrown away if that fails, since a transfer may be left half done in it."""
+    def lend(
+        self, backend: str, target: HandoffTarget, arena: Arena, *, digests: bool
+    ) -> Iterator[GroupOutbound]:
+        """For one push. The group is thrown away if that fails, since a transfer may be left half
+        done in it.
+        """
         store = self._open_store()
         pair = backend, target.address, target.epoch
         group = next((group for group, owner in self._idle.items() if owner == pair), None)
@@ -197,7 +211,9 @@ class ReceiverGroups:
         self._idle: OrderedDict[str, PairGroup] = OrderedDict()  # oldest first
 
     @contextmanager
-    def lend(self, backend: str, rendezvous: str, layout: KvLayout, device: torch.device) -> Iterator[GroupInbound]:
+    def lend(
+        self, backend: str, rendezvous: str, layout: KvLayout, device: torch.device
+    ) -> Iterator[GroupInbound]:
         """For one push; see `SenderGroups.lend`."""
         group = self._idle.pop(rendezvous, None)
         if group is None:

@@ -39,7 +39,9 @@ class GrpcOutbound:
             digests = digests_of(self._arena, blocks, layers)
         elif self._digests:
             places = Places.of_payload(self._arena.layout, len(blocks), layers)
-            digests = digest_blocks(np.frombuffer(payload[0], dtype=np.uint8), places, range(len(blocks)))
+            digests = digest_blocks(
+                np.frombuffer(payload[0], dtype=np.uint8), places, range(len(blocks))
+            )
         return replace(header, payload=payload, digests=digests)
 
 
@@ -53,8 +55,12 @@ class GrpcInbound:
         pass
 
     def source(self, frame: KvBlocks) -> Source:
-        data = np.frombuffer(b"".join(frame.payload) if len(frame.payload) != 1 else frame.payload[0], dtype=np.uint8)
+        data = np.frombuffer(
+            b"".join(frame.payload) if len(frame.payload) != 1 else frame.payload[0], dtype=np.uint8
+        )
         if len(data) != frame.num_bytes:
-            raise DataLoss(f"frame {frame.sequence} holds {len(data)} bytes and claims {frame.num_bytes}")
+            raise DataLoss(
+                f"frame {frame.sequence} holds {len(data)} bytes and claims {frame.num_bytes}"
+            )
         places = Places.of_payload(self._layout, frame.count, layers_of(frame))
         return Source(data, places, range(frame.count))

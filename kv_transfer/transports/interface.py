@@ -1,4 +1,6 @@
-"""Which network interface has an address: NCCL is told a name where everything else is told an address."""
+"""Which network interface has an address: NCCL is told a name where everything else is told an
+address.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,14 @@ from kvrelay.errors import Unavailable
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h: an interface's IPv4 address
 _IFREQ_BYTES = 40
-_ADDRESS = slice(20, 24)  # in a struct ifreq: 16 bytes of name, then a sockaddr_in, with family and port before it
+# In a struct ifreq: 16 bytes of name, then a sockaddr_in, with family and port before it
+_ADDRESS = slice(20, 24)
 
 
 def interface_of(host: str) -> str:
-    """Of an address of this machine, `localhost` or an IP address, with or without brackets. Raises Unavailable."""
+    """Of an address of this machine, `localhost` or an IP address, with or without brackets. Raises
+    Unavailable.
+    """
     address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host.strip("[]"))
     found = _having_v6(address) if address.version == 6 else _having_v4(address)
     if not found:
@@ -27,7 +32,9 @@ def _having_v4(address: ipaddress.IPv4Address) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
             try:
-                answer = fcntl.ioctl(asking, _SIOCGIFADDR, name.encode().ljust(_IFREQ_BYTES, bytes(1)))
+                answer = fcntl.ioctl(
+                    asking, _SIOCGIFADDR, name.encode().ljust(_IFREQ_BYTES, bytes(1))
+                )
             except OSError:  # it has none
                 continue
             if answer[_ADDRESS] == address.packed:

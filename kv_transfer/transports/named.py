@@ -27,7 +27,9 @@ class NamedOutbound:
 
     def announce(self, opening: KvOpen) -> KvOpen:
         assert self._arena.fd is not None, "only an arena on the host is chosen for this transport"
-        segment = SharedSegment(os.getpid(), self._arena.fd, self._arena.buffer.numel(), self._arena.nonce)
+        segment = SharedSegment(
+            os.getpid(), self._arena.fd, self._arena.buffer.numel(), self._arena.nonce
+        )
         return replace(opening, segment=segment)
 
     def connect(self) -> None:
@@ -60,13 +62,20 @@ class NamedBlocks:
         self._layout = layout
         self._num_blocks = size // layout.block_bytes
         if size != layout.arena_bytes(self._num_blocks):
-            raise Unimplemented(f"{size} bytes are not an arena of the layout that its sender names")
+            raise Unimplemented(
+                f"{size} bytes are not an arena of the layout that its sender names"
+            )
 
     def find(self, frame: KvBlocks) -> tuple[Places, Sequence[int]]:
-        """Where the frame's blocks are, and their numbers there. Raises DataLoss for blocks outside of the arena."""
+        """Where the frame's blocks are, and their numbers there. Raises DataLoss for blocks outside
+        of the arena.
+        """
         blocks = frame.source_blocks
         if len(blocks) != frame.count or not all(0 <= block < self._num_blocks for block in blocks):
-            raise DataLoss(f"frame {frame.sequence} names {len(blocks)} blocks, some perhaps outside of the arena")
+            raise DataLoss(
+                f"frame {frame.sequence} names {len(blocks)} blocks, some perhaps "
+                f"outside of the arena"
+            )
         return Places.of_arena(self._layout, self._num_blocks, layers_of(frame)), blocks
 
     def copies(self, frame: KvBlocks) -> list[Copy]:

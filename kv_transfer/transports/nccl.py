@@ -14,12 +14,15 @@ from kvrelay.errors import Unimplemented
 
 
 def make_group(store: c10d.Store, rank: int, host: str, timeout: timedelta) -> Any:
-    """Waits for the other rank of two. NCCL takes the interface of `host`, unless NCCL_SOCKET_IFNAME names another."""
+    """Waits for the other rank of two. NCCL takes the interface of `host`, unless
+    NCCL_SOCKET_IFNAME names another.
+    """
     if not c10d.is_nccl_available():
         raise Unimplemented("transport nccl needs a build of torch with NCCL; use gloo or grpc")
     # Otherwise a wait does not block, and a watchdog ends the process when a peer is lost.
     os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface_of(host)}")  # read when the process's first group is made
+    # Read when the process's first group is made
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface_of(host)}")
     nccl: Any = c10d.ProcessGroupNCCL  # whose type stub lacks the point-to-point calls
     options = nccl.Options()
     options._timeout = timeout

@@ -1,7 +1,8 @@
-"""The receiver reads the sender's blocks through NIXL: by RDMA, also from GPU to GPU, or whatever else UCX finds.
+"""The receiver reads the sender's blocks through NIXL: by RDMA, also from GPU to GPU, or whatever
+else UCX finds.
 
-NIXL neither authenticates nor encrypts: who has an agent's metadata can read and write what it has registered. This
-transport is for a private network.
+NIXL neither authenticates nor encrypts: who has an agent's metadata can read and write what it has
+registered. This transport is for a private network.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class NixlOutbound(NamedOutbound):
 
 
 class NixlReader:
-    """A receiver's agent, made at the first push that needs it, the senders that it knows, and memory to read into.
+    """A receiver's agent, made at the first push that needs it, the senders that it knows, and
+    memory to read into.
 
     `device` is that of the receiver's arena.
     """
@@ -81,7 +83,9 @@ class NixlReader:
 
     @contextmanager
     def lend(self, arena: RemoteArena, layout: KvLayout) -> Iterator[NixlInbound]:
-        """For one push of a sender whose arena has this layout. Raises Unimplemented if it is none."""
+        """For one push of a sender whose arena has this layout. Raises Unimplemented if it is
+        none.
+        """
         inbound = NixlInbound(self, arena, layout)
         try:
             yield inbound
@@ -104,7 +108,8 @@ class NixlReader:
             return self._peers[arena.access]
 
     def read(self, arena: RemoteArena, copies: Sequence[Copy], num_bytes: int) -> torch.Tensor:
-        """Memory with what these copies make of the arena, `num_bytes` and perhaps more, for `give_back`.
+        """Memory with what these copies make of the arena, `num_bytes` and perhaps more, for
+        `give_back`.
 
         Raises Unavailable if the sender is gone or silent, and forgets it.
         """
@@ -120,7 +125,9 @@ class NixlReader:
         return target
 
     def _take(self, num_bytes: int, device: int) -> torch.Tensor:
-        """Memory of at least this size for KV from the sender's `device`: on the GPU if both arenas are."""
+        """Memory of at least this size for KV from the sender's `device`: on the GPU if both arenas
+        are.
+        """
         where = torch.device("cpu") if device < 0 else self._device
         with self._lock:
             for index, memory in enumerate(self._idle):

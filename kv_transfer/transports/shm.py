@@ -18,7 +18,9 @@ from kvrelay.wire.transfer import SharedSegment
 
 
 class SegmentCache:
-    """Senders' arenas, mapped at their first push and kept for the next ones while the sender lives."""
+    """Senders' arenas, mapped at their first push and kept for the next ones while the sender
+    lives.
+    """
 
     def __init__(self) -> None:
         self._mapped: dict[SharedSegment, HostBytes] = {}
@@ -28,7 +30,9 @@ class SegmentCache:
 
     @contextmanager
     def lend(self, segment: SharedSegment, layout: KvLayout) -> Iterator[NamedInbound]:
-        """For one push. `layout` is that of the sender's arena. Raises Unimplemented if it cannot be read from here."""
+        """For one push. `layout` is that of the sender's arena. Raises Unimplemented if it cannot
+        be read from here.
+        """
         if segment not in self._mapped:
             self._mapped[segment] = _map(segment)
         try:
@@ -65,10 +69,17 @@ def _map(segment: SharedSegment) -> HostBytes:
         ) from error
     try:
         # The check is of what was opened, not of what the path may lead to next.
-        if not _is_memory_file(f"/proc/self/fd/{fd}", segment) or os.fstat(fd).st_size != segment.size:
-            raise Unimplemented(f"{_path(segment)} is not arena {segment.nonce:x} of {segment.size} bytes")
+        if (
+            not _is_memory_file(f"/proc/self/fd/{fd}", segment)
+            or os.fstat(fd).st_size != segment.size
+        ):
+            raise Unimplemented(
+                f"{_path(segment)} is not arena {segment.nonce:x} of {segment.size} bytes"
+            )
         if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-            raise Unimplemented(f"{_path(segment)} may shrink while it is read; its owner must seal it")
+            raise Unimplemented(
+                f"{_path(segment)} may shrink while it is read; its owner must seal it"
+            )
         return np.frombuffer(mmap.mmap(fd, segment.size, prot=mmap.PROT_READ), dtype=np.uint8)
     finally:
         os.close(fd)

@@ -1,4 +1,5 @@
-"""`kvrelay bench engine --json` for a machine that has torch and transformers, but not what the command line needs.
+"""`kvrelay bench engine --json` for a machine that has torch and transformers, but not what the
+command line needs.
 
 python -m kvrelay.bench --device cuda --model-shape llama-3.1-8b
 """

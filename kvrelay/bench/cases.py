@@ -42,7 +42,9 @@ class Cases:
     @property
     def longest(self) -> int:
         """Tokens of a sequence, before the few that are generated while it is measured."""
-        return max([*(case.tokens for case in self.prefill), *(case.context for case in self.decode)])
+        return max(
+            [*(case.tokens for case in self.prefill), *(case.context for case in self.decode)]
+        )
 
     @property
     def most_batch(self) -> int:
@@ -70,11 +72,15 @@ def _cases(prompts: tuple[int, ...], batches: tuple[int, ...], contexts: tuple[i
 
 
 def that_fit(cases: Cases, longest: int) -> Cases:
-    """Those whose sequences have at most `longest` tokens. Raises InvalidArgument if there is none of a kind."""
+    """Those whose sequences have at most `longest` tokens. Raises InvalidArgument if there is none
+    of a kind.
+    """
     fit = Cases(
         tuple(case for case in cases.prefill if case.tokens <= longest),
         tuple(case for case in cases.decode if case.context <= longest),
     )
     if not (fit.prefill and fit.decode):
-        raise InvalidArgument(f"the model takes {longest} tokens, fewer than any case needs; give a larger one")
+        raise InvalidArgument(
+            f"the model takes {longest} tokens, fewer than any case needs; give a larger one"
+        )
     return fit

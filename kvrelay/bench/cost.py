@@ -59,8 +59,8 @@ class ModelCost:
     def prefill(self, tokens: int, chunk_tokens: int, weights: str) -> Work:
         """A prompt in chunks, and its first token.
 
-        FLOPs are 2 · body · tokens + 2 · head, and attention's 4 · layers · heads · head_dim · tokens² / 2. Each chunk
-        reads the weights, and the KV of those before it.
+        FLOPs are 2 · body · tokens + 2 · head, and attention's 4 · layers · heads · head_dim ·
+        tokens² / 2. Each chunk reads the weights, and the KV of those before it.
         """
         attention = 4 * self.layers * self.heads * self.head_dim * tokens**2 / 2
         chunks = math.ceil(tokens / chunk_tokens)
@@ -71,7 +71,9 @@ class ModelCost:
         )
 
     def decode(self, batch: int, context: int, weights: str) -> Work:
-        """One step of a batch of sequences of `context` tokens. The batch shares one reading of the weights."""
+        """One step of a batch of sequences of `context` tokens. The batch shares one reading of the
+        weights.
+        """
         attention = 4 * self.layers * self.heads * self.head_dim * context * batch
         return Work(
             flops=2 * (self.body + self.head) * batch + attention,
@@ -82,7 +84,8 @@ class ModelCost:
 def model_cost(path: str) -> ModelCost:
     """Of the checkpoint in a folder or of a hub id, whose weights are not read.
 
-    Raises ModelRefused, and InvalidArgument for a model of experts, of which a token uses only some.
+    Raises ModelRefused, and InvalidArgument for a model of experts, of which a token uses only
+    some.
     """
     checkpoint = find_checkpoint(path)
     config: Any = AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
@@ -98,10 +101,14 @@ def shape_cost(shape: str) -> ModelCost:
     return _cost(shape, model.config, matrices, DTYPE)
 
 
-def _cost(name: str, config: Any, matrices: Iterable[tuple[str, list[int]]], dtype: str) -> ModelCost:
+def _cost(
+    name: str, config: Any, matrices: Iterable[tuple[str, list[int]]], dtype: str
+) -> ModelCost:
     config = config.get_text_config()
     if any("expert" in key for key in config.to_dict()):
-        raise InvalidArgument(f"{name}: a model of experts; the limits are known for dense models only", field="model")
+        raise InvalidArgument(
+            f"{name}: a model of experts; the limits are known for dense models only", field="model"
+        )
     body, head, table = 0, 0, 0
     for weight, shape in matrices:
         if any(part in _TABLES for part in weight.split(".")):

@@ -48,7 +48,9 @@ def measure(
     vocab_size: int,
     done: Callable[[], None],
 ) -> list[Measured]:
-    """Each case `runs` times on each engine, in turns, after a run that does not count; `done` is called for each."""
+    """Each case `runs` times on each engine, in turns, after a run that does not count; `done` is
+    called for each.
+    """
     results = []
     random = Random(_SEED)
     for case in cases:
@@ -61,7 +63,9 @@ def measure(
     return results
 
 
-def _prefill(case: PrefillCase, engines: Sequence[Engine], runs: int, vocab_size: int, random: Random) -> Measured:
+def _prefill(
+    case: PrefillCase, engines: Sequence[Engine], runs: int, vocab_size: int, random: Random
+) -> Measured:
     seconds: dict[str, list[float]] = {engine.name: [] for engine in engines}
     for _ in range(1 + runs):
         prompt = _prompt(case.tokens, vocab_size, random)
@@ -70,8 +74,12 @@ def _prefill(case: PrefillCase, engines: Sequence[Engine], runs: int, vocab_size
     return _counted(case, seconds)
 
 
-def _decode(case: DecodeCase, engines: Sequence[Engine], runs: int, vocab_size: int, random: Random) -> Measured:
-    """The sequences grow as they are measured; they begin shorter, so that `context` is the mean."""
+def _decode(
+    case: DecodeCase, engines: Sequence[Engine], runs: int, vocab_size: int, random: Random
+) -> Measured:
+    """The sequences grow as they are measured; they begin shorter, so that `context` is the
+    mean.
+    """
     seconds: dict[str, list[float]] = {engine.name: [] for engine in engines}
     before = max(1, case.context - DECODE_STEPS * (2 + runs) // 2)
     prompts = [_prompt(before, vocab_size, random) for _ in range(case.batch)]

@@ -30,24 +30,29 @@ def vllm_command(python: str) -> tuple[str, ...]:
 
 
 def vllm_preload(python: str) -> str:
-    """What vLLM's manual asks for on a CPU, where it is installed: the OpenMP that comes with it, and tcmalloc."""
+    """What vLLM's manual asks for on a CPU, where it is installed: the OpenMP that comes with it,
+    and tcmalloc.
+    """
     openmp = Path(python).parent.parent / "lib" / "libiomp5.so"
     tcmalloc = find_library("tcmalloc_minimal")
-    return ":".join([*([str(openmp)] if openmp.exists() else []), *([tcmalloc] if tcmalloc else [])])
+    return ":".join(
+        [*([str(openmp)] if openmp.exists() else []), *([tcmalloc] if tcmalloc else [])]
+    )
 
 
 class EngineProcess:
     """Speaks the lines of `engines/loop.py`. Use as a context manager.
 
-    Every method raises Unavailable for an engine that ended or failed, with the last line that it printed, and
-    DeadlineExceeded for one that does not answer.
+    Every method raises Unavailable for an engine that ended or failed, with the last line that it
+    printed, and DeadlineExceeded for one that does not answer.
     """
 
     def __init__(self, command: tuple[str, ...], settings: dict[str, Any]) -> None:
-        """`command` begins with an absolute path. Returns when the engine has generated a token, `ready_seconds` after
-        its process was started.
+        """`command` begins with an absolute path. Returns when the engine has generated a token,
+        `ready_seconds` after its process was started.
         """
-        self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed in __exit__
+        # - closed in __exit__
+        self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         started = time.perf_counter()
         self._process = subprocess.Popen(
             bound_to_parent(*command),
@@ -85,7 +90,10 @@ class EngineProcess:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._end()
 
@@ -96,7 +104,8 @@ class EngineProcess:
             print(json.dumps(order), file=self._process.stdin, flush=True)
         except BrokenPipeError as error:
             raise Unavailable(self._obituary()) from error
-        # One answer for each order, so nothing waits in the file's own buffer. (`select` takes no large descriptors.)
+        # One answer for each order, so nothing waits in the file's own buffer. (`select` takes no
+        # large descriptors.)
         answered = select.poll()
         answered.register(self._process.stdout, select.POLLIN)
         if not answered.poll(within_s * 1000):
@@ -113,7 +122,9 @@ class EngineProcess:
     def _obituary(self) -> str:
         self._log.seek(0)
         lines = self._log.read().split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
+        last = next(
+            (line.strip() for line in reversed(lines) if line.strip()), "it printed nothing"
+        )
         return f"the engine's process ended without an answer: {last}"
 
     def _end(self) -> None:

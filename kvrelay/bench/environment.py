@@ -22,12 +22,17 @@ def model_folder(model: str) -> str:
 def machine_name() -> str:
     """The processor's name, as the kernel has it."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown CPU")
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        "unknown CPU",
+    )
 
 
 def first_cores(count: int) -> tuple[int, ...]:
     """Of those that this process may use. Raises InvalidArgument if there are not as many."""
     allowed = sorted(os.sched_getaffinity(0))
     if count > len(allowed):
-        raise InvalidArgument(f"{count} threads are more than the {len(allowed)} cores that may be used here")
+        raise InvalidArgument(
+            f"{count} threads are more than the {len(allowed)} cores that may be used here"
+        )
     return tuple(allowed[:count])

@@ -29,10 +29,15 @@ QUICK = Sizes(((4096, 14336, 4096),), 2**30, 0.1)
 
 @torch.inference_mode()
 def measure_gpu_limits(device: torch.device, threads: int, sizes: Sizes) -> Limits:
-    """Leaves no memory behind. float32 is measured as torch multiplies it unless told otherwise: without TF32."""
+    """Leaves no memory behind. float32 is measured as torch multiplies it unless told otherwise:
+    without TF32.
+    """
     rates = {}
     for dtype in ("float32", "bfloat16", "int8"):
-        best = max((_matrix_rate(device, dtype, shape, sizes.seconds) for shape in sizes.products), default=0.0)
+        best = max(
+            (_matrix_rate(device, dtype, shape, sizes.seconds) for shape in sizes.products),
+            default=0.0,
+        )
         if best:
             rates[dtype] = best
     bandwidth = _read_rate(device, sizes)
@@ -41,7 +46,9 @@ def measure_gpu_limits(device: torch.device, threads: int, sizes: Sizes) -> Limi
     return Limits(threads, rates, bandwidth)
 
 
-def _matrix_rate(device: torch.device, dtype: str, shape: tuple[int, int, int], seconds: float) -> float:
+def _matrix_rate(
+    device: torch.device, dtype: str, shape: tuple[int, int, int], seconds: float
+) -> float:
     """Operations per second; 0 where torch cannot multiply this dtype here."""
     rows, columns, depth = shape
     way: Callable[[], object]
@@ -65,13 +72,17 @@ def _read_rate(device: torch.device, sizes: Sizes) -> float:
     values = torch.ones(sizes.read_bytes // 4, dtype=torch.float32, device=device)
     matrix = values.view(-1, 1024)
     vector = torch.ones(1024, device=device)
-    ways: tuple[Callable[[], object], ...] = (values.sum, values.amax, lambda: torch.mv(matrix, vector))
+    ways: tuple[Callable[[], object], ...] = (
+        values.sum,
+        values.amax,
+        lambda: torch.mv(matrix, vector),
+    )
     return values.nbytes / min(_seconds(way, device, sizes.seconds) for way in ways)
 
 
 def _seconds(work: Callable[[], object], device: torch.device, at_least: float) -> float:
-    """Of one call, the best of some tries. The calls of a try are started together: the device never waits for the
-    host, and its end is seen once."""
+    """Of one call, the best of some tries. The calls of a try are started together: the device
+    never waits for the host, and its end is seen once."""
     calls = 1
     best = float("inf")
     tries = 0

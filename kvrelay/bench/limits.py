@@ -14,14 +14,16 @@ _LEAST_SECONDS = 0.15  # of one measurement; the best of several counts
 _TRIES = 3
 _STREAM_BYTES = (256 * 2**20, 512 * 2**20, 1024 * 2**20)
 _CACHE_SHARE = 4  # a stream is at least as many times as large as the last-level cache
-# Rows, columns and depth of products: the ones of a chunk of a prompt by weights, and larger square ones.
+# Rows, columns and depth of products: the ones of a chunk of a prompt by weights, and larger square
+# ones.
 _PRODUCTS = ((512, 2816, 1024), (512, 1024, 2816), (1024, 1024, 1024), (1024, 4096, 4096))
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """matrix_rates: by dtype, floating point (or integer) operations per second, a multiply-add counts as two; only
-    dtypes that torch can multiply here. bandwidth: bytes per second, read in sequence from memory."""
+    """matrix_rates: by dtype, floating point (or integer) operations per second, a multiply-add
+    counts as two; only dtypes that torch can multiply here. bandwidth: bytes per second, read in
+    sequence from memory."""
 
     threads: int  # of the host
     matrix_rates: dict[str, float]
@@ -34,7 +36,9 @@ class Limits:
 
     def best(self, other: Limits) -> Limits:
         """Of two measurements of the same cores: what disturbs one makes it lower, never higher."""
-        rates = {dtype: max(rate, other.matrix_rates[dtype]) for dtype, rate in self.matrix_rates.items()}
+        rates = {
+            dtype: max(rate, other.matrix_rates[dtype]) for dtype, rate in self.matrix_rates.items()
+        }
         return Limits(self.threads, rates, max(self.bandwidth, other.bandwidth))
 
 
@@ -44,7 +48,9 @@ def measure_limits(threads: int, *, quick: bool = False) -> Limits:
     products = _PRODUCTS[:1] if quick else _PRODUCTS
     rates = {}
     for dtype in ("float32", "bfloat16", "int8"):
-        best = max((rate for shape in products for rate in _matrix_rates(dtype, *shape)), default=None)
+        best = max(
+            (rate for shape in products for rate in _matrix_rates(dtype, *shape)), default=None
+        )
         if best is not None:
             rates[dtype] = best
     sizes = _STREAM_BYTES[:1] if quick else _STREAM_BYTES
@@ -78,7 +84,9 @@ def _matrix_rates(dtype: str, rows: int, columns: int, depth: int) -> list[float
 
 
 def _read_rate(size: int) -> float:
-    """Bytes per second of the fastest of several reductions over `size` bytes that lie on huge pages if possible."""
+    """Bytes per second of the fastest of several reductions over `size` bytes that lie on huge
+    pages if possible.
+    """
     memory = mmap.mmap(-1, size)
     memory.madvise(mmap.MADV_HUGEPAGE)
     values = torch.frombuffer(memory, dtype=torch.float32).fill_(1.0)

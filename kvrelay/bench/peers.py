@@ -20,11 +20,14 @@ def peer_command(peer: str, *, has_checkpoint: bool) -> tuple[str, ...]:
     python = shutil.which(path) if path else None
     if name != "vllm" or python is None:
         raise InvalidArgument(
-            f"{peer!r} is neither generate_batch nor vllm=PYTHON with the Python of an environment that has vLLM",
+            f"{peer!r} is neither generate_batch nor vllm=PYTHON with the Python of an environment "
+            f"that has vLLM",
             field="peer",
         )
     if not has_checkpoint:
         raise InvalidArgument(
-            "vLLM needs a checkpoint, so --model and not --model-shape; or compare with generate_batch", field="peer"
+            "vLLM needs a checkpoint, so --model and not --model-shape; or compare with "
+            "generate_batch",
+            field="peer",
         )
     return vllm_command(os.path.abspath(python))

@@ -1,4 +1,6 @@
-"""m200: a Llama of 190 million parameters with random weights, which is what benchmarks run unless told otherwise."""
+"""m200: a Llama of 190 million parameters with random weights, which is what benchmarks run unless
+told otherwise.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _CONFIG = NAMED[NAME]
 
 
 def reference_model() -> Path:
-    """The folder of its checkpoint in bfloat16, written on first use to the user's cache folder; 0.39 GB."""
+    """The folder of its checkpoint in bfloat16, written on first use to the user's cache folder;
+    0.39 GB.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = cache / "kvrelay" / NAME
     if not folder.exists():
@@ -32,13 +36,15 @@ def reference_model() -> Path:
 
 
 def write_model(folder: Path, config: LlamaConfig) -> None:
-    """Writes weights from a fixed seed and a tokenizer with a word for each token id: t0, t1, ..."""
+    """Writes weights from a fixed seed and a tokenizer with a word for each token id: t0, t1,
+    ...
+    """
     with torch.random.fork_rng():
         torch.manual_seed(0)
         LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     words = {f"t{i}": i for i in range(config.vocab_size)}
     tokenizer = Tokenizer(WordLevel(words, unk_token="t0"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="t0", eos_token="t1", unk_token="t0").save_pretrained(
-        folder
-    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="t0", eos_token="t1", unk_token="t0"
+    ).save_pretrained(folder)

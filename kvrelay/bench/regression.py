@@ -14,7 +14,8 @@ from kvrelay.bench.engine_bench import Measured
 
 @dataclass(frozen=True, slots=True)
 class DecodeFit:
-    """A step's seconds as step_seconds + sequence_seconds · batch + kv_byte_seconds · bytes of KV, by least squares.
+    """A step's seconds as step_seconds + sequence_seconds · batch + kv_byte_seconds · bytes of KV,
+    by least squares.
 
     r2 is the share of the variance that this explains.
     """
@@ -26,9 +27,18 @@ class DecodeFit:
 
 
 def decode_fit(results: Sequence[Measured], engine: str, cost: ModelCost) -> DecodeFit | None:
-    """None where the cases leave the line open: it takes two batches and two contexts, and one case more."""
-    points = [(result.case, result.median(engine)) for result in results if isinstance(result.case, DecodeCase)]
-    x = np.array([[1, case.batch, case.batch * case.context * cost.kv_token_bytes()] for case, _ in points], float)
+    """None where the cases leave the line open: it takes two batches and two contexts, and one case
+    more.
+    """
+    points = [
+        (result.case, result.median(engine))
+        for result in results
+        if isinstance(result.case, DecodeCase)
+    ]
+    x = np.array(
+        [[1, case.batch, case.batch * case.context * cost.kv_token_bytes()] for case, _ in points],
+        float,
+    )
     y = np.array([seconds for _, seconds in points])
     scale = x.max(axis=0)
     if len(points) <= x.shape[-1] or np.linalg.matrix_rank(x / scale) < x.shape[-1]:
@@ -40,9 +50,15 @@ def decode_fit(results: Sequence[Measured], engine: str, cost: ModelCost) -> Dec
     return DecodeFit(step, sequence, kv_byte, float(r2))
 
 
-def prefill_growth(results: Sequence[Measured], engine: str, long: int = 4096, short: int = 512) -> float | None:
-    """A token's time in a prompt of `long` tokens, relative to one of `short` tokens; None where one is missing."""
-    times = {one.case.tokens: one.median(engine) for one in results if isinstance(one.case, PrefillCase)}
+def prefill_growth(
+    results: Sequence[Measured], engine: str, long: int = 4096, short: int = 512
+) -> float | None:
+    """A token's time in a prompt of `long` tokens, relative to one of `short` tokens; None where
+    one is missing.
+    """
+    times = {
+        one.case.tokens: one.median(engine) for one in results if isinstance(one.case, PrefillCase)
+    }
     if long not in times or short not in times:
         return None
     return (times[long] / long) / (times[short] / short)

@@ -58,7 +58,9 @@ class EngineReport:
 
     def bound(self, case: PrefillCase | DecodeCase) -> Bound:
         work = case.work(self.cost, self.chunk_tokens, self.weights)
-        return Bound(work.compute_seconds(self.limits, self.weights), work.memory_seconds(self.limits))
+        return Bound(
+            work.compute_seconds(self.limits, self.weights), work.memory_seconds(self.limits)
+        )
 
     def ratio(self, result: Measured) -> float | None:
         """The peer's time by ours: above 1, ours is ahead."""

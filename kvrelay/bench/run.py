@@ -23,7 +23,8 @@ from kvrelay.bench.report import EngineReport
 from kvrelay.engine.base.device import find_device
 from kvrelay.types import POOLS, PoolName
 
-_KV_SLACK = 1.25  # over the largest batch: sequences end within blocks, and engines keep some blocks to themselves
+# Over the largest batch: sequences end within blocks, and engines keep some blocks to themselves
+_KV_SLACK = 1.25
 
 Progress = Callable[[str, int], Callable[[], None]]
 """(what, of how many) to a function that is called after each."""
@@ -42,7 +43,9 @@ class Options:
     quick: bool = False
 
     def load(self, pool: PoolName) -> dict[str, Any]:
-        """What `ModelRunner.of` is given in a worker of that pool, beyond what every engine is told."""
+        """What `ModelRunner.of` is given in a worker of that pool, beyond what every engine is
+        told.
+        """
         return {} if self.weights == "auto" else {"weights": self.weights}
 
     @property
@@ -55,10 +58,16 @@ class Options:
 
 
 def run(options: Options, progress: Progress) -> EngineReport:
-    """Raises InvalidArgument for an option; ModelRefused too; Unavailable if an engine does not run the model."""
+    """Raises InvalidArgument for an option; ModelRefused too; Unavailable if an engine does not run
+    the model.
+    """
     find_device(options.device)
     cores = options.cores()
-    peer = None if options.peer is None else peer_command(options.peer, has_checkpoint=options.shape is None)
+    peer = (
+        None
+        if options.peer is None
+        else peer_command(options.peer, has_checkpoint=options.shape is None)
+    )
     path = None
     if options.shape is not None:
         cost = shape_cost(options.shape)
@@ -92,8 +101,12 @@ def run(options: Options, progress: Progress) -> EngineReport:
             some = cases.prefill if pool == "prefill" else cases.decode
             with _start(KVRELAY, settings | {"load": options.load(pool)}, progress) as ours:
                 engines = (ours, *peers)
-                results += measure(some, engines, options.runs, cost.vocab_size, progress(pool, len(some)))
-            facts = facts or {one.name: {**one.facts, "ready_seconds": one.ready_seconds} for one in engines}
+                results += measure(
+                    some, engines, options.runs, cost.vocab_size, progress(pool, len(some))
+                )
+            facts = facts or {
+                one.name: {**one.facts, "ready_seconds": one.ready_seconds} for one in engines
+            }
     return EngineReport(
         model=options.shape or options.model,
         machine=_machine(options),
@@ -116,10 +129,14 @@ def _start(command: tuple[str, ...], settings: dict[str, Any], progress: Progres
 
 
 def _limits(options: Options, cores: tuple[int, ...], progress: Progress) -> Limits:
-    """Of the GPU or the cores that the engines run on. Measured before them and after them; the better counts."""
+    """Of the GPU or the cores that the engines run on. Measured before them and after them; the
+    better counts.
+    """
     measured = progress("limits of this machine", 1)
     if options.on_gpu:
-        limits = measure_gpu_limits(find_device(options.device), len(cores), QUICK if options.quick else FULL)
+        limits = measure_gpu_limits(
+            find_device(options.device), len(cores), QUICK if options.quick else FULL
+        )
     else:
         limits = _core_limits(cores, quick=options.quick)
     measured()

@@ -6,7 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from kvrelay.errors import InvalidArgument
 
@@ -47,16 +53,21 @@ def shape_config(shape: str) -> PretrainedConfig:
         return NAMED[shape]
     if not (Path(shape) / "config.json").is_file():
         raise InvalidArgument(
-            f"{shape!r} is neither one of {', '.join(NAMED)} nor a folder with a config.json", field="model_shape"
+            f"{shape!r} is neither one of {', '.join(NAMED)} nor a folder with a config.json",
+            field="model_shape",
         )
     try:
         return AutoConfig.from_pretrained(shape, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise InvalidArgument(f"{shape}: transformers cannot read it: {error}", field="model_shape") from error
+        raise InvalidArgument(
+            f"{shape}: transformers cannot read it: {error}", field="model_shape"
+        ) from error
 
 
 def random_model(shape: str, device: str, **options: Any) -> PreTrainedModel:
-    """In bfloat16 on `device`, or of no memory on the device meta; `options` are `from_config`'s."""
+    """In bfloat16 on `device`, or of no memory on the device meta; `options` are
+    `from_config`'s.
+    """
     with torch.device(device), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(

@@ -14,13 +14,16 @@ from kvrelay.bench.report import EngineReport
 
 
 def report_view(report: EngineReport) -> RenderableType:
-    """Times in milliseconds, medians; shares are the limit's time by ours; a ratio above 1 is a peer that is slower."""
+    """Times in milliseconds, medians; shares are the limit's time by ours; a ratio above 1 is a
+    peer that is slower.
+    """
     limits = report.limits
     rates = ", ".join(f"{dtype} {rate / 1e12:.3f}" for dtype, rate in limits.matrix_rates.items())
     cores = ", ".join(map(str, report.cores))
     where = f"core {cores}" if report.device == "cpu" else f"host cores {cores}"
     head = [
-        f"{report.model}: {report.weights} weights, {report.cost.weight_bytes(report.weights) / 1e9:.3f} GB a step",
+        f"{report.model}: {report.weights} weights, "
+        f"{report.cost.weight_bytes(report.weights) / 1e9:.3f} GB a step",
         f"{report.machine}, {where}; TFLOP/s: {rates}; memory: {limits.bandwidth / 1e9:.1f} GB/s",
         *(
             f"{name}: {facts['ready_seconds']:.1f} s from start to first token"
@@ -29,7 +32,10 @@ def report_view(report: EngineReport) -> RenderableType:
     ]
     title = f"prefill, in chunks of {report.chunk_tokens}"
     return Group(
-        *head, _table(report, title, report.prefill), _table(report, "decode, a step", report.decode), *_fits(report)
+        *head,
+        _table(report, title, report.prefill),
+        _table(report, "decode, a step", report.decode),
+        *_fits(report),
     )
 
 
@@ -37,8 +43,20 @@ def _table(report: EngineReport, title: str, results: Sequence[Measured]) -> Tab
     ours, *peers = report.names
     table = Table(title=f"{title}, ms", title_justify="left")
     of_peers = [column for peer in peers for column in (peer, "ratio")]
-    for column in ("", ours, "tokens/s", *of_peers, "limit", "bound", "share", "of compute", "of memory"):
-        table.add_column(column, justify="left" if column in ("", "bound") else "right", no_wrap=True)
+    for column in (
+        "",
+        ours,
+        "tokens/s",
+        *of_peers,
+        "limit",
+        "bound",
+        "share",
+        "of compute",
+        "of memory",
+    ):
+        table.add_column(
+            column, justify="left" if column in ("", "bound") else "right", no_wrap=True
+        )
     for result in results:
         bound = report.bound(result.case)
         seconds = result.median(ours)
@@ -51,7 +69,10 @@ def _table(report: EngineReport, title: str, results: Sequence[Measured]) -> Tab
             *([f"{ratio:.2f}"] if ratio is not None else []),
             _milliseconds(bound.seconds),
             bound.name,
-            *(f"{least / seconds:.0%}" for least in (bound.seconds, bound.compute_seconds, bound.memory_seconds)),
+            *(
+                f"{least / seconds:.0%}"
+                for least in (bound.seconds, bound.compute_seconds, bound.memory_seconds)
+            ),
         )
     return table
 
@@ -61,11 +82,15 @@ def _fits(report: EngineReport) -> list[str]:
     for name in report.names:
         growth = prefill_growth(report.prefill, name)
         if growth is not None:
-            lines.append(f"{name}: a token of a prompt of 4096 takes {growth:.2f} times as long as one of 512")
+            lines.append(
+                f"{name}: a token of a prompt of 4096 takes {growth:.2f} times as long as "
+                f"one of 512"
+            )
         fit = decode_fit(report.decode, name, report.cost)
         if fit is not None:
             lines.append(
-                f"{name}: a decode step takes {fit.step_seconds * 1e3:.2f} ms + {fit.sequence_seconds * 1e3:.3f} ms a "
+                f"{name}: a decode step takes {fit.step_seconds * 1e3:.2f} ms + "
+                f"{fit.sequence_seconds * 1e3:.3f} ms a "
                 f"sequence + {fit.kv_byte_seconds * 1e12:.1f} ms a GB of KV (R² {fit.r2:.4f})"
             )
     return lines
@@ -73,7 +98,11 @@ def _fits(report: EngineReport) -> list[str]:
 
 def _name(result: Measured) -> str:
     case = result.case
-    return f"batch {case.batch}, context {case.context}" if isinstance(case, DecodeCase) else f"{case.tokens} tokens"
+    return (
+        f"batch {case.batch}, context {case.context}"
+        if isinstance(case, DecodeCase)
+        else f"{case.tokens} tokens"
+    )
 
 
 def _milliseconds(seconds: float) -> str:

@@ -21,7 +21,8 @@ _LOOKS = 50_000  # at a long trace; more often would only take longer
 
 app = typer.Typer(
     help="Try a scaling policy.",
-    epilog="Example: kvrelay autoscale explain configs/autoscaling/queue-depth.yaml --metrics run.json",
+    epilog="Example: kvrelay autoscale explain configs/autoscaling/queue-depth.yaml --metrics "
+    "run.json",
 )
 
 
@@ -33,35 +34,55 @@ def group() -> None:
 @app.command()
 @requires_cluster_extra
 def explain(
-    policy: Annotated[Path, typer.Argument(help="A policy file, as `autoscaling` in the configuration names it.")],
+    policy: Annotated[
+        Path, typer.Argument(help="A policy file, as `autoscaling` in the configuration names it.")
+    ],
     metrics: Annotated[
         Path,
-        typer.Option(metavar="FILE", help="A load test's JSON, a CSV of metrics, or a trace (see below)."),
+        typer.Option(
+            metavar="FILE", help="A load test's JSON, a CSV of metrics, or a trace (see below)."
+        ),
     ],
-    prefill: Annotated[int, typer.Option(min=0, metavar="N", help="Prefill workers at a trace's start.")] = 1,
-    decode: Annotated[int, typer.Option(min=1, metavar="N", help="Decode workers at a trace's start.")] = 1,
+    prefill: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Prefill workers at a trace's start.")
+    ] = 1,
+    decode: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Decode workers at a trace's start.")
+    ] = 1,
     prefill_tokens_per_s: Annotated[
-        float | None, typer.Option(min=1e-3, metavar="N", help="Of one prefill worker. Needed for a trace.")
+        float | None,
+        typer.Option(min=1e-3, metavar="N", help="Of one prefill worker. Needed for a trace."),
     ] = None,
     decode_tokens_per_s: Annotated[
-        float | None, typer.Option(min=1e-3, metavar="N", help="Of one full decode worker. Needed for a trace.")
+        float | None,
+        typer.Option(min=1e-3, metavar="N", help="Of one full decode worker. Needed for a trace."),
     ] = None,
     itl_ms: Annotated[
-        float | None, typer.Option(min=1e-3, metavar="MS", help="Of one sequence alone. Needed for a trace.")
+        float | None,
+        typer.Option(min=1e-3, metavar="MS", help="Of one sequence alone. Needed for a trace."),
     ] = None,
-    max_batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences on one decode worker.")] = 32,
-    kv_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="That one decode worker holds.")] = 65536,
-    start_s: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Until a new worker serves.")] = 10.0,
-    prompt_tokens: Annotated[str, typer.Option(metavar="DIST", help="Where a ServeGen client records none.")] = "1024",
+    max_batch: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Sequences on one decode worker.")
+    ] = 32,
+    kv_tokens: Annotated[
+        int, typer.Option(min=1, metavar="N", help="That one decode worker holds.")
+    ] = 65536,
+    start_s: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="Until a new worker serves.")
+    ] = 10.0,
+    prompt_tokens: Annotated[
+        str, typer.Option(metavar="DIST", help="Where a ServeGen client records none.")
+    ] = "1024",
     output_tokens: Annotated[str, typer.Option(metavar="DIST", help="Likewise.")] = "256",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Replay what was recorded through a policy: which sizes it would have set, when, and why.
 
-    FILE is what `kvrelay loadtest run --admin ... --json` wrote, or a CSV with the columns seconds, pool, size, ready
-    and the policy's metrics; metrics then stay as they were recorded. A trace (Azure CSV, Mooncake JSONL, ServeGen's
-    folder of rates) flows through a model of the pools instead, in which the sizes that the policy sets have their
-    effect; `kvrelay bench engine` measures what the model has to know.
+    FILE is what `kvrelay loadtest run --admin ... --json` wrote, or a CSV with the columns seconds,
+    pool, size, ready and the policy's metrics; metrics then stay as they were recorded. A trace
+    (Azure CSV, Mooncake JSONL, ServeGen's folder of rates) flows through a model of the pools
+    instead, in which the sizes that the policy sets have their effect; `kvrelay bench engine`
+    measures what the model has to know.
 
     Example: kvrelay autoscale explain policy.yaml --metrics conv.csv --prefill-tokens-per-s 8000
     --decode-tokens-per-s 1200 --itl-ms 12
@@ -72,10 +93,16 @@ def explain(
     from kvrelay.config.config_file import load_policy
 
     rules = load_policy(policy)
-    given = {"prefill-tokens-per-s": prefill_tokens_per_s, "decode-tokens-per-s": decode_tokens_per_s, "itl-ms": itl_ms}
+    given = {
+        "prefill-tokens-per-s": prefill_tokens_per_s,
+        "decode-tokens-per-s": decode_tokens_per_s,
+        "itl-ms": itl_ms,
+    }
     if _is_record(metrics):
         if wrong := [name for name, value in given.items() if value is not None]:
-            raise typer.BadParameter(f"--{wrong[0]} is for traces; {metrics} is a record of metrics.")
+            raise typer.BadParameter(
+                f"--{wrong[0]} is for traces; {metrics} is a record of metrics."
+            )
         verdicts, note = _replayed(rules, metrics), "metrics as recorded"
     else:
         if missing := [name for name, value in given.items() if value is None]:
@@ -83,8 +110,12 @@ def explain(
         assert prefill_tokens_per_s is not None
         assert decode_tokens_per_s is not None
         assert itl_ms is not None
-        speed = WorkerSpeed(prefill_tokens_per_s, decode_tokens_per_s, itl_ms / 1000, max_batch, kv_tokens, start_s)
-        verdicts, note = _modelled(rules, metrics, speed, (prefill, decode), prompt_tokens, output_tokens)
+        speed = WorkerSpeed(
+            prefill_tokens_per_s, decode_tokens_per_s, itl_ms / 1000, max_batch, kv_tokens, start_s
+        )
+        verdicts, note = _modelled(
+            rules, metrics, speed, (prefill, decode), prompt_tokens, output_tokens
+        )
     if not verdicts:
         raise typer.BadParameter(f"{policy} has no policy for a pool that {metrics} is about.")
     if as_json:
@@ -94,7 +125,9 @@ def explain(
 
 
 def _is_record(file: Path) -> bool:
-    """Whether it holds metrics, and not requests. Raises BadParameter for a file that cannot be read."""
+    """Whether it holds metrics, and not requests. Raises BadParameter for a file that cannot be
+    read.
+    """
     if file.is_dir():
         return False
     try:
@@ -128,13 +161,20 @@ def _modelled(
     from kvrelay.loadtest.lengths import parse_lengths
     from kvrelay.loadtest.traces.trace_load import read_load, span
 
-    lengths = parse_lengths(prompt_tokens, "prompt_tokens"), parse_lengths(output_tokens, "output_tokens")
+    lengths = (
+        parse_lengths(prompt_tokens, "prompt_tokens"),
+        parse_lengths(output_tokens, "output_tokens"),
+    )
     seconds = span(file, *lengths)
     interval = max(rules.interval_s, seconds / _LOOKS)
     cluster, replay = FluidCluster(speed, *sizes), Replay(rules)
     verdicts = []
     loads = track(
-        read_load(file, interval, *lengths), "replay", seconds / interval, console=Console(stderr=True), transient=True
+        read_load(file, interval, *lengths),
+        "replay",
+        seconds / interval,
+        console=Console(stderr=True),
+        transient=True,
     )
     for index, load in enumerate(loads, 1):
         pools = cluster.step(load, interval)

@@ -34,36 +34,54 @@ def bench() -> None:
 @requires_cluster_extra
 def engine(
     model: Annotated[
-        str, typer.Option(metavar="DIR|HUB_ID|demo|m200", help="m200 is made on first use: 0.4 GB in the cache folder.")
+        str,
+        typer.Option(
+            metavar="DIR|HUB_ID|demo|m200",
+            help="m200 is made on first use: 0.4 GB in the cache folder.",
+        ),
     ] = "m200",
     model_shape: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME|DIR", help="Random weights in place of --model: m200, llama-3.1-8b, or a config.json's."
+            metavar="NAME|DIR",
+            help="Random weights in place of --model: m200, llama-3.1-8b, or a config.json's.",
         ),
     ] = None,
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="cuda is one GPU.")] = "cpu",
-    weights: Annotated[Literal["auto", "int8"], typer.Option(help="auto keeps them as the model has them.")] = "auto",
+    weights: Annotated[
+        Literal["auto", "int8"], typer.Option(help="auto keeps them as the model has them.")
+    ] = "auto",
     threads: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="On as many cores, the first allowed. 1; with a GPU all."),
+        typer.Option(
+            min=1, metavar="N", help="On as many cores, the first allowed. 1; with a GPU all."
+        ),
     ] = None,
-    chunk_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Of a prompt in one step.")] = 512,
-    runs: Annotated[int, typer.Option(min=1, max=100, metavar="N", help="Of which the median counts.")] = 5,
+    chunk_tokens: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Of a prompt in one step.")
+    ] = 512,
+    runs: Annotated[
+        int, typer.Option(min=1, max=100, metavar="N", help="Of which the median counts.")
+    ] = 5,
     peer: Annotated[
         str | None,
         typer.Option(
             metavar="generate_batch|vllm=PYTHON",
-            help="In turns with transformers' own continuous batching, or with vLLM, as that Python has it.",
+            help="In turns with transformers' own continuous batching, or with vLLM, as that "
+            "Python has it.",
         ),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A few small cases, less exactly.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A few small cases, less exactly.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Time prefill and decode steps of the engine beside the limits of the cores, or of the GPU, that it runs on.
+    """Time prefill and decode steps of the engine beside the limits of the cores, or of the GPU,
+    that it runs on.
 
-    The limits are measured first: how fast torch multiplies matrices and how fast memory is read. No request, no
-    network, no scheduler: only the model, called as workers call it, with random prompts. Nothing else should run.
+    The limits are measured first: how fast torch multiplies matrices and how fast memory is read.
+    No request, no network, no scheduler: only the model, called as workers call it, with random
+    prompts. Nothing else should run.
 
     Example: kvrelay bench engine --peer vllm=/opt/vllm/bin/python --json
     """
@@ -93,19 +111,30 @@ def engine(
 @requires_cluster_extra
 def handoff(
     model: Annotated[
-        str, typer.Option(metavar="DIR|HUB_ID|demo|m200", help="m200 is made on first use: 0.4 GB in the cache folder.")
+        str,
+        typer.Option(
+            metavar="DIR|HUB_ID|demo|m200",
+            help="m200 is made on first use: 0.4 GB in the cache folder.",
+        ),
     ] = "m200",
     transport: Annotated[
-        list[str] | None, typer.Option(metavar="shm|grpc|gloo|nixl", help="Give it once for each; all without.")
+        list[str] | None,
+        typer.Option(metavar="shm|grpc|gloo|nixl", help="Give it once for each; all without."),
     ] = None,
-    chunk_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Of a prompt in one step.")] = 512,
-    runs: Annotated[int, typer.Option(min=1, max=100, metavar="N", help="Of which the median counts.")] = 5,
+    chunk_tokens: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Of a prompt in one step.")
+    ] = 512,
+    runs: Annotated[
+        int, typer.Option(min=1, max=100, metavar="N", help="Of which the median counts.")
+    ] = 5,
     quick: Annotated[bool, typer.Option("--quick", help="A few small cases.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Time hand-offs of KV from one core to another beside what memory and loopback allow, and beside a prefill.
+    """Time hand-offs of KV from one core to another beside what memory and loopback allow, and
+    beside a prefill.
 
-    A prefill worker and a decode worker's end, in processes of their own on a core each. Nothing else should run.
+    A prefill worker and a decode worker's end, in processes of their own on a core each. Nothing
+    else should run.
 
     Example: kvrelay bench handoff --transport shm --json
     """
@@ -117,7 +146,10 @@ def handoff(
     first, second = first_cores(2)
     with _progress() as progress:
         report = run(
-            Options(model, tuple(transport or TRANSPORTS), (first, second), chunk_tokens, runs, quick), progress
+            Options(
+                model, tuple(transport or TRANSPORTS), (first, second), chunk_tokens, runs, quick
+            ),
+            progress,
         )
     if as_json:
         print(json.dumps(report.as_dict()))
@@ -130,15 +162,19 @@ def handoff(
 def router(
     seconds: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Of each case.")] = 5.0,
     requests: Annotated[
-        int, typer.Option(min=100, metavar="N", help="Short ones, for the growth of the router's memory.")
+        int,
+        typer.Option(
+            min=100, metavar="N", help="Short ones, for the growth of the router's memory."
+        ),
     ] = 100_000,
     quick: Annotated[bool, typer.Option("--quick", help="A few small cases.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Stream tokens through a router on one core, from workers without an engine, which answer at once.
+    """Stream tokens through a router on one core, from workers without an engine, which answer at
+    once.
 
-    What the router uses of its core, and how much later a token comes through it. Workers and clients are on another
-    core. Nothing else should run.
+    What the router uses of its core, and how much later a token comes through it. Workers and
+    clients are on another core. Nothing else should run.
 
     Example: kvrelay bench router --quick
     """
@@ -160,8 +196,15 @@ def router(
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """Bars on stderr, drawn when something is done: a thread that draws them would take time from what is measured."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    """Bars on stderr, drawn when something is done: a thread that draws them would take time from
+    what is measured.
+    """
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Bars(*columns, console=Console(stderr=True), auto_refresh=False) as bars:
 
         def progress(what: str, total: int) -> Callable[[], None]:

@@ -21,7 +21,8 @@ def requires_cluster_extra(command: Callable[P, None]) -> Callable[P, None]:
         missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
         if missing:
             typer.echo(
-                f"kvrelay: this command runs a cluster and needs {', '.join(missing)}: pip install 'kvrelay[cluster]'",
+                f"kvrelay: this command runs a cluster and needs {', '.join(missing)}: pip install "
+                f"'kvrelay[cluster]'",
                 err=True,
             )
             raise typer.Exit(2)

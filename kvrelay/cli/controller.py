@@ -32,15 +32,18 @@ def controller(
     ray_address: RayAddress = None,
     log_level: LogLevel = None,
     sole: Annotated[
-        bool, typer.Option("--sole", hidden=True, help="Redis is this controller's alone: do not wait for others.")
+        bool,
+        typer.Option(
+            "--sole", hidden=True, help="Redis is this controller's alone: do not wait for others."
+        ),
     ] = False,
 ) -> None:
     """Run the workers of a cluster as Ray actors, and scale them; `serve` starts one by itself.
 
     Of several controllers with the same Redis one leads. The others stand by until its lease ends.
 
-    redis.url in the configuration names the Redis that all parts share. SIGTERM drains the workers and ends; a second
-    one ends at once.
+    redis.url in the configuration names the Redis that all parts share. SIGTERM drains the workers
+    and ends; a second one ends at once.
 
     Example: kvrelay controller -c cluster.yaml --ray-address auto
     """
@@ -79,9 +82,15 @@ async def _control(
     from kvrelay.worker.settings import WorkerSettings
 
     stop = StopRequest()
-    sizes: dict[PoolName, int] = {"prefill": config.prefill.replicas, "decode": config.decode.replicas}
-    resolve_model(config.model.path)  # here, before anything starts; each worker does so on its own host
-    settings = WorkerSettings("", "decode", config.model.path, config.redis.url, config, pin=ray_address is None)
+    sizes: dict[PoolName, int] = {
+        "prefill": config.prefill.replicas,
+        "decode": config.decode.replicas,
+    }
+    # Here, before anything starts; each worker does so on its own host
+    resolve_model(config.model.path)
+    settings = WorkerSettings(
+        "", "decode", config.model.path, config.redis.url, config, pin=ray_address is None
+    )
     credentials = Credentials.internal(config.security, "router")
     # Never that of an earlier process, whatever number it had.
     owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -95,7 +104,9 @@ async def _control(
     ) as registry:
         with (
             template or nullcontext(),
-            RayCluster(ray_address, local_cpus(config, _largest(sizes, policy), standby)) as cluster,
+            RayCluster(
+                ray_address, local_cpus(config, _largest(sizes, policy), standby)
+            ) as cluster,
         ):
             if cluster.is_local:  # a larger one may yet grow
                 require_gpus(config, cluster.gpus, standby)
@@ -103,7 +114,9 @@ async def _control(
             lease = Lease(registry, owner, sole=sole)
             with suppress(Unavailable):  # `lease.run` tries again
                 await lease.renew()
-            launcher = RayLauncher(settings, cluster, lease, template.path if template is not None else "")
+            launcher = RayLauncher(
+                settings, cluster, lease, template.path if template is not None else ""
+            )
             actuator = Actuator(
                 registry,
                 launcher,
@@ -128,12 +141,17 @@ async def _control(
             if policy is not None:
                 parts.append(asyncio.create_task(Autoscaler(registry, policy, lease).run()))
             stopped = asyncio.create_task(stop.drain.wait())
-            done, pending = await asyncio.wait({*parts, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            done, pending = await asyncio.wait(
+                {*parts, stopped}, return_when=asyncio.FIRST_COMPLETED
+            )
             for task in pending:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
             if not cluster.is_lost:
-                leaving, halted = asyncio.create_task(actuator.leave()), asyncio.create_task(stop.halt.wait())
+                leaving, halted = (
+                    asyncio.create_task(actuator.leave()),
+                    asyncio.create_task(stop.halt.wait()),
+                )
                 await asyncio.wait({leaving, halted}, return_when=asyncio.FIRST_COMPLETED)
                 halted.cancel()
                 leaving.cancel()
@@ -144,19 +162,24 @@ async def _control(
 
 
 async def _refused_by_all(launcher: RayLauncher, registry: Registry) -> None:
-    """Raises why a worker cannot serve, unless others can: then it is its host's trouble, and the log says so."""
+    """Raises why a worker cannot serve, unless others can: then it is its host's trouble, and the
+    log says so.
+    """
     while True:
         error = await launcher.refused()
         try:
             infos = await registry.workers()
-        except Unavailable:  # who serves is not known; the actuator asks for another worker once it is
+        # Who serves is not known; the actuator asks for another worker once it is
+        except Unavailable:
             continue
         if not any(info.state == "ready" for info in infos):
             raise error
 
 
 async def _never_served(launcher: RayLauncher, actuator: Actuator) -> None:
-    """Raises why no worker will serve, as long as none has: another start does not cure it, or several did not."""
+    """Raises why no worker will serve, as long as none has: another start does not cure it, or
+    several did not.
+    """
     from kvrelay.launch.failed_start import FailedStarts
 
     starts = FailedStarts()
@@ -168,7 +191,9 @@ async def _never_served(launcher: RayLauncher, actuator: Actuator) -> None:
 
 
 def _largest(sizes: dict[PoolName, int], policy: AutoscalingPolicy | None) -> dict[PoolName, int]:
-    """How many workers each pool may come to have, by its policy or by hand, and one that is to replace another."""
+    """How many workers each pool may come to have, by its policy or by hand, and one that is to
+    replace another.
+    """
     largest = dict.fromkeys(sizes, _BY_HAND)
     for pool, size in sizes.items():
         bounds = policy.pool(pool) if policy is not None else None

@@ -22,9 +22,12 @@ if TYPE_CHECKING:
     from kvrelay.config.schema import ClusterConfig
 
 STORY = (
-    "Once upon a time there was a brave little fox named Ruby. She lived in a small house by the river. Her best "
-    "friend, a rabbit named Oscar, lived next door. Ruby had a golden kite. She loved it very much. One day she played "
-    'by the river, and the kite was gone. Ruby looked everywhere and began to cry. "Do not be sad," said Oscar. '
+    "Once upon a time there was a brave little fox named Ruby. She lived in a small house by the "
+    "river. Her best "
+    "friend, a rabbit named Oscar, lived next door. Ruby had a golden kite. She loved it very "
+    "much. One day she played "
+    'by the river, and the kite was gone. Ruby looked everywhere and began to cry. "Do not be '
+    'sad," said Oscar. '
     '"I will help you." They looked for a long time.'
 )
 QUESTION = "What is the name of the fox?"
@@ -42,7 +45,8 @@ class Claim:
 
 @requires_cluster_extra
 def demo() -> None:
-    """Start a small cluster, stream an answer through prefill, hand-off and decode, prove it, and stop.
+    """Start a small cluster, stream an answer through prefill, hand-off and decode, prove it, and
+    stop.
 
     Example: kvrelay demo
     """
@@ -58,10 +62,15 @@ async def _demo(config: ClusterConfig) -> int:
     from kvrelay.launch.local_cluster import LocalCluster
 
     out = console()
-    waiting = Console(stderr=True).status("starting Redis, Ray, a prefill worker, a decode worker and a router")
+    waiting = Console(stderr=True).status(
+        "starting Redis, Ray, a prefill worker, a decode worker and a router"
+    )
     waiting.start()
     try:
-        async with LocalCluster(config, quiet=True) as cluster, AsyncClient(cluster.endpoints.grpc) as client:
+        async with (
+            LocalCluster(config, quiet=True) as cluster,
+            AsyncClient(cluster.endpoints.grpc) as client,
+        ):
             waiting.stop()
             out.print(str(cluster.endpoints))
             await client.models()  # connects, so that the times below are the cluster's
@@ -81,7 +90,9 @@ async def _demo(config: ClusterConfig) -> int:
     return 0 if all(claim.holds for claim in claims) else 1
 
 
-async def _stream(client: AsyncClient, out: Console, title: str, shown: str, **prompt: Any) -> Completion:
+async def _stream(
+    client: AsyncClient, out: Console, title: str, shown: str, **prompt: Any
+) -> Completion:
     """Prints the answer as it comes, and which path it took and why."""
     out.print(Rule(title, align="left"))
     out.print(shown, style="dim", end=" ")
@@ -103,7 +114,8 @@ def _claims(relayed: Completion, again: Completion) -> list[Claim]:
     return [
         Claim(
             "one worker read the prompt, another wrote the answer",
-            f"{attempt.prefill_worker}: prompt and token 1; {attempt.decode_worker}: {len(relayed.token_ids) - 1} more",
+            f"{attempt.prefill_worker}: prompt and token 1; {attempt.decode_worker}: "
+            f"{len(relayed.token_ids) - 1} more",
             relayed.path == "disaggregated" and attempt.prefill_worker != attempt.decode_worker,
         ),
         Claim(

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 Target = Annotated[
     str,
     typer.Option(
-        envvar="KVRELAY_TARGET", metavar="HOST:PORT", help="Router; after a comma another to turn to when it is gone."
+        envvar="KVRELAY_TARGET",
+        metavar="HOST:PORT",
+        help="Router; after a comma another to turn to when it is gone.",
     ),
 ]
 
@@ -30,21 +32,34 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="Text to go on from; - reads it from stdin.")] = "",
     target: Target = "127.0.0.1:50051",
     model: Annotated[str, typer.Option(help="Needed only where a cluster serves several.")] = "",
-    max_tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens at most; the cluster's 64.")] = None,
-    temperature: Annotated[float | None, typer.Option(metavar="T", help="0 is greedy; the cluster's 1.")] = None,
-    seed: Annotated[int | None, typer.Option(metavar="S", help="The same seed gives the same answer.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens at most; the cluster's 64.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(metavar="T", help="0 is greedy; the cluster's 1.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="S", help="The same seed gives the same answer.")
+    ] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="End before this text; may be repeated.")
+    ] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", metavar="FILE", help="Read the prompt from a file, in UTF-8.")
+        Path | None,
+        typer.Option("--file", metavar="FILE", help="Read the prompt from a file, in UTF-8."),
     ] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Send PROMPT as a user's message, by the chat template.")
     ] = False,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="For the whole answer.")] = 600.0,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="For the whole answer.")
+    ] = 600.0,
     as_json: Annotated[
         bool, typer.Option("--json", envvar="KVRELAY_JSON", help="Print one object at the end.")
     ] = False,
-    ledger: Annotated[bool, typer.Option("--ledger", help="Then print on stderr where the time went.")] = False,
+    ledger: Annotated[
+        bool, typer.Option("--ledger", help="Then print on stderr where the time went.")
+    ] = False,
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
@@ -61,9 +76,16 @@ def generate(
     connection = Connection(token_file, tls_ca, tls_cert, tls_key)
     options: dict[str, Any] = {"messages": [("user", prompt)]} if chat else {"prompt": prompt}
     with (
-        kvrelay.Client(target.split(","), timeout=timeout, token=connection.token(), tls=connection.tls()) as client,
+        kvrelay.Client(
+            target.split(","), timeout=timeout, token=connection.token(), tls=connection.tls()
+        ) as client,
         client.generate(
-            model=model, max_tokens=max_tokens, temperature=temperature, seed=seed, stop=stop, **options
+            model=model,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            seed=seed,
+            stop=stop,
+            **options,
         ) as stream,
     ):
         if not as_json:

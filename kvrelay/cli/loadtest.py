@@ -31,11 +31,14 @@ def run(
     rate: Annotated[
         str | None,
         typer.Option(
-            metavar="R", help="Requests per second, inf, or stages R:SECONDS,FROM-TO:SECONDS,...; 1 if not given."
+            metavar="R",
+            help="Requests per second, inf, or stages R:SECONDS,FROM-TO:SECONDS,...; "
+            "1 if not given.",
         ),
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Closed loop: as many at a time, whatever the rate.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Closed loop: as many at a time, whatever the rate."),
     ] = None,
     num_requests: options.NumRequests = None,
     duration: options.Duration = None,
@@ -48,17 +51,29 @@ def run(
     timeout: options.Timeout = 600.0,
     trace: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Replay: Mooncake JSONL, Azure CSV, ServeGen client or folder."),
+        typer.Option(
+            metavar="FILE", help="Replay: Mooncake JSONL, Azure CSV, ServeGen client or folder."
+        ),
     ] = None,
     trace_format: Annotated[
-        str | None, typer.Option(metavar="mooncake|azure|servegen", help="If the file does not tell.")
+        str | None,
+        typer.Option(metavar="mooncake|azure|servegen", help="If the file does not tell."),
     ] = None,
-    trace_start: Annotated[float, typer.Option(metavar="SECONDS", help="Begin there in the trace.")] = 0.0,
-    time_scale: Annotated[str, typer.Option(metavar="X", help="Of the times between requests; 1/10 is faster.")] = "1",
-    length_scale: Annotated[str, typer.Option(metavar="X", help="Of prompts, their shared blocks, and answers.")] = "1",
+    trace_start: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Begin there in the trace.")
+    ] = 0.0,
+    time_scale: Annotated[
+        str, typer.Option(metavar="X", help="Of the times between requests; 1/10 is faster.")
+    ] = "1",
+    length_scale: Annotated[
+        str, typer.Option(metavar="X", help="Of prompts, their shared blocks, and answers.")
+    ] = "1",
     goodput: options.Goodput = None,
     expect_path: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Exit 1 if a request took another: disaggregated, local.")
+        str | None,
+        typer.Option(
+            metavar="PATH", help="Exit 1 if a request took another: disaggregated, local."
+        ),
     ] = None,
     allow_local: options.AllowLocal = False,
     admin: options.Admin = None,
@@ -70,14 +85,17 @@ def run(
     file: options.Json = None,
     html: options.Html = None,
 ) -> None:
-    """Send requests as they come due, however many are under way, and measure from when each was due.
+    """Send requests as they come due, however many are under way, and measure from when each was
+    due.
 
-    Exits 1 if a request failed, or went local that should have been disaggregated. Ctrl-C ends the test and reports
-    on what there is.
+    Exits 1 if a request failed, or went local that should have been disaggregated. Ctrl-C ends the
+    test and reports on what there is.
 
-    Example: kvrelay loadtest run --rate 2 --num-requests 100 --prompt-tokens 32-512 --goodput ttft:200 tpot:50
+    Example: kvrelay loadtest run --rate 2 --num-requests 100 --prompt-tokens 32-512 --goodput
+    ttft:200 tpot:50
 
-    Example: kvrelay loadtest run --trace conversation.jsonl --length-scale 1/32 --duration 600 --html run.html
+    Example: kvrelay loadtest run --trace conversation.jsonl --length-scale 1/32 --duration 600
+    --html run.html
     """
     from kvrelay.cli.loadtest_run import Settings, run_test
     from kvrelay.client.connection import Connection
@@ -107,7 +125,13 @@ def run(
         raise typer.BadParameter(f"--expect-path {expect_path} is neither disaggregated nor local.")
     connection = Connection(token_file, tls_ca, tls_cert, tls_key)
     settings = Settings(
-        target, timeout, admin, metrics, vocab_size, parse_slos([*(goodput or ()), *(slo or ())]), connection
+        target,
+        timeout,
+        admin,
+        metrics,
+        vocab_size,
+        parse_slos([*(goodput or ()), *(slo or ())]),
+        connection,
     )
     report = run_test(settings, load, concurrency, duration)
     render.console().print(report_table(report))
@@ -124,9 +148,12 @@ def sweep(
         typer.Option(metavar="R,R,...|LOW..HIGH", help="Try each, or search between two."),
     ] = "1..32",
     attainment: Annotated[
-        float, typer.Option(metavar="SHARE", help="Of the requests, that must meet every objective.")
+        float,
+        typer.Option(metavar="SHARE", help="Of the requests, that must meet every objective."),
     ] = 0.9,
-    precision: Annotated[float, typer.Option(metavar="SHARE", help="How closely a search finds the rate.")] = 0.1,
+    precision: Annotated[
+        float, typer.Option(metavar="SHARE", help="How closely a search finds the rate.")
+    ] = 0.1,
     num_requests: options.SweepRequests = None,
     duration: options.SweepDuration = None,
     burstiness: options.Burstiness = None,
@@ -149,10 +176,12 @@ def sweep(
 ) -> None:
     """Find the highest rate at which enough requests meet every objective.
 
-    Each rate gets the same lengths and gaps, and prompts of its own, so that no cache helps from one to the next. A
-    request that fails misses its objectives. Exits 1 if at a rate none was answered: what came before is reported.
+    Each rate gets the same lengths and gaps, and prompts of its own, so that no cache helps from
+    one to the next. A request that fails misses its objectives. Exits 1 if at a rate none was
+    answered: what came before is reported.
 
-    Example: kvrelay loadtest sweep --rates 1..16 --goodput ttft:500 tpot:50 --attainment 0.9 --html sweep.html
+    Example: kvrelay loadtest sweep --rates 1..16 --goodput ttft:500 tpot:50 --attainment 0.9 --html
+    sweep.html
     """
     from kvrelay.cli.loadtest_run import Settings, run_sweep
     from kvrelay.client.connection import Connection
@@ -236,7 +265,9 @@ def _complaints(report: Report, expect_path: str | None, allow_local: bool) -> l
     found = []
     answered = len(report.answered)
     if failed := [row for row in report.rows if row.error]:
-        found.append(f"{len(failed)} of {len(report.rows)} requests failed; the first: {failed[0].message}")
+        found.append(
+            f"{len(failed)} of {len(report.rows)} requests failed; the first: {failed[0].message}"
+        )
     if expect_path and (others := answered - report.paths.get(expect_path, 0)):
         found.append(f"{others} of {answered} requests did not go {expect_path}")
     if not allow_local and expect_path != "local":
@@ -249,7 +280,8 @@ def _strayed(report: Report) -> list[str]:
     if not rows:
         return []
     return [
-        f"{len(rows)} of {len(report.answered)} requests should have been disaggregated and went local; the first: "
+        f"{len(rows)} of {len(report.answered)} requests should have been disaggregated and went "
+        f"local; the first: "
         f"{rows[0].why or 'no reason told'} (--allow-local accepts that)"
     ]
 
@@ -257,7 +289,10 @@ def _strayed(report: Report) -> list[str]:
 def _dead(rate: float, report: Report) -> str:
     sent = len(report.rows)
     first = report.rows[0].message if sent else "none was sent"
-    return f"the sweep ended at {rate:.4g} requests/s, where none of {sent} was answered; the first: {first}"
+    return (
+        f"the sweep ended at {rate:.4g} requests/s, where none of {sent} was answered; the first: "
+        f"{first}"
+    )
 
 
 def _exit(complaints: list[str], interrupted: bool, *written: Path | None) -> None:

@@ -14,32 +14,60 @@ if TYPE_CHECKING:
     from kvrelay.loadtest.traces.replay import Replay
     from kvrelay.loadtest.workload import PlannedRequest, Workload
 
-Words = Annotated[list[str] | None, typer.Argument(hidden=True)]  # what follows the first after --goodput
+# What follows the first after --goodput
+Words = Annotated[list[str] | None, typer.Argument(hidden=True)]
 TargetOption = Annotated[
-    str, typer.Option(envvar="KVRELAY_TARGET", metavar="HOST:PORT|http[s]://HOST:PORT", help="gRPC, or HTTP.")
+    str,
+    typer.Option(
+        envvar="KVRELAY_TARGET", metavar="HOST:PORT|http[s]://HOST:PORT", help="gRPC, or HTTP."
+    ),
 ]
-NumRequests = Annotated[int | None, typer.Option(min=1, metavar="N", help="100 without --duration or --trace.")]
-Duration = Annotated[float | None, typer.Option(metavar="SECONDS", help="Nothing is sent after it.")]
-SweepRequests = Annotated[int | None, typer.Option(min=1, metavar="N", help="At each rate; ends it if it comes first.")]
+NumRequests = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="100 without --duration or --trace.")
+]
+Duration = Annotated[
+    float | None, typer.Option(metavar="SECONDS", help="Nothing is sent after it.")
+]
+SweepRequests = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="At each rate; ends it if it comes first.")
+]
 SweepDuration = Annotated[
-    float | None, typer.Option(metavar="SECONDS", help="At each rate; 60 if neither it nor --num-requests is given.")
+    float | None,
+    typer.Option(
+        metavar="SECONDS", help="At each rate; 60 if neither it nor --num-requests is given."
+    ),
 ]
 Burstiness = Annotated[
-    float | None, typer.Option(metavar="B", help="1 is Poisson; less comes in bursts; inf is evenly spaced.")
+    float | None,
+    typer.Option(metavar="B", help="1 is Poisson; less comes in bursts; inf is evenly spaced."),
 ]
 PromptTokens = Annotated[
     str | None,
-    typer.Option(metavar="DIST", help="N, LOW-HIGH, or lognormal:median=M,sigma=S,min=A,max=B. 256 if not given."),
+    typer.Option(
+        metavar="DIST",
+        help="N, LOW-HIGH, or lognormal:median=M,sigma=S,min=A,max=B. 256 if not given.",
+    ),
 ]
-OutputTokens = Annotated[str | None, typer.Option(metavar="DIST", help="Likewise; 64 if not given.")]
+OutputTokens = Annotated[
+    str | None, typer.Option(metavar="DIST", help="Likewise; 64 if not given.")
+]
 Seed = Annotated[
     int | None,
-    typer.Option(metavar="S", help="The same seed plans the same load; a new one each time if not given."),
+    typer.Option(
+        metavar="S", help="The same seed plans the same load; a new one each time if not given."
+    ),
 ]
-Text = Annotated[bool, typer.Option("--text/--token-ids", help="Send words instead of random token ids.")]
-VocabSize = Annotated[int | None, typer.Option(min=1, metavar="N", help="If the target does not tell.")]
+Text = Annotated[
+    bool, typer.Option("--text/--token-ids", help="Send words instead of random token ids.")
+]
+VocabSize = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="If the target does not tell.")
+]
 Timeout = Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="For each request.")]
-Goodput = Annotated[list[str] | None, typer.Option(metavar="METRIC:MS...", help="Objectives: ttft:MS tpot:MS e2e:MS.")]
+Goodput = Annotated[
+    list[str] | None,
+    typer.Option(metavar="METRIC:MS...", help="Objectives: ttft:MS tpot:MS e2e:MS."),
+]
 Admin = Annotated[
     str | None,
     typer.Option(
@@ -49,12 +77,23 @@ Admin = Annotated[
     ),
 ]
 Metrics = Annotated[
-    str | None, typer.Option(metavar="http://HOST:PORT", help="Where the cache counters are, if not at the target.")
+    str | None,
+    typer.Option(
+        metavar="http://HOST:PORT", help="Where the cache counters are, if not at the target."
+    ),
 ]
-Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all rows and numbers to it.")]
-Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with plots to it.")]
+Json = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write all rows and numbers to it.")
+]
+Html = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Write a page with plots to it.")
+]
 AllowLocal = Annotated[
-    bool, typer.Option("--allow-local", help="Do not fail when long prompts went local for want of prefill workers.")
+    bool,
+    typer.Option(
+        "--allow-local",
+        help="Do not fail when long prompts went local for want of prefill workers.",
+    ),
 ]
 
 
@@ -71,7 +110,9 @@ def _check_duration(duration: float | None) -> None:
 
 
 def seed_of(given: int | None) -> int:
-    """A new one where none is given: prompts that were sent before would be answered from caches."""
+    """A new one where none is given: prompts that were sent before would be answered from
+    caches.
+    """
     return secrets.randbelow(2**31) if given is None else given
 
 
@@ -85,7 +126,9 @@ def can_be_written(*files: Path | None) -> None:
     """Refuses a file that has no folder to be in, before the time of a test is spent."""
     for file in files:
         if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
-            raise typer.BadParameter(f"{file} cannot be written: {'a folder' if file.is_dir() else 'no such folder'}.")
+            raise typer.BadParameter(
+                f"{file} cannot be written: {'a folder' if file.is_dir() else 'no such folder'}."
+            )
 
 
 def exclude(option: str, others: Mapping[str, object], why: str) -> None:
@@ -177,7 +220,9 @@ def _scale(name: str, text: str) -> Fraction:
     try:
         scale = Fraction(text)
     except (ValueError, ZeroDivisionError) as error:
-        raise typer.BadParameter(f"{name} {text!r} is not a number or a fraction like 1/32.") from error
+        raise typer.BadParameter(
+            f"{name} {text!r} is not a number or a fraction like 1/32."
+        ) from error
     if scale <= 0:
         raise typer.BadParameter(f"{name} {text} is not above 0.")
     return scale
@@ -190,6 +235,12 @@ def sweep_rates(text: str) -> list[float] | tuple[float, float]:
         rates = [float(low), float(high)] if dots else [float(one) for one in text.split(",")]
     except ValueError:
         rates = []
-    if not rates or not all(0 < rate < float("inf") for rate in rates) or (dots and not rates[0] < rates[1]):
-        raise typer.BadParameter(f"--rates {text!r} is neither R,R,... nor LOW..HIGH, in requests per second above 0.")
+    if (
+        not rates
+        or not all(0 < rate < float("inf") for rate in rates)
+        or (dots and not rates[0] < rates[1])
+    ):
+        raise typer.BadParameter(
+            f"--rates {text!r} is neither R,R,... nor LOW..HIGH, in requests per second above 0."
+        )
     return (rates[0], rates[1]) if dots else rates

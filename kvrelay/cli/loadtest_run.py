@@ -42,14 +42,20 @@ class Settings:
     connection: Connection
 
 
-def run_test(settings: Settings, load: Load, concurrency: int | None, duration: float | None) -> Report:
-    """Raises KvRelayError if the target cannot be tested; Ctrl-C ends the test and is in the report."""
+def run_test(
+    settings: Settings, load: Load, concurrency: int | None, duration: float | None
+) -> Report:
+    """Raises KvRelayError if the target cannot be tested; Ctrl-C ends the test and is in the
+    report.
+    """
 
     async def go() -> Report:
         async with _opened(settings) as (target, stop):
             options = _options(settings, target, load) | {"concurrency": concurrency}
             plan: Plan = load.plan(_vocab_size(settings, target, load), target.model.max_model_len)
-            endless = concurrency is not None and isinstance(load, Workload) and load.num_requests is None
+            endless = (
+                concurrency is not None and isinstance(load, Workload) and load.num_requests is None
+            )
             if not endless:
                 plan = list(plan)  # so that drawing it delays nothing later
             with _progress("requests", plan) as done:
@@ -77,7 +83,12 @@ def run_sweep(
                 vocab_size = _vocab_size(settings, target, one)
                 plan = [request.variant(tried, vocab_size) for request in one.plan(vocab_size)]
                 with _progress(f"{rate:.3g} requests/s", plan) as done:
-                    return await measure(target, Run(plan, _options(settings, target, one), settings.slos), done, stop)
+                    return await measure(
+                        target,
+                        Run(plan, _options(settings, target, one), settings.slos),
+                        done,
+                        stop,
+                    )
 
             if isinstance(rates, tuple):
                 return await bisect(offer, *rates, precision, attainment)
@@ -111,19 +122,35 @@ async def _opened(settings: Settings) -> AsyncIterator[tuple[Target, asyncio.Eve
 def _vocab_size(settings: Settings, target: Target, load: Load) -> int:
     found = settings.vocab_size or target.model.vocab_size
     if not found and not (isinstance(load, Workload) and load.text):
-        raise InvalidArgument(f"{settings.target} does not tell its vocabulary; give --vocab-size or --text")
+        raise InvalidArgument(
+            f"{settings.target} does not tell its vocabulary; give --vocab-size or --text"
+        )
     return found
 
 
 def _options(settings: Settings, target: Target, load: Load) -> dict[str, Any]:
-    found = {"target": settings.target, "model": target.model.id, "timeout": settings.timeout, **load.options()}
-    return found | ({"cut": asdict(load.cut(target.model.max_model_len))} if isinstance(load, Replay) else {})
+    found = {
+        "target": settings.target,
+        "model": target.model.id,
+        "timeout": settings.timeout,
+        **load.options(),
+    }
+    return found | (
+        {"cut": asdict(load.cut(target.model.max_model_len))} if isinstance(load, Replay) else {}
+    )
 
 
 @contextmanager
 def _progress(what: str, plan: Plan) -> Iterator[Callable[[Row], None]]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
         bar = progress.add_task(what, total=len(plan) if isinstance(plan, Sequence) else None)
         yield lambda _: progress.advance(bar)

@@ -56,14 +56,17 @@ app.add_typer(autoscale.app, name="autoscale")
 app.add_typer(token.app, name="token")
 
 # Usage errors, whether typer brings click's classes with it or takes the installed ones.
-_UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+_UsageError: type[Exception] = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
+)
 
 
 @app.callback(invoke_without_command=True)
 def root(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", allow_from_autoenv=False, help="Print the version and exit.")
+        bool,
+        typer.Option("--version", allow_from_autoenv=False, help="Print the version and exit."),
     ] = False,
 ) -> None:
     if version:
@@ -75,7 +78,9 @@ def root(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs one command line and returns its exit code: 2 for bad usage, 1 for what went wrong in the cluster."""
+    """Runs one command line and returns its exit code: 2 for bad usage, 1 for what went wrong in
+    the cluster.
+    """
     try:
         code = app(args=list(arguments), prog_name="kvrelay", standalone_mode=False)
     except _UsageError as error:

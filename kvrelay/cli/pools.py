@@ -14,7 +14,9 @@ from kvrelay.types import POOLS, PoolName
 
 
 def scale(
-    sizes: Annotated[list[str], typer.Argument(metavar="POOL=N...", help="prefill=N, decode=N, or both.")],
+    sizes: Annotated[
+        list[str], typer.Argument(metavar="POOL=N...", help="prefill=N, decode=N, or both.")
+    ],
     admin: Admin = DEFAULT_ADMIN,
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
@@ -54,7 +56,8 @@ def drain(
 
 def restart(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[prefill|decode|standby|WORKER]...", help="Left out: all workers.")
+        list[str] | None,
+        typer.Argument(metavar="[prefill|decode|standby|WORKER]...", help="Left out: all workers."),
     ] = None,
     admin: Admin = DEFAULT_ADMIN,
     token_file: TokenFile = None,
@@ -62,9 +65,11 @@ def restart(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
 ) -> None:
-    """Replace workers without losing a request: one at a time in each pool, and only when its successor is ready.
+    """Replace workers without losing a request: one at a time in each pool, and only when its
+    successor is ready.
 
-    Needs room for one more worker in each pool. Shows how far it is; Ctrl-C ends the show, and the restart goes on.
+    Needs room for one more worker in each pool. Shows how far it is; Ctrl-C ends the show, and the
+    restart goes on.
 
     Example: kvrelay restart decode
     """
@@ -79,7 +84,10 @@ def restart(
             if progress.over:
                 break
         else:
-            raise Unavailable(f"{admin} tells no more; the restart goes on, and `kvrelay status` shows how far it is")
+            raise Unavailable(
+                f"{admin} tells no more; the restart goes on, and `kvrelay status` "
+                f"shows how far it is"
+            )
     progress.check()
 
 
@@ -90,7 +98,9 @@ def parse_sizes(texts: Sequence[str]) -> dict[PoolName, int]:
         name, _, number = text.partition("=")
         pool = next((one for one in POOLS if one == name), None)
         if pool is None or not number.isdecimal():
-            raise typer.BadParameter(f"{text!r} is not one of prefill=N, decode=N with N a whole number.")
+            raise typer.BadParameter(
+                f"{text!r} is not one of prefill=N, decode=N with N a whole number."
+            )
         if pool in sizes:
             raise typer.BadParameter(f"{pool} is given twice.")
         sizes[pool] = int(number)

@@ -12,7 +12,8 @@ from kvrelay.cli.serve import Config, LogLevel, set_log_level
 def router(config: Config = None, log_level: LogLevel = None) -> None:
     """Run one router over workers that a controller runs; `serve` starts one by itself.
 
-    redis.url in the configuration names the Redis that they share. Prints one line on stdout when it can serve.
+    redis.url in the configuration names the Redis that they share. Prints one line on stdout when
+    it can serve.
 
     Example: kvrelay router -c cluster.yaml
     """
@@ -33,5 +34,7 @@ def router(config: Config = None, log_level: LogLevel = None) -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         folder = local_folder(resolve_model(loaded.model.path))
-        runner.run(router.main.serve(loaded, redis_url=loaded.redis.url, model_path=folder, ready=ready))
+        runner.run(
+            router.main.serve(loaded, redis_url=loaded.redis.url, model_path=folder, ready=ready)
+        )
         end_now()

@@ -15,21 +15,34 @@ from kvrelay.cli.cluster_extra import requires_cluster_extra
 
 Config = Annotated[
     Path | None,
-    typer.Option("-c", "--config", envvar="KVRELAY_CONFIG", help="YAML file; configs/default.yaml has every key."),
+    typer.Option(
+        "-c",
+        "--config",
+        envvar="KVRELAY_CONFIG",
+        help="YAML file; configs/default.yaml has every key.",
+    ),
 ]
 Model = Annotated[
-    str | None, typer.Option(envvar="KVRELAY_MODEL", help="A folder, a hub id, or demo.", metavar="DIR|HUB_ID|demo")
+    str | None,
+    typer.Option(
+        envvar="KVRELAY_MODEL", help="A folder, a hub id, or demo.", metavar="DIR|HUB_ID|demo"
+    ),
 ]
 LogLevel = Annotated[
     str | None,
-    typer.Option(envvar="KVRELAY_LOG_LEVEL", metavar="debug|info|warning|error", help="Least level that is logged."),
+    typer.Option(
+        envvar="KVRELAY_LOG_LEVEL",
+        metavar="debug|info|warning|error",
+        help="Least level that is logged.",
+    ),
 ]
 RayAddress = Annotated[
     str | None,
     typer.Option(
         envvar="KVRELAY_RAY_ADDRESS",
         metavar="auto|HOST:PORT",
-        help="A running Ray cluster, whose nodes the workers are spread over; without it, a Ray starts here.",
+        help="A running Ray cluster, whose nodes the workers are spread over; without it, a Ray "
+        "starts here.",
     ),
 ]
 
@@ -39,28 +52,41 @@ OWN_CLUSTER: dict[str, object] = {
     "security.tls": None,
     "security.tokens_file": None,
 }
-"""Overrides for a cluster of a command's own, on this machine, beside any other and without its doors."""
+"""Overrides for a cluster of a command's own, on this machine, beside any other and without its
+doors.
+"""
 
 
 @requires_cluster_extra
 def serve(
     config: Config = None,
     model: Model = None,
-    prefill: Annotated[int | None, typer.Option(envvar="KVRELAY_PREFILL", help="Prefill workers to start.")] = None,
-    decode: Annotated[int | None, typer.Option(envvar="KVRELAY_DECODE", help="Decode workers to start.")] = None,
-    grpc_port: Annotated[int | None, typer.Option(envvar="KVRELAY_GRPC_PORT", help="0 picks a free one.")] = None,
-    http_port: Annotated[int | None, typer.Option(envvar="KVRELAY_HTTP_PORT", help="0 picks a free one.")] = None,
-    admin_port: Annotated[int | None, typer.Option(envvar="KVRELAY_ADMIN_PORT", help="0 picks a free one.")] = None,
+    prefill: Annotated[
+        int | None, typer.Option(envvar="KVRELAY_PREFILL", help="Prefill workers to start.")
+    ] = None,
+    decode: Annotated[
+        int | None, typer.Option(envvar="KVRELAY_DECODE", help="Decode workers to start.")
+    ] = None,
+    grpc_port: Annotated[
+        int | None, typer.Option(envvar="KVRELAY_GRPC_PORT", help="0 picks a free one.")
+    ] = None,
+    http_port: Annotated[
+        int | None, typer.Option(envvar="KVRELAY_HTTP_PORT", help="0 picks a free one.")
+    ] = None,
+    admin_port: Annotated[
+        int | None, typer.Option(envvar="KVRELAY_ADMIN_PORT", help="0 picks a free one.")
+    ] = None,
     ray_address: RayAddress = None,
     log_level: LogLevel = None,
 ) -> None:
     """Run a cluster in the foreground: Redis, Ray, prefill and decode workers, a router.
 
-    Prints one line on stdout when it can serve. Ctrl-C or SIGTERM lets streams finish and exits 0; a second one
-    stops at once.
+    Prints one line on stdout when it can serve. Ctrl-C or SIGTERM lets streams finish and exits 0;
+    a second one stops at once.
 
-    With --ray-address, on one of the nodes of a Ray cluster, Ray and Redis are those that run already, and workers go
-    to all its nodes; redis.url, listen.worker_host and security.tls have to be set for that.
+    With --ray-address, on one of the nodes of a Ray cluster, Ray and Redis are those that run
+    already, and workers go to all its nodes; redis.url, listen.worker_host and security.tls have to
+    be set for that.
 
     Example: kvrelay serve --model demo --prefill 1 --decode 2
     """
@@ -69,7 +95,9 @@ def serve(
     from kvrelay.process.telemetry import configure_logging
 
     options = {"model.path": model, "prefill.replicas": prefill, "decode.replicas": decode}
-    overrides: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    overrides: dict[str, Any] = {
+        name: value for name, value in options.items() if value is not None
+    }
     listen = load_config(config, overrides).listen  # a port option keeps the configured host
     for door, port in (("grpc", grpc_port), ("http", http_port), ("admin", admin_port)):
         if port is not None:
@@ -112,7 +140,9 @@ async def _serve(config: Any, ray_address: str | None) -> int:
     console = Console(stderr=True)
     starting = asyncio.create_task(cluster.__aenter__())
     stopping = asyncio.create_task(stop.wait())
-    with console.status(f"starting {config.prefill.replicas} prefill and {config.decode.replicas} decode workers"):
+    with console.status(
+        f"starting {config.prefill.replicas} prefill and {config.decode.replicas} decode workers"
+    ):
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
         starting.cancel()

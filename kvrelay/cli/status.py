@@ -19,13 +19,18 @@ if TYPE_CHECKING:
     from kvrelay.client.connection import Connection
     from kvrelay.wire.cluster import ClusterStatus
 
-Admin = Annotated[str, typer.Option(envvar="KVRELAY_ADMIN", metavar="HOST:PORT", help="The cluster's admin listener.")]
+Admin = Annotated[
+    str,
+    typer.Option(envvar="KVRELAY_ADMIN", metavar="HOST:PORT", help="The cluster's admin listener."),
+]
 DEFAULT_ADMIN = "127.0.0.1:50052"
 
 
 def status(
     admin: Admin = DEFAULT_ADMIN,
-    as_json: Annotated[bool, typer.Option("--json", envvar="KVRELAY_JSON", help="Print one object.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", envvar="KVRELAY_JSON", help="Print one object.")
+    ] = False,
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
@@ -48,7 +53,9 @@ def status(
 
 def top(
     admin: Admin = DEFAULT_ADMIN,
-    interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Between two looks.")] = 1.0,
+    interval: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Between two looks.")
+    ] = 1.0,
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
@@ -83,8 +90,12 @@ def admin_client(admin: str, connection: Connection) -> AdminClient:
     return AdminClient(admin, token=connection.token(), tls=connection.tls())
 
 
-def looks(admin: str, interval: float, connection: Connection) -> Iterator[tuple[ClusterStatus, str]]:
-    """(what is known, why it is not that of now or ""), without end. Raises Unavailable if the first look fails."""
+def looks(
+    admin: str, interval: float, connection: Connection
+) -> Iterator[tuple[ClusterStatus, str]]:
+    """(what is known, why it is not that of now or ""), without end. Raises Unavailable if the
+    first look fails.
+    """
     known: ClusterStatus | None = None
     while True:
         try:

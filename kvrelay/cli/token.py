@@ -23,14 +23,15 @@ def new(
     role: Annotated[
         Role,
         typer.Option(
-            help="client asks for answers, monitor reads /metrics and /status.json, admin operates the cluster."
+            help="client asks for answers, monitor reads /metrics and /status.json, admin operates "
+            "the cluster."
         ),
     ] = "client",
 ) -> None:
     """Make a random token.
 
-    It is printed once, on stdout, and kept nowhere. Its line for the file that security.tokens_file names goes to
-    stderr: a cluster needs its hash only.
+    It is printed once, on stdout, and kept nowhere. Its line for the file that security.tokens_file
+    names goes to stderr: a cluster needs its hash only.
 
     Example: kvrelay token new --tenant acme > acme.token
     """
@@ -40,10 +41,14 @@ def new(
     try:
         entry = TenantEntry(name=tenant, tokens_sha256=(digest_of(token),), roles=(role,))
     except ValueError:
-        raise typer.BadParameter(f"--tenant {tenant!r:.80} is not a name: letters, digits, '.', '_' and '-'.") from None
+        raise typer.BadParameter(
+            f"--tenant {tenant!r:.80} is not a name: letters, digits, '.', '_' and '-'."
+        ) from None
     print(token)
     line = f"  - {{name: {entry.name}, roles: [{role}], tokens_sha256: [{entry.tokens_sha256[0]}]}}"
-    typer.echo("# under `tenants:` in the tokens file, or the hash beside the tenant's others:", err=True)
+    typer.echo(
+        "# under `tenants:` in the tokens file, or the hash beside the tenant's others:", err=True
+    )
     typer.echo(line, err=True)
 
 

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 def verify(
     config: Config = None,
     model: Model = None,
-    requests: Annotated[int, typer.Option(min=1, max=100_000, help="How many requests go down each path.")] = 64,
+    requests: Annotated[
+        int, typer.Option(min=1, max=100_000, help="How many requests go down each path.")
+    ] = 64,
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"],
         typer.Option(help="Only in float32 are tokens expected to be the same whatever the batch."),
@@ -33,9 +35,10 @@ def verify(
 ) -> None:
     """Prove that all paths give the same tokens.
 
-    Starts a cluster of its own and sends the same requests through transformers' own generate, the local path, the
-    disaggregated path over shm and over grpc, and the disaggregated path while a decode worker is killed. Exits with
-    1 if any answer differs in float32 (unless the configuration asks for int8 KV, which rounds as bfloat16 does).
+    Starts a cluster of its own and sends the same requests through transformers' own generate, the
+    local path, the disaggregated path over shm and over grpc, and the disaggregated path while a
+    decode worker is killed. Exits with 1 if any answer differs in float32 (unless the configuration
+    asks for int8 KV, which rounds as bfloat16 does).
 
     Example: kvrelay verify --requests 64 --json
     """
@@ -48,7 +51,12 @@ def verify(
         overrides["model.path"] = model
     loaded = load_config(config, overrides)
     configure_logging("error")
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True)) as bars:
         starting: list[object] = [bars.add_task("starting the cluster", total=None)]
 
@@ -69,7 +77,14 @@ def verify(
 
 def _print(report: Report) -> None:
     table = Table(title=f"{report.requests} requests, {report.dtype}", title_justify="left")
-    for column in ("path", "compared with", "identical", "first difference", "median logit margin", ""):
+    for column in (
+        "path",
+        "compared with",
+        "identical",
+        "first difference",
+        "median logit margin",
+        "",
+    ):
         table.add_column(column)
     for path in report.paths:
         first = path.differences[0] if path.differences else None
@@ -77,7 +92,9 @@ def _print(report: Report) -> None:
             path.path,
             path.expected,
             f"{path.identical} of {path.compared}",
-            "none" if first is None else f"{first.case}: token {first.position} is {first.got}, not {first.expected}",
+            "none"
+            if first is None
+            else f"{first.case}: token {first.position} is {first.got}, not {first.expected}",
             "-" if path.median_margin is None else f"{path.median_margin:.4f}",
             path.note,
         )

@@ -18,12 +18,14 @@ from kvrelay.wire.status import error_from_rpc
 _KEEPALIVE = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),  # of those that gRPC sends to measure bandwidth, by default a minute
+    # Of those that gRPC sends to measure bandwidth, by default a minute
+    ("grpc.http2.ping_timeout_ms", 5_000),
 )
 
 
 class AdminClient:
-    """A blocking client of a cluster's admin listener. Every call is made once and takes at most `timeout` seconds.
+    """A blocking client of a cluster's admin listener. Every call is made once and takes at most
+    `timeout` seconds.
 
     token, tls: as Client takes them; the token is one with the role admin.
 
@@ -54,13 +56,16 @@ class AdminClient:
     def status(self) -> wire.ClusterStatus:
         with self._errors():
             return wire.cluster_status_from_proto(
-                self._stub.GetStatus(wire.status_request(), timeout=self._timeout, metadata=self._metadata)
+                self._stub.GetStatus(
+                    wire.status_request(), timeout=self._timeout, metadata=self._metadata
+                )
             )
 
     def watch(self, interval_seconds: float = 1.0) -> Iterator[wire.ClusterStatus]:
         """The status now and after each interval, until the caller has had enough.
 
-        Raises Unavailable when the router is gone; one that vanished without a word is noticed within 15 s.
+        Raises Unavailable when the router is gone; one that vanished without a word is noticed
+        within 15 s.
         """
         request = wire.pb.WatchStatusRequest(interval_seconds=interval_seconds)
         call = self._stub.WatchStatus(request, metadata=self._metadata)
@@ -71,8 +76,12 @@ class AdminClient:
         finally:
             call.cancel()
 
-    def set_pool_size(self, *, prefill: int | None = None, decode: int | None = None) -> tuple[int, int]:
-        """Sets the wanted number of workers; None leaves a pool alone. Returns both, (prefill, decode)."""
+    def set_pool_size(
+        self, *, prefill: int | None = None, decode: int | None = None
+    ) -> tuple[int, int]:
+        """Sets the wanted number of workers; None leaves a pool alone. Returns both, (prefill,
+        decode).
+        """
         with self._errors():
             response = self._stub.SetPoolSize(
                 wire.pb.SetPoolSizeRequest(prefill=prefill, decode=decode),
@@ -94,7 +103,9 @@ class AdminClient:
         """
         with self._errors():
             response = self._stub.RestartWorkers(
-                wire.pb.RestartWorkersRequest(names=names), timeout=self._timeout, metadata=self._metadata
+                wire.pb.RestartWorkersRequest(names=names),
+                timeout=self._timeout,
+                metadata=self._metadata,
             )
         return tuple(response.worker_ids)
 
@@ -105,7 +116,10 @@ class AdminClient:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 

@@ -20,18 +20,26 @@ from kvrelay.wire import inference as wire
 
 
 class AsyncClient(BaseClient):
-    """A client of one cluster for asyncio, on one event loop. Close it, or use it in `async with`."""
+    """A client of one cluster for asyncio, on one event loop. Close it, or use it in `async
+    with`.
+    """
 
     _grpc = grpc.aio
     _sleep = staticmethod(asyncio.sleep)
 
     def generate(
-        self, prompt: str | None = None, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+        self,
+        prompt: str | None = None,
+        *,
+        timeout: float | None = None,
+        **options: Unpack[GenerateOptions],
     ) -> AsyncStream:
-        """Starts an answer. Nothing is sent before the stream is read, and `timeout` seconds count from then.
+        """Starts an answer. Nothing is sent before the stream is read, and `timeout` seconds count
+        from then.
 
-        Raises InvalidArgument at once for values of the wrong kind. Failures while reading are tried again,
-        elsewhere if possible, from the token where they happened; what is final is raised from the stream.
+        Raises InvalidArgument at once for values of the wrong kind. Failures while reading are
+        tried again, elsewhere if possible, from the token where they happened; what is final is
+        raised from the stream.
         """
         return AsyncStream(self, self._retry(timeout), prompt, options)
 
@@ -49,7 +57,9 @@ class AsyncClient(BaseClient):
             timeout = retry.begin(time.monotonic())
             try:
                 return wire.models_from_proto(
-                    await list_models(wire.pb.ListModelsRequest(), timeout=timeout, metadata=self._metadata)
+                    await list_models(
+                        wire.pb.ListModelsRequest(), timeout=timeout, metadata=self._metadata
+                    )
                 )
             except asyncio.CancelledError:
                 if not _task_cancelled():
@@ -68,13 +78,18 @@ class AsyncClient(BaseClient):
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.close()
 
 
 class AsyncStream(BaseStream):
-    """An answer as it comes: iterate for its responses, or await it whole. Leaving it early cancels the request."""
+    """An answer as it comes: iterate for its responses, or await it whole. Leaving it early cancels
+    the request.
+    """
 
     _client: AsyncClient
 
@@ -119,7 +134,10 @@ class AsyncStream(BaseStream):
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.cancel()
 
@@ -139,7 +157,9 @@ class AsyncStream(BaseStream):
         target = client.targets[index]
         if self._call is None:
             request, timeout = self._begin()
-            self._call = client._stub(index).Generate(request, timeout=timeout, metadata=client._metadata)
+            self._call = client._stub(index).Generate(
+                request, timeout=timeout, metadata=client._metadata
+            )
         try:
             message = await self._call.read()
         except asyncio.CancelledError:
@@ -156,6 +176,8 @@ class AsyncStream(BaseStream):
 
 
 def _task_cancelled() -> bool:
-    """Whether a CancelledError is this task's; gRPC raises it as well when its call or its channel is ended."""
+    """Whether a CancelledError is this task's; gRPC raises it as well when its call or its channel
+    is ended.
+    """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -41,7 +41,11 @@ class Token:
 def tokens_of(response: GenerateResponse) -> Iterator[Token]:
     """A response's tokens, one by one."""
     for offset, token_id in enumerate(response.token_ids):
-        yield Token(response.index + offset, token_id, response.logprobs[offset] if response.logprobs else None)
+        yield Token(
+            response.index + offset,
+            token_id,
+            response.logprobs[offset] if response.logprobs else None,
+        )
 
 
 class Answer:
@@ -82,8 +86,8 @@ class Answer:
     def receive(self, response: GenerateResponse, now: float) -> bool:
         """Takes a response in; returns False if it repeats what is here already.
 
-        Raises DataLoss if tokens before it are missing or it repeats some of its tokens only: its text
-        cannot be cut. The rest of the answer must then be asked for again.
+        Raises DataLoss if tokens before it are missing or it repeats some of its tokens only: its
+        text cannot be cut. The rest of the answer must then be asked for again.
         """
         have = len(self._request.resume) + len(self._token_ids)
         end = response.index + len(response.token_ids)
@@ -116,7 +120,9 @@ class Answer:
             path=last.path,
             why=last.why,
             ledger=last.ledger,
-            ttft_seconds=None if self._first_token_at is None else self._first_token_at - self._started,
+            ttft_seconds=None
+            if self._first_token_at is None
+            else self._first_token_at - self._started,
             e2e_seconds=self._ended - self._started,
             calls=calls,
             system_fingerprint=self._fingerprint,

@@ -28,7 +28,8 @@ _PATIENT = RetryPolicy(max_attempts=2**31, max_backoff_s=0.5)  # the deadline en
 CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
-    # A name may stand for several routers (a headless Service); gRPC would keep to the first of them otherwise.
+    # A name may stand for several routers (a headless Service); gRPC would keep to the first of
+    # them otherwise.
     ("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}'),
 )
 
@@ -42,17 +43,17 @@ def check_target(target: str) -> None:
 class BaseClient:
     """A client of one cluster.
 
-    targets: HOST:PORT of a router, or several; when one is unavailable the next is tried.
-    timeout: seconds for a call with all its retries, where the call itself names none.
-    token: sent as a bearer token; without tls, anyone on the way can read it.
-    tls: True trusts what this machine trusts. A path names a file of PEM certificates of the authorities to trust
-    instead; bytes are its content. `grpc.ssl_channel_credentials(...)` is for the rest, as a client certificate.
+    targets: HOST:PORT of a router, or several; when one is unavailable the next is tried. timeout:
+    seconds for a call with all its retries, where the call itself names none. token: sent as a
+    bearer token; without tls, anyone on the way can read it. tls: True trusts what this machine
+    trusts. A path names a file of PEM certificates of the authorities to trust instead; bytes are
+    its content. `grpc.ssl_channel_credentials(...)` is for the rest, as a client certificate.
     Without tls nothing is encrypted.
 
-    A client that was used does not survive a fork, as gRPC's connections do not: the child's calls raise
-    FailedPrecondition. Make a client in each process, or none before the fork.
-    Raises InvalidArgument for a target that is not HOST:PORT, a token that is not one word, or tls that holds no
-    certificate.
+    A client that was used does not survive a fork, as gRPC's connections do not: the child's calls
+    raise FailedPrecondition. Make a client in each process, or none before the fork. Raises
+    InvalidArgument for a target that is not HOST:PORT, a token that is not one word, or tls that
+    holds no certificate.
     """
 
     _grpc: ClassVar[Any]  # grpc or grpc.aio
@@ -108,11 +109,13 @@ class BaseClient:
 
     def _raise_if_forked(self) -> None:
         if self._forked:
-            raise FailedPrecondition("this process was forked from one that used the client; make another client here")
+            raise FailedPrecondition(
+                "this process was forked from one that used the client; make another client here"
+            )
 
     def _typed(self, error: grpc.RpcError, index: int) -> KvRelayError:
-        """Of a call to the target with that index, which its user has not cancelled: gRPC says CANCELLED also for those
-        that a server which ends at once has not looked at yet.
+        """Of a call to the target with that index, which its user has not cancelled: gRPC says
+        CANCELLED also for those that a server which ends at once has not looked at yet.
         """
         typed = with_hint(error_from_rpc(error, self.targets[index]))
         if isinstance(typed, Cancelled) and not self._closed:
@@ -121,22 +124,30 @@ class BaseClient:
 
     def __repr__(self) -> str:
         security = "" if self._credentials is None else ", TLS"
-        return f"<kvrelay.{type(self).__name__} of {', '.join(self.targets)}{security}{', closed' * self._closed}>"
+        return (
+            f"<kvrelay.{type(self).__name__} of "
+            f"{', '.join(self.targets)}{security}{', closed' * self._closed}>"
+        )
 
     def _retry(self, timeout: float | None, *, patient: bool = False) -> Retry:
         return Retry(
-            _PATIENT if patient else self._policy, len(self.targets), self._timeout if timeout is None else timeout
+            _PATIENT if patient else self._policy,
+            len(self.targets),
+            self._timeout if timeout is None else timeout,
         )
 
 
 def bearer(token: str | None) -> tuple[tuple[str, str], ...]:
-    """Metadata of each call. White space around the token, as a file's last newline, is left out."""
+    """Metadata of each call. White space around the token, as a file's last newline, is left
+    out.
+    """
     if token is None:
         return ()
     word = token.strip()
     if not word or not word.isascii() or not word.isprintable() or " " in word:
         raise InvalidArgument(
-            "token is not one word of printable ASCII; give what the token's file holds", field="token"
+            "token is not one word of printable ASCII; give what the token's file holds",
+            field="token",
         )
     return (("authorization", f"Bearer {word}"),)
 
@@ -151,12 +162,17 @@ def channel_credentials(tls: Tls) -> grpc.ChannelCredentials | None:
     if not isinstance(tls, bytes | str | os.PathLike):
         kind = type(tls).__name__
         raise InvalidArgument(
-            f"tls is of type {kind}; give True, the path or the content of a PEM file, or grpc.ChannelCredentials",
+            f"tls is of type {kind}; give True, the path or the content of a PEM file, or "
+            f"grpc.ChannelCredentials",
             field="tls",
         )
-    name, content = ("the given bytes", tls) if isinstance(tls, bytes) else (os.fspath(tls), _read(tls))
+    name, content = (
+        ("the given bytes", tls) if isinstance(tls, bytes) else (os.fspath(tls), _read(tls))
+    )
     if b"-----BEGIN CERTIFICATE-----" not in content:
-        raise InvalidArgument(f"tls: {name} holds no PEM certificate; give the file of the authority", field="tls")
+        raise InvalidArgument(
+            f"tls: {name} holds no PEM certificate; give the file of the authority", field="tls"
+        )
     return grpc.ssl_channel_credentials(content)
 
 
@@ -165,13 +181,17 @@ def _read(path: str | os.PathLike[str]) -> bytes:
         with open(path, "rb") as file:
             return file.read(_MAX_PEM_BYTES)
     except OSError as error:
-        raise InvalidArgument(f"tls: {os.fspath(path)} cannot be read: {error.strerror}", field="tls") from None
+        raise InvalidArgument(
+            f"tls: {os.fspath(path)} cannot be read: {error.strerror}", field="tls"
+        ) from None
 
 
 class BaseStream:
     """An answer under way. The twins read responses; what to make of them is decided here."""
 
-    def __init__(self, client: BaseClient, retry: Retry, prompt: str | None, options: GenerateOptions) -> None:
+    def __init__(
+        self, client: BaseClient, retry: Retry, prompt: str | None, options: GenerateOptions
+    ) -> None:
         request = build_request(prompt, options)
         wire.request_to_proto(request)  # raises InvalidArgument here, where the mistake is
         self._client = client
@@ -182,11 +202,22 @@ class BaseStream:
         self._untaken: deque[Token] = deque()  # of what was received
 
     def __repr__(self) -> str:
-        state = "finished" if self._answer.finished else "under way" if self._error is None else repr(self._error)
-        return f"<kvrelay.{type(self).__name__}: {self._answer.num_tokens} tokens, {self._retry.calls} calls, {state}>"
+        state = (
+            "finished"
+            if self._answer.finished
+            else "under way"
+            if self._error is None
+            else repr(self._error)
+        )
+        return (
+            f"<kvrelay.{type(self).__name__}: {self._answer.num_tokens} tokens, "
+            f"{self._retry.calls} calls, {state}>"
+        )
 
     def _finished(self) -> bool:
-        """Raises the error that ended the answer, if one did, and FailedPrecondition in a forked process."""
+        """Raises the error that ended the answer, if one did, and FailedPrecondition in a forked
+        process.
+        """
         if self._error is not None:
             raise self._error
         if not self._answer.finished:
@@ -220,7 +251,9 @@ class BaseStream:
             self._error = Cancelled("the stream was left before the answer's end")
 
     def _take(self, response: wire.GenerateResponse | None = None) -> Iterator[Token]:
-        """The tokens that nobody has taken yet, one by one, and the response's. Those not asked for stay."""
+        """The tokens that nobody has taken yet, one by one, and the response's. Those not asked for
+        stay.
+        """
         if response is not None:
             self._untaken.extend(tokens_of(response))
         while self._untaken:

@@ -21,19 +21,26 @@ from kvrelay.wire import inference as wire
 class Client(BaseClient):
     """A blocking client of one cluster.
 
-    Threads may share it. A stream is read by one thread at a time, and cancelled by any. Close it, or use it in `with`.
+    Threads may share it. A stream is read by one thread at a time, and cancelled by any. Close it,
+    or use it in `with`.
     """
 
     _grpc = grpc
     _sleep = staticmethod(time.sleep)
 
     def generate(
-        self, prompt: str | None = None, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+        self,
+        prompt: str | None = None,
+        *,
+        timeout: float | None = None,
+        **options: Unpack[GenerateOptions],
     ) -> Stream:
-        """Starts an answer. Nothing is sent before the stream is read, and `timeout` seconds count from then.
+        """Starts an answer. Nothing is sent before the stream is read, and `timeout` seconds count
+        from then.
 
-        Raises InvalidArgument at once for values of the wrong kind. Failures while reading are tried again,
-        elsewhere if possible, from the token where they happened; what is final is raised from the stream.
+        Raises InvalidArgument at once for values of the wrong kind. Failures while reading are
+        tried again, elsewhere if possible, from the token where they happened; what is final is
+        raised from the stream.
         """
         return Stream(self, self._retry(timeout), prompt, options)
 
@@ -51,7 +58,9 @@ class Client(BaseClient):
             timeout = retry.begin(time.monotonic())
             try:
                 return wire.models_from_proto(
-                    list_models(wire.pb.ListModelsRequest(), timeout=timeout, metadata=self._metadata)
+                    list_models(
+                        wire.pb.ListModelsRequest(), timeout=timeout, metadata=self._metadata
+                    )
                 )
             except grpc.RpcError as error:
                 self._sleep(retry.failed(self._typed(error, retry.target), time.monotonic()))
@@ -66,13 +75,18 @@ class Client(BaseClient):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
 
 class Stream(BaseStream):
-    """An answer as it comes: iterate for its responses, or call `result`. Leaving it early cancels the request."""
+    """An answer as it comes: iterate for its responses, or call `result`. Leaving it early cancels
+    the request.
+    """
 
     _client: Client
 
@@ -110,7 +124,9 @@ class Stream(BaseStream):
             yield from self._take(response)
 
     def cancel(self) -> None:
-        """Ends the request unless it has finished; reading on raises Cancelled. Any thread may call this."""
+        """Ends the request unless it has finished; reading on raises Cancelled. Any thread may call
+        this.
+        """
         self._left()
         self._drop_call()
 
@@ -118,7 +134,10 @@ class Stream(BaseStream):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.cancel()
 
@@ -128,7 +147,9 @@ class Stream(BaseStream):
         call = self._call
         if call is None:
             request, timeout = self._begin()
-            call = self._call = client._stub(index).Generate(request, timeout=timeout, metadata=client._metadata)
+            call = self._call = client._stub(index).Generate(
+                request, timeout=timeout, metadata=client._metadata
+            )
             if self._error is not None:  # another thread cancelled before it could see the call
                 call.cancel()
         try:

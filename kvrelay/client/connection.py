@@ -1,4 +1,6 @@
-"""What a command shows a cluster and whom it trusts. It comes from files: everybody can see a command's arguments."""
+"""What a command shows a cluster and whom it trusts. It comes from files: everybody can see a
+command's arguments.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Connection:
             return None
         text = _read(self.token_file, "--token-file").decode("ascii", "replace").strip()
         if not text or not text.isascii() or not text.isprintable() or " " in text:
-            raise InvalidArgument(f"--token-file {self.token_file} does not hold one token", field="token_file")
+            raise InvalidArgument(
+                f"--token-file {self.token_file} does not hold one token", field="token_file"
+            )
         return text
 
     def tls(self) -> bool | grpc.ChannelCredentials:
@@ -46,7 +50,9 @@ class Connection:
         ca = _read(self.tls_ca, "--tls-ca")
         if self.tls_cert is None or self.tls_key is None:
             return grpc.ssl_channel_credentials(ca)
-        return grpc.ssl_channel_credentials(ca, _read(self.tls_key, "--tls-key"), _read(self.tls_cert, "--tls-cert"))
+        return grpc.ssl_channel_credentials(
+            ca, _read(self.tls_key, "--tls-key"), _read(self.tls_cert, "--tls-cert")
+        )
 
     def ssl_context(self) -> ssl.SSLContext:
         """For https; without a CA of its own it trusts what this machine does."""
@@ -55,8 +61,12 @@ class Connection:
             if self.tls_cert is not None:
                 context.load_cert_chain(self.tls_cert, self.tls_key)
         except OSError as error:  # ssl.SSLError is one
-            files = ", ".join(str(one) for one in (self.tls_ca, self.tls_cert, self.tls_key) if one is not None)
-            raise InvalidArgument(f"{files}: cannot be used for TLS: {error}", field="tls_ca") from None
+            files = ", ".join(
+                str(one) for one in (self.tls_ca, self.tls_cert, self.tls_key) if one is not None
+            )
+            raise InvalidArgument(
+                f"{files}: cannot be used for TLS: {error}", field="tls_ca"
+            ) from None
         return context
 
 
@@ -68,7 +78,9 @@ def _read(path: Path, option: str) -> bytes:
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
     except OSError as error:
-        raise InvalidArgument(f"{option} {path} cannot be read: {error.strerror}", field=option) from None
+        raise InvalidArgument(
+            f"{option} {path} cannot be read: {error.strerror}", field=option
+        ) from None
     if len(content) > _MAX_BYTES:
         raise InvalidArgument(f"{option} {path} is larger than {_MAX_BYTES} bytes", field=option)
     return content

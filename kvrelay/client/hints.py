@@ -1,4 +1,6 @@
-"""What to do about a connection that failed, in words for people: gRPC says only what its library saw."""
+"""What to do about a connection that failed, in words for people: gRPC says only what its library
+saw.
+"""
 
 from __future__ import annotations
 
@@ -9,30 +11,46 @@ _HINTS = (
     (
         Code.UNAVAILABLE,
         "Connection refused",
-        "nothing listens there; start a cluster with `kvrelay serve`, or give the address in its line `kvrelay ready`",
+        "nothing listens there; start a cluster with `kvrelay serve`, or give the address in its "
+        "line `kvrelay ready`",
     ),
     (
         Code.UNAVAILABLE,
         "Failed parsing HTTP/2",
-        "that port speaks HTTP/1.1; give the address behind `grpc=`, or `admin=` for operators' calls, in the line "
+        "that port speaks HTTP/1.1; give the address behind `grpc=`, or `admin=` for operators' "
+        "calls, in the line "
         "`kvrelay ready`",
     ),
-    (Code.UNAVAILABLE, "Socket closed", "the server may want TLS: give its CA (--tls-ca FILE, or tls=)"),
-    (Code.UNAVAILABLE, "WRONG_VERSION_NUMBER", "the server speaks no TLS: leave out the CA (--tls-ca, or tls=)"),
+    (
+        Code.UNAVAILABLE,
+        "Socket closed",
+        "the server may want TLS: give its CA (--tls-ca FILE, or tls=)",
+    ),
+    (
+        Code.UNAVAILABLE,
+        "WRONG_VERSION_NUMBER",
+        "the server speaks no TLS: leave out the CA (--tls-ca, or tls=)",
+    ),
     (
         Code.UNAVAILABLE,
         "CERTIFICATE_VERIFY_FAILED",
-        "the server's certificate is not signed by the CA that was given, or is for another name (--tls-ca FILE, or "
+        "the server's certificate is not signed by the CA that was given, or is for another name "
+        "(--tls-ca FILE, or "
         "tls=)",
     ),
     (Code.UNAVAILABLE, "lookup", "no host has that name; give HOST:PORT"),
     (
         Code.UNIMPLEMENTED,
         "Method not found",
-        "that port has another service: answers come from `grpc=` and operators' calls go to `admin=` in the line "
+        "that port has another service: answers come from `grpc=` and operators' calls go to "
+        "`admin=` in the line "
         "`kvrelay ready`",
     ),
-    (Code.UNAUTHENTICATED, "needs a token", "give the file that holds yours (--token-file FILE, or token=)"),
+    (
+        Code.UNAUTHENTICATED,
+        "needs a token",
+        "give the file that holds yours (--token-file FILE, or token=)",
+    ),
 )
 
 

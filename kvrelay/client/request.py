@@ -14,14 +14,17 @@ Message = Mapping[str, str] | tuple[str, str]  # {"role": ..., "content": ...}, 
 
 
 class GenerateOptions(TypedDict, total=False):
-    """What `generate` takes besides the prompt. What is left out, or None, takes the cluster's default.
+    """What `generate` takes besides the prompt. What is left out, or None, takes the cluster's
+    default.
 
-    Give one of prompt, messages and token_ids. The client draws a `seed` when there is none, so that an
-    answer which goes on at another router goes on as it would have. `resume` holds token ids of this very
-    answer from an earlier process; give the same seed with it, and the fingerprint that came with them.
+    Give one of prompt, messages and token_ids. The client draws a `seed` when there is none, so
+    that an answer which goes on at another router goes on as it would have. `resume` holds token
+    ids of this very answer from an earlier process; give the same seed with it, and the fingerprint
+    that came with them.
 
-    Requests share cached KV with those of the same tenant and `cache_salt` only. Give each user a secret
-    one, and nobody else can tell by the time to the first token what that user has asked before.
+    Requests share cached KV with those of the same tenant and `cache_salt` only. Give each user a
+    secret one, and nobody else can tell by the time to the first token what that user has asked
+    before.
     """
 
     messages: Sequence[Message] | None
@@ -54,7 +57,9 @@ _SEQUENCES = frozenset({"token_ids", "stop", "stop_token_ids", "resume"})
 
 
 def build_request(prompt: str | None, options: GenerateOptions) -> GenerateRequest:
-    """Raises InvalidArgument, naming the field, for values of the wrong kind; the router checks the rest."""
+    """Raises InvalidArgument, naming the field, for values of the wrong kind; the router checks the
+    rest.
+    """
     given: dict[str, Any] = {"seed": secrets.randbits(63)}
     for name, value in options.items():
         if name not in GenerateOptions.__annotations__:
@@ -63,7 +68,9 @@ def build_request(prompt: str | None, options: GenerateOptions) -> GenerateReque
             given[name] = _plain(name, value)
     if sum(one is not None for one in (prompt, given.get("messages"), given.get("token_ids"))) != 1:
         raise InvalidArgument("give exactly one of prompt, messages and token_ids", field="prompt")
-    sampling = SamplingOptions(**{name: value for name, value in given.items() if name in _SAMPLING})
+    sampling = SamplingOptions(
+        **{name: value for name, value in given.items() if name in _SAMPLING}
+    )
     rest = {name: value for name, value in given.items() if name not in _SAMPLING}
     return GenerateRequest(prompt=prompt, sampling=sampling, **rest)
 
@@ -73,7 +80,10 @@ def _plain(name: str, value: Any) -> Any:
     try:
         match name:
             case "messages":
-                return tuple((one["role"], one["content"]) if isinstance(one, Mapping) else tuple(one) for one in value)
+                return tuple(
+                    (one["role"], one["content"]) if isinstance(one, Mapping) else tuple(one)
+                    for one in value
+                )
             case "logit_bias":
                 return tuple(sorted(value.items()))
             case "stop" if isinstance(value, str):

@@ -21,8 +21,8 @@ from kvrelay.errors import (
 class RetryPolicy:
     """Bounds on calling again. `max_attempts` 1 never does.
 
-    The wait before round n of the targets is drawn evenly from [0, min(max_backoff_s, initial_backoff_s x 2^(n-1))]
-    ("full jitter"), on top of the delay that the server asked for.
+    The wait before round n of the targets is drawn evenly from [0, min(max_backoff_s,
+    initial_backoff_s x 2^(n-1))] ("full jitter"), on top of the delay that the server asked for.
     """
 
     max_attempts: int = 5  # calls in a row that brought no token
@@ -34,7 +34,11 @@ class Retry:
     """The calls made for one answer: which target is next, and how long to wait before it."""
 
     def __init__(
-        self, policy: RetryPolicy, num_targets: int, timeout: float, draw: Callable[[], float] = random.random
+        self,
+        policy: RetryPolicy,
+        num_targets: int,
+        timeout: float,
+        draw: Callable[[], float] = random.random,
     ) -> None:
         """timeout: seconds from the first call on."""
         self._policy = policy
@@ -47,7 +51,9 @@ class Retry:
         self.target = 0  # index of the next call's target
 
     def begin(self, now: float) -> float:
-        """Counts a call; returns its timeout in seconds. Raises DeadlineExceeded if there is no time left."""
+        """Counts a call; returns its timeout in seconds. Raises DeadlineExceeded if there is no
+        time left.
+        """
         if not self.calls:
             self._deadline = now + self._timeout
         if now >= self._deadline:
@@ -62,7 +68,8 @@ class Retry:
     def failed(self, error: KvRelayError, now: float) -> float:
         """Seconds to wait before the next call; raises `error` when there is to be none.
 
-        Each target is tried once without waiting; then rounds of all of them follow, with growing waits.
+        Each target is tried once without waiting; then rounds of all of them follow, with growing
+        waits.
         """
         self._failures += 1
         if self._failures >= self._policy.max_attempts or not self._passing(error):
@@ -71,7 +78,9 @@ class Retry:
         rounds, untried = divmod(self._failures, self._num_targets)
         if untried:
             return 0.0
-        backoff = min(self._policy.max_backoff_s, self._policy.initial_backoff_s * 2.0 ** min(rounds - 1, 32))
+        backoff = min(
+            self._policy.max_backoff_s, self._policy.initial_backoff_s * 2.0 ** min(rounds - 1, 32)
+        )
         wait = (error.retry_after_s or 0.0) + backoff * self._draw()
         if now + wait >= self._deadline:
             raise error
@@ -83,8 +92,10 @@ class Retry:
             case Unavailable() | DataLoss():
                 return True
             case ResourceExhausted():
-                return error.retry_after_s is not None  # without: a limit, which holds tomorrow as well
+                # Without: a limit, which holds tomorrow as well
+                return error.retry_after_s is not None
             case FailedPrecondition():
-                return self.calls > 1  # the router has not yet seen that our last call under this id is over
+                # The router has not yet seen that our last call under this id is over
+                return self.calls > 1
             case _:
                 return False

@@ -1,6 +1,7 @@
 """C++ that is compiled for this processor, once: the libraries are kept in the user's cache folder.
 
-Where there are libraries that somebody compiled before (kvrelay.compiler.prebuilt), one of those is taken.
+Where there are libraries that somebody compiled before (kvrelay.compiler.prebuilt), one of those is
+taken.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ SECONDS = 180  # for the compiler, per file
 
 @functools.cache
 def compiled(sources: Path) -> ctypes.CDLL:
-    """A folder's files as one library. The first call on a machine takes some seconds. Raises NativeUnavailable."""
+    """A folder's files as one library. The first call on a machine takes some seconds. Raises
+    NativeUnavailable.
+    """
     path = prebuilt.find(sources, frozenset(_processor().split()))
     try:
         if path is None:
@@ -50,7 +53,10 @@ def compiled(sources: Path) -> ctypes.CDLL:
                 build(compiler, sources, path)
         return ctypes.CDLL(str(path))
     except OSError as error:
-        message = f"{path} cannot be written or loaded: {error}; remove it, or set XDG_CACHE_HOME to another folder"
+        message = (
+            f"{path} cannot be written or loaded: {error}; remove it, or set XDG_CACHE_HOME to "
+            f"another folder"
+        )
         raise NativeUnavailable(message) from error
 
 
@@ -69,14 +75,20 @@ def _cache_folder() -> Path:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         status = folder.stat()
     except (OSError, RuntimeError) as error:
-        raise NativeUnavailable(f"{folder} cannot be used for compiled kernels: {error}; set XDG_CACHE_HOME") from error
+        raise NativeUnavailable(
+            f"{folder} cannot be used for compiled kernels: {error}; set XDG_CACHE_HOME"
+        ) from error
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise NativeUnavailable(f"{folder} can be written to by others: compiled kernels are not loaded from there")
+        raise NativeUnavailable(
+            f"{folder} can be written to by others: compiled kernels are not loaded from there"
+        )
     return folder
 
 
 def key(compiler: list[str], sources: Path) -> str:
-    """Of everything that the library depends on: the sources, how they are compiled, and the processor."""
+    """Of everything that the library depends on: the sources, how they are compiled, and the
+    processor.
+    """
     digest = hashlib.sha256()
     for source in sorted(sources.iterdir()):
         digest.update(source.read_bytes())
@@ -94,7 +106,8 @@ def _processor() -> str:
 def build(compiler: list[str], sources: Path, path: Path, options: Sequence[str] = ()) -> None:
     """`options` go beyond FLAGS; the last of each kind counts.
 
-    Processes that build at the same time each write a file of their own; the last one to be renamed stays."""
+    Processes that build at the same time each write a file of their own; the last one to be renamed
+    stays."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         files = sorted(sources.glob("*.cpp"))
         objects = [Path(folder, file.name).with_suffix(".o") for file in files]
@@ -114,6 +127,8 @@ def _run(command: list[str]) -> None:
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.CalledProcessError as error:
-        raise NativeUnavailable(f"{shlex.join(command)} failed: {error.stderr.strip()[-500:]}") from error
+        raise NativeUnavailable(
+            f"{shlex.join(command)} failed: {error.stderr.strip()[-500:]}"
+        ) from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NativeUnavailable(f"{shlex.join(command)}: {error}") from error

@@ -1,4 +1,6 @@
-"""C++ that was compiled elsewhere, once for each kind of processor: for images, which have no compiler."""
+"""C++ that was compiled elsewhere, once for each kind of processor: for images, which have no
+compiler.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 VARIABLE = "KVRELAY_KERNELS"
-"""Names the folder of the libraries. What lies there is loaded: only who builds the image may write to it."""
+"""Names the folder of the libraries. What lies there is loaded: only who builds the image may write
+to it.
+"""
 
 _V3 = ("avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe")
 _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
@@ -16,21 +20,33 @@ _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """A kind of processor: how to compile for it, and by what /proc/cpuinfo shows that it is one."""
+    """A kind of processor: how to compile for it, and by what /proc/cpuinfo shows that it is
+    one.
+    """
 
     name: str
     options: tuple[str, ...]
     flags: tuple[str, ...]
 
 
-PROCESSORS = (  # the first that fits is taken; the kernels have code of their own for each but the last
+# The first that fits is taken; the kernels have code of their own for each but the last
+PROCESSORS = (
     Processor(
         "amx",
-        ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+        (
+            "-march=x86-64-v4",
+            "-mavx512vnni",
+            "-mavx512bf16",
+            "-mamx-tile",
+            "-mamx-bf16",
+            "-mamx-int8",
+        ),
         (*_V4, "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"),
     ),
     Processor(
-        "avx512-bf16", ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"), (*_V4, "avx512_vnni", "avx512_bf16")
+        "avx512-bf16",
+        ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
+        (*_V4, "avx512_vnni", "avx512_bf16"),
     ),
     Processor("avx512-vnni", ("-march=x86-64-v4", "-mavx512vnni"), (*_V4, "avx512_vnni")),
     Processor("avx2", ("-march=x86-64-v3",), _V3),
@@ -38,7 +54,9 @@ PROCESSORS = (  # the first that fits is taken; the kernels have code of their o
 
 
 def library(sources: Path, processor: Processor) -> str:
-    """The file's name: with a digest of the sources, so that one of other sources is never loaded."""
+    """The file's name: with a digest of the sources, so that one of other sources is never
+    loaded.
+    """
     digest = hashlib.sha256()
     for source in sorted(sources.iterdir()):
         digest.update(source.read_bytes())

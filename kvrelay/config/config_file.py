@@ -1,4 +1,6 @@
-"""Reads YAML configuration. Whatever is wrong is one ConfigError that begins with FILE:LINE: key.path."""
+"""Reads YAML configuration. Whatever is wrong is one ConfigError that begins with FILE:LINE:
+key.path.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ _OPTIONS = {
 
 
 def load_config(path: Path | None, overrides: Mapping[str, object] | None = None) -> ClusterConfig:
-    """The defaults, changed by the file, changed by `overrides` (dotted keys); paths of files come out absolute.
+    """The defaults, changed by the file, changed by `overrides` (dotted keys); paths of files come
+    out absolute.
 
     Raises ConfigError for a bad file, a bad override, or a bad autoscaling policy file.
     """
@@ -40,7 +43,9 @@ def load_config(path: Path | None, overrides: Mapping[str, object] | None = None
     file = YamlFile.empty() if path is None else YamlFile.read(path)
     for dotted, value in overrides.items():
         _set(file.data, dotted.split("."), value)
-    config = validated(ClusterConfig, file, {tuple(dotted.split(".")): dotted for dotted in overrides})
+    config = validated(
+        ClusterConfig, file, {tuple(dotted.split(".")): dotted for dotted in overrides}
+    )
     folder = Path() if path is None else path.parent
     security = SecurityConfig.model_validate(_absolute(config.security.model_dump(), folder))
     config = config.model_copy(update={"security": security})
@@ -96,20 +101,28 @@ def _set(data: dict[str, Any], keys: list[str], value: object) -> None:
 
 
 def validated(
-    kind: type[Config], file: YamlFile, overrides: Mapping[KeyPath, str], *, show_values: bool = True
+    kind: type[Config],
+    file: YamlFile,
+    overrides: Mapping[KeyPath, str],
+    *,
+    show_values: bool = True,
 ) -> Config:
     """Raises ConfigError; without `show_values` for a file whose values are not for logs."""
     try:
-        # By way of JSON: its strict mode takes lists for tuples, but neither booleans nor strings for numbers.
+        # By way of JSON: its strict mode takes lists for tuples, but neither booleans nor strings
+        # for numbers.
         return kind.model_validate_json(json.dumps(file.data, default=str), strict=True)
     except ValidationError as error:
         loc, first = min(
-            ((_loc(one), one) for one in error.errors(include_url=False)), key=lambda one: file.line(one[0])
+            ((_loc(one), one) for one in error.errors(include_url=False)),
+            key=lambda one: file.line(one[0]),
         )
         message = _explain(first, kind, show_values)[:_MAX_MESSAGE]
         dotted = overrides.get(loc)
         where = file.where(loc) if dotted is None else _OPTIONS.get(dotted, "option")
-        raise ConfigError(": ".join(part for part in (where, key_text(loc), message) if part)) from None
+        raise ConfigError(
+            ": ".join(part for part in (where, key_text(loc), message) if part)
+        ) from None
 
 
 def _loc(error: ErrorDetails) -> KeyPath:

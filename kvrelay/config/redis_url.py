@@ -1,4 +1,6 @@
-"""Addresses of Redis: a server's, or those of the Sentinels that know which server is the primary."""
+"""Addresses of Redis: a server's, or those of the Sentinels that know which server is the
+primary.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ _DEFAULT_PORT = 26379
 class Sentinels:
     """redis+sentinel://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...]/SERVICE[?db=N]
 
-    User and password are Redis's; with rediss+sentinel:// both Redis and the Sentinels are spoken to over TLS.
+    User and password are Redis's; with rediss+sentinel:// both Redis and the Sentinels are spoken
+    to over TLS.
     """
 
     addresses: tuple[tuple[str, int], ...]
@@ -35,7 +38,10 @@ class Sentinels:
         username, _, password = credentials.partition(":")
         service = unquote(parts.path.lstrip("/"))
         if not service or "/" in service:
-            raise ValueError("the path has to be the name of the service, as in redis+sentinel://HOST:PORT/SERVICE")
+            raise ValueError(
+                "the path has to be the name of the service, as in "
+                "redis+sentinel://HOST:PORT/SERVICE"
+            )
         query = parse_qs(parts.query)
         db = query.pop("db", ["0"])[-1]
         if query or not db.isdecimal():

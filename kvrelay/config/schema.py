@@ -6,7 +6,15 @@ import ipaddress
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
 from kvrelay.config.redis_url import Sentinels
 from kvrelay.types import POOLS, PoolName
@@ -30,7 +38,9 @@ _UNIT = {
 
 TransportName = Literal["auto", "memory", "shm", "cuda_ipc", "grpc", "gloo", "nccl", "nixl"]
 PolicyName = Literal["kv_aware", "least_loaded", "round_robin"]
-MetricName = Literal["queue_depth", "queue_tokens", "queue_wait_p95_ms", "kv_occupancy", "ttft_p95_ms", "itl_p95_ms"]
+MetricName = Literal[
+    "queue_depth", "queue_tokens", "queue_wait_p95_ms", "kv_occupancy", "ttft_p95_ms", "itl_p95_ms"
+]
 DOORS = ("grpc", "http", "admin")  # listeners of a router, by their keys in `listen`
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 Count = Annotated[int, Field(ge=0, strict=True)]
@@ -58,7 +68,9 @@ def parse_size(text: str | int) -> int:
         return text
     match = _SIZE.match(str(text).strip())
     if match is None:
-        raise ValueError(f"{text!r} is not a size; write a number with one of B, KiB, MiB, GiB, KB, MB, GB")
+        raise ValueError(
+            f"{text!r} is not a size; write a number with one of B, KiB, MiB, GiB, KB, MB, GB"
+        )
     return int(float(match[1]) * _UNIT[match[2]])
 
 
@@ -108,19 +120,24 @@ class Resources(Section):
 
     num_cpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1
     num_gpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0
-    custom: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = {}  # bind a pool to nodes that offer them
+    # Bind a pool to nodes that offer them
+    custom: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = {}
 
     @field_validator("custom")
     @classmethod
     def _not_rays_own(cls, value: dict[str, float]) -> dict[str, float]:
         for name in value:
             if not name or name in _RAYS_OWN:
-                raise ValueError(f"{name!r} is not a custom resource; Ray's own are num_cpus and num_gpus here")
+                raise ValueError(
+                    f"{name!r} is not a custom resource; Ray's own are num_cpus and num_gpus here"
+                )
         return value
 
 
-TensorParallel = Annotated[int, Field(ge=1, le=64, strict=True)]  # processes that share one worker's model
-Weights = Literal["auto", "int8"]  # auto: the checkpoint's own; int8: linear layers in 8 bits, activations too
+# Processes that share one worker's model
+TensorParallel = Annotated[int, Field(ge=1, le=64, strict=True)]
+# Auto: the checkpoint's own; int8: linear layers in 8 bits, activations too
+Weights = Literal["auto", "int8"]
 
 
 class PrefillConfig(Section):
@@ -134,13 +151,17 @@ class PrefillConfig(Section):
 
 
 class SpeculationConfig(Section):
-    """Guesses the next tokens from earlier ones that followed the same n tokens, and computes several in one step."""
+    """Guesses the next tokens from earlier ones that followed the same n tokens, and computes
+    several in one step.
+    """
 
     kind: Literal["ngram"] = "ngram"
-    tokens: Annotated[int, Field(ge=1, le=64, strict=True)] = 4  # guessed at most for one sequence in one step
+    # Guessed at most for one sequence in one step
+    tokens: Annotated[int, Field(ge=1, le=64, strict=True)] = 4
     min_ngram: PositiveInt = 2  # tokens that must have come before alike
     max_ngram: PositiveInt = 4  # tokens that are compared; the longest match wins
-    max_batch: PositiveInt = 8  # sequences; where more decode, a step is no longer bound by reading the weights
+    # Sequences; where more decode, a step is no longer bound by reading the weights
+    max_batch: PositiveInt = 8
 
     @model_validator(mode="after")
     def _ordered(self) -> SpeculationConfig:
@@ -167,7 +188,9 @@ class TransferConfig(Section):
 
     @property
     def bypasses_tls(self) -> bool:
-        """KV travels on connections of the transport's own, which know neither authentication nor encryption."""
+        """KV travels on connections of the transport's own, which know neither authentication nor
+        encryption.
+        """
         return self.transport in ("gloo", "nccl", "nixl")
 
 
@@ -215,7 +238,9 @@ class PoolPolicy(Section):
     @model_validator(mode="after")
     def _ordered(self) -> PoolPolicy:
         if self.min_replicas > self.max_replicas:
-            raise ValueError(f"min_replicas {self.min_replicas} is above max_replicas {self.max_replicas}")
+            raise ValueError(
+                f"min_replicas {self.min_replicas} is above max_replicas {self.max_replicas}"
+            )
         return self
 
 
@@ -224,8 +249,10 @@ class AutoscalingPolicy(Section):
 
     prefill: PoolPolicy | None = None
     decode: PoolPolicy | None = None
-    rebalance: bool = False  # workers change over from a pool that has one to spare to one that grows
-    standby: Annotated[int, Field(ge=0, le=64, strict=True)] = 0  # loaded workers of no pool, which replace the dead
+    # Workers change over from a pool that has one to spare to one that grows
+    rebalance: bool = False
+    # Loaded workers of no pool, which replace the dead
+    standby: Annotated[int, Field(ge=0, le=64, strict=True)] = 0
     interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
 
     def pool(self, name: PoolName) -> PoolPolicy | None:
@@ -240,11 +267,14 @@ class KeyPairConfig(Section):
 
 
 class PublicKeyPairConfig(KeyPairConfig):
-    client_ca: str | None = None  # clients must show a certificate that it signed; null: they show none
+    # Clients must show a certificate that it signed; null: they show none
+    client_ca: str | None = None
 
 
 class TlsConfig(Section):
-    """Certificates of the cluster's own connections, which are mutual, and of those that clients make."""
+    """Certificates of the cluster's own connections, which are mutual, and of those that clients
+    make.
+    """
 
     ca: str  # signs every component's certificate
     router: KeyPairConfig  # of routers and controllers
@@ -261,7 +291,8 @@ class ListenConfig(Section):
     grpc: Address = "127.0.0.1:50051"
     http: Address = "127.0.0.1:8000"
     admin: Address = "127.0.0.1:50052"
-    worker_host: str = "127.0.0.1"  # that workers bind and announce, auto: their Ray node's; private network only
+    # That workers bind and announce, auto: their Ray node's; private network only
+    worker_host: str = "127.0.0.1"
 
     @property
     def workers_on_loopback(self) -> bool:
@@ -296,13 +327,15 @@ class ClusterConfig(Section):
             degree, gpus = section.tensor_parallel, section.resources.num_gpus
             if degree > 1 and gpus and (gpus < degree or gpus != int(gpus)):
                 raise BadValue(
-                    f"{gpus:g} GPUs do not do for {pool}.tensor_parallel {degree}, whose ranks need a whole one each; "
+                    f"{gpus:g} GPUs do not do for {pool}.tensor_parallel {degree}, whose ranks "
+                    f"need a whole one each; "
                     f"set {degree} or a whole number above it, or 0 for the CPU",
                     (pool, "resources", "num_gpus"),
                 )
             if degree > 1 and section.weights == "int8":
                 raise BadValue(
-                    f"int8 needs the native kernels, which {pool}.tensor_parallel {degree} does not run; leave out one",
+                    f"int8 needs the native kernels, which {pool}.tensor_parallel {degree} does "
+                    f"not run; leave out one",
                     (pool, "weights"),
                 )
         return self
@@ -310,19 +343,25 @@ class ClusterConfig(Section):
     @model_validator(mode="after")
     def _others_are_kept_out(self) -> ClusterConfig:
         """An address that others can reach needs what tells them apart and hides what they say."""
-        needs = {"security.tls": self.security.tls, "security.tokens_file": self.security.tokens_file}
+        needs = {
+            "security.tls": self.security.tls,
+            "security.tokens_file": self.security.tokens_file,
+        }
         for door in DOORS:
             address: str = getattr(self.listen, door)
             missing = [name for name, value in needs.items() if value is None]
             if missing and not is_loopback(address):
                 raise BadValue(_exposed(address, missing), ("listen", door))
         if self.security.tls is None and not self.listen.workers_on_loopback:
-            raise BadValue(_exposed(self.listen.worker_host, ["security.tls"]), ("listen", "worker_host"))
+            raise BadValue(
+                _exposed(self.listen.worker_host, ["security.tls"]), ("listen", "worker_host")
+            )
         return self
 
     @property
     def bound_to_pools(self) -> tuple[str, str] | None:
-        """A key of the pools by which a worker of one cannot serve in the other, and what of it; None if it can.
+        """A key of the pools by which a worker of one cannot serve in the other, and what of it;
+        None if it can.
 
         KV memory is made anew for each role, so `kv` may differ.
         """
@@ -343,7 +382,8 @@ class ClusterConfig(Section):
 
 def _exposed(address: str, missing: list[str]) -> str:
     return (
-        f"{address} is not a loopback address and needs {' and '.join(missing)}; set what is missing, "
+        f"{address} is not a loopback address and needs {' and '.join(missing)}; set what is "
+        f"missing, "
         "or listen on 127.0.0.1, localhost or [::1]"
     )
 

@@ -1,7 +1,8 @@
 """The file of tenants and of what their tokens hash to.
 
-A token is random (`new_token`), so its SHA-256 neither tells it nor can be searched for it: the file is no store of
-secrets. It still says who may come in, so only those who run the cluster should be able to write it.
+A token is random (`new_token`), so its SHA-256 neither tells it nor can be searched for it: the
+file is no store of secrets. It still says who may come in, so only those who run the cluster should
+be able to write it.
 """
 
 from __future__ import annotations
@@ -40,13 +41,18 @@ def digest_of(token: str) -> str:
 
 def _name(value: str) -> str:
     if not _NAME.fullmatch(value):
-        raise ValueError("must be 1 to 63 letters, digits, '.', '_' or '-', of which the first is a letter or digit")
+        raise ValueError(
+            "must be 1 to 63 letters, digits, '.', '_' or '-', of which the first is "
+            "a letter or digit"
+        )
     return value
 
 
 def _digest(value: str) -> str:
     if not _DIGEST.fullmatch(value):  # the message does not repeat what may be the token itself
-        raise ValueError("must be a token's SHA-256 as 64 hexadecimal digits; `kvrelay token new` prints both")
+        raise ValueError(
+            "must be a token's SHA-256 as 64 hexadecimal digits; `kvrelay token new` prints both"
+        )
     return value
 
 
@@ -61,17 +67,22 @@ def _some(most: int) -> Callable[[tuple[T, ...]], tuple[T, ...]]:
 
 class TenantEntry(Section):
     name: Annotated[str, AfterValidator(_name)]
-    tokens_sha256: Annotated[tuple[Annotated[str, AfterValidator(_digest)], ...], AfterValidator(_some(MAX_TOKENS))]
+    tokens_sha256: Annotated[
+        tuple[Annotated[str, AfterValidator(_digest)], ...], AfterValidator(_some(MAX_TOKENS))
+    ]
     roles: Annotated[tuple[Role, ...], AfterValidator(_some(len(ANY_ROLE)))] = ("client",)
     weight: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1.0
     max_running: PositiveInt | None = None
     requests_per_minute: PositiveInt | None = None
     tokens_per_minute: PositiveInt | None = None
-    min_priority: Annotated[int, Field(ge=-(2**31), lt=2**31, strict=True)] = 0  # none may push in unless it is told so
+    # None may push in unless it is told so
+    min_priority: Annotated[int, Field(ge=-(2**31), lt=2**31, strict=True)] = 0
 
     def tenant(self) -> Tenant:
         values = self.model_dump(exclude={"tokens_sha256", "roles"})
-        return Tenant(**values, roles=frozenset(self.roles), salt=_salt(self.name, self.tokens_sha256[0]))
+        return Tenant(
+            **values, roles=frozenset(self.roles), salt=_salt(self.name, self.tokens_sha256[0])
+        )
 
 
 class TokensFile(Section):
@@ -88,22 +99,31 @@ class TokensFile(Section):
             for number, digest in enumerate(entry.tokens_sha256):
                 if digest in digests:
                     where = ("tenants", index, "tokens_sha256", number)
-                    raise BadValue(f"{digests[digest]} has this token already; each is for one tenant", where)
+                    raise BadValue(
+                        f"{digests[digest]} has this token already; each is for one tenant", where
+                    )
                 digests[digest] = entry.name
         return self
 
 
 def load_tokens(path: Path) -> Mapping[bytes, Tenant]:
-    """Each tenant under the SHA-256 of each of its tokens. Raises ConfigError, which repeats no value of the file."""
+    """Each tenant under the SHA-256 of each of its tokens. Raises ConfigError, which repeats no
+    value of the file.
+    """
     file = validated(TokensFile, YamlFile.read(path), {}, show_values=False)
-    return {bytes.fromhex(digest): entry.tenant() for entry in file.tenants for digest in entry.tokens_sha256}
+    return {
+        bytes.fromhex(digest): entry.tenant()
+        for entry in file.tenants
+        for digest in entry.tokens_sha256
+    }
 
 
 def _salt(name: str, first_digest: str) -> str:
-    """Equal on all routers with the same file and over their restarts, and not to be guessed by another tenant.
+    """Equal on all routers with the same file and over their restarts, and not to be guessed by
+    another tenant.
 
-    The names of KV blocks are hashes that are fast rather than cryptographic: who knew the salt could look for a prompt
-    whose blocks have the names of another tenant's. A change of the tenant's first token leaves its cached prefixes
-    unused until they are evicted.
+    The names of KV blocks are hashes that are fast rather than cryptographic: who knew the salt
+    could look for a prompt whose blocks have the names of another tenant's. A change of the
+    tenant's first token leaves its cached prefixes unused until they are evicted.
     """
     return hashlib.sha256(f"kvrelay prefix cache\0{name}\0{first_digest}".encode()).hexdigest()

@@ -1,4 +1,6 @@
-"""A YAML file read as plain data, with the line of every key. Only what JSON could say is accepted."""
+"""A YAML file read as plain data, with the line of every key. Only what JSON could say is
+accepted.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +44,15 @@ class YamlFile:
             raise ConfigError(f"{path}:{line}: {problem[:300]}") from None
         except yaml.reader.ReaderError as error:
             line = text.count("\n", 0, error.position) + 1
-            raise ConfigError(f"{path}:{line}: character {chr(error.character)!a} is not allowed in YAML") from None
+            raise ConfigError(
+                f"{path}:{line}: character {chr(error.character)!a} is not allowed in YAML"
+            ) from None
         return cls(str(path), data, lines)
 
     def line(self, loc: KeyPath) -> int:
-        """Line of the key, or of the nearest mapping around it when the file lacks it; 1 when it has neither."""
+        """Line of the key, or of the nearest mapping around it when the file lacks it; 1 when it
+        has neither.
+        """
         for length in range(len(loc), 0, -1):
             if loc[:length] in self.lines:
                 return self.lines[loc[:length]]
@@ -58,7 +64,9 @@ class YamlFile:
 
 def key_text(loc: KeyPath) -> str:
     """prefill.metrics[0].target"""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{_printable(part)}" for part in loc).lstrip(".")
+    return "".join(
+        f"[{part}]" if isinstance(part, int) else f".{_printable(part)}" for part in loc
+    ).lstrip(".")
 
 
 def _printable(key: str) -> str:
@@ -81,7 +89,9 @@ def _text(path: Path) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Numbers are decimal (YAML 1.1 would read 010 as 8 and 1:30 as 90), and there are no dates and no merge keys."""
+    """Numbers are decimal (YAML 1.1 would read 010 as 8 and 1:30 as 90), and there are no dates and
+    no merge keys.
+    """
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's own form
 
@@ -98,13 +108,17 @@ class _Loader(yaml.SafeLoader):
         if node is None or (data := self._plain(node, (), lines)) is None:
             return {}
         if not isinstance(data, dict):
-            raise yaml.MarkedYAMLError(problem="must be a mapping of keys to values", problem_mark=node.start_mark)
+            raise yaml.MarkedYAMLError(
+                problem="must be a mapping of keys to values", problem_mark=node.start_mark
+            )
         return data
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
-            raise yaml.MarkedYAMLError(problem="anchors and aliases are not allowed", problem_mark=event.start_mark)
+            raise yaml.MarkedYAMLError(
+                problem="anchors and aliases are not allowed", problem_mark=event.start_mark
+            )
         if event.tag is not None:
             problem = f"tag {event.tag!r}: tags are not allowed"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
@@ -117,10 +131,14 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def _plain(self, node: yaml.Node, loc: KeyPath, lines: dict[KeyPath, int]) -> Any:
-        """str, int, float, bool, None, and lists and dicts of them; enters the line of each location into `lines`."""
+        """str, int, float, bool, None, and lists and dicts of them; enters the line of each
+        location into `lines`.
+        """
         lines.setdefault(loc, node.start_mark.line + 1)
         if isinstance(node, yaml.SequenceNode):
-            return [self._plain(item, (*loc, index), lines) for index, item in enumerate(node.value)]
+            return [
+                self._plain(item, (*loc, index), lines) for index, item in enumerate(node.value)
+            ]
         if isinstance(node, yaml.ScalarNode):
             self._check_text(node)
             if not node.value.isprintable():  # no name, path, address or number has any
@@ -130,7 +148,9 @@ class _Loader(yaml.SafeLoader):
         mapping: dict[str, Any] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise yaml.MarkedYAMLError(problem="a key must be a word", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(
+                    problem="a key must be a word", problem_mark=key.start_mark
+                )
             self._check_text(key)
             here = (*loc, key.value)
             if key.value in mapping:
@@ -161,4 +181,6 @@ _RESOLVERS = (
     ),
 )
 for _kind, _pattern, _first in _RESOLVERS:
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(f"^(?:{_pattern})$"), _first)
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_kind}", re.compile(f"^(?:{_pattern})$"), _first
+    )

@@ -33,13 +33,15 @@ from kvrelay.types import KvLayout
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive new tokens of one sequence, the first at position `start`; KV of all before is in `blocks`.
+    """Consecutive new tokens of one sequence, the first at position `start`; KV of all before is in
+    `blocks`.
 
-    `blocks` is the sequence's block table and reaches at least to the last new token. With `sample`, a token is drawn
-    from the logits after the last one.
+    `blocks` is the sequence's block table and reaches at least to the last new token. With
+    `sample`, a token is drawn from the logits after the last one.
 
-    The last `num_draft` tokens are guesses: after the token before them and after each of them one is drawn, as if
-    those before were right, and what comes after the first wrong one counts for nothing. `sample` has seen them all.
+    The last `num_draft` tokens are guesses: after the token before them and after each of them one
+    is drawn, as if those before were right, and what comes after the first wrong one counts for
+    nothing. `sample` has seen them all.
     """
 
     token_ids: Sequence[int]
@@ -58,9 +60,11 @@ class Segment:
         return [replace(self.sample, token_ids=seen[:end]) for end in ends]
 
     def accepted(self, sampled: Sequence[Sampled | KvRelayError]) -> list[Sampled] | KvRelayError:
-        """Of one token per draw, those that follow right drafts; the error of the first draw, if that failed.
+        """Of one token per draw, those that follow right drafts; the error of the first draw, if
+        that failed.
 
-        Where a later one failed, the tokens before it stand, as if the draft before it had been wrong.
+        Where a later one failed, the tokens before it stand, as if the draft before it had been
+        wrong.
         """
         if not sampled:
             return []
@@ -105,13 +109,16 @@ class ModelRunner:
         self.kernels = "torch" if without_kernels else "native"
         self.without_kernels = without_kernels  # why, or nothing
         self.not_captured = ""  # why steps are not recorded, or nothing
-        self.proof: tuple[int, float] | None = None  # tokens and seconds of a step that ran before the worker's first
+        # Tokens and seconds of a step that ran before the worker's first
+        self.proof: tuple[int, float] | None = None
         self._group = group
         self._forward: CudaForward | TorchForward | NativeForward | RanksForward
         if group is not None:
             self._forward = RanksForward(loaded.model, kv, group)
         elif kv.buffer.is_cuda:
-            self._forward = CudaForward.on_gpu(loaded.model, kv, max_model_len, flashinfer=flashinfer)
+            self._forward = CudaForward.on_gpu(
+                loaded.model, kv, max_model_len, flashinfer=flashinfer
+            )
             self.num_blocks -= SCRATCH_BLOCKS
             self.without_kernels = self._forward.without_flashinfer
             self.kernels = "torch" if self.without_kernels else "flashinfer"
@@ -140,21 +147,27 @@ class ModelRunner:
     ) -> ModelRunner:
         """Loads the model onto `device`, then as `of`. `threads` is set for the whole process.
 
-        With a group its ranks share the model, each with as many threads, and go with the runner. Raises ModelRefused,
-        and ConfigError if there is no such device.
+        With a group its ranks share the model, each with as many threads, and go with the runner.
+        Raises ModelRefused, and ConfigError if there is no such device.
         """
         find_device(device)
         if threads is not None:
             torch.set_num_threads(threads)
         if group is not None:
             if weights == "int8":
-                raise ConfigError("weights: int8 needs the native kernels, which tensor parallelism does not run")
+                raise ConfigError(
+                    "weights: int8 needs the native kernels, which tensor parallelism does not run"
+                )
             checkpoint = find_checkpoint(path)
             check_degree(checkpoint, group.degree)
             folder = str(checkpoint.folder)
-            group.begin(RankSettings(folder, dtype, device, torch.get_num_threads(), block_size, kv_dtype))
+            group.begin(
+                RankSettings(folder, dtype, device, torch.get_num_threads(), block_size, kv_dtype)
+            )
         return cls.of(
-            load_model(path, dtype=dtype, device=device, ranks=1 if group is None else group.degree),
+            load_model(
+                path, dtype=dtype, device=device, ranks=1 if group is None else group.degree
+            ),
             block_size=block_size,
             kv_dtype=kv_dtype,
             kv_bytes=kv_bytes,
@@ -179,11 +192,11 @@ class ModelRunner:
     ) -> ModelRunner:
         """Takes up to `kv_bytes` for KV where the model lies.
 
-        kv_dtype auto is the dtype that the model attends in, weights auto those that it has. kernels auto are the
-        native ones on a CPU where they can be compiled and fit the model, and flashinfer's on a GPU where it is
-        installed and fits; `without_kernels` tells why not.
-        max_model_len is cut to what the model allows. Raises ConfigError if `kv_bytes` does not hold one sequence of
-        max_model_len tokens or is not free, or int8 weights have no kernels.
+        kv_dtype auto is the dtype that the model attends in, weights auto those that it has.
+        kernels auto are the native ones on a CPU where they can be compiled and fit the model, and
+        flashinfer's on a GPU where it is installed and fits; `without_kernels` tells why not.
+        max_model_len is cut to what the model allows. Raises ConfigError if `kv_bytes` does not
+        hold one sequence of max_model_len tokens or is not free, or int8 weights have no kernels.
         """
         longest = min(max_model_len or loaded.max_model_len, loaded.max_model_len)
         layout = loaded.layout(block_size, kv_dtype)
@@ -197,8 +210,10 @@ class ModelRunner:
         needed = layout.blocks_for(longest) * layout.block_bytes
         if kv_bytes < needed:
             raise ConfigError(
-                f"kv.memory: {kv_bytes} bytes do not hold one sequence of model.max_model_len = {longest} tokens, "
-                f"which takes {needed} bytes; set kv.memory to at least that, or model.max_model_len to at most "
+                f"kv.memory: {kv_bytes} bytes do not hold one sequence of model.max_model_len = "
+                f"{longest} tokens, "
+                f"which takes {needed} bytes; set kv.memory to at least that, or "
+                f"model.max_model_len to at most "
                 f"{kv_bytes // layout.block_bytes * block_size}"
             )
         device = loaded.model.device
@@ -209,22 +224,41 @@ class ModelRunner:
             pool = KvPool(layout, num_blocks, str(device))
             if group is not None:
                 group.share(pool)
-            return cls(loaded, layout, pool, longest, without_kernels=reason, flashinfer=kernels == "auto", group=group)
+            return cls(
+                loaded,
+                layout,
+                pool,
+                longest,
+                without_kernels=reason,
+                flashinfer=kernels == "auto",
+                group=group,
+            )
         except torch.OutOfMemoryError as error:
-            message = f"kv.memory: {kv_bytes} bytes leave no room on {device} for the model and its steps: {error}"
+            message = (
+                f"kv.memory: {kv_bytes} bytes leave no room on {device} for the model and its "
+                f"steps: {error}"
+            )
             raise ConfigError(message) from error
 
     @torch.inference_mode()
-    def run(self, segments: Sequence[Segment], on_layer: OnLayer | None = None) -> list[list[Sampled]]:
+    def run(
+        self, segments: Sequence[Segment], on_layer: OnLayer | None = None
+    ) -> list[list[Sampled]]:
         """One forward pass over all segments; for each what was sampled.
 
-        That is nothing where nothing was asked for, one token, or up to num_draft + 1 where there are drafts.
+        That is nothing where nothing was asked for, one token, or up to num_draft + 1 where there
+        are drafts.
 
-        Raises SegmentsFailed, with what each segment got, if some got nothing: InvalidArgument for tokens, positions or
-        blocks out of range, of which nothing is computed, and what `sample` says of its rows.
+        Raises SegmentsFailed, with what each segment got, if some got nothing: InvalidArgument for
+        tokens, positions or blocks out of range, of which nothing is computed, and what `sample`
+        says of its rows.
         """
-        outcomes: list[list[Sampled] | KvRelayError] = [self._flaw(segment) or [] for segment in segments]
-        places = [place for place, outcome in enumerate(outcomes) if not isinstance(outcome, KvRelayError)]
+        outcomes: list[list[Sampled] | KvRelayError] = [
+            self._flaw(segment) or [] for segment in segments
+        ]
+        places = [
+            place for place, outcome in enumerate(outcomes) if not isinstance(outcome, KvRelayError)
+        ]
         if places:
             good = [segments[place] for place in places]
             for place, outcome in zip(places, self._run(good, on_layer), strict=True):
@@ -234,32 +268,44 @@ class ModelRunner:
             raise SegmentsFailed(outcomes)
         return sampled
 
-    def _run(self, segments: Sequence[Segment], on_layer: OnLayer | None = None) -> list[list[Sampled] | KvRelayError]:
+    def _run(
+        self, segments: Sequence[Segment], on_layer: OnLayer | None = None
+    ) -> list[list[Sampled] | KvRelayError]:
         ends = accumulate(len(segment.token_ids) for segment in segments)
         draws = [segment.draws for segment in segments]
-        rows = [row for end, own in zip(ends, draws, strict=True) for row in range(end - len(own), end)]
+        rows = [
+            row for end, own in zip(ends, draws, strict=True) for row in range(end - len(own), end)
+        ]
         logits = self._logits(segments, rows, on_layer)
         sampled = iter(sample(logits, [request for own in draws for request in own]))
-        return [segment.accepted(list(islice(sampled, len(own)))) for segment, own in zip(segments, draws, strict=True)]
+        return [
+            segment.accepted(list(islice(sampled, len(own))))
+            for segment, own in zip(segments, draws, strict=True)
+        ]
 
     @torch.inference_mode()
     def forward(
         self, segments: Sequence[Segment], rows: Sequence[int], on_layer: OnLayer | None = None
     ) -> torch.Tensor:
-        """Logits [len(rows), vocab_size] after some of the new tokens, which are counted through all segments.
+        """Logits [len(rows), vocab_size] after some of the new tokens, which are counted through
+        all segments.
 
-        Stores the KV of all. Raises InvalidArgument, before anything is computed, for tokens, positions or blocks out
-        of range.
+        Stores the KV of all. Raises InvalidArgument, before anything is computed, for tokens,
+        positions or blocks out of range.
         """
         for segment in segments:
             self._check(segment)
         return self._logits(segments, rows, on_layer)
 
-    def _logits(self, segments: Sequence[Segment], rows: Sequence[int], on_layer: OnLayer | None) -> torch.Tensor:
+    def _logits(
+        self, segments: Sequence[Segment], rows: Sequence[int], on_layer: OnLayer | None
+    ) -> torch.Tensor:
         token_ids: list[int] = []
         parts = []
         for segment in segments:
-            parts.append(Part(len(token_ids), len(segment.token_ids), segment.start, segment.blocks))
+            parts.append(
+                Part(len(token_ids), len(segment.token_ids), segment.start, segment.blocks)
+            )
             token_ids += segment.token_ids
         return self._forward(Step(token_ids, parts, rows, on_layer))
 
@@ -273,7 +319,9 @@ class ModelRunner:
         return () if self._group is None else self._group.pids
 
     def kill_ranks(self) -> None:
-        """For when a step does not come back: this process can only end, and the other ranks with it."""
+        """For when a step does not come back: this process can only end, and the other ranks with
+        it.
+        """
         if self._group is not None:
             self._group.kill()
 
@@ -295,28 +343,39 @@ class ModelRunner:
         needed = self.layout.blocks_for(end)
         if not segment.token_ids or segment.start < 0 or end > self.max_model_len:
             raise InvalidArgument(
-                f"a segment of tokens {segment.start} to {end} is outside of 0 to {self.max_model_len}, or empty"
+                f"a segment of tokens {segment.start} to {end} is outside of 0 to "
+                f"{self.max_model_len}, or empty"
             )
         if not 0 <= min(segment.token_ids) <= max(segment.token_ids) < self.vocab_size:
-            raise InvalidArgument(f"a token id is outside of 0 to {self.vocab_size - 1}", field="token_ids")
+            raise InvalidArgument(
+                f"a token id is outside of 0 to {self.vocab_size - 1}", field="token_ids"
+            )
         if len(segment.blocks) < needed:
-            raise InvalidArgument(f"{end} tokens need {needed} blocks, the table has {len(segment.blocks)}")
+            raise InvalidArgument(
+                f"{end} tokens need {needed} blocks, the table has {len(segment.blocks)}"
+            )
         if not 0 <= min(segment.blocks) <= max(segment.blocks) < self.num_blocks:
             raise InvalidArgument(f"a block is outside of 0 to {self.num_blocks - 1}")
         if segment.sample is not None:
-            assert len(segment.sample.token_ids) == end, "a token is drawn after the last one of the sequence"
+            assert len(segment.sample.token_ids) == end, (
+                "a token is drawn after the last one of the sequence"
+            )
 
 
 def _without_kernels(loaded: LoadedModel, layout: KvLayout) -> str:
     """Why the native kernels cannot be used; nothing if they can. May compile them."""
     if loaded.ranks > 1:
-        return f"{loaded.ranks} ranks share the model, and transformers' plans for that are for torch's operators"
+        return (
+            f"{loaded.ranks} ranks share the model, and transformers' plans for that are for "
+            f"torch's operators"
+        )
     if loaded.model.device.type != "cpu":
         return f"they are for CPUs, and the model is on {loaded.model.device.type}"
     dtype = TORCH_DTYPE[loaded.kv_dtype]
     if loaded.dtype != loaded.kv_dtype or not PagedBatch.suits(layout, dtype):
         return (
-            f"they do not fit {loaded.dtype} weights and {loaded.kv_dtype} KV in blocks of {layout.block_size} tokens"
+            f"they do not fit {loaded.dtype} weights and {loaded.kv_dtype} KV in blocks of "
+            f"{layout.block_size} tokens"
         )
     try:
         check()

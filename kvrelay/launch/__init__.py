@@ -1,7 +1,8 @@
-"""Workers as Ray actors. The only package that knows Ray, which places, starts, watches and stops workers and carries
-no request.
+"""Workers as Ray actors. The only package that knows Ray, which places, starts, watches and stops
+workers and carries no request.
 """
 
 import os
 
-os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # read when Ray is imported: lines of workers' logs that are alike count
+# Read when Ray is imported: lines of workers' logs that are alike count
+os.environ.setdefault("RAY_DEDUP_LOGS", "0")

@@ -27,9 +27,11 @@ log = get_logger("launch")
 class WorkerActor:
     """One worker in a process of its own. `run` lasts as long as the worker does."""
 
-    def __init__(self, settings: WorkerSettings, variables: Mapping[str, str], template: str = "") -> None:
-        """`variables` are added to the environment, of which torch reads some when it is imported. `template` is the
-        socket of this machine's, if it has one.
+    def __init__(
+        self, settings: WorkerSettings, variables: Mapping[str, str], template: str = ""
+    ) -> None:
+        """`variables` are added to the environment, of which torch reads some when it is imported.
+        `template` is the socket of this machine's, if it has one.
         """
         os.environ.update(variables)
         self._settings = settings
@@ -61,7 +63,8 @@ class WorkerActor:
             orphaned.cancel()
 
     async def _orphaned(self) -> None:
-        """Until the raylet that started this process has died, and nobody can stop or replace this worker any more.
+        """Until the raylet that started this process has died, and nobody can stop or replace this
+        worker any more.
 
         Ray lets it run on for as long as `run` does, so it drains and ends by itself.
         """
@@ -69,12 +72,16 @@ class WorkerActor:
         while True:
             await asyncio.sleep(_LOOK_S)
             if os.getppid() != raylet:
-                log.warning("the raylet is gone; the worker drains", worker=self._settings.worker_id)
+                log.warning(
+                    "the raylet is gone; the worker drains", worker=self._settings.worker_id
+                )
                 self._drain()
                 return
 
     async def _served_by_fork(self, settings: WorkerSettings) -> bool:
-        """Serves in a process forked from the template, to its end. False, at once, where there is no template."""
+        """Serves in a process forked from the template, to its end. False, at once, where there is
+        no template.
+        """
         if not self._template:
             return False
         try:
@@ -102,7 +109,9 @@ class WorkerActor:
         self._tell(drain=True)
 
     async def drain(self) -> None:
-        """Ends `run` when all that the worker holds is finished or handed back; called twice, at once."""
+        """Ends `run` when all that the worker holds is finished or handed back; called twice, at
+        once.
+        """
         self._drain()
 
     async def turn(self, pool: PoolName) -> None:
@@ -120,13 +129,15 @@ class WorkerActor:
 def _on_sigterm(call: Callable[[], object]) -> Iterator[None]:
     """Has SIGTERM call this, in the main thread.
 
-    Only the main thread may set a handler, and that is Ray's: async actors are made and run in another one. So it is
-    what Ray's own handler calls to end the process that is replaced.
+    Only the main thread may set a handler, and that is Ray's: async actors are made and run in
+    another one. So it is what Ray's own handler calls to end the process that is replaced.
     """
     module = ray._private.worker
     ends_process = getattr(module, _ENDS_PROCESS, None)
     if ends_process is None:
-        log.warning("SIGTERM does not drain this worker: this version of Ray handles it in another way")
+        log.warning(
+            "SIGTERM does not drain this worker: this version of Ray handles it in another way"
+        )
     setattr(module, _ENDS_PROCESS, lambda *_, **__: call())
     try:
         yield
@@ -135,8 +146,9 @@ def _on_sigterm(call: Callable[[], object]) -> Iterator[None]:
 
 
 def on_this_node(settings: WorkerSettings) -> WorkerSettings:
-    """The settings with what differs from host to host: where the model lies, and, for `worker_host: auto`, the address
-    under which other Ray nodes reach this one. Raises NotFound for a model that is not on this host.
+    """The settings with what differs from host to host: where the model lies, and, for
+    `worker_host: auto`, the address under which other Ray nodes reach this one. Raises NotFound for
+    a model that is not on this host.
     """
     settings = replace(settings, model_path=resolve_model(settings.model_path))
     listen = settings.config.listen

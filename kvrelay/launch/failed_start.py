@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from kvrelay.errors import Internal, KvRelayError, NotFound, Unavailable
 
 MOST_DEATHS = 4
-"""Workers that may end, before one has served, of what another start may cure, such as memory that was short."""
+"""Workers that may end, before one has served, of what another start may cure, such as memory that
+was short.
+"""
 
 _CURABLE = (ConnectionError, TimeoutError, MemoryError)
 
@@ -20,17 +22,24 @@ class FailedStart:
 
 
 def failed_start(worker_id: str, cause: BaseException | None, words: str) -> FailedStart:
-    """Of a worker that ended with `cause`, or whose process has just gone; `words` are what Ray says of it.
+    """Of a worker that ended with `cause`, or whose process has just gone; `words` are what Ray
+    says of it.
 
     An error of the code, a file that is missing or a disk that is full come back with each start.
     """
     reason = next(iter(words.strip().splitlines()), "") or "its process ended"
     if isinstance(cause, NotFound):
         return FailedStart(worker_id, cause.message, cause)
-    if cause is None or isinstance(cause, (KvRelayError, *_CURABLE)) or not isinstance(cause, Exception):
+    if (
+        cause is None
+        or isinstance(cause, (KvRelayError, *_CURABLE))
+        or not isinstance(cause, Exception)
+    ):
         return FailedStart(worker_id, reason)
     reason = f"{type(cause).__name__}: {next(iter(str(cause).strip().splitlines()), ''):.300}"
-    return FailedStart(worker_id, reason, Internal(f"{worker_id} failed before it could serve: {reason}"))
+    return FailedStart(
+        worker_id, reason, Internal(f"{worker_id} failed before it could serve: {reason}")
+    )
 
 
 class FailedStarts:
@@ -47,6 +56,7 @@ class FailedStarts:
         if self._deaths < MOST_DEATHS:
             return None
         return Unavailable(
-            f"{self._deaths} workers ended before one could serve, {failed.worker_id} with: {failed.reason} "
+            f"{self._deaths} workers ended before one could serve, {failed.worker_id} with: "
+            f"{failed.reason} "
             "If memory was short, set kv.memory or the number of workers lower"
         )

@@ -39,9 +39,12 @@ def require_gpus(config: ClusterConfig, found: float, standby: int = 0) -> None:
         "standby": standby * decode.resources.num_gpus,
     }
     if sum(needed.values()) > found:
-        each = ", ".join(f"{name} {amount:g}" for name, amount in needed.items() if amount or name != "standby")
+        each = ", ".join(
+            f"{name} {amount:g}" for name, amount in needed.items() if amount or name != "standby"
+        )
         raise ConfigError(
-            f"resources.num_gpus: the workers need {sum(needed.values()):g} GPUs ({each}), and Ray finds {found:g} on "
+            f"resources.num_gpus: the workers need {sum(needed.values()):g} GPUs ({each}), and Ray "
+            f"finds {found:g} on "
             "this machine; set it lower, for instance 0.5 to share one, or 0 for the CPU"
         )
 
@@ -61,10 +64,14 @@ class RayLauncher:
     """Satisfies `autoscaler.actuator.Launcher`. `cluster` has been entered, and outlives this."""
 
     def __init__(
-        self, settings: WorkerSettings, cluster: RayCluster, lease: Lease | None = None, template: str = ""
+        self,
+        settings: WorkerSettings,
+        cluster: RayCluster,
+        lease: Lease | None = None,
+        template: str = "",
     ) -> None:
-        """`settings` is what every worker gets, but for its id, its pool and the claim of `lease`; `template` is the
-        socket of this machine's.
+        """`settings` is what every worker gets, but for its id, its pool and the claim of `lease`;
+        `template` is the socket of this machine's.
         """
         self._template = template
         self._settings = settings
@@ -80,25 +87,31 @@ class RayLauncher:
         return {worker_id: one.role for worker_id, one in self._running.items()}
 
     def pending(self) -> Mapping[str, str]:
-        """Those of them that no node has room for, and what is missing. They start when there is room, on nodes that
-        Ray's own autoscaler adds for them too.
+        """Those of them that no node has room for, and what is missing. They start when there is
+        room, on nodes that Ray's own autoscaler adds for them too.
         """
-        return {worker_id: one.waits_for for worker_id, one in self._running.items() if one.waits_for}
+        return {
+            worker_id: one.waits_for for worker_id, one in self._running.items() if one.waits_for
+        }
 
     async def start(self, role: Role, worker_id: str) -> None:
-        """Asks Ray for a worker. Once it serves or stands by, it is in the registry. Raises Unavailable if Ray does not
-        answer, or once this controller does not lead.
+        """Asks Ray for a worker. Once it serves or stands by, it is in the registry. Raises
+        Unavailable if Ray does not answer, or once this controller does not lead.
         """
-        pool: PoolName = "decode" if role == "standby" else role  # a standby worker's resources are those of both
+        # A standby worker's resources are those of both
+        pool: PoolName = "decode" if role == "standby" else role
         section = self._settings.config.pool(pool)
         amounts = needs(section.resources)
         chosen = place(role, amounts, await self._nodes())
         node_id = "" if chosen.node is None else chosen.node.node_id
-        # Not by Ray's runtime environment, whose agent would have to come up before a worker starts.
+        # Not by Ray's runtime environment, whose agent would have to come up before a worker
+        # starts.
         variables = {"OMP_NUM_THREADS": str(section.threads), "OMP_WAIT_POLICY": "PASSIVE"}
         if level := os.environ.get(LEVEL_VARIABLE):
-            variables[LEVEL_VARIABLE] = level  # other hosts' raylets have an environment of their own
-        claim = None if self._lease is None else self._lease.claim()  # only now: Ray may have taken its time
+            # Other hosts' raylets have an environment of their own
+            variables[LEVEL_VARIABLE] = level
+        # Only now: Ray may have taken its time
+        claim = None if self._lease is None else self._lease.claim()
         actor = (
             ray.remote(WorkerActor)
             .options(
@@ -109,7 +122,13 @@ class RayLauncher:
                 max_restarts=0,  # the actuator replaces the dead, under a new epoch
             )
             .remote(
-                replace(self._settings, pool=pool, worker_id=worker_id, claim=claim, standby=role == "standby"),
+                replace(
+                    self._settings,
+                    pool=pool,
+                    worker_id=worker_id,
+                    claim=claim,
+                    standby=role == "standby",
+                ),
                 variables,
                 self._template,
             )
@@ -131,14 +150,18 @@ class RayLauncher:
             await self.stop(worker_id)
 
     async def turn(self, worker_id: str, pool: PoolName) -> None:
-        """Has a worker go on in another pool, with the weights that it has. It has been drained, or stands by."""
+        """Has a worker go on in another pool, with the weights that it has. It has been drained, or
+        stands by.
+        """
         running = self._running.get(worker_id)
         if running is not None:
             running.role = pool
             running.actor.turn.remote(pool)
 
     async def ended(self) -> None:
-        """Until a worker's process has ended, since this returned last. Ray tells within milliseconds."""
+        """Until a worker's process has ended, since this returned last. Ray tells within
+        milliseconds.
+        """
         await self._ended.wait()
         self._ended.clear()
 
@@ -157,11 +180,15 @@ class RayLauncher:
         await asyncio.gather(*(self.stop(worker_id) for worker_id in list(self._running)))
 
     async def refused(self) -> InvalidArgument:
-        """Waits until a worker ends because its model or configuration cannot be served where it is; returns why."""
+        """Waits until a worker ends because its model or configuration cannot be served where it
+        is; returns why.
+        """
         return await self._refused.get()
 
     async def failed(self) -> FailedStart:
-        """Waits until a worker ends by itself for any other reason; returns that. It may have served before."""
+        """Waits until a worker ends by itself for any other reason; returns that. It may have
+        served before.
+        """
         return await self._failed.get()
 
     async def look_for_room(self) -> None:
@@ -217,13 +244,20 @@ class RayLauncher:
             await asyncio.wrap_future(running.actor.run.remote().future())
             log.info("worker ended", worker=worker_id)
         except ray.exceptions.RayTaskError as error:
-            log.error("worker failed", worker=worker_id, node=running.node_id, error=str(error.cause))
+            log.error(
+                "worker failed", worker=worker_id, node=running.node_id, error=str(error.cause)
+            )
             if isinstance(error.cause, InvalidArgument):
                 self._refused.put_nowait(error.cause)
             else:
                 self._failed.put_nowait(failed_start(worker_id, error.cause, str(error.cause)))
         except ray.exceptions.RayError as error:
-            log.warning("worker died", worker=worker_id, node=running.node_id, error=str(error).splitlines()[0])
+            log.warning(
+                "worker died",
+                worker=worker_id,
+                node=running.node_id,
+                error=str(error).splitlines()[0],
+            )
             self._failed.put_nowait(failed_start(worker_id, None, str(error)))
         finally:
             await asyncio.gather(arrival, return_exceptions=True)

@@ -1,4 +1,5 @@
-"""A whole cluster of this process: Redis, a controller with its Ray workers, and a router, each a child process.
+"""A whole cluster of this process: Redis, a controller with its Ray workers, and a router, each a
+child process.
 
 On a Ray that runs already, workers are on its nodes, and Redis is one that runs already, too.
 """
@@ -63,18 +64,26 @@ class Endpoints:
 class Child:
     """A `kvrelay` command in a process of its own, which dies with this one."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, reason_file: Path | None = None) -> None:
+    def __init__(
+        self, name: str, process: asyncio.subprocess.Process, reason_file: Path | None = None
+    ) -> None:
         self.name = name
         self.process = process
         self._reason_file = reason_file
 
     @classmethod
     async def start(
-        cls, name: str, *arguments: str, log_file: IO[bytes] | None = None, reason_file: Path | None = None
+        cls,
+        name: str,
+        *arguments: str,
+        log_file: IO[bytes] | None = None,
+        reason_file: Path | None = None,
     ) -> Child:
-        """A router's stdout is read here; all other output goes to `log_file`, or to this process's stderr.
+        """A router's stdout is read here; all other output goes to `log_file`, or to this process's
+        stderr.
 
-        Why it failed goes into `reason_file` where there is one, and from there into the error that `end` returns.
+        Why it failed goes into `reason_file` where there is one, and from there into the error that
+        `end` returns.
         """
         environment = {name: value for name, value in os.environ.items() if name != REASON_FILE}
         if reason_file is not None:
@@ -102,8 +111,13 @@ class Child:
         code = await self.process.wait()
         reason = self._reason()
         if code == _BAD_USAGE:
-            return ConfigError(reason or f"the {self.name} refused the model or the configuration; the reason is above")
-        return Unavailable(reason or f"the {self.name} ended with exit code {code}; its log is above")
+            return ConfigError(
+                reason
+                or f"the {self.name} refused the model or the configuration; the reason is above"
+            )
+        return Unavailable(
+            reason or f"the {self.name} ended with exit code {code}; its log is above"
+        )
 
     def _reason(self) -> str:
         """In its own words, or nothing."""
@@ -135,11 +149,13 @@ class Child:
 class LocalCluster:
     """Async context manager: on entry everything runs and serves, on exit it has drained and ended.
 
-    `quiet` keeps the parts' logs off this process's stderr. Raises Unavailable when a part does not start, ConfigError
-    for a model that is not there or that the workers refuse.
+    `quiet` keeps the parts' logs off this process's stderr. Raises Unavailable when a part does not
+    start, ConfigError for a model that is not there or that the workers refuse.
     """
 
-    def __init__(self, config: ClusterConfig, *, quiet: bool = False, ray_address: str | None = None) -> None:
+    def __init__(
+        self, config: ClusterConfig, *, quiet: bool = False, ray_address: str | None = None
+    ) -> None:
         self._config = config
         self._ray_address = ray_address
         self._quiet = quiet
@@ -160,13 +176,16 @@ class LocalCluster:
             self._folder = Path(tempfile.mkdtemp(prefix="kvrelay-"))
             self._exits.callback(shutil.rmtree, self._folder)
             if self._quiet:
-                self._log_file = self._exits.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - the stack closes it
+                # - the stack closes it
+                self._log_file = self._exits.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
             url = self._config.redis.url
             self._sole = url == "embedded"
             if self._sole:
                 redis = await self._exits.enter_async_context(EmbeddedRedis())
                 url = redis.url
-            update: dict[str, object] = {"redis": self._config.redis.model_copy(update={"url": url})}
+            update: dict[str, object] = {
+                "redis": self._config.redis.model_copy(update={"url": url})
+            }
             if self._ray_address is None:  # elsewhere each host finds it by itself
                 update["model"] = self._config.model.model_copy(update={"path": model})
             self._config = self._config.model_copy(update=update)
@@ -183,7 +202,10 @@ class LocalCluster:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self._exits.aclose()
 
@@ -193,9 +215,15 @@ class LocalCluster:
         return self._config
 
     async def add_router(self, config: ClusterConfig) -> Endpoints:
-        """Starts a router over the same workers; returns once it serves. `config` derives from `self.config`."""
+        """Starts a router over the same workers; returns once it serves. `config` derives from
+        `self.config`.
+        """
         router = await Child.start(
-            "router", "--config", self._write(config), log_file=self._log_file, reason_file=self._new_reason_file()
+            "router",
+            "--config",
+            self._write(config),
+            log_file=self._log_file,
+            reason_file=self._new_reason_file(),
         )
         self._routers.append(router)
         self._exits.push_async_callback(router.stop, _DRAIN_TIMEOUT_S)
@@ -206,7 +234,9 @@ class LocalCluster:
         assert self._controllers_end is not None, "not started"
         ends = [asyncio.create_task(child.end()) for child in self._routers]
         try:
-            done, _ = await asyncio.wait({self._controllers_end, *ends}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                {self._controllers_end, *ends}, return_when=asyncio.FIRST_COMPLETED
+            )
             raise done.pop().result()
         finally:
             for end in ends:
@@ -218,13 +248,20 @@ class LocalCluster:
         config = self._write(self._config)
         reason_file = self._new_reason_file()
         return await Child.start(
-            "controller", "--config", config, *ray_address, *sole, log_file=self._log_file, reason_file=reason_file
+            "controller",
+            "--config",
+            config,
+            *ray_address,
+            *sole,
+            log_file=self._log_file,
+            reason_file=reason_file,
         )
 
     async def _keep_controller(self) -> KvRelayError:
         """Starts the controller again when it ends by itself; returns why, if that is of no use.
 
-        Its workers end with it. Until there are others, requests wait at the router, and streams go on where they were.
+        Its workers end with it. Until there are others, requests wait at the router, and streams go
+        on where they were.
         """
         assert self._controller is not None
         deaths = Deaths()
@@ -233,7 +270,9 @@ class LocalCluster:
             deaths = deaths.and_at(time.monotonic())
             if isinstance(error, ConfigError) or len(deaths.times) > _CONTROLLER_DEATHS:
                 return error
-            log.error("controller ended; starts again", reason=error.message, deaths=len(deaths.times))
+            log.error(
+                "controller ended; starts again", reason=error.message, deaths=len(deaths.times)
+            )
             await asyncio.sleep(max(0.0, deaths.replace_at - time.monotonic()))
             self._controller = await self._start_controller()
 
@@ -264,13 +303,17 @@ class LocalCluster:
                 raise failed.result()
         except TimeoutError:
             reasons = await self._pending()
-            raise Unavailable(f"the workers were not ready within {timeout_s:g} s{reasons}") from None
+            raise Unavailable(
+                f"the workers were not ready within {timeout_s:g} s{reasons}"
+            ) from None
         finally:
             failed.cancel()
             line.cancel()
         match = _READY.match(line.result())
         if match is None:
-            raise KvRelayError(f"the router printed {line.result()!r} where its addresses should be")
+            raise KvRelayError(
+                f"the router printed {line.result()!r} where its addresses should be"
+            )
         return Endpoints(*match.groups())
 
     async def _begin(self) -> None:
@@ -282,7 +325,9 @@ class LocalCluster:
             connected = await Registry.connect(self._config.redis.url)
         except Unavailable as error:
             reason = error.message.rstrip(". ")
-            raise Unavailable(f"redis.url: {reason}; start a Redis there, or set redis.url: embedded") from None
+            raise Unavailable(
+                f"redis.url: {reason}; start a Redis there, or set redis.url: embedded"
+            ) from None
         async with connected as registry:
             await self._check_alone(registry)
             await registry.set_desired(
@@ -290,7 +335,9 @@ class LocalCluster:
             )
 
     async def _check_alone(self, registry: Registry) -> None:
-        """Entries of workers that were killed end by themselves; those of another cluster's come again."""
+        """Entries of workers that were killed end by themselves; those of another cluster's come
+        again.
+        """
 
         async def others() -> str:
             infos = [info for info in await registry.workers() if info.state != "draining"]
@@ -300,15 +347,20 @@ class LocalCluster:
         while found := await others():
             if time.monotonic() > gives_up_at:
                 raise ConfigError(
-                    f"redis.url: another cluster runs on this Redis ({found}), and two would take each other's "
-                    "workers; end that one, or give this one a database of its own, such as redis://HOST:PORT/1"
+                    f"redis.url: another cluster runs on this Redis ({found}), and two would take "
+                    f"each other's "
+                    "workers; end that one, or give this one a database of its own, such as "
+                    "redis://HOST:PORT/1"
                 )
             await asyncio.sleep(_LOOK_S)
 
     async def _pending(self) -> str:
         """What workers wait for, if it is for room."""
         async with await Registry.connect(self._config.redis.url) as registry:
-            return "".join(f"; {one.worker_id} waits for room: {one.reason}" for one in await registry.pending())
+            return "".join(
+                f"; {one.worker_id} waits for room: {one.reason}"
+                for one in await registry.pending()
+            )
 
     def _last_words(self) -> str:
         """The end of the parts' logs, if they were kept from the user."""

@@ -1,8 +1,8 @@
 """Which Ray node a worker is started on. Pure.
 
-Each pool is spread over the nodes first, all workers second, so that a host which is lost takes as little as possible
-of either pool with it. One reservation is for a whole worker, with all ranks of its tensor-parallel group: a group is
-on one node, or nowhere.
+Each pool is spread over the nodes first, all workers second, so that a host which is lost takes as
+little as possible of either pool with it. One reservation is for a whole worker, with all ranks of
+its tensor-parallel group: a group is on one node, or nowhere.
 """
 
 from __future__ import annotations
@@ -45,15 +45,17 @@ def needs(resources: Resources) -> dict[str, float]:
 def with_workers(nodes: Iterable[Node], workers: Iterable[tuple[str, Role, Amounts]]) -> list[Node]:
     """The nodes with our workers on them, each given as (node id, pool, what it needs).
 
-    Ray's word on what is free is some moments old: it may lack workers that were just started. So a node has no more
-    than what these leave of its total.
+    Ray's word on what is free is some moments old: it may lack workers that were just started. So a
+    node has no more than what these leave of its total.
     """
     workers = list(workers)
     result = []
     for node in nodes:
         mine = [(pool, amounts) for node_id, pool, amounts in workers if node_id == node.node_id]
         free = {
-            name: min(node.free.get(name, 0.0), total - sum(amounts.get(name, 0.0) for _, amounts in mine))
+            name: min(
+                node.free.get(name, 0.0), total - sum(amounts.get(name, 0.0) for _, amounts in mine)
+            )
             for name, total in node.total.items()
         }
         result.append(replace(node, free=free, workers=tuple(pool for pool, _ in mine)))
@@ -61,12 +63,20 @@ def with_workers(nodes: Iterable[Node], workers: Iterable[tuple[str, Role, Amoun
 
 
 def place(role: Role, amounts: Amounts, nodes: Sequence[Node]) -> Placement:
-    """The node with the fewest workers of the pool, of these the one with the fewest workers, of those with room."""
+    """The node with the fewest workers of the pool, of these the one with the fewest workers, of
+    those with room.
+    """
     roomy = [node for node in nodes if _holds(node.free, amounts)]
     if not roomy:
         return Placement(None, _why_nowhere(amounts, nodes))
-    best = min(roomy, key=lambda node: (node.workers.count(role), len(node.workers), node.address, node.node_id))
-    fewest = f"the fewest {role} workers ({best.workers.count(role)}), then workers ({len(best.workers)})"
+    best = min(
+        roomy,
+        key=lambda node: (node.workers.count(role), len(node.workers), node.address, node.node_id),
+    )
+    fewest = (
+        f"the fewest {role} workers ({best.workers.count(role)}), then workers "
+        f"({len(best.workers)})"
+    )
     return Placement(best, f"{best.address} has {fewest}, of {len(roomy)} nodes with room")
 
 
@@ -85,4 +95,7 @@ def _why_nowhere(amounts: Amounts, nodes: Sequence[Node]) -> str:
 
 
 def _offer(node: Node, amounts: Amounts) -> str:
-    return ", ".join(f"{name} {node.free.get(name, 0.0):g} of {node.total.get(name, 0.0):g} free" for name in amounts)
+    return ", ".join(
+        f"{name} {node.free.get(name, 0.0):g} of {node.total.get(name, 0.0):g} free"
+        for name in amounts
+    )

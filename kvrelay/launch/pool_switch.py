@@ -1,4 +1,6 @@
-"""What a worker's process does: it serves in one pool, and may change over to the other with its weights."""
+"""What a worker's process does: it serves in one pool, and may change over to the other with its
+weights.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ log = get_logger("worker")
 
 
 class Roles:
-    """One role after the other, each with an epoch, a server and KV memory of its own. Owns the weights.
+    """One role after the other, each with an epoch, a server and KV memory of its own. Owns the
+    weights.
 
     Called, it drains and ends; called again, it ends at once: as for a process that gets SIGTERM.
     """
@@ -32,16 +35,16 @@ class Roles:
         self._stop.now()
 
     def turn(self, pool: PoolName) -> None:
-        """From now on serves in `pool`: for a worker that has been drained, or that stands by, loaded or not yet. One
-        that was told to end, ends.
+        """From now on serves in `pool`: for a worker that has been drained, or that stands by,
+        loaded or not yet. One that was told to end, ends.
         """
         if not self._stop.drain.is_set():
             self._next = pool
             self._stop.now()
 
     async def serve(self, settings: WorkerSettings) -> None:
-        """Loads the weights, then serves, first in the settings' pool, until told to end. A standby worker waits until
-        it is told which pool to join.
+        """Loads the weights, then serves, first in the settings' pool, until told to end. A standby
+        worker waits until it is told which pool to join.
 
         Raises ModelRefused, ConfigError, Unavailable, StepHung, RankLost.
         """
@@ -61,7 +64,12 @@ class Roles:
                 prepared.close()
                 return
             runner = prepared.take(self._next)
-            log.info("standby_joins", worker=settings.worker_id, pool=self._next, prepared=runner is not None)
+            log.info(
+                "standby_joins",
+                worker=settings.worker_id,
+                pool=self._next,
+                prepared=runner is not None,
+            )
             settings = replace(settings, pool=self._next, standby=False)
             self._next, self._stop = None, StopRequest()
         while True:

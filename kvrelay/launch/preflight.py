@@ -19,14 +19,16 @@ from kvrelay.security.credentials import Credentials
 from kvrelay.types import POOLS
 
 _ROOM_BYTES = 32 * 2**20  # for the logs and sockets of a start
-_GPU_DEVICES = ("nvidia[0-9]*", "nvidiactl", "dxg", "kfd", "accel*")  # in /dev, of drivers that Ray knows
+# In /dev, of drivers that Ray knows
+_GPU_DEVICES = ("nvidia[0-9]*", "nvidiactl", "dxg", "kfd", "accel*")
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def check_machine(config: ClusterConfig, *, is_local: bool) -> None:
     """Raises a KvRelayError that says what is wrong and what to do.
 
-    is_local: workers run on this machine alone; otherwise what they need is checked where they start.
+    is_local: workers run on this machine alone; otherwise what they need is checked where they
+    start.
     """
     if config.security.tokens_file is not None:
         load_tokens(Path(config.security.tokens_file))
@@ -63,7 +65,8 @@ def _check_ports(config: ClusterConfig) -> None:
             except OSError as error:
                 reason = error.strerror or str(error)
                 raise ConfigError(
-                    f"listen.{door}: cannot listen on {address}: {reason}; end what listens there, perhaps another "
+                    f"listen.{door}: cannot listen on {address}: {reason}; end what listens there, "
+                    f"perhaps another "
                     f"cluster, or set --{door}-port to a free port, or to 0 for any"
                 ) from None
 
@@ -82,7 +85,9 @@ def _temporary_folder() -> str:
     try:
         return tempfile.gettempdir()
     except OSError as error:
-        raise ConfigError(f"TMPDIR: {error.strerror}; set it to a folder that can be written to") from None
+        raise ConfigError(
+            f"TMPDIR: {error.strerror}; set it to a folder that can be written to"
+        ) from None
 
 
 def _check_room(folder: Path, hint: str) -> None:
@@ -93,7 +98,8 @@ def _check_room(folder: Path, hint: str) -> None:
     except OSError as error:
         reason = error.strerror or str(error)
         raise Unavailable(
-            f"{folder} has no room for {_ROOM_BYTES >> 20} MiB of a cluster's files: {reason}; free some; {hint}"
+            f"{folder} has no room for {_ROOM_BYTES >> 20} MiB of a cluster's files: {reason}; "
+            f"free some; {hint}"
         ) from None
 
 
@@ -103,7 +109,8 @@ def _check_memory(config: ClusterConfig, weights: int, total: int) -> None:
         section, kv = config.pool(pool), config.pool_kv(pool).memory
         if section.replicas and not section.resources.num_gpus and kv + weights > total:
             raise ConfigError(
-                f"kv.memory: a {pool} worker takes {_gib(kv)} for KV and {_gib(weights)} for weights, and this machine "
+                f"kv.memory: a {pool} worker takes {_gib(kv)} for KV and {_gib(weights)} for "
+                f"weights, and this machine "
                 f"has {_gib(total)}; set kv.memory lower, or take a smaller model"
             )
 
@@ -124,10 +131,13 @@ def _check_gpus(config: ClusterConfig) -> None:
         for pool in POOLS
         if config.pool(pool).resources.num_gpus
     }
-    if sum(needed.values()) and not any(next(Path("/dev").glob(name), None) for name in _GPU_DEVICES):
+    if sum(needed.values()) and not any(
+        next(Path("/dev").glob(name), None) for name in _GPU_DEVICES
+    ):
         each = ", ".join(f"{pool} {amount:g}" for pool, amount in needed.items())
         raise ConfigError(
-            f"resources.num_gpus: the workers need {sum(needed.values()):g} GPUs ({each}), and this machine has no "
+            f"resources.num_gpus: the workers need {sum(needed.values()):g} GPUs ({each}), and "
+            f"this machine has no "
             "driver of any; set it to 0 for the CPU"
         )
 

@@ -1,4 +1,6 @@
-"""A Ray cluster's address, and what a configuration needs so that workers may run on any of its nodes."""
+"""A Ray cluster's address, and what a configuration needs so that workers may run on any of its
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ def check_ray_address(address: str) -> None:
     """Raises ConfigError unless it is `auto` or HOST:PORT."""
     if address.startswith("ray://"):
         raise ConfigError(
-            f"--ray-address {address}: Ray Client is not supported; run this on one of the cluster's nodes, "
+            f"--ray-address {address}: Ray Client is not supported; run this on one of the "
+            f"cluster's nodes, "
             "with --ray-address auto or HOST:PORT of Ray's head"
         )
     if address != AUTO and not is_address(address):
@@ -25,18 +28,21 @@ def check_reachable(config: ClusterConfig) -> None:
     url = config.redis.url
     if url == "embedded" or url.startswith("unix:"):
         raise ConfigError(
-            f"redis.url: {url} is on this machine alone, and workers on other Ray nodes have to reach it; "
+            f"redis.url: {url} is on this machine alone, and workers on other Ray nodes have to "
+            f"reach it; "
             "run a Redis and give redis://HOST:PORT/DB"
         )
     for host in hosts_of(url):
         if not is_loopback(f"{host}:0"):
             continue
         raise ConfigError(
-            f"redis.url: {host} is each Ray node itself, and workers have to reach one Redis; give an address of the "
+            f"redis.url: {host} is each Ray node itself, and workers have to reach one Redis; give "
+            f"an address of the "
             "network between the nodes"
         )
     if config.listen.workers_on_loopback:
         raise ConfigError(
-            f"listen.worker_host: nobody reaches {config.listen.worker_host} from other Ray nodes; set it to auto, "
+            f"listen.worker_host: nobody reaches {config.listen.worker_host} from other Ray nodes; "
+            f"set it to auto, "
             "with security.tls (`kvrelay certs` makes certificates)"
         )

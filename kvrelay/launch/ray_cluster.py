@@ -1,4 +1,6 @@
-"""The Ray that workers run on: one that runs already, perhaps on many machines, or one of this process."""
+"""The Ray that workers run on: one that runs already, perhaps on many machines, or one of this
+process.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,13 @@ from types import TracebackType
 import grpc
 import ray
 from ray._private import services, state
-from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+from ray._private.authentication.authentication_token_setup import (
+    maybe_enable_token_auth_if_token_available,
+)
 from ray._private.gcs_utils import create_gcs_channel
-from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]  # compiled, and its stub lacks it
+
+# Compiled, and its stub lacks it
+from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 from ray.core.generated import gcs_pb2, gcs_service_pb2, gcs_service_pb2_grpc
 
 from kvrelay.config.schema import ClusterConfig
@@ -41,7 +47,8 @@ _TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 class RayCluster:
     """Context manager; this process is Ray's driver inside it, and workers end with it.
 
-    Raises ConfigError for what is no address, Unavailable if no Ray is there that takes this process.
+    Raises ConfigError for what is no address, Unavailable if no Ray is there that takes this
+    process.
     """
 
     def __init__(self, address: str | None = None, num_cpus: float | None = None) -> None:
@@ -64,12 +71,19 @@ class RayCluster:
                 self._connect(self._address)
         except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             self.__exit__(None, None, None)
-            where = "Ray did not start" if self._address is None else f"Ray at {self._address} cannot be used"
+            where = (
+                "Ray did not start"
+                if self._address is None
+                else f"Ray at {self._address} cannot be used"
+            )
             raise Unavailable(f"{where}: {error}") from error
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         ray.shutdown()
         if self._folder.path:
@@ -88,7 +102,9 @@ class RayCluster:
         return float(ray.cluster_resources().get("GPU", 0))
 
     def nodes(self) -> list[Node]:
-        """Those that take new actors, as Ray sees them at the moment; it is asked, and this thread waits."""
+        """Those that take new actors, as Ray sees them at the moment; it is asked, and this thread
+        waits.
+        """
         free: Mapping[str, Mapping[str, float]] = state.available_resources_per_node()
         leaving = state.state.get_draining_nodes()
         return [
@@ -99,7 +115,9 @@ class RayCluster:
 
     @property
     def is_lost(self) -> bool:
-        """A local Ray's raylet has ended: no worker can be started or stopped any more, and they end by themselves."""
+        """A local Ray's raylet has ended: no worker can be started or stopped any more, and they
+        end by themselves.
+        """
         return self._raylet is not None and command_of(self._raylet) != "raylet"
 
     async def lost(self) -> None:
@@ -112,8 +130,9 @@ class RayCluster:
     def _start(self) -> None:
         self._folder.__enter__()
         if _TOKEN_PATH not in os.environ and "RAY_AUTH_TOKEN" not in os.environ:
-            # Who connects to Ray runs code, so a local one wants a token. Ray's own choice would be one in the home
-            # folder, as readable as that is, and the same for every Ray of this user.
+            # Who connects to Ray runs code, so a local one wants a token. Ray's own choice would be
+            # one in the home folder, as readable as that is, and the same for every Ray of this
+            # user.
             path = Path(self._folder.path, "token")
             path.touch(mode=0o600)  # Ray opens the folder to everybody
             path.write_text(secrets.token_hex(32))
@@ -132,7 +151,8 @@ class RayCluster:
 
     def _connect(self, address: str) -> None:
         if address == AUTO:
-            maybe_enable_token_auth_if_token_available(warn_if_disabled=False)  # as `ray.init` does for it
+            # As `ray.init` does for it
+            maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
         _knock(services.canonicalize_bootstrap_address_or_die(address))
         ray.init(address=address, logging_level="error", namespace="kvrelay")
 
@@ -146,27 +166,36 @@ def _knock(head: str) -> None:
         try:
             gcs = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel)
             found = gcs.CheckAlive(gcs_service_pb2.CheckAliveRequest(), timeout=_CONNECT_S)
-            nodes = gcs.GetAllNodeInfo(gcs_service_pb2.GetAllNodeInfoRequest(), timeout=_CONNECT_S).node_info_list
+            nodes = gcs.GetAllNodeInfo(
+                gcs_service_pb2.GetAllNodeInfoRequest(), timeout=_CONNECT_S
+            ).node_info_list
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                 raise Unavailable(
-                    f"Ray at {head} wants its token: set RAY_AUTH_MODE=token, and put the token into ~/.ray/auth_token "
+                    f"Ray at {head} wants its token: set RAY_AUTH_MODE=token, and put the token "
+                    f"into ~/.ray/auth_token "
                     "or into the file that RAY_AUTH_TOKEN_PATH names"
                 ) from None
             raise Unavailable(f"no Ray at {head}: {error.details()}") from None
     if found.ray_version != ray.__version__:
-        raise Unavailable(f"Ray at {head} is {found.ray_version}, and here it is {ray.__version__}; they must be equal")
+        raise Unavailable(
+            f"Ray at {head} is {found.ray_version}, and here it is "
+            f"{ray.__version__}; they must be equal"
+        )
     alive = [one for one in nodes if one.state == gcs_pb2.GcsNodeInfo.ALIVE]
     if not any(_is_here(one.node_manager_address) for one in alive):
         raise Unavailable(
-            f"this machine is none of the {len(alive)} nodes of Ray at {head}: make it one, by `ray start "
+            f"this machine is none of the {len(alive)} nodes of Ray at {head}: make it one, by "
+            f"`ray start "
             f"--address {head}`, or run this on one of them"
         )
 
 
 def _is_here(host: str) -> bool:
     """Whether it is an address of this machine."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    with socket.socket(
+        socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM
+    ) as probe:
         try:
             probe.bind((host, 0))
         except OSError:
@@ -174,10 +203,14 @@ def _is_here(host: str) -> bool:
     return True
 
 
-def local_cpus(config: ClusterConfig, most_workers: Mapping[PoolName, int], standby: int = 0) -> float:
-    """Logical CPUs for a local Ray, so that it holds the largest pools that the configuration allows.
+def local_cpus(
+    config: ClusterConfig, most_workers: Mapping[PoolName, int], standby: int = 0
+) -> float:
+    """Logical CPUs for a local Ray, so that it holds the largest pools that the configuration
+    allows.
 
-    On one machine workers share cores: there is nothing to wait for when there are fewer cores than workers.
+    On one machine workers share cores: there is nothing to wait for when there are fewer cores than
+    workers.
     """
     wanted = (
         most_workers["prefill"] * config.prefill.resources.num_cpus

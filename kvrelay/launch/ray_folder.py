@@ -1,4 +1,6 @@
-"""Where a local Ray keeps its sockets and logs, for as long as the process lives that started it."""
+"""Where a local Ray keeps its sockets and logs, for as long as the process lives that started
+it.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,14 @@ from types import TracebackType
 
 PARENT = Path("/tmp")  # not TMPDIR: a Unix socket's path is short
 _PREFIX = "kvrelay-ray-"
-_LOCK = "owner"  # locked by the process whose folder it is; the kernel unlocks it when that ends, however
+# Locked by the process whose folder it is; the kernel unlocks it when that ends, however
+_LOCK = "owner"
 
 
 class RayFolder:
-    """Context manager; `path` is valid inside it. Entered, it also takes away folders of those who were killed."""
+    """Context manager; `path` is valid inside it. Entered, it also takes away folders of those who
+    were killed.
+    """
 
     def __init__(self) -> None:
         self.path = ""
@@ -30,7 +35,10 @@ class RayFolder:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         shutil.rmtree(self.path, ignore_errors=True)  # Ray's last words may still be written
         os.close(self._lock)
@@ -39,7 +47,8 @@ class RayFolder:
 def remove_abandoned_folders() -> None:
     """Those of this user whose owner has ended."""
     for folder in PARENT.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # another's, locked by its owner, or just made and not yet locked
+        # Another's, locked by its owner, or just made and not yet locked
+        with contextlib.suppress(OSError):
             if folder.stat(follow_symlinks=False).st_uid == os.getuid():
                 _remove_if_abandoned(folder)
 

@@ -1,11 +1,13 @@
-"""A process that has imported all that a worker needs and is forked for each one, so that a start takes no imports.
+"""A process that has imported all that a worker needs and is forked for each one, so that a start
+takes no imports.
 
     actor ── connects, writes settings ──▶ template ── forks ──▶ worker
       └──────── drain, stop, turn ────────────────────────────────▶ │
       ◀──────── started, then how it ended ──────────────────────── ┘
 
-Lines of JSON over a Unix socket in a folder that only this user can enter. The worker belongs to the actor: it ends
-when the actor does. The template imports in parallel with the start of Ray; those who connect meanwhile wait.
+Lines of JSON over a Unix socket in a folder that only this user can enter. The worker belongs to
+the actor: it ends when the actor does. The template imports in parallel with the start of Ray;
+those who connect meanwhile wait.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ log = get_logger("launch")
 
 
 class Template:
-    """Context manager: the template process of this machine runs inside it; `path` is its socket."""
+    """Context manager: the template process of this machine runs inside it; `path` is its
+    socket.
+    """
 
     def __init__(self, threads: int) -> None:
         """threads: what OpenMP takes from the environment when torch is imported."""
@@ -55,27 +59,42 @@ class Template:
 
     @classmethod
     def suits(cls, config: ClusterConfig) -> bool:
-        """Whether workers can be forked: not on GPUs, whose driver wants each process's own environment."""
+        """Whether workers can be forked: not on GPUs, whose driver wants each process's own
+        environment.
+        """
         pools = (config.prefill, config.decode)
-        return not any(pool.resources.num_gpus for pool in pools) and len({pool.threads for pool in pools}) == 1
+        return (
+            not any(pool.resources.num_gpus for pool in pools)
+            and len({pool.threads for pool in pools}) == 1
+        )
 
     def __enter__(self) -> Template:
         self._folder = tempfile.mkdtemp(prefix="kvrelay-template-")
         self.path = os.path.join(self._folder, "socket")
-        # Made here, so that it is there from now on; when the template ends, nobody listens any more.
+        # Made here, so that it is there from now on; when the template ends, nobody listens any
+        # more.
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(self.path)
             listener.listen(_BACKLOG)
             self._process = subprocess.Popen(
-                bound_to_parent(sys.executable, "-m", "kvrelay.launch.template", str(listener.fileno())),
-                env={**os.environ, "OMP_NUM_THREADS": str(self._threads), "OMP_WAIT_POLICY": "PASSIVE"},
+                bound_to_parent(
+                    sys.executable, "-m", "kvrelay.launch.template", str(listener.fileno())
+                ),
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": str(self._threads),
+                    "OMP_WAIT_POLICY": "PASSIVE",
+                },
                 stdin=subprocess.DEVNULL,
                 pass_fds=(listener.fileno(),),
             )
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         assert self._process is not None
         self._process.kill()  # it holds nothing
@@ -91,11 +110,15 @@ def settings_to_json(settings: WorkerSettings) -> dict[str, Any]:
 
 def settings_from_json(values: dict[str, Any]) -> WorkerSettings:
     claim = None if values["claim"] is None else Claim(**values["claim"])
-    return WorkerSettings(**{**values, "config": ClusterConfig.model_validate(values["config"]), "claim": claim})
+    return WorkerSettings(
+        **{**values, "config": ClusterConfig.model_validate(values["config"]), "claim": claim}
+    )
 
 
 def _error(name: str, message: str) -> Exception:
-    """What a worker ended of: kvrelay's and Python's own errors as they were, others as Unavailable."""
+    """What a worker ended of: kvrelay's and Python's own errors as they were, others as
+    Unavailable.
+    """
     kind = getattr(errors, name, None) or getattr(builtins, name, None)
     if isinstance(kind, type) and issubclass(kind, Exception):
         try:
@@ -113,7 +136,9 @@ class ForkedWorker:
         self._writer = writer
 
     @classmethod
-    async def ask(cls, path: str, settings: WorkerSettings, variables: Mapping[str, str]) -> ForkedWorker:
+    async def ask(
+        cls, path: str, settings: WorkerSettings, variables: Mapping[str, str]
+    ) -> ForkedWorker:
         """Raises OSError if no template is there."""
         worker = cls(*await asyncio.open_unix_connection(path))
         worker.tell(settings=settings_to_json(settings), variables=dict(variables))
@@ -208,7 +233,9 @@ async def _serve(settings: WorkerSettings, orders: IO[str]) -> dict[str, str]:
 
 
 def _take_orders(orders: IO[str], roles: Roles, loop: asyncio.AbstractEventLoop) -> None:
-    """In a thread of its own, until the actor is gone; then the worker ends, whether its event loop comes by or not."""
+    """In a thread of its own, until the actor is gone; then the worker ends, whether its event loop
+    comes by or not.
+    """
     try:
         for line in orders:
             match json.loads(line):

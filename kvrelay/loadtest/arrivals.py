@@ -12,15 +12,19 @@ from kvrelay.loadtest.rate import Rate, arrivals, seconds_of
 def arrival_times(
     rate: Rate, burstiness: float, count: int | None, duration: float | None, random: Random
 ) -> list[float]:
-    """Seconds after the start, ascending; ends at `count` arrivals, after `duration` seconds or with the rate.
+    """Seconds after the start, ascending; ends at `count` arrivals, after `duration` seconds or
+    with the rate.
 
-    The gaps are drawn from a gamma distribution with mean 1/rate and shape `burstiness`: 1 is a Poisson process,
-    less comes in bursts, more is more even, and infinity is constant. An infinite rate lets all arrive at once.
+    The gaps are drawn from a gamma distribution with mean 1/rate and shape `burstiness`: 1 is a
+    Poisson process, less comes in bursts, more is more even, and infinity is constant. An infinite
+    rate lets all arrive at once.
     """
 
     def gap(_stage: int) -> float:
         return 1.0 if math.isinf(burstiness) else random.gammavariate(burstiness, 1 / burstiness)
 
     end = min(math.inf if duration is None else duration, seconds_of(rate))
-    assert count is not None or (math.isfinite(end) and math.isfinite(rate[0].first)), "an endless test"
+    assert count is not None or (math.isfinite(end) and math.isfinite(rate[0].first)), (
+        "an endless test"
+    )
     return list(islice(takewhile(lambda time: time < end, arrivals(rate, gap)), count))

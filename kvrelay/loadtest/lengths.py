@@ -41,7 +41,9 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """exp of a normal variable with mean ln(median) and deviation sigma, rounded and cut to [low, high]."""
+    """exp of a normal variable with mean ln(median) and deviation sigma, rounded and cut to [low,
+    high].
+    """
 
     median: float
     sigma: float
@@ -50,30 +52,43 @@ class LogNormal:
 
     @property
     def mean(self) -> float:
-        """Between the cuts lies exp(mu + sigma^2 / 2) (F(b - sigma) - F(a - sigma)), F of (ln x - mu) / sigma."""
+        """Between the cuts lies exp(mu + sigma^2 / 2) (F(b - sigma) - F(a - sigma)), F of (ln x -
+        mu) / sigma.
+        """
         mu, sigma = math.log(self.median), self.sigma
         if not sigma:
             return min(max(self.median, self.low), self.high)
         low, high = ((math.log(cut) - mu) / sigma for cut in (self.low, self.high))
         below, above = _NORMAL.cdf(low), 1 - _NORMAL.cdf(high)
-        within = math.exp(mu + sigma**2 / 2) * (_NORMAL.cdf(high - sigma) - _NORMAL.cdf(low - sigma))
+        within = math.exp(mu + sigma**2 / 2) * (
+            _NORMAL.cdf(high - sigma) - _NORMAL.cdf(low - sigma)
+        )
         return self.low * below + within + self.high * above
 
     def draw(self, random: Random) -> int:
-        return max(self.low, min(self.high, round(random.lognormvariate(math.log(self.median), self.sigma))))
+        return max(
+            self.low,
+            min(self.high, round(random.lognormvariate(math.log(self.median), self.sigma))),
+        )
 
     def __str__(self) -> str:
-        return f"lognormal:median={self.median:g},sigma={self.sigma:g},min={self.low},max={self.high}"
+        return (
+            f"lognormal:median={self.median:g},sigma={self.sigma:g},min={self.low},max={self.high}"
+        )
 
 
 def parse_lengths(text: str, field: str) -> Lengths:
-    """`256`, `32-512` or `lognormal:median=400,sigma=0.8,min=32,max=2048`. Raises InvalidArgument."""
+    """`256`, `32-512` or `lognormal:median=400,sigma=0.8,min=32,max=2048`. Raises
+    InvalidArgument.
+    """
     try:
         lengths = _lognormal(text) if text.startswith("lognormal:") else _uniform(text)
     except ValueError as error:
         raise InvalidArgument(f"{field}: {text!r} ({error}); {_FORMS}", field=field) from error
     if not 1 <= lengths.low <= lengths.high:
-        raise InvalidArgument(f"{field}: {text!r} does not say lengths from 1 on, the smaller first", field=field)
+        raise InvalidArgument(
+            f"{field}: {text!r} does not say lengths from 1 on, the smaller first", field=field
+        )
     return lengths
 
 

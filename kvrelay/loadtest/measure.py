@@ -29,8 +29,12 @@ class Run:
     duration: float | None = None  # seconds of a closed loop
 
 
-async def measure(target: Target, run: Run, done: Callable[[Row], None], stop: asyncio.Event) -> Report:
-    """`done` sees each row as it comes; `stop` ends the test early. What fails is in the report, not raised."""
+async def measure(
+    target: Target, run: Run, done: Callable[[Row], None], stop: asyncio.Event
+) -> Report:
+    """`done` sees each row as it comes; `stop` ends the test early. What fails is in the report,
+    not raised.
+    """
     prompts: dict[int, Sequence[int]] = {}
     requests = _noting(run.plan, prompts)
     before = await _counters(target)
@@ -38,7 +42,9 @@ async def measure(target: Target, run: Run, done: Callable[[Row], None], stop: a
         if run.concurrency is None:
             rows = await run_load(requests, target.sender, done, stop)
         else:
-            rows = await run_closed_loop(requests, run.concurrency, run.duration, target.sender, done, stop)
+            rows = await run_closed_loop(
+                requests, run.concurrency, run.duration, target.sender, done, stop
+            )
     after = await _counters(target)
     grown = None if before is None or after is None else after.since(before)
     return Report(
@@ -59,7 +65,9 @@ async def _counters(target: Target) -> PrefixCache | None:
         return None
 
 
-def _noting(plan: Iterable[PlannedRequest], prompts: dict[int, Sequence[int]]) -> Iterator[PlannedRequest]:
+def _noting(
+    plan: Iterable[PlannedRequest], prompts: dict[int, Sequence[int]]
+) -> Iterator[PlannedRequest]:
     """Keeps the token ids of what is sent."""
     for index, request in enumerate(plan):
         if request.token_ids is not None:

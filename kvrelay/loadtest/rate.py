@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 from kvrelay.errors import InvalidArgument
 
-_FORMS = "write R requests per second, inf, or stages R:SECONDS and FROM-TO:SECONDS with commas between them"
+_FORMS = (
+    "write R requests per second, inf, or stages R:SECONDS and FROM-TO:SECONDS with commas between "
+    "them"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +29,15 @@ class Stage:
         return mean * self.seconds if mean else 0.0
 
     def time_of(self, arrivals: float) -> float:
-        """Seconds after the stage's start when so many arrivals are expected: rate t + slope t^2 / 2 = arrivals."""
+        """Seconds after the stage's start when so many arrivals are expected: rate t + slope t^2 /
+        2 = arrivals.
+        """
         if arrivals == 0 or math.isinf(self.first):
             return 0.0
         slope = 0.0 if self.first == self.last else (self.last - self.first) / self.seconds
-        return 2 * arrivals / (self.first + math.sqrt(max(0.0, self.first**2 + 2 * slope * arrivals)))
+        return (
+            2 * arrivals / (self.first + math.sqrt(max(0.0, self.first**2 + 2 * slope * arrivals)))
+        )
 
     def __str__(self) -> str:
         rate = f"{self.first:g}" if self.first == self.last else f"{self.first:g}-{self.last:g}"
@@ -53,11 +60,14 @@ def seconds_of(rate: Rate) -> float:
     return math.fsum(stage.seconds for stage in rate)
 
 
-def arrivals(rate: Sequence[Stage], gap: Callable[[int], float], first: float = 0.0) -> Iterator[float]:
-    """Times of arrivals in seconds after the start, the first when `first` others could be expected before it.
+def arrivals(
+    rate: Sequence[Stage], gap: Callable[[int], float], first: float = 0.0
+) -> Iterator[float]:
+    """Times of arrivals in seconds after the start, the first when `first` others could be expected
+    before it.
 
-    gap(n) draws, in stage n, how many expected arrivals lie between one arrival and the next: 1 in the mean.
-    Gaps are stretched by the rate, and one that a stage ends in goes on in the next.
+    gap(n) draws, in stage n, how many expected arrivals lie between one arrival and the next: 1 in
+    the mean. Gaps are stretched by the rate, and one that a stage ends in goes on in the next.
     """
     begin, due = 0.0, first
     for number, stage in enumerate(rate):
@@ -75,7 +85,9 @@ def parse_rate(text: str) -> Rate:
     except ValueError as error:
         raise InvalidArgument(f"--rate {text!r}: {error}; {_FORMS}", field="rate") from error
     if len(stages) > 1 and not math.isfinite(seconds_of(stages)):
-        raise InvalidArgument(f"--rate {text!r}: a stage among others needs its SECONDS; {_FORMS}", field="rate")
+        raise InvalidArgument(
+            f"--rate {text!r}: a stage among others needs its SECONDS; {_FORMS}", field="rate"
+        )
     if not sum(stage.arrivals for stage in stages) > 0:
         raise InvalidArgument(f"--rate {text!r} is not above 0; {_FORMS}", field="rate")
     return stages
@@ -84,7 +96,9 @@ def parse_rate(text: str) -> Rate:
 def _stage(text: str) -> Stage:
     rates, colon, seconds = text.partition(":")
     first, dash, last = rates.partition("-")
-    stage = Stage(float(first), float(last if dash else first), float(seconds) if colon else math.inf)
+    stage = Stage(
+        float(first), float(last if dash else first), float(seconds) if colon else math.inf
+    )
     ramp, bounded = stage.first != stage.last, math.isfinite(stage.seconds)
     if not (stage.first >= 0 and stage.last >= 0 and stage.seconds > 0):
         raise ValueError("rates and seconds must not be negative")

@@ -1,4 +1,6 @@
-"""What pools did, as a record that a scaling policy can be tried on: from a load test's report, or from a CSV file."""
+"""What pools did, as a record that a scaling policy can be tried on: from a load test's report, or
+from a CSV file.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,13 @@ METRICS: tuple[MetricName, ...] = get_args(MetricName)
 
 
 def moments_of(report: Report) -> list[Moment]:
-    """Of each look at the cluster while the test ran. Raises InvalidArgument for a report without a timeline."""
+    """Of each look at the cluster while the test ran. Raises InvalidArgument for a report without a
+    timeline.
+    """
     if report.timeline is None or not report.timeline.samples:
         raise InvalidArgument(
-            "the report has no timeline of the cluster, which `kvrelay loadtest run --admin HOST:PORT --json` records",
+            "the report has no timeline of the cluster, which `kvrelay loadtest run --admin "
+            "HOST:PORT --json` records",
             field="metrics",
         )
     ttft, itl = first_tokens(report.answered), token_gaps(report.answered)
@@ -35,7 +40,9 @@ def moments_of(report: Report) -> list[Moment]:
     for sample in report.timeline.samples:
         shared: dict[MetricName, float] = {}
         for name, events in (("ttft_p95_ms", ttft), ("itl_p95_ms", itl)):
-            recent = sorted(value for at, value in events if sample.at_s - LATENCY_WINDOW_S < at <= sample.at_s)
+            recent = sorted(
+                value for at, value in events if sample.at_s - LATENCY_WINDOW_S < at <= sample.at_s
+            )
             if recent:
                 shared[name] = 1000 * percentile(recent, 95)  # type: ignore[index]
             elif not sample.running and not sample.waiting:
@@ -56,14 +63,16 @@ def moments_of(report: Report) -> list[Moment]:
                 metrics["queue_tokens"] = one.waiting_tokens
             metrics |= shared
             if pool == "prefill" and sample.waiting and awaited == "decode":
-                metrics.pop("ttft_p95_ms", None)  # it counts the wait for a seat, which no prefill worker shortens
+                # It counts the wait for a seat, which no prefill worker shortens
+                metrics.pop("ttft_p95_ms", None)
             pools[pool] = PoolSnapshot(one.desired, one.workers, metrics, one.busy_share)
         moments.append(Moment(sample.at_s, pools))
     return moments
 
 
 def read_moments(file: Path) -> list[Moment]:
-    """CSV with the columns seconds, pool, size, ready and any of a policy's metrics; one row a pool and moment.
+    """CSV with the columns seconds, pool, size, ready and any of a policy's metrics; one row a pool
+    and moment.
 
     An empty field is a metric that was not known. Raises InvalidArgument, naming the line.
     """
@@ -85,7 +94,9 @@ def _rows(file: Path, rows: Iterator[list[str]]) -> Iterator[tuple[float, PoolNa
     names = [metric for metric in METRICS if metric in header]
     if sorted(header) != sorted([*_KEYS, *names]) or not names:
         allowed = f"{', '.join(_KEYS)} and some of {', '.join(METRICS)}"
-        raise InvalidArgument(f"{file}:1: the columns are {', '.join(header)}; wanted are {allowed}", field="metrics")
+        raise InvalidArgument(
+            f"{file}:1: the columns are {', '.join(header)}; wanted are {allowed}", field="metrics"
+        )
     before = 0.0
     for number, row in enumerate(rows, 2):
         try:
@@ -94,8 +105,12 @@ def _rows(file: Path, rows: Iterator[list[str]]) -> Iterator[tuple[float, PoolNa
             size, ready = int(fields["size"]), int(fields["ready"])
             metrics = {name: float(fields[name]) for name in names if fields[name]}
         except (ValueError, StopIteration) as error:
-            raise InvalidArgument(f"{file}:{number}: not a row of {', '.join(header)}", field="metrics") from error
+            raise InvalidArgument(
+                f"{file}:{number}: not a row of {', '.join(header)}", field="metrics"
+            ) from error
         if not (before <= at < float("inf") and size >= 0 and ready >= 0):
-            raise InvalidArgument(f"{file}:{number}: seconds must not go back, sizes not be negative", field="metrics")
+            raise InvalidArgument(
+                f"{file}:{number}: seconds must not go back, sizes not be negative", field="metrics"
+            )
         before = at
         yield at, pool, PoolSnapshot(size, ready, metrics)

@@ -1,4 +1,6 @@
-"""How much of the prompts a prefix cache could have held, and how much the target says that it did."""
+"""How much of the prompts a prefix cache could have held, and how much the target says that it
+did.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +17,34 @@ Prompt = Sequence[int]  # token ids
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """In prompt tokens of the answered requests. A cache reuses whole blocks and leaves the last token to compute."""
+    """In prompt tokens of the answered requests. A cache reuses whole blocks and leaves the last
+    token to compute.
+    """
 
     block_tokens: int
     prompt: int
     unlimited: int  # that a cache without limits would hold, if each prompt were computed at once
-    computed: int  # of these, the tokens of prompts whose first token had come before the request was sent
+    # Of these, the tokens of prompts whose first token had come before the request was sent
+    computed: int
     reported: int  # by the target, request by request
     counters: PrefixCache | None = None  # the target's own, from before the test to after it
 
     def shares(self) -> dict[str, float]:
         """Of the prompt tokens; the counters' hits of their queries."""
         shares = {"unlimited": self.unlimited, "computed": self.computed, "reported": self.reported}
-        found = {name: tokens / self.prompt if self.prompt else 0.0 for name, tokens in shares.items()}
+        found = {
+            name: tokens / self.prompt if self.prompt else 0.0 for name, tokens in shares.items()
+        }
         if self.counters is not None and self.counters.queries:
             found["counters"] = self.counters.hits / self.counters.queries
         return found
 
 
 def measure_reuse(
-    prompts: Mapping[int, Prompt], rows: Sequence[Row], block_tokens: int, counters: PrefixCache | None = None
+    prompts: Mapping[int, Prompt],
+    rows: Sequence[Row],
+    block_tokens: int,
+    counters: PrefixCache | None = None,
 ) -> Reuse:
     """prompts: by place in the plan. counters: what the target's grew by."""
     answered = [row for row in rows if row.ok and row.ttft_s is not None]

@@ -1,7 +1,8 @@
 """Runs a planned load.
 
-Open loop: a request starts when it is due, however many are still under way. Closed loop: a number of slots, each of
-which sends its next request when the last one is answered. Either way latency counts from when the request was due.
+Open loop: a request starts when it is due, however many are still under way. Closed loop: a number
+of slots, each of which sends its next request when the last one is answered. Either way latency
+counts from when the request was due.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any, Protocol
 from kvrelay.loadtest.report.row import Row
 from kvrelay.loadtest.workload import PlannedRequest
 
-# A slot of a closed loop waits after a failure, longer after each in a row: a target that is gone fails at once.
+# A slot of a closed loop waits after a failure, longer after each in a row: a target that is gone
+# fails at once.
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 1.0
 
@@ -49,7 +51,8 @@ async def run_load(
     done: Callable[[Row], None],
     stop: asyncio.Event | None = None,
 ) -> tuple[Row, ...]:
-    """Open loop. One row for each request, in the plan's order; `done` sees each when it is complete.
+    """Open loop. One row for each request, in the plan's order; `done` sees each when it is
+    complete.
 
     `stop` ends the test at once; requests that were under way then have no row.
     """
@@ -73,7 +76,8 @@ async def run_closed_loop(
     done: Callable[[Row], None],
     stop: asyncio.Event | None = None,
 ) -> tuple[Row, ...]:
-    """Like `run_load`, but a request is due when one of `concurrency` slots is free; none starts after `duration` s.
+    """Like `run_load`, but a request is due when one of `concurrency` slots is free; none starts
+    after `duration` s.
 
     A slot whose request failed is free again after a pause.
     """

@@ -22,10 +22,14 @@ class Slo:
     def __post_init__(self) -> None:
         if self.metric not in METRICS or not 0 < self.milliseconds < math.inf:
             text = f"{self.metric}:{self.milliseconds:g}"
-            raise InvalidArgument(f"goodput: {text!r:.40} is not one of ttft:MS, tpot:MS, e2e:MS", field="goodput")
+            raise InvalidArgument(
+                f"goodput: {text!r:.40} is not one of ttft:MS, tpot:MS, e2e:MS", field="goodput"
+            )
 
     def met(self, row: Row) -> bool:
-        """A request with one token has no TPOT, so it cannot miss one; one that failed meets nothing."""
+        """A request with one token has no TPOT, so it cannot miss one; one that failed meets
+        nothing.
+        """
         seconds: float | None = getattr(row, f"{self.metric}_s")
         if seconds is None:
             return row.ok and self.metric == "tpot"

@@ -14,7 +14,9 @@ class Stopwatch:
     """Started when a request is sent, told of each token that comes, asked for the row."""
 
     def __init__(self, start: float, at: float) -> None:
-        """start: of the test, on time.perf_counter. at: when the request was due, in seconds after it."""
+        """start: of the test, on time.perf_counter. at: when the request was due, in seconds after
+        it.
+        """
         self._due = start + at
         self._row: dict[str, Any] = {"scheduled_s": at, "late_s": time.perf_counter() - self._due}
         self._times: list[float] = []

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from kvrelay.loadtest.report.sweep_report import Report
 
 Offer = Callable[[float], Awaitable[Report]]  # a run at a rate
-# Of the largest objective, that arrivals should last: in a shorter run a queue that grows misses nothing yet.
+# Of the largest objective, that arrivals should last: in a shorter run a queue that grows misses
+# nothing yet.
 _LASTING = 10
 
 
@@ -29,14 +30,22 @@ class Sweep:
 
     @property
     def dead(self) -> tuple[tuple[float, Report], ...]:
-        """Runs in which nothing was answered, though nobody interrupted them. One ends the sweep."""
-        return tuple((rate, report) for rate, report in self.runs if not (report.answered or report.interrupted))
+        """Runs in which nothing was answered, though nobody interrupted them. One ends the
+        sweep.
+        """
+        return tuple(
+            (rate, report)
+            for rate, report in self.runs
+            if not (report.answered or report.interrupted)
+        )
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """Those of the runs, and of runs that were too short."""
         return tuple(
-            f"at {rate:.4g}/s: {one}" for rate, report in self.runs for one in (*report.warnings, *_short(report))
+            f"at {rate:.4g}/s: {one}"
+            for rate, report in self.runs
+            for one in (*report.warnings, *_short(report))
         )
 
 
@@ -47,7 +56,8 @@ def _short(report: Report) -> tuple[str, ...]:
     if report.interrupted or lasted >= _LASTING * longest:
         return ()
     return (
-        f"requests came for {lasted:.3g} s, less than {_LASTING} times the largest objective of {longest:g} s: a queue "
+        f"requests came for {lasted:.3g} s, less than {_LASTING} times the largest objective of "
+        f"{longest:g} s: a queue "
         f"that grows may not show yet. Give a --duration of at least {_LASTING * longest:g}",
     )
 
@@ -58,7 +68,9 @@ def _over(report: Report) -> bool:
 
 
 async def try_rates(offer: Offer, rates: Sequence[float], attainment: float) -> Sweep:
-    """Each of them, in ascending order. A run that is interrupted, or gets no answer at all, ends the sweep."""
+    """Each of them, in ascending order. A run that is interrupted, or gets no answer at all, ends
+    the sweep.
+    """
     runs = []
     for rate in sorted(rates):
         report = await offer(rate)
@@ -68,19 +80,24 @@ async def try_rates(offer: Offer, rates: Sequence[float], attainment: float) -> 
     return Sweep(attainment, tuple(runs))
 
 
-async def bisect(offer: Offer, low: float, high: float, precision: float, attainment: float) -> Sweep:
-    """Looks for the highest good rate from `low` to `high`, until it is known to a factor of 1 + precision.
+async def bisect(
+    offer: Offer, low: float, high: float, precision: float, attainment: float
+) -> Sweep:
+    """Looks for the highest good rate from `low` to `high`, until it is known to a factor of 1 +
+    precision.
 
-    Halves the interval by ratio; so it supposes that a lower rate is never worse. Both ends are tried first: if the
-    low one is not good or the high one is, nothing lies between. A run that is interrupted, or gets no answer at all,
-    ends the search.
+    Halves the interval by ratio; so it supposes that a lower rate is never worse. Both ends are
+    tried first: if the low one is not good or the high one is, nothing lies between. A run that is
+    interrupted, or gets no answer at all, ends the search.
     """
     sweep = Sweep(attainment, ())
 
     async def good(rate: float) -> bool:
         nonlocal sweep
         report = await offer(rate)
-        sweep = Sweep(attainment, tuple(sorted([*sweep.runs, (rate, report)], key=lambda run: run[0])))
+        sweep = Sweep(
+            attainment, tuple(sorted([*sweep.runs, (rate, report)], key=lambda run: run[0]))
+        )
         return sweep.good(report)
 
     def over() -> bool:

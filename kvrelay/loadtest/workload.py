@@ -14,8 +14,34 @@ from kvrelay.loadtest.lengths import Lengths
 from kvrelay.loadtest.rate import Rate, rate_text
 
 _WORDS = (
-    *("the", "a", "one", "river", "mountain", "night", "child", "king", "story", "old", "small", "bright"),
-    *("found", "lost", "went", "told", "under", "over", "before", "after", "while", "because", "light", "water"),
+    *(
+        "the",
+        "a",
+        "one",
+        "river",
+        "mountain",
+        "night",
+        "child",
+        "king",
+        "story",
+        "old",
+        "small",
+        "bright",
+    ),
+    *(
+        "found",
+        "lost",
+        "went",
+        "told",
+        "under",
+        "over",
+        "before",
+        "after",
+        "while",
+        "because",
+        "light",
+        "water",
+    ),
 )
 
 
@@ -28,10 +54,14 @@ class PlannedRequest:
     seed: int
 
     def variant(self, number: int, vocab_size: int) -> PlannedRequest:
-        """As long, but it shares no prefix with the same request's other variants, so no cache helps it."""
+        """As long, but it shares no prefix with the same request's other variants, so no cache
+        helps it.
+        """
         if self.token_ids is None:
             return replace(self, prompt=f"{number} {self.prompt}")
-        return replace(self, token_ids=tuple((token + number) % vocab_size for token in self.token_ids))
+        return replace(
+            self, token_ids=tuple((token + number) % vocab_size for token in self.token_ids)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +80,13 @@ class Workload:
         random = Random(self.seed)
         times: list[float] | repeat[float]
         if self.rate is not None:
-            times = arrival_times(self.rate, self.burstiness, self.num_requests, self.duration, random)
+            times = arrival_times(
+                self.rate, self.burstiness, self.num_requests, self.duration, random
+            )
         else:
             times = repeat(0.0) if self.num_requests is None else repeat(0.0, self.num_requests)
-        ids = list(range(vocab_size))  # millions of drawn tokens then are so many pointers, not so many numbers
+        # Millions of drawn tokens then are so many pointers, not so many numbers
+        ids = list(range(vocab_size))
         return (self._request(at, ids, random) for at in times)
 
     def options(self) -> dict[str, Any]:

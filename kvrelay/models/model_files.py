@@ -1,4 +1,6 @@
-"""A model folder's files, looked at without any library of models: for processes that only start others."""
+"""A model folder's files, looked at without any library of models: for processes that only start
+others.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,15 @@ _MAX_HEADER = 100 * 2**20  # bytes, as the safetensors format has it
 
 
 def check_model_files(folder: Path) -> int:
-    """Bytes of weights. Raises ModelRefused for a folder that lacks something, or whose weights are cut short.
+    """Bytes of weights. Raises ModelRefused for a folder that lacks something, or whose weights are
+    cut short.
 
     A worker checks all that is left when it loads them.
     """
     if not (folder / "config.json").exists():
-        raise ModelRefused(f"{folder}: there is no config.json, so it is no model's folder; give one that has it")
+        raise ModelRefused(
+            f"{folder}: there is no config.json, so it is no model's folder; give one that has it"
+        )
     read_model_json(folder / "config.json")
     if (folder / _WEIGHTS).exists():
         files = [folder / _WEIGHTS]
@@ -31,8 +36,14 @@ def check_model_files(folder: Path) -> int:
         files = [folder / str(name) for name in sorted({str(name) for name in names.values()})]
     else:
         pickles = sorted(file.name for file in folder.iterdir() if file.suffix in _PICKLES)
-        found = f"only {', '.join(pickles[:3])}, and pickled weights can run code" if pickles else "no weights"
-        raise ModelRefused(f"{folder}: no {_WEIGHTS} or {_INDEX}; there are {found}; convert to safetensors")
+        found = (
+            f"only {', '.join(pickles[:3])}, and pickled weights can run code"
+            if pickles
+            else "no weights"
+        )
+        raise ModelRefused(
+            f"{folder}: no {_WEIGHTS} or {_INDEX}; there are {found}; convert to safetensors"
+        )
     return sum(_check_weights(file) for file in files)
 
 
@@ -43,14 +54,24 @@ def _check_weights(file: Path) -> int:
             size = file.stat().st_size
             length = int.from_bytes(opened.read(8), "little")
             if not 2 <= length <= min(size - 8, _MAX_HEADER):
-                raise ModelRefused(f"{file}: not a safetensors file, or cut short: {size} bytes; copy it again")
+                raise ModelRefused(
+                    f"{file}: not a safetensors file, or cut short: {size} bytes; copy it again"
+                )
             tensors = json.loads(opened.read(length))
-            ends = [int(tensor["data_offsets"][1]) for name, tensor in tensors.items() if name != "__metadata__"]
+            ends = [
+                int(tensor["data_offsets"][1])
+                for name, tensor in tensors.items()
+                if name != "__metadata__"
+            ]
     except OSError as error:
         raise ModelRefused(f"{file}: cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
-        raise ModelRefused(f"{file}: its header is not that of a safetensors file; copy it again") from None
+        raise ModelRefused(
+            f"{file}: its header is not that of a safetensors file; copy it again"
+        ) from None
     wanted = 8 + length + max(ends, default=0)
     if size != wanted:
-        raise ModelRefused(f"{file}: has {size} bytes, and its header tells of {wanted}; copy it again")
+        raise ModelRefused(
+            f"{file}: has {size} bytes, and its header tells of {wanted}; copy it again"
+        )
     return size

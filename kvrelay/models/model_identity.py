@@ -1,8 +1,8 @@
 """Which files of a model's folder decide what it answers, and hashes of them.
 
-The hashes are XXH3 with 128 bits. They tell apart what an operator puts there: a fine-tune, another revision, a shard
-that was not copied to its end. They do not stop somebody who makes two files with one hash on purpose; whoever can
-write to a model's folder can change the answers anyway.
+The hashes are XXH3 with 128 bits. They tell apart what an operator puts there: a fine-tune, another
+revision, a shard that was not copied to its end. They do not stop somebody who makes two files with
+one hash on purpose; whoever can write to a model's folder can change the answers anyway.
 """
 
 from __future__ import annotations
@@ -11,7 +11,14 @@ from pathlib import Path
 
 import xxhash
 
-VOCABULARY = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "added_tokens.json")
+VOCABULARY = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "added_tokens.json",
+)
 SETTINGS = (
     "config.json",
     "generation_config.json",
@@ -25,9 +32,11 @@ SETTINGS = (
 
 
 def tokenizer_id(folder: Path) -> str:
-    """Hash of the files that give token ids their texts; empty where there are none, or they cannot be read.
+    """Hash of the files that give token ids their texts; empty where there are none, or they cannot
+    be read.
 
-    A router that tokenizes with other files than those of a worker's model would ask it for nonsense.
+    A router that tokenizes with other files than those of a worker's model would ask it for
+    nonsense.
     """
     digest = xxhash.xxh3_128()
     found = False

@@ -1,4 +1,6 @@
-"""Lines of log on their way to stderr. A thread writes them: who logs never waits for a pipe that nobody reads."""
+"""Lines of log on their way to stderr. A thread writes them: who logs never waits for a pipe that
+nobody reads.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ class LogWriter:
                 self._dropped += 1
                 return
             self._lines.append(line)
-            if self._thread is None or not self._thread.is_alive():  # the first line, or that of a forked process
+            # The first line, or that of a forked process
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="log", daemon=True)
                 self._thread.start()
                 atexit.register(self.flush)
@@ -55,18 +58,26 @@ class LogWriter:
                 self._writing = True
             try:
                 _write("".join(f"{line}\n" for line in (*lines, *_told(dropped))))
-            except (OSError, ValueError):  # the reader has gone, the disk is full, the stream is closed
+            # The reader has gone, the disk is full, the stream is closed
+            except (OSError, ValueError):
                 with self._changed:
                     self._dropped += dropped + len(lines)
 
 
 def _told(dropped: int) -> list[str]:
-    said = {"level": "warning", "event": "lines of log were dropped", "component": "log", "lines": dropped}
+    said = {
+        "level": "warning",
+        "event": "lines of log were dropped",
+        "component": "log",
+        "lines": dropped,
+    }
     return [json.dumps(said)] if dropped else []
 
 
 def _write(text: str) -> None:
-    """Past the stream's buffer, whose lock would be held at the interpreter's end if the write never returned."""
+    """Past the stream's buffer, whose lock would be held at the interpreter's end if the write
+    never returned.
+    """
     stream = sys.stderr
     if stream is None:
         return

@@ -28,7 +28,8 @@ log = get_logger("loop")
 class StallCounts:
     """Of all beats: how late they were, in seconds."""
 
-    buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))  # the last is for all above
+    # The last is for all above
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
     total_s: float = 0.0
     worst_s: float = 0.0
     worst_cpu_s: float = 0.0  # of the loop's thread, from one beat to the next
@@ -44,9 +45,10 @@ class StallCounts:
 class LoopStalls:
     """Measures the event loop that it is started on.
 
-    A callback that is due every BEAT_S runs late by as long as others run. Beside the wall time stands the processor
-    time of the loop's thread: on a busy machine a beat is late although nothing on the loop took long, and then only
-    the former is large. A thread takes the loop's stack while a stall lasts, if the interpreter's lock is free.
+    A callback that is due every BEAT_S runs late by as long as others run. Beside the wall time
+    stands the processor time of the loop's thread: on a busy machine a beat is late although
+    nothing on the loop took long, and then only the former is large. A thread takes the loop's
+    stack while a stall lasts, if the interpreter's lock is free.
     """
 
     def __init__(self, process: str, beat_s: float = BEAT_S) -> None:
@@ -63,7 +65,9 @@ class LoopStalls:
     async def run(self) -> None:
         """Until cancelled."""
         loop = asyncio.get_running_loop()
-        thread = threading.Thread(target=self._watch, args=(threading.get_ident(),), name="loop stalls", daemon=True)
+        thread = threading.Thread(
+            target=self._watch, args=(threading.get_ident(),), name="loop stalls", daemon=True
+        )
         self._due, self._cpu = time.monotonic() + self._beat_s, time.thread_time()
         self._handle = loop.call_later(self._beat_s, self._beat, loop)
         thread.start()
@@ -97,12 +101,17 @@ class LoopStalls:
 
 
 def _stack_of(ident: int) -> str:
-    """The innermost frames of a thread that runs. Frames must not be walked in Python: they end meanwhile."""
+    """The innermost frames of a thread that runs. Frames must not be walked in Python: they end
+    meanwhile.
+    """
     file = os.memfd_create("stack")
     try:
-        faulthandler.dump_traceback(file, all_threads=True)  # without giving up the interpreter's lock
+        # Without giving up the interpreter's lock
+        faulthandler.dump_traceback(file, all_threads=True)
         text = os.pread(file, _STACK_BYTES, 0).decode(errors="replace")
     finally:
         os.close(file)
     frames = _FRAME.findall(text.partition(f"hread 0x{ident:016x}")[2].partition("hread 0x")[0])
-    return " < ".join(f"{name} {path.rpartition('/')[2]}:{line}" for path, line, name in frames[:_FRAMES])
+    return " < ".join(
+        f"{name} {path.rpartition('/')[2]}:{line}" for path, line, name in frames[:_FRAMES]
+    )

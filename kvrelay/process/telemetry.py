@@ -16,7 +16,8 @@ from kvrelay.errors import InvalidArgument
 from kvrelay.process.log_writer import LogWriter
 
 LEVELS = ("debug", "info", "warning", "error")
-LEVEL_VARIABLE = "KVRELAY_LOG_LEVEL"  # in the environment, so that the processes of a cluster inherit it
+# In the environment, so that the processes of a cluster inherit it
+LEVEL_VARIABLE = "KVRELAY_LOG_LEVEL"
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 _WRITER = LogWriter()
 
@@ -28,10 +29,14 @@ def configure_logging(default: str = "info") -> None:
     """
     level = (os.environ.get(LEVEL_VARIABLE) or default).lower()
     if level not in LEVELS:
-        raise InvalidArgument(f"{LEVEL_VARIABLE} is {level!r}; allowed are {', '.join(LEVELS)}", field="log_level")
+        raise InvalidArgument(
+            f"{LEVEL_VARIABLE} is {level!r}; allowed are {', '.join(LEVELS)}", field="log_level"
+        )
     to_person = sys.stderr.isatty()
     renderer: structlog.typing.Processor = (
-        structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"], drop_missing=True)
+        structlog.processors.KeyValueRenderer(
+            key_order=["timestamp", "level", "event"], drop_missing=True
+        )
         if to_person
         else structlog.processors.JSONRenderer()
     )
@@ -39,11 +44,15 @@ def configure_logging(default: str = "info") -> None:
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="%H:%M:%S" if to_person else "iso", utc=not to_person),
+            structlog.processors.TimeStamper(
+                fmt="%H:%M:%S" if to_person else "iso", utc=not to_person
+            ),
             structlog.processors.format_exc_info,
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping()[level.upper()]
+        ),
         logger_factory=lambda *_: _WRITER,
         cache_logger_on_first_use=False,
     )
@@ -56,7 +65,9 @@ def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
 
 
 def flush_logs() -> None:
-    """Until all that was logged is written, for a second at most. A process that ends normally does so by itself."""
+    """Until all that was logged is written, for a second at most. A process that ends normally does
+    so by itself.
+    """
     _WRITER.flush()
 
 

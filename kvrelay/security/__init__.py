@@ -1,1 +1,3 @@
-"""Who is who between the cluster's parts: certificates with roles, and capabilities for single transfers."""
+"""Who is who between the cluster's parts: certificates with roles, and capabilities for single
+transfers.
+"""

@@ -34,7 +34,9 @@ class Issued:
     @property
     def key_pem(self) -> bytes:
         return self.key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
         )
 
 
@@ -50,8 +52,11 @@ class Authority:
         builder = builder.add_extension(_key_usage(signs=True), critical=True)
         self.issued = Issued(builder.sign(key, hashes.SHA256()), key)
 
-    def issue(self, role: Role, hosts: Sequence[str], lifetime: timedelta, now: datetime | None = None) -> Issued:
-        """A certificate of the role. Those of servers are for this machine and `hosts`, DNS names or IP addresses.
+    def issue(
+        self, role: Role, hosts: Sequence[str], lifetime: timedelta, now: datetime | None = None
+    ) -> Issued:
+        """A certificate of the role. Those of servers are for this machine and `hosts`, DNS names
+        or IP addresses.
 
         Raises InvalidArgument for a host that is neither.
         """
@@ -72,7 +77,8 @@ class Authority:
             .add_extension(x509.ExtendedKeyUsage(usage), critical=False)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(self.issued.key.public_key()), critical=False
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self.issued.key.public_key()),
+                critical=False,
             )
         )
         return Issued(builder.sign(self.issued.key, hashes.SHA256()), key)
@@ -81,8 +87,8 @@ class Authority:
 def write_certificates(folder: Path, hosts: Sequence[str], lifetime: timedelta) -> None:
     """ca.pem, ROLE.pem and their -key.pem, readable by their user alone.
 
-    Raises ConfigError, before anything is written, if one of them is there or the folder cannot be had; InvalidArgument
-    for a host that is none.
+    Raises ConfigError, before anything is written, if one of them is there or the folder cannot be
+    had; InvalidArgument for a host that is none.
     """
     authority = Authority(lifetime)
     made = {"ca": authority.issued}
@@ -93,7 +99,9 @@ def write_certificates(folder: Path, hosts: Sequence[str], lifetime: timedelta) 
         files[folder / f"{name}.pem"] = issued.certificate_pem
         files[folder / f"{name}-key.pem"] = issued.key_pem
     if there := [str(path) for path in files if path.exists()]:
-        raise ConfigError(f"{', '.join(there)} exists; certificates are not overwritten: name another folder")
+        raise ConfigError(
+            f"{', '.join(there)} exists; certificates are not overwritten: name another folder"
+        )
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path, data in files.items():
@@ -104,7 +112,11 @@ def write_certificates(folder: Path, hosts: Sequence[str], lifetime: timedelta) 
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, now: datetime, lifetime: timedelta
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    now: datetime,
+    lifetime: timedelta,
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
@@ -141,4 +153,6 @@ def _host(name: str) -> x509.GeneralName:
     try:
         return x509.DNSName(name)
     except ValueError:
-        raise InvalidArgument(f"{name!r} is neither an IP address nor a DNS name in ASCII", field="host") from None
+        raise InvalidArgument(
+            f"{name!r} is neither an IP address nor a DNS name in ASCII", field="host"
+        ) from None

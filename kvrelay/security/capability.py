@@ -1,8 +1,10 @@
-"""Leave to move KV, once and for one purpose: what is granted, and a MAC over it that only the granting side can make.
+"""Leave to move KV, once and for one purpose: what is granted, and a MAC over it that only the
+granting side can make.
 
-A certificate says that its holder is a worker. A capability says that this worker may write this request's KV to the
-blocks of this lease, or read the beginning of this request's KV. So neither a worker gone wrong nor, where there is no
-TLS, another process of the host reaches blocks that no router has assigned to it.
+A certificate says that its holder is a worker. A capability says that this worker may write this
+request's KV to the blocks of this lease, or read the beginning of this request's KV. So neither a
+worker gone wrong nor, where there is no TLS, another process of the host reaches blocks that no
+router has assigned to it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ _MAC_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class PushGrant:
-    """A worker may push one request's KV to another's lease. All numbers are those of the lease when it was granted."""
+    """A worker may push one request's KV to another's lease. All numbers are those of the lease
+    when it was granted.
+    """
 
     request_id: str
     attempt: int
@@ -35,7 +39,9 @@ class PushGrant:
 
 @dataclass(frozen=True, slots=True)
 class FetchGrant:
-    """A worker may have the beginning of one request's KV pushed to its address from another's prefix cache."""
+    """A worker may have the beginning of one request's KV pushed to its address from another's
+    prefix cache.
+    """
 
     request_id: str
     attempt: int
@@ -55,7 +61,9 @@ def make_key() -> bytes:
 
 
 def make_capability(key: bytes, grant: Grant) -> str:
-    """Keyed BLAKE2b (RFC 7693), in hex, over the kind of grant and its fields, each with its length before it."""
+    """Keyed BLAKE2b (RFC 7693), in hex, over the kind of grant and its fields, each with its length
+    before it.
+    """
     mac = hashlib.blake2b(key=key, digest_size=_MAC_BYTES)
     for value in (type(grant).__name__, *astuple(grant)):
         data = str(value).encode()
@@ -68,6 +76,7 @@ def check_capability(key: bytes, grant: Grant, shown: str) -> None:
     """Takes the same time whatever is wrong. Raises PermissionDenied."""
     if not hmac.compare_digest(make_capability(key, grant).encode(), shown.encode()):
         raise PermissionDenied(
-            f"the capability is not one for this {type(grant).__name__} of request {grant.request_id!r:.80}; "
+            f"the capability is not one for this {type(grant).__name__} of request "
+            f"{grant.request_id!r:.80}; "
             "a router gives each worker that of its own lease"
         )

@@ -17,8 +17,9 @@ log = get_logger("security")
 
 
 class Credentials:
-    """Certificates are replaced by replacing their files: connections made from then on use the new ones, those that
-    are there go on. Files that are broken, or half written, change nothing but the log.
+    """Certificates are replaced by replacing their files: connections made from then on use the new
+    ones, those that are there go on. Files that are broken, or half written, change nothing but the
+    log.
 
     Any thread may ask: gRPC does so from its own, in each handshake.
     """
@@ -33,8 +34,11 @@ class Credentials:
         self._told = ""
 
     @classmethod
-    def internal(cls, security: SecurityConfig, role: Literal["router", "worker"]) -> Credentials | None:
-        """Of a router or controller, or of a worker, for connections within the cluster; None without TLS.
+    def internal(
+        cls, security: SecurityConfig, role: Literal["router", "worker"]
+    ) -> Credentials | None:
+        """Of a router or controller, or of a worker, for connections within the cluster; None
+        without TLS.
 
         Raises ConfigError.
         """
@@ -42,7 +46,9 @@ class Credentials:
         if tls is None:
             return None
         pair = tls.router if role == "router" else tls.worker
-        sides: tuple[Literal["client", "server"], ...] = ("client",) if role == "router" else ("client", "server")
+        sides: tuple[Literal["client", "server"], ...] = (
+            ("client",) if role == "router" else ("client", "server")
+        )
         return cls(Files(pair.cert, pair.key, tls.ca, role, sides, f"security.tls.{role}"))
 
     @classmethod
@@ -60,8 +66,8 @@ class Credentials:
             return self._current
 
     def trouble(self, now: datetime | None = None) -> str:
-        """What an operator should do something about, or nothing: the certificate ends soon, has ended, or its
-        successor is not to be used. Says it in the log, too, when it is news.
+        """What an operator should do something about, or nothing: the certificate ends soon, has
+        ended, or its successor is not to be used. Says it in the log, too, when it is news.
         """
         pair = self.current()
         text = expiry.notice(self.files.cert, pair.ends, now or _now())
@@ -71,7 +77,11 @@ class Credentials:
             if text:
                 log.warning("certificate needs care", setting=self.files.where, reason=text)
             else:
-                log.info("certificate is well again", setting=self.files.where, until=pair.ends.isoformat())
+                log.info(
+                    "certificate is well again",
+                    setting=self.files.where,
+                    until=pair.ends.isoformat(),
+                )
         return text
 
     def _reload(self) -> None:
@@ -84,17 +94,23 @@ class Credentials:
             log.warning("certificate not taken; the one before stays", reason=error.message)
 
     def _signature(self) -> tuple[tuple[int, int, int] | None, ...]:
-        """Changes when one of the files does. A mounted Kubernetes secret is a link that comes to lead elsewhere."""
+        """Changes when one of the files does. A mounted Kubernetes secret is a link that comes to
+        lead elsewhere.
+        """
         paths = (self.files.cert, self.files.key, self.files.ca)
         return tuple(_stat(path) for path in paths if path is not None)
 
 
 def _public_files(tls: TlsConfig) -> Files:
     if tls.public is None:
-        return Files(tls.router.cert, tls.router.key, None, None, ("server",), "security.tls.router")
+        return Files(
+            tls.router.cert, tls.router.key, None, None, ("server",), "security.tls.router"
+        )
     pair = tls.public
     where = "security.tls.public"
-    return Files(pair.cert, pair.key, pair.client_ca, None, ("server",), where, f"{where}.client_ca")
+    return Files(
+        pair.cert, pair.key, pair.client_ca, None, ("server",), where, f"{where}.client_ca"
+    )
 
 
 def _stat(path: str) -> tuple[int, int, int] | None:

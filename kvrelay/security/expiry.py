@@ -5,14 +5,19 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 WARN = timedelta(days=14)
-"""Before a certificate's end. A day or two of them are enough to replace one by hand, the rest is for holidays."""
+"""Before a certificate's end. A day or two of them are enough to replace one by hand, the rest is
+for holidays.
+"""
 
 
 def notice(path: str, ends: datetime, now: datetime) -> str:
     """Nothing as long as there is time."""
     date = f"{ends:%Y-%m-%d %H:%M:%S} UTC"
     if now >= ends:
-        return f"{path} ended at {date}: connections that stand go on, new ones are refused until it is replaced"
+        return (
+            f"{path} ended at {date}: connections that stand go on, new ones are refused until it "
+            f"is replaced"
+        )
     left = ends - now
     if left > WARN:
         return ""

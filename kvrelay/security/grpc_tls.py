@@ -1,4 +1,6 @@
-"""gRPC servers and channels, with TLS where there are credentials. Nothing else in the cluster opens one."""
+"""gRPC servers and channels, with TLS where there are credentials. Nothing else in the cluster
+opens one.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def listen(server: grpc.aio.Server, address: str, credentials: Credentials | Non
 
 
 def server_credentials(credentials: Credentials) -> grpc.ServerCredentials:
-    """Each handshake takes the files as they are then. With a CA, who shows no certificate of it ends there."""
+    """Each handshake takes the files as they are then. With a CA, who shows no certificate of it
+    ends there.
+    """
     shown = credentials.current()
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
@@ -41,8 +45,11 @@ def _configuration(pair: KeyPair) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(pair.key, pair.chain)], pair.ca)
 
 
-def worker_channel(address: str, credentials: Credentials | None, options: Sequence[Option] = ()) -> grpc.aio.Channel:
-    """To a worker at HOST:PORT, of which the CA and the name of workers are verified, and not the address.
+def worker_channel(
+    address: str, credentials: Credentials | None, options: Sequence[Option] = ()
+) -> grpc.aio.Channel:
+    """To a worker at HOST:PORT, of which the CA and the name of workers are verified, and not the
+    address.
 
     It keeps the certificate that the files hold now; whoever connects anew makes a new channel.
     """

@@ -21,7 +21,8 @@ from kvrelay.wire import status
 log = get_logger("security")
 
 ALLOWED: Mapping[str, tuple[Role, ...]] = {
-    "kvrelay.v1.WorkerService": ("router",),  # a controller has a router's certificate: it drains workers
+    # A controller has a router's certificate: it drains workers
+    "kvrelay.v1.WorkerService": ("router",),
     "kvrelay.v1.KvTransferService": ("worker",),
     "kvrelay.v1.ClusterService": ("admin",),
     "kvrelay.v1.InferenceService": ("client", "admin"),
@@ -43,8 +44,9 @@ class _Peer:
 class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Ends calls of the wrong role before their handler sees anything of them.
 
-    For servers that ask for certificates: a peer without one, or with one of another CA, does not get beyond TLS's
-    handshake. `without_role` is what a certificate that names no role passes for, where it does.
+    For servers that ask for certificates: a peer without one, or with one of another CA, does not
+    get beyond TLS's handshake. `without_role` is what a certificate that names no role passes for,
+    where it does.
     """
 
     def __init__(self, without_role: Role | None = None) -> None:
@@ -57,12 +59,15 @@ class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return None if handler is None else self._guarded(handler, details.method)
 
     def tell_of_ended(self, now: datetime | None = None) -> None:
-        """Says once in the log when the certificate has ended that a peer of a call under way came with."""
+        """Says once in the log when the certificate has ended that a peer of a call under way came
+        with.
+        """
         now = now or datetime.now(UTC)
         ended = {peer for peer in self._calls.values() if peer.ends <= now}
         for peer in ended - self._told:
             log.warning(
-                "a peer's certificate ended; its calls go on, it cannot connect anew until it has another",
+                "a peer's certificate ended; its calls go on, it cannot connect anew until it has "
+                "another",
                 peer=peer.name,
                 role=peer.role,
                 ended=peer.ends.isoformat(),
@@ -112,11 +117,15 @@ class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if not roles and self._without_role is not None:
             roles = (self._without_role,)
         if len(roles) != 1:
-            raise Unauthenticated(f"the certificate names {len(roles)} roles; it must name one, as kvrelay://role/NAME")
+            raise Unauthenticated(
+                f"the certificate names {len(roles)} roles; it must name one, as "
+                f"kvrelay://role/NAME"
+            )
         allowed = ALLOWED.get(method.strip("/").rpartition("/")[0], ())
         if roles[0] not in allowed:
             raise PermissionDenied(
-                f"{method} is for the role {' or '.join(allowed) or 'of nobody'}, not for {roles[0]}"
+                f"{method} is for the role {' or '.join(allowed) or 'of nobody'}, not for "
+                f"{roles[0]}"
             )
         return _Peer(name, roles[0], ends)
 

@@ -11,7 +11,9 @@ log = get_logger("security")
 
 
 def ssl_context(credentials: Credentials) -> ssl.SSLContext:
-    """Of a server. Each handshake takes the files as they are then; connections that are there go on."""
+    """Of a server. Each handshake takes the files as they are then; connections that are there go
+    on.
+    """
     shown = credentials.current()
     latest = _context(credentials)
 

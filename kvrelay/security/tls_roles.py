@@ -12,8 +12,9 @@ ROLES: tuple[Role, ...] = get_args(Role)
 WORKER_NAME = "kvrelay-worker"
 """A name in each worker's certificate, by which it is verified in place of its address.
 
-Workers come and go under addresses that no certificate can foresee (pods, Ray nodes). So whoever connects to one checks
-the CA and this name, whatever IP the registry gave: a router's or client's certificate does not pass for a worker's.
+Workers come and go under addresses that no certificate can foresee (pods, Ray nodes). So whoever
+connects to one checks the CA and this name, whatever IP the registry gave: a router's or client's
+certificate does not pass for a worker's.
 """
 
 

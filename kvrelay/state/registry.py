@@ -1,15 +1,16 @@
-"""The cluster's shared state in Redis: what must outlive a process, and nothing that a heartbeat cannot restore.
+"""The cluster's shared state in Redis: what must outlive a process, and nothing that a heartbeat
+cannot restore.
 
     kvrelay:epoch, kvrelay:term            counters
     kvrelay:worker:ID, kvrelay:router:ID   heartbeats, each with a time to live
     kvrelay:controller:ID                  likewise, of a controller, whether it leads or not
     kvrelay:pending:ID                     likewise, of a worker that no node has room for
-    kvrelay:standby:ID                     likewise, of a worker of no pool that can take a place in either
-    kvrelay:changes                        channel: a worker's state has changed; routers look at once
-    kvrelay:leader                         hash: the controllers' lease: owner, term, beat; see autoscaler/lease.py
+    kvrelay:standby:ID                     likewise, of a worker of no pool
+    kvrelay:changes                        channel: a worker's state has changed
+    kvrelay:leader                         hash: the controllers' lease: owner, term, beat
     kvrelay:desired                        hash: pool -> wanted number of workers
     kvrelay:names                          hash: pool -> number of the next worker's name
-    kvrelay:drains, kvrelay:restarts       sets: ids of workers that an operator asked to drain, to restart
+    kvrelay:drains, kvrelay:restarts       sets: ids of workers to drain, to restart
     kvrelay:decisions                      list: the last scaling decisions, newest first
     kvrelay:probe:ID                       what `check_writable` writes
 
@@ -95,7 +96,11 @@ class Registry:
     """
 
     def __init__(
-        self, client: redis.asyncio.Redis, where: str, loopback_only: bool = False, confirm_replicas: int = 0
+        self,
+        client: redis.asyncio.Redis,
+        where: str,
+        loopback_only: bool = False,
+        confirm_replicas: int = 0,
     ) -> None:
         self._client = client
         self._confirm_replicas = confirm_replicas
@@ -103,16 +108,20 @@ class Registry:
         self._probe, self._probes = secrets.token_hex(8), 0
         self._loopback_only = loopback_only
         self._where = where
-        self._warned: dict[str, str] = {}  # key -> what was wrong with its value when last warned of
+        # Key -> what was wrong with its value when last warned of
+        self._warned: dict[str, str] = {}
 
     @classmethod
-    async def connect(cls, url: str, *, loopback_only: bool = False, confirm_replicas: int = 0) -> Registry:
-        """url: redis://, rediss://, unix:// or that of Sentinels (`redis_url`). Raises ConfigError for any other,
-        Unavailable if nobody answers.
+    async def connect(
+        cls, url: str, *, loopback_only: bool = False, confirm_replicas: int = 0
+    ) -> Registry:
+        """url: redis://, rediss://, unix:// or that of Sentinels (`redis_url`). Raises ConfigError
+        for any other, Unavailable if nobody answers.
 
-        `loopback_only`: workers elsewhere are not believed, as where this cluster's own listen on loopback. Otherwise
-        they may be in private networks. Whoever can write to Redis shall not lead routers to any other place.
-        confirm_replicas: how many of Redis's replicas must have the controllers' lease before it counts.
+        `loopback_only`: workers elsewhere are not believed, as where this cluster's own listen on
+        loopback. Otherwise they may be in private networks. Whoever can write to Redis shall not
+        lead routers to any other place. confirm_replicas: how many of Redis's replicas must have
+        the controllers' lease before it counts.
         """
         try:
             client, sentinels = _clients(url)
@@ -143,20 +152,28 @@ class Registry:
     # Workers
 
     async def next_epoch(self, last: int = 0, claim: Claim | None = None) -> int:
-        """A number that no worker had before. It is above `last`, which Redis may have lost, and above the Unix time
-        in microseconds, so that numbers which Redis has lost are not given again.
+        """A number that no worker had before. It is above `last`, which Redis may have lost, and
+        above the Unix time in microseconds, so that numbers which Redis has lost are not given
+        again.
 
-        claim: the lease under which the worker was started. Raises FailedPrecondition if another controller has led
-        since: it has started others in this worker's place.
+        claim: the lease under which the worker was started. Raises FailedPrecondition if another
+        controller has led since: it has started others in this worker's place.
         """
         lease = ("", 0) if claim is None else (_named(claim.owner), claim.term)
-        epoch = int(await self._call("EVAL", scripts.NEXT_EPOCH, 2, _EPOCH, _LEADER, last, _unix_us(), *lease))
+        epoch = int(
+            await self._call(
+                "EVAL", scripts.NEXT_EPOCH, 2, _EPOCH, _LEADER, last, _unix_us(), *lease
+            )
+        )
         if not epoch:
-            raise FailedPrecondition(f"controller {lease[0]} started this worker in term {lease[1]}; another leads now")
+            raise FailedPrecondition(
+                f"controller {lease[0]} started this worker in term {lease[1]}; another leads now"
+            )
         return epoch
 
     async def next_name(self, role: Role, at_least: int) -> str:
-        """A name that no worker had before, where `at_least` is above the numbers that the caller knows of.
+        """A name that no worker had before, where `at_least` is above the numbers that the caller
+        knows of.
 
         Of the two who remember, Redis and the caller, either may have lost its memory.
         """
@@ -164,12 +181,18 @@ class Registry:
         return f"{role}-{int(number)}"
 
     async def publish_worker(self, info: WorkerInfo, ttl_s: float = 5.0) -> None:
-        """Writes the worker's entry for `ttl_s`; FailedPrecondition if a later epoch of the same worker is there."""
+        """Writes the worker's entry for `ttl_s`; FailedPrecondition if a later epoch of the same
+        worker is there.
+        """
         entry = _encoded(info)
         keys = (_WORKER + info.worker_id, _EPOCH, _TERM)
-        newer = await self._call("EVAL", scripts.PUBLISH_WORKER, 3, *keys, info.epoch, entry, _millis(ttl_s), info.term)
+        newer = await self._call(
+            "EVAL", scripts.PUBLISH_WORKER, 3, *keys, info.epoch, entry, _millis(ttl_s), info.term
+        )
         if newer:
-            raise FailedPrecondition(f"{info.worker_id} epoch {info.epoch} was succeeded by epoch {newer}")
+            raise FailedPrecondition(
+                f"{info.worker_id} epoch {info.epoch} was succeeded by epoch {newer}"
+            )
 
     async def remove_worker(self, worker_id: str, epoch: int) -> None:
         """Removes that incarnation's entry; a later one's stays."""
@@ -186,8 +209,9 @@ class Registry:
         return info.worker_id
 
     async def check_writable(self) -> None:
-        """Raises Unavailable where nothing can be written, as on a replica: entries expire though their owners live.
-        And where what is read is not what was written: then others' entries may be missing, too.
+        """Raises Unavailable where nothing can be written, as on a replica: entries expire though
+        their owners live. And where what is read is not what was written: then others' entries may
+        be missing, too.
         """
         self._probes += 1
         key = f"{_PROBE}:{self._probe}"
@@ -217,7 +241,8 @@ class Registry:
         await self._call("PUBLISH", _CHANGES, 1)
 
     async def changes(self) -> AsyncIterator[None]:
-        """Yields for each announced change, without end. Changes while nobody listens are lost: poll as well.
+        """Yields for each announced change, without end. Changes while nobody listens are lost:
+        poll as well.
 
         Raises Unavailable when Redis does not serve it, or does so no longer.
         """
@@ -228,7 +253,9 @@ class Registry:
                 async for _ in channel.listen():
                     yield
             except (RedisError, OSError) as error:
-                raise Unavailable(f"Redis at {self._where}: {str(error) or type(error).__name__}") from error
+                raise Unavailable(
+                    f"Redis at {self._where}: {str(error) or type(error).__name__}"
+                ) from error
 
     # Pool sizes
 
@@ -249,8 +276,8 @@ class Registry:
             await self._call("HSET", _DESIRED, *words)
 
     async def scale(self, sizes: Mapping[PoolName, tuple[int, int]], claim: Claim) -> bool:
-        """The autoscaler's word, (before, after) of each pool, all at once: False, and nothing is written, if a size
-        is not what it was before or the lease is another's now.
+        """The autoscaler's word, (before, after) of each pool, all at once: False, and nothing is
+        written, if a size is not what it was before or the lease is another's now.
         """
         values: list[str] = []
         for pool, (before, after) in sizes.items():
@@ -258,21 +285,31 @@ class Registry:
         return await self._fenced(scripts.SCALE, _DESIRED, claim, *values)
 
     async def restore_desired(self, sizes: Mapping[PoolName, int], claim: Claim) -> bool:
-        """The leader's memory of sizes that Redis has lost: False, and nothing is written, if another leads now."""
-        values = [word for pool, size in sizes.items() for word in (pool, _encoded(_PoolSize(size)))]
+        """The leader's memory of sizes that Redis has lost: False, and nothing is written, if
+        another leads now.
+        """
+        values = [
+            word for pool, size in sizes.items() for word in (pool, _encoded(_PoolSize(size)))
+        ]
         return not values or await self._fenced(scripts.RESTORE_SIZES, _DESIRED, claim, *values)
 
     async def record_decision(self, decision: ScalingDecision, claim: Claim) -> bool:
         """False, and nothing is written, if another leads now."""
-        return await self._fenced(scripts.RECORD_DECISION, _DECISIONS, claim, _encoded(decision), _DECISIONS_KEPT - 1)
+        return await self._fenced(
+            scripts.RECORD_DECISION, _DECISIONS, claim, _encoded(decision), _DECISIONS_KEPT - 1
+        )
 
     async def _fenced(self, script: str, key: str, claim: Claim, *words: str | int) -> bool:
-        return bool(await self._call("EVAL", script, 2, _LEADER, key, claim.owner, claim.term, *words))
+        return bool(
+            await self._call("EVAL", script, 2, _LEADER, key, claim.owner, claim.term, *words)
+        )
 
     async def decisions(self, n: int = 20) -> tuple[ScalingDecision, ...]:
         """At most `n`, newest first."""
         raw = await self._call("LRANGE", _DECISIONS, 0, n - 1)
-        found = (self._decoded(f"{_DECISIONS} {value[:64]!r}", ScalingDecision, value) for value in raw)
+        found = (
+            self._decoded(f"{_DECISIONS} {value[:64]!r}", ScalingDecision, value) for value in raw
+        )
         return tuple(decision for decision in found if decision is not None)
 
     # Draining and restarting, as an operator wants it
@@ -310,11 +347,15 @@ class Registry:
 
     # Controllers
 
-    async def renew_lease(self, owner: str, seen: int, takes: LeaseRecord = NO_LEASE) -> LeaseRecord:
-        """Renews the owner's lease, or takes the lease if it is free or still is `takes`. Returns what it is then.
+    async def renew_lease(
+        self, owner: str, seen: int, takes: LeaseRecord = NO_LEASE
+    ) -> LeaseRecord:
+        """Renews the owner's lease, or takes the lease if it is free or still is `takes`. Returns
+        what it is then.
 
-        seen: the highest term that the caller knows of. A lease that is taken gets a term above it and above all that
-        Redis knows. Raises Unavailable too where fewer replicas than `confirm_replicas` have it in time.
+        seen: the highest term that the caller knows of. A lease that is taken gets a term above it
+        and above all that Redis knows. Raises Unavailable too where fewer replicas than
+        `confirm_replicas` have it in time.
         """
         words = (
             "EVAL",
@@ -339,16 +380,22 @@ class Registry:
                     answer, confirmed = await pipe.execute()
                 if confirmed < self._confirm_replicas:
                     raise Unavailable(
-                        f"Redis at {self._where}: {confirmed} replicas have confirmed the lease within "
-                        f"{_TIMEOUT_S / 2:g} s, and redis.confirm_replicas is {self._confirm_replicas}"
+                        f"Redis at {self._where}: {confirmed} replicas have confirmed the lease "
+                        f"within "
+                        f"{_TIMEOUT_S / 2:g} s, and redis.confirm_replicas is "
+                        f"{self._confirm_replicas}"
                     )
-        return LeaseRecord(answer[0].decode(errors="backslashreplace"), int(answer[1]), int(answer[2]))
+        return LeaseRecord(
+            answer[0].decode(errors="backslashreplace"), int(answer[1]), int(answer[2])
+        )
 
     async def release_lease(self, owner: str) -> None:
         await self._call("EVAL", scripts.RELEASE_LEASE, 1, _LEADER, owner)
 
     async def publish_controller(self, info: ControllerInfo, ttl_s: float = 5.0) -> None:
-        await self._call("SET", _CONTROLLER + info.controller_id, _encoded(info), "PX", _millis(ttl_s))
+        await self._call(
+            "SET", _CONTROLLER + info.controller_id, _encoded(info), "PX", _millis(ttl_s)
+        )
 
     async def remove_controller(self, controller_id: str) -> None:
         await self._call("DEL", _CONTROLLER + controller_id)
@@ -369,9 +416,13 @@ class Registry:
             async with asyncio.timeout(_TIMEOUT_S):
                 yield
         except TimeoutError:
-            raise Unavailable(f"Redis at {self._where}: no answer within {_TIMEOUT_S:g} s") from None
+            raise Unavailable(
+                f"Redis at {self._where}: no answer within {_TIMEOUT_S:g} s"
+            ) from None
         except (RedisError, OSError) as error:
-            raise Unavailable(f"Redis at {self._where}: {str(error) or type(error).__name__}") from error
+            raise Unavailable(
+                f"Redis at {self._where}: {str(error) or type(error).__name__}"
+            ) from error
 
     async def _names(self, key: str) -> frozenset[str]:
         names: set[str] = set()
@@ -382,8 +433,12 @@ class Registry:
                 self._skip(f"{key} {raw[:64]!r}", str(error))
         return frozenset(names)
 
-    async def _heartbeats(self, prefix: str, kind: type[T], identity: Callable[[T], str]) -> tuple[T, ...]:
-        """The values of all keys that begin with `prefix` and end with their value's identity, in that order."""
+    async def _heartbeats(
+        self, prefix: str, kind: type[T], identity: Callable[[T], str]
+    ) -> tuple[T, ...]:
+        """The values of all keys that begin with `prefix` and end with their value's identity, in
+        that order.
+        """
         keys: set[bytes] = set()
         cursor = 0
         while True:
@@ -405,7 +460,11 @@ class Registry:
         return tuple(found)
 
     def _decoded(
-        self, key: str, kind: type[T], raw: bytes | Exception | None, key_of: Callable[[T], str] | None = None
+        self,
+        key: str,
+        kind: type[T],
+        raw: bytes | Exception | None,
+        key_of: Callable[[T], str] | None = None,
     ) -> T | None:
         """None if there is no value, or none that can be believed."""
         if raw is None:
@@ -454,10 +513,15 @@ def _millis(seconds: float) -> int:
 
 
 def _clients(url: str) -> tuple[redis.asyncio.Redis, list[redis.asyncio.Redis]]:
-    """Of the primary, and of the Sentinels that know it. They connect when they are first used. Raises ValueError."""
-    # `_bounded` limits each call; redis-py's way, wait_for, can lose a cancellation. And a pooled connection may have
-    # died with the last server.
-    options: dict[str, Any] = {"socket_timeout": None, "retry": Retry(NoBackoff(), 1, (RedisConnectionError,))}
+    """Of the primary, and of the Sentinels that know it. They connect when they are first used.
+    Raises ValueError.
+    """
+    # `_bounded` limits each call; redis-py's way, wait_for, can lose a cancellation. And a pooled
+    # connection may have died with the last server.
+    options: dict[str, Any] = {
+        "socket_timeout": None,
+        "retry": Retry(NoBackoff(), 1, (RedisConnectionError,)),
+    }
     sentinels = Sentinels.parse(url)
     if sentinels is None:
         return redis.asyncio.Redis.from_url(url, **options), []
@@ -478,6 +542,9 @@ def _clients(url: str) -> tuple[redis.asyncio.Redis, list[redis.asyncio.Redis]]:
 def _without_credentials(url: str) -> str:
     sentinels = Sentinels.parse(url)
     if sentinels is not None:
-        return ",".join(f"{host}:{port}" for host, port in sentinels.addresses) + f"/{sentinels.service}"
+        return (
+            ",".join(f"{host}:{port}" for host, port in sentinels.addresses)
+            + f"/{sentinels.service}"
+        )
     parts = urlsplit(url)
     return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"

@@ -1,4 +1,6 @@
-"""Values in Redis: JSON objects {"schema": 1, "value": {...}}, believed only after every field was checked."""
+"""Values in Redis: JSON objects {"schema": 1, "value": {...}}, believed only after every field was
+checked.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ _PRIVATE = tuple(
         "fc00::/7",
     )
 )
-_FREE_TEXT = {"reason", "integrity_error", "certificate_note"}  # made printable; other text is refused if it is not
+# Made printable; other text is refused if it is not
+_FREE_TEXT = {"reason", "integrity_error", "certificate_note"}
 # and *_bytes, *_tokens; the rest are int32 on the wire
 _INT64 = {"epoch", "preemptions", "finished", "failed"}
 _SIZES = {
@@ -46,7 +49,9 @@ T = TypeVar("T", bound="DataclassInstance")
 
 
 class _Envelope(BaseModel, Generic[T]):
-    """Fields that this version does not know are ignored, so that a newer worker can join during a rolling restart."""
+    """Fields that this version does not know are ignored, so that a newer worker can join during a
+    rolling restart.
+    """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore")
     schema_number: Literal[1] = Field(alias="schema")
@@ -60,7 +65,9 @@ def _envelope(kind: type[T]) -> type[_Envelope[T]]:
 
 def encode(value: DataclassInstance) -> str:
     """Raises ValueError like `decode`, so that nobody publishes what nobody would read."""
-    return json.dumps({"schema": SCHEMA, "value": dataclasses.asdict(_checked(value))}, allow_nan=False)
+    return json.dumps(
+        {"schema": SCHEMA, "value": dataclasses.asdict(_checked(value))}, allow_nan=False
+    )
 
 
 def decode(kind: type[T], raw: bytes) -> T:
@@ -84,9 +91,11 @@ def check_name(text: str) -> str:
 
 
 def check_address(text: str) -> str:
-    """HOST:PORT with `localhost` or the literal address of a private network: workers are never on the internet.
+    """HOST:PORT with `localhost` or the literal address of a private network: workers are never on
+    the internet.
 
-    Link-local addresses are not among them: at one of these, clouds give away a machine's credentials.
+    Link-local addresses are not among them: at one of these, clouds give away a machine's
+    credentials.
     """
     host, colon, port = text.rpartition(":")
     if not colon or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
@@ -94,9 +103,13 @@ def check_address(text: str) -> str:
     if host == "localhost":
         return text
     try:
-        ip = ipaddress.ip_address(host[1:-1] if host.startswith("[") and host.endswith("]") else host)
+        ip = ipaddress.ip_address(
+            host[1:-1] if host.startswith("[") and host.endswith("]") else host
+        )
     except ValueError:
-        raise ValueError(f"address {text[:64]!r} has a host that is neither an IP address nor localhost") from None
+        raise ValueError(
+            f"address {text[:64]!r} has a host that is neither an IP address nor localhost"
+        ) from None
     if not any(ip in network for network in _PRIVATE if network.version == ip.version):
         raise ValueError(f"address {text[:64]!r} is outside the private networks")
     return text

@@ -1,4 +1,6 @@
-"""Lua that Redis runs atomically for `kvrelay.state.registry`. Junk in a key never stops a rightful writer."""
+"""Lua that Redis runs atomically for `kvrelay.state.registry`. Junk in a key never stops a rightful
+writer.
+"""
 
 # What is no whole number, or too large to be counted on exactly, is none.
 _NUMBER = """
@@ -8,9 +10,9 @@ local function number(value)
 end
 """
 
-# KEYS: worker entry, epoch counter, term counter. ARGV: epoch, entry, ttl in ms, the term in which the worker was
-# started. Returns the later epoch that is in the way, or nil. What a live worker knows lifts the counters, so that
-# numbers stay unique after Redis has lost them.
+# KEYS: worker entry, epoch counter, term counter. ARGV: epoch, entry, ttl in ms, the term in which
+# the worker was started. Returns the later epoch that is in the way, or nil. What a live worker
+# knows lifts the counters, so that numbers stay unique after Redis has lost them.
 PUBLISH_WORKER = """
 local old = redis.pcall('GET', KEYS[1])
 if type(old) == 'string' then
@@ -20,19 +22,24 @@ if type(old) == 'string' then
   if type(epoch) == 'number' and epoch > tonumber(ARGV[1]) then return epoch end
 end
 redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
-if tonumber(redis.call('GET', KEYS[2]) or 0) < tonumber(ARGV[1]) then redis.call('SET', KEYS[2], ARGV[1]) end
+if tonumber(redis.call('GET', KEYS[2]) or 0) < tonumber(ARGV[1]) then
+  redis.call('SET', KEYS[2], ARGV[1])
+end
 local term = redis.pcall('GET', KEYS[3])
-if (type(term) == 'string' and tonumber(term) or 0) < tonumber(ARGV[4]) then redis.call('SET', KEYS[3], ARGV[4]) end
+if (type(term) == 'string' and tonumber(term) or 0) < tonumber(ARGV[4]) then
+  redis.call('SET', KEYS[3], ARGV[4])
+end
 """
 
-# KEYS: epoch counter, leader. ARGV: two numbers that it has to be above, then owner and term of the lease under which
-# the worker was started; no owner where there is no such lease. Returns the number that is the caller's, or 0 if
-# another controller has led since.
+# KEYS: epoch counter, leader. ARGV: two numbers that it has to be above, then owner and term of the
+# lease under which the worker was started; no owner where there is no such lease. Returns the
+# number that is the caller's, or 0 if another controller has led since.
 NEXT_EPOCH = (
     _NUMBER
     + """
 local leader = redis.pcall('HMGET', KEYS[2], 'owner', 'term')
-if ARGV[3] ~= '' and not leader.err and leader[1] and leader[1] ~= ARGV[3] and number(leader[2]) >= number(ARGV[4]) then
+if ARGV[3] ~= '' and not leader.err and leader[1] and leader[1] ~= ARGV[3]
+    and number(leader[2]) >= number(ARGV[4]) then
   return 0
 end
 local known = number(redis.pcall('GET', KEYS[1]))
@@ -60,9 +67,9 @@ local value = ok and type(entry) == 'table' and entry.value
 if type(value) == 'table' and value.epoch == tonumber(ARGV[1]) then redis.call('DEL', KEYS[1]) end
 """
 
-# KEYS: leader, term counter. ARGV: owner, highest term that it has seen, then owner, term and beat of the record that
-# it may take over. Renews the owner's lease, or takes one that is free or that record's, under a term above all known.
-# Returns the lease as it is then: owner, term, beat.
+# KEYS: leader, term counter. ARGV: owner, highest term that it has seen, then owner, term and beat
+# of the record that it may take over. Renews the owner's lease, or takes one that is free or that
+# record's, under a term above all known. Returns the lease as it is then: owner, term, beat.
 RENEW_LEASE = (
     _NUMBER
     + """
@@ -73,7 +80,8 @@ if not leader.err and type(leader[1]) == 'string' and number(leader[2]) > 0 then
 end
 local highest = math.max(number(redis.pcall('GET', KEYS[2])), number(ARGV[2]), term)
 if owner ~= ARGV[1] then
-  if owner ~= '' and not (owner == ARGV[3] and term == number(ARGV[4]) and beat == number(ARGV[5])) then
+  if owner ~= ''
+      and not (owner == ARGV[3] and term == number(ARGV[4]) and beat == number(ARGV[5])) then
     return {owner, term, beat}
   end
   term, beat = highest + 1, 0
@@ -82,7 +90,9 @@ elseif highest > term then
 end
 beat = beat + 1
 redis.call('DEL', KEYS[1])
-redis.call('HSET', KEYS[1], 'schema', 1, 'owner', ARGV[1], 'term', string.format('%d', term), 'beat', beat)
+redis.call(
+  'HSET', KEYS[1],
+  'schema', 1, 'owner', ARGV[1], 'term', string.format('%d', term), 'beat', beat)
 redis.call('SET', KEYS[2], string.format('%d', term))
 return {ARGV[1], term, beat}
 """
@@ -94,14 +104,15 @@ local owner = redis.pcall('HGET', KEYS[1], 'owner')
 if owner == ARGV[1] then redis.call('DEL', KEYS[1]) end
 """
 
-# KEYS: leader, and what follows. ARGV: owner and term of the writer's lease, and what follows. Nobody else writes.
+# KEYS: leader, and what follows. ARGV: owner and term of the writer's lease, and what follows.
+# Nobody else writes.
 _FENCE = """
 local leader = redis.pcall('HMGET', KEYS[1], 'owner', 'term')
 if leader.err or leader[1] ~= ARGV[1] or leader[2] ~= ARGV[2] then return 0 end
 """
 
-# KEYS: leader, wanted sizes. ARGV: owner, term, then for each pool its name, size before and size after. Returns 1 if
-# written.
+# KEYS: leader, wanted sizes. ARGV: owner, term, then for each pool its name, size before and size
+# after. Returns 1 if written.
 SCALE = (
     _FENCE
     + """
@@ -113,7 +124,8 @@ return 1
 """
 )
 
-# KEYS: leader, wanted sizes. ARGV: owner, term, then for each pool its name and size. Returns 1 if written.
+# KEYS: leader, wanted sizes. ARGV: owner, term, then for each pool its name and size. Returns 1 if
+# written.
 RESTORE_SIZES = (
     _FENCE
     + """
@@ -122,7 +134,8 @@ return 1
 """
 )
 
-# KEYS: leader, decisions. ARGV: owner, term, decision, index of the last one that is kept. Returns 1 if written.
+# KEYS: leader, decisions. ARGV: owner, term, decision, index of the last one that is kept. Returns
+# 1 if written.
 RECORD_DECISION = (
     _FENCE
     + """

@@ -1,8 +1,10 @@
-"""The process that renders chat templates, which are code from a model folder and not to be trusted.
+"""The process that renders chat templates, which are code from a model folder and not to be
+trusted.
 
-`chat.py` runs this file. Each request on stdin is a line {"template", "variables", "lengths", "timeout_s"}, followed by
-the texts that have these lengths in bytes, role and content of each message. On stdout is first {"ready": true}, then
-for each request a line {"error"}, or {"length"} followed by a text of so many bytes. It ends with its stdin.
+`chat.py` runs this file. Each request on stdin is a line {"template", "variables", "lengths",
+"timeout_s"}, followed by the texts that have these lengths in bytes, role and content of each
+message. On stdout is first {"ready": true}, then for each request a line {"error"}, or {"length"}
+followed by a text of so many bytes. It ends with its stdin.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ GRACE_S = 1.0  # the parent kills first; this is for a parent that is gone
 
 def main() -> None:
     requests, replies = sys.stdin.buffer, _private_stdout()
-    sys.modules["torch"] = None  # type: ignore[assignment]  # rendering needs none, and starts ten times faster
+    # Rendering needs none, and starts ten times faster
+    sys.modules["torch"] = None  # type: ignore[assignment]
     from transformers.utils.chat_template_utils import render_jinja_template
 
     def render(request: dict[str, Any], messages: list[dict[str, str]]) -> str:
@@ -37,9 +40,15 @@ def main() -> None:
     _send(replies, {"ready": True})
     for line in requests:
         request = json.loads(line)
-        signal.setitimer(signal.ITIMER_REAL, request["timeout_s"] + GRACE_S)  # SIGALRM ends the process
-        read = [requests.read(length).decode(errors="surrogatepass") for length in request["lengths"]]
-        messages = [{"role": role, "content": content} for role, content in zip(read[::2], read[1::2], strict=True)]
+        # SIGALRM ends the process
+        signal.setitimer(signal.ITIMER_REAL, request["timeout_s"] + GRACE_S)
+        read = [
+            requests.read(length).decode(errors="surrogatepass") for length in request["lengths"]
+        ]
+        messages = [
+            {"role": role, "content": content}
+            for role, content in zip(read[::2], read[1::2], strict=True)
+        ]
         text = b""
         try:
             text = render(request, messages).encode(errors="surrogatepass")
@@ -58,7 +67,9 @@ def _private_stdout() -> BinaryIO:
 
 
 def _limit_resources() -> None:
-    """Bounded memory, no writing of files. Called after the imports, which map much memory that they do not use."""
+    """Bounded memory, no writing of files. Called after the imports, which map much memory that
+    they do not use.
+    """
     with open("/proc/self/statm") as statm:
         mapped = int(statm.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY_BYTES, mapped + MEMORY_BYTES))

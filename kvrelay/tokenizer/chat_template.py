@@ -21,14 +21,23 @@ _START_S = 60.0
 _MAX_REPLY_BYTES = 16 * 2**20
 _READ_BYTES = 2**20  # of a reply at one time
 _ENVIRONMENT = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_TOKEN_NAMES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
 
 
 class ChatTemplate:
     """Renders in a child process of its own, one conversation at a time.
 
-    A template is code of the model folder. It runs in the sandbox of transformers, in a process that is started on
-    first use and killed when it takes too long; the next call starts a fresh one.
+    A template is code of the model folder. It runs in the sandbox of transformers, in a process
+    that is started on first use and killed when it takes too long; the next call starts a fresh
+    one.
     """
 
     def __init__(self, template: str, variables: Mapping[str, str]) -> None:
@@ -40,14 +49,19 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, model_folder: str | Path) -> ChatTemplate:
-        """Raises NotFound when the folder has no chat template, ModelRefused when its files cannot be read."""
+        """Raises NotFound when the folder has no chat template, ModelRefused when its files cannot
+        be read.
+        """
         folder = Path(model_folder)
         described = folder / "tokenizer_config.json"
         config = read_model_json(described) if described.is_file() else {}
-        template = _read(folder / "chat_template.jinja") or _template_of(config.get("chat_template"))
+        template = _read(folder / "chat_template.jinja") or _template_of(
+            config.get("chat_template")
+        )
         if template is None:
             raise NotFound(
-                f"the model in {folder} has no chat template; send a prompt instead of messages", field="model"
+                f"the model in {folder} has no chat template; send a prompt instead of messages",
+                field="model",
             )
         tokens = {name: _token_text(config.get(name)) for name in _TOKEN_NAMES}
         return cls(template, {name: text for name, text in tokens.items() if text is not None})
@@ -55,13 +69,15 @@ class ChatTemplate:
     async def render(self, messages: Sequence[tuple[str, str]], timeout_s: float = 2.0) -> str:
         """The prompt for (role, content) pairs, up to where the answer begins.
 
-        It holds the special tokens, so it is to be encoded without adding any. Raises InvalidArgument with the
-        template's words when it refuses the messages, DeadlineExceeded after `timeout_s` of rendering, Unavailable when
-        the process does not start or this object is closed.
+        It holds the special tokens, so it is to be encoded without adding any. Raises
+        InvalidArgument with the template's words when it refuses the messages, DeadlineExceeded
+        after `timeout_s` of rendering, Unavailable when the process does not start or this object
+        is closed.
         """
         if not messages:
             raise InvalidArgument("messages is empty; send at least one", field="messages")
-        # Texts follow their lengths as they are: to write megabytes as JSON would hold up the event loop.
+        # Texts follow their lengths as they are: to write megabytes as JSON would hold up the event
+        # loop.
         texts = [text.encode(errors="surrogatepass") for message in messages for text in message]
         request = {
             "template": self._template,
@@ -78,7 +94,8 @@ class ChatTemplate:
                     await self._end()
         if "text" not in reply:
             raise InvalidArgument(
-                f"the model's chat template refuses these messages: {reply['error']}", field="messages"
+                f"the model's chat template refuses these messages: {reply['error']}",
+                field="messages",
             )
         return reply["text"]
 
@@ -111,11 +128,17 @@ class ChatTemplate:
             reason = str(error) or f"no answer within {_START_S:g} s"
             raise Unavailable(f"the chat template's process does not start: {reason}") from error
         if not ready:
-            raise Unavailable("the chat template's process does not start; its message is on stderr")
+            raise Unavailable(
+                "the chat template's process does not start; its message is on stderr"
+            )
         return self._process
 
     async def _ask(
-        self, process: asyncio.subprocess.Process, request: Mapping[str, Any], texts: list[bytes], timeout_s: float
+        self,
+        process: asyncio.subprocess.Process,
+        request: Mapping[str, Any],
+        texts: list[bytes],
+        timeout_s: float,
     ) -> dict[str, str]:
         assert process.stdin is not None
         process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -133,7 +156,9 @@ class ChatTemplate:
         if reply is not None:
             return reply
         if self._closed:
-            raise Unavailable("the chat template was closed while it rendered; the router is shutting down")
+            raise Unavailable(
+                "the chat template was closed while it rendered; the router is shutting down"
+            )
         raise InvalidArgument(
             "the model's chat template ended the process that renders it, or its text is over "
             f"{_MAX_REPLY_BYTES // 2**20} MiB; send shorter messages",
@@ -150,7 +175,9 @@ class ChatTemplate:
 
 
 async def _line(process: asyncio.subprocess.Process) -> bytes:
-    """The next whole line; empty when the process is gone or the line too long. What was written is sent first."""
+    """The next whole line; empty when the process is gone or the line too long. What was written is
+    sent first.
+    """
     assert process.stdin is not None
     assert process.stdout is not None
     try:
@@ -186,7 +213,9 @@ def _read(path: Path) -> str | None:
 
 
 def _template_of(entry: Any) -> str | None:
-    """The `chat_template` of a tokenizer_config.json: text, or a list of named texts of which `default` counts."""
+    """The `chat_template` of a tokenizer_config.json: text, or a list of named texts of which
+    `default` counts.
+    """
     if isinstance(entry, list):
         named = {item.get("name"): item.get("template") for item in entry if isinstance(item, dict)}
         entry = named.get("default")

@@ -21,7 +21,9 @@ _SAMPLINGS: tuple[GenerateOptions, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One request. Greedy ones are compared with transformers' own `generate`, all with each other."""
+    """One request. Greedy ones are compared with transformers' own `generate`, all with each
+    other.
+    """
 
     name: str
     token_ids: tuple[int, ...]
@@ -33,11 +35,14 @@ class Case:
 
 
 def make_cases(count: int, vocab_size: int, max_model_len: int, seed: int = 0) -> list[Case]:
-    """`count` requests of mixed length, greedy and seeded sampling in turn; the same for the same arguments."""
+    """`count` requests of mixed length, greedy and seeded sampling in turn; the same for the same
+    arguments.
+    """
     draw = random.Random(seed)
     cases = []
     for number in range(count):
-        answer = min(draw.randint(*_ANSWERS), max_model_len // 2)  # leaves room for a prompt in a small context
+        # Leaves room for a prompt in a small context
+        answer = min(draw.randint(*_ANSWERS), max_model_len // 2)
         longest = min(_LENGTHS[1], max_model_len - answer)
         length = min(longest, round(_LENGTHS[0] * (longest / _LENGTHS[0]) ** draw.random()))
         options: GenerateOptions = {"temperature": 0.0}

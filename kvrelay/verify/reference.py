@@ -1,4 +1,6 @@
-"""What transformers' own `generate` answers: one process, one request at a time, no code of ours."""
+"""What transformers' own `generate` answers: one process, one request at a time, no code of
+ours.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ class Reference:
 
     def __init__(self, path: str, dtype: str) -> None:
         disable_progress_bar()
-        self._model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=TORCH_DTYPE[dtype]).eval()
+        self._model: Any = AutoModelForCausalLM.from_pretrained(
+            path, dtype=TORCH_DTYPE[dtype]
+        ).eval()
 
     @property
     def vocab_size(self) -> int:

@@ -23,7 +23,8 @@ class Difference:
     position: int
     expected: int | None
     got: int | None
-    logit_margin: float | None  # of the two tokens, in the reference model; None for a sampled or shorter answer
+    # Of the two tokens, in the reference model; None for a sampled or shorter answer
+    logit_margin: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,13 @@ class Report:
 
 
 def compare(
-    path: str, cases: list[Case], got: Answers, expected: Answers, expected_name: str, margin: Margin, note: str = ""
+    path: str,
+    cases: list[Case],
+    got: Answers,
+    expected: Answers,
+    expected_name: str,
+    margin: Margin,
+    note: str = "",
 ) -> PathReport:
     """Compares the cases that both have."""
     both = [case for case in cases if case.name in got and case.name in expected]
@@ -79,10 +86,14 @@ def compare(
         for case in both
         if got[case.name] != expected[case.name]
     )
-    return PathReport(path, expected_name, len(both), len(both) - len(differences), differences, note)
+    return PathReport(
+        path, expected_name, len(both), len(both) - len(differences), differences, note
+    )
 
 
-def _difference(case: Case, got: tuple[int, ...], expected: tuple[int, ...], margin: Margin) -> Difference:
+def _difference(
+    case: Case, got: tuple[int, ...], expected: tuple[int, ...], margin: Margin
+) -> Difference:
     pairs = zip(got, expected, strict=False)
     shorter = min(len(got), len(expected))
     position = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), shorter)

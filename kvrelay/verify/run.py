@@ -52,32 +52,55 @@ async def verify(config: ClusterConfig, requests: int, progress: Progress) -> Re
         async with AsyncClient(cluster.endpoints.grpc) as client:
             (model,) = await client.models()
         max_len = model.max_model_len
-        reference = await asyncio.to_thread(Reference, cluster.config.model.path, config.model.dtype)
+        reference = await asyncio.to_thread(
+            Reference, cluster.config.model.path, config.model.dtype
+        )
         cases = make_cases(requests, reference.vocab_size, max_len)
         greedy = [case for case in cases if case.greedy]
-        generate = await asyncio.to_thread(reference.greedy, greedy, progress("transformers generate", len(greedy)))
+        generate = await asyncio.to_thread(
+            reference.greedy, greedy, progress("transformers generate", len(greedy))
+        )
 
         completions = await _complete(routers["local"], cases, progress("local path", len(cases)))
         _check_path(completions, "local")
         local = _answers(completions)
-        # generate knows no int8 KV: then it is a measure of the local path, which is one of the others.
+        # generate knows no int8 KV: then it is a measure of the local path, which is one of the
+        # others.
         quantised = any(config.pool_kv(pool).dtype == "int8" for pool in POOLS)
-        expected, expected_name = (local, _LOCAL) if quantised else ({**local, **generate}, _EXPECTED)
+        expected, expected_name = (
+            (local, _LOCAL) if quantised else ({**local, **generate}, _EXPECTED)
+        )
         reports = [compare("local", cases, local, generate, _GENERATE, reference.margin)]
         for transport in ("shm", "grpc"):
-            completions = await _complete(routers[transport], cases, progress(f"hand-off over {transport}", len(cases)))
+            completions = await _complete(
+                routers[transport], cases, progress(f"hand-off over {transport}", len(cases))
+            )
             _check_path(completions, transport)
             path = f"disaggregated, {transport}"
-            reports.append(compare(path, cases, _answers(completions), expected, expected_name, reference.margin))
+            reports.append(
+                compare(
+                    path, cases, _answers(completions), expected, expected_name, reference.margin
+                )
+            )
         kill_at = min(_KILL_AT, sum(map(len, local.values())) // 4)
         completions, hit = await _after_death(routers["shm"], cases, kill_at, progress)
-        path, note = "disaggregated, decode worker killed", f"{hit} requests were on the killed worker"
-        reports.append(compare(path, cases, _answers(completions), expected, expected_name, reference.margin, note))
+        path, note = (
+            "disaggregated, decode worker killed",
+            f"{hit} requests were on the killed worker",
+        )
+        reports.append(
+            compare(
+                path, cases, _answers(completions), expected, expected_name, reference.margin, note
+            )
+        )
     return Report(config.model.path, config.model.dtype, requests, tuple(reports))
 
 
 async def _complete(
-    router: Endpoints, cases: list[Case], done: Callable[[], None], streaming: Callable[[], None] = lambda: None
+    router: Endpoints,
+    cases: list[Case],
+    done: Callable[[], None],
+    streaming: Callable[[], None] = lambda: None,
 ) -> dict[str, Completion]:
     """All cases through one router, some at a time; `streaming` is called whenever tokens come."""
     seats = asyncio.Semaphore(_CONCURRENCY)
@@ -100,7 +123,9 @@ def _answers(completions: dict[str, Completion]) -> Answers:
 
 
 def _check_path(completions: dict[str, Completion], wanted: str) -> None:
-    """Each must have gone by that transport, or locally. An answer of one token leaves nothing to hand over."""
+    """Each must have gone by that transport, or locally. An answer of one token leaves nothing to
+    hand over.
+    """
     for name, completion in completions.items():
         handoff = completion.ledger.handoff if completion.ledger is not None else None
         took = handoff.transport if handoff is not None else completion.path
@@ -111,7 +136,8 @@ def _check_path(completions: dict[str, Completion], wanted: str) -> None:
 async def _after_death(
     router: Endpoints, cases: list[Case], kill_at: int, progress: Progress
 ) -> tuple[dict[str, Completion], int]:
-    """Kills a decode worker after `kill_at` responses; if no request was on it any more, another after half as many.
+    """Kills a decode worker after `kill_at` responses; if no request was on it any more, another
+    after half as many.
 
     Returns how many requests were on it.
     """
@@ -128,9 +154,13 @@ async def _after_death(
             if responses == kill_after:  # noqa: B023 - this try's
                 os.kill(victim, signal.SIGKILL)  # noqa: B023
 
-        completions = await _complete(router, cases, progress("hand-off, decode worker killed", len(cases)), streaming)
+        completions = await _complete(
+            router, cases, progress("hand-off, decode worker killed", len(cases)), streaming
+        )
         hit = sum(
-            len(completion.ledger.attempts) > 1 for completion in completions.values() if completion.ledger is not None
+            len(completion.ledger.attempts) > 1
+            for completion in completions.values()
+            if completion.ledger is not None
         )
         if hit:
             return completions, hit
@@ -139,9 +169,14 @@ async def _after_death(
 
 async def _decode_worker_pid(router: Endpoints, killed: set[int]) -> int:
     """Of a ready decode worker, once there are two besides those that were killed."""
-    async with grpc.aio.insecure_channel(router.admin) as channel, asyncio.timeout(_REPLACED_WITHIN_S):
+    async with (
+        grpc.aio.insecure_channel(router.admin) as channel,
+        asyncio.timeout(_REPLACED_WITHIN_S),
+    ):
         while True:
-            status = cluster_status_from_proto(await ClusterServiceStub(channel).GetStatus(pb.GetStatusRequest()))
+            status = cluster_status_from_proto(
+                await ClusterServiceStub(channel).GetStatus(pb.GetStatusRequest())
+            )
             ready = [
                 worker
                 for pool in status.pools
@@ -156,5 +191,7 @@ async def _decode_worker_pid(router: Endpoints, killed: set[int]) -> int:
 def _with(config: ClusterConfig, **sections: dict[str, object]) -> ClusterConfig:
     """A copy with some keys of some sections changed."""
     return config.model_copy(
-        update={name: getattr(config, name).model_copy(update=keys) for name, keys in sections.items()}
+        update={
+            name: getattr(config, name).model_copy(update=keys) for name, keys in sections.items()
+        }
     )

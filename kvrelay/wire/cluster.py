@@ -185,7 +185,10 @@ def cluster_status_to_proto(status: ClusterStatus) -> pb.ClusterStatus:
         block_size=status.block_size,
         registry=status.registry,
         restarting=status.restarting,
-        pending=[pb.PendingWorker(worker_id=one.worker_id, pool=one.pool, reason=one.reason) for one in status.pending],
+        pending=[
+            pb.PendingWorker(worker_id=one.worker_id, pool=one.pool, reason=one.reason)
+            for one in status.pending
+        ],
         standby=[pb.StandbyWorker(**asdict(one)) for one in status.standby],
         controllers=[
             pb.ControllerStatus(controller_id=one.controller_id, state=one.state, term=one.term)
@@ -196,7 +199,9 @@ def cluster_status_to_proto(status: ClusterStatus) -> pb.ClusterStatus:
 
 
 def cluster_status_from_proto(message: pb.ClusterStatus) -> ClusterStatus:
-    """What is of a pool that this version does not know is left out; a state of a future version is taken as it is."""
+    """What is of a pool that this version does not know is left out; a state of a future version is
+    taken as it is.
+    """
     return ClusterStatus(
         model=message.model,
         state=_state(message.state),
@@ -226,7 +231,8 @@ def cluster_status_from_proto(message: pb.ClusterStatus) -> ClusterStatus:
         ),
         standby=tuple(_standby_from_proto(one) for one in message.standby),
         controllers=tuple(
-            ControllerInfo(one.controller_id, _controller_state(one.state), one.term) for one in message.controllers
+            ControllerInfo(one.controller_id, _controller_state(one.state), one.term)
+            for one in message.controllers
         ),
         protocol=protocol_from_proto(message.protocol),
     )
@@ -243,9 +249,16 @@ def _router_from_proto(message: pb.RouterStatus) -> RouterLoad:
 def _standby_from_proto(message: pb.StandbyWorker) -> StandbyWorker:
     state = _state(message.state)
     if state not in ("starting", "ready"):
-        raise InvalidArgument(f"state {state!r} of a standby worker is neither starting nor ready", field="state")
+        raise InvalidArgument(
+            f"state {state!r} of a standby worker is neither starting nor ready", field="state"
+        )
     return StandbyWorker(
-        message.worker_id, state, message.host_id, message.pid, message.weight_bytes, message.rss_bytes
+        message.worker_id,
+        state,
+        message.host_id,
+        message.pid,
+        message.weight_bytes,
+        message.rss_bytes,
     )
 
 

@@ -1,6 +1,7 @@
 """Counts of a serialized message's fields, before anything is made of them. Pure.
 
-Parsing makes an object of each entry of a repeated field: an empty one costs two bytes on the wire, and dozens here.
+Parsing makes an object of each entry of a repeated field: an empty one costs two bytes on the wire,
+and dozens here.
 """
 
 from __future__ import annotations
@@ -20,8 +21,13 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _CONTINUED = bytes(range(0x80, 0x100))  # bytes of a varint that others follow
 _FIXED_SIZES = {_FIXED64: 8, _FIXED32: 4}
 _FIXED_KINDS = {
-    **dict.fromkeys((FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FIXED64, FieldDescriptor.TYPE_SFIXED64), 8),
-    **dict.fromkeys((FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_FIXED32, FieldDescriptor.TYPE_SFIXED32), 4),
+    **dict.fromkeys(
+        (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FIXED64, FieldDescriptor.TYPE_SFIXED64),
+        8,
+    ),
+    **dict.fromkeys(
+        (FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_FIXED32, FieldDescriptor.TYPE_SFIXED32), 4
+    ),
 }
 _NOT_PACKED = (
     FieldDescriptor.TYPE_STRING,
@@ -32,7 +38,9 @@ _NOT_PACKED = (
 Bounds = Mapping[str, int]  # entries of a repeated or map field, by its full name
 
 
-def repeated_fields(message: Descriptor, _seen: frozenset[str] = frozenset()) -> Iterator[FieldDescriptor]:
+def repeated_fields(
+    message: Descriptor, _seen: frozenset[str] = frozenset()
+) -> Iterator[FieldDescriptor]:
     """Those of the message and of the messages within it; maps are repeated fields too."""
     for field in message.fields:
         if field.is_repeated:
@@ -44,8 +52,9 @@ def repeated_fields(message: Descriptor, _seen: frozenset[str] = frozenset()) ->
 def check_fields(data: bytes, message: Descriptor, bounds: Bounds) -> Generator[int, None, None]:
     """Yields what was looked at since the last yield, in bytes and their like.
 
-    Raises InvalidArgument naming the field for one with more entries than its bound, or without one, and for a message
-    of too many fields. Bytes that are no message of this kind are left to the parser, which costs little on them.
+    Raises InvalidArgument naming the field for one with more entries than its bound, or without
+    one, and for a message of too many fields. Bytes that are no message of this kind are left to
+    the parser, which costs little on them.
     """
     try:
         yield from _check(data, message, bounds)
@@ -64,7 +73,8 @@ def _check(data: bytes, message: Descriptor, bounds: Bounds) -> Generator[int, N
             fields += 1
             if fields > MAX_FIELDS:
                 raise InvalidArgument(
-                    f"the message has more than {MAX_FIELDS} fields; send repeated numbers packed, and each other "
+                    f"the message has more than {MAX_FIELDS} fields; send repeated numbers packed, "
+                    f"and each other "
                     "field once"
                 )
             if fields - told >= 128:
@@ -91,7 +101,9 @@ def _check(data: bytes, message: Descriptor, bounds: Bounds) -> Generator[int, N
                     _count(entries, field, bounds, counts)
                 if field.message_type is not None and wire_type == _BYTES:
                     if len(stack) >= MAX_DEPTH:
-                        raise InvalidArgument(f"messages are nested too deeply; allowed are {MAX_DEPTH} levels")
+                        raise InvalidArgument(
+                            f"messages are nested too deeply; allowed are {MAX_DEPTH} levels"
+                        )
                     stack.append((at + size, end, kind))
                     at, end, kind = at, at + size, field.message_type
                     continue
@@ -100,7 +112,9 @@ def _check(data: bytes, message: Descriptor, bounds: Bounds) -> Generator[int, N
 
 
 def _packed(data: bytes, field: FieldDescriptor) -> int:
-    """Entries of one occurrence; the last byte of a varint, and no other, has its highest bit unset."""
+    """Entries of one occurrence; the last byte of a varint, and no other, has its highest bit
+    unset.
+    """
     size = _FIXED_KINDS.get(field.type)
     return len(data.translate(None, _CONTINUED)) if size is None else len(data) // size
 
@@ -111,5 +125,6 @@ def _count(entries: int, field: FieldDescriptor, bounds: Bounds, counts: dict[st
     counts[name] = counts.get(name, 0) + entries
     if counts[name] > bound:
         raise InvalidArgument(
-            f"{field.name} has more than {bound} entries, which is all that is allowed; send fewer", field=field.name
+            f"{field.name} has more than {bound} entries, which is all that is allowed; send fewer",
+            field=field.name,
         )

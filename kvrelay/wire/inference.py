@@ -79,7 +79,9 @@ class SamplingOptions:
     logprobs: int | None = None
 
     def with_defaults(self) -> SamplingParams:
-        return SamplingParams(**{name: value for name in _FIELDS if (value := getattr(self, name)) is not None})
+        return SamplingParams(
+            **{name: value for name in _FIELDS if (value := getattr(self, name)) is not None}
+        )
 
 
 _FIELDS = tuple(one.name for one in fields(SamplingOptions))
@@ -88,7 +90,9 @@ _OPTIONAL = tuple(one.name for one in fields(SamplingOptions) if one.default is 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """What a client asks for, not yet validated. Exactly one of prompt, messages and token_ids should be there."""
+    """What a client asks for, not yet validated. Exactly one of prompt, messages and token_ids
+    should be there.
+    """
 
     request_id: str = ""
     model: str = ""
@@ -138,9 +142,13 @@ def request_to_proto(request: GenerateRequest) -> pb.GenerateRequest:
     for name in ("token_ids", "resume"):
         _extend(message, name, getattr(request, name))
     try:
-        message.messages.extend(pb.ChatMessage(role=role, content=content) for role, content in request.messages)
+        message.messages.extend(
+            pb.ChatMessage(role=role, content=content) for role, content in request.messages
+        )
     except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"messages: {error}; give (role, content) pairs of text", field="messages") from error
+        raise InvalidArgument(
+            f"messages: {error}; give (role, content) pairs of text", field="messages"
+        ) from error
     return message
 
 
@@ -161,7 +169,10 @@ def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
 
 def response_to_proto(response: GenerateResponse) -> pb.GenerateResponse:
     message = pb.GenerateResponse(
-        request_id=response.request_id, index=response.index, token_ids=response.token_ids, text=response.text
+        request_id=response.request_id,
+        index=response.index,
+        token_ids=response.token_ids,
+        text=response.text,
     )
     if response.logprobs:
         message.logprobs.extend(map(logprobs_to_proto, response.logprobs))
@@ -206,7 +217,9 @@ def sampling_to_proto(sampling: SamplingOptions | SamplingParams) -> pb.Sampling
     try:
         message.logit_bias.update(sampling.logit_bias)
     except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"logit_bias: {error}; give token ids and numbers", field="logit_bias") from error
+        raise InvalidArgument(
+            f"logit_bias: {error}; give token ids and numbers", field="logit_bias"
+        ) from error
     return message
 
 
@@ -239,7 +252,10 @@ def finish_reason_from_proto(text: str) -> FinishReason | None:
 def logprobs_to_proto(logprobs: TokenLogprobs) -> pb.TokenLogprobs:
     return pb.TokenLogprobs(
         logprob=logprobs.logprob,
-        top=[pb.TokenLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in logprobs.top],
+        top=[
+            pb.TokenLogprob(token_id=token_id, logprob=logprob)
+            for token_id, logprob in logprobs.top
+        ],
     )
 
 

@@ -18,7 +18,9 @@ _STATUS = {status.value[0]: status for status in grpc.StatusCode}
 
 
 async def abort(context: grpc.aio.ServicerContext, error: KvRelayError) -> NoReturn:
-    """Ends the call with the error's status; what the error knows besides goes into trailing metadata."""
+    """Ends the call with the error's status; what the error knows besides goes into trailing
+    metadata.
+    """
     # Its frames hold the call's message, in a cycle that only the garbage collector would break.
     error.with_traceback(None)
     error.__cause__ = error.__context__ = None
@@ -27,12 +29,15 @@ async def abort(context: grpc.aio.ServicerContext, error: KvRelayError) -> NoRet
         metadata.append((FIELD_KEY, error.field))
     if error.retry_after_s is not None:
         metadata.append((RETRY_KEY, str(math.ceil(error.retry_after_s * 1000))))
-    await context.abort(_STATUS[error.code.grpc_number], error.message[:_MAX_DETAILS], tuple(metadata))
+    await context.abort(
+        _STATUS[error.code.grpc_number], error.message[:_MAX_DETAILS], tuple(metadata)
+    )
     raise AssertionError("abort returns never")
 
 
 def error_from_rpc(error: grpc.RpcError, target: str = "") -> KvRelayError:
-    """The typed error of a failed call, of grpc or grpc.aio, whether kvrelay or gRPC itself set the status.
+    """The typed error of a failed call, of grpc or grpc.aio, whether kvrelay or gRPC itself set the
+    status.
 
     A message of gRPC's own names the target. A status that kvrelay does not use becomes Internal.
     """
@@ -55,8 +60,13 @@ def _text_items(metadata: Iterable[tuple[str, str | bytes]] | None) -> dict[str,
 
 def _readable(details: str) -> str:
     """gRPC's report of a failed connection, cut to what a reader can use."""
-    if details.startswith(("failed to connect to all addresses", "connections to all backends failing")):
+    if details.startswith(
+        ("failed to connect to all addresses", "connections to all backends failing")
+    ):
         if "Tls handshake failed" in details:
-            return f"TLS handshake failed: {details.rpartition('OPENSSL_internal:')[2].removesuffix(': OK')}"
+            return (
+                f"TLS handshake failed: "
+                f"{details.rpartition('OPENSSL_internal:')[2].removesuffix(': OK')}"
+            )
         return f"cannot connect: {details.rpartition(': ')[2]}"
     return details

@@ -1,7 +1,8 @@
 """A hand-off's messages: proto/kvrelay/v1/transfer.proto to frozen values and back.
 
-Frames are written and read as bytes, not through generated code: a payload of some MiB is copied once on its way out of
-an arena and not at all on its way in. What is on the wire is the message that the .proto file describes.
+Frames are written and read as bytes, not through generated code: a payload of some MiB is copied
+once on its way out of an arena and not at all on its way in. What is on the wire is the message
+that the .proto file describes.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ Buffer = bytes | memoryview
 
 @dataclass(frozen=True, slots=True)
 class SharedSegment:
-    """The sender's arena as an anonymous memory file: `kvrelay-NONCE` behind /proc/PID/fd/FD, `size` bytes."""
+    """The sender's arena as an anonymous memory file: `kvrelay-NONCE` behind /proc/PID/fd/FD,
+    `size` bytes.
+    """
 
     pid: int
     fd: int
@@ -63,8 +66,9 @@ class SharedSegment:
 class RemoteArena:
     """The sender's arena, of `size` bytes, for a receiver that reads it without the sender's help.
 
-    nixl: `access` is the metadata of the sender's agent, `start` an address in the sender's process. cuda_ipc: `access`
-    is the handle of the allocation, `start` counts from where that begins. `device`: the sender's GPU, or -1.
+    nixl: `access` is the metadata of the sender's agent, `start` an address in the sender's
+    process. cuda_ipc: `access` is the handle of the allocation, `start` counts from where that
+    begins. `device`: the sender's GPU, or -1.
     """
 
     access: bytes
@@ -97,7 +101,9 @@ class KvOpen:
 
 @dataclass(frozen=True, slots=True)
 class KvBlocks:
-    """Some layers of blocks first to first + count - 1 of the sequence, as the sender counts blocks."""
+    """Some layers of blocks first to first + count - 1 of the sequence, as the sender counts
+    blocks.
+    """
 
     sequence: int  # 0, 1, 2, ... within the push
     first: int
@@ -105,9 +111,11 @@ class KvBlocks:
     first_layer: int
     num_layers: int
     num_bytes: int
-    digests: tuple[int, ...] = ()  # of each block: of these layers' bytes in plan order; none when they are off
+    # Of each block: of these layers' bytes in plan order; none when they are off
+    digests: tuple[int, ...] = ()
     payload: tuple[Buffer, ...] = ()  # grpc: the bytes, in pieces
-    source_blocks: tuple[int, ...] = ()  # block numbers in the sender's arena, where the receiver reads them from there
+    # Block numbers in the sender's arena, where the receiver reads them from there
+    source_blocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +129,9 @@ class KvCommit:
 
 
 def commit_digest(blocks: xxhash.xxh3_64, first_token: int, num_tokens: int) -> int:
-    """XXH3-64 over all blocks' digests, which `blocks` has taken in, and the two numbers: the answer goes on from the
-    first token, so it has to be right as the KV has. Each is 8 bytes, little endian.
+    """XXH3-64 over all blocks' digests, which `blocks` has taken in, and the two numbers: the
+    answer goes on from the first token, so it has to be right as the KV has. Each is 8 bytes,
+    little endian.
     """
     whole = blocks.copy()
     for number in (first_token, num_tokens):
@@ -142,8 +151,8 @@ class KvReceipt:
 class FetchRequest:
     """Asks for the KV of these tokens, to be pushed to the asking worker's lease.
 
-    Tokens whose KV the target has cached are not pushed. A worker of 0.1, which knows blocks by 64-bit
-    hashes, sends no tokens.
+    Tokens whose KV the target has cached are not pushed. A worker of 0.1, which knows blocks by
+    64-bit hashes, sends no tokens.
     """
 
     request_id: str
@@ -167,13 +176,17 @@ def frame_to_bytes(frame: Frame) -> bytes:
             return _blocks_to_bytes(frame)
         case KvCommit():
             commit = pb.KvCommit(
-                frames=frame.frames, digest=frame.digest, first_token=frame.first_token, num_tokens=frame.num_tokens
+                frames=frame.frames,
+                digest=frame.digest,
+                first_token=frame.first_token,
+                num_tokens=frame.num_tokens,
             )
             return pb.KvFrame(commit=commit).SerializeToString()
 
 
 def frame_from_bytes(data: bytes) -> Frame:
-    """The payload is a view of `data`. Raises FailedPrecondition for what is no frame that this version knows.
+    """The payload is a view of `data`. Raises FailedPrecondition for what is no frame that this
+    version knows.
 
     Allocates nothing that a length in the data could make larger than the data itself.
     """
@@ -181,7 +194,9 @@ def frame_from_bytes(data: bytes) -> Frame:
         if data[:1] == _BLOCKS_TAG:
             return _blocks_from_bytes(data)
         if len(data) > _MAX_BYTES_WITHOUT_KV:
-            raise FailedPrecondition(f"{len(data)} bytes are too many for a frame that brings no KV")
+            raise FailedPrecondition(
+                f"{len(data)} bytes are too many for a frame that brings no KV"
+            )
         message = pb.KvFrame.FromString(data)
     except (DecodeError, varint.Malformed) as error:
         raise FailedPrecondition(f"{len(data)} bytes are no hand-off frame: {error}") from None
@@ -192,7 +207,9 @@ def frame_from_bytes(data: bytes) -> Frame:
             commit = message.commit
             return KvCommit(commit.frames, commit.digest, commit.first_token, commit.num_tokens)
         case unknown:
-            raise FailedPrecondition(f"hand-off frame {unknown!r} is not one that this version knows")
+            raise FailedPrecondition(
+                f"hand-off frame {unknown!r} is not one that this version knows"
+            )
 
 
 _MAX_BYTES_WITHOUT_KV = 2**16  # empty layers in an open frame would take many times their own size
@@ -223,7 +240,9 @@ def _blocks_from_bytes(data: bytes) -> KvBlocks:
     length, start = varint.decode(view, len(_BLOCKS_TAG))
     whole = start + length
     if whole > len(data):
-        raise varint.Malformed(f"blocks of {length} bytes in a message that has {len(data) - start} for them")
+        raise varint.Malformed(
+            f"blocks of {length} bytes in a message that has {len(data) - start} for them"
+        )
     for number, *_ in varint.fields(view, whole):
         if number == 0 or number in pb.KvFrame.DESCRIPTOR.fields_by_number:
             raise varint.Malformed(f"field {number} follows the blocks")
@@ -252,7 +271,9 @@ def _open_to_proto(frame: KvOpen) -> pb.KvOpen:
     segment = None
     if frame.segment is not None:
         shared = frame.segment
-        segment = pb.SharedSegment(pid=shared.pid, fd=shared.fd, size=shared.size, nonce=shared.nonce)
+        segment = pb.SharedSegment(
+            pid=shared.pid, fd=shared.fd, size=shared.size, nonce=shared.nonce
+        )
     return pb.KvOpen(
         request_id=frame.request_id,
         attempt=frame.attempt,
@@ -299,7 +320,9 @@ def _open_from_proto(message: pb.KvOpen) -> KvOpen:
 
 
 def _arena_to_proto(arena: RemoteArena) -> pb.RemoteArena:
-    return pb.RemoteArena(access=arena.access, start=arena.start, size=arena.size, device=arena.device)
+    return pb.RemoteArena(
+        access=arena.access, start=arena.start, size=arena.size, device=arena.device
+    )
 
 
 def _arena_from_proto(message: pb.RemoteArena) -> RemoteArena:
@@ -307,7 +330,9 @@ def _arena_from_proto(message: pb.RemoteArena) -> RemoteArena:
 
 
 def _layout_to_proto(layout: KvLayout) -> pb.KvLayout:
-    layers = [pb.LayerKv(kv_heads=one.kv_heads, k_dim=one.k_dim, v_dim=one.v_dim) for one in layout.layers]
+    layers = [
+        pb.LayerKv(kv_heads=one.kv_heads, k_dim=one.k_dim, v_dim=one.v_dim) for one in layout.layers
+    ]
     return pb.KvLayout(
         layers=layers,
         block_size=layout.block_size,
@@ -319,7 +344,9 @@ def _layout_to_proto(layout: KvLayout) -> pb.KvLayout:
 
 def _layout_from_proto(message: pb.KvLayout) -> KvLayout:
     layers = tuple(LayerKv(one.kv_heads, one.k_dim, one.v_dim) for one in message.layers)
-    return KvLayout(layers, message.block_size, message.dtype, message.word or None, message.ranks or 1)
+    return KvLayout(
+        layers, message.block_size, message.dtype, message.word or None, message.ranks or 1
+    )
 
 
 def receipt_to_proto(receipt: KvReceipt) -> pb.KvReceipt:
@@ -332,11 +359,14 @@ def receipt_from_proto(message: pb.KvReceipt) -> KvReceipt:
 
 def kv_push(channel: grpc.aio.Channel) -> grpc.aio.StreamUnaryMultiCallable:
     """KvTransferService.Push; frames go in as `frame_to_bytes` makes them."""
-    return channel.stream_unary(f"/{SERVICE_NAME}/Push", response_deserializer=pb.KvReceipt.FromString)
+    return channel.stream_unary(
+        f"/{SERVICE_NAME}/Push", response_deserializer=pb.KvReceipt.FromString
+    )
 
 
 async def kv_fetch(channel: grpc.aio.Channel, request: FetchRequest, patience: float) -> int:
-    """KvTransferService.Fetch: how many blocks were pushed, of the leading ones, within `patience` seconds.
+    """KvTransferService.Fetch: how many blocks were pushed, of the leading ones, within `patience`
+    seconds.
 
     Raises grpc.aio.AioRpcError.
     """
@@ -379,7 +409,9 @@ Method = Callable[..., Any]
 def add_kv_transfer_servicer(push: Method, fetch: Method | None, server: grpc.aio.Server) -> None:
     """Serves KvTransferService; `push` is given frames as bytes."""
     methods = {
-        "Push": grpc.stream_unary_rpc_method_handler(push, response_serializer=pb.KvReceipt.SerializeToString),
+        "Push": grpc.stream_unary_rpc_method_handler(
+            push, response_serializer=pb.KvReceipt.SerializeToString
+        ),
     }
     if fetch is not None:
         methods["Fetch"] = grpc.unary_unary_rpc_method_handler(

@@ -44,7 +44,9 @@ def decode(data: memoryview, at: int) -> tuple[int, int]:
 
 
 def fields(data: memoryview, at: int) -> Iterator[tuple[int, int, int, int]]:
-    """(field, where it begins, where its value begins, where that ends), from `at` to the end of `data`."""
+    """(field, where it begins, where its value begins, where that ends), from `at` to the end of
+    `data`.
+    """
     while at < len(data):
         key, first = decode(data, at)
         kind = key & 7

@@ -1,4 +1,6 @@
-"""Session messages between routers and workers: proto/kvrelay/v1/worker.proto to `kvrelay.messages` and back."""
+"""Session messages between routers and workers: proto/kvrelay/v1/worker.proto to `kvrelay.messages`
+and back.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,8 @@ class Welcome:
 
     worker_id: str
     epoch: int
-    lending_key: bytes = field(default=b"", repr=False)  # makes capabilities to fetch from its prefix cache
+    # Makes capabilities to fetch from its prefix cache
+    lending_key: bytes = field(default=b"", repr=False)
     protocol: Protocol = field(default_factory=ours)
 
 
@@ -81,8 +84,8 @@ class Welcome:
 class Decoded:
     """What a router makes of one message on a session.
 
-    `malformed`: attempts that the message has impossible values for, as if the worker had failed them. The worker
-    itself knows nothing of that.
+    `malformed`: attempts that the message has impossible values for, as if the worker had failed
+    them. The worker itself knows nothing of that.
     """
 
     events: tuple[Event | Welcome, ...] = ()
@@ -92,23 +95,31 @@ class Decoded:
 def command_to_proto(command: Command | Hello) -> pb.SessionRequest:
     match command:
         case Hello(router_id, protocol):
-            return pb.SessionRequest(hello=pb.Hello(router_id=router_id, protocol=protocol_to_proto(protocol)))
+            return pb.SessionRequest(
+                hello=pb.Hello(router_id=router_id, protocol=protocol_to_proto(protocol))
+            )
         case Reserve(spec, lease_seconds, prefill_worker):
             return pb.SessionRequest(
                 reserve=pb.Reserve(
-                    spec=_spec_to_proto(spec), lease_seconds=lease_seconds, prefill_worker=prefill_worker
+                    spec=_spec_to_proto(spec),
+                    lease_seconds=lease_seconds,
+                    prefill_worker=prefill_worker,
                 )
             )
         case Prefill(spec, target, source):
             return pb.SessionRequest(
                 prefill=pb.Prefill(
-                    spec=_spec_to_proto(spec), target=target_to_proto(target), source=_source_to_proto(source)
+                    spec=_spec_to_proto(spec),
+                    target=target_to_proto(target),
+                    source=_source_to_proto(source),
                 )
             )
         case RunLocal(spec):
             return pb.SessionRequest(run_local=pb.RunLocal(spec=_spec_to_proto(spec)))
         case Renew(lease_ids, lease_seconds):
-            return pb.SessionRequest(renew=pb.Renew(lease_ids=lease_ids, lease_seconds=lease_seconds))
+            return pb.SessionRequest(
+                renew=pb.Renew(lease_ids=lease_ids, lease_seconds=lease_seconds)
+            )
         case Abort(request_id, attempt):
             return pb.SessionRequest(abort=pb.Abort(request_id=request_id, attempt=attempt))
 
@@ -126,21 +137,29 @@ def command_key(message: pb.SessionRequest) -> tuple[str, int] | None:
 
 
 def command_from_proto(message: pb.SessionRequest) -> Command | Hello | None:
-    """None for a command of a future version. Raises InvalidArgument for durations that are none."""
+    """None for a command of a future version. Raises InvalidArgument for durations that are
+    none.
+    """
     match message.WhichOneof("command"):
         case "hello":
             return Hello(message.hello.router_id, protocol_from_proto(message.hello.protocol))
         case "reserve":
             reserve = message.reserve
             _check_lease(reserve.lease_seconds)
-            return Reserve(_spec_from_proto(reserve.spec), reserve.lease_seconds, reserve.prefill_worker)
+            return Reserve(
+                _spec_from_proto(reserve.spec), reserve.lease_seconds, reserve.prefill_worker
+            )
         case "prefill":
             prefill = message.prefill
             source = None
             if prefill.HasField("source"):
                 known = prefill.source
-                source = PrefixSource(known.worker_id, known.address, known.cached_tokens, known.capability)
-            return Prefill(_spec_from_proto(prefill.spec), target_from_proto(prefill.target), source)
+                source = PrefixSource(
+                    known.worker_id, known.address, known.cached_tokens, known.capability
+                )
+            return Prefill(
+                _spec_from_proto(prefill.spec), target_from_proto(prefill.target), source
+            )
         case "run_local":
             return RunLocal(_spec_from_proto(message.run_local.spec))
         case "renew":
@@ -160,19 +179,29 @@ def event_to_proto(event: Event | Welcome) -> pb.SessionResponse:
             return pb.SessionResponse(welcome=welcome)
         case Reserved(request_id, attempt, target):
             return pb.SessionResponse(
-                reserved=pb.Reserved(request_id=request_id, attempt=attempt, target=target_to_proto(target))
+                reserved=pb.Reserved(
+                    request_id=request_id, attempt=attempt, target=target_to_proto(target)
+                )
             )
         case Refused(request_id, attempt, reason):
-            return pb.SessionResponse(refused=pb.Refused(request_id=request_id, attempt=attempt, reason=reason))
+            return pb.SessionResponse(
+                refused=pb.Refused(request_id=request_id, attempt=attempt, reason=reason)
+            )
         case TokenBatch(sequences):
-            return pb.SessionResponse(tokens=pb.TokenBatch(sequences=[_tokens_to_proto(one) for one in sequences]))
+            return pb.SessionResponse(
+                tokens=pb.TokenBatch(sequences=[_tokens_to_proto(one) for one in sequences])
+            )
         case HandedOff(request_id, attempt, handoff):
             return pb.SessionResponse(
-                handed_off=pb.HandedOff(request_id=request_id, attempt=attempt, handoff=handoff_to_proto(handoff))
+                handed_off=pb.HandedOff(
+                    request_id=request_id, attempt=attempt, handoff=handoff_to_proto(handoff)
+                )
             )
         case Failed(request_id, attempt, code, text):
             return pb.SessionResponse(
-                failed=pb.Failed(request_id=request_id, attempt=attempt, code=code.name, message=text)
+                failed=pb.Failed(
+                    request_id=request_id, attempt=attempt, code=code.name, message=text
+                )
             )
 
 
@@ -181,12 +210,19 @@ def event_from_proto(message: pb.SessionResponse) -> Event | Welcome:
     match message.WhichOneof("event"):
         case "welcome":
             welcome = message.welcome
-            return Welcome(welcome.worker_id, welcome.epoch, welcome.lending_key, protocol_from_proto(welcome.protocol))
+            return Welcome(
+                welcome.worker_id,
+                welcome.epoch,
+                welcome.lending_key,
+                protocol_from_proto(welcome.protocol),
+            )
         case "reserved":
             body = message.reserved
             return Reserved(body.request_id, body.attempt, target_from_proto(body.target))
         case "refused":
-            return Refused(message.refused.request_id, message.refused.attempt, message.refused.reason)
+            return Refused(
+                message.refused.request_id, message.refused.attempt, message.refused.reason
+            )
         case "tokens":
             return TokenBatch(tuple(_tokens_from_proto(one) for one in message.tokens.sequences))
         case "handed_off":
@@ -199,12 +235,14 @@ def event_from_proto(message: pb.SessionResponse) -> Event | Welcome:
             code = Code[failed.code] if failed.code in Code.__members__ else Code.INTERNAL
             return Failed(failed.request_id, failed.attempt, code, failed.message)
         case unknown:
-            raise InvalidArgument(f"session event {unknown!r} is not one that this version knows", field="event")
+            raise InvalidArgument(
+                f"session event {unknown!r} is not one that this version knows", field="event"
+            )
 
 
 def decode_events(message: pb.SessionResponse) -> Decoded:
-    """Never raises: an impossible value fails the sequence that it is about, and no other one. Empty for an event of a
-    future version.
+    """Never raises: an impossible value fails the sequence that it is about, and no other one.
+    Empty for an event of a future version.
     """
     kind = message.WhichOneof("event")
     if kind is None:
@@ -307,11 +345,17 @@ def _tokens_to_proto(tokens: SequenceTokens) -> pb.SequenceTokens:
 
 
 def _tokens_from_proto(message: pb.SequenceTokens) -> SequenceTokens:
-    """Once for each token that is streamed: what is not there is not looked into. Raises InvalidArgument."""
+    """Once for each token that is streamed: what is not there is not looked into. Raises
+    InvalidArgument.
+    """
     token_ids = tuple(message.token_ids)
     logprobs = tuple(map(logprobs_from_proto, message.logprobs)) if message.logprobs else ()
-    if min(token_ids, default=0) < 0 or any(token_id < 0 for one in logprobs for token_id, _ in one.top):
-        raise InvalidArgument(f"a token of {message.request_id!r:.200} is negative", field="token_ids")
+    if min(token_ids, default=0) < 0 or any(
+        token_id < 0 for one in logprobs for token_id, _ in one.top
+    ):
+        raise InvalidArgument(
+            f"a token of {message.request_id!r:.200} is negative", field="token_ids"
+        )
     return SequenceTokens(
         message.request_id,
         message.attempt,
@@ -324,23 +368,33 @@ def _tokens_from_proto(message: pb.SequenceTokens) -> SequenceTokens:
 
 
 def _finish_reason(text: str) -> FinishReason:
-    """Raises InvalidArgument for a reason of a future version, which no client would know either."""
+    """Raises InvalidArgument for a reason of a future version, which no client would know
+    either.
+    """
     reason = _FINISH_REASONS.get(text)
     if reason is None:
-        raise InvalidArgument(f"finish reason {text!r:.40} is not one that this version knows", field="finish_reason")
+        raise InvalidArgument(
+            f"finish reason {text!r:.40} is not one that this version knows", field="finish_reason"
+        )
     return reason
 
 
 def _check_lease(seconds: float) -> None:
     """Raises InvalidArgument for a lease that would never end."""
     if not 0 <= seconds <= _LONGEST_S:
-        raise InvalidArgument(f"lease_seconds is {seconds:g}; allowed is 0 to {_LONGEST_S:g}", field="lease_seconds")
+        raise InvalidArgument(
+            f"lease_seconds is {seconds:g}; allowed is 0 to {_LONGEST_S:g}", field="lease_seconds"
+        )
 
 
 def _check_times(*seconds: float) -> None:
-    """Raises InvalidArgument for times that no worker has measured: their sums would be no numbers."""
+    """Raises InvalidArgument for times that no worker has measured: their sums would be no
+    numbers.
+    """
     if not all(abs(one) <= _LONGEST_S for one in seconds):
-        raise InvalidArgument(f"times {seconds} in seconds are none that anything took", field="seconds")
+        raise InvalidArgument(
+            f"times {seconds} in seconds are none that anything took", field="seconds"
+        )
 
 
 def _timings_from_proto(message: pb.PrefillTimings) -> PrefillTimings:

@@ -31,7 +31,15 @@ from kvrelay.messages import (
 )
 from kvrelay.protocol import ours
 from kvrelay.sampling_limits import check_params, check_sizes
-from kvrelay.types import Claim, FinishReason, PoolName, SequenceSpec, WorkerInfo, WorkerLoad, WorkerState
+from kvrelay.types import (
+    Claim,
+    FinishReason,
+    PoolName,
+    SequenceSpec,
+    WorkerInfo,
+    WorkerLoad,
+    WorkerState,
+)
 from kvrelay.worker.meter import Meter, resident_bytes
 from kvrelay.worker.sequence import Sequence, Work
 from kvrelay.worker.session import RouterSession
@@ -67,12 +75,17 @@ class Identity:
 class Worker(ABC):
     """Owns the block accounting, the scheduler and the step loop; lives on one event loop.
 
-    A sequence is known by its key (request id, attempt) from the command that brought it until its last
-    event; a command that arrives twice is run once.
+    A sequence is known by its key (request id, attempt) from the command that brought it until its
+    last event; a command that arrives twice is run once.
     """
 
     def __init__(
-        self, identity: Identity, runner: ModelRunner, cache: KvCache, scheduler: Scheduler, clock: Clock
+        self,
+        identity: Identity,
+        runner: ModelRunner,
+        cache: KvCache,
+        scheduler: Scheduler,
+        clock: Clock,
     ) -> None:
         self.identity = identity
         self.runner = runner
@@ -87,7 +100,8 @@ class Worker(ABC):
 
     @property
     def state(self) -> WorkerState:
-        """starting ─▶ ready ─▶ draining, and from each of them ─▶ stuck, the last before the process ends.
+        """starting ─▶ ready ─▶ draining, and from each of them ─▶ stuck, the last before the
+        process ends.
 
         It is ready once the engine has run real steps, and takes new work only then.
         """
@@ -98,7 +112,9 @@ class Worker(ABC):
         return "ready" if self.steps.proven else "starting"
 
     def handle(self, command: Command, session: RouterSession) -> None:
-        """Runs a router's command, unless it is about another router's sequence of the same name."""
+        """Runs a router's command, unless it is about another router's sequence of the same
+        name.
+        """
         key = _key(command)
         if key is None or self.sessions.get(key, session) is session:
             self.take(command, session)
@@ -137,8 +153,8 @@ class Worker(ABC):
             self.abort(key)
 
     def drain(self, grace_s: float) -> None:
-        """Takes nothing new from now on. What is left after the grace is handed back; asked again, the earlier end
-        holds.
+        """Takes nothing new from now on. What is left after the grace is handed back; asked again,
+        the earlier end holds.
         """
         by = self.clock.now() + grace_s
         self._drain_by = by if self._drain_by is None else min(by, self._drain_by)
@@ -156,21 +172,30 @@ class Worker(ABC):
         overdue = [one.spec.key for one in self.sequences() if now >= one.deadline]
         for key in overdue:
             if key in self.sessions:
-                self.fail(key, Code.DEADLINE_EXCEEDED, f"the deadline passed on {self.identity.worker_id}")
+                self.fail(
+                    key, Code.DEADLINE_EXCEEDED, f"the deadline passed on {self.identity.worker_id}"
+                )
         if self._drain_by is not None and now >= self._drain_by:
             for key in list(self.sessions):
                 self.fail(key, Code.UNAVAILABLE, DRAINING)
 
     def can_run(self, spec: SequenceSpec, session: RouterSession) -> bool:
-        """Whether the sequence can be run here and now; says otherwise why not, before it can spoil a whole step."""
+        """Whether the sequence can be run here and now; says otherwise why not, before it can spoil
+        a whole step.
+        """
         length, most = len(spec.token_ids), self.runner.max_model_len
         text = ""
         if not 0 < length < most:
-            text = f"{length} tokens do not fit into a context of {most}, which has to hold one to {most - 1}"
+            text = (
+                f"{length} tokens do not fit into a context of {most}, which has to hold one to "
+                f"{most - 1}"
+            )
         elif not 0 <= min(spec.token_ids) <= max(spec.token_ids) < self.runner.vocab_size:
             text = f"a token id is outside of 0 to {self.runner.vocab_size - 1}"
         elif not 0 < spec.prompt_len <= length:
-            text = f"prompt_len is {spec.prompt_len}; allowed is 1 to {length}, the number of tokens"
+            text = (
+                f"prompt_len is {spec.prompt_len}; allowed is 1 to {length}, the number of tokens"
+            )
         else:
             text = self._flaw(spec)
         if text:
@@ -186,7 +211,9 @@ class Worker(ABC):
         return True
 
     def _flaw(self, spec: SequenceSpec) -> str:
-        """What is wrong with its sampling, or nothing. Routers check that too; none is trusted with others' steps."""
+        """What is wrong with its sampling, or nothing. Routers check that too; none is trusted with
+        others' steps.
+        """
         try:
             check_params(spec.sampling, self.runner.vocab_size)
             check_sizes(spec.sampling, self.runner.vocab_size)
@@ -217,11 +244,15 @@ class Worker(ABC):
             session.send(TokenBatch(tuple(items)))
 
     def stored(self, batch: list[Work], layers: int) -> None:
-        """So many layers of the step that runs have stored its KV: a worker that sends KV may begin."""
+        """So many layers of the step that runs have stored its KV: a worker that sends KV may
+        begin.
+        """
         return
 
     def report_failure(self, work: Work, error: Exception) -> None:
-        """Ends the attempt, and nobody else finds its KV in the prefix cache: it may be what the step failed on."""
+        """Ends the attempt, and nobody else finds its KV in the prefix cache: it may be what the
+        step failed on.
+        """
         sequence = work.sequence
         self.cache.withdraw(sequence.blocks)
         if sequence.ended:
@@ -250,7 +281,9 @@ class Worker(ABC):
             await asyncio.sleep(HOUSEKEEPING_S)
 
     async def close(self) -> None:
-        """Lets go of the KV's memory; to be called when `run` has ended and nobody can push or fetch any more."""
+        """Lets go of the KV's memory; to be called when `run` has ended and nobody can push or
+        fetch any more.
+        """
         self.runner.close()
 
     def info(self) -> WorkerInfo:
@@ -280,7 +313,9 @@ class Worker(ABC):
         )
 
     def _check_integrity(self) -> None:
-        """When idle, looks whether every block is accounted for, once after each time that something happened."""
+        """When idle, looks whether every block is accounted for, once after each time that
+        something happened.
+        """
         if not self.steps.idle or not self.steps.changed:
             return
         self.steps.changed = False
@@ -328,16 +363,23 @@ class Worker(ABC):
             blocks_leased=blocks_leased,
         )
 
-    def _append(self, sequence: Sequence, sampled: SequenceOf[Sampled], now: float) -> SequenceTokens:
-        """Adds sampled tokens up to the one that the answer ends with. All but the last are right drafts."""
+    def _append(
+        self, sequence: Sequence, sampled: SequenceOf[Sampled], now: float
+    ) -> SequenceTokens:
+        """Adds sampled tokens up to the one that the answer ends with. All but the last are right
+        drafts.
+        """
         first_here = sequence.num_emitted == sequence.spec.num_emitted
         index = sequence.num_emitted
         token_ids: list[int] = []
         finish: FinishReason | None = None
         for sample in sampled:
             if token_ids:
-                sequence.advance(self.cache, 1)  # the step that the draft was in has computed its KV
-            finish = sequence.append(sample.token_id, self.runner.eos_token_ids, self.runner.max_model_len)
+                # The step that the draft was in has computed its KV
+                sequence.advance(self.cache, 1)
+            finish = sequence.append(
+                sample.token_id, self.runner.eos_token_ids, self.runner.max_model_len
+            )
             token_ids.append(sample.token_id)
             if finish is not None:
                 break

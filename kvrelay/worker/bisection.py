@@ -1,7 +1,8 @@
 """Whose fault it is when a step raises. Pure but for the call that runs a step again.
 
-The parts of a batch that raised run again, halved until the culprits stand alone. The others of the batch get what they
-would have got: a step writes the same KV to the same places each time, and draws are keyed by (seed, position).
+The parts of a batch that raised run again, halved until the culprits stand alone. The others of the
+batch get what they would have got: a step writes the same KV to the same places each time, and
+draws are keyed by (seed, position).
 """
 
 from __future__ import annotations
@@ -14,20 +15,25 @@ Outcome = TypeVar("Outcome")
 
 
 def most_runs_in_vain(size: int) -> int:
-    """Runs of parts of a batch of `size`, none of which worked, after which the engine is taken to be broken.
+    """Runs of parts of a batch of `size`, none of which worked, after which the engine is taken to
+    be broken.
 
-    By then at least four items far from each other have failed alone, or every one of a small batch.
+    By then at least four items far from each other have failed alone, or every one of a small
+    batch.
     """
     return 4 * (size - 1).bit_length() + 4
 
 
 async def run_apart(
-    items: Sequence[Item], error: Exception, run: Callable[[Sequence[Item]], Awaitable[Sequence[Outcome]]]
+    items: Sequence[Item],
+    error: Exception,
+    run: Callable[[Sequence[Item]], Awaitable[Sequence[Outcome]]],
 ) -> dict[Item, Outcome | Exception]:
-    """What each of the items gave, or the exception with which it failed alone; all of them together raised `error`.
+    """What each of the items gave, or the exception with which it failed alone; all of them
+    together raised `error`.
 
-    One culprit among n costs at most 2 log2(n) runs. Where nothing works, the rest fails with the last exception after
-    `most_runs_in_vain`.
+    One culprit among n costs at most 2 log2(n) runs. Where nothing works, the rest fails with the
+    last exception after `most_runs_in_vain`.
     """
     outcomes: dict[Item, Outcome | Exception] = {}
     pending: list[Sequence[Item]] = []  # the next one last
@@ -51,7 +57,8 @@ async def run_apart(
         runs += 1
         try:
             found = await run(part)
-        except Exception as one:  # noqa: BLE001 - whatever the engine raises is its verdict on the part
+        # - whatever the engine raises is its verdict on the part
+        except Exception as one:  # noqa: BLE001
             error = one.with_traceback(None)  # its frames hold memory
             blame(part, error)
         else:

@@ -10,7 +10,9 @@ _GAP_S = 0.005  # pauses that are shorter count as busy, so that few spans are k
 
 
 class BusyTime:
-    """How much of the time the engine computed: steps of the last WINDOW_S as spans that follow each other."""
+    """How much of the time the engine computed: steps of the last WINDOW_S as spans that follow
+    each other.
+    """
 
     def __init__(self, now: float) -> None:
         self._start = now
@@ -29,7 +31,9 @@ class BusyTime:
         self._forget(now)
 
     def share(self, now: float) -> float:
-        """Of the window, or of the life until now if that is shorter: 0 to 1. The step that runs counts."""
+        """Of the window, or of the life until now if that is shorter: 0 to 1. The step that runs
+        counts.
+        """
         self._forget(now)
         since = max(self._start, now - WINDOW_S)
         spans = [*self._spans, (self._began, now)] if self._began is not None else self._spans
@@ -58,5 +62,8 @@ class RecentMean:
         """Of the window, or of the life until now if that is shorter."""
         since = max(self._start, now - WINDOW_S)
         ends = [*(at for at, _ in list(self._values)[1:]), now]
-        total = sum(value * max(0.0, end - max(at, since)) for (at, value), end in zip(self._values, ends, strict=True))
+        total = sum(
+            value * max(0.0, end - max(at, since))
+            for (at, value), end in zip(self._values, ends, strict=True)
+        )
         return total / max(_LEAST_S, now - since)

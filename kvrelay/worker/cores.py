@@ -10,10 +10,11 @@ from pathlib import Path
 
 
 class Cores:
-    """Cores taken by lock files of this host and user: the kernel gives them back when the process ends, however.
+    """Cores taken by lock files of this host and user: the kernel gives them back when the process
+    ends, however.
 
-    A core is taken by one engine only. Where too few are left, or the folder of the locks is another user's, none is
-    taken and the engine runs where the kernel lets it.
+    A core is taken by one engine only. Where too few are left, or the folder of the locks is
+    another user's, none is taken and the engine runs where the kernel lets it.
     """
 
     def __init__(self, count: int, folder: Path | None = None) -> None:
@@ -32,7 +33,9 @@ class Cores:
         return frozenset(self._locks)
 
     def pin(self) -> None:
-        """Binds the thread that calls it, and threads that it will start, to the cores taken, if any."""
+        """Binds the thread that calls it, and threads that it will start, to the cores taken, if
+        any.
+        """
         if self._locks:
             os.sched_setaffinity(0, self._locks)
 
@@ -42,7 +45,9 @@ class Cores:
         self._locks.clear()
 
     def _take(self, core: int, folder: Path) -> None:
-        descriptor = os.open(folder / str(core), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(
+            folder / str(core), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

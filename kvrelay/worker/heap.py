@@ -12,11 +12,16 @@ _KEPT = 128 * 2**20
 def keep_freed_memory() -> bool:
     """For processes that receive many large messages. False where the C library has no mallopt.
 
-    glibc maps a large buffer when it is taken and unmaps it when it is freed, so that each one costs a page fault for
-    every 4 KiB: for a message of 1 MiB over gRPC, about as much as all the rest of receiving it.
+    glibc maps a large buffer when it is taken and unmaps it when it is freed, so that each one
+    costs a page fault for every 4 KiB: for a message of 1 MiB over gRPC, about as much as all the
+    rest of receiving it.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):
         return False
-    options = ((_MMAP_THRESHOLD, _LARGEST_MESSAGE), (_TRIM_THRESHOLD, _KEPT), (_TOP_PAD, _LARGEST_MESSAGE))
+    options = (
+        (_MMAP_THRESHOLD, _LARGEST_MESSAGE),
+        (_TRIM_THRESHOLD, _KEPT),
+        (_TOP_PAD, _LARGEST_MESSAGE),
+    )
     return all(libc.mallopt(option, value) for option, value in options)

@@ -45,10 +45,11 @@ log = get_logger("worker")
 
 
 async def load_weights(settings: WorkerSettings) -> LoadedModel | None:
-    """The model on the pool's device, loaded off the event loop: for a process that serves in one pool after the other.
+    """The model on the pool's device, loaded off the event loop: for a process that serves in one
+    pool after the other.
 
-    None where ranks share it: they load it with each runner. Raises ModelRefused, and ConfigError if there is no such
-    device.
+    None where ranks share it: they load it with each runner. Raises ModelRefused, and ConfigError
+    if there is no such device.
     """
     pool, device = settings.config.pool(settings.pool), _device(settings)
     if pool.tensor_parallel > 1:
@@ -62,7 +63,12 @@ async def load_weights(settings: WorkerSettings) -> LoadedModel | None:
     disable_progress_bar()  # a worker's log is read later, line by line
     began = time.monotonic()
     loaded = await asyncio.to_thread(load)
-    log.info("weights loaded", worker=settings.worker_id, seconds=time.monotonic() - began, pid=os.getpid())
+    log.info(
+        "weights loaded",
+        worker=settings.worker_id,
+        seconds=time.monotonic() - began,
+        pid=os.getpid(),
+    )
     return loaded
 
 
@@ -100,14 +106,22 @@ async def load_runner(settings: WorkerSettings, model: LoadedModel | None = None
     )
     runner = await _unless_lost(asyncio.create_task(asyncio.to_thread(load)), group)
     if runner.without_kernels:
-        log.warning("runs without native kernels", worker=settings.worker_id, reason=runner.without_kernels)
+        log.warning(
+            "runs without native kernels", worker=settings.worker_id, reason=runner.without_kernels
+        )
     if runner.not_captured:
-        log.info("runs the model's own code in each step", worker=settings.worker_id, reason=runner.not_captured)
+        log.info(
+            "runs the model's own code in each step",
+            worker=settings.worker_id,
+            reason=runner.not_captured,
+        )
     return runner
 
 
 async def _unless_lost(loading: asyncio.Task[ModelRunner], group: RankGroup | None) -> ModelRunner:
-    """What is loaded. If that fails or a rank is lost, which the others would wait for, none is left."""
+    """What is loaded. If that fails or a rank is lost, which the others would wait for, none is
+    left.
+    """
     try:
         while group is not None and not loading.done():
             await asyncio.wait({loading}, timeout=LOOK_S)
@@ -130,7 +144,9 @@ def _device(settings: WorkerSettings) -> str:
 
 
 BuildWorker = Callable[[grpc.aio.Server, Identity, Credentials | None], Worker]
-"""From a server, to add services of the worker's own to, who it is, and what it shows other workers."""
+"""From a server, to add services of the worker's own to, who it is, and what it shows other
+workers.
+"""
 
 
 async def host_worker(
@@ -141,18 +157,21 @@ async def host_worker(
     *,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> int:
-    """Serves until `stop` says so: first it drains for DRAIN_GRACE_S at most, and at the second word it ends. Returns
-    the epoch that it had.
+    """Serves until `stop` says so: first it drains for DRAIN_GRACE_S at most, and at the second
+    word it ends. Returns the epoch that it had.
 
-    Raises ConfigError for certificates that are no good, Unavailable if the registry cannot be reached at the start,
-    FailedPrecondition if another controller has led since the worker was started,
-    StepHung when the engine hangs, RankLost when it has lost a rank; then the engine thread and the KV's memory are
-    left as they are, and the process has to end.
+    Raises ConfigError for certificates that are no good, Unavailable if the registry cannot be
+    reached at the start, FailedPrecondition if another controller has led since the worker was
+    started, StepHung when the engine hangs, RankLost when it has lost a rank; then the engine
+    thread and the KV's memory are left as they are, and the process has to end.
     """
     credentials = Credentials.internal(settings.config.security, "worker")
     transfer = settings.config.transfer
     if credentials is not None and transfer.bypasses_tls:
-        log.warning("KV travels without encryption; only transport grpc has it", transport=transfer.transport)
+        log.warning(
+            "KV travels without encryption; only transport grpc has it",
+            transport=transfer.transport,
+        )
     guard = None if credentials is None else RoleGuard()
     cores = Cores(settings.config.pool(settings.pool).threads if settings.pin else 0)
     host = settings.config.listen.worker_host
@@ -163,7 +182,9 @@ async def host_worker(
             _server(host, max_message_bytes, credentials, guard) as (server, address),
         ):
             epoch = await registry.next_epoch(settings.last_epoch, settings.claim)
-            identity = Identity(settings.worker_id, settings.pool, epoch, address, host_id, settings.claim)
+            identity = Identity(
+                settings.worker_id, settings.pool, epoch, address, host_id, settings.claim
+            )
             worker = build(server, identity, credentials)
             await worker.steps.in_engine_thread(cores.pin)
             service = WorkerService(worker)
@@ -186,7 +207,8 @@ async def host_worker(
         if worker is not None and worker.steps.hung:
             worker.runner.kill_ranks()
         elif worker is not None:
-            await worker.close()  # only now: the server has ended, and nobody reads or writes the KV any more
+            # Only now: the server has ended, and nobody reads or writes the KV any more
+            await worker.close()
         cores.release()
     return epoch
 
@@ -231,7 +253,8 @@ async def _server(
             # A router that is frozen or cut off is noticed, and what it held here is freed.
             ("grpc.keepalive_time_ms", 5000),
             ("grpc.keepalive_timeout_ms", 5000),
-            ("grpc.http2.ping_timeout_ms", 5000),  # of those that gRPC sends to measure bandwidth, by default a minute
+            # Of those that gRPC sends to measure bandwidth, by default a minute
+            ("grpc.http2.ping_timeout_ms", 5000),
             # Peers ping often so that a frozen process is noticed; do not take that for abuse.
             ("grpc.http2.min_ping_interval_without_data_ms", 500),
             ("grpc.keepalive_permit_without_calls", 1),
@@ -250,7 +273,9 @@ async def _server(
 async def _heartbeat(
     worker: Worker, registry: Registry, credentials: Credentials | None, guard: RoleGuard | None
 ) -> None:
-    """Publishes the worker's state, at once when it changes. A registry that is away costs visibility, not streams."""
+    """Publishes the worker's state, at once when it changes. A registry that is away costs
+    visibility, not streams.
+    """
     away, told = False, ""
     while True:
         worker.steps.news.clear()
@@ -268,7 +293,9 @@ async def _heartbeat(
             away = False
         except Unavailable as error:
             if not away:
-                log.warning("registry is away", worker=worker.identity.worker_id, error=error.message)
+                log.warning(
+                    "registry is away", worker=worker.identity.worker_id, error=error.message
+                )
             away = True
         with suppress(TimeoutError):
             async with asyncio.timeout(HEARTBEAT_S):
@@ -276,11 +303,17 @@ async def _heartbeat(
 
 
 async def _leave(worker: Worker, registry: Registry) -> None:
-    """Takes the worker's entry out of the registry. One that hangs is shown as that for as long as entries last."""
+    """Takes the worker's entry out of the registry. One that hangs is shown as that for as long as
+    entries last.
+    """
     try:
         if worker.steps.hung:
             await registry.publish_worker(worker.info(), TTL_S)
         else:
             await registry.remove_worker(worker.identity.worker_id, worker.identity.epoch)
     except KvRelayError as error:
-        log.warning("left without a word to the registry", worker=worker.identity.worker_id, error=error.message)
+        log.warning(
+            "left without a word to the registry",
+            worker=worker.identity.worker_id,
+            error=error.message,
+        )

@@ -15,7 +15,9 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Meter:
-    """Tokens per second since the last reading, how long sequences waited for their first step, right guesses."""
+    """Tokens per second since the last reading, how long sequences waited for their first step,
+    right guesses.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -53,7 +55,9 @@ class Meter:
 
 
 def resident_bytes(pids: Iterable[int] = ()) -> tuple[int, int]:
-    """(resident set, part of it that is shared or backed by files) of this process and others, from /proc/PID/statm."""
+    """(resident set, part of it that is shared or backed by files) of this process and others, from
+    /proc/PID/statm.
+    """
     resident = shared = 0
     for pid in ("self", *pids):
         with suppress(FileNotFoundError), open(f"/proc/{pid}/statm", encoding="ascii") as statm:

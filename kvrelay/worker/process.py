@@ -14,7 +14,8 @@ from kvrelay.process.loop_stall import LoopStalls
 from kvrelay.process.telemetry import flush_logs, get_logger
 from kvrelay.worker.step_watch import StepHung
 
-LOOP_S = 60.0  # that the event loop may be away; routers and the actuator turn away from its worker long before
+# That the event loop may be away; routers and the actuator turn away from its worker long before
+LOOP_S = 60.0
 HUNG = 70  # exit code: EX_SOFTWARE of sysexits.h
 _LOOK_S = 1.0
 _STDERR = 2
@@ -23,9 +24,9 @@ log = get_logger("worker")
 
 
 async def run_in_process(worker_id: str, serving: Coroutine[None, None, None]) -> None:
-    """Runs `serving`, which has this process for itself. An engine or an event loop that hangs ends the process, with
-    the stacks of all its threads on stderr: nothing else could, since no thread can be ended from outside. So does an
-    engine that has lost a rank.
+    """Runs `serving`, which has this process for itself. An engine or an event loop that hangs ends
+    the process, with the stacks of all its threads on stderr: nothing else could, since no thread
+    can be ended from outside. So does an engine that has lost a rank.
     """
     guard = asyncio.create_task(_guard_the_loop())
     stalls = asyncio.create_task(LoopStalls(worker_id).run())
@@ -35,7 +36,9 @@ async def run_in_process(worker_id: str, serving: Coroutine[None, None, None]) -
         flush_logs()
         faulthandler.dump_traceback(_STDERR, all_threads=True)
         log.error(
-            "worker ends because its engine hangs; stacks of all threads are above", worker=worker_id, why=str(hung)
+            "worker ends because its engine hangs; stacks of all threads are above",
+            worker=worker_id,
+            why=str(hung),
         )
         _end()
     except RankLost as lost:
@@ -54,7 +57,9 @@ def _end() -> NoReturn:
 
 
 async def _guard_the_loop() -> None:
-    """As long as the event loop comes by, faulthandler's own thread, which needs no lock of Python's, keeps waiting."""
+    """As long as the event loop comes by, faulthandler's own thread, which needs no lock of
+    Python's, keeps waiting.
+    """
     while True:
         faulthandler.dump_traceback_later(LOOP_S, exit=True, file=_STDERR)
         await asyncio.sleep(_LOOK_S)

@@ -1,4 +1,6 @@
-"""Real steps before any user's: the first builds kernels and takes memory, the second tells how long a step takes."""
+"""Real steps before any user's: the first builds kernels and takes memory, the second tells how
+long a step takes.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,15 @@ def proving_segment(runner: ModelRunner) -> Segment:
 
 
 def prove(runner: ModelRunner) -> None:
-    """Runs the proving steps in a thread of their own and notes the result on the runner. Blocks the caller."""
+    """Runs the proving steps in a thread of their own and notes the result on the runner. Blocks
+    the caller.
+    """
     segment = proving_segment(runner)
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="proof") as thread:
         for _ in range(PROVING_STEPS):
             began = time.monotonic()
-            with suppress(SegmentsFailed):  # the step ran; that it has no token, users' requests will tell
+            # The step ran; that it has no token, users' requests will tell
+            with suppress(SegmentsFailed):
                 thread.submit(runner.run, [segment]).result()
             seconds = time.monotonic() - began
     runner.proof = len(segment.token_ids), seconds

@@ -1,4 +1,6 @@
-"""One sequence as a worker sees it: its tokens, how far its KV reaches, and which blocks hold it."""
+"""One sequence as a worker sees it: its tokens, how far its KV reaches, and which blocks hold
+it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ class Sequence:
     spec: SequenceSpec
     arrived: float  # monotonic seconds
     hasher: BlockHasher
-    tokens: array[int] = field(init=False)  # int64, so that a penalty's tensor of them needs no loop
+    # Int64, so that a penalty's tensor of them needs no loop
+    tokens: array[int] = field(init=False)
     blocks: list[int] = field(default_factory=list)
     num_computed: int = 0
     cached_tokens: int = 0  # prompt tokens that the prefix cache held when the sequence began here
@@ -82,7 +85,9 @@ class Sequence:
         return max(0, -(-num_tokens // self.hasher.block_size) - len(self.blocks))
 
     def take_blocks(self, cache: KvCache, num_tokens: int) -> None:
-        """Makes `blocks` cover `num_tokens` tokens. Raises OutOfBlocks and changes nothing if it cannot."""
+        """Makes `blocks` cover `num_tokens` tokens. Raises OutOfBlocks and changes nothing if it
+        cannot.
+        """
         if missing := self.blocks_missing(num_tokens):
             self.blocks += cache.allocate(missing, after=self.blocks[-1] if self.blocks else None)
 
@@ -102,12 +107,15 @@ class Sequence:
             self.hasher.extend(self.tokens)
             cache.publish(self.hasher, self.blocks, before, full, self.spec.tenant)
 
-    def append(self, token_id: int, eos_token_ids: frozenset[int], max_model_len: int) -> FinishReason | None:
+    def append(
+        self, token_id: int, eos_token_ids: frozenset[int], max_model_len: int
+    ) -> FinishReason | None:
         """Adds a sampled token; returns why the answer ends with it, if it does."""
         self.tokens.append(token_id)
         params = self.spec.sampling
         if self.num_emitted >= params.min_tokens and (
-            token_id in params.stop_token_ids or (token_id in eos_token_ids and not params.ignore_eos)
+            token_id in params.stop_token_ids
+            or (token_id in eos_token_ids and not params.ignore_eos)
         ):
             return "stop"
         if self.num_emitted >= params.max_tokens or len(self.tokens) >= max_model_len:
@@ -123,9 +131,11 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A sequence's share of one step: its next `num_tokens` tokens; `sample` when they are its last.
+    """A sequence's share of one step: its next `num_tokens` tokens; `sample` when they are its
+    last.
 
-    `draft` guesses what follows them. Its blocks are there, and its KV counts where the guess was right.
+    `draft` guesses what follows them. Its blocks are there, and its KV counts where the guess was
+    right.
     """
 
     sequence: Sequence

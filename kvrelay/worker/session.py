@@ -36,7 +36,8 @@ class RouterSession:
 
     def __init__(self, router_id: str) -> None:
         self.router_id = router_id
-        self.error: KvRelayError | None = None  # why it ended, if the worker is not leaving in order
+        # Why it ended, if the worker is not leaving in order
+        self.error: KvRelayError | None = None
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
 
     def send(self, event: Event) -> None:
@@ -76,7 +77,8 @@ class WorkerService(WorkerServiceServicer):
         self._told: set[tuple[str, str]] = set()
 
     def close(self, error: KvRelayError | None = None) -> None:
-        """Ends all sessions, each after its last event, and takes no more: their routers turn to other workers.
+        """Ends all sessions, each after its last event, and takes no more: their routers turn to
+        other workers.
 
         Without an error that says nothing against the worker nor what it ran.
         """
@@ -108,7 +110,9 @@ class WorkerService(WorkerServiceServicer):
             self._worker.session_ended(session)
 
     async def _hello(self, requests: AsyncIterator[pb.SessionRequest]) -> str:
-        """The router's id. Raises InvalidArgument, and FailedPrecondition for a protocol that does not fit."""
+        """The router's id. Raises InvalidArgument, and FailedPrecondition for a protocol that does
+        not fit.
+        """
         async for message in requests:
             hello = command_from_proto(message)
             if isinstance(hello, Hello):
@@ -121,14 +125,20 @@ class WorkerService(WorkerServiceServicer):
             break
         raise InvalidArgument("a session begins with hello", field="command")
 
-    async def _read(self, requests: AsyncIterator[pb.SessionRequest], session: RouterSession) -> None:
-        """Until the router's last command. What is wrong with one of them is that command's alone."""
+    async def _read(
+        self, requests: AsyncIterator[pb.SessionRequest], session: RouterSession
+    ) -> None:
+        """Until the router's last command. What is wrong with one of them is that command's
+        alone.
+        """
         try:
             async for message in requests:
                 try:
                     command = command_from_proto(message)
                     if command is None or isinstance(command, Hello):
-                        self._tell_once("command_ignored", session.router_id, known=command is not None)
+                        self._tell_once(
+                            "command_ignored", session.router_id, known=command is not None
+                        )
                     else:
                         self._worker.handle(command, session)
                 except KvRelayError as error:
@@ -141,7 +151,9 @@ class WorkerService(WorkerServiceServicer):
         finally:
             session.end()
 
-    def _refuse(self, message: pb.SessionRequest, session: RouterSession, error: KvRelayError) -> None:
+    def _refuse(
+        self, message: pb.SessionRequest, session: RouterSession, error: KvRelayError
+    ) -> None:
         """Fails the sequence that the command is about, if it is about one."""
         key = command_key(message)
         self._tell_once("command_refused", session.router_id, reason=error.message)
@@ -161,13 +173,20 @@ class WorkerService(WorkerServiceServicer):
     async def GetWorkerStatus(
         self, request: pb.GetWorkerStatusRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetWorkerStatusResponse:
-        return pb.GetWorkerStatusResponse(status=worker_status_to_proto(WorkerStatus.of(self._worker.info())))
+        return pb.GetWorkerStatusResponse(
+            status=worker_status_to_proto(WorkerStatus.of(self._worker.info()))
+        )
 
-    async def Drain(self, request: pb.DrainRequest, context: grpc.aio.ServicerContext) -> pb.DrainResponse:
+    async def Drain(
+        self, request: pb.DrainRequest, context: grpc.aio.ServicerContext
+    ) -> pb.DrainResponse:
         grace_s = request.grace_seconds if request.HasField("grace_seconds") else DRAIN_GRACE_S
         if not grace_s >= 0:
             await status.abort(
-                context, InvalidArgument(f"grace_seconds is {grace_s}; allowed is 0 or more", field="grace_seconds")
+                context,
+                InvalidArgument(
+                    f"grace_seconds is {grace_s}; allowed is 0 or more", field="grace_seconds"
+                ),
             )
         self._worker.drain(grace_s)
         return pb.DrainResponse()

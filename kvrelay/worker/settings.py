@@ -15,7 +15,8 @@ class WorkerSettings:
     model_path: str
     redis_url: str
     config: ClusterConfig
-    pin: bool = False  # the engine takes cores for itself: where nobody else decides what runs where
+    # The engine takes cores for itself: where nobody else decides what runs where
+    pin: bool = False
     standby: bool = False  # serves in no pool until it is told which
     last_epoch: int = 0  # that it had in another pool, before it changed over
     claim: Claim | None = None  # under which a controller starts it

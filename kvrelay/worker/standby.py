@@ -1,4 +1,6 @@
-"""A worker of no pool: everything that a start takes is done, until it is told which pool to join."""
+"""A worker of no pool: everything that a start takes is done, until it is told which pool to
+join.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,17 @@ log = get_logger("worker")
 
 @dataclass(slots=True)
 class Prepared:
-    """A runner with the decode pool's KV memory, whose proving steps have run. None: it was told before it had one."""
+    """A runner with the decode pool's KV memory, whose proving steps have run. None: it was told
+    before it had one.
+    """
 
     config: ClusterConfig
     runner: ModelRunner | None
 
     def take(self, pool: PoolName) -> ModelRunner | None:
-        """The runner, if its KV memory is what that pool has; otherwise it is closed, and the pool's has to be made."""
+        """The runner, if its KV memory is what that pool has; otherwise it is closed, and the
+        pool's has to be made.
+        """
         if self.config.pool_kv(pool) == self.config.pool_kv("decode"):
             return self.runner
         self.close()
@@ -45,10 +51,14 @@ class Prepared:
             self.runner.close()
 
 
-async def stand_by(settings: WorkerSettings, model: LoadedModel | None, host_id: str, stop: StopRequest) -> Prepared:
-    """Until `stop` asks for anything. KV memory is mapped, and takes up no more than the proving steps wrote.
+async def stand_by(
+    settings: WorkerSettings, model: LoadedModel | None, host_id: str, stop: StopRequest
+) -> Prepared:
+    """Until `stop` asks for anything. KV memory is mapped, and takes up no more than the proving
+    steps wrote.
 
-    Raises ModelRefused, ConfigError, and Unavailable if the registry cannot be reached at the start.
+    Raises ModelRefused, ConfigError, and Unavailable if the registry cannot be reached at the
+    start.
     """
     prepared = Prepared(settings.config, None)
     if stop.drain.is_set():
@@ -68,12 +78,18 @@ async def stand_by(settings: WorkerSettings, model: LoadedModel | None, host_id:
     return prepared
 
 
-async def _heartbeat(settings: WorkerSettings, registry: Registry, host_id: str, prepared: Prepared) -> None:
-    """Publishes the worker's state until cancelled. A registry that is away costs visibility only."""
+async def _heartbeat(
+    settings: WorkerSettings, registry: Registry, host_id: str, prepared: Prepared
+) -> None:
+    """Publishes the worker's state until cancelled. A registry that is away costs visibility
+    only.
+    """
     away = False
     while True:
         runner = prepared.runner
-        state: Literal["starting", "ready"] = "starting" if runner is None or runner.proof is None else "ready"
+        state: Literal["starting", "ready"] = (
+            "starting" if runner is None or runner.proof is None else "ready"
+        )
         resident, _ = resident_bytes()
         weights = 0 if runner is None else runner.weight_bytes
         entry = StandbyWorker(settings.worker_id, state, host_id, os.getpid(), weights, resident)

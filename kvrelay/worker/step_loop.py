@@ -56,11 +56,14 @@ class Reporter(Protocol):
 
 
 class StepLoop:
-    """Runs steps for as long as there is work. All bookkeeping stays on the event loop; only the model runs in
-    the engine thread, so nothing here needs a lock and a new request is taken in while a step computes.
+    """Runs steps for as long as there is work. All bookkeeping stays on the event loop; only the
+    model runs in the engine thread, so nothing here needs a lock and a new request is taken in
+    while a step computes.
     """
 
-    def __init__(self, scheduler: Scheduler, runner: ModelRunner, reporter: Reporter, clock: Clock) -> None:
+    def __init__(
+        self, scheduler: Scheduler, runner: ModelRunner, reporter: Reporter, clock: Clock
+    ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._reporter = reporter
@@ -101,7 +104,8 @@ class StepLoop:
                 break
         self.hung = True
         raise StepHung(
-            f"a step of {self.watch.tokens} tokens has been running for {self.watch.age_s:.1f} s, and steps of that "
+            f"a step of {self.watch.tokens} tokens has been running for {self.watch.age_s:.1f} s, "
+            f"and steps of that "
             f"size end within {self.watch.bound_s:.1f} s"
         )
 
@@ -110,8 +114,8 @@ class StepLoop:
         await asyncio.get_running_loop().run_in_executor(self._engine, call)
 
     async def _prove(self) -> None:
-        """Steps before any user's. The first builds kernels and takes memory, which no user should wait for; the second
-        tells how long a step takes.
+        """Steps before any user's. The first builds kernels and takes memory, which no user should
+        wait for; the second tells how long a step takes.
         """
         if self._runner.proof is None:
             for _ in range(PROVING_STEPS):
@@ -124,13 +128,17 @@ class StepLoop:
         self.proven = True
         self.news.set()
 
-    async def _run(self, segments: list[Segment], on_layer: OnLayer | None = None) -> list[list[Sampled]]:
+    async def _run(
+        self, segments: list[Segment], on_layer: OnLayer | None = None
+    ) -> list[list[Sampled]]:
         """In the engine thread, and watched."""
         now = self._clock.now()
         self.watch.began(sum(len(segment.token_ids) for segment in segments), now)
         self.busy.began(now)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._engine, self._runner.run, segments, on_layer)
+            return await asyncio.get_running_loop().run_in_executor(
+                self._engine, self._runner.run, segments, on_layer
+            )
         except RankLost:
             await asyncio.Event().wait()  # `hang` tells of it, and this is cancelled
             raise
@@ -161,12 +169,14 @@ class StepLoop:
             outcomes = await self._outcomes(batch, on_layer)
         except Exception as error:  # noqa: BLE001 - whatever the engine raises is about this step
             self._tell(batch, error)
-            # Its frames hold what the step had computed, which the next runs may need the memory of.
+            # Its frames hold what the step had computed, which the next runs may need the memory
+            # of.
             raised = error.with_traceback(None)
         if raised is not None:
             found = await run_apart(batch, raised, self._outcomes)
             outcomes = [found[work] for work in batch]
-        # In this order: what has ended gives its blocks back, and nobody finds in them what was not computed.
+        # In this order: what has ended gives its blocks back, and nobody finds in them what was not
+        # computed.
         sampled: list[SequenceOf[Sampled]] = []
         for work, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, Exception):
@@ -175,9 +185,11 @@ class StepLoop:
         self._scheduler.complete(batch)
         self._reporter.report(batch, sampled)
 
-    async def _outcomes(self, batch: SequenceOf[Work], on_layer: OnLayer | None = None) -> SequenceOf[Outcome]:
-        """Raises what the step as a whole fails with. Without `on_layer` where it ran before: what a layer stored then
-        is what it stores now, and may be on its way.
+    async def _outcomes(
+        self, batch: SequenceOf[Work], on_layer: OnLayer | None = None
+    ) -> SequenceOf[Outcome]:
+        """Raises what the step as a whole fails with. Without `on_layer` where it ran before: what
+        a layer stored then is what it stores now, and may be on its way.
         """
         try:
             return await self._run([self._segment(work) for work in batch], on_layer)
@@ -188,12 +200,16 @@ class StepLoop:
         """With its traceback, unless that is the last one's: a fault may come with each step."""
         known, self._last_error = self._last_error == repr(error), repr(error)
         requests = [work.sequence.spec.request_id for work in batch]
-        log.error("step_failed", requests=requests, reason=repr(error), exc_info=None if known else error)
+        log.error(
+            "step_failed", requests=requests, reason=repr(error), exc_info=None if known else error
+        )
 
     def _blame(self, work: Work, error: Exception) -> None:
         request_id = work.sequence.spec.request_id
         reason = str(error) if isinstance(error, KvRelayError) else repr(error)
-        log.warning("sequence_failed", request=request_id, tokens=len(work.sequence.tokens), reason=reason)
+        log.warning(
+            "sequence_failed", request=request_id, tokens=len(work.sequence.tokens), reason=reason
+        )
         self._reporter.report_failure(work, error)
 
     def _segment(self, work: Work) -> Segment:

@@ -1,4 +1,6 @@
-"""From when on a step is no step any more but a hang. Pure: the time is an argument, in monotonic seconds."""
+"""From when on a step is no step any more but a hang. Pure: the time is an argument, in monotonic
+seconds.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,16 @@ _KEPT = 100  # steps of a size, the slowest of which is their 99th percentile
 
 
 class StepHung(Exception):
-    """The engine thread does not come back from a step. Nothing in this process can end it, but the process's end."""
+    """The engine thread does not come back from a step. Nothing in this process can end it, but the
+    process's end.
+    """
 
 
 class StepWatch:
     """Learns how long steps take, by size, and ages the one that runs.
 
-    Sizes are tokens to the next power of two. A step of a size that was never measured is judged by the most that a
-    token has cost in any other.
+    Sizes are tokens to the next power of two. A step of a size that was never measured is judged by
+    the most that a token has cost in any other.
     """
 
     def __init__(self) -> None:
@@ -37,7 +41,9 @@ class StepWatch:
     def ended(self, now: float) -> None:
         assert self._began is not None, "a step ends that has not begun"
         if self._built:
-            self._seconds.setdefault(_size(self.tokens), deque(maxlen=_KEPT)).append(now - self._began)
+            self._seconds.setdefault(_size(self.tokens), deque(maxlen=_KEPT)).append(
+                now - self._began
+            )
         self._built = True
         self._began, self.age_s = None, 0.0
 
@@ -47,7 +53,9 @@ class StepWatch:
         self._seconds.setdefault(_size(tokens), deque(maxlen=_KEPT)).append(seconds)
 
     def look(self, now: float) -> bool:
-        """Whether the step that runs hangs. Of a pause of this whole process no more than two looks' time counts."""
+        """Whether the step that runs hangs. Of a pause of this whole process no more than two
+        looks' time counts.
+        """
         if self._began is None:
             return False
         self.age_s += min(now - self._looked, 2 * LOOK_S)
@@ -62,7 +70,9 @@ class StepWatch:
         measured = self._seconds.get(_size(self.tokens))
         if measured:
             return max(LEAST_S, TIMES_SLOWEST * max(measured))
-        dearest = max((max(times) / (2**size / 2) for size, times in self._seconds.items()), default=0.0)
+        dearest = max(
+            (max(times) / (2**size / 2) for size, times in self._seconds.items()), default=0.0
+        )
         return max(LEAST_S, TIMES_SLOWEST * dearest * self.tokens)
 
 

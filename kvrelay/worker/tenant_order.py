@@ -1,4 +1,6 @@
-"""Whose prompt a worker computes next: tenants by the tokens that they were given for their weight. Pure."""
+"""Whose prompt a worker computes next: tenants by the tokens that they were given for their weight.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,11 @@ from kvrelay.worker.sequence import Sequence
 class TenantTurns:
     """Virtual token counters (Sheng et al., OSDI 2024) of the tenants with prompts on one worker.
 
-    The most urgent priority comes first; within it, the tenant that was given the fewest prompt tokens for its weight;
-    within a tenant, first come, first served. So a long prompt takes its tenant's part of the worker's time, and no
-    other tenant waits until it is over. A tenant that comes starts where the one served last is: idle time earns no
-    credit, and only tenants with prompts, or ahead of that, are remembered.
+    The most urgent priority comes first; within it, the tenant that was given the fewest prompt
+    tokens for its weight; within a tenant, first come, first served. So a long prompt takes its
+    tenant's part of the worker's time, and no other tenant waits until it is over. A tenant that
+    comes starts where the one served last is: idle time earns no credit, and only tenants with
+    prompts, or ahead of that, are remembered.
     """
 
     def __init__(self) -> None:
@@ -23,16 +26,21 @@ class TenantTurns:
         self._virtual = 0.0  # counter of the tenant that was served last, before it was
 
     def order(self, sequences: Iterable[Sequence]) -> Iterator[Sequence]:
-        """Each sequence once, by turns. `sequences` are in the order in which one tenant's are to be served.
+        """Each sequence once, by turns. `sequences` are in the order in which one tenant's are to
+        be served.
 
         What is charged between two of them counts for the next.
         """
         lines: dict[tuple[int, str], deque[tuple[int, Sequence]]] = {}
         for place, sequence in enumerate(sequences):
-            lines.setdefault((sequence.spec.priority, sequence.spec.tenant), deque()).append((place, sequence))
+            lines.setdefault((sequence.spec.priority, sequence.spec.tenant), deque()).append(
+                (place, sequence)
+            )
         self._come({tenant for _, tenant in lines})
         while lines:
-            priority, tenant = min(lines, key=lambda key: (key[0], self._counters[key[1]], lines[key][0][0]))
+            priority, tenant = min(
+                lines, key=lambda key: (key[0], self._counters[key[1]], lines[key][0][0])
+            )
             line = lines[priority, tenant]
             _, sequence = line.popleft()
             if not line:
@@ -50,7 +58,9 @@ class TenantTurns:
             self._counters[tenant] = max(self._counters.get(tenant, 0.0), self._virtual)
         if tenants != self._present:
             ahead = {
-                one: counter for one, counter in self._counters.items() if one in tenants or counter > self._virtual
+                one: counter
+                for one, counter in self._counters.items()
+                if one in tenants or counter > self._virtual
             }
             self._counters = ahead
         self._present = tenants

@@ -31,9 +31,11 @@ MAX_CONNECTIONS = 1024  # of a gRPC listener; each has as many streams as the ne
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),  # a port that is in use is an error
-    ("grpc.keepalive_time_ms", 20_000),  # a client that vanished without a word is noticed, and its work ended
+    # A client that vanished without a word is noticed, and its work ended
+    ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),  # of those that gRPC sends to measure bandwidth, by default a minute
+    # Of those that gRPC sends to measure bandwidth, by default a minute
+    ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # who pings more often
     ("grpc.http2.max_ping_strikes", 2),  # more often than that is shut out
     ("grpc.keepalive_permit_without_calls", 1),
@@ -42,7 +44,8 @@ _OPTIONS = (
     ("grpc.max_metadata_size", MAX_HEAD_BYTES),
     ("grpc.absolute_max_metadata_size", MAX_HEAD_BYTES),  # between the two, gRPC would draw lots
     ("grpc.server_handshake_timeout_ms", 20_000),  # of TLS, and to the first settings of HTTP/2
-    ("grpc.max_connection_idle_ms", 15 * 60_000),  # without a call; clients connect again by themselves
+    # Without a call; clients connect again by themselves
+    ("grpc.max_connection_idle_ms", 15 * 60_000),
 )
 
 
@@ -56,8 +59,9 @@ def grpc_server(
 ) -> tuple[grpc.aio.Server, str, health.aio.HealthServicer]:
     """A server with health and reflection, not yet started, and the HOST:PORT that it has.
 
-    `option` names the setting that `address` comes from. Raises ConfigError if it cannot be had. Clients that have to
-    show certificates are held to their roles; one without a role is a client's, since the CA for clients signed it.
+    `option` names the setting that `address` comes from. Raises ConfigError if it cannot be had.
+    Clients that have to show certificates are held to their roles; one without a role is a
+    client's, since the CA for clients signed it.
     """
     interceptors: list[grpc.aio.ServerInterceptor] = [access]
     if credentials is not None and credentials.files.ca is not None:
@@ -69,12 +73,16 @@ def grpc_server(
         raise ConfigError(f"{option}: cannot listen on {address}; is it in use? {error}") from error
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    reflection.enable_server_reflection(
+        (*services, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+    )
     return server, f"{address.rpartition(':')[0]}:{port}", servicer
 
 
 def _no_cancellation(record: logging.LogRecord) -> bool:
-    """Requests that the end of a server cuts off are no errors of the application, as uvicorn calls them."""
+    """Requests that the end of a server cuts off are no errors of the application, as uvicorn calls
+    them.
+    """
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
@@ -82,7 +90,9 @@ logging.getLogger("uvicorn.error").addFilter(_no_cancellation)
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without hands on the process's signals, which the router has, and with an acceptor of our own."""
+    """uvicorn without hands on the process's signals, which the router has, and with an acceptor of
+    our own.
+    """
 
     def __init__(self, config: uvicorn.Config, listener: socket.socket) -> None:
         super().__init__(config)
@@ -141,7 +151,9 @@ def http_listener(address: str, option: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     listener = None
     try:
-        family, kind, protocol, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, target = socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM
+        )[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # Connections inherit it: one whose peer takes nothing off our hands for so long is over.

@@ -22,8 +22,9 @@ class Holding:
 class BodyBudget:
     """A bound for all, of which nobody is kept out by others beyond their share.
 
-    A tenant alone may use it all. When it is used up, the tenant that holds most for its weight gives way, as in
-    router.core.queueing.fair_queue.FairQueue: its newest request is evicted, or refused if it is the one that asks for more.
+    A tenant alone may use it all. When it is used up, the tenant that holds most for its weight
+    gives way, as in router.core.queueing.fair_queue.FairQueue: its newest request is evicted, or
+    refused if it is the one that asks for more.
     """
 
     def __init__(self, total: int, what: str) -> None:
@@ -57,7 +58,10 @@ class BodyBudget:
         self._sizes[holding.tenant] += amount
         self.held += amount
         while self.held > self._total:
-            most = max(self._sizes, key=lambda name: (self._sizes[name] / self._weights[name], name == holding.tenant))
+            most = max(
+                self._sizes,
+                key=lambda name: (self._sizes[name] / self._weights[name], name == holding.tenant),
+            )
             if most == holding.tenant:
                 raise self.refusal()
             victim = next(one for one in reversed(self._holdings[most]) if one.size)
@@ -68,7 +72,8 @@ class BodyBudget:
 
     def refusal(self) -> ResourceExhausted:
         return ResourceExhausted(
-            f"too many {self._what} at one time; this tenant has the most of them, so send fewer at a time",
+            f"too many {self._what} at one time; this tenant has the most of them, so send fewer "
+            f"at a time",
             retry_after_s=1.0,
         )
 

@@ -1,4 +1,6 @@
-"""All requests of one router and the workers that it knows: pure, like the lifecycles that it drives."""
+"""All requests of one router and the workers that it knows: pure, like the lifecycles that it
+drives.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,17 @@ from itertools import chain, count
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.kvcache.block_hashes import HASH_BYTES, BlockHasher
 from kvrelay.errors import Code, FailedPrecondition, KvRelayError, Unavailable
-from kvrelay.messages import DRAINING, Event, Failed, HandedOff, Refused, Renew, Reserved, SequenceTokens, TokenBatch
+from kvrelay.messages import (
+    DRAINING,
+    Event,
+    Failed,
+    HandedOff,
+    Refused,
+    Renew,
+    Reserved,
+    SequenceTokens,
+    TokenBatch,
+)
 from kvrelay.tenants import Tenant
 from kvrelay.types import ModelVersion, WorkerInfo
 from router.core.admission import Admission, Rejection
@@ -29,7 +41,8 @@ from router.core.workers.worker_health import Sickness
 from router.core.workers.worker_table import Claim, Workers
 
 LOOK_S = 0.1  # after nobody was found who has to give way, until that is looked at again
-GONE_S = 30.0  # for a worker of the version of the model that began an answer, after the last one is gone
+# For a worker of the version of the model that began an answer, after the last one is gone
+GONE_S = 30.0
 
 
 @dataclass(slots=True)
@@ -39,15 +52,20 @@ class _Entry:
     share: Share
     hasher: Callable[[int], BlockHasher]  # a new one for a block size
     claim: Claim | None = None  # while it has workers
-    begun: float | None = None  # when it was given workers first; later by as long as it was preempted
+    # When it was given workers first; later by as long as it was preempted
+    begun: float | None = None
     attempt_begun: float = 0.0
     fault_begun: float = 0.0  # when the attempt did that ended with the lifecycle's fault
     preempted_at: float | None = None  # while it waits since it was
-    lone_since: float | None = None  # since when its version of the model has no worker, while another's has
-    hashers: dict[int, BlockHasher] = field(default_factory=dict)  # by block size, which pools may have unlike
+    # Since when its version of the model has no worker, while another's has
+    lone_since: float | None = None
+    # By block size, which pools may have unlike
+    hashers: dict[int, BlockHasher] = field(default_factory=dict)
 
     def hashes(self, block_size: int) -> Sequence[bytes]:
-        """Of the sequence so far, without the model: they are for the index of one worker's blocks."""
+        """Of the sequence so far, without the model: they are for the index of one worker's
+        blocks.
+        """
         if block_size not in self.hashers:
             self.hashers[block_size] = self.hasher(block_size)
         return self.hashers[block_size].extend(self.life.sequence)
@@ -62,7 +80,9 @@ class Dispatcher:
     def __init__(self, config: ClusterConfig, *, hash_bytes: int = HASH_BYTES) -> None:
         self._config = config
         self._hash_bytes = hash_bytes
-        self._settings = Settings(config.router.max_attempts, config.transfer.lease_s, config.transfer.transport)
+        self._settings = Settings(
+            config.router.max_attempts, config.transfer.lease_s, config.transfer.transport
+        )
         self._entries: dict[str, _Entry] = {}
         self._running: dict[str, _Entry] = {}  # those with workers
         self._suspects: dict[str, _Entry] = {}  # of these, those that may kill them
@@ -70,8 +90,10 @@ class Dispatcher:
         self._queue = FairQueue()
         self._throughput = Throughput()
         self._numbers = count(1)
-        self._attempts = count(1)  # no two attempts are alike, so none is taken for one of a former namesake
-        self._left = False  # whether a request has left its workers since the queue was last looked at
+        # No two attempts are alike, so none is taken for one of a former namesake
+        self._attempts = count(1)
+        # Whether a request has left its workers since the queue was last looked at
+        self._left = False
         self._renew_at = 0.0
         self._preempt_at = 0.0  # not before; looking costs as much as there are requests
         self._wait = Wait("no decode worker is ready", no_worker=True)
@@ -109,10 +131,13 @@ class Dispatcher:
     # Requests
 
     def submit(self, request: Request, now: float) -> tuple[Lifecycle, list[Effect]]:
-        """Raises FailedPrecondition for a request id that is live or a request in quarantine, ResourceExhausted."""
+        """Raises FailedPrecondition for a request id that is live or a request in quarantine,
+        ResourceExhausted.
+        """
         if request.request_id in self._entries:
             raise FailedPrecondition(
-                f"request_id {request.client_id!r} is in use by a request that has not ended; choose another",
+                f"request_id {request.client_id!r} is in use by a request that has not ended; "
+                f"choose another",
                 field="request_id",
             )
         self._check_quarantine(request, now)
@@ -129,16 +154,26 @@ class Dispatcher:
         return life, effects + self._settle(entry, [], now) + self._pump(now)
 
     def check_room(self, tenant: Tenant, priority: int = 0) -> None:
-        """Raises ResourceExhausted when the queue is full and such a request would be the one that has to go."""
+        """Raises ResourceExhausted when the queue is full and such a request would be the one that
+        has to go.
+        """
         self.admission.check_room(self._queue.share(tenant), priority)
 
     def cancel(self, request_id: str, error: KvRelayError, now: float) -> list[Effect]:
         entry = self._entries.get(request_id)
-        return [] if entry is None else self._settle(entry, entry.life.cancel(error), now) + self._pump(now)
+        return (
+            []
+            if entry is None
+            else self._settle(entry, entry.life.cancel(error), now) + self._pump(now)
+        )
 
     def stop(self, request_id: str, now: float) -> list[Effect]:
         entry = self._entries.get(request_id)
-        return [] if entry is None else self._settle(entry, entry.life.complete("stop", now), now) + self._pump(now)
+        return (
+            []
+            if entry is None
+            else self._settle(entry, entry.life.complete("stop", now), now) + self._pump(now)
+        )
 
     # Workers
 
@@ -150,7 +185,9 @@ class Dispatcher:
         return effects + self._pump(now)
 
     def worker_lost(self, worker_id: str, now: float, expected: bool = False) -> list[Effect]:
-        """What it ran goes on elsewhere. That it was `expected` says nothing against the requests, nor against it."""
+        """What it ran goes on elsewhere. That it was `expected` says nothing against the requests,
+        nor against it.
+        """
         if worker_id not in self._workers:
             return []
         expected = self._workers.remove(worker_id).info.state == "draining" or expected
@@ -164,7 +201,9 @@ class Dispatcher:
             if entry.life.suspicion.guilty:
                 self.quarantine.add(entry.life.request, now)
         if not expected:
-            effects += _notices((worker_id, self._workers.health.failed(worker_id, begun, "it was lost", now)))
+            effects += _notices(
+                (worker_id, self._workers.health.failed(worker_id, begun, "it was lost", now))
+            )
         return effects + self._pump(now)
 
     def workers_changed(self, infos: Iterable[WorkerInfo], now: float) -> list[Effect]:
@@ -211,8 +250,12 @@ class Dispatcher:
             effects += self._settle(entry, entry.life.on_event(worker_id, sequence, now), now)
         return effects
 
-    def _went_well(self, worker_id: str, entry: _Entry, sequence: SequenceTokens, now: float) -> list[Effect]:
-        """The worker gave tokens of an attempt: the first, with the account of the prefill, or any while in trouble."""
+    def _went_well(
+        self, worker_id: str, entry: _Entry, sequence: SequenceTokens, now: float
+    ) -> list[Effect]:
+        """The worker gave tokens of an attempt: the first, with the account of the prefill, or any
+        while in trouble.
+        """
         if not entry.life.is_live(worker_id, sequence.attempt):
             return []
         self._workers.accepted(worker_id)
@@ -224,14 +267,18 @@ class Dispatcher:
             notices.append((at_fault, health.failed(at_fault, entry.fault_begun, text, now)))
         return _notices(*notices)
 
-    def _on_event(self, worker_id: str, event: Reserved | Refused | HandedOff | Failed, now: float) -> list[Effect]:
+    def _on_event(
+        self, worker_id: str, event: Reserved | Refused | HandedOff | Failed, now: float
+    ) -> list[Effect]:
         entry = self._entries.get(event.request_id)
         if entry is None or not entry.life.is_live(worker_id, event.attempt):
             return []
         placed = entry.life.assignment
         assert placed is not None, "a live attempt has workers"
         effects = self._settle(entry, entry.life.on_event(worker_id, event, now), now)
-        if (isinstance(event, Failed) and event.drains) or (isinstance(event, Refused) and event.reason == DRAINING):
+        if (isinstance(event, Failed) and event.drains) or (
+            isinstance(event, Refused) and event.reason == DRAINING
+        ):
             self._workers.drains(worker_id)
         elif isinstance(event, Refused):
             self._workers.refused(worker_id, now)
@@ -246,12 +293,18 @@ class Dispatcher:
             effects += self._blame(worker_id, placed, event, entry.attempt_begun, now)
         return effects
 
-    def _blame(self, worker_id: str, placed: Assignment, event: Failed, begun: float, now: float) -> list[Effect]:
-        """Who is at fault when an attempt failed: the pair, if it was the hand-off, or else the worker that says so."""
+    def _blame(
+        self, worker_id: str, placed: Assignment, event: Failed, begun: float, now: float
+    ) -> list[Effect]:
+        """Who is at fault when an attempt failed: the pair, if it was the hand-off, or else the
+        worker that says so.
+        """
         if event.code in (Code.INVALID_ARGUMENT, Code.DEADLINE_EXCEEDED):
             return []  # nobody
         if handoff_failed(placed, worker_id, event.code):
-            seconds = self._workers.links.failed(placed.prefill, placed.decode, begun, event.message, now)
+            seconds = self._workers.links.failed(
+                placed.prefill, placed.decode, begun, event.message, now
+            )
             text = f"hands nothing over to {placed.decode} for {seconds} s: {event.message}"
             return _notices((placed.prefill, text if seconds is not None else ""))
         text = f"{event.code.name}: {event.message}"
@@ -260,7 +313,9 @@ class Dispatcher:
     # Books
 
     def _settle(self, entry: _Entry, effects: list[Effect], now: float) -> list[Effect]:
-        """Brings the books up to date after a step of the entry's lifecycle; hands its effects on."""
+        """Brings the books up to date after a step of the entry's lifecycle; hands its effects
+        on.
+        """
         life = entry.life
         request_id = life.request.request_id
         if entry.claim is not None:
@@ -282,12 +337,23 @@ class Dispatcher:
         elif life.ended:
             self._queue.remove(request_id)
             self._entries.pop(request_id, None)
-            if life.state == "finished" and life.last_assignment is not None and entry.begun is not None:
-                if life.path == "local" or life.handoff is not None:  # an answer of one token is handed over to nobody
-                    self._workers.remember(life.last_assignment.decode, entry.hashes)  # for the next turn
+            if (
+                life.state == "finished"
+                and life.last_assignment is not None
+                and entry.begun is not None
+            ):
+                # An answer of one token is handed over to nobody
+                if life.path == "local" or life.handoff is not None:
+                    # For the next turn
+                    self._workers.remember(life.last_assignment.decode, entry.hashes)
                 resumed = len(life.request.resume)
-                new_tokens, room = len(life.tokens) - resumed, life.request.sampling.max_tokens - resumed
-                self._throughput.finished(now - entry.begun, len(life.request.token_ids), new_tokens, room)
+                new_tokens, room = (
+                    len(life.tokens) - resumed,
+                    life.request.sampling.max_tokens - resumed,
+                )
+                self._throughput.finished(
+                    now - entry.begun, len(life.request.token_ids), new_tokens, room
+                )
         return effects
 
     def _check_quarantine(self, request: Request, now: float) -> None:
@@ -304,13 +370,16 @@ class Dispatcher:
             return
         if self._workers.any_decodes and not self._workers.serves(model):
             raise FailedPrecondition(
-                f"the tokens in resume are of model version {model.fingerprint!r:.150}, which no worker serves; "
+                f"the tokens in resume are of model version {model.fingerprint!r:.150}, which no "
+                f"worker serves; "
                 "send the request again without resume and system_fingerprint",
                 field="system_fingerprint",
             )
 
     def _model_is_gone(self, entry: _Entry, now: float) -> bool:
-        """Whether the version of the model that began the answer has had no worker for GONE_S, while another has."""
+        """Whether the version of the model that began the answer has had no worker for GONE_S,
+        while another has.
+        """
         model = entry.life.model
         if model is None or entry.life.state != "queued":
             entry.lone_since = None
@@ -322,12 +391,18 @@ class Dispatcher:
         return now - entry.lone_since >= GONE_S
 
     def _make_room(self, request: Request, share: Share, now: float) -> list[Effect]:
-        """Lets a request in, if need be in the place of another. Raises ResourceExhausted if it has to go itself."""
+        """Lets a request in, if need be in the place of another. Raises ResourceExhausted if it has
+        to go itself.
+        """
         if not self._wait.no_worker:
             max_tokens, time_left = request.sampling.max_tokens, request.deadline - now
             self.admission.check_time(share, request.priority, max_tokens, time_left)
         displaced = self.admission.check_room(share, request.priority)
-        return [] if displaced is None else self._turn_away(displaced, "queue_full", "others took its place", now)
+        return (
+            []
+            if displaced is None
+            else self._turn_away(displaced, "queue_full", "others took its place", now)
+        )
 
     def _turn_away(self, request_id: str, reason: Rejection, text: str, now: float) -> list[Effect]:
         entry = self._entries[request_id]
@@ -343,7 +418,9 @@ class Dispatcher:
     # The queue
 
     def _pump(self, now: float) -> list[Effect]:
-        """Places waiting requests, best first, until one finds no room; those behind it do not overtake it."""
+        """Places waiting requests, best first, until one finds no room; those behind it do not
+        overtake it.
+        """
         effects: list[Effect] = []
         self._left = False
         wait = Wait("it may have killed a worker, so it waits for its turn alone")
@@ -354,7 +431,9 @@ class Dispatcher:
 
         def pausing(request_id: str) -> bool:
             model = self._entries[request_id].life.model
-            return (model is not None and model in without_room) or self._must_pause(request_id, now)
+            return (model is not None and model in without_room) or self._must_pause(
+                request_id, now
+            )
 
         while (ticket := self._queue.next(pausing)) is not None:
             entry = self._entries[ticket.request_id]
@@ -366,8 +445,14 @@ class Dispatcher:
                 effects += self._turn_away(ticket.request_id, "deadline", text, now)
                 continue
             views, model = views_for(entry, self._workers, now), entry.life.model
-            decision = assign(views, entry.life.num_tokens, entry.life.avoid, self._config.router, broken, model)
-            if isinstance(decision, Wait) and model is not None and not self._workers.all_serve(model):
+            decision = assign(
+                views, entry.life.num_tokens, entry.life.avoid, self._config.router, broken, model
+            )
+            if (
+                isinstance(decision, Wait)
+                and model is not None
+                and not self._workers.all_serve(model)
+            ):
                 without_room.add(model)
                 continue
             if isinstance(decision, Wait):
@@ -384,14 +469,20 @@ class Dispatcher:
         return effects
 
     def _must_pause(self, request_id: str, now: float) -> bool:
-        """A suspect of killing its workers runs beside no other such: if one dies again, it was this one."""
+        """A suspect of killing its workers runs beside no other such: if one dies again, it was
+        this one.
+        """
         suspicion = self._entries[request_id].life.suspicion
         if not suspicion.suspected:
             return False
-        return now < suspicion.not_before or not all(one.life.proven for one in self._suspects.values())
+        return now < suspicion.not_before or not all(
+            one.life.proven for one in self._suspects.values()
+        )
 
     def _too_late(self, entry: _Entry, now: float) -> bool:
-        """Whether a request that has waited would be cut off by its deadline, and nobody has seen a token of it yet."""
+        """Whether a request that has waited would be cut off by its deadline, and nobody has seen a
+        token of it yet.
+        """
         if entry.begun is not None or not self._throughput.queued:
             return False
         request = entry.life.request
@@ -419,15 +510,27 @@ class Dispatcher:
     # Batch slots
 
     def _preempt(self, pausing: Callable[[str], bool], now: float) -> list[Effect]:
-        """Places a request that finds no room where others give way to it; nothing if none has to."""
+        """Places a request that finds no room where others give way to it; nothing if none has
+        to.
+        """
         if now < self._preempt_at or not self._config.router.preemption:
             return []
         tickets = self._queue.heads(pausing)
         for entry in (self._entries[one.request_id] for one in tickets):
-            way = make_way(entry, self._running.values(), self._workers, self._queue.shares, self._config.router, now)
+            way = make_way(
+                entry,
+                self._running.values(),
+                self._workers,
+                self._queue.shares,
+                self._config.router,
+                now,
+            )
             if way is not None:
                 preemption, assignment = way
-                gone = [self._give_way(self._entries[one], preemption, now) for one in preemption.victims]
+                gone = [
+                    self._give_way(self._entries[one], preemption, now)
+                    for one in preemption.victims
+                ]
                 return [*chain.from_iterable(gone), *self._place(entry, assignment, now)]
         if tickets:
             self._preempt_at = now + LOOK_S
@@ -446,13 +549,17 @@ class Dispatcher:
             life = entry.life
             if life.lease_id is not None and life.assignment is not None:
                 leases.setdefault(life.assignment.decode, []).append(life.lease_id)
-        return [Send(worker, Renew(tuple(ids), self._settings.lease_seconds)) for worker, ids in leases.items()]
+        return [
+            Send(worker, Renew(tuple(ids), self._settings.lease_seconds))
+            for worker, ids in leases.items()
+        ]
 
 
 def _gone(life: Lifecycle) -> Unavailable:
     fingerprint = "" if life.model is None else life.model.fingerprint
     return Unavailable(
-        f"model version {fingerprint!r:.150} gave the first {len(life.tokens)} tokens of the answer, and no worker "
+        f"model version {fingerprint!r:.150} gave the first {len(life.tokens)} tokens of the "
+        f"answer, and no worker "
         "serves it any more; send the request again from its start"
     )
 

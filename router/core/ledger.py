@@ -8,8 +8,9 @@ from kvrelay.types import Attempt, Handoff, Ledger, PrefillTimings
 class Timeline:
     """The moments of one request, in monotonic seconds of the router's clock.
 
-    Each mark ends the phase that it names; phases follow each other from the arrival without gaps. Those up to the
-    first token are the ledger's; the ledger adds a phase that comes again, in a new attempt, to its first part.
+    Each mark ends the phase that it names; phases follow each other from the arrival without gaps.
+    Those up to the first token are the ledger's; the ledger adds a phase that comes again, in a new
+    attempt, to its first part.
     """
 
     def __init__(self, arrival: float) -> None:
@@ -40,7 +41,9 @@ class Timeline:
         self._marks.append((phase, now))
 
     def tokens(self, now: float, count: int, prefill: PrefillTimings | None) -> None:
-        """`count` tokens came. The worker's timings split the time since the last mark; the rest is `return`."""
+        """`count` tokens came. The worker's timings split the time since the last mark; the rest is
+        `return`.
+        """
         if self._first is None or prefill is not None:
             self._prefilled(now, prefill)
         if self._first is None:
@@ -67,15 +70,25 @@ class Timeline:
     @property
     def _decoded(self) -> tuple[tuple[str, float], ...]:
         """The phase of the tokens that came after the last mark, if any did."""
-        return (("decode", self._last),) if self._last is not None and self._last > self._marked else ()
+        return (
+            (("decode", self._last),)
+            if self._last is not None and self._last > self._marked
+            else ()
+        )
 
     def ledger(
-        self, emitted: float | None, ended: float, handoff: Handoff | None, attempts: tuple[Attempt, ...]
+        self,
+        emitted: float | None,
+        ended: float,
+        handoff: Handoff | None,
+        attempts: tuple[Attempt, ...],
     ) -> Ledger:
         """`emitted` is when the first token was handed to the client's stream."""
         phases: dict[str, float] = {}
         marked = self._arrival
-        for phase, at in self._marks if self._first is None else self._marks[: self._marks_to_first]:
+        for phase, at in (
+            self._marks if self._first is None else self._marks[: self._marks_to_first]
+        ):
             phases[phase] = phases.get(phase, 0.0) + at - marked
             marked = at
         if emitted is not None:
@@ -84,7 +97,9 @@ class Timeline:
         return Ledger(
             phases=tuple(phases.items()),
             ttft_seconds=sum(phases.values()) if emitted is not None else 0.0,
-            second_token_gap_seconds=0.0 if first is None or self._second is None else self._second - first,
+            second_token_gap_seconds=0.0
+            if first is None or self._second is None
+            else self._second - first,
             decode_seconds=0.0 if first is None or self._last is None else self._last - first,
             e2e_seconds=max(ended, emitted or ended) - self._arrival,
             handoff=handoff,

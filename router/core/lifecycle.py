@@ -4,15 +4,18 @@
        └──────── local path ───▲────────────────────────────▲        any state ─▶ failed | cancelled
        ◀── a worker refused, failed or was lost: back to the queue, for the next attempt
 
-Events go in, with the time; effects come out. An attempt is one placement on workers and has a number:
-events of an attempt that was given up are dropped. The next attempt is given the prompt and all tokens
-emitted so far; as draws are keyed by (seed, position), it goes on as the lost one would have.
+Events go in, with the time; effects come out. An attempt is one placement on workers and has a
+number: events of an attempt that was given up are dropped. The next attempt is given the prompt and
+all tokens emitted so far; as draws are keyed by (seed, position), it goes on as the lost one would
+have.
 
-Not every attempt costs the request something. One that a worker refuses, that leaves a draining worker, or that gives
-its batch slot to another tenant is free. One whose worker is lost counts towards max_attempts, and what it says against
-the request is weighed in `router.core.poison_detection`. One that a worker failed counts likewise, and the next is paid for from
-the router's retry budget. One in which the model had no next token for this sequence is free once: if another worker
-has none either, the request is at fault and fails; if it has one, the first worker is (`router.core.dispatcher`).
+Not every attempt costs the request something. One that a worker refuses, that leaves a draining
+worker, or that gives its batch slot to another tenant is free. One whose worker is lost counts
+towards max_attempts, and what it says against the request is weighed in
+`router.core.poison_detection`. One that a worker failed counts likewise, and the next is paid for
+from the router's retry budget. One in which the model had no next token for this sequence is free
+once: if another worker has none either, the request is at fault and fails; if it has one, the first
+worker is (`router.core.dispatcher`).
 """
 
 from __future__ import annotations
@@ -52,7 +55,15 @@ from router.core.retry_budget import RetryBudget
 from router.core.workers.link_health import handoff_failed
 
 State = Literal[
-    "queued", "reserving", "prefilling", "handing_off", "decoding", "finishing", "finished", "failed", "cancelled"
+    "queued",
+    "reserving",
+    "prefilling",
+    "handing_off",
+    "decoding",
+    "finishing",
+    "finished",
+    "failed",
+    "cancelled",
 ]
 HANDOFF_REPORT_S = 0.25  # how long an answer that is complete waits for the account of its hand-off
 CLOCKS_S = 0.1  # by which a worker may think that the deadline passed before the router does
@@ -87,14 +98,16 @@ class Lifecycle:
         self.timeline = Timeline(request.arrival)
         self.avoid: frozenset[str] = frozenset()  # workers that failed this request
         self.suspicion = Suspicion()
-        self.fault = ""  # the worker that had no next token for this sequence, until another worker has one
+        # The worker that had no next token for this sequence, until another worker has one
+        self.fault = ""
         self.failures = 0  # attempts that a worker failed or was lost with
         self.preemptions = 0  # attempts that gave their batch slot to another tenant
         self.started_at: float | None = None  # when the live attempt gave its first token
         self._budget = budget
         self._settings = settings
         self._attempt_start = 0  # number of tokens when the attempt began
-        self._early: list[SequenceTokens] = []  # from the decode worker, ahead of the prefill worker's first token
+        # From the decode worker, ahead of the prefill worker's first token
+        self._early: list[SequenceTokens] = []
         self._finish: FinishReason = "stop"
         self._finish_by = 0.0
 
@@ -135,7 +148,9 @@ class Lifecycle:
 
     @property
     def proven(self) -> bool:
-        """Each worker of the attempt has given a token and lives, also where the last attempt's had died."""
+        """Each worker of the attempt has given a token and lives, also where the last attempt's had
+        died.
+        """
         return self.assignment is not None and self.suspicion.outlived(self._decoded)
 
     @property
@@ -145,7 +160,9 @@ class Lifecycle:
 
     @property
     def _decoded(self) -> int:
-        """Tokens of the live attempt from its decode worker; -1 where the prefill worker has not given its own."""
+        """Tokens of the live attempt from its decode worker; -1 where the prefill worker has not
+        given its own.
+        """
         placed = self.assignment
         return self.new_tokens - bool(placed is not None and placed.prefill)
 
@@ -171,12 +188,22 @@ class Lifecycle:
             self.state = "prefilling"
             return [Send(assignment.decode, RunLocal(self._spec(now)))]
         self.state = "reserving"
-        return [Send(assignment.decode, Reserve(self._spec(now), self._settings.lease_seconds, assignment.prefill))]
+        return [
+            Send(
+                assignment.decode,
+                Reserve(self._spec(now), self._settings.lease_seconds, assignment.prefill),
+            )
+        ]
 
     def on_event(
-        self, worker_id: str, event: Reserved | Refused | SequenceTokens | HandedOff | Failed, now: float
+        self,
+        worker_id: str,
+        event: Reserved | Refused | SequenceTokens | HandedOff | Failed,
+        now: float,
     ) -> list[Effect]:
-        """Events of other attempts than the live one, and of workers that are not part of it, are dropped."""
+        """Events of other attempts than the live one, and of workers that are not part of it, are
+        dropped.
+        """
         if not self.is_live(worker_id, event.attempt):
             return []
         match event:
@@ -204,9 +231,14 @@ class Lifecycle:
         if self._computes(worker_id):
             self.suspicion.worker_died(self._decoded, now)
             if self.suspicion.guilty:
-                error = Internal(f"{self.suspicion.deaths} workers died computing this request; it is not tried again")
+                error = Internal(
+                    f"{self.suspicion.deaths} workers died computing this request; it "
+                    f"is not tried again"
+                )
                 return self._give_up(error, reason, gone=worker_id)
-        return self._retry(Unavailable(reason, retry_after_s=RETRY_AFTER_S), reason, worker_id, now, paid=False)
+        return self._retry(
+            Unavailable(reason, retry_after_s=RETRY_AFTER_S), reason, worker_id, now, paid=False
+        )
 
     def _computes(self, worker_id: str) -> bool:
         """Whether the worker computes for it now, so that its death may be the request's fault."""
@@ -216,7 +248,9 @@ class Lifecycle:
         return self.state != "reserving" and worker_id == self.assignment.decode
 
     def complete(self, reason: FinishReason, now: float) -> list[Effect]:
-        """What came so far is the whole answer, as no worker can know: its text reached a stop string."""
+        """What came so far is the whole answer, as no worker can know: its text reached a stop
+        string.
+        """
         return [] if self.ended or self.state == "finishing" else self._complete(reason, now)
 
     def cancel(self, error: KvRelayError) -> list[Effect]:
@@ -232,10 +266,14 @@ class Lifecycle:
         if no_worker and self.state == "queued":
             return self._give_up(Unavailable(no_worker, retry_after_s=RETRY_AFTER_S), "deadline")
         state = self.state.replace("_", " ")
-        return self._give_up(DeadlineExceeded(f"the deadline passed while the request was {state}"), "deadline", gone)
+        return self._give_up(
+            DeadlineExceeded(f"the deadline passed while the request was {state}"), "deadline", gone
+        )
 
     def preempt(self, now: float) -> list[Effect]:
-        """Gives the attempt up for another tenant's request. That says nothing against the request or its workers."""
+        """Gives the attempt up for another tenant's request. That says nothing against the request
+        or its workers.
+        """
         assert self.holders, f"{self.request.request_id} was preempted while {self.state}"
         self.timeline.mark("preempted", now)
         self._record("preempted: another tenant had less than its share")
@@ -272,7 +310,9 @@ class Lifecycle:
         self.target = target
         self.state = "prefilling"
         target = replace(target, transport=self._settings.transport)
-        return [Send(self.assignment.prefill, Prefill(self._spec(now), target, self.assignment.source))]
+        return [
+            Send(self.assignment.prefill, Prefill(self._spec(now), target, self.assignment.source))
+        ]
 
     def _refused(self, worker_id: str) -> list[Effect]:
         """Nothing was done, so this placement is not counted as an attempt of the request."""
@@ -287,7 +327,8 @@ class Lifecycle:
         from_decode = worker_id == self.assignment.decode
         if event.index > len(self.tokens):
             if from_decode and self.assignment.prefill and self.state == "prefilling":
-                self._early.append(event)  # the two workers' streams are not ordered against each other
+                # The two workers' streams are not ordered against each other
+                self._early.append(event)
                 return []
             reason = f"{worker_id} sent token {event.index} where {len(self.tokens)} was due"
             return self._retry(Internal(reason), reason, worker_id, now, gone=False)
@@ -297,7 +338,9 @@ class Lifecycle:
             self.state = "decoding"  # its tokens prove the commit, if there was one
         elif self.state == "prefilling":
             self.state = "handing_off" if self.handoff is None else "decoding"
-        if event.finish_reason is not None and event.index + len(event.token_ids) >= len(self.tokens):
+        if event.finish_reason is not None and event.index + len(event.token_ids) >= len(
+            self.tokens
+        ):
             return effects + self._complete(event.finish_reason, now, ended_on=worker_id)
         if len(self.tokens) >= self.request.sampling.max_tokens:
             return effects + self._complete("length", now)
@@ -346,7 +389,9 @@ class Lifecycle:
         if self.state == "finishing":
             return self._end() if worker_id == self.assignment.prefill else []
         if worker_id not in self.holders:
-            return []  # a prefill worker that did not hear of the commit which the decode worker's tokens proved
+            # A prefill worker that did not hear of the commit which the decode worker's tokens
+            # proved
+            return []
         if event.code is Code.INVALID_ARGUMENT:
             return self._give_up(InvalidArgument(event.message), event.message, gone=worker_id)
         if event.drains:
@@ -357,12 +402,16 @@ class Lifecycle:
             return self._faulted(worker_id, event.message, now)
         if handoff_failed(self.assignment, worker_id, event.code):
             self.avoid |= {self.assignment.prefill, self.assignment.decode}
-        retry_after_s = RETRY_AFTER_S if event.code in (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED) else None
+        retry_after_s = (
+            RETRY_AFTER_S if event.code in (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED) else None
+        )
         error = error_for(event.code, f"{worker_id}: {event.message}", retry_after_s=retry_after_s)
         return self._retry(error, error.message, worker_id, now)
 
     def _faulted(self, worker_id: str, message: str, now: float) -> list[Effect]:
-        """The retry is not paid for: there is one, so such requests cannot use up what others' retries need."""
+        """The retry is not paid for: there is one, so such requests cannot use up what others'
+        retries need.
+        """
         before, self.fault = self.fault, worker_id
         self.failures += 1
         reason = f"{worker_id}: {message}"
@@ -374,11 +423,19 @@ class Lifecycle:
     # Ends
 
     def _retry(
-        self, error: KvRelayError, outcome: str, worker_id: str, now: float, gone: bool = True, paid: bool = True
+        self,
+        error: KvRelayError,
+        outcome: str,
+        worker_id: str,
+        now: float,
+        gone: bool = True,
+        paid: bool = True,
     ) -> list[Effect]:
-        """Gives the attempt up because of `worker_id`, for another one or, if there were too many, with the error.
+        """Gives the attempt up because of `worker_id`, for another one or, if there were too many,
+        with the error.
 
-        `gone`: the worker holds nothing of the attempt any more. `paid`: another one costs the budget something.
+        `gone`: the worker holds nothing of the attempt any more. `paid`: another one costs the
+        budget something.
         """
         ended_on = worker_id if gone else ""
         self.failures += 1
@@ -410,12 +467,19 @@ class Lifecycle:
         self._record(outcome)
         cancelled = isinstance(error, Cancelled)
         self.state = "cancelled" if cancelled else "failed"
-        return [*effects, End(self.request.request_id, "cancelled" if cancelled else "error", error)]
+        return [
+            *effects,
+            End(self.request.request_id, "cancelled" if cancelled else "error", error),
+        ]
 
     def _complete(self, reason: FinishReason, now: float, ended_on: str = "") -> list[Effect]:
-        """The answer is whole; the worker `ended_on` knows that by itself. Waits shortly for the hand-off's account."""
+        """The answer is whole; the worker `ended_on` knows that by itself. Waits shortly for the
+        hand-off's account.
+        """
         effects = self._abort(ended_on)
-        report_due = self.state == "decoding" and self.path == "disaggregated" and self.handoff is None
+        report_due = (
+            self.state == "decoding" and self.path == "disaggregated" and self.handoff is None
+        )
         self._finish = reason
         self._record("finished")
         if report_due:
@@ -435,4 +499,8 @@ class Lifecycle:
 
     def _record(self, outcome: str) -> None:
         if (one := self.assignment) is not None:
-            self.attempts.append(Attempt(one.path, one.why_for(self.request.tenant), one.prefill, one.decode, outcome))
+            self.attempts.append(
+                Attempt(
+                    one.path, one.why_for(self.request.tenant), one.prefill, one.decode, outcome
+                )
+            )

@@ -44,7 +44,9 @@ class Assignment:
     model: ModelVersion = UNKNOWN_MODEL  # that all workers of the assignment serve
 
     def why_for(self, viewer: Tenant) -> str:
-        """The reason as the viewer may read it: `load` would tell one tenant of another's prompts."""
+        """The reason as the viewer may read it: `load` would tell one tenant of another's
+        prompts.
+        """
         return f"{self.why}, {self.load}" if self.load and viewer.sees_cluster else self.why
 
 
@@ -64,12 +66,13 @@ def assign(
 ) -> Assignment | Wait:
     """Chooses workers for a sequence of `num_tokens` among those that take new work.
 
-    All workers of an assignment serve one version of the model: `model`, whose tokens the sequence has, if that is
-    given. While there are several, decode workers of a version that has a prefill worker come first.
+    All workers of an assignment serve one version of the model: `model`, whose tokens the sequence
+    has, if that is given. While there are several, decode workers of a version that has a prefill
+    worker come first.
 
-    Workers in `avoid` failed this request before: they are taken only if there is no other. Sick decode workers are
-    taken only if all are; sick prefill workers never, since then the decode pool prefills. Nor is a pair (prefill,
-    decode) in `broken`, whose hand-offs fail.
+    Workers in `avoid` failed this request before: they are taken only if there is no other. Sick
+    decode workers are taken only if all are; sick prefill workers never, since then the decode pool
+    prefills. Nor is a pair (prefill, decode) in `broken`, whose hand-offs fail.
     """
     if model is not None:
         workers = [one for one in workers if one.model.is_same(model)]
@@ -78,22 +81,36 @@ def assign(
     if not decoders:
         return Wait("no decode worker is ready", no_worker=True)
     cost = _DECODE_COST[config.policy](num_tokens)
-    decode = _choose(_with_prefill(decoders, workers), avoid, cost) or _choose(decoders, avoid, cost)
+    decode = _choose(_with_prefill(decoders, workers), avoid, cost) or _choose(
+        decoders, avoid, cost
+    )
     if decode is None:
         return Wait(f"all {len(decoders)} decode workers are full")
 
     uncached = num_tokens - decode.cached_tokens
     if uncached < config.local_below_tokens:
-        why = f"{uncached} uncached prompt tokens are below local_below_tokens={config.local_below_tokens}"
-        return Assignment("local", decode.worker_id, "", "short_prompt", why, uncached, model=decode.model)
+        why = (
+            f"{uncached} uncached prompt tokens are below "
+            f"local_below_tokens={config.local_below_tokens}"
+        )
+        return Assignment(
+            "local", decode.worker_id, "", "short_prompt", why, uncached, model=decode.model
+        )
     workers = [one for one in workers if one.model.is_same(decode.model)]
     ready = [one for one in workers if one.pool == "prefill"]
-    prefillers = [one for one in ready if not one.sick and (one.worker_id, decode.worker_id) not in broken]
+    prefillers = [
+        one for one in ready if not one.sick and (one.worker_id, decode.worker_id) not in broken
+    ]
     if not prefillers:
         why = "no prefill worker is ready"
         if ready:
-            why = f"none of {len(ready)} prefill workers is fit and can hand over to {decode.worker_id}"
-        return Assignment("local", decode.worker_id, "", "no_prefill_worker", why, uncached, model=decode.model)
+            why = (
+                f"none of {len(ready)} prefill workers is fit and can hand over to "
+                f"{decode.worker_id}"
+            )
+        return Assignment(
+            "local", decode.worker_id, "", "no_prefill_worker", why, uncached, model=decode.model
+        )
 
     prefill = _choose(prefillers, avoid, _PREFILL_COST[config.policy](num_tokens))
     if prefill is None:
@@ -107,12 +124,24 @@ def assign(
     uncached = num_tokens - cached
     version = decode.model if decode.model.full else prefill.model
     return Assignment(
-        "disaggregated", decode.worker_id, prefill.worker_id, reason, why, uncached, source, load, model=version
+        "disaggregated",
+        decode.worker_id,
+        prefill.worker_id,
+        reason,
+        why,
+        uncached,
+        source,
+        load,
+        model=version,
     )
 
 
-def _with_prefill(decoders: Sequence[WorkerView], workers: Sequence[WorkerView]) -> Sequence[WorkerView]:
-    """Those decode workers whose version of the model has a prefill worker; all while there is one version."""
+def _with_prefill(
+    decoders: Sequence[WorkerView], workers: Sequence[WorkerView]
+) -> Sequence[WorkerView]:
+    """Those decode workers whose version of the model has a prefill worker; all while there is one
+    version.
+    """
     if len({one.model for one in workers}) == 1:
         return decoders
     versions = {one.model for one in workers if one.pool == "prefill" and not one.sick}
@@ -120,11 +149,16 @@ def _with_prefill(decoders: Sequence[WorkerView], workers: Sequence[WorkerView])
 
 
 def _source(prefill: WorkerView, workers: Sequence[WorkerView]) -> PrefixSource | None:
-    """The worker that holds most of the prompt, if that is at least a block more than the prefill worker does.
+    """The worker that holds most of the prompt, if that is at least a block more than the prefill
+    worker does.
 
     Blocks are found by the hash of what is in them, so only those of the same size.
     """
-    alike = [one for one in workers if one.block_size == prefill.block_size and one.worker_id != prefill.worker_id]
+    alike = [
+        one
+        for one in workers
+        if one.block_size == prefill.block_size and one.worker_id != prefill.worker_id
+    ]
     best = max(alike, key=lambda one: one.cached_tokens, default=prefill)
     if best.cached_tokens < prefill.cached_tokens + max(1, prefill.block_size):
         return None
@@ -141,16 +175,21 @@ def _choose(workers: Sequence[WorkerView], avoid: frozenset[str], cost: Cost) ->
     return min(candidates, key=lambda one: (cost(one), one.last_assigned), default=None)
 
 
-# Costs in tokens: to compute before this request's first token, or, on a decode worker, to read in each step.
+# Costs in tokens: to compute before this request's first token, or, on a decode worker, to read in
+# each step.
 _PREFILL_COST: dict[PolicyName, Callable[[int], Cost]] = {
     "round_robin": lambda _num_tokens: lambda _worker: 0,
     "least_loaded": lambda _num_tokens: lambda worker: worker.queued_tokens,
-    "kv_aware": lambda num_tokens: lambda worker: worker.queued_tokens + num_tokens - worker.cached_tokens,
+    "kv_aware": lambda num_tokens: (
+        lambda worker: worker.queued_tokens + num_tokens - worker.cached_tokens
+    ),
 }
 _DECODE_COST: dict[PolicyName, Callable[[int], Cost]] = {
     "round_robin": lambda _num_tokens: lambda _worker: 0,
     "least_loaded": lambda _num_tokens: lambda worker: worker.held_tokens,
-    "kv_aware": lambda num_tokens: lambda worker: worker.held_tokens + num_tokens - worker.cached_tokens,
+    "kv_aware": lambda num_tokens: (
+        lambda worker: worker.held_tokens + num_tokens - worker.cached_tokens
+    ),
 }
 
 
@@ -159,5 +198,9 @@ def _explain(prefill: WorkerView, num_tokens: int, policy: PolicyName) -> tuple[
     if policy == "round_robin":
         return "round_robin", f"it is {name}'s turn", ""
     if policy == "kv_aware" and prefill.cached_tokens:
-        return "prefix_hit", f"{name} should hold {prefill.cached_tokens} of {num_tokens} prompt tokens", ""
+        return (
+            "prefix_hit",
+            f"{name} should hold {prefill.cached_tokens} of {num_tokens} prompt tokens",
+            "",
+        )
     return "least_loaded", f"{name} has the least to do", f"{prefill.queued_tokens} tokens queued"

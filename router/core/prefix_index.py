@@ -16,7 +16,9 @@ class PrefixIndex:
         self._blocks: dict[str, OrderedDict[bytes, None]] = {}
 
     def add(self, worker_id: str, hashes: Sequence[bytes], capacity: int) -> None:
-        """Notes that the worker, which has room for `capacity` blocks, holds the sequence of these hashes."""
+        """Notes that the worker, which has room for `capacity` blocks, holds the sequence of these
+        hashes.
+        """
         blocks = self._blocks.setdefault(worker_id, OrderedDict())
         # The tail goes in first, so that a prefix outlives what builds on it.
         for block in reversed(hashes):

@@ -38,5 +38,7 @@ class Request:
 
     @property
     def most_tokens(self) -> int:
-        """Of the prompt and the answer. Tokens that the client has already are computed again, so they count."""
+        """Of the prompt and the answer. Tokens that the client has already are computed again, so
+        they count.
+        """
         return len(self.token_ids) + self.sampling.max_tokens

@@ -1,4 +1,6 @@
-"""How fast requests leave the queue, and how long they are served: what an estimate of a wait is made of."""
+"""How fast requests leave the queue, and how long they are served: what an estimate of a wait is
+made of.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,11 @@ SHARE = 1 / 32  # of the last answer in the means
 
 
 class Throughput:
-    """Seconds are the router's clock's. The rate is that of the time in which requests waited for room, and no other.
+    """Seconds are the router's clock's. The rate is that of the time in which requests waited for
+    room, and no other.
 
-    It counts requests, not tokens: what frees a place in a full cluster is that some request ends, and the mix that
-    comes next is the mix that was served.
+    It counts requests, not tokens: what frees a place in a full cluster is that some request ends,
+    and the mix that comes next is the mix that was served.
     """
 
     def __init__(self) -> None:
@@ -58,7 +61,9 @@ class Throughput:
         """Requests that leave the queue; None as long as too few have."""
         return self._left / self._busy_s if self._left >= EVIDENCE and self._busy_s > 0 else None
 
-    def finished(self, seconds: float, prompt_tokens: int, answer_tokens: int, max_tokens: int) -> None:
+    def finished(
+        self, seconds: float, prompt_tokens: int, answer_tokens: int, max_tokens: int
+    ) -> None:
         share = SHARE if self.tokens else 1.0
         self.seconds += (seconds - self.seconds) * share
         self.answer_tokens += (answer_tokens - self.answer_tokens) * share
@@ -68,9 +73,12 @@ class Throughput:
     def service_s(self, max_tokens: int) -> float:
         """How long a request with room for so many tokens will be served; 0 if nothing is known.
 
-        Its answer is taken to be as long as answers are, or to use as much of its room as they do, if that is more.
+        Its answer is taken to be as long as answers are, or to use as much of its room as they do,
+        if that is more.
         """
         if not self.answer_tokens:
             return 0.0
-        expected = max(min(max_tokens, self.answer_tokens), max_tokens * self.answer_tokens / self._max_tokens)
+        expected = max(
+            min(max_tokens, self.answer_tokens), max_tokens * self.answer_tokens / self._max_tokens
+        )
         return self.seconds * expected / self.answer_tokens

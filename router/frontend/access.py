@@ -20,14 +20,19 @@ log = get_logger("router.access")
 
 
 class Access:
-    """Without a tokens file everybody is ANONYMOUS and may do all; configurations allow that on loopback only."""
+    """Without a tokens file everybody is ANONYMOUS and may do all; configurations allow that on
+    loopback only.
+    """
 
     def __init__(self, path: Path | None) -> None:
-        """Raises ConfigError for a file that cannot be used: a router does not start without one that it can."""
+        """Raises ConfigError for a file that cannot be used: a router does not start without one
+        that it can.
+        """
         self._path = path
         self._seen = _signature(path)
         self._tenants: Mapping[bytes, Tenant] = {} if path is None else load_tokens(path)
-        # Its own, so that a token which is taken out is refused in time, whatever clients keep other threads busy with.
+        # Its own, so that a token which is taken out is refused in time, whatever clients keep
+        # other threads busy with.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokens file")
         self.failed_loads = 0
         self.refusals = 0  # of callers without a token that is known here
@@ -42,7 +47,8 @@ class Access:
         return frozenset(tenant.name for tenant in self._tenants.values())
 
     def admit(self, authorization: Sequence[str], roles: frozenset[Role]) -> Tenant:
-        """The tenant of `Bearer TOKEN`, which has to have one of the roles; `authorization` are all such headers.
+        """The tenant of `Bearer TOKEN`, which has to have one of the roles; `authorization` are all
+        such headers.
 
         Raises Unauthenticated, PermissionDenied.
         """
@@ -63,11 +69,15 @@ class Access:
             if await self.reload():
                 changed()
             if self.refusals > told:
-                log.warning("callers without a known token were refused", number=self.refusals - told)
+                log.warning(
+                    "callers without a known token were refused", number=self.refusals - told
+                )
                 told = self.refusals
 
     async def reload(self) -> bool:
-        """Reads the file if it has changed; what cannot be used leaves all as it was, and is in the log."""
+        """Reads the file if it has changed; what cannot be used leaves all as it was, and is in the
+        log.
+        """
         if self._path is None:
             return False
         loop = asyncio.get_running_loop()
@@ -79,7 +89,9 @@ class Access:
             self._tenants = await loop.run_in_executor(self._thread, load_tokens, self._path)
         except ConfigError as error:
             self.failed_loads += 1
-            log.error("tokens file cannot be used; the tenants stay as they were", reason=error.message)
+            log.error(
+                "tokens file cannot be used; the tenants stay as they were", reason=error.message
+            )
             return False
         log.info("tokens file read", tenants=len(self.names), tokens=len(self._tenants))
         return True
@@ -87,13 +99,16 @@ class Access:
     def _tenant(self, authorization: Sequence[str]) -> Tenant:
         if not authorization:
             self.refusals += 1
-            raise Unauthenticated("this cluster needs a token; send the header `authorization: Bearer TOKEN`")
+            raise Unauthenticated(
+                "this cluster needs a token; send the header `authorization: Bearer TOKEN`"
+            )
         scheme, _, token = authorization[0].partition(" ")
         if len(authorization) > 1 or scheme.lower() != "bearer" or not 0 < len(token) <= MAX_TOKEN:
             self.refusals += 1
             raise Unauthenticated("the header authorization is not one `Bearer TOKEN`")
-        # What is looked up is the hash of what came. How far that agrees with a hash which is known tells nothing of a
-        # token that would agree further, so the time that this takes helps nobody to guess one.
+        # What is looked up is the hash of what came. How far that agrees with a hash which is known
+        # tells nothing of a token that would agree further, so the time that this takes helps
+        # nobody to guess one.
         tenant = self._tenants.get(hashlib.sha256(token.encode(errors="replace")).digest())
         if tenant is None:
             self.refusals += 1
@@ -105,7 +120,8 @@ def check_role(tenant: Tenant, roles: frozenset[Role]) -> None:
     """Raises PermissionDenied."""
     if not tenant.roles & roles:
         raise PermissionDenied(
-            f"tenant {tenant.name} has the role {_listed(tenant.roles)}; this needs {_listed(roles)}"
+            f"tenant {tenant.name} has the role {_listed(tenant.roles)}; this needs "
+            f"{_listed(roles)}"
         )
 
 
@@ -114,7 +130,9 @@ def _listed(roles: frozenset[Role]) -> str:
 
 
 def _signature(path: Path | None) -> tuple[int, ...] | None:
-    """What changes with the file, also when another takes its place, as Kubernetes does it; None if it is not there."""
+    """What changes with the file, also when another takes its place, as Kubernetes does it; None if
+    it is not there.
+    """
     try:
         found = None if path is None else path.stat()
     except OSError:

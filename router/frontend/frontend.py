@@ -1,4 +1,6 @@
-"""From what a client sent to an answer that streams: checked, tokenized, admitted. Both doors lead here."""
+"""From what a client sent to an answer that streams: checked, tokenized, admitted. Both doors lead
+here.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,14 @@ class Intake:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens that prompt and answer may have together: the model's limit, or less if a worker holds less."""
-        return min(self.card.info.max_model_len, *(one.max_model_len for one in self._driver.dispatcher.workers), 2**31)
+        """Tokens that prompt and answer may have together: the model's limit, or less if a worker
+        holds less.
+        """
+        return min(
+            self.card.info.max_model_len,
+            *(one.max_model_len for one in self._driver.dispatcher.workers),
+            2**31,
+        )
 
     async def open(
         self,
@@ -55,30 +63,40 @@ class Intake:
         time_left: float | None,
         traceparent: str = "",
     ) -> Stream:
-        """`time_left` is what is left of the client's time at `arrival`, in seconds; `traceparent` names its span.
+        """`time_left` is what is left of the client's time at `arrival`, in seconds; `traceparent`
+        names its span.
 
         Raises DeadlineExceeded, and what `tokenize` and `admit` raise.
         """
         if time_left is not None and time_left <= 0:
-            raise DeadlineExceeded("the deadline had passed when the request arrived; nothing was done")
+            raise DeadlineExceeded(
+                "the deadline had passed when the request arrived; nothing was done"
+            )
         token_ids = await self.tokenize(request, tenant)
         return await self.admit(request, token_ids, tenant, arrival, time_left, traceparent)
 
     def check_caller(self, tenant: Tenant) -> None:
-        """Before the body of a request is read. Raises what any request of that tenant would be refused with now."""
+        """Before the body of a request is read. Raises what any request of that tenant would be
+        refused with now.
+        """
         self.limits.check_request(tenant, self._clock.now())
-        self._driver.check_open(tenant, -(2**31) if tenant.min_priority is None else tenant.min_priority)
+        self._driver.check_open(
+            tenant, -(2**31) if tenant.min_priority is None else tenant.min_priority
+        )
 
-    async def tokenize(self, request: GenerateRequest, tenant: Tenant, choices: int = 1) -> tuple[int, ...]:
+    async def tokenize(
+        self, request: GenerateRequest, tenant: Tenant, choices: int = 1
+    ) -> tuple[int, ...]:
         """The prompt of a request that is checked first, and that has so many choices.
 
-        Raises InvalidArgument, NotFound, PermissionDenied for a priority that the tenant may not ask for,
-        ResourceExhausted for one over its limit, and what check_open does.
+        Raises InvalidArgument, NotFound, PermissionDenied for a priority that the tenant may not
+        ask for, ResourceExhausted for one over its limit, and what check_open does.
         """
         check_request(request, self.card)
         check_priority(request.priority, tenant)
         self.limits.take_request(tenant, self._clock.now(), choices)
-        self._driver.check_open(tenant, request.priority)  # before tokenizing, which would cost more than the refusal
+        # Before tokenizing, which would cost more than the refusal
+        self._driver.check_open(tenant, request.priority)
         if request.token_ids:
             return request.token_ids
         bound = TokenBound.of_context(self.max_model_len)
@@ -87,7 +105,8 @@ class Intake:
         assert request.prompt is not None, "check_request lets no request without a source pass"
         fewest = self.text.fewest_tokens(request.prompt)
         bound.check("prompt", fewest, "at least ")
-        # What tokenizing is worth is taken before it is done, and stays taken from who sent what cannot be served.
+        # What tokenizing is worth is taken before it is done, and stays taken from who sent what
+        # cannot be served.
         self.limits.take_tokens(tenant, fewest, self._clock.now())
         token_ids = await self.text.encode(request.prompt, tenant=tenant, bound=bound)
         self.limits.give_back(tenant, fewest)
@@ -104,11 +123,12 @@ class Intake:
     ) -> Stream:
         """A request that `tokenize` has checked, or one like it but for id and seed.
 
-        Raises InvalidArgument for what does not fit into the context or is over the tenant's limit by itself,
-        ResourceExhausted for what is over it now, and what Driver.submit raises.
+        Raises InvalidArgument for what does not fit into the context or is over the tenant's limit
+        by itself, ResourceExhausted for what is over it now, and what Driver.submit raises.
         """
         timeout = self._config.default_deadline_s if time_left is None else time_left
-        # The client's own clock ends the call too, and then it hears no reason: ours is a little ahead.
+        # The client's own clock ends the call too, and then it hears no reason: ours is a little
+        # ahead.
         deadline = arrival + timeout - min(0.1, timeout / 10)
         request_id = request.request_id or uuid.uuid4().hex
         sampling = admit_sampling(request, request_id, len(token_ids), self.max_model_len)

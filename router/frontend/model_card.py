@@ -19,7 +19,8 @@ from kvrelay.wire.inference import ModelInfo
 from router.core.compatibility import misfit
 
 _MAX_NAMES, _MAX_NAME = 8, 100  # architectures, and characters of each, that are told
-_LIMITS = ("max_position_embeddings", "n_positions")  # the context's length, by the names that it has most often
+# The context's length, by the names that it has most often
+_LIMITS = ("max_position_embeddings", "n_positions")
 _ASK_S = 120.0  # for a process that imports transformers, on a busy machine
 
 Ask = Callable[[str], dict[str, Any]]
@@ -38,7 +39,8 @@ class ModelCard:
 
     @classmethod
     def load(cls, folder: str, config: ModelConfig, ask: Ask | None = None) -> ModelCard:
-        """Sizes that config.json leaves to transformers' defaults, or has under a name of its own, `ask` is asked for.
+        """Sizes that config.json leaves to transformers' defaults, or has under a name of its own,
+        `ask` is asked for.
 
         Raises ModelRefused for a folder whose config.json cannot be read.
         """
@@ -46,20 +48,25 @@ class ModelCard:
         model = read_model_json(path / "config.json")
         defaults = path / "generation_config.json"
         generation = read_model_json(defaults) if defaults.exists() else {}
-        text = model.get("text_config", model)  # multimodal models keep the language model's part there
+        # Multimodal models keep the language model's part there
+        text = model.get("text_config", model)
         try:
             found = next((name for name in _LIMITS if name in text), _LIMITS[0])
             if ask is not None and not {found, "vocab_size"} <= text.keys():
                 text, found = {**text, **ask(folder)}, _LIMITS[0]
             limit, vocab_size = (_count(text, name) for name in (found, "vocab_size"))
             eos = _ids(generation.get("eos_token_id", text.get("eos_token_id")))
-            architectures = [str(one)[:_MAX_NAME] for one in model.get("architectures") or ["unknown"]]
+            architectures = [
+                str(one)[:_MAX_NAME] for one in model.get("architectures") or ["unknown"]
+            ]
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ModelRefused(
                 f"{path / 'config.json'}: {error!s:.300}, which is missing or of the wrong type"
             ) from error
         dtype = (
-            config.dtype if config.dtype != "auto" else str(model.get("dtype") or model.get("torch_dtype") or "auto")
+            config.dtype
+            if config.dtype != "auto"
+            else str(model.get("dtype") or model.get("torch_dtype") or "auto")
         )
         return cls(
             info=ModelInfo(
@@ -76,7 +83,9 @@ class ModelCard:
 
 
 def _count(config: dict[str, Any], name: str) -> int:
-    """Raises KeyError, TypeError or ValueError for what is no number that gRPC can tell, from 1 on."""
+    """Raises KeyError, TypeError or ValueError for what is no number that gRPC can tell, from 1
+    on.
+    """
     number = config[name]
     if type(number) is not int or not 0 < number < 2**31:
         raise ValueError(f"{name} {number!r:.40}")
@@ -91,15 +100,20 @@ def _ids(found: object) -> frozenset[int]:
 
 
 def ask_transformers(folder: str) -> dict[str, Any]:
-    """What transformers makes of the folder's config.json, by a process of its own: this one does not import it.
+    """What transformers makes of the folder's config.json, by a process of its own: this one does
+    not import it.
 
     Raises ModelRefused.
     """
     command = [sys.executable, "-m", "kvrelay.engine.model.facts", folder]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ASK_S)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ASK_S
+        )
     except subprocess.TimeoutExpired:
-        raise ModelRefused(f"{folder}: transformers did not read its config.json within {_ASK_S:g} s") from None
+        raise ModelRefused(
+            f"{folder}: transformers did not read its config.json within {_ASK_S:g} s"
+        ) from None
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise ModelRefused(f"{folder}: transformers cannot read its config.json: {reason:.300}")

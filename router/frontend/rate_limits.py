@@ -21,7 +21,9 @@ class Bucket:
         self._at = now
 
     def take(self, amount: int, now: float) -> float:
-        """Seconds until there is enough; 0 if there was, and it is taken. `amount` is at most `per_minute`."""
+        """Seconds until there is enough; 0 if there was, and it is taken. `amount` is at most
+        `per_minute`.
+        """
         wait_s = self.wait(amount, now)
         if wait_s == 0.0:
             self._level -= amount
@@ -42,15 +44,18 @@ class Bucket:
         self.per_minute = per_minute
 
     def _refill(self, now: float) -> None:
-        self._level = min(self._level + (now - self._at) * self.per_minute / _MINUTE_S, self.per_minute)
+        self._level = min(
+            self._level + (now - self._at) * self.per_minute / _MINUTE_S, self.per_minute
+        )
         self._at = now
 
 
 class Limits:
     """Owns the buckets of this router's tenants.
 
-    An answer takes as many tokens as it could have when its request is admitted, and what it did not use is given back
-    at its end: so what was admitted is never over the limit, whatever is under way.
+    An answer takes as many tokens as it could have when its request is admitted, and what it did
+    not use is given back at its end: so what was admitted is never over the limit, whatever is
+    under way.
     """
 
     def __init__(self) -> None:
@@ -61,13 +66,15 @@ class Limits:
     def take_request(self, tenant: Tenant, now: float, choices: int = 1) -> None:
         """Each choice counts as a request, since it costs what one does.
 
-        Raises ResourceExhausted, and InvalidArgument for more than a minute allows: waiting would not help.
+        Raises ResourceExhausted, and InvalidArgument for more than a minute allows: waiting would
+        not help.
         """
         if tenant.requests_per_minute is None:
             return
         if choices > tenant.requests_per_minute:
             raise InvalidArgument(
-                f"n is {choices}; tenant {tenant.name} may send {tenant.requests_per_minute} requests in a minute, and "
+                f"n is {choices}; tenant {tenant.name} may send {tenant.requests_per_minute} "
+                f"requests in a minute, and "
                 "each choice counts as one, so ask for fewer",
                 field="n",
             )
@@ -81,7 +88,9 @@ class Limits:
             self._refuse(bucket, bucket.wait(1, now), "requests", tenant)
 
     def take_tokens(self, tenant: Tenant, amount: int, now: float) -> None:
-        """Raises ResourceExhausted, and InvalidArgument for more than a minute allows: waiting would not help."""
+        """Raises ResourceExhausted, and InvalidArgument for more than a minute allows: waiting
+        would not help.
+        """
         if tenant.tokens_per_minute is None:
             return
         if amount > tenant.tokens_per_minute:
@@ -100,7 +109,9 @@ class Limits:
 
     def ended(self, stream: Stream) -> None:
         """As an observer of requests: the end of one that was admitted."""
-        self.give_back(stream.request.tenant, stream.request.sampling.max_tokens - stream.num_tokens)
+        self.give_back(
+            stream.request.tenant, stream.request.sampling.max_tokens - stream.num_tokens
+        )
 
     def keep(self, names: Iterable[str]) -> None:
         """Forgets all other tenants."""
@@ -118,7 +129,8 @@ class Limits:
         if wait_s > 0:
             self.refused[tenant.name, what] += 1
             raise ResourceExhausted(
-                f"tenant {tenant.name} has used up its {bucket.per_minute} {what} a minute", retry_after_s=wait_s
+                f"tenant {tenant.name} has used up its {bucket.per_minute} {what} a minute",
+                retry_after_s=wait_s,
             )
 
 

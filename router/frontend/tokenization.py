@@ -22,7 +22,8 @@ SHORT = 2**15  # characters or tokens: those that a lane is kept free for
 THREADS = max(2, min(8, (os.cpu_count() or 2) - 1))
 RENDERERS = 2  # processes for chat templates, of which long conversations get one
 MESSAGE_COST = 64  # of a message of a conversation, in characters that take as long
-TOKEN_COST = 2**10  # of a token whose text is decoded in the order of an answer, to router.runtime.loop_slices
+# Of a token whose text is decoded in the order of an answer, to router.runtime.loop_slices
+TOKEN_COST = 2**10
 MAX_WAITING = 64 * 2**20  # characters of texts that are with the threads or wait for one
 
 
@@ -35,12 +36,18 @@ class TokenBound:
 
     @classmethod
     def of_context(cls, max_model_len: int) -> TokenBound:
-        return cls(max_model_len - 1, f"the context holds {max_model_len} with at least one of the answer")
+        return cls(
+            max_model_len - 1, f"the context holds {max_model_len} with at least one of the answer"
+        )
 
     def check(self, field: str, tokens: int, how: str = "") -> None:
-        """Raises InvalidArgument naming the field for more; `how` says how well their number is known."""
+        """Raises InvalidArgument naming the field for more; `how` says how well their number is
+        known.
+        """
         if tokens > self.most:
-            raise InvalidArgument(f"{field} has {how}{tokens} tokens, and {self.why}; shorten it", field=field)
+            raise InvalidArgument(
+                f"{field} has {how}{tokens} tokens, and {self.why}; shorten it", field=field
+            )
 
 
 class Text:
@@ -50,7 +57,9 @@ class Text:
     """
 
     def __init__(self, tokenizer: Tokenizer | None, chat: Sequence[ChatTemplate]) -> None:
-        """`chat`: so many conversations are rendered at one time; each starts its process when it is used first."""
+        """`chat`: so many conversations are rendered at one time; each starts its process when it
+        is used first.
+        """
         self._tokenizer = tokenizer
         self._renderers = tuple(chat)
         self._idle = list(chat)
@@ -61,7 +70,11 @@ class Text:
     @classmethod
     def load(cls, folder: str) -> Text:
         """Raises ModelRefused for a broken tokenizer or chat template."""
-        chat = [one for one in (_unless_absent(ChatTemplate.load, folder) for _ in range(RENDERERS)) if one is not None]
+        chat = [
+            one
+            for one in (_unless_absent(ChatTemplate.load, folder) for _ in range(RENDERERS))
+            if one is not None
+        ]
         tokenizer = _unless_absent(Tokenizer.load, folder)
         if tokenizer is not None:
             tokenizer.fewest_tokens("")  # it looks through the whole vocabulary, the first time
@@ -80,7 +93,9 @@ class Text:
         self._threads.close()
 
     def fewest_tokens(self, text: str) -> int:
-        """A number that the tokens of the text cannot be fewer than, found without tokenizing. Raises NotFound."""
+        """A number that the tokens of the text cannot be fewer than, found without tokenizing.
+        Raises NotFound.
+        """
         return self._needed().fewest_tokens(text)
 
     async def encode(
@@ -91,14 +106,17 @@ class Text:
         bound: TokenBound | None = None,
         field: str = "prompt",
     ) -> tuple[int, ...]:
-        """Raises NotFound without a tokenizer, ResourceExhausted while the tenant has too much to be encoded,
-        InvalidArgument naming `field` for a long text over the bound, before tokenizing if it can be told.
+        """Raises NotFound without a tokenizer, ResourceExhausted while the tenant has too much to
+        be encoded, InvalidArgument naming `field` for a long text over the bound, before tokenizing
+        if it can be told.
         """
         tokenizer = self._needed()
         if len(text) <= INLINE:
             return tuple(tokenizer.encode(text, add_special_tokens))
         if bound is None:
-            return await self._in_turn(tenant, len(text), lambda: tuple(tokenizer.encode(text, add_special_tokens)))
+            return await self._in_turn(
+                tenant, len(text), lambda: tuple(tokenizer.encode(text, add_special_tokens))
+            )
         bound.check(field, tokenizer.fewest_tokens(text), "at least ")
 
         def encode() -> tuple[int, ...]:
@@ -111,16 +129,26 @@ class Text:
         return await self._in_turn(tenant, len(text), encode)
 
     async def encode_chat(
-        self, messages: Sequence[tuple[str, str]], tenant: Tenant = ANONYMOUS, bound: TokenBound | None = None
+        self,
+        messages: Sequence[tuple[str, str]],
+        tenant: Tenant = ANONYMOUS,
+        bound: TokenBound | None = None,
     ) -> tuple[int, ...]:
-        """(role, content) pairs through the model's chat template, which writes out the special tokens by itself.
+        """(role, content) pairs through the model's chat template, which writes out the special
+        tokens by itself.
 
-        Raises InvalidArgument with the template's own words, NotFound without a template or tokenizer, and as `encode`.
+        Raises InvalidArgument with the template's own words, NotFound without a template or
+        tokenizer, and as `encode`.
         """
         if not self._renderers:
-            raise NotFound("this model has no chat template; send a prompt instead of messages", field="messages")
+            raise NotFound(
+                "this model has no chat template; send a prompt instead of messages",
+                field="messages",
+            )
         prompt = await self._render(messages, tenant)
-        return await self.encode(prompt, add_special_tokens=False, tenant=tenant, bound=bound, field="messages")
+        return await self.encode(
+            prompt, add_special_tokens=False, tenant=tenant, bound=bound, field="messages"
+        )
 
     async def decode(self, token_ids: Sequence[int], tenant: Tenant = ANONYMOUS) -> str:
         """Raises NotFound without a tokenizer, and as `encode`."""
@@ -172,7 +200,9 @@ class Text:
 
     def _needed(self) -> Tokenizer:
         if self._tokenizer is None:
-            raise NotFound("this model has no tokenizer; send token_ids, and no stop strings", field="prompt")
+            raise NotFound(
+                "this model has no tokenizer; send token_ids, and no stop strings", field="prompt"
+            )
         return self._tokenizer
 
 

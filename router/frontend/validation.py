@@ -8,7 +8,15 @@ from dataclasses import replace
 import xxhash
 
 from kvrelay.errors import InvalidArgument, NotFound, PermissionDenied
-from kvrelay.sampling_limits import INT32, MAX_LOGIT_BIAS, MAX_SEED, MAX_STOP_TOKENS, SEED, check_bias, check_numbers
+from kvrelay.sampling_limits import (
+    INT32,
+    MAX_LOGIT_BIAS,
+    MAX_SEED,
+    MAX_STOP_TOKENS,
+    SEED,
+    check_bias,
+    check_numbers,
+)
 from kvrelay.sampling_limits import bad_value as _bad
 from kvrelay.tenants import Tenant
 from kvrelay.types import ModelVersion, SamplingParams
@@ -24,14 +32,17 @@ DEFAULT_MAX_TOKENS = SamplingParams().max_tokens
 
 
 def check_request(request: GenerateRequest, card: ModelCard) -> None:
-    """All that can be said before the prompt is tokenized. Raises InvalidArgument naming the field, or NotFound."""
+    """All that can be said before the prompt is tokenized. Raises InvalidArgument naming the field,
+    or NotFound.
+    """
     check_request_id(request.request_id)
     check_model(request.model, card)
     _check_source(request)
     for field, token_ids in (("token_ids", request.token_ids), ("resume", request.resume)):
         if len(token_ids) > card.info.max_model_len:  # before each of them is looked at
             raise InvalidArgument(
-                f"{field} has {len(token_ids)} tokens, and the context holds {card.info.max_model_len}; shorten it",
+                f"{field} has {len(token_ids)} tokens, and the context holds "
+                f"{card.info.max_model_len}; shorten it",
                 field=field,
             )
     check_token_ids("token_ids", request.token_ids, card)
@@ -56,10 +67,13 @@ def check_priority(priority: int, tenant: Tenant) -> None:
 def check_request_id(request_id: str) -> None:
     if len(request_id) > MAX_REQUEST_ID:
         raise InvalidArgument(
-            f"request_id has {len(request_id)} characters; allowed are {MAX_REQUEST_ID}", field="request_id"
+            f"request_id has {len(request_id)} characters; allowed are {MAX_REQUEST_ID}",
+            field="request_id",
         )
     if not request_id.isprintable() or not request_id.isascii() or request_id != request_id.strip():
-        raise _bad("request_id", request_id, "printable ASCII that neither begins nor ends with a space")
+        raise _bad(
+            "request_id", request_id, "printable ASCII that neither begins nor ends with a space"
+        )
 
 
 def _check_cache_salt(cache_salt: str) -> None:
@@ -75,7 +89,10 @@ def _check_cache_salt(cache_salt: str) -> None:
 
 def check_model(model: str, card: ModelCard) -> None:
     if model and model != card.info.id:
-        raise NotFound(f"model {model[:100]!r} is not served here; this cluster serves {card.info.id!r}", field="model")
+        raise NotFound(
+            f"model {model[:100]!r} is not served here; this cluster serves {card.info.id!r}",
+            field="model",
+        )
 
 
 def check_text(field: str, text: str) -> None:
@@ -83,17 +100,23 @@ def check_text(field: str, text: str) -> None:
     if not text:
         raise InvalidArgument(f"{field} is empty; give at least one character", field=field)
     if "\0" in text:
-        raise InvalidArgument(f"{field} has a NUL character at {text.index(chr(0))}; remove it", field=field)
+        raise InvalidArgument(
+            f"{field} has a NUL character at {text.index(chr(0))}; remove it", field=field
+        )
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InvalidArgument(f"{field} has half of a surrogate pair; send valid Unicode", field=field) from None
+        raise InvalidArgument(
+            f"{field} has half of a surrogate pair; send valid Unicode", field=field
+        ) from None
 
 
 def check_messages(messages: Sequence[tuple[str, str]]) -> None:
     """Of (role, content) pairs. Raises InvalidArgument as check_text does; content may be empty."""
     if len(messages) > MAX_MESSAGES:
-        raise InvalidArgument(f"messages has {len(messages)} entries; allowed are {MAX_MESSAGES}", field="messages")
+        raise InvalidArgument(
+            f"messages has {len(messages)} entries; allowed are {MAX_MESSAGES}", field="messages"
+        )
     for position, (role, content) in enumerate(messages):
         if not role:
             raise InvalidArgument(f"messages[{position}] has no role", field="messages")
@@ -107,7 +130,8 @@ def check_token_ids(field: str, token_ids: Collection[int], card: ModelCard) -> 
     for position, token_id in enumerate(token_ids):
         if not 0 <= token_id < card.vocab_size:
             raise InvalidArgument(
-                f"{field}[{position}] is {token_id}; allowed are 0 to {card.vocab_size - 1}", field=field
+                f"{field}[{position}] is {token_id}; allowed are 0 to {card.vocab_size - 1}",
+                field=field,
             )
 
 
@@ -116,9 +140,10 @@ def admit_sampling(
 ) -> SamplingParams:
     """The request's sampling made complete, once the prompt's length is known.
 
-    Unset max_tokens is 64, cut to what the context holds. An unset seed is drawn from the request id, so that
-    another router which is given the same id and the tokens so far goes on as this one would have.
-    Raises InvalidArgument naming `prompt` or `max_tokens` when they do not fit into the context.
+    Unset max_tokens is 64, cut to what the context holds. An unset seed is drawn from the request
+    id, so that another router which is given the same id and the tokens so far goes on as this one
+    would have. Raises InvalidArgument naming `prompt` or `max_tokens` when they do not fit into the
+    context.
     """
     source = "token_ids" if request.token_ids else "messages" if request.messages else "prompt"
     if num_prompt_tokens == 0:
@@ -126,7 +151,8 @@ def admit_sampling(
     room = max_model_len - num_prompt_tokens
     if room < 1:
         raise InvalidArgument(
-            f"{source} has {num_prompt_tokens} tokens, and the context holds {max_model_len} with at least one "
+            f"{source} has {num_prompt_tokens} tokens, and the context holds {max_model_len} with "
+            f"at least one "
             "of the answer; shorten it",
             field=source,
         )
@@ -134,7 +160,8 @@ def admit_sampling(
     max_tokens = min(DEFAULT_MAX_TOKENS, room) if options.max_tokens is None else options.max_tokens
     if max_tokens > room:
         raise InvalidArgument(
-            f"max_tokens {max_tokens} and {num_prompt_tokens} prompt tokens are over the context of {max_model_len}; "
+            f"max_tokens {max_tokens} and {num_prompt_tokens} prompt tokens are over the context "
+            f"of {max_model_len}; "
             f"ask for at most {room}",
             field="max_tokens",
         )
@@ -142,9 +169,14 @@ def admit_sampling(
         raise _bad("min_tokens", options.min_tokens, f"0 to max_tokens, {max_tokens}")
     if len(request.resume) > max_tokens:
         raise InvalidArgument(
-            f"resume has {len(request.resume)} tokens, more than max_tokens {max_tokens}", field="resume"
+            f"resume has {len(request.resume)} tokens, more than max_tokens {max_tokens}",
+            field="resume",
         )
-    seed = xxhash.xxh3_64_intdigest(request_id.encode()) & MAX_SEED if options.seed is None else options.seed
+    seed = (
+        xxhash.xxh3_64_intdigest(request_id.encode()) & MAX_SEED
+        if options.seed is None
+        else options.seed
+    )
     return replace(options.with_defaults(), max_tokens=max_tokens, seed=seed)
 
 
@@ -161,7 +193,8 @@ def _check_source(request: GenerateRequest) -> None:
     if len(given) != 1:
         what = " and ".join(given) or "none of them"
         raise InvalidArgument(
-            f"give exactly one of prompt, messages and token_ids, not {what}", field=given[-1] if given else "prompt"
+            f"give exactly one of prompt, messages and token_ids, not {what}",
+            field=given[-1] if given else "prompt",
         )
     if request.prompt is not None:
         check_text("prompt", request.prompt)
@@ -175,7 +208,8 @@ def _check_sampling(options: SamplingOptions, card: ModelCard) -> None:
     _check_stops(options, card)
     if len(options.logit_bias) > MAX_LOGIT_BIAS:
         raise InvalidArgument(
-            f"logit_bias has {len(options.logit_bias)} entries; allowed are {MAX_LOGIT_BIAS}", field="logit_bias"
+            f"logit_bias has {len(options.logit_bias)} entries; allowed are {MAX_LOGIT_BIAS}",
+            field="logit_bias",
         )
     check_token_ids("logit_bias", [token_id for token_id, _ in options.logit_bias], card)
     check_bias(options.logit_bias)
@@ -183,23 +217,29 @@ def _check_sampling(options: SamplingOptions, card: ModelCard) -> None:
 
 def _check_stops(options: SamplingOptions, card: ModelCard) -> None:
     if len(options.stop) > MAX_STOPS:
-        raise InvalidArgument(f"stop has {len(options.stop)} strings; allowed are {MAX_STOPS}", field="stop")
+        raise InvalidArgument(
+            f"stop has {len(options.stop)} strings; allowed are {MAX_STOPS}", field="stop"
+        )
     for one in options.stop:
         check_text("stop", one)
         if len(one) > MAX_STOP_LENGTH:
             raise InvalidArgument(
-                f"a stop string has {len(one)} characters; allowed are {MAX_STOP_LENGTH}", field="stop"
+                f"a stop string has {len(one)} characters; allowed are {MAX_STOP_LENGTH}",
+                field="stop",
             )
     if len(options.stop_token_ids) > MAX_STOP_TOKENS:
         raise InvalidArgument(
-            f"stop_token_ids has {len(options.stop_token_ids)} entries; allowed are {MAX_STOP_TOKENS}",
+            f"stop_token_ids has {len(options.stop_token_ids)} entries; allowed are "
+            f"{MAX_STOP_TOKENS}",
             field="stop_token_ids",
         )
     check_token_ids("stop_token_ids", options.stop_token_ids, card)
 
 
 def resumed_model(request: GenerateRequest) -> ModelVersion | None:
-    """The version of the model that began the answer, where the client says. Raises InvalidArgument."""
+    """The version of the model that began the answer, where the client says. Raises
+    InvalidArgument.
+    """
     if not request.system_fingerprint:
         return None
     try:

@@ -13,7 +13,9 @@ MAX_STRANGERS = 1024  # that wait at a time, over both protocols together
 
 
 class WaitingRoom:
-    """Applies `Pace` to all callers of one router: each waits here before the router serves or refuses it."""
+    """Applies `Pace` to all callers of one router: each waits here before the router serves or
+    refuses it.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -22,7 +24,8 @@ class WaitingRoom:
         self._waiting: Counter[str] = Counter()  # requests that are no polls, by tenant
 
     async def tenant(self, name: str, poll: bool) -> None:
-        """Waits until the tenant's debt is paid off. A poll is charged at once; for other requests see `refused`.
+        """Waits until the tenant's debt is paid off. A poll is charged at once; for other requests
+        see `refused`.
 
         Requests that wait leave one after the other, at the tenant's pace.
         """

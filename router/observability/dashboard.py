@@ -1,7 +1,8 @@
-"""The status page at `/`: its files, and the snapshot of the cluster that it asks for once a second.
+"""The status page at `/`: its files, and the snapshot of the cluster that it asks for once a
+second.
 
-A browser polls rather than holds a stream open: one that is slow or gone then costs nothing, and a page in several
-tabs does not use up the few connections that a browser opens to one server.
+A browser polls rather than holds a stream open: one that is slow or gone then costs nothing, and a
+page in several tabs does not use up the few connections that a browser opens to one server.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ MAX_WORKERS = 64  # of a pool that are shown
 _TYPES = {"css": "text/css", "html": "text/html", "js": "text/javascript", "svg": "image/svg+xml"}
 _HEADERS = {
     "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src "
+        "'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "cross-origin-resource-policy": "same-origin",
@@ -49,9 +51,13 @@ Json = dict[str, Any]
 
 
 class StatusPage:
-    """Nothing is computed for it while nobody looks, but for one sample and the last rows every SAMPLE_S seconds."""
+    """Nothing is computed for it while nobody looks, but for one sample and the last rows every
+    SAMPLE_S seconds.
+    """
 
-    def __init__(self, intake: Intake, driver: Driver, metrics: Metrics, view: ClusterView, clock: Clock) -> None:
+    def __init__(
+        self, intake: Intake, driver: Driver, metrics: Metrics, view: ClusterView, clock: Clock
+    ) -> None:
         self._intake = intake
         self._driver = driver
         self._metrics = metrics
@@ -61,23 +67,32 @@ class StatusPage:
         self._rows = recent.Rows(driver.recent)
         self._making = asyncio.Lock()
         self._figures: dict[bool, str] = {}  # JSON, by whether the viewer sees the cluster
-        self._snapshots: dict[Tenant, bytes] = {}  # the figures with what each viewer may see of requests
+        # The figures with what each viewer may see of requests
+        self._snapshots: dict[Tenant, bytes] = {}
         self._made_at = float("-inf")
         self._given: Counter[str] = Counter()  # by tenant
 
     def files(self) -> list[Route]:
         folder = resources.files("router.observability") / "page"
-        files = {one.name: one.read_bytes() for one in folder.iterdir() if one.name.rpartition(".")[2] in _TYPES}
+        files = {
+            one.name: one.read_bytes()
+            for one in folder.iterdir()
+            if one.name.rpartition(".")[2] in _TYPES
+        }
         return [
             Route("/", _file("index.html", files["index.html"]), methods=["GET"]),
-            *(Route(f"/page/{name}", _file(name, body), methods=["GET"]) for name, body in files.items()),
+            *(
+                Route(f"/page/{name}", _file(name, body), methods=["GET"])
+                for name, body in files.items()
+            ),
         ]
 
     async def status(self, request: Request) -> Response:
         """The same bytes for all of a tenant who ask within SNAPSHOT_S, MAX_VIEWERS of them.
 
-        A tenant sees its own requests and whether the cluster serves. The roles monitor and admin see the figures of
-        the whole cluster, and admin the requests of all tenants. Raises ResourceExhausted for more viewers.
+        A tenant sees its own requests and whether the cluster serves. The roles monitor and admin
+        see the figures of the whole cluster, and admin the requests of all tenants. Raises
+        ResourceExhausted for more viewers.
         """
         viewer: Tenant = request.state.tenant
         async with self._making:
@@ -89,10 +104,15 @@ class StatusPage:
         self._given[viewer.name] += 1
         if self._given[viewer.name] > MAX_VIEWERS:
             raise ResourceExhausted(
-                f"{MAX_VIEWERS} status pages of this tenant are open already; close one", retry_after_s=1.0
+                f"{MAX_VIEWERS} status pages of this tenant are open already; close one",
+                retry_after_s=1.0,
             )
         if viewer not in self._snapshots:
-            live = (one for one in self._driver.newest() if recent.may_see(viewer, one.request.tenant.name))
+            live = (
+                one
+                for one in self._driver.newest()
+                if recent.may_see(viewer, one.request.tenant.name)
+            )
             requests = self._rows.json(islice(live, RECENT), viewer, self._clock.now(), RECENT)
             figures = self._figures[viewer.sees_cluster]
             self._snapshots[viewer] = f'{figures[:-1]},"requests":{requests}}}'.encode()
@@ -111,7 +131,9 @@ class StatusPage:
         dispatcher = self._driver.dispatcher
         prefill = [one.load for one in self._driver.known if one.pool == "prefill"]
         decode = [one.load for one in self._driver.known if one.pool == "decode"]
-        ttft, itl = (window.percentiles(now, 0.5, 0.95) for window in (self._metrics.ttft, self._metrics.itl))
+        ttft, itl = (
+            window.percentiles(now, 0.5, 0.95) for window in (self._metrics.ttft, self._metrics.itl)
+        )
         return Sample(
             generated_per_s=rates["generated_tokens"],
             prompt_per_s=rates["prompt_tokens"],
@@ -143,20 +165,33 @@ class StatusPage:
             "registry": "ok" if status.registry == "ok" else "away",
             "pools": [_pool(one) | {"workers": []} for one in status.pools],
         }
-        inside = service | {"cluster": True, "registry": status.registry} | self._cluster_figures(status, now)
-        return {sees: json.dumps(one, separators=(",", ":")) for sees, one in ((False, outside), (True, inside))}
+        inside = (
+            service
+            | {"cluster": True, "registry": status.registry}
+            | self._cluster_figures(status, now)
+        )
+        return {
+            sees: json.dumps(one, separators=(",", ":"))
+            for sees, one in ((False, outside), (True, inside))
+        }
 
     def _cluster_figures(self, status: ClusterStatus, now: float) -> Json:
         router = status.router
         return {
-            "router": {"id": router.router_id, "rss_bytes": router.rss_bytes, "waiting_tokens": router.waiting_tokens},
+            "router": {
+                "id": router.router_id,
+                "rss_bytes": router.rss_bytes,
+                "waiting_tokens": router.waiting_tokens,
+            },
             "running": router.running,
             "waiting": router.waiting,
             "totals": self._metrics.totals,
             "ttft": self._metrics.ttft.percentiles(now, 0.5, 0.95),
             "itl": self._metrics.itl.percentiles(now, 0.5, 0.95),
             "pools": [_pool(one) for one in status.pools],
-            "decisions": [asdict(one) | {"reason": one.reason[: recent.MAX_WHY]} for one in status.decisions],
+            "decisions": [
+                asdict(one) | {"reason": one.reason[: recent.MAX_WHY]} for one in status.decisions
+            ],
             "history": {"every_s": SAMPLE_S} | self._history.columns(),
         }
 

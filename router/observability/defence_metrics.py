@@ -20,11 +20,15 @@ class DefenceCollector(Collector):
         self._dispatcher = dispatcher
 
     def collect(self) -> Iterator[Metric]:
-        rejected = self._counter("requests_rejected", "Requests refused since they could not be served.", "reason")
+        rejected = self._counter(
+            "requests_rejected", "Requests refused since they could not be served.", "reason"
+        )
         for reason in get_args(Rejection):
             rejected.add_metric((self._model, reason), self._dispatcher.admission.rejected[reason])
         yield rejected
-        retries = self._counter("retries", "Attempts after failed ones: made, or refused by the budget.", "state")
+        retries = self._counter(
+            "retries", "Attempts after failed ones: made, or refused by the budget.", "state"
+        )
         retries.add_metric((self._model, "made"), self._dispatcher.retries.made)
         retries.add_metric((self._model, "refused"), self._dispatcher.retries.refused)
         yield retries
@@ -33,7 +37,9 @@ class DefenceCollector(Collector):
         for one in self._dispatcher.sick:
             ejected.add_metric((self._model, one.pool, one.worker_id, one.cause), 1)
         yield ejected
-        quarantined = self._gauge("quarantined_requests", "Requests whose like is refused, since they killed workers.")
+        quarantined = self._gauge(
+            "quarantined_requests", "Requests whose like is refused, since they killed workers."
+        )
         quarantined.add_metric((self._model,), len(self._dispatcher.quarantine))
         yield quarantined
 

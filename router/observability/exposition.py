@@ -17,8 +17,9 @@ SPACING = 20.0  # a text is given again for so many times as long as it took to 
 class Exposition:
     """Prometheus text, by what the caller may see.
 
-    The roles monitor and admin see the series of the cluster and of all tenants. Another tenant sees its own series:
-    counters of the whole cluster, read twice, tell the prompt and answer lengths of a request that came between.
+    The roles monitor and admin see the series of the cluster and of all tenants. Another tenant
+    sees its own series: counters of the whole cluster, read twice, tell the prompt and answer
+    lengths of a request that came between.
     """
 
     def __init__(self, cluster: CollectorRegistry, tenants: TenantMetrics, clock: Clock) -> None:
@@ -36,7 +37,11 @@ class Exposition:
         key = "" if viewer.sees_cluster else viewer.name
         if key not in self._texts:
             began = time.thread_time()
-            self._texts[key] = self._whole() if viewer.sees_cluster else generate_latest(_OwnSeries(self._tenants, key))
+            self._texts[key] = (
+                self._whole()
+                if viewer.sees_cluster
+                else generate_latest(_OwnSeries(self._tenants, key))
+            )
             self._stale_at = now + SPACING * (time.thread_time() - began)
         return self._texts[key]
 

@@ -55,7 +55,9 @@ class Heartbeat:
             rss_bytes=int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE,
             ttft_p95_ms=None if ttft is None else ttft * 1000,
             itl_p95_ms=None if itl is None else itl * 1000,
-            certificate_note="; ".join(dict.fromkeys(note for one in self._certificates if (note := one.trouble()))),
+            certificate_note="; ".join(
+                dict.fromkeys(note for one in self._certificates if (note := one.trouble()))
+            ),
             protocol=VERSION,
         )
 

@@ -40,7 +40,10 @@ class History:
         """Growth per second of each counter since the last call; 0 at the first."""
         before, elapsed = self._counted or totals, now - self._at
         self._counted, self._at = totals, now
-        return {name: (total - before[name]) / elapsed if elapsed > 0 else 0.0 for name, total in totals.items()}
+        return {
+            name: (total - before[name]) / elapsed if elapsed > 0 else 0.0
+            for name, total in totals.items()
+        }
 
     def add(self, sample: Sample) -> None:
         self._samples.append(sample)
@@ -48,7 +51,8 @@ class History:
     def columns(self) -> dict[str, list[float | None]]:
         """Oldest first, with as many digits as a picture has."""
         return {
-            name: [_short(getattr(sample, name)) for sample in self._samples] for name in Sample.__dataclass_fields__
+            name: [_short(getattr(sample, name)) for sample in self._samples]
+            for name in Sample.__dataclass_fields__
         }
 
 

@@ -29,9 +29,15 @@ class LoopStallCollector(Collector):
         yield stalls
         worst = (
             ("stall", "Longest of these delays since the start.", self._counts.worst_s),
-            ("cpu", "Most processor time of the loop from one such callback to the next.", self._counts.worst_cpu_s),
+            (
+                "cpu",
+                "Most processor time of the loop from one such callback to the next.",
+                self._counts.worst_cpu_s,
+            ),
         )
         for name, says, value in worst:
-            family = GaugeMetricFamily(f"kvrelay_event_loop_worst_{name}_seconds", says, labels=_LABELS)
+            family = GaugeMetricFamily(
+                f"kvrelay_event_loop_worst_{name}_seconds", says, labels=_LABELS
+            )
             family.add_metric(self._labels, value)
             yield family

@@ -21,10 +21,86 @@ from router.runtime.stream import Stream
 WINDOW_S = 10.0
 MAX_SAMPLES = 4096
 # Upper ends of buckets in seconds. Each holds the round numbers that objectives are written in.
-_FIRST = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 60.0)
-_GAP = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
-_PHASE = (0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-_HANDOFF = (0.0001, 0.0003, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 3.0, 10.0)
+_FIRST = (
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.5,
+    0.75,
+    1.0,
+    2.0,
+    3.0,
+    5.0,
+    10.0,
+    20.0,
+    60.0,
+)
+_GAP = (
+    0.001,
+    0.002,
+    0.005,
+    0.01,
+    0.015,
+    0.02,
+    0.03,
+    0.04,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.5,
+    1.0,
+    2.0,
+    5.0,
+)
+_PHASE = (
+    0.001,
+    0.003,
+    0.01,
+    0.03,
+    0.1,
+    0.2,
+    0.3,
+    0.5,
+    1.0,
+    2.0,
+    3.0,
+    5.0,
+    10.0,
+    20.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+    600.0,
+)
+_HANDOFF = (
+    0.0001,
+    0.0003,
+    0.001,
+    0.002,
+    0.003,
+    0.005,
+    0.01,
+    0.02,
+    0.03,
+    0.05,
+    0.1,
+    0.2,
+    0.5,
+    1.0,
+    3.0,
+    10.0,
+)
 _WORKER_LABELS = ("pool", "worker", "model_name")
 
 
@@ -44,7 +120,9 @@ class Window:
     def percentiles(self, now: float, *shares: float) -> tuple[float | None, ...]:
         """The nearest-rank percentile of each share of 1."""
         recent = sorted(value for at, value in self._samples if now - at <= WINDOW_S)
-        return tuple(recent[math.ceil(share * len(recent)) - 1] if recent else None for share in shares)
+        return tuple(
+            recent[math.ceil(share * len(recent)) - 1] if recent else None for share in shares
+        )
 
 
 class Metrics:
@@ -56,34 +134,65 @@ class Metrics:
         self.failed = 0
         self.ttft = Window()
         self.itl = Window()
-        self.desired: Mapping[PoolName, int] = {}  # workers that the registry asks for, as last heard
+        # Workers that the registry asks for, as last heard
+        self.desired: Mapping[PoolName, int] = {}
         self.standbys: tuple[StandbyWorker, ...] = ()  # likewise
         self._model = model
         ProcessCollector(registry=self.registry)
-        self._prompt_tokens = self._total("prompt_tokens", "Prompt tokens of requests that got a first token.")
+        self._prompt_tokens = self._total(
+            "prompt_tokens", "Prompt tokens of requests that got a first token."
+        )
         self._generation_tokens = self._total("generation_tokens", "Tokens streamed.")
-        self._cache_queries = self._total("prefix_cache_queries", "Prompt tokens looked up in prefix caches.")
-        self._cache_hits = self._total("prefix_cache_hits", "Prompt tokens that a prefix cache held.")
-        self._fetched = self._total("prefix_fetched", "Of the hits, those fetched from another worker's cache.")
+        self._cache_queries = self._total(
+            "prefix_cache_queries", "Prompt tokens looked up in prefix caches."
+        )
+        self._cache_hits = self._total(
+            "prefix_cache_hits", "Prompt tokens that a prefix cache held."
+        )
+        self._fetched = self._total(
+            "prefix_fetched", "Of the hits, those fetched from another worker's cache."
+        )
         self._handoff_bytes = self._total("handoff_bytes", "KV bytes handed off.")
-        self._ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _FIRST)
+        self._ttft = self._histogram(
+            "time_to_first_token_seconds", "Arrival to first token.", _FIRST
+        )
         self._itl = self._histogram("inter_token_latency_seconds", "Token to next token.", _GAP)
-        self._tpot = self._histogram("request_time_per_output_token_seconds", "(E2E - TTFT) / (tokens - 1).", _GAP)
-        self._e2e = self._histogram("e2e_request_latency_seconds", "Arrival to the end of the answer.", _PHASE)
-        self._second_gap = self._histogram("second_token_gap_seconds", "First token to second.", _GAP)
-        self._handoff = self._histogram("handoff_seconds", "First KV frame to acknowledged commit.", _HANDOFF)
-        self._queue = self._histogram("request_queue_time_seconds", "Waiting for workers with room.", _PHASE)
+        self._tpot = self._histogram(
+            "request_time_per_output_token_seconds", "(E2E - TTFT) / (tokens - 1).", _GAP
+        )
+        self._e2e = self._histogram(
+            "e2e_request_latency_seconds", "Arrival to the end of the answer.", _PHASE
+        )
+        self._second_gap = self._histogram(
+            "second_token_gap_seconds", "First token to second.", _GAP
+        )
+        self._handoff = self._histogram(
+            "handoff_seconds", "First KV frame to acknowledged commit.", _HANDOFF
+        )
+        self._queue = self._histogram(
+            "request_queue_time_seconds", "Waiting for workers with room.", _PHASE
+        )
         self._prefill = self._histogram(
             "request_prefill_time_seconds", "Queue and compute on the prefilling worker.", _PHASE
         )
         self._exposed = self._histogram(
             "request_handoff_time_seconds", "End of prefill to acknowledged commit.", _HANDOFF
         )
-        self._decode = self._histogram("request_decode_time_seconds", "First token to last.", _PHASE)
-        self._success = self._labelled("request_success", "Requests that ended, by how.", "finished_reason")
-        self._errors = self._labelled("request_errors", "Requests that an error ended, by its code.", "code")
-        self._path = self._labelled("path_decision", "Requests by path taken and why.", "path", "why")
-        self._scaling = self._labelled("scaling_decision", "Changes of a pool's size.", "pool", "direction")
+        self._decode = self._histogram(
+            "request_decode_time_seconds", "First token to last.", _PHASE
+        )
+        self._success = self._labelled(
+            "request_success", "Requests that ended, by how.", "finished_reason"
+        )
+        self._errors = self._labelled(
+            "request_errors", "Requests that an error ended, by its code.", "code"
+        )
+        self._path = self._labelled(
+            "path_decision", "Requests by path taken and why.", "path", "why"
+        )
+        self._scaling = self._labelled(
+            "scaling_decision", "Changes of a pool's size.", "pool", "direction"
+        )
         for reason in get_args(FinishReason):  # a rate needs the zero that came before the first
             self._success.labels(model, reason)
         for code in Code:
@@ -93,7 +202,9 @@ class Metrics:
                 self._scaling.labels(model, pool, direction)
 
     def tokens(self, stream: Stream, count: int, previous: float | None, now: float) -> None:
-        """`count` tokens came, `previous` is when those before them did. Called for each message of a worker."""
+        """`count` tokens came, `previous` is when those before them did. Called for each message of
+        a worker.
+        """
         self._generation_tokens.value += count
         if previous is None:
             self._first_tokens(stream, now)
@@ -150,7 +261,9 @@ class Metrics:
         }
 
     def scaled(self, decision: ScalingDecision) -> None:
-        self._scaling.labels(self._model, decision.pool, "up" if decision.after > decision.before else "down").inc()
+        self._scaling.labels(
+            self._model, decision.pool, "up" if decision.after > decision.before else "down"
+        ).inc()
 
     def _labelled(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"kvrelay_{name}", text, ("model_name", *labels), registry=self.registry)
@@ -167,7 +280,9 @@ class Metrics:
 
 
 class ClusterCollector(Collector):
-    """Gauges of the workers, read from the last snapshot of the registry when they are asked for."""
+    """Gauges of the workers, read from the last snapshot of the registry when they are asked
+    for.
+    """
 
     def __init__(self, model: str, driver: Driver, metrics: Metrics) -> None:
         self._model = model
@@ -177,18 +292,33 @@ class ClusterCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         workers = self._driver.known
         dispatcher = self._driver.dispatcher
-        running = self._gauge("num_requests_running", "Requests with a worker; pool router: of this router.")
-        waiting = self._gauge("num_requests_waiting", "Requests without; pool router: of this router.")
+        running = self._gauge(
+            "num_requests_running", "Requests with a worker; pool router: of this router."
+        )
+        waiting = self._gauge(
+            "num_requests_waiting", "Requests without; pool router: of this router."
+        )
         usage = self._gauge("kv_cache_usage_perc", "Held part of the KV blocks, 0 to 1.")
-        blocks = self._gauge("kv_blocks", "KV blocks of a worker; cached ones are not held.", "state")
-        leases = self._gauge("handoff_leases", "Hand-offs whose KV a worker has reserved or not yet released.")
+        blocks = self._gauge(
+            "kv_blocks", "KV blocks of a worker; cached ones are not held.", "state"
+        )
+        leases = self._gauge(
+            "handoff_leases", "Hand-offs whose KV a worker has reserved or not yet released."
+        )
         rate = self._gauge("worker_tokens_per_second", "As the worker measures it.")
         resident = self._gauge("worker_resident_memory_bytes", "Of the worker's process.")
-        integrity = self._gauge("worker_integrity_ok", "1, or 0 once the worker's own checks found its books wrong.")
-        text = "Sequences whose KV was dropped for room; pool router: requests that gave a batch slot up."
+        integrity = self._gauge(
+            "worker_integrity_ok", "1, or 0 once the worker's own checks found its books wrong."
+        )
+        text = (
+            "Sequences whose KV was dropped for room; pool router: requests that gave a batch slot "
+            "up."
+        )
         preemptions = self._counter("num_preemptions", text)
         drafts = self._counter("spec_decode_num_draft_tokens", "Tokens guessed by speculation.")
-        accepted = self._counter("spec_decode_num_accepted_tokens", "Guessed tokens that were right.")
+        accepted = self._counter(
+            "spec_decode_num_accepted_tokens", "Guessed tokens that were right."
+        )
         running.add_metric(("router", "", self._model), dispatcher.running)
         waiting.add_metric(("router", "", self._model), dispatcher.waiting)
         preemptions.add_metric(("router", "", self._model), dispatcher.preemptions)
@@ -200,7 +330,9 @@ class ClusterCollector(Collector):
             usage.add_metric(labels, load.blocks_held / max(1, load.blocks_total))
             for state, number in (("held", load.blocks_held), ("cached", load.blocks_cached)):
                 blocks.add_metric((*labels, state), number)
-            blocks.add_metric((*labels, "free"), load.blocks_total - load.blocks_held - load.blocks_cached)
+            blocks.add_metric(
+                (*labels, "free"), load.blocks_total - load.blocks_held - load.blocks_cached
+            )
             leases.add_metric(labels, load.leases)
             rate.add_metric(labels, load.tokens_per_second)
             resident.add_metric(labels, load.rss_bytes)
@@ -225,7 +357,9 @@ class ClusterCollector(Collector):
             if pool in self._metrics.desired:
                 replicas.add_metric((pool, "desired", self._model), self._metrics.desired[pool])
         serving = {one.worker_id for one in self._driver.known}
-        standbys: Counts[str] = Counts(one.state for one in self._metrics.standbys if one.worker_id not in serving)
+        standbys: Counts[str] = Counts(
+            one.state for one in self._metrics.standbys if one.worker_id not in serving
+        )
         for state in ("starting", "ready"):
             replicas.add_metric(("standby", state, self._model), standbys[state])
         return replicas

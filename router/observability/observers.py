@@ -16,9 +16,11 @@ class EndObserver(Protocol):
 
 
 class Observers:
-    """An Observer of the driver: of tokens hear the metrics alone, without a step between; of the end hear all.
+    """An Observer of the driver: of tokens hear the metrics alone, without a step between; of the
+    end hear all.
 
-    The metrics are the router's own. What another raises is logged, the first time, and ends nothing.
+    The metrics are the router's own. What another raises is logged, the first time, and ends
+    nothing.
     """
 
     def __init__(self, metrics: Metrics, *others: EndObserver) -> None:
@@ -35,4 +37,7 @@ class Observers:
             except Exception:
                 if one not in self._failed:
                     self._failed.add(one)
-                    log.exception("an observer failed; its next failures are not logged", observer=type(one).__name__)
+                    log.exception(
+                        "an observer failed; its next failures are not logged",
+                        observer=type(one).__name__,
+                    )

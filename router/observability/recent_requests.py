@@ -1,4 +1,6 @@
-"""The last requests, under way and ended, as rows of a picture: ids, sizes and times, no texts. Pure."""
+"""The last requests, under way and ended, as rows of a picture: ids, sizes and times, no texts.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _NEXT = {"reserve": "prefill", "return": "decode", "decode": "decode"}
 
 
 class Rows:
-    """The newest requests as JSON. Of one that ended its row is kept, and not the stream with its tokens."""
+    """The newest requests as JSON. Of one that ended its row is kept, and not the stream with its
+    tokens.
+    """
 
     def __init__(self, ended: deque[Stream]) -> None:
         """`ended` is where the driver puts those that have ended; they are taken out of it."""
@@ -40,9 +44,15 @@ class Rows:
         self._ended.extend(later)
 
     def json(self, live: Iterable[Stream], viewer: Tenant, now: float, limit: int) -> str:
-        """A list of the `limit` requests that arrived last, newest first: the viewer's own, or an admin's all."""
+        """A list of the `limit` requests that arrived last, newest first: the viewer's own, or an
+        admin's all.
+        """
         self.keep(now)
-        rows = [_Row.of(one, now) for one in (*live, *self._ended) if may_see(viewer, one.request.tenant.name)]
+        rows = [
+            _Row.of(one, now)
+            for one in (*live, *self._ended)
+            if may_see(viewer, one.request.tenant.name)
+        ]
         rows += [one for one in self._kept if may_see(viewer, one.tenant)]
         rows.sort(key=lambda one: one.arrival, reverse=True)
         return f"[{','.join(one.text for one in rows[:limit])}]"
@@ -65,7 +75,9 @@ class _Row:
 
 
 def row(stream: Stream, now: float) -> Json:
-    """Milliseconds; `at` on the router's clock, `phases` one after the other from there, `handoff_at` since `at`."""
+    """Milliseconds; `at` on the router's clock, `phases` one after the other from there,
+    `handoff_at` since `at`.
+    """
     life, request = stream.life, stream.request
     end = now if stream.ended is None else stream.ended_at
     ledger = life.timeline.ledger(stream.first_handed_at, end, life.handoff, tuple(life.attempts))
@@ -101,7 +113,8 @@ def _ledger(ledger: Ledger) -> Json:
         "e2e_seconds": round(ledger.e2e_seconds, 6),
         "handoff": None if ledger.handoff is None else asdict(ledger.handoff),
         "attempts": [
-            asdict(one) | {"why": one.why[:MAX_WHY], "outcome": one.outcome[:MAX_WHY]} for one in ledger.attempts
+            asdict(one) | {"why": one.why[:MAX_WHY], "outcome": one.outcome[:MAX_WHY]}
+            for one in ledger.attempts
         ],
     }
 
@@ -122,7 +135,11 @@ def phases_of(life: Lifecycle, end: float) -> list[tuple[str, float]]:
     last = phases.pop() if phases else ("tokenize", 0.0)
     current = _current(life, last[0])
     rest = max(0.0, end - marked)
-    return [*phases, (current, last[1] + rest)] if current == last[0] else [*phases, last, (current, rest)]
+    return (
+        [*phases, (current, last[1] + rest)]
+        if current == last[0]
+        else [*phases, last, (current, rest)]
+    )
 
 
 def _current(life: Lifecycle, last: str) -> str:
@@ -141,7 +158,11 @@ def _prefilled(life: Lifecycle) -> float | None:
 def _handed_off(life: Lifecycle) -> float | None:
     """When the last attempt's KV was committed."""
     computed = _prefilled(life)
-    return None if computed is None or life.handoff is None else computed + life.handoff.exposed_seconds
+    return (
+        None
+        if computed is None or life.handoff is None
+        else computed + life.handoff.exposed_seconds
+    )
 
 
 def handoff_span(life: Lifecycle) -> tuple[float, float] | None:

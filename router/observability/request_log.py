@@ -41,4 +41,6 @@ class RequestLog:
             "error": error and error.code.name,
             "error_message": error and error.message[:MAX_WHY],
         }
-        log.info("request ended", **{name: value for name, value in line.items() if value is not None})
+        log.info(
+            "request ended", **{name: value for name, value in line.items() if value is not None}
+        )

@@ -1,4 +1,6 @@
-"""Prometheus series that one event loop writes, and that need no lock therefore: a token must be cheap."""
+"""Prometheus series that one event loop writes, and that need no lock therefore: a token must be
+cheap.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Total(Collector):
 
 
 class Histogram(Collector):
-    """Counts observations by bucket; `bounds` are the buckets' inclusive upper ends, ascending, without infinity."""
+    """Counts observations by bucket; `bounds` are the buckets' inclusive upper ends, ascending,
+    without infinity.
+    """
 
     def __init__(self, name: str, text: str, labels: Labels, bounds: Sequence[float]) -> None:
         self._name = name
@@ -48,6 +52,8 @@ class Histogram(Collector):
         ends = map(floatToGoString, (*self._bounds, float("inf")))
         family = HistogramMetricFamily(self._name, self._text, labels=tuple(self._labels))
         family.add_metric(
-            tuple(self._labels.values()), list(zip(ends, accumulate(self._counts), strict=True)), self._sum
+            tuple(self._labels.values()),
+            list(zip(ends, accumulate(self._counts), strict=True)),
+            self._sum,
         )
         yield family

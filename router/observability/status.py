@@ -5,7 +5,14 @@ from __future__ import annotations
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import KvRelayError
 from kvrelay.protocol import ours
-from kvrelay.types import POOLS, ControllerInfo, PendingWorker, PoolName, ScalingDecision, StandbyWorker
+from kvrelay.types import (
+    POOLS,
+    ControllerInfo,
+    PendingWorker,
+    PoolName,
+    ScalingDecision,
+    StandbyWorker,
+)
 from kvrelay.wire.cluster import ClusterStatus, PoolStatus, WorkerStatus
 from router.observability.heartbeat import Heartbeat
 from router.runtime.driver import Driver
@@ -15,17 +22,27 @@ DECISIONS = 20
 
 
 class ClusterView:
-    """The last that is known: a registry that is away leaves its part as it was, and is named in the status."""
+    """The last that is known: a registry that is away leaves its part as it was, and is named in
+    the status.
+    """
 
     def __init__(
-        self, driver: Driver, registry: RouterRegistry, heartbeat: Heartbeat, model: str, config: ClusterConfig
+        self,
+        driver: Driver,
+        registry: RouterRegistry,
+        heartbeat: Heartbeat,
+        model: str,
+        config: ClusterConfig,
     ) -> None:
         self._driver = driver
         self._registry = registry
         self._heartbeat = heartbeat
         self._model = model
         self._config = config
-        self._desired: dict[PoolName, int] = {"prefill": config.prefill.replicas, "decode": config.decode.replicas}
+        self._desired: dict[PoolName, int] = {
+            "prefill": config.prefill.replicas,
+            "decode": config.decode.replicas,
+        }
         self._decisions: tuple[ScalingDecision, ...] = ()
         self._restarting: tuple[str, ...] = ()
         self._pending: tuple[PendingWorker, ...] = ()
@@ -38,7 +55,11 @@ class ClusterView:
         return self._desired
 
     async def status(self) -> ClusterStatus:
-        state = self._driver.registry_state if self._driver.registry_state != "ok" else self._heartbeat.trouble or "ok"
+        state = (
+            self._driver.registry_state
+            if self._driver.registry_state != "ok"
+            else self._heartbeat.trouble or "ok"
+        )
         try:
             await self.desired()
             self._decisions = await self._registry.decisions(DECISIONS)
@@ -50,7 +71,9 @@ class ClusterView:
             state = error.message
         known = self._driver.known
         serving = {one.worker_id for one in known}
-        unfit = {one.worker_id: f"{one.cause}, {one.reason}" for one in self._driver.dispatcher.sick}
+        unfit = {
+            one.worker_id: f"{one.cause}, {one.reason}" for one in self._driver.dispatcher.sick
+        }
         unfit.update(self._driver.refused)
         return ClusterStatus(
             model=self._model,
@@ -59,7 +82,11 @@ class ClusterView:
                 PoolStatus(
                     pool,
                     self._desired[pool],
-                    tuple(WorkerStatus.of(one, unfit.get(one.worker_id, "")) for one in known if one.pool == pool),
+                    tuple(
+                        WorkerStatus.of(one, unfit.get(one.worker_id, ""))
+                        for one in known
+                        if one.pool == pool
+                    ),
                 )
                 for pool in POOLS
             ),

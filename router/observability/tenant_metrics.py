@@ -1,7 +1,8 @@
 """What each tenant used, for Prometheus; a tenant is given its own series, operators all.
 
-The label `tenant` takes the names in the tokens file, which are at most MAX_TENANTS; the series of a tenant that left
-the file go with it. It is on counters alone: a histogram for each tenant would be a series for each of its buckets.
+The label `tenant` takes the names in the tokens file, which are at most MAX_TENANTS; the series of
+a tenant that left the file go with it. It is on counters alone: a histogram for each tenant would
+be a series for each of its buckets.
 """
 
 from __future__ import annotations
@@ -45,12 +46,29 @@ class TenantMetrics(Collector):
                 del counter[key]
 
     def collect(self) -> Iterator[Metric]:
-        yield self._family("tenant_requests", "Requests that ended, by how.", "finished_reason", self._requests)
-        yield self._family("tenant_tokens", "Tokens of prompts and of answers.", "kind", self._tokens)
-        yield self._family("tenant_refusals", "Requests over a limit of their tenant.", "limit", self._limits.refused)
+        yield self._family(
+            "tenant_requests", "Requests that ended, by how.", "finished_reason", self._requests
+        )
+        yield self._family(
+            "tenant_tokens", "Tokens of prompts and of answers.", "kind", self._tokens
+        )
+        yield self._family(
+            "tenant_refusals",
+            "Requests over a limit of their tenant.",
+            "limit",
+            self._limits.refused,
+        )
         for name, text, value in (
-            ("unauthenticated", "Callers without a token that is known here.", self._access.refusals),
-            ("tokens_file_errors", "Versions of the tokens file that could not be used.", self._access.failed_loads),
+            (
+                "unauthenticated",
+                "Callers without a token that is known here.",
+                self._access.refusals,
+            ),
+            (
+                "tokens_file_errors",
+                "Versions of the tokens file that could not be used.",
+                self._access.failed_loads,
+            ),
         ):
             family = CounterMetricFamily(f"kvrelay_{name}", text, labels=("model_name",))
             family.add_metric((self._model,), value)
@@ -64,7 +82,9 @@ class TenantMetrics(Collector):
                 yield family
 
     def _family(self, name: str, text: str, label: str, counts: Counter[tuple[str, str]]) -> Metric:
-        family = CounterMetricFamily(f"kvrelay_{name}", text, labels=("model_name", "tenant", label))
+        family = CounterMetricFamily(
+            f"kvrelay_{name}", text, labels=("model_name", "tenant", label)
+        )
         for (tenant, value), count in counts.items():
             family.add_metric((self._model, tenant, value), count)
         return family

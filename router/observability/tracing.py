@@ -1,7 +1,8 @@
 """OpenTelemetry: one trace for each request, with a span for each phase.
 
-Spans are made from the ledger when a request has ended, so tokens pay nothing for them; a thread of the SDK sends them.
-Names of attributes: https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans, and `kvrelay.*` for what is ours.
+Spans are made from the ledger when a request has ended, so tokens pay nothing for them; a thread of
+the SDK sends them. Names of attributes:
+https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans, and `kvrelay.*` for what is ours.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
 FLUSH_S = 3.0  # for the last spans, when the router ends
-_SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "presence_penalty", "frequency_penalty", "seed")
+_SAMPLING = (
+    "max_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+)
 _OFF = {("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")}
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
@@ -40,13 +49,16 @@ class Tracing:
 
     @classmethod
     def from_environment(cls, model: str, clock: Clock) -> Tracing:
-        """Configured by OpenTelemetry's own OTEL_* variables; on if they name an endpoint and do not turn it off.
+        """Configured by OpenTelemetry's own OTEL_* variables; on if they name an endpoint and do
+        not turn it off.
 
         Wrong values of theirs are logged, and there are no traces.
         """
         given = {(name, os.environ.get(name, "").strip().lower()) for name, _ in _OFF}
         off = not given.isdisjoint(_OFF)
-        return cls(model, clock, _provider() if any(map(os.environ.get, _ENDPOINTS)) and not off else None)
+        return cls(
+            model, clock, _provider() if any(map(os.environ.get, _ENDPOINTS)) and not off else None
+        )
 
     def ended(self, stream: Stream) -> None:
         if self._tracer is None:
@@ -55,7 +67,8 @@ class Tracing:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         assert stream.ended is not None
-        offset = time.time_ns() - round(self._clock.now() * 1e9)  # from the router's clock to Unix time
+        # From the router's clock to Unix time
+        offset = time.time_ns() - round(self._clock.now() * 1e9)
 
         def unix_ns(seconds: float) -> int:
             return round(seconds * 1e9) + offset
@@ -85,13 +98,19 @@ class Tracing:
     async def close(self) -> None:
         """Sends what is left, for FLUSH_S at most."""
         if self._provider is not None:
-            last = threading.Thread(target=self._provider.shutdown, daemon=True)  # a collector that is away holds it up
+            # A collector that is away holds it up
+            last = threading.Thread(target=self._provider.shutdown, daemon=True)
             last.start()
             await asyncio.to_thread(last.join, FLUSH_S)
 
     def _attributes(self, stream: Stream, operation: str) -> dict[str, Any]:
         assert stream.ended is not None
-        request, life, placed, usage = stream.request, stream.life, stream.assignment, stream.usage()
+        request, life, placed, usage = (
+            stream.request,
+            stream.life,
+            stream.assignment,
+            stream.usage(),
+        )
         first, handoff, error = life.timeline.first_token_at, life.handoff, stream.ended.error
         attributes = {
             "gen_ai.operation.name": operation,
@@ -125,27 +144,42 @@ def _provider() -> TracerProvider | None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        given = OTELResourceDetector().detect().attributes  # OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES
+        # OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES
+        given = OTELResourceDetector().detect().attributes
         named = Resource.create({} if given.get(SERVICE_NAME) else {SERVICE_NAME: "kvrelay"})
         provider = TracerProvider(resource=named, shutdown_on_exit=False)
         provider.add_span_processor(BatchSpanProcessor(_exporter()))
     except ImportError:
-        log.warning("OTEL_EXPORTER_OTLP_ENDPOINT is set, but traces need the extra: pip install 'kvrelay[otel]'")
+        log.warning(
+            "OTEL_EXPORTER_OTLP_ENDPOINT is set, but traces need the extra: pip install "
+            "'kvrelay[otel]'"
+        )
         return None
     except Exception as error:  # noqa: BLE001 - of many kinds, which the SDK does not document
-        log.warning("there are no traces: an OTEL_* variable is wrong", error=f"{type(error).__name__}: {error}")
+        log.warning(
+            "there are no traces: an OTEL_* variable is wrong",
+            error=f"{type(error).__name__}: {error}",
+        )
         return None
     return provider
 
 
 def _exporter() -> SpanExporter:
-    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get(
+        "OTEL_EXPORTER_OTLP_PROTOCOL"
+    )
     if protocol not in (None, "", "grpc", "http/protobuf"):
-        raise ValueError(f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}; allowed are grpc and http/protobuf")
+        raise ValueError(
+            f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}; allowed are grpc and http/protobuf"
+        )
     if protocol == "http/protobuf":
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (
+            OTLPSpanExporter as HttpExporter,
+        )
 
         return HttpExporter()
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import (
+        OTLPSpanExporter as GrpcExporter,
+    )
 
     return GrpcExporter()

@@ -60,14 +60,20 @@ class Driver:
         *,
         hash_bytes: int = HASH_BYTES,
     ) -> None:
-        """`misfit` says why a worker is given no work whatever its state, see `router.core.compatibility`."""
+        """`misfit` says why a worker is given no work whatever its state, see
+        `router.core.compatibility`.
+        """
         self.dispatcher = Dispatcher(config, hash_bytes=hash_bytes)
         self.draining = False
         self.registry_state = "ok"
-        self.known: tuple[WorkerInfo, ...] = ()  # as the registry had them last, and those that are talked to
+        # As the registry had them last, and those that are talked to
+        self.known: tuple[WorkerInfo, ...] = ()
         self._misfit = misfit
         self._misfits: dict[str, str] = {}  # of workers in the registry
-        self._wanted: Mapping[PoolName, int] = {"prefill": config.prefill.replicas, "decode": config.decode.replicas}
+        self._wanted: Mapping[PoolName, int] = {
+            "prefill": config.prefill.replicas,
+            "decode": config.decode.replicas,
+        }
         self._started = False
         self._registry = registry
         self._router_id = router_id
@@ -78,7 +84,8 @@ class Driver:
         self._last_seen: dict[str, float] = {}
         self._streams: dict[str, Stream] = {}
         self._turns = Turns()
-        self.recent: deque[Stream] = deque(maxlen=RECENT)  # that ended, oldest first, for one who takes them out
+        # That ended, oldest first, for one who takes them out
+        self.recent: deque[Stream] = deque(maxlen=RECENT)
         self._soon = asyncio.Event()
         self.changed = asyncio.Event()  # set when `state` may have changed
         self._work = asyncio.Event()  # set while there are requests, and
@@ -92,16 +99,22 @@ class Driver:
         return reversed(self._streams.values())
 
     def check_open(self, tenant: Tenant, priority: int) -> None:
-        """Raises Unavailable while draining, ResourceExhausted when the queue is full for such a request."""
+        """Raises Unavailable while draining, ResourceExhausted when the queue is full for such a
+        request.
+        """
         self._check_not_draining()
         self.dispatcher.check_room(tenant, priority)
 
     def _check_not_draining(self) -> None:
         if self.draining:
-            raise Unavailable("the router is draining; send the request to another", retry_after_s=RETRY_AFTER_S)
+            raise Unavailable(
+                "the router is draining; send the request to another", retry_after_s=RETRY_AFTER_S
+            )
 
     def submit(self, request: Request, text: TokenSink) -> Stream:
-        """`text` has taken in request.resume. Raises Unavailable while draining, and what Dispatcher.submit raises."""
+        """`text` has taken in request.resume. Raises Unavailable while draining, and what
+        Dispatcher.submit raises.
+        """
         self._check_not_draining()
         now = self._clock.now()
         life, effects = self.dispatcher.submit(request, now)
@@ -133,7 +146,9 @@ class Driver:
 
     @property
     def state(self) -> WorkerState:
-        """`ready` if a request that comes now can be served, once there have been as many workers as configured."""
+        """`ready` if a request that comes now can be served, once there have been as many workers
+        as configured.
+        """
         if self.draining:
             return "draining"
         return "ready" if self._started and self.ready()["decode"] else "starting"
@@ -146,11 +161,19 @@ class Driver:
     @property
     def refused(self) -> Mapping[str, str]:
         """Workers that this router cannot work with, or that cannot work with it, and why."""
-        refusals = {worker_id: one.refusal for worker_id, (one, _) in self._sessions.items() if one.refusal}
+        refusals = {
+            worker_id: one.refusal for worker_id, (one, _) in self._sessions.items() if one.refusal
+        }
         return refusals | self._misfits
 
     def worker_found(self, info: WorkerInfo) -> None:
-        log.info("worker found", worker=info.worker_id, pool=info.pool, epoch=info.epoch, address=info.address)
+        log.info(
+            "worker found",
+            worker=info.worker_id,
+            pool=info.pool,
+            epoch=info.epoch,
+            address=info.address,
+        )
         now = self._clock.now()
         self._carry_out(self.dispatcher.worker_found(info, now), now)
         self._workers_changed()
@@ -163,7 +186,9 @@ class Driver:
 
     def _workers_changed(self) -> None:
         ready = self.ready()
-        self._started = self._started or all(ready[pool] >= number for pool, number in self._wanted.items())
+        self._started = self._started or all(
+            ready[pool] >= number for pool, number in self._wanted.items()
+        )
         self.changed.set()
 
     def worker_said(self, worker_id: str, event: Event) -> None:
@@ -200,12 +225,15 @@ class Driver:
             found = await self._registry.workers()
         except Unavailable as error:
             if self.registry_state == "ok":
-                log.warning("registry is away; going on from its last snapshot", error=error.message)
+                log.warning(
+                    "registry is away; going on from its last snapshot", error=error.message
+                )
             self.registry_state = error.message
             return
         self.registry_state = "ok"
         now = self._clock.now()
-        # Who talks to us lives, whatever became of its entry: where Redis takes no writes, all entries expire.
+        # Who talks to us lives, whatever became of its entry: where Redis takes no writes, all
+        # entries expire.
         named = {info.worker_id for info in found}
         silent = (info for info in self.dispatcher.workers if info.worker_id not in named)
         self.known = tuple(sorted((*found, *silent), key=lambda info: info.worker_id))
@@ -264,7 +292,9 @@ class Driver:
                     self._observer.ended(stream)
 
     def _with_leave_to_fetch(self, command: Command, borrower: WorkerInfo) -> Command:
-        """A prefill's source is of use with the leave that the session with it gives, and left out without."""
+        """A prefill's source is of use with the leave that the session with it gives, and left out
+        without.
+        """
         if not isinstance(command, Prefill) or command.source is None:
             return command
         lender = self._sessions.get(command.source.worker_id)

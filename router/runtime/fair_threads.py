@@ -15,14 +15,18 @@ T = TypeVar("T")
 
 
 class FairLanes:
-    """Turns on a bounded number of lanes; who has a turn uses a thread or a process of its owner's."""
+    """Turns on a bounded number of lanes; who has a turn uses a thread or a process of its
+    owner's.
+    """
 
     def __init__(self, lanes: int, short: float) -> None:
         self._lanes: Lanes[asyncio.Future[None]] = Lanes(lanes, short)
 
     @asynccontextmanager
     async def turn(self, tenant: Tenant, cost: float) -> AsyncIterator[None]:
-        """Waits for a lane, in the order of router.core.queueing.lanes; who is cancelled meanwhile is out of the line."""
+        """Waits for a lane, in the order of router.core.queueing.lanes; who is cancelled meanwhile
+        is out of the line.
+        """
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         number = self._lanes.add(tenant, begun, cost)
         self._start()
@@ -50,9 +54,13 @@ class FairThreads:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
 
     async def run(self, tenant: Tenant, cost: float, work: Callable[[], T]) -> T:
-        """What `work` returns or raises. A lane is free again when its thread is, also if nobody waits any more."""
+        """What `work` returns or raises. A lane is free again when its thread is, also if nobody
+        waits any more.
+        """
         async with self._turns.turn(tenant, cost):
-            return await _to_its_end(asyncio.get_running_loop().run_in_executor(self._threads, work))
+            return await _to_its_end(
+                asyncio.get_running_loop().run_in_executor(self._threads, work)
+            )
 
     def close(self) -> None:
         """Without waiting for threads: they cannot be stopped."""
@@ -68,5 +76,6 @@ async def _to_its_end(running: Awaitable[T]) -> T:
         await asyncio.wait({task})
         raise
     finally:
-        # An exception's traceback has this frame, and the task has the exception: a cycle would keep its memory.
+        # An exception's traceback has this frame, and the task has the exception: a cycle would
+        # keep its memory.
         del running, task

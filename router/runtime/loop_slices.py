@@ -21,9 +21,11 @@ class _Job:
 
 
 class LoopSlices:
-    """Runs generators that yield what each step cost. Between two slices, the event loop serves all else.
+    """Runs generators that yield what each step cost. Between two slices, the event loop serves all
+    else.
 
-    The work can be stopped after each step, unlike a thread's, and no interpreter lock is held against the streams.
+    The work can be stopped after each step, unlike a thread's, and no interpreter lock is held
+    against the streams.
     """
 
     def __init__(self) -> None:
@@ -31,7 +33,9 @@ class LoopSlices:
         self._scheduled = False
 
     async def run(self, tenant: Tenant, steps: Generator[int, None, T]) -> T:
-        """The generator's result, or what it raises. The first slice runs at once where nobody waits."""
+        """The generator's result, or what it raises. The first slice runs at once where nobody
+        waits.
+        """
         job = _Job(steps)
         number = self._order.add(tenant, job)
         if not self._scheduled:
@@ -41,7 +45,8 @@ class LoopSlices:
         finally:
             self._order.remove(number)
             steps.close()
-            # The job has the exception, whose traceback has this frame: a cycle would keep the work's memory.
+            # The job has the exception, whose traceback has this frame: a cycle would keep the
+            # work's memory.
             del job
 
     def _slice(self) -> None:
@@ -64,7 +69,9 @@ class LoopSlices:
             self._order.remove(number)
             if not job.done.done():
                 # The frames of a refusal hold all that was read so far, and tell nobody anything.
-                job.done.set_exception(error.with_traceback(None) if isinstance(error, KvRelayError) else error)
+                job.done.set_exception(
+                    error.with_traceback(None) if isinstance(error, KvRelayError) else error
+                )
         else:
             self._order.charge(number, cost)
         if len(self._order) and not self._scheduled:

@@ -1,4 +1,6 @@
-"""One conversation with one incarnation of a worker: commands down, events up, over one gRPC stream."""
+"""One conversation with one incarnation of a worker: commands down, events up, over one gRPC
+stream.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +20,33 @@ from kvrelay.security.credentials import Credentials
 from kvrelay.security.grpc_tls import worker_channel
 from kvrelay.types import SequenceSpec, WorkerInfo
 from kvrelay.wire.status import error_from_rpc
-from kvrelay.wire.worker import Decoded, Hello, Welcome, WorkerServiceStub, command_to_proto, decode_events
+from kvrelay.wire.worker import (
+    Decoded,
+    Hello,
+    Welcome,
+    WorkerServiceStub,
+    command_to_proto,
+    decode_events,
+)
 
 WELCOME_S = 5.0  # for a worker to answer the greeting
 RECONNECT_S = (0.1, 2.0)  # least and most pause between two tries
-REFUSED_S = 30.0  # pause after one of the two has refused the other's protocol, which only an upgrade cures
+# Pause after one of the two has refused the other's protocol, which only an upgrade cures
+REFUSED_S = 30.0
 MAX_MESSAGE_BYTES = 16 * 2**20
 # A frozen or unreachable worker is noticed within PING + TIMEOUT, though its socket stays open.
 CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 2000),
     ("grpc.keepalive_timeout_ms", 2000),
-    # While gRPC measures bandwidth with a ping of its own, as it does when tokens flow, that one stands for the
-    # keepalive's, and by default has a minute.
+    # While gRPC measures bandwidth with a ping of its own, as it does when tokens flow, that one
+    # stands for the keepalive's, and by default has a minute.
     ("grpc.http2.ping_timeout_ms", 2000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.use_local_subchannel_pool", 1),  # no connection, and no backoff, is shared with a former incarnation
+    # No connection, and no backoff, is shared with a former incarnation
+    ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )
 
@@ -46,16 +57,24 @@ class SessionListener(Protocol):
     def worker_found(self, info: WorkerInfo) -> None: ...
 
     def worker_lost(self, worker_id: str, expected: bool) -> None:
-        """`expected` when the worker ended the session itself, as one does that was told to stop."""
+        """`expected` when the worker ended the session itself, as one does that was told to
+        stop.
+        """
 
     def worker_said(self, worker_id: str, event: Event) -> None: ...
 
 
 class WorkerSession:
-    """Connects again until it is cancelled. From `worker_found` to `worker_lost` it delivers all events in order."""
+    """Connects again until it is cancelled. From `worker_found` to `worker_lost` it delivers all
+    events in order.
+    """
 
     def __init__(
-        self, info: WorkerInfo, router_id: str, listener: SessionListener, credentials: Credentials | None = None
+        self,
+        info: WorkerInfo,
+        router_id: str,
+        listener: SessionListener,
+        credentials: Credentials | None = None,
     ) -> None:
         self.info = info
         self.refusal = ""  # why one of the two does not work with the other
@@ -70,8 +89,12 @@ class WorkerSession:
     def send(self, command: Command) -> None:
         self._outgoing.put_nowait(command)
 
-    def lend(self, source: PrefixSource, spec: SequenceSpec, borrower: WorkerInfo) -> PrefixSource | None:
-        """The source, which is this worker, with leave to fetch from it; None if it cannot be had now."""
+    def lend(
+        self, source: PrefixSource, spec: SequenceSpec, borrower: WorkerInfo
+    ) -> PrefixSource | None:
+        """The source, which is this worker, with leave to fetch from it; None if it cannot be had
+        now.
+        """
         if not self._lending_key:
             return None
         grant = FetchGrant(
@@ -109,7 +132,10 @@ class WorkerSession:
                     self.info.epoch,
                 ):
                     log.warning(
-                        "another worker answered", worker=worker_id, epoch=self.info.epoch, answer=repr(welcome)
+                        "another worker answered",
+                        worker=worker_id,
+                        epoch=self.info.epoch,
+                        answer=repr(welcome),
                     )
                     return False
                 ours().check(welcome.protocol, worker_id)
@@ -133,7 +159,8 @@ class WorkerSession:
     def _deliver(self, worker_id: str, decoded: Decoded) -> None:
         """What is wrong with a message is its sequences' alone."""
         for failed in decoded.malformed:
-            self.send(Abort(failed.request_id, failed.attempt))  # the worker does not know that it has failed
+            # The worker does not know that it has failed
+            self.send(Abort(failed.request_id, failed.attempt))
             self._listener.worker_said(worker_id, failed)
         known = [event for event in decoded.events if not isinstance(event, Welcome)]
         for event in known:
@@ -143,7 +170,9 @@ class WorkerSession:
             log.warning("event_ignored", worker=worker_id, known=bool(decoded.events))
 
     def _tell(self, error: Exception, found: bool) -> None:
-        """Most often the worker starts, or is gone and not yet forgotten. That one does not trust the other is news."""
+        """Most often the worker starts, or is gone and not yet forgotten. That one does not trust
+        the other is news.
+        """
         known = error_from_rpc(error) if isinstance(error, grpc.aio.AioRpcError) else error
         reason = str(known)
         if isinstance(known, FailedPrecondition) and not found:
@@ -162,7 +191,9 @@ class WorkerSession:
         message = await call.read()
         return None if message is grpc.aio.EOF else decode_events(message)
 
-    async def _send(self, call: grpc.aio.StreamStreamCall, outgoing: asyncio.Queue[Command]) -> None:
+    async def _send(
+        self, call: grpc.aio.StreamStreamCall, outgoing: asyncio.Queue[Command]
+    ) -> None:
         """Until the call is over; why it is, reading says."""
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await call.write(command_to_proto(Hello(self._router_id)))

@@ -1,4 +1,6 @@
-"""One answer on its way to its client: tokens become text, and wait here until the client takes them."""
+"""One answer on its way to its client: tokens become text, and wait here until the client takes
+them.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ class TokenSink(Protocol):
 class Stream:
     """What came since the client last took something is kept as one response that grows.
 
-    So a client that reads slowly gets fewer and larger responses, and never holds up the workers or more
-    memory than its answer's max_tokens.
+    So a client that reads slowly gets fewer and larger responses, and never holds up the workers or
+    more memory than its answer's max_tokens.
     """
 
     def __init__(self, life: Lifecycle, text: TokenSink, clock: Clock, turns: Turns) -> None:
@@ -50,7 +52,8 @@ class Stream:
         self._pieces: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
         self._turns = turns
-        self._reader: asyncio.Future[None] | None = None  # `responses`, while it waits for something to send
+        # `responses`, while it waits for something to send
+        self._reader: asyncio.Future[None] | None = None
         self._begun = asyncio.Event()
         self._fingerprint_told = False
 
@@ -77,7 +80,8 @@ class Stream:
         assert self.ended is None, f"{self.request.request_id} ended twice"
         if end.error is None:
             self._pieces.append(self._text.finish())
-            if self._text.stopped:  # by the last token that it was allowed, which the workers do not see
+            # By the last token that it was allowed, which the workers do not see
+            if self._text.stopped:
                 end = replace(end, finish_reason="stop")
         self.ended = end
         self.ended_at = now
@@ -85,13 +89,17 @@ class Stream:
         self._wake_reader()
 
     async def begun(self) -> None:
-        """Until there is a token, or the end. Raises the typed error that ended the request without one."""
+        """Until there is a token, or the end. Raises the typed error that ended the request without
+        one.
+        """
         await self._begun.wait()
         if self.token_at is None and self.ended is not None and self.ended.error is not None:
             raise self.ended.error
 
     async def responses(self) -> AsyncIterator[GenerateResponse]:
-        """Ends after the response that has a finish_reason, or raises the typed error that ended the request."""
+        """Ends after the response that has a finish_reason, or raises the typed error that ended
+        the request.
+        """
         while True:
             turn = asyncio.get_running_loop().create_future()
             if self._token_ids or self.ended is not None:
@@ -99,7 +107,8 @@ class Stream:
             else:
                 self._reader = turn
             await turn
-            end = self.ended  # as it is now: tokens and an end may come while the client takes what is yielded
+            # As it is now: tokens and an end may come while the client takes what is yielded
+            end = self.ended
             if end is not None and end.error is None:
                 yield self._take()
                 return
@@ -115,7 +124,9 @@ class Stream:
 
     def ledger(self) -> Ledger:
         life = self._life
-        return life.timeline.ledger(self.first_handed_at, self.ended_at, life.handoff, tuple(life.attempts))
+        return life.timeline.ledger(
+            self.first_handed_at, self.ended_at, life.handoff, tuple(life.attempts)
+        )
 
     @property
     def fetched_tokens(self) -> int:
@@ -155,7 +166,9 @@ class Stream:
         )
 
     def _fingerprint(self, last: bool) -> str:
-        """Of the model that gives the answer, for the first response that can tell and for the last."""
+        """Of the model that gives the answer, for the first response that can tell and for the
+        last.
+        """
         model = self._life.model
         if model is None or (self._fingerprint_told and not last):
             return ""

@@ -1,4 +1,6 @@
-"""The cluster's registry, as a router needs it: `kvrelay.state.registry.Registry`, or a twin in memory."""
+"""The cluster's registry, as a router needs it: `kvrelay.state.registry.Registry`, or a twin in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from kvrelay.types import (
 
 
 class RouterRegistry(Protocol):
-    """Each call is bounded in time and may raise Unavailable; a router goes on from what it heard last."""
+    """Each call is bounded in time and may raise Unavailable; a router goes on from what it heard
+    last.
+    """
 
     async def workers(self) -> tuple[WorkerInfo, ...]: ...
 

@@ -11,8 +11,9 @@ PER_TURN = 16
 class Turns:
     """Wakes those that wait to write in their order, a few in each turn of the event loop.
 
-    Between them the loop takes in what came from the workers. A stream that waits for its turn sends all that came
-    for it meanwhile in one message: messages get larger under load, and tokens are never late for want of reading.
+    Between them the loop takes in what came from the workers. A stream that waits for its turn
+    sends all that came for it meanwhile in one message: messages get larger under load, and tokens
+    are never late for want of reading.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,6 @@
-"""Pickles that leave a mark where somebody unpickles them, in the forms that somebody might take them in."""
+"""Pickles that leave a mark where somebody unpickles them, in the forms that somebody might take
+them in.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,10 @@ class Bomb:
 
     @property
     def as_yaml(self) -> str:
-        return f"model: !!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path [{self.mark}]]\n"
+        return (
+            f"model: !!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path "
+            f"[{self.mark}]]\n"
+        )
 
     def forms(self) -> list[bytes]:
         raw = [pickle.dumps(self, protocol) for protocol in (0, 2, pickle.HIGHEST_PROTOCOL)]
@@ -71,8 +76,15 @@ class Bomb:
 
 
 def filled(kind: type[Message], bomb: Bomb) -> Iterator[Message]:
-    """Messages with the bomb in every field that takes text or bytes; one for each way that a choice can go."""
-    choices = [one for choice in kind.DESCRIPTOR.oneofs for one in choice.fields if one.message_type is not None]
+    """Messages with the bomb in every field that takes text or bytes; one for each way that a
+    choice can go.
+    """
+    choices = [
+        one
+        for choice in kind.DESCRIPTOR.oneofs
+        for one in choice.fields
+        if one.message_type is not None
+    ]
     for chosen in choices or [None]:
         message = kind()
         _fill(message, bomb, chosen, depth=0)
@@ -81,16 +93,22 @@ def filled(kind: type[Message], bomb: Bomb) -> Iterator[Message]:
 
 def _fill(message: Message, bomb: Bomb, chosen: FieldDescriptor | None, depth: int) -> None:
     for field in message.DESCRIPTOR.fields:
-        if field.containing_oneof is not None and chosen is not None and field is not chosen and depth == 0:
+        if (
+            field.containing_oneof is not None
+            and chosen is not None
+            and field is not chosen
+            and depth == 0
+        ):
             continue
         if field.message_type is not None:
             if not field.message_type.GetOptions().map_entry and depth < 4:
                 below = getattr(message, field.name)
                 _fill(below.add() if field.is_repeated else below, bomb, None, depth + 1)
             continue
-        value: Any = {FieldDescriptor.TYPE_STRING: bomb.text, FieldDescriptor.TYPE_BYTES: bomb.forms()[2]}.get(
-            field.type, 1
-        )
+        value: Any = {
+            FieldDescriptor.TYPE_STRING: bomb.text,
+            FieldDescriptor.TYPE_BYTES: bomb.forms()[2],
+        }.get(field.type, 1)
         if field.is_repeated:
             getattr(message, field.name).append(value)
         else:

@@ -1,4 +1,5 @@
-"""Requests that must be refused: what is wrong with each, how it is asked, and the status that it must get.
+"""Requests that must be refused: what is wrong with each, how it is asked, and the status that it
+must get.
 
 A row has a body for the HTTP door, a request for the gRPC door, or both. `path` is the HTTP route.
 """
@@ -56,11 +57,15 @@ def both(name: str, field: str, value: Any, code: Code = BAD) -> Row:
     numbers = value.values() if isinstance(value, dict) else [value]
     finite = all(math.isfinite(one) for one in numbers if isinstance(one, float))
     # JSON has no words for others, so the body is refused before its fields are looked at.
-    over_http = http(name, field, {field: value}, code) if finite else raw(name, _json({field: value}))
+    over_http = (
+        http(name, field, {field: value}, code) if finite else raw(name, _json({field: value}))
+    )
     return Row(name, code, field, over_http.body, message.SerializeToString())
 
 
-def http(name: str, field: str, more: dict[str, Any], code: Code = BAD, path: str = "/v1/completions") -> Row:
+def http(
+    name: str, field: str, more: dict[str, Any], code: Code = BAD, path: str = "/v1/completions"
+) -> Row:
     return Row(name, code, field, _json(more), path=path)
 
 
@@ -85,8 +90,17 @@ def _spoiled_text(good: bytes) -> bytes:
     return good.replace(b"Once", b"On\xffe")
 
 
-_TEXT = request_to_proto(GenerateRequest(prompt="Once upon a time", sampling=GOOD.sampling)).SerializeToString()
-_NUMBERS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+_TEXT = request_to_proto(
+    GenerateRequest(prompt="Once upon a time", sampling=GOOD.sampling)
+).SerializeToString()
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
 _IDS = {
     "CRLF": "a\r\nx-evil: 1",
     "control characters": "a\x07\x1b[2J",
@@ -105,8 +119,14 @@ ROWS = (
     grpc("two prompts", "token_ids", replace(GOOD, prompt="Once")),
     chat("no messages", "messages", {"messages": []}),
     chat("a message without a role", "messages", {"messages": [{"content": "x"}]}),
-    *(http(f"token id {one}", "token_ids", {"prompt": [10, one]}) for one in (VOCAB, -1, 2**31, 2**63, 10**30)),
-    *(grpc(f"token id {one}", "token_ids", replace(GOOD, token_ids=(10, one))) for one in (VOCAB, -1, 2**31 - 1)),
+    *(
+        http(f"token id {one}", "token_ids", {"prompt": [10, one]})
+        for one in (VOCAB, -1, 2**31, 2**63, 10**30)
+    ),
+    *(
+        grpc(f"token id {one}", "token_ids", replace(GOOD, token_ids=(10, one)))
+        for one in (VOCAB, -1, 2**31 - 1)
+    ),
     grpc("resumed token id out of range", "resume", replace(GOOD, resume=(VOCAB,))),
     raw("bad UTF-8", b'{"prompt": "On\xffe upon a time"}'),
     Row("bad UTF-8", BAD, message=_spoiled_text(_TEXT)),
@@ -123,12 +143,20 @@ ROWS = (
     both("prompt and max_tokens over the context", "max_tokens", CONTEXT - len(PROMPT) + 1),
     *(both(f"max_tokens {one}", "max_tokens", one) for one in (0, -1, 2**31 - 1, 2**31, 10**30)),
     *(http(f"n {one}", "n", {"n": one}) for one in (10**9, 0, -1, 2**63, 10**30, 1.5, True)),
-    *(both(f"{name} {one}", name, one) for name in _NUMBERS for one in (math.nan, math.inf, -math.inf, -3.0, 1e300)),
+    *(
+        both(f"{name} {one}", name, one)
+        for name in _NUMBERS
+        for one in (math.nan, math.inf, -math.inf, -3.0, 1e300)
+    ),
     both("top_p 0", "top_p", 0.0),
     both("top_k below -1", "top_k", -2),
     *(both(f"seed {one}", "seed", one) for one in (-1, 2**63, 10**30)),
     *(both(f"logprobs {one}", "logprobs", one) for one in (-1, 21, 10**6)),
-    chat("top_logprobs over the cap", "logprobs", {"messages": _USER, "logprobs": True, "top_logprobs": 10**6}),
+    chat(
+        "top_logprobs over the cap",
+        "logprobs",
+        {"messages": _USER, "logprobs": True, "top_logprobs": 10**6},
+    ),
     Row("infinite by its exponent", BAD, "temperature", b'{"prompt": "a", "temperature": 1e999}'),
     # Lists
     both("logit_bias of a token that there is not", "logit_bias", {str(VOCAB): 1.0}),
@@ -144,8 +172,14 @@ ROWS = (
     both("10,000 stop tokens", "stop_token_ids", [5] * 10**4),
     both("stop token that there is not", "stop_token_ids", [VOCAB]),
     # Names
-    *(http(f"request id with {what}", "request_id", {"request_id": one}) for what, one in _IDS.items()),
-    *(grpc(f"request id with {what}", "request_id", replace(GOOD, request_id=one)) for what, one in _IDS.items()),
+    *(
+        http(f"request id with {what}", "request_id", {"request_id": one})
+        for what, one in _IDS.items()
+    ),
+    *(
+        grpc(f"request id with {what}", "request_id", replace(GOOD, request_id=one))
+        for what, one in _IDS.items()
+    ),
     http("unknown model", "model", {"model": "gpt-9"}, UNKNOWN),
     *(
         row
@@ -178,7 +212,11 @@ ROWS = (
         for name, value in {
             "chat_template": "{{ 7 * 7 }}",
             "chat_template_kwargs": {"a": 1},
-            "kv_transfer_params": {"do_remote_prefill": True, "remote_host": "10.0.0.1", "remote_block_ids": [1]},
+            "kv_transfer_params": {
+                "do_remote_prefill": True,
+                "remote_host": "10.0.0.1",
+                "remote_block_ids": [1],
+            },
             "bootstrap_host": "10.0.0.1",
             "bootstrap_port": 8998,
             "bootstrap_room": 1,
@@ -188,13 +226,25 @@ ROWS = (
             "lease_id": 1,
         }.items()
     ),
-    chat("client's own template", "chat_template", {"messages": _USER, "chat_template": "{{ 7 }}"}, FORBIDDEN),
+    chat(
+        "client's own template",
+        "chat_template",
+        {"messages": _USER, "chat_template": "{{ 7 }}"},
+        FORBIDDEN,
+    ),
     # What text models do not take
     http("prompt embeddings", "prompt_embeds", {"prompt_embeds": "gASVAAA="}, LACKING),
     http("tensors", "multi_modal_data", {"multi_modal_data": {"image": [0.0]}}, LACKING),
     chat(
         *("an image", "messages"),
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://10.0.0.1/"}}]}]},
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "image_url", "image_url": {"url": "http://10.0.0.1/"}}],
+                }
+            ]
+        },
         LACKING,
     ),
 )

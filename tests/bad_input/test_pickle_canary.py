@@ -1,4 +1,6 @@
-"""A pickle that would leave a mark is sent to every port and given to every parser: none unpickles it."""
+"""A pickle that would leave a mark is sent to every port and given to every parser: none unpickles
+it.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ import xxhash
 from bad_input.bomb import Bomb, filled
 from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor
+from safetensors.torch import load_file, save_file
 from support.listening import listening
 from support.router_harness import DEMO, running_router
-from safetensors.torch import load_file, save_file
 from support.transfer_ends import HASH, KEY, LAYOUT, SENDER, MemoryFile, decode_end, sender_of
 from support.worker_harness import workers
 
@@ -57,14 +59,17 @@ def bomb(tmp_path: Path) -> Iterator[Bomb]:
 
 
 async def test_ports(tiny_model: Callable[..., Path], bomb: Bomb) -> None:
-    """All of a router, of workers, of hand-offs and of their groups, as bytes and as gRPC messages."""
+    """All of a router, of workers, of hand-offs and of their groups, as bytes and as gRPC
+    messages.
+    """
     async with (
         workers(tiny_model("llama"), CONFIG, "prefill-0", "decode-0") as running,
         running_router() as router,
         decode_end() as decode,
         sender_of(MemoryFile()) as sender,
     ):
-        push = sender.open(KEY, decode.grant([1, 2], transport="gloo"))  # opens the store and a group's sockets
+        # Opens the store and a group's sockets
+        push = sender.open(KEY, decode.grant([1, 2], transport="gloo"))
         push.send(0, [5, 6])
         await push.commit(1, 8, 0.0)
         fakes = {int(one.worker.info.address.rpartition(":")[2]) for one in router.workers.values()}
@@ -115,7 +120,8 @@ async def _call(channel: grpc.aio.Channel, method: MethodDescriptor, bomb: Bomb)
 
 async def _speak(channel: grpc.aio.Channel, name: str, messages: list[bytes]) -> None:
     call = channel.stream_stream(name)(timeout=0.5)
-    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the latter: it is over already
+    # The latter: it is over already
+    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
         for one in messages:
             await call.write(one)
         while await call.read() is not grpc.aio.EOF:
@@ -146,7 +152,10 @@ async def test_kv_that_is_a_pickle_is_kv(bomb: Bomb) -> None:
 
 
 async def test_http_routes(bomb: Bomb) -> None:
-    async with running_router() as router, httpx.AsyncClient(base_url=router.http, timeout=20) as http:
+    async with (
+        running_router() as router,
+        httpx.AsyncClient(base_url=router.http, timeout=20) as http,
+    ):
         routes = [
             (path, method.upper())
             for path, of in (await http.get("/openapi.json")).json()["paths"].items()
@@ -157,12 +166,29 @@ async def test_http_routes(bomb: Bomb) -> None:
             for kind in ("application/json", "application/x-pickle"):
                 for data in (*bomb.forms()[:3], bomb.as_checkpoint):
                     answer = await http.request(
-                        method, path.replace("{id}", "x"), content=data, headers={"content-type": kind}
+                        method,
+                        path.replace("{id}", "x"),
+                        content=data,
+                        headers={"content-type": kind},
                     )
                     assert answer.status_code < 500
-        for name in ("prompt", "prompt_embeds", "multi_modal_data", "kv_transfer_params", "user", "model"):
-            for form in (bomb.text, bomb.forms()[5].decode(), {"__reduce__": bomb.text}, [bomb.text]):
-                answer = await http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1, name: form})
+        for name in (
+            "prompt",
+            "prompt_embeds",
+            "multi_modal_data",
+            "kv_transfer_params",
+            "user",
+            "model",
+        ):
+            for form in (
+                bomb.text,
+                bomb.forms()[5].decode(),
+                {"__reduce__": bomb.text},
+                [bomb.text],
+            ):
+                answer = await http.post(
+                    "/v1/completions", json={"prompt": "a", "max_tokens": 1, name: form}
+                )
                 assert answer.status_code in (200, 400, 403, 404, 501)
 
 
@@ -176,10 +202,19 @@ async def test_values_in_redis(bomb: Bomb) -> None:
                 await client.hset("kvrelay:desired", "decode", data)
                 await client.sadd("kvrelay:drains", data)
                 await client.lpush("kvrelay:decisions", data)
-                assert await registry.workers() == await registry.routers() == await registry.decisions() == ()
+                assert (
+                    await registry.workers()
+                    == await registry.routers()
+                    == await registry.decisions()
+                    == ()
+                )
                 assert await registry.desired() == {}
                 assert await registry.drains() == frozenset()
-                for call in (registry.next_epoch(), registry.renew_lease("a", 0), registry.release_lease("a")):
+                for call in (
+                    registry.next_epoch(),
+                    registry.renew_lease("a", 0),
+                    registry.release_lease("a"),
+                ):
                     with contextlib.suppress(KvRelayError):  # a counter that is none
                         await call
                 await client.flushall()
@@ -200,7 +235,9 @@ def test_files_that_people_write(bomb: Bomb, tmp_path: Path) -> None:
 
 
 def test_model_folders(bomb: Bomb, tiny_model: Callable[..., Path], tmp_path: Path) -> None:
-    """Pickles in the place of each file, under the names that pickles have, and in the metadata of good weights."""
+    """Pickles in the place of each file, under the names that pickles have, and in the metadata of
+    good weights.
+    """
     folder = tmp_path / "model"
     shutil.copytree(tiny_model(), folder)
     shutil.copy(Path(DEMO, "tokenizer.json"), folder)
@@ -243,7 +280,11 @@ def test_model_folders(bomb: Bomb, tiny_model: Callable[..., Path], tmp_path: Pa
     index = {"weight_map": dict.fromkeys(weights, "pytorch_model.bin")}
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ModelRefused, match=r"pytorch_model\.bin' is not the name of a safetensors file"):
+    with pytest.raises(
+        ModelRefused,
+        match=r"pytorch_model\.bin' is not the name of a safetensors "
+        r"file",
+    ):
         load_model(str(folder))
 
 

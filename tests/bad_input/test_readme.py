@@ -11,7 +11,11 @@ TABLE = Path(__file__).with_name("README.md").read_text()
 
 
 def test_each_line_has_a_test() -> None:
-    rows = [line for line in TABLE.splitlines() if line.startswith("| ") and not line.startswith("| input")]
+    rows = [
+        line
+        for line in TABLE.splitlines()
+        if line.startswith("| ") and not line.startswith("| input")
+    ]
     assert len(rows) >= 38
     for row in rows:
         assert re.search(r"`\S+\.py::\w+`|\| the same", row), row

@@ -38,7 +38,9 @@ class Doors:
 
     async def generate(self, message: bytes, **options: Any) -> list[pb.GenerateResponse]:
         """What the gRPC door answers to these bytes."""
-        call = self.channel.unary_stream(METHOD, None, pb.GenerateResponse.FromString)(message, **options)
+        call = self.channel.unary_stream(METHOD, None, pb.GenerateResponse.FromString)(
+            message, **options
+        )
         return [one async for one in call]
 
     async def refusal(self, message: bytes, **options: Any) -> tuple[Code, str | None, str]:
@@ -76,7 +78,9 @@ async def doors() -> AsyncIterator[Doors]:
         async with (
             running_router() as running,
             httpx.AsyncClient(base_url=running.http, timeout=20) as http,
-            grpc.aio.insecure_channel(running.grpc, options=[("grpc.max_send_message_length", -1)]) as channel,
+            grpc.aio.insecure_channel(
+                running.grpc, options=[("grpc.max_send_message_length", -1)]
+            ) as channel,
         ):
             yield Doors(running, made[0], http, channel)
 
@@ -139,7 +143,9 @@ async def test_a_request_id_in_a_header(doors: Doors, header: str) -> None:
 
 
 async def test_a_message_over_the_cap(doors: Doors) -> None:
-    code, _, message = await doors.refusal(b"\x1a\x80\x80\x80\x02" + b"x" * 4 * 2**20 + b"x" * 2**10)
+    code, _, message = await doors.refusal(
+        b"\x1a\x80\x80\x80\x02" + b"x" * 4 * 2**20 + b"x" * 2**10
+    )
     assert (code, "larger than max" in message) == (Code.RESOURCE_EXHAUSTED, True)
     response = await doors.http.post("/v1/completions", content=b" " * (4 * 2**20 + 1))
     assert (response.status_code, response.json()["error"]["code"]) == (413, 413)
@@ -152,13 +158,17 @@ async def test_a_compressed_bomb(doors: Doors) -> None:
     code, _, _ = await doors.refusal(bomb, compression=grpc.Compression.Gzip)
     assert code is Code.RESOURCE_EXHAUSTED
     headers = {"content-encoding": "gzip"}
-    response = await doors.http.post("/v1/completions", content=gzip.compress(b" " * 64 * 2**20), headers=headers)
+    response = await doors.http.post(
+        "/v1/completions", content=gzip.compress(b" " * 64 * 2**20), headers=headers
+    )
     assert (response.status_code, response.headers["accept-encoding"]) == (415, "identity")
     await doors.check_nothing_is_left()
 
 
 async def test_headers_over_the_cap(doors: Doors) -> None:
-    response = await doors.http.post("/v1/completions", json=GOOD_BODY, headers={"x-large": "x" * 2**17})
+    response = await doors.http.post(
+        "/v1/completions", json=GOOD_BODY, headers={"x-large": "x" * 2**17}
+    )
     assert (response.status_code, response.json()["error"]["code"]) == (431, 431)
     await doors.check_nothing_is_left()
 
@@ -175,9 +185,20 @@ async def test_what_is_no_http(doors: Doors) -> None:
 
 
 async def test_what_a_message_cannot_ask_for(doors: Doors) -> None:
-    """Templates, KV handles, workers' addresses and tensors have no field over gRPC, and none may be added unseen."""
+    """Templates, KV handles, workers' addresses and tensors have no field over gRPC, and none may
+    be added unseen.
+    """
     assert set(pb.GenerateRequest.DESCRIPTOR.fields_by_name) == {
-        *("request_id", "model", "prompt", "messages", "token_ids", "sampling", "priority", "resume"),
+        *(
+            "request_id",
+            "model",
+            "prompt",
+            "messages",
+            "token_ids",
+            "sampling",
+            "priority",
+            "resume",
+        ),
         "system_fingerprint",  # which is compared, and chooses nothing that resume alone would not
         "cache_salt",  # which is mixed with the tenant's salt and cannot reach another tenant's
     }

@@ -1,4 +1,6 @@
-"""One real cluster for all tests of a session: Redis, Ray, 2 prefill and 2 decode workers, a router."""
+"""One real cluster for all tests of a session: Redis, Ray, 2 prefill and 2 decode workers, a
+router.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from kvrelay.config.schema import ClusterConfig
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def cluster() -> AsyncIterator[RunningCluster]:
-    os.environ["RAY_gcs_rpc_server_reconnect_timeout_s"] = "8"  # noqa: SIM112 - not 60, that a raylet outlives its head
+    # - not 60, that a raylet outlives its head
+    os.environ["RAY_gcs_rpc_server_reconnect_timeout_s"] = "8"  # noqa: SIM112
     config = ClusterConfig.model_validate(
         {
             "model": {"path": "demo", "dtype": "float32"},

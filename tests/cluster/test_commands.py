@@ -46,20 +46,33 @@ def test_verify_finds_every_path_identical() -> None:
 
 def test_serve_says_when_it_is_ready_answers_and_ends_with_a_signal() -> None:
     serve = subprocess.Popen(
-        [*KVRELAY, "serve", *SMALL], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [*KVRELAY, "serve", *SMALL],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         assert serve.stdout is not None
-        ready = re.fullmatch(r"kvrelay ready grpc=(\S+) http=(http://\S+) admin=(\S+)\n", serve.stdout.readline())
+        ready = re.fullmatch(
+            r"kvrelay ready grpc=(\S+) http=(http://\S+) "
+            r"admin=(\S+)\n",
+            serve.stdout.readline(),
+        )
         assert ready is not None
         grpc, _, admin = ready.groups()
         answer = json.loads(
-            kvrelay("generate", "Once upon a time", "--target", grpc, "--max-tokens", "5", "--json").stdout
+            kvrelay(
+                "generate", "Once upon a time", "--target", grpc, "--max-tokens", "5", "--json"
+            ).stdout
         )
         assert len(answer["token_ids"]) <= 5
         assert answer["path"] in ("local", "disaggregated")
         status = json.loads(kvrelay("status", "--admin", admin, "--json").stdout)
-        assert {pool["name"]: pool["desired"] for pool in status["pools"]} == {"prefill": 1, "decode": 1}
+        assert {pool["name"]: pool["desired"] for pool in status["pools"]} == {
+            "prefill": 1,
+            "decode": 1,
+        }
         resident = sum(resident_kib(pid) for pid in family(serve.pid))
         assert resident < 3 * 2**20, f"the idle cluster takes {resident / 2**20:.2f} GiB"
         serve.send_signal(signal.SIGTERM)
@@ -86,7 +99,11 @@ def test_a_second_signal_ends_all_at_once_and_leaves_nothing() -> None:
         assert len(processes) > 8, "Redis, a router, a controller, Ray and its workers"
         words = " ".join(Path(f"/proc/{pid}/cmdline").read_text() for pid in processes)
         folders = {Path(name) for name in re.findall(r"/tmp/kvrelay-(?:\w+-)?\w+", words)}
-        assert {folder.name.rpartition("-")[0] for folder in folders} == {"kvrelay", "kvrelay-ray", "kvrelay-redis"}
+        assert {folder.name.rpartition("-")[0] for folder in folders} == {
+            "kvrelay",
+            "kvrelay-ray",
+            "kvrelay-redis",
+        }
         with Client(target, retry=RetryPolicy(max_attempts=1)) as client:
             stream = iter(client.generate(token_ids=[5] * 100, max_tokens=3900, ignore_eos=True))
             next(stream)  # for the sake of which the first signal would wait
@@ -121,7 +138,9 @@ def test_bad_usage_is_one_line_and_2(arguments: tuple[str, ...], word: str) -> N
 
 
 @pytest.mark.long
-def test_a_model_that_would_run_wrong_is_refused_with_the_reason(tiny_model: Callable[..., Path]) -> None:
+def test_a_model_that_would_run_wrong_is_refused_with_the_reason(
+    tiny_model: Callable[..., Path],
+) -> None:
     done = kvrelay("serve", "--model", str(tiny_model("qwen3_next")), *SMALL)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr

@@ -1,4 +1,6 @@
-"""The turns of a conversation through a real cluster: each computes and sends only what is new in it."""
+"""The turns of a conversation through a real cluster: each computes and sends only what is new in
+it.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ async def test_the_second_turn_computes_and_sends_only_what_is_new(cluster: Runn
 
     longer = [*prompt, *first.token_ids, *(draw.randrange(300) for _ in range(100))]
     second = await complete(cluster, longer, 8)
-    held = (len(prompt) + len(first.token_ids) - 1) // SIZE * SIZE  # the last token's KV was never computed
+    # The last token's KV was never computed
+    held = (len(prompt) + len(first.token_ids) - 1) // SIZE * SIZE
     assert second.path == "disaggregated"
     assert second.usage.cached_tokens == held
     assert second.why.endswith(f"should hold {held} of the prompt's {len(longer)}")

@@ -1,4 +1,5 @@
-"""A load that steps up and down again: the pool that it is for follows, the other one does not, and no request notices.
+"""A load that steps up and down again: the pool that it is for follows, the other one does not, and
+no request notices.
 
 `python benchmarks/elastic.py` is the long version, with a shipped policy.
 """
@@ -11,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from elastic import CASES, Steps, run_case, running
-from kvrelay.loadtest.html_report import page
 from step_verdict import verdict
 
 from kvrelay.config.config_file import load_policy
+from kvrelay.loadtest.html_report import page
 from kvrelay.loadtest.recording import moments_of
 
 POLICY = """
@@ -46,11 +47,20 @@ async def test_each_pool_follows_its_own_load_alone(tmp_path: Path) -> None:
             assert not [one for one in findings if not one.holds], findings
             assert {row.output_tokens for row in report.rows} == {case.output_tokens}
 
-            told = re.search(r'<script type="application/json" id="data">(.*?)</script>', page(report), re.DOTALL)
+            told = re.search(
+                r'<script type="application/json" '
+                r'id="data">(.*?)</script>',
+                page(report),
+                re.DOTALL,
+            )
             assert told is not None
             (shown,) = json.loads(told[1])["runs"]
             assert [one["pool"] for one in shown["timeline"]["decisions"]] == [case.pool, case.pool]
             reasons = [one["reason"] for one in shown["timeline"]["decisions"]]
-            assert all(re.match("queue_depth|queue_tokens|kv_occupancy", one) for one in reasons), reasons
+            assert all(re.match("queue_depth|queue_tokens|kv_occupancy", one) for one in reasons), (
+                reasons
+            )
             seen = [moment.pools[case.pool].metrics for moment in moments_of(report)]
-            assert any(one["queue_depth"] > 4 or one["kv_occupancy"] > 0.8 for one in seen), "what the pool grew for"
+            assert any(one["queue_depth"] > 4 or one["kv_occupancy"] > 0.8 for one in seen), (
+                "what the pool grew for"
+            )

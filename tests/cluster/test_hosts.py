@@ -1,4 +1,6 @@
-"""Three hosts, of which one is lost under load; `benchmarks/hosts.py` is the long version and says how."""
+"""Three hosts, of which one is lost under load; `benchmarks/hosts.py` is the long version and says
+how.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ import json
 import sys
 from pathlib import Path
 
-from support import host_namespaces
 import pytest
+from support import host_namespaces
 
 _COMMAND = Path(__file__).parents[2] / "benchmarks" / "hosts.py"
 
@@ -20,7 +22,16 @@ async def test_two_pools_on_three_hosts_survive_the_loss_of_one(tmp_path: Path) 
         pytest.skip(f"hosts in namespaces: {why}")
     report = tmp_path / "report.json"
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(_COMMAND), "--requests", "12", "--length", "60", "--json", str(report)),
+        *(
+            sys.executable,
+            str(_COMMAND),
+            "--requests",
+            "12",
+            "--length",
+            "60",
+            "--json",
+            str(report),
+        ),
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
     )

@@ -9,7 +9,8 @@ from kvrelay.config.schema import ClusterConfig
 
 pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 
-BFLOAT16_BLOCK_BYTES = 16 * 5 * 2 * 2 * 64 * 2  # of the demo model: tokens, layers, K and V, heads, dim, bytes
+# Of the demo model: tokens, layers, K and V, heads, dim, bytes
+BFLOAT16_BLOCK_BYTES = 16 * 5 * 2 * 2 * 64 * 2
 
 
 async def test_an_int8_cluster_answers_and_hands_over_half_the_bytes() -> None:
@@ -23,7 +24,9 @@ async def test_an_int8_cluster_answers_and_hands_over_half_the_bytes() -> None:
     prompt = [40 + i % 90 for i in range(150)]
     async with running_on(config) as running:
         await running.settled(prefill=1, decode=1)
-        done = await running.client.generate(token_ids=prompt, max_tokens=24, temperature=0.0, ignore_eos=True).result()
+        done = await running.client.generate(
+            token_ids=prompt, max_tokens=24, temperature=0.0, ignore_eos=True
+        ).result()
         assert len(done.token_ids) == 24
         assert done.path == "disaggregated", done.why
         assert done.ledger is not None
@@ -32,7 +35,9 @@ async def test_an_int8_cluster_answers_and_hands_over_half_the_bytes() -> None:
         assert handoff.blocks == 10
         assert handoff.bytes == 10 * handoff.block_bytes
         assert 0.5 < handoff.block_bytes / BFLOAT16_BLOCK_BYTES < 0.52
-        answer = await running.client.generate(messages=[("user", "What is 3 plus 4?")], temperature=0.0).result()
+        answer = await running.client.generate(
+            messages=[("user", "What is 3 plus 4?")], temperature=0.0
+        ).result()
         assert answer.text == "3 plus 4 is 7."
         status = await running.settled(prefill=1, decode=1)
         assert status.block_bytes == handoff.block_bytes

@@ -17,7 +17,15 @@ SAMPLE = Path(__file__).parents[1] / "loadtest" / "traces" / "mooncake_conversat
 
 async def loadtest(file: Path, *arguments: str) -> dict[str, Any]:
     """What the command wrote; it must end well."""
-    command = [sys.executable, "-m", "kvrelay.cli.main", "loadtest", *arguments, "--json", str(file)]
+    command = [
+        sys.executable,
+        "-m",
+        "kvrelay.cli.main",
+        "loadtest",
+        *arguments,
+        "--json",
+        str(file),
+    ]
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
@@ -29,7 +37,16 @@ async def loadtest(file: Path, *arguments: str) -> dict[str, Any]:
 
 async def test_open_loop_over_grpc_with_a_timeline(cluster: RunningCluster, tmp_path: Path) -> None:
     ends = cluster.local.endpoints
-    load = ["--rate", "2-8:2,8:1", "--prompt-tokens", "100-300", "--output-tokens", "4-8", "--admin", ends.admin]
+    load = [
+        "--rate",
+        "2-8:2,8:1",
+        "--prompt-tokens",
+        "100-300",
+        "--output-tokens",
+        "4-8",
+        "--admin",
+        ends.admin,
+    ]
     document = await loadtest(tmp_path / "run.json", "run", "--target", ends.grpc, *load)
     rows = document["requests"]
     assert 5 < len(rows) < 40
@@ -42,11 +59,23 @@ async def test_open_loop_over_grpc_with_a_timeline(cluster: RunningCluster, tmp_
     assert "disaggregated" in document["paths"]
     samples = document["timeline"]["samples"]
     assert len(samples) >= 3
-    assert {name: pool["workers"] for name, pool in samples[-1]["pools"].items()} == {"prefill": 2, "decode": 2}
+    assert {name: pool["workers"] for name, pool in samples[-1]["pools"].items()} == {
+        "prefill": 2,
+        "decode": 2,
+    }
 
 
 async def test_closed_loop_over_http(cluster: RunningCluster, tmp_path: Path) -> None:
-    load = ["--concurrency", "4", "--num-requests", "12", "--prompt-tokens", "90", "--output-tokens", "5"]
+    load = [
+        "--concurrency",
+        "4",
+        "--num-requests",
+        "12",
+        "--prompt-tokens",
+        "90",
+        "--output-tokens",
+        "5",
+    ]
     target = ["--target", cluster.local.endpoints.http, "--vocab-size", "2048"]
     document = await loadtest(tmp_path / "run.json", "run", *target, *load)
     assert [row["output_tokens"] for row in document["requests"]] == [5] * 12
@@ -55,7 +84,9 @@ async def test_closed_loop_over_http(cluster: RunningCluster, tmp_path: Path) ->
     assert document["reuse"]["counters"]["queries"] >= 12 * 90
 
 
-async def test_a_replayed_trace_reuses_what_it_shares(cluster: RunningCluster, tmp_path: Path) -> None:
+async def test_a_replayed_trace_reuses_what_it_shares(
+    cluster: RunningCluster, tmp_path: Path
+) -> None:
     """Block 0 is everybody's; the first request has computed it before the last ones come."""
     ends = cluster.local.endpoints
     trace = ["--trace", str(SAMPLE), "--length-scale", "1/16", "--time-scale", "1/2", "--seed", "7"]
@@ -69,10 +100,20 @@ async def test_a_replayed_trace_reuses_what_it_shares(cluster: RunningCluster, t
 
 
 async def test_a_sweep_finds_a_rate(cluster: RunningCluster, tmp_path: Path) -> None:
-    load = ["--rates", "4,8", "--num-requests", "8", "--prompt-tokens", "80", "--output-tokens", "3"]
+    load = [
+        "--rates",
+        "4,8",
+        "--num-requests",
+        "8",
+        "--prompt-tokens",
+        "80",
+        "--output-tokens",
+        "3",
+    ]
     goodput = ["--goodput", "e2e:60000"]
     document = await loadtest(
         tmp_path / "sweep.json", "sweep", "--target", cluster.local.endpoints.grpc, *load, *goodput
     )
     assert document["best_rate"] == 8
-    assert all(run["reuse"]["reported"] == 0 for run in document["runs"])  # no rate profits from the one before
+    # No rate profits from the one before
+    assert all(run["reuse"]["reported"] == 0 for run in document["runs"])

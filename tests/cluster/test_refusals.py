@@ -29,18 +29,31 @@ def test_a_worker_that_is_refused_ends_the_cluster_with_its_reason(tmp_path: Pat
     config = configuration(tmp_path, kv={"memory": "1MiB"})
     done = subprocess.run([*SERVE, "-c", config], capture_output=True, text=True, timeout=SECONDS)
     assert (done.returncode, done.stdout) == (2, "")
-    check(done.stderr, "kv.memory: 1048576 bytes do not hold one sequence", "set kv.memory to at least that")
+    check(
+        done.stderr,
+        "kv.memory: 1048576 bytes do not hold one sequence",
+        "set kv.memory to at least that",
+    )
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("architecture", "reason"),
-    [("qwen3_next", "keeps a state that is not a KV cache"), ("bloom", "does not support attention backends")],
+    [
+        ("qwen3_next", "keeps a state that is not a KV cache"),
+        ("bloom", "does not support attention backends"),
+    ],
 )
 def test_a_model_that_would_run_wrong_ends_the_cluster_with_its_reason(
     architecture: str, reason: str, tiny_model: Callable[..., Path]
 ) -> None:
-    command = [*SERVE, "--model", str(tiny_model(architecture)), "-c", configuration(tiny_model(architecture).parent)]
+    command = [
+        *SERVE,
+        "--model",
+        str(tiny_model(architecture)),
+        "-c",
+        configuration(tiny_model(architecture).parent),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     assert (done.returncode, done.stdout) == (2, "")
     check(done.stderr, reason)
@@ -59,9 +72,11 @@ def check(said: str, *words: str) -> None:
 def test_a_cluster_runs_where_nothing_can_be_cached(
     architecture: str, tmp_path: Path, tiny_model: Callable[..., Path]
 ) -> None:
-    """Neither compiled kernels nor anything of the hub's: home and caches are files, which even root cannot write in.
+    """Neither compiled kernels nor anything of the hub's: home and caches are files, which even
+    root cannot write in.
 
-    The model's configuration has the length of its context under a name of its own, or its layers drop keywords.
+    The model's configuration has the length of its context under a name of its own, or its layers
+    drop keywords.
     """
     (tmp_path / "file").touch()
     environment = dict.fromkeys(("HOME", "XDG_CACHE_HOME", "HF_HOME"), str(tmp_path / "file"))

@@ -31,8 +31,12 @@ async def answer(cluster: RunningCluster, prompt: list[int], max_tokens: int = 1
     ).result()
 
 
-async def test_a_restart_and_a_sigterm_under_load_cost_no_request_and_no_token(cluster: RunningCluster) -> None:
-    """A prefill worker is restarted by the operator while whoever runs its machine ends a decode worker."""
+async def test_a_restart_and_a_sigterm_under_load_cost_no_request_and_no_token(
+    cluster: RunningCluster,
+) -> None:
+    """A prefill worker is restarted by the operator while whoever runs its machine ends a decode
+    worker.
+    """
     await cluster.settled()
     expected = [(await answer(cluster, prompt)).token_ids for prompt in PROMPTS]
     restarted = (await cluster.workers("prefill"))[0]
@@ -46,8 +50,11 @@ async def test_a_restart_and_a_sigterm_under_load_cost_no_request_and_no_token(c
             completion = await answer(cluster, PROMPTS[number])
             assert completion.token_ids == expected[number]
             assert completion.ledger is not None
-            if len(completion.ledger.attempts) > 1:  # it was on its way to a worker that had just ended
-                assert "failed_attempt" in dict(completion.ledger.phases), "who streams stays where it is, to its end"
+            # It was on its way to a worker that had just ended
+            if len(completion.ledger.attempts) > 1:
+                assert "failed_attempt" in dict(completion.ledger.phases), (
+                    "who streams stays where it is, to its end"
+                )
             served += 1
 
     async with asyncio.TaskGroup() as tasks:
@@ -61,7 +68,10 @@ async def test_a_restart_and_a_sigterm_under_load_cost_no_request_and_no_token(c
         )
         said, _ = await restart.communicate()
         await cluster.until(
-            lambda status: ended.worker_id not in {one.worker_id for one in status.pools[1].workers}, "it has ended"
+            lambda status: (
+                ended.worker_id not in {one.worker_id for one in status.pools[1].workers}
+            ),
+            "it has ended",
         )
         enough.set()
     assert restart.returncode == 0
@@ -71,13 +81,17 @@ async def test_a_restart_and_a_sigterm_under_load_cost_no_request_and_no_token(c
 
 
 @pytest.mark.long
-async def test_a_stream_outlives_the_controller_and_all_its_workers(cluster: RunningCluster) -> None:
+async def test_a_stream_outlives_the_controller_and_all_its_workers(
+    cluster: RunningCluster,
+) -> None:
     await cluster.settled()
     expected = await answer(cluster, PROMPTS[0], 1600)
     before = {one.worker_id: one.epoch for pool in POOLS for one in await cluster.workers(pool)}
     controller = cluster.local._controller
     assert controller is not None
-    running = cluster.client.generate(token_ids=PROMPTS[0], max_tokens=1600, ignore_eos=True, temperature=0.0)
+    running = cluster.client.generate(
+        token_ids=PROMPTS[0], max_tokens=1600, ignore_eos=True, temperature=0.0
+    )
     async with running as stream:
         await anext(stream)
         controller.kill()
@@ -92,8 +106,9 @@ async def test_a_stream_outlives_the_controller_and_all_its_workers(cluster: Run
 
 
 async def test_row_18_rays_head_is_killed(cluster: RunningCluster) -> None:
-    """Its GCS. The stream goes on, and a wish for more workers waits. Then Ray ends the raylet, the workers
-    and the controller, and those that come instead bring the pools to the wanted sizes, once.
+    """Its GCS. The stream goes on, and a wish for more workers waits. Then Ray ends the raylet, the
+    workers and the controller, and those that come instead bring the pools to the wanted sizes,
+    once.
     """
     await cluster.settled()
     expected = (await answer(cluster, PROMPTS[0], 1600)).token_ids
@@ -109,7 +124,9 @@ async def test_row_18_rays_head_is_killed(cluster: RunningCluster) -> None:
         history = RequestHistory(f"row-18-{len(case.requests)}", expected)
         case.requests.append(history)
         sampling = SamplingOptions(temperature=0.0, max_tokens=1600, ignore_eos=True)
-        request = GenerateRequest(request_id=history.request_id, token_ids=tuple(PROMPTS[0]), sampling=sampling)
+        request = GenerateRequest(
+            request_id=history.request_id, token_ids=tuple(PROMPTS[0]), sampling=sampling
+        )
         return Asking(history, request, channel, timeout=200.0)
 
     def ended(status: ClusterStatus) -> bool:
@@ -126,7 +143,9 @@ async def test_row_18_rays_head_is_killed(cluster: RunningCluster) -> None:
         await cluster.until(lambda _: not command_of(head), "the head is gone")
         fault.evidence.append(Evidence(time.monotonic(), f"gcs_server {head} is gone"))
         await cluster.admin.SetPoolSize(pb.SetPoolSizeRequest(decode=3))
-        first, _ = await asyncio.gather(asked.ended(), cluster.until(ended, "the controller has ended", 120.0))
+        first, _ = await asyncio.gather(
+            asked.ended(), cluster.until(ended, "the controller has ended", 120.0)
+        )
         assert first.end.status == "length"
         moved = await ask().ended()
         status = await cluster.settled(decode=3, seconds=120.0)
@@ -134,6 +153,8 @@ async def test_row_18_rays_head_is_killed(cluster: RunningCluster) -> None:
     check(case, "T G")
     after = {one.worker_id: one.epoch for pool in status.pools for one in pool.workers}
     assert not before.keys() & after.keys(), "no name comes twice"
-    assert len(set(after.values()) | set(before.values())) == len(after) + len(before), "nor an epoch"
+    assert len(set(after.values()) | set(before.values())) == len(after) + len(before), (
+        "nor an epoch"
+    )
     await cluster.admin.SetPoolSize(pb.SetPoolSizeRequest(decode=2))
     await cluster.settled()

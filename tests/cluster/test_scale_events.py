@@ -1,4 +1,6 @@
-"""Pools that are set to random sizes under load; `python benchmarks/chaos.py scale --events 50` is the long version."""
+"""Pools that are set to random sizes under load; `python benchmarks/chaos.py scale --events 50` is
+the long version.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,9 @@ def stands_by(status: ClusterStatus) -> bool:
     return [one.state for one in status.standby] == ["ready"]
 
 
-async def test_the_stream_goes_on_at_the_former_standby_worker_which_is_replaced(tmp_path: Path) -> None:
+async def test_the_stream_goes_on_at_the_former_standby_worker_which_is_replaced(
+    tmp_path: Path,
+) -> None:
     policy = tmp_path / "policy.yaml"
     policy.write_text("standby: 1\n")
     config = ClusterConfig.model_validate(
@@ -45,7 +47,10 @@ async def test_the_stream_goes_on_at_the_former_standby_worker_which_is_replaced
             completion = await running.result()
         assert completion.token_ids == expected.token_ids
         assert completion.ledger is not None
-        assert [one.decode_worker for one in completion.ledger.attempts] == [doomed.worker_id, standby.worker_id]
+        assert [one.decode_worker for one in completion.ledger.attempts] == [
+            doomed.worker_id,
+            standby.worker_id,
+        ]
         after = await cluster.until(stands_by, "another stands by", 120)
         (successor,) = after.pools[1].workers
         assert (successor.worker_id, successor.pid) == (standby.worker_id, standby.pid)

@@ -27,20 +27,29 @@ async def test_64_streams_of_mixed_length(cluster: RunningCluster) -> None:
     answers = [draw.randint(2, 40) for _ in range(64)]
     prompts = [[draw.randrange(300) for _ in range(length)] for length in lengths]
     completions = await asyncio.gather(
-        *(complete(cluster, prompt, max_tokens=n) for prompt, n in zip(prompts, answers, strict=True))
+        *(
+            complete(cluster, prompt, max_tokens=n)
+            for prompt, n in zip(prompts, answers, strict=True)
+        )
     )
     for completion, prompt, n in zip(completions, prompts, answers, strict=True):
         assert (len(completion.token_ids), completion.finish_reason) == (n, "length")
         assert completion.usage.prompt_tokens == len(prompt)
         assert completion.ledger is not None
-        assert sum(seconds for _, seconds in completion.ledger.phases) == pytest.approx(completion.ledger.ttft_seconds)
+        assert sum(seconds for _, seconds in completion.ledger.phases) == pytest.approx(
+            completion.ledger.ttft_seconds
+        )
         if completion.path == "disaggregated":
             handoff = completion.ledger.handoff
             assert handoff is not None
             assert handoff.bytes == handoff.blocks * handoff.block_bytes > 0
-    attempts = [one for completion in completions if completion.ledger for one in completion.ledger.attempts]
+    attempts = [
+        one for completion in completions if completion.ledger for one in completion.ledger.attempts
+    ]
     assert {one.path for one in attempts} == {"disaggregated", "local"}
-    assert len({one.prefill_worker for one in attempts if one.prefill_worker}) == 2, "both prefill workers had work"
+    assert len({one.prefill_worker for one in attempts if one.prefill_worker}) == 2, (
+        "both prefill workers had work"
+    )
     assert len({one.decode_worker for one in attempts}) == 2, "both decode workers had work"
 
     status = await cluster.settled()
@@ -49,12 +58,18 @@ async def test_64_streams_of_mixed_length(cluster: RunningCluster) -> None:
             load = worker.load
             assert load.integrity_ok, load.integrity_error
             assert load.kv_bytes == load.blocks_total * status.block_bytes
-            assert load.kv_bytes <= 128 * 2**20 < load.kv_bytes + status.block_bytes, "as the configuration says"
+            assert load.kv_bytes <= 128 * 2**20 < load.kv_bytes + status.block_bytes, (
+                "as the configuration says"
+            )
 
-    again = await asyncio.gather(*(complete(cluster, prompt, max_tokens=8) for prompt in prompts[:8]))
+    again = await asyncio.gather(
+        *(complete(cluster, prompt, max_tokens=8) for prompt in prompts[:8])
+    )
     for first, second in zip(completions, again, strict=False):
         shorter = min(len(first.token_ids), 8)
-        assert second.token_ids[:shorter] == first.token_ids[:shorter], "alone or in a crowd, the same tokens"
+        assert second.token_ids[:shorter] == first.token_ids[:shorter], (
+            "alone or in a crowd, the same tokens"
+        )
 
 
 @pytest.mark.parametrize(
@@ -78,7 +93,9 @@ async def test_a_bad_request_is_refused_by_name_and_harms_nothing(
 
 
 async def test_a_stream_that_is_left_gives_its_blocks_back(cluster: RunningCluster) -> None:
-    async with cluster.client.generate(token_ids=[30] * 300, max_tokens=2000, ignore_eos=True) as stream:
+    async with cluster.client.generate(
+        token_ids=[30] * 300, max_tokens=2000, ignore_eos=True
+    ) as stream:
         await anext(stream)
     await cluster.settled()
 
@@ -97,7 +114,9 @@ async def test_openai_clients_get_the_same_tokens(cluster: RunningCluster) -> No
     async with httpx.AsyncClient(base_url=cluster.local.endpoints.http, timeout=60) as http:
         answer = (await http.post("/v1/completions", json=body)).raise_for_status()
         assert tuple(answer.json()["choices"][0]["token_ids"]) == expected.token_ids
-        async with http.stream("POST", "/v1/completions", json={**body, "stream": True}) as streamed:
+        async with http.stream(
+            "POST", "/v1/completions", json={**body, "stream": True}
+        ) as streamed:
             lines = [line async for line in streamed.aiter_lines() if line]
         assert lines[-1] == "data: [DONE]"
         assert len(lines) > 3

@@ -1,4 +1,6 @@
-"""Real clusters in which one pool's worker has two ranks; one of a decode worker's is killed in mid-stream."""
+"""Real clusters in which one pool's worker has two ranks; one of a decode worker's is killed in
+mid-stream.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ from kvrelay.wire.cluster import ClusterStatus, WorkerStatus
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 PROMPT = [(7 * i) % 300 for i in range(200)]
 LONG = 120  # tokens, so that there is a middle
-SAMPLINGS = (SamplingParams(temperature=0.0, max_tokens=LONG), SamplingParams(temperature=1.1, top_p=0.95, seed=11))
+SAMPLINGS = (
+    SamplingParams(temperature=0.0, max_tokens=LONG),
+    SamplingParams(temperature=1.1, top_p=0.95, seed=11),
+)
 
 
 def alone(params: SamplingParams, count: int) -> list[int]:
@@ -43,7 +48,11 @@ async def ask(cluster: RunningCluster, params: SamplingParams, count: int) -> Co
 
 def ranks_of(pid: int) -> list[int]:
     """Processes that a worker's process has started to share its model."""
-    return [one for one in family(pid) if b"kvrelay.engine.ranks.rank" in Path(f"/proc/{one}/cmdline").read_bytes()]
+    return [
+        one
+        for one in family(pid)
+        if b"kvrelay.engine.ranks.rank" in Path(f"/proc/{one}/cmdline").read_bytes()
+    ]
 
 
 def is_running(pid: int) -> bool:
@@ -52,7 +61,9 @@ def is_running(pid: int) -> bool:
 
 async def while_a_rank_dies(cluster: RunningCluster, worker: WorkerStatus) -> Completion:
     (rank,) = ranks_of(worker.pid)
-    async with cluster.client.generate(token_ids=PROMPT, max_tokens=LONG, temperature=0.0, ignore_eos=True) as running:
+    async with cluster.client.generate(
+        token_ids=PROMPT, max_tokens=LONG, temperature=0.0, ignore_eos=True
+    ) as running:
         await anext(running)
         await anext(running)
         os.kill(rank, signal.SIGKILL)
@@ -67,8 +78,12 @@ async def successor_of(cluster: RunningCluster, worker: WorkerStatus) -> WorkerS
         ready = all([one.state for one in pool.workers] == ["ready"] for pool in status.pools)
         return ready and not is_running(worker.pid)
 
-    status = await cluster.until(replaced, "the worker whose rank was killed is replaced", seconds=120)
-    successor = next(one for pool in status.pools for one in pool.workers if one.pool == worker.pool)
+    status = await cluster.until(
+        replaced, "the worker whose rank was killed is replaced", seconds=120
+    )
+    successor = next(
+        one for pool in status.pools for one in pool.workers if one.pool == worker.pool
+    )
     assert successor.worker_id != worker.worker_id
     return successor
 
@@ -84,7 +99,9 @@ async def test_unlike_degrees_and_the_death_of_a_rank(prefill: int, decode: int)
             "listen": ANY_PORT,
         }
     )
-    greedy, sampled = (alone(params, count) for params, count in zip(SAMPLINGS, (LONG, 24), strict=True))
+    greedy, sampled = (
+        alone(params, count) for params, count in zip(SAMPLINGS, (LONG, 24), strict=True)
+    )
     async with running_on(config) as cluster:
         status = await cluster.settled(1, 1, seconds=120)
         workers = {pool.name: pool.workers[0] for pool in status.pools}

@@ -1,4 +1,6 @@
-"""A cluster whose every connection is TLS: the same tokens, and nothing that listens in the clear."""
+"""A cluster whose every connection is TLS: the same tokens, and nothing that listens in the
+clear.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ async def answer(
 
 
 async def conversation(client: AsyncClient) -> list[Completion]:
-    """Two turns, of which the second begins with what the decode worker alone holds, and a drawn answer."""
+    """Two turns, of which the second begins with what the decode worker alone holds, and a drawn
+    answer.
+    """
     first = await answer(client, TURN, max_tokens=150)
     second = await answer(client, [*TURN, *first.token_ids, *range(50, 200)])
     return [first, second, await answer(client, list(range(200)), temperature=1.0)]
@@ -48,7 +52,9 @@ def shown_by(folder: Path, role: str, token: str = "") -> grpc.ChannelCredential
     credentials = grpc.ssl_channel_credentials(*((folder / name).read_bytes() for name in names))
     if not token:
         return credentials
-    return grpc.composite_channel_credentials(credentials, grpc.access_token_call_credentials(token))
+    return grpc.composite_channel_credentials(
+        credentials, grpc.access_token_call_credentials(token)
+    )
 
 
 def listening_ports(pid: int) -> set[int]:
@@ -100,13 +106,18 @@ async def test_tokens_are_those_of_a_plaintext_cluster_and_no_port_speaks_in_the
             "prefill": {"chunk_tokens": 128},
             "transfer": {"transport": "grpc"},
             "listen": ANY_PORT,
-            "security": {"tls": tls_section(folder, public=public), "tokens_file": str(tokens.path)},
+            "security": {
+                "tls": tls_section(folder, public=public),
+                "tokens_file": str(tokens.path),
+            },
         }
     )
     async with (
         LocalCluster(config, quiet=True) as local,
         AsyncClient(local.endpoints.grpc, tls=shown_by(folder, "client"), token=user) as client,
-        grpc.aio.secure_channel(local.endpoints.admin, shown_by(folder, "admin", operator)) as channel,
+        grpc.aio.secure_channel(
+            local.endpoints.admin, shown_by(folder, "admin", operator)
+        ) as channel,
     ):
         running = RunningCluster(local, client, ClusterServiceStub(channel))
         await running.settled(prefill=1, decode=1)
@@ -114,7 +125,9 @@ async def test_tokens_are_those_of_a_plaintext_cluster_and_no_port_speaks_in_the
         assert [one.token_ids for one in found] == [one.token_ids for one in expected]
         ledgers = [one.ledger for one in found if one.ledger is not None]
         assert [one.handoff and one.handoff.transport for one in ledgers] == [None, "grpc", "grpc"]
-        assert any(phase == "fetch" for phase, _ in ledgers[1].phases), "a worker fetched from another, by TLS too"
+        assert any(phase == "fetch" for phase, _ in ledgers[1].phases), (
+            "a worker fetched from another, by TLS too"
+        )
 
         # These certificates end within a day, of which an operator is told.
         status = await running.status()
@@ -127,13 +140,23 @@ async def test_tokens_are_those_of_a_plaintext_cluster_and_no_port_speaks_in_the
             console.print(render.status_view(status))
         assert shown.get().count(".pem ends in") == 3
 
-        # Who is not what the door is for: with the right token, and with the cluster's own certificates.
-        for role, code in (("client", DENIED), ("router", DENIED), ("worker", DENIED), ("admin", grpc.StatusCode.OK)):
-            async with grpc.aio.secure_channel(local.endpoints.admin, shown_by(folder, role, operator)) as stranger:
+        # Who is not what the door is for: with the right token, and with the cluster's own
+        # certificates.
+        for role, code in (
+            ("client", DENIED),
+            ("router", DENIED),
+            ("worker", DENIED),
+            ("admin", grpc.StatusCode.OK),
+        ):
+            async with grpc.aio.secure_channel(
+                local.endpoints.admin, shown_by(folder, role, operator)
+            ) as stranger:
                 call = ClusterServiceStub(stranger).GetStatus(pb.GetStatusRequest(), timeout=30)
                 assert await call.code() is code, role
         for role in ("router", "worker"):
-            async with AsyncClient(local.endpoints.grpc, tls=shown_by(folder, role), token=user) as stranger:
+            async with AsyncClient(
+                local.endpoints.grpc, tls=shown_by(folder, role), token=user
+            ) as stranger:
                 with pytest.raises(PermissionDenied):
                     await stranger.models()
 
@@ -143,10 +166,16 @@ async def test_tokens_are_those_of_a_plaintext_cluster_and_no_port_speaks_in_the
             assert local.endpoints.http.startswith("https://")
             assert (await http.get(f"{local.endpoints.http}/v1/models")).status_code == 200
 
-        doors = {"grpc": local.endpoints.grpc, "http": local.endpoints.http[8:], "admin": local.endpoints.admin}
+        doors = {
+            "grpc": local.endpoints.grpc,
+            "http": local.endpoints.http[8:],
+            "admin": local.endpoints.admin,
+        }
         workers = [*await running.workers("prefill"), *await running.workers("decode")]
         (router,) = local._routers
-        assert listening_ports(router.process.pid) == {int(one.rpartition(":")[2]) for one in doors.values()}
+        assert listening_ports(router.process.pid) == {
+            int(one.rpartition(":")[2]) for one in doors.values()
+        }
         for worker in workers:
             assert int(worker.address.rpartition(":")[2]) in listening_ports(worker.pid)
         for address in (*doors.values(), *(worker.address for worker in workers)):

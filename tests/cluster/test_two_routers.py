@@ -1,5 +1,6 @@
-"""Routers side by side on one Redis. An answer outlives its router: the client goes on at another one, from the same
-token; and two that know nothing of each other's requests give no worker more than it has room for.
+"""Routers side by side on one Redis. An answer outlives its router: the client goes on at another
+one, from the same token; and two that know nothing of each other's requests give no worker more
+than it has room for.
 """
 
 from __future__ import annotations
@@ -49,13 +50,18 @@ async def test_two_routers_under_load_overbook_nobody_and_one_is_killed() -> Non
     async with running_fleet(decode={"max_batch": SEATS}) as fleet:
         first, second = fleet.router, await fleet.add_router()
         await fleet.complete()
-        ways = [[first.endpoints.grpc, second.endpoints.grpc], [second.endpoints.grpc, first.endpoints.grpc]]
+        ways = [
+            [first.endpoints.grpc, second.endpoints.grpc],
+            [second.endpoints.grpc, first.endpoints.grpc],
+        ]
         async with AsyncClient(ways[0]) as one, AsyncClient(ways[1]) as other:
 
             async def ask(client: AsyncClient, kind: int) -> Completion:
                 prompt = tokens(30 + 60 * kind, 40 + kind)  # some are handed over, some are not
                 draw = {"temperature": 0.8, "seed": kind} if kind % 2 else {"temperature": 0.0}
-                return await client.generate(token_ids=prompt, max_tokens=LENGTH, ignore_eos=True, **draw).result()  # type: ignore[arg-type]
+                return await client.generate(
+                    token_ids=prompt, max_tokens=LENGTH, ignore_eos=True, **draw
+                ).result()  # type: ignore[arg-type]
 
             expected = [(await ask(one, kind)).token_ids for kind in range(KINDS)]
             answers: list[tuple[int, Completion]] = []
@@ -67,7 +73,9 @@ async def test_two_routers_under_load_overbook_nobody_and_one_is_killed() -> Non
 
             over = asyncio.Event()
             sampling = asyncio.create_task(_samples(fleet, over))
-            load = [asyncio.create_task(work((one, other)[number % 2])) for number in range(CLIENTS)]
+            load = [
+                asyncio.create_task(work((one, other)[number % 2])) for number in range(CLIENTS)
+            ]
             await fleet.until(lambda: len(answers) >= REQUESTS // 3, "a third is answered", 120)
             first.child.kill()
             await asyncio.gather(*load)
@@ -79,10 +87,14 @@ async def test_two_routers_under_load_overbook_nobody_and_one_is_killed() -> Non
     assert [answer.token_ids for _, answer in answers] == [expected[kind] for kind, _ in answers]
     assert any(answer.calls > 1 for _, answer in answers), "the killed router had requests"
     most = {
-        name: max(sample.busy for sample in samples if sample.worker_id == name) for name in ("decode-0", "decode-1")
+        name: max(sample.busy for sample in samples if sample.worker_id == name)
+        for name in ("decode-0", "decode-1")
     }
     assert most == {"decode-0": SEATS, "decode-1": SEATS}, "all seats are taken, and no seat twice"
-    assert all(sample.blocks_held <= sample.blocks_total and not sample.integrity_error for sample in samples)
+    assert all(
+        sample.blocks_held <= sample.blocks_total and not sample.integrity_error
+        for sample in samples
+    )
     assert all(sample.blocks_held == 0 for sample in samples[-2:])
 
 

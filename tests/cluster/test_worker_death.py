@@ -17,7 +17,9 @@ SAMPLED = {"temperature": 1.1, "top_p": 0.95, "seed": 11, "presence_penalty": 0.
 
 
 def stream(cluster: RunningCluster, prompt: list[int] = PROMPT, **options: object) -> AsyncStream:
-    return cluster.client.generate(token_ids=prompt, **{"max_tokens": 1600, "ignore_eos": True, **options})  # type: ignore[arg-type]
+    return cluster.client.generate(
+        token_ids=prompt, **{"max_tokens": 1600, "ignore_eos": True, **options}
+    )  # type: ignore[arg-type]
 
 
 def used(completion: Completion) -> list[tuple[str, str]]:
@@ -27,9 +29,14 @@ def used(completion: Completion) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(
     "sampling",
-    [pytest.param({"temperature": 0.0}, marks=pytest.mark.long, id="greedy"), pytest.param(SAMPLED, id="sampled")],
+    [
+        pytest.param({"temperature": 0.0}, marks=pytest.mark.long, id="greedy"),
+        pytest.param(SAMPLED, id="sampled"),
+    ],
 )
-async def test_a_stream_outlives_its_decode_worker(cluster: RunningCluster, sampling: dict[str, object]) -> None:
+async def test_a_stream_outlives_its_decode_worker(
+    cluster: RunningCluster, sampling: dict[str, object]
+) -> None:
     await cluster.settled()
     expected = await stream(cluster, **sampling).result()
     doomed = used(expected)[-1][1]
@@ -37,7 +44,8 @@ async def test_a_stream_outlives_its_decode_worker(cluster: RunningCluster, samp
     async with stream(cluster, **sampling) as running:
         await anext(running)
         busy = await cluster.until(
-            lambda status: any(worker.load.running for worker in status.pools[1].workers), "a decode worker runs it"
+            lambda status: any(worker.load.running for worker in status.pools[1].workers),
+            "a decode worker runs it",
         )
         doomed = next(worker for worker in busy.pools[1].workers if worker.load.running)
         os.kill(doomed.pid, signal.SIGKILL)
@@ -52,10 +60,12 @@ async def test_when_all_prefill_workers_die_the_local_path_serves(cluster: Runni
     await cluster.settled()
     prompts = [[(11 * i + 13 * n + i * i) % 300 for i in range(4000)] for n in range(12)]
     running = [
-        asyncio.ensure_future(stream(cluster, prompt, max_tokens=8, temperature=0.0).result()) for prompt in prompts
+        asyncio.ensure_future(stream(cluster, prompt, max_tokens=8, temperature=0.0).result())
+        for prompt in prompts
     ]
     await cluster.until(
-        lambda status: any(worker.load.running for worker in status.pools[0].workers), "a prefill worker is busy"
+        lambda status: any(worker.load.running for worker in status.pools[0].workers),
+        "a prefill worker is busy",
     )
     for worker in await cluster.workers("prefill"):
         os.kill(worker.pid, signal.SIGKILL)

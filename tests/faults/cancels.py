@@ -10,7 +10,8 @@ from faults.fleet import Fleet
 from faults.history import Case, RequestHistory
 from faults.prompts import LONG, OTHER, tokens
 
-# By state: at which point of a worker the request is held, and how many tokens the client has to have by then.
+# By state: at which point of a worker the request is held, and how many tokens the client has to
+# have by then.
 STATES = {
     "queued": ("", 0),
     "reserved": ("hold@unstarted", 0),
@@ -25,7 +26,9 @@ ENDLESS = 2000
 FILLER = tokens(2040, 4)  # leaves too few of a decode worker's blocks for LONG
 
 
-async def cancelled_in(fleet: Fleet, case: Case, state: str, times: int) -> AsyncIterator[RequestHistory]:
+async def cancelled_in(
+    fleet: Fleet, case: Case, state: str, times: int
+) -> AsyncIterator[RequestHistory]:
     """Yields each request when its client has left it."""
     async with prepared(fleet, case, state):
         for _ in range(times):
@@ -46,7 +49,9 @@ async def prepared(fleet: Fleet, case: Case, state: str) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def filled(fleet: Fleet, case: Case, hold: str = "unstarted") -> AsyncIterator[None]:
-    """While no decode worker has room for LONG: for requests that are held in prefill, or, with `joined`, in decode."""
+    """While no decode worker has room for LONG: for requests that are held in prefill, or, with
+    `joined`, in decode.
+    """
     fillers = [await _fill(fleet, case, hold) for _ in fleet.pool("decode")]
     yield
     for filler in fillers:
@@ -59,7 +64,9 @@ async def held_in(fleet: Fleet, case: Case, state: str) -> Asking:
     hold, count = STATES[state]
     max_tokens = FINISHED_WITH if state == "finishing" else ENDLESS
     prompt = LONG if state == "queued" else OTHER
-    asked = fleet.ask(case, f"cancel!{hold}" if hold else "cancel", prompt, max_tokens=max_tokens if hold else 1)
+    asked = fleet.ask(
+        case, f"cancel!{hold}" if hold else "cancel", prompt, max_tokens=max_tokens if hold else 1
+    )
     if hold:
         await fleet.reached(asked.history.request_id, hold.partition("@")[2])
         await asked.tokens(count)
@@ -70,6 +77,11 @@ async def held_in(fleet: Fleet, case: Case, state: str) -> Asking:
 
 async def _fill(fleet: Fleet, case: Case, hold: str) -> Asking:
     """Takes the room of a decode worker."""
-    asked = fleet.ask(case, f"filler!tell@reserved!hold@{hold}", FILLER, max_tokens=1 if hold == "unstarted" else 2)
+    asked = fleet.ask(
+        case,
+        f"filler!tell@reserved!hold@{hold}",
+        FILLER,
+        max_tokens=1 if hold == "unstarted" else 2,
+    )
     await fleet.reached(asked.history.request_id, "reserved" if hold == "unstarted" else hold)
     return asked

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable
 
 from faults.history import WHOLE, Case, Ended, Letter, RequestHistory
 
-DEADLINE_SLACK_S = 5.0  # for an answer to be on its way through a busy machine; deadlines in tests are no shorter
+# For an answer to be on its way through a busy machine; deadlines in tests are no shorter
+DEADLINE_SLACK_S = 5.0
 
 
 class Violation(AssertionError):
@@ -47,10 +48,19 @@ def check_tokens(case: Case) -> None:
         due = 0
         for one in request.received:
             if one.index != due:
-                raise Violation("T", f"{request.request_id}: token {one.index} came where {due} was due")
+                raise Violation(
+                    "T", f"{request.request_id}: token {one.index} came where {due} was due"
+                )
             due += len(one.token_ids)
-        if request.ends and request.end.status == "length" and request.expected and due != len(request.expected):
-            raise Violation("T", f"{request.request_id} has {due} tokens of {len(request.expected)}")
+        if (
+            request.ends
+            and request.end.status == "length"
+            and request.expected
+            and due != len(request.expected)
+        ):
+            raise Violation(
+                "T", f"{request.request_id} has {due} tokens of {len(request.expected)}"
+            )
 
 
 def check_same(case: Case) -> None:
@@ -62,9 +72,13 @@ def check_same(case: Case) -> None:
         if not (request.ends and request.end.status in WHOLE):
             expected = expected[: len(got)]
         if got != expected:
-            at = next((n for n, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), len(got))
+            at = next(
+                (n for n, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), len(got)
+            )
             raise Violation(
-                "G", f"{request.request_id}: {len(got)} tokens, and token {at} is not that of the run without a fault"
+                "G",
+                f"{request.request_id}: {len(got)} tokens, and token {at} is not that of the "
+                f"run without a fault",
             )
         compared += len(got)
     if not compared:
@@ -79,29 +93,40 @@ def check_deadline(case: Case) -> None:
         assert request.deadline_s is not None
         took = request.events[-1].at - request.began_at
         if took > request.deadline_s + DEADLINE_SLACK_S:
-            raise Violation("D", f"{request.request_id} took {took:.1f} s of {request.deadline_s:g}")
+            raise Violation(
+                "D", f"{request.request_id} took {took:.1f} s of {request.deadline_s:g}"
+            )
 
 
 def check_blocks(case: Case) -> None:
-    """From the last request's end on. Workers that died hold nothing; each one that was asked has to be at rest."""
+    """From the last request's end on. Workers that died hold nothing; each one that was asked has
+    to be at rest.
+    """
     if not case.after:
         raise Violation("B", "no worker was asked what it holds")
     last = {sample.worker_id: sample for sample in case.after}
     for sample in last.values():
         if not sample.at_rest:
-            raise Violation("B", f"{sample.worker_id} holds {sample.blocks_held} blocks of {sample.busy} sequences")
+            raise Violation(
+                "B",
+                f"{sample.worker_id} holds {sample.blocks_held} blocks of {sample.busy} sequences",
+            )
         if sample.integrity_error:
             raise Violation("B", f"{sample.worker_id}: {sample.integrity_error}")
         if not 0 <= sample.blocks_cached <= sample.blocks_total:
             raise Violation(
-                "B", f"{sample.worker_id} has {sample.blocks_cached} cached of {sample.blocks_total} blocks"
+                "B",
+                f"{sample.worker_id} has {sample.blocks_cached} cached of "
+                f"{sample.blocks_total} blocks",
             )
     ended_at = max((one.events[-1].at for one in case.everyone), default=case.after[0].at)
     for worker_id in last:
         rest_at = min(one.at for one in case.after if one.worker_id == worker_id and one.at_rest)
         if rest_at > ended_at + case.lease_s:
             raise Violation(
-                "B", f"{worker_id} held blocks {rest_at - ended_at:.1f} s after the end; a lease is {case.lease_s:g} s"
+                "B",
+                f"{worker_id} held blocks {rest_at - ended_at:.1f} s after the end; a lease "
+                f"is {case.lease_s:g} s",
             )
 
 
@@ -110,7 +135,9 @@ def check_unharmed(case: Case) -> None:
     for request in case.bystanders:
         if not request.ends or request.end.status not in WHOLE:
             status = [one.status for one in request.ends]
-            raise Violation("L", f"{request.request_id} had nothing to do with it and ended with {status}")
+            raise Violation(
+                "L", f"{request.request_id} had nothing to do with it and ended with {status}"
+            )
     victims = {name for fault in case.faults for name in fault.victims}
     now = {sample.worker_id: (sample.pid, sample.epoch) for sample in case.after}
     for sample in case.before:
@@ -120,7 +147,9 @@ def check_unharmed(case: Case) -> None:
 
 
 def check_own_kv(case: Case) -> None:
-    """KV of another's prompt gives another answer: so each one's is its own, and none is anyone else's."""
+    """KV of another's prompt gives another answer: so each one's is its own, and none is anyone
+    else's.
+    """
     answers = [(one.request_id, one.expected) for one in case.everyone if one.expected]
     if len({answer for _, answer in answers}) < max(2, len(answers)):
         raise Violation("X", "the answers are too alike to tell whose KV was read")

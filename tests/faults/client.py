@@ -11,14 +11,21 @@ from faults.history import WHOLE, BrokeOff, Called, Ended, Received, RequestHist
 from kvrelay.wire import inference as wire
 from kvrelay.wire.status import error_from_rpc
 
-MAY_GO_ON = frozenset({"UNAVAILABLE", "DATA_LOSS"})  # statuses after which a client resumes elsewhere
+# Statuses after which a client resumes elsewhere
+MAY_GO_ON = frozenset({"UNAVAILABLE", "DATA_LOSS"})
 
 
 class Asking:
-    """One request under way. Every target is called once, the next one with the tokens that came from those before."""
+    """One request under way. Every target is called once, the next one with the tokens that came
+    from those before.
+    """
 
     def __init__(
-        self, history: RequestHistory, request: wire.GenerateRequest, *channels: grpc.aio.Channel, timeout: float | None
+        self,
+        history: RequestHistory,
+        request: wire.GenerateRequest,
+        *channels: grpc.aio.Channel,
+        timeout: float | None,
     ) -> None:
         self.history = history
         self._request = request
@@ -54,7 +61,9 @@ class Asking:
         for channel in self._channels:
             last = channel is self._channels[-1]
             end = await self._call_once(channel)
-            broke_off = isinstance(end, Ended) and end.status in MAY_GO_ON | (set() if self._left else {"CANCELLED"})
+            broke_off = isinstance(end, Ended) and end.status in MAY_GO_ON | (
+                set() if self._left else {"CANCELLED"}
+            )
             if isinstance(end, Ended) and broke_off and not last:
                 end = BrokeOff(end.at, end.status)
             await self._note(end)
@@ -79,7 +88,9 @@ class Asking:
                     end = Ended(time.monotonic(), response.finish_reason, attempts)
         except grpc.aio.AioRpcError as error:
             typed = error_from_rpc(error)
-            return Ended(time.monotonic(), error.code().name, (), typed.retry_after_s, typed.message)
+            return Ended(
+                time.monotonic(), error.code().name, (), typed.retry_after_s, typed.message
+            )
         except asyncio.CancelledError:
             if asyncio.current_task() in _cancelling():
                 raise

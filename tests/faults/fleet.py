@@ -1,7 +1,8 @@
-"""Real processes for the rows of the matrix: a redis-server, a router, workers, and a proxy before each worker's doors.
+"""Real processes for the rows of the matrix: a redis-server, a router, workers, and a proxy before
+each worker's doors.
 
-Workers are forked by `worker_process.py`, not started by Ray: they come in a second and tell which points of the
-protocol they reach. Everything in them but these points is what Ray's actors run.
+Workers are forked by `worker_process.py`, not started by Ray: they come in a second and tell which
+points of the protocol they reach. Everything in them but these points is what Ray's actors run.
 """
 
 from __future__ import annotations
@@ -38,14 +39,16 @@ from router.frontend.model_card import ModelCard
 
 CONFIG: dict[str, Any] = {
     "model": {"path": "demo", "dtype": "float32", "max_model_len": 2400},
-    "kv": {"memory": "12MiB", "prefix_cache": False},  # 76 blocks; the same prompts come with a fault and without
+    # 76 blocks; the same prompts come with a fault and without
+    "kv": {"memory": "12MiB", "prefix_cache": False},
     "prefill": {"replicas": 2, "chunk_tokens": 128},
     "decode": {"replicas": 2},
     "router": {"default_deadline_s": 4},  # of requests that name none, see `Fleet.ask`
     "transfer": {"lease_s": 4, "transport": "grpc"},  # over a network that can be cut
     "listen": dict.fromkeys(("grpc", "http", "admin"), "127.0.0.1:0"),
 }
-PREFILL_MAX_LEN = 2048  # tokens; prefill workers say that it is as many as the model allows, which the router believes
+# Tokens; prefill workers say that it is as many as the model allows, which the router believes
+PREFILL_MAX_LEN = 2048
 _READY = re.compile(r"^kvrelay ready grpc=(\S+) http=(\S+) admin=(\S+)$")
 
 
@@ -77,8 +80,12 @@ class Fleet:
 
     # Workers
 
-    async def add(self, pool: PoolName, worker_id: str | None = None, **oddity: object) -> FleetWorker:
-        """Returns as soon as it is asked for. `oddity` is what is unusual about it, see worker_process.py."""
+    async def add(
+        self, pool: PoolName, worker_id: str | None = None, **oddity: object
+    ) -> FleetWorker:
+        """Returns as soon as it is asked for. `oddity` is what is unusual about it, see
+        worker_process.py.
+        """
         if worker_id is None:
             worker_id = await self.registry.next_name(pool, self._numbers[pool])
         self._numbers[pool] = int(worker_id.rpartition("-")[2]) + 1
@@ -133,7 +140,9 @@ class Fleet:
     async def found(self, worker: FleetWorker, router: FleetRouter | None = None) -> None:
         """Until the router talks to it."""
         finding = router or self.router
-        await self.until(lambda: finding.finds(worker.worker_id), f"the router finds {worker.worker_id}")
+        await self.until(
+            lambda: finding.finds(worker.worker_id), f"the router finds {worker.worker_id}"
+        )
 
     async def until(self, holds: Callable[[], object], what: str, seconds: float = WAIT_S) -> None:
         try:
@@ -141,7 +150,9 @@ class Fleet:
                 while not holds():
                     await asyncio.sleep(0.01)
         except TimeoutError:
-            raise AssertionError(f"{what}: still not so after {seconds:g} s; logs are in {self.folder}") from None
+            raise AssertionError(
+                f"{what}: still not so after {seconds:g} s; logs are in {self.folder}"
+            ) from None
 
     async def reached(self, request_id: str, point: str) -> FleetWorker:
         """The worker where the request is at that point, as soon as one says so."""
@@ -165,12 +176,18 @@ class Fleet:
     # Routers
 
     async def add_router(self, **router: object) -> FleetRouter:
-        """Returns once it serves, with as many workers as configured. Keyword arguments are keys of `router`."""
-        config = self.config.model_copy(update={"router": self.config.router.model_copy(update=router)})
+        """Returns once it serves, with as many workers as configured. Keyword arguments are keys of
+        `router`.
+        """
+        config = self.config.model_copy(
+            update={"router": self.config.router.model_copy(update=router)}
+        )
         path = self.folder / f"router-{len(self.routers)}.yaml"
         path.write_text(json.dumps(config.model_dump(mode="json")))
         log = path.with_suffix(".log")
-        child = await Child.start("router", "--config", str(path), log_file=self._exits.enter_context(log.open("wb")))
+        child = await Child.start(
+            "router", "--config", str(path), log_file=self._exits.enter_context(log.open("wb"))
+        )
         self._exits.push_async_callback(child.stop, 10.0)
         async with asyncio.timeout(WAIT_S):
             match = _READY.match(await child.line())
@@ -189,7 +206,9 @@ class Fleet:
         tls = self.config.security.tls
         if tls is None:
             return grpc.aio.insecure_channel(address, options)
-        return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(Path(tls.ca).read_bytes()), options)
+        return grpc.aio.secure_channel(
+            address, grpc.ssl_channel_credentials(Path(tls.ca).read_bytes()), options
+        )
 
     @property
     def router(self) -> FleetRouter:
@@ -218,10 +237,11 @@ class Fleet:
         router_deadline: bool = False,
         **sampling: Any,
     ) -> Asking:
-        """A request of a case; its points are in its name. Greedy and 48 tokens, if `sampling` says nothing else.
+        """A request of a case; its points are in its name. Greedy and 48 tokens, if `sampling` says
+        nothing else.
 
-        It goes to the first router that lives, or to `routers`, one after the other. With `router_deadline` the client
-        names no deadline, so that the router's own is the only one.
+        It goes to the first router that lives, or to `routers`, one after the other. With
+        `router_deadline` the client names no deadline, so that the router's own is the only one.
         """
         self._numbers["request"] += 1
         number = self._numbers["request"]
@@ -230,9 +250,13 @@ class Fleet:
             deadline_s, timeout = self.config.router.default_deadline_s, None
         head, mark, points = name.partition("!")
         options = _options(sampling)
-        history = RequestHistory(f"{head}-{number}{mark}{points}", self._answers.get(_key(prompt, options)), deadline_s)
+        history = RequestHistory(
+            f"{head}-{number}{mark}{points}", self._answers.get(_key(prompt, options)), deadline_s
+        )
         (case.bystanders if bystander else case.requests).append(history)
-        request = wire.GenerateRequest(request_id=history.request_id, token_ids=prompt, sampling=options)
+        request = wire.GenerateRequest(
+            request_id=history.request_id, token_ids=prompt, sampling=options
+        )
         channels = [one.channel for one in routers or (self.router,)]
         return Asking(history, request, *channels, timeout=timeout)
 
@@ -242,7 +266,9 @@ class Fleet:
         options = _options(sampling)
         unknown = [one for one in prompts if _key(one, options) not in self._answers]
         case = Case(self.config.transfer.lease_s)
-        for asked, prompt in [(self.ask(case, "learn", prompt, **sampling), prompt) for prompt in unknown]:
+        for asked, prompt in [
+            (self.ask(case, "learn", prompt, **sampling), prompt) for prompt in unknown
+        ]:
             history = await asked.ended()
             assert history.end.status in ("length", "stop"), history.end
             self._answers[_key(prompt, options)] = history.token_ids
@@ -274,7 +300,11 @@ class Fleet:
         while waiting and time.monotonic() < until:
             samples = [await one.sample() for one in waiting]
             case.after += samples
-            waiting = [worker for worker, sample in zip(waiting, samples, strict=True) if not sample.at_rest]
+            waiting = [
+                worker
+                for worker, sample in zip(waiting, samples, strict=True)
+                if not sample.at_rest
+            ]
             if waiting:
                 await asyncio.sleep(0.005)
 
@@ -294,7 +324,11 @@ class Fleet:
         for worker in workers:
             await self.until(lambda: not worker.alive, f"{worker.worker_id} is dead")  # noqa: B023
             if worker.status == signal.SIGKILL:
-                fault.evidence.append(Evidence(time.monotonic(), f"wait status of {worker.worker_id}: {worker.status}"))
+                fault.evidence.append(
+                    Evidence(
+                        time.monotonic(), f"wait status of {worker.worker_id}: {worker.status}"
+                    )
+                )
 
     async def stopped(self, case: Case, worker: FleetWorker) -> None:
         """Until the kernel says that the worker has stopped itself, as a point told it to."""
@@ -317,7 +351,9 @@ def record(case: Case, name: str, *victims: FleetWorker) -> FaultRecord:
 
 
 def _options(sampling: dict[str, Any]) -> wire.SamplingOptions:
-    return wire.SamplingOptions(**{"temperature": 0.0, "max_tokens": 48, "ignore_eos": True, "seed": 3, **sampling})
+    return wire.SamplingOptions(
+        **{"temperature": 0.0, "max_tokens": 48, "ignore_eos": True, "seed": 3, **sampling}
+    )
 
 
 def _key(prompt: tuple[int, ...], options: wire.SamplingOptions) -> str:
@@ -325,9 +361,16 @@ def _key(prompt: tuple[int, ...], options: wire.SamplingOptions) -> str:
 
 
 @asynccontextmanager
-async def running_fleet(forks: Forks | None = None, **sections: dict[str, Any]) -> AsyncIterator[Fleet]:
-    """With CONFIG, but for some keys of some sections. Fleets may share the process that workers are forked from."""
-    merged = {**CONFIG, **{name: {**CONFIG.get(name, {}), **keys} for name, keys in sections.items()}}
+async def running_fleet(
+    forks: Forks | None = None, **sections: dict[str, Any]
+) -> AsyncIterator[Fleet]:
+    """With CONFIG, but for some keys of some sections. Fleets may share the process that workers
+    are forked from.
+    """
+    merged = {
+        **CONFIG,
+        **{name: {**CONFIG.get(name, {}), **keys} for name, keys in sections.items()},
+    }
     async with AsyncExitStack() as exits:
         folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="kvrelay-fleet-")))
         redis = await exits.enter_async_context(EmbeddedRedis())

@@ -54,7 +54,12 @@ class FleetRouter:
         async with asyncio.timeout(WAIT_S):
             while True:
                 status = await self.status()
-                ready = {one.worker_id for pool in status.pools for one in pool.workers if one.state == "ready"}
+                ready = {
+                    one.worker_id
+                    for pool in status.pools
+                    for one in pool.workers
+                    if one.state == "ready"
+                }
                 if status.registry == "ok" and ready >= worker_ids:
                     return
                 await asyncio.sleep(0.05)

@@ -28,7 +28,9 @@ from kvrelay.wire.worker import pb as worker_pb
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A point of the protocol that a request came to; `said` is what else the worker had to tell."""
+    """A point of the protocol that a request came to; `said` is what else the worker had to
+    tell.
+    """
 
     request_id: str
     attempt: int
@@ -58,7 +60,9 @@ class FleetWorker:
     @property
     def serves(self) -> bool:
         """Raises AssertionError if it ended instead."""
-        assert self.alive, f"{self.worker_id} ended with {self.status}; its log is beside the router's"
+        assert self.alive, (
+            f"{self.worker_id} ended with {self.status}; its log is beside the router's"
+        )
         return self.channel is not None
 
     @property
@@ -71,12 +75,21 @@ class FleetWorker:
 
     def said(self, request_id: str, point: str) -> str:
         """What it had to tell when the request came to that point."""
-        return next((one.said for one in self.reached if (one.request_id, one.point) == (request_id, point)), "")
+        return next(
+            (
+                one.said
+                for one in self.reached
+                if (one.request_id, one.point) == (request_id, point)
+            ),
+            "",
+        )
 
     async def sample(self) -> WorkerSample:
         """Asked directly, past the proxies. Raises grpc.aio.AioRpcError if it does not answer."""
         assert self.channel is not None, "not started"
-        answer = await WorkerServiceStub(self.channel).GetWorkerStatus(worker_pb.GetWorkerStatusRequest(), timeout=5.0)
+        answer = await WorkerServiceStub(self.channel).GetWorkerStatus(
+            worker_pb.GetWorkerStatusRequest(), timeout=5.0
+        )
         one = worker_status_from_proto(answer.status)
         load = one.load
         return WorkerSample(
@@ -106,7 +119,9 @@ class FleetWorker:
             if self.channel is not None:
                 await self.channel.close()
         elif "point" in said:
-            self.reached.append(Reached(said["request_id"], said["attempt"], said["point"], said.get("said", "")))
+            self.reached.append(
+                Reached(said["request_id"], said["attempt"], said["point"], said.get("said", ""))
+            )
         else:
             self.pid = said["pid"]
 
@@ -133,7 +148,10 @@ class Forks:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         assert self._process is not None
         assert self._reading is not None

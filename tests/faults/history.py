@@ -1,4 +1,6 @@
-"""What a client saw of its requests and an observer of the cluster, with times of one monotonic clock. Pure."""
+"""What a client saw of its requests and an observer of the cluster, with times of one monotonic
+clock. Pure.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +117,9 @@ class WorkerSample:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Something that only happens if the fault did: a wait status, a kernel's process state, bytes held back."""
+    """Something that only happens if the fault did: a wait status, a kernel's process state, bytes
+    held back.
+    """
 
     at: float
     what: str

@@ -44,7 +44,8 @@ class FleetLauncher:
     async def stop(self, worker_id: str) -> None:
         worker = self._started[worker_id]
         self._send(worker, signal.SIGTERM)
-        self._send(worker, signal.SIGINT)  # the second word; another SIGTERM might be taken for the first
+        # The second word; another SIGTERM might be taken for the first
+        self._send(worker, signal.SIGINT)
         with suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
                 await self._ended(worker)
@@ -77,7 +78,9 @@ class FleetLauncher:
 
     async def resize(self, **sizes: int) -> None:
         """As an operator does; returns when the pools are so and every worker is found."""
-        await ClusterServiceStub(self.fleet.router.admin).SetPoolSize(cluster_pb.SetPoolSizeRequest(**sizes))
+        await ClusterServiceStub(self.fleet.router.admin).SetPoolSize(
+            cluster_pb.SetPoolSizeRequest(**sizes)
+        )
         await self.are(**sizes)
 
     async def are(self, **sizes: int) -> None:
@@ -96,9 +99,14 @@ async def actuated(fleet: Fleet) -> AsyncIterator[FleetLauncher]:
         os.kill(worker.pid, signal.SIGKILL)
     await fleet.until(lambda: not fleet.alive, "the fleet's own workers are gone")
     launcher = FleetLauncher(fleet)
-    sizes: dict[PoolName, int] = {"prefill": fleet.config.prefill.replicas, "decode": fleet.config.decode.replicas}
+    sizes: dict[PoolName, int] = {
+        "prefill": fleet.config.prefill.replicas,
+        "decode": fleet.config.decode.replicas,
+    }
     await fleet.registry.set_desired(sizes)
-    running = asyncio.create_task(Actuator(fleet.registry, launcher, sizes, interval_s=INTERVAL_S).run())
+    running = asyncio.create_task(
+        Actuator(fleet.registry, launcher, sizes, interval_s=INTERVAL_S).run()
+    )
     try:
         await launcher.are(**sizes)
         yield launcher

@@ -1,15 +1,15 @@
 """Named points of the protocol in a worker process, at which a test has it stop, die or wait.
 
-The request's own id says so: `row-02!stop@chunk` stops the process that computes the first chunk of it. Several are
-joined by `!`. Only the attempt that comes there first is meant, unless the point ends with `*`. Whatever is done, the
-test is told first that the point was reached.
+The request's own id says so: `row-02!stop@chunk` stops the process that computes the first chunk of
+it. Several are joined by `!`. Only the attempt that comes there first is meant, unless the point
+ends with `*`. Whatever is done, the test is told first that the point was reached.
 
 what    tell     nothing else
         stop     the process sends itself SIGSTOP; the test kills it or lets it go on
         die      the process sends itself SIGKILL
-        hold     what goes on there waits, and nothing else, until the sequence is gone or SIGUSR1 comes; `hold0.2`
+        hold     what goes on there waits until the sequence is gone or SIGUSR1 comes; `hold0.2`
                  waits so many seconds
-        jump     the process's clock of the day goes 5 minutes forward, as when somebody sets it right
+        jump     the process's clock of the day goes 5 minutes forward
         flip, truncate, twice, reorder    at `frames`: what is done to the first blocks that come
 
 point   unstarted    prefill: the prompt is accepted, and not begun
@@ -20,7 +20,7 @@ point   unstarted    prefill: the prompt is accepted, and not begun
         arrived      decode: the first blocks have been written
         refused      decode: a push is refused; told with the reason
         committing   decode: the commit has come, and was not looked at
-        committed    decode: the sequence is the decode worker's, and the prefill worker was not told
+        committed    decode: the decode worker has the sequence, the prefill worker was not told
         joined       decode: the sequence is in the batch, and no step with it has begun
 """
 
@@ -94,7 +94,9 @@ class Points:
         """Ends the holds that are under way."""
         self._freed.set()
         self._freed = asyncio.Event()
-        self._reached = {where: "" if what == "hold" else what for where, what in self._reached.items()}
+        self._reached = {
+            where: "" if what == "hold" else what for where, what in self._reached.items()
+        }
 
     def install(self) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self.let_go)
@@ -119,7 +121,11 @@ class Points:
         step = StepLoop.step
 
         def held(loop: Any) -> bool:
-            wishes = [self.reach(one.spec.key, point) for one in loop._scheduler for point in _between_steps(one)]
+            wishes = [
+                self.reach(one.spec.key, point)
+                for one in loop._scheduler
+                for point in _between_steps(one)
+            ]
             return "hold" in wishes
 
         async def watched(loop: StepLoop) -> None:
@@ -151,7 +157,9 @@ class Points:
         Receiver._receive = watched  # type: ignore[method-assign]
         Receiver._write = watched_write  # type: ignore[method-assign]
 
-    async def _frames(self, frames: AsyncIterator[Any], keys: list[Key]) -> AsyncGenerator[Any, None]:
+    async def _frames(
+        self, frames: AsyncIterator[Any], keys: list[Key]
+    ) -> AsyncGenerator[Any, None]:
         """Notes whose they are."""
         kept: list[KvBlocks] = []
         async for frame in frames:
@@ -169,7 +177,8 @@ class Points:
                         payload[len(payload) // 2] ^= 4
                         frame = replace(frame, payload=(memoryview(payload),))
                     elif what == "truncate":
-                        frame = frame_from_bytes(frame_to_bytes(frame)[:-7])  # which raises what a connection would
+                        # Which raises what a connection would
+                        frame = frame_from_bytes(frame_to_bytes(frame)[:-7])
                 case KvBlocks() if len(kept) == 1 and self.reach(keys[0], "frames") == "reorder":
                     kept.append(frame)
                     yield frame
@@ -204,7 +213,9 @@ def _set_clock_forward() -> str:
 
 
 def teller(descriptor: int, number: int) -> Tell:
-    """Writes lines of JSON, each whole: they are shorter than a pipe takes at once. `number` is the worker's."""
+    """Writes lines of JSON, each whole: they are shorter than a pipe takes at once. `number` is the
+    worker's.
+    """
 
     def tell(message: dict[str, object]) -> None:
         os.write(descriptor, json.dumps({"number": number, **message}).encode() + b"\n")

@@ -7,7 +7,17 @@ from dataclasses import replace
 
 import pytest
 from faults.checkers import CHECKERS, DEADLINE_SLACK_S, Violation, check
-from faults.history import BrokeOff, Called, Case, Ended, Evidence, FaultRecord, Received, RequestHistory, WorkerSample
+from faults.history import (
+    BrokeOff,
+    Called,
+    Case,
+    Ended,
+    Evidence,
+    FaultRecord,
+    Received,
+    RequestHistory,
+    WorkerSample,
+)
 
 ALL = "B T G 1 D L X V"
 
@@ -28,7 +38,14 @@ def answered(name: str, *token_ids: int) -> RequestHistory:
 
 def sample(worker_id: str, at: float, held: int = 0) -> WorkerSample:
     return WorkerSample(
-        at, worker_id, pid=100, epoch=1, busy=bool(held), blocks_total=8, blocks_held=held, blocks_cached=3
+        at,
+        worker_id,
+        pid=100,
+        epoch=1,
+        busy=bool(held),
+        blocks_total=8,
+        blocks_held=held,
+        blocks_cached=3,
     )
 
 
@@ -39,7 +56,11 @@ def faultless() -> Case:
         bystanders=[answered("b", 1, 2, 3, 4)],
         faults=[FaultRecord("SIGKILL", frozenset({"decode-0"}), [Evidence(10.2, "wait status 9")])],
         before=[sample("prefill-0", 9.0), sample("decode-0", 9.0)],
-        after=[sample("prefill-0", 10.6, held=2), sample("prefill-0", 11.0), sample("decode-1", 11.0)],
+        after=[
+            sample("prefill-0", 10.6, held=2),
+            sample("prefill-0", 11.0),
+            sample("decode-1", 11.0),
+        ],
     )
 
 

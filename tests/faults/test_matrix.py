@@ -1,4 +1,6 @@
-"""The matrix is whole: each of its rows has a test here, one of a cluster with Ray, or one beside what it is of."""
+"""The matrix is whole: each of its rows has a test here, one of a cluster with Ray, or one beside
+what it is of.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 ROWS = set(range(1, 46))
-TABLES = re.split("^## (?:With Ray|One harms no other)$", (HERE / "README.md").read_text(), flags=re.MULTILINE)
+TABLES = re.split(
+    "^## (?:With Ray|One harms no other)$", (HERE / "README.md").read_text(), flags=re.MULTILINE
+)
 
 
 def rows_of(table: str) -> dict[int, str]:
@@ -31,7 +35,10 @@ def test_the_rows_that_are_here_have_tests_with_their_number_in_the_file_that_is
             match = re.match(r"test_row_(\d\d)_", name)
             assert match is not None, f"{file.name}: {name} says no row"
             numbered.setdefault(int(match[1]), set()).add(file.name)
-    named = {row: set(re.findall(r"`(test_rows_\w+\.py)`", rest)) for row, rest in rows_of(TABLES[0]).items()}
+    named = {
+        row: set(re.findall(r"`(test_rows_\w+\.py)`", rest))
+        for row, rest in rows_of(TABLES[0]).items()
+    }
     assert numbered == named
 
 

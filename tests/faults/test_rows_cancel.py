@@ -16,7 +16,8 @@ from faults.prompts import OTHER, PROMPT, tokens
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 
 TIMES = 20  # of each state; benchmarks/chaos.py does it a thousand times and measures
-# What the router's record says of it: the phase that it ended in, and how many tokens its client may have had.
+# What the router's record says of it: the phase that it ended in, and how many tokens its client
+# may have had.
 AS_RECORDED = {
     "queued": ("queue", range(1)),
     "reserved": ("prefill", range(1)),
@@ -39,14 +40,19 @@ async def test_row_04_cancelled_in_each_state(fleet: Fleet, state: str) -> None:
             row = rows[name]
             assert (row["state"], row["phases"][-1][0]) == ("cancelled", phase), row
             assert row["tokens"] in counts, row
-            fault.evidence.append(Evidence(time.monotonic(), f"{name} was cancelled in phase {phase}"))
+            fault.evidence.append(
+                Evidence(time.monotonic(), f"{name} was cancelled in phase {phase}")
+            )
         assert len(names) == TIMES
         assert {one.end.status for one in case.requests} == {"CANCELLED"}
 
 
 async def recorded(fleet: Fleet, names: list[str]) -> dict[object, dict[str, Any]]:
     """What the router's status page shows of these requests, once it shows all of them."""
-    async with httpx.AsyncClient(base_url=fleet.router.endpoints.http, timeout=60) as http, asyncio.timeout(60):
+    async with (
+        httpx.AsyncClient(base_url=fleet.router.endpoints.http, timeout=60) as http,
+        asyncio.timeout(60),
+    ):
         while True:
             rows = {row["id"]: row for row in (await http.get("/status.json")).json()["requests"]}
             if all(name in rows and not rows[name]["live"] for name in names):
@@ -94,7 +100,14 @@ async def test_row_09_prefill_refuses(fleet: Fleet) -> None:
         history = await asked.ended()
         fault = record(case, "a prompt that is too long for the prefill worker")
         decode = await fleet.reached(history.request_id, "reserved")
-        fault.evidence.append(Evidence(history.end.at, f"{decode.worker_id} had reserved blocks, and it was refused"))
+        fault.evidence.append(
+            Evidence(history.end.at, f"{decode.worker_id} had reserved blocks, and it was refused")
+        )
     assert history.end.status == "INVALID_ARGUMENT"
     assert "2100 tokens do not fit into a context of 2048" in history.end.message
-    assert not [one for worker in fleet.alive for one in worker.reached if one.request_id == history.request_id][1:]
+    assert not [
+        one
+        for worker in fleet.alive
+        for one in worker.reached
+        if one.request_id == history.request_id
+    ][1:]

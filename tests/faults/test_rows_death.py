@@ -20,8 +20,12 @@ POISON = tokens(180, 24)  # of no other row: it stays in quarantine
     [(1, {}), (TOKENS // 2, SEEDED), (TOKENS - 1, {})],
     ids=["first", "middle", "last but one"],
 )
-async def test_row_01_decode_worker_killed_at_a_token(fleet: Fleet, at: int, sampling: dict[str, float]) -> None:
-    """It is stopped when it is about to send that token, so the client has all before it and none after."""
+async def test_row_01_decode_worker_killed_at_a_token(
+    fleet: Fleet, at: int, sampling: dict[str, float]
+) -> None:
+    """It is stopped when it is about to send that token, so the client has all before it and none
+    after.
+    """
     await fleet.learn(PROMPT, **sampling)
     await fleet.learn(OTHER)
     async with fleet.case("T G B") as case:
@@ -31,7 +35,9 @@ async def test_row_01_decode_worker_killed_at_a_token(fleet: Fleet, at: int, sam
         await fleet.kill(case, worker)
         fleet.ask(case, "beside", OTHER, bystander=True)
         history = await asked.ended()
-    assert [one.at for one in history.received if one.index < at][-1] < case.faults[0].evidence[0].at
+    assert [one.at for one in history.received if one.index < at][-1] < case.faults[0].evidence[
+        0
+    ].at
     assert [one.decode_worker == worker.worker_id for one in history.attempts] == [True, False]
 
 
@@ -88,7 +94,10 @@ async def test_row_16_all_prefill_workers_dead(fleet: Fleet) -> None:
     await fleet.learn(*prompts, max_tokens=8)
     async with fleet.case("G B T") as case:
         names = ["row-16!stop@chunk", "row-16", "row-16"]
-        asked = [fleet.ask(case, name, prompt, max_tokens=8) for name, prompt in zip(names, prompts, strict=True)]
+        asked = [
+            fleet.ask(case, name, prompt, max_tokens=8)
+            for name, prompt in zip(names, prompts, strict=True)
+        ]
         await fleet.reached(asked[0].history.request_id, "chunk")
         await fleet.kill(case, *fleet.pool("prefill"))
         histories = [await one.ended() for one in asked]
@@ -98,7 +107,9 @@ async def test_row_16_all_prefill_workers_dead(fleet: Fleet) -> None:
 
 
 async def test_row_24_a_request_that_crashes_its_worker_every_time(fleet: Fleet) -> None:
-    """Two workers die of it; it is not given a third, nor is its like, and who asked beside it has an answer."""
+    """Two workers die of it; it is not given a third, nor is its like, and who asked beside it has
+    an answer.
+    """
     await fleet.learn(OTHER)
     async with fleet.case("T G B") as case:
         asked = fleet.ask(case, "row-24!die@unstarted*", POISON)
@@ -108,10 +119,14 @@ async def test_row_24_a_request_that_crashes_its_worker_every_time(fleet: Fleet)
         for one in beside:
             await one.ended()
         again = await fleet.ask(case, "row-24-again", POISON).ended()
-        dead = [one for one in fleet.workers.values() if one.was_at(history.request_id, "unstarted")]
+        dead = [
+            one for one in fleet.workers.values() if one.was_at(history.request_id, "unstarted")
+        ]
         fault = record(case, "a request that kills", *dead)
         for one in dead:
-            fault.evidence.append(Evidence(history.end.at, f"wait status of {one.worker_id}: {one.status}"))
+            fault.evidence.append(
+                Evidence(history.end.at, f"wait status of {one.worker_id}: {one.status}")
+            )
     assert history.end.status == "INTERNAL"
     assert "2 workers died" in history.end.message
     assert [one.status for one in dead] == [signal.SIGKILL] * 2

@@ -76,7 +76,10 @@ async def test_row_20_what_is_left_when_the_drain_is_over_migrates(fleet: Fleet)
     await fleet.learn(PROMPT, OTHER, max_tokens=LENGTH)
     hasty = await fleet.replace(fleet.pool("decode")[0], grace_s=GRACE_S)
     async with fleet.case("T G B") as case:
-        asked = [fleet.ask(case, "row-20!tell@token:5", prompt, max_tokens=LENGTH) for prompt in (PROMPT, OTHER)]
+        asked = [
+            fleet.ask(case, "row-20!tell@token:5", prompt, max_tokens=LENGTH)
+            for prompt in (PROMPT, OTHER)
+        ]
         at = [await fleet.reached(one.history.request_id, "token:5") for one in asked]
         assert hasty in at, [one.worker_id for one in at]
         fault = record(case, "SIGTERM, and less time than what runs needs", hasty)
@@ -86,12 +89,17 @@ async def test_row_20_what_is_left_when_the_drain_is_over_migrates(fleet: Fleet)
         fault.evidence.append(Evidence(time.monotonic(), f"wait status {hasty.status}"))
     assert hasty.status == 0
     outcomes = [[attempt.outcome for attempt in one.attempts] for one in histories]
-    assert sorted(outcomes, key=len) == [["finished"], [f"{hasty.worker_id} was drained", "finished"]]
+    assert sorted(outcomes, key=len) == [
+        ["finished"],
+        [f"{hasty.worker_id} was drained", "finished"],
+    ]
 
 
 @pytest.mark.parametrize("times", [1, 2])
 async def test_row_20_router_is_told_to_end(fleet: Fleet, times: int) -> None:
-    """Once: streams end there, and who comes later is sent to another. Twice: streams go on at another, too."""
+    """Once: streams end there, and who comes later is sent to another. Twice: streams go on at
+    another, too.
+    """
     await fleet.learn(PROMPT, max_tokens=LENGTH)
     await fleet.learn(OTHER)
     first = fleet.router
@@ -110,13 +118,21 @@ async def test_row_20_router_is_told_to_end(fleet: Fleet, times: int) -> None:
         code = await first.child.process.wait()
         fault.evidence.append(Evidence(time.monotonic(), f"exit code {code}"))
     assert code == 0
-    assert [sum(isinstance(event, BrokeOff) for event in one.events) for one in (history, late)] == [times - 1, 1]
+    assert [
+        sum(isinstance(event, BrokeOff) for event in one.events) for one in (history, late)
+    ] == [times - 1, 1]
 
 
-async def test_row_21_scale_down_picks_a_worker_that_holds_leases_and_streams(launcher: FleetLauncher) -> None:
-    """Each decode worker has a stream, and a lease whose KV is kept back, until one of the two drains."""
+async def test_row_21_scale_down_picks_a_worker_that_holds_leases_and_streams(
+    launcher: FleetLauncher,
+) -> None:
+    """Each decode worker has a stream, and a lease whose KV is kept back, until one of the two
+    drains.
+    """
     fleet = launcher.fleet
-    streamed, leased = ([tokens(length, length + number) for number in range(2)] for length in (SHORT, 140))
+    streamed, leased = (
+        [tokens(length, length + number) for number in range(2)] for length in (SHORT, 140)
+    )
     await fleet.learn(*streamed, *leased)
     async with fleet.case("T G B") as case:
         for worker in fleet.pool("decode"):
@@ -126,13 +142,19 @@ async def test_row_21_scale_down_picks_a_worker_that_holds_leases_and_streams(la
             await one.tokens(1)
         asked += [fleet.ask(case, "row-21!hold@joined", prompt) for prompt in streamed]
         both = [await fleet.reached(one.history.request_id, "joined") for one in asked[2:]]
-        assert [(one.busy, one.leases) for one in [await worker.sample() for worker in both]] == [(2, 1)] * 2
-        await ClusterServiceStub(fleet.router.admin).SetPoolSize(cluster_pb.SetPoolSizeRequest(decode=1))
+        assert [(one.busy, one.leases) for one in [await worker.sample() for worker in both]] == [
+            (2, 1)
+        ] * 2
+        await ClusterServiceStub(fleet.router.admin).SetPoolSize(
+            cluster_pb.SetPoolSizeRequest(decode=1)
+        )
         leaver = await drains(*both)
         held = await leaver.sample()
         fault = record(case, "scale-down", leaver)
         if held.busy == 2 and held.leases == 1:
-            fault.evidence.append(Evidence(held.at, f"{leaver.worker_id} drains with a stream and a lease"))
+            fault.evidence.append(
+                Evidence(held.at, f"{leaver.worker_id} drains with a stream and a lease")
+            )
         for worker in both:
             worker.handoffs.heal()
             fleet.let_go(worker)

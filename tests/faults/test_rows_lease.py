@@ -16,9 +16,11 @@ LARGE = 2040  # tokens of a prompt that takes more blocks than LONG leaves
 
 
 async def test_row_07_a_late_frame_after_its_blocks_were_given_away(fleet: Fleet) -> None:
-    """The network keeps the push's first frame back, and the router's renewals, until the lease has ended.
+    """The network keeps the push's first frame back, and the router's renewals, until the lease has
+    ended.
 
-    The request goes on elsewhere. The frame comes when each decode worker has promised most of its blocks to another.
+    The request goes on elsewhere. The frame comes when each decode worker has promised most of its
+    blocks to another.
     """
     large = [tokens(LARGE, 70 + number) for number in range(2)]
     await fleet.learn(LONG, *large)
@@ -37,13 +39,17 @@ async def test_row_07_a_late_frame_after_its_blocks_were_given_away(fleet: Fleet
         async with asyncio.timeout(30):
             while not (await worker.sample()).at_rest:
                 await asyncio.sleep(0.01)
-        fault.evidence.append(Evidence(time.monotonic(), f"the lease on {worker.worker_id} has ended"))
+        fault.evidence.append(
+            Evidence(time.monotonic(), f"the lease on {worker.worker_id} has ended")
+        )
         worker.routers.heal()
         await asked.ended()
         await fleet.found(worker)
 
         later = [fleet.ask(case, "row-07-later!tell@reserved", prompt) for prompt in large]
-        owners = {(await fleet.reached(one.history.request_id, "reserved")).worker_id for one in later}
+        owners = {
+            (await fleet.reached(one.history.request_id, "reserved")).worker_id for one in later
+        }
         assert owners == {worker.worker_id, other.worker_id}
         held = await worker.sample()
         assert held.blocks_held + promised > held.blocks_total, "some blocks were the first one's"
@@ -54,4 +60,7 @@ async def test_row_07_a_late_frame_after_its_blocks_were_given_away(fleet: Fleet
             assert len((await one.ended()).attempts) == 1
         fault.evidence.append(Evidence(time.monotonic(), worker.said(name, "refused")))
     assert "is unknown in epoch" in worker.said(name, "refused")
-    assert [one.decode_worker == worker.worker_id for one in asked.history.attempts] == [True, False]
+    assert [one.decode_worker == worker.worker_id for one in asked.history.attempts] == [
+        True,
+        False,
+    ]

@@ -14,13 +14,16 @@ from support.tcp_proxy import TcpProxy
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
 
-LONGER = os.environ.get("LONG") == "1"  # `make faults LONG=1`: outages as long as the matrix has them
+# `make faults LONG=1`: outages as long as the matrix has them
+LONGER = os.environ.get("LONG") == "1"
 FROZEN_S = 60.0 if LONGER else 0.0
 LENGTH = 1000  # tokens: the answer lasts until the network is cut
 
 
 async def test_row_10_decode_worker_stopped_and_continued(fleet: Fleet) -> None:
-    """It is stopped in mid-answer until the answer has gone on elsewhere, and then continues with what it held."""
+    """It is stopped in mid-answer until the answer has gone on elsewhere, and then continues with
+    what it held.
+    """
     await fleet.learn(PROMPT, **SEEDED)
     await fleet.learn(OTHER)
     async with fleet.case("T G") as case:
@@ -71,7 +74,9 @@ def cut(case: Case, worker_id: str, way: TcpProxy) -> None:
 
 
 async def test_row_12_a_partition_that_heals_after_migration(fleet: Fleet) -> None:
-    """It was one way: the worker heard the router and was not heard. All that it said comes when it heals."""
+    """It was one way: the worker heard the router and was not heard. All that it said comes when it
+    heals.
+    """
     await fleet.learn(PROMPT, max_tokens=LENGTH)
     async with fleet.case("T B G") as case:
         asked = fleet.ask(case, "row-12!tell@token:10", PROMPT, max_tokens=LENGTH)
@@ -93,6 +98,8 @@ async def test_row_13_connection_reset_in_mid_stream(fleet: Fleet) -> None:
         fault = record(case, "the router's connection is reset")
         worker.routers.reset()
         if worker.routers.resets:
-            fault.evidence.append(Evidence(time.monotonic(), f"{worker.routers.resets} connections were reset"))
+            fault.evidence.append(
+                Evidence(time.monotonic(), f"{worker.routers.resets} connections were reset")
+            )
         history = await asked.ended()
     assert "was lost" in history.attempts[0].outcome

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import grpc
 import pytest
-from support.certificates import all_roles
 from faults.client import Asking
 from faults.fleet import Fleet, record, running_fleet
 from faults.fleet_worker import Forks
 from faults.history import Case, Evidence
 from faults.points import JUMP_S
 from faults.prompts import LONG, OTHER, PROMPT
+from support.certificates import all_roles
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 
@@ -38,7 +38,9 @@ async def test_row_26_a_worker_ten_times_as_slow(fleet: Fleet) -> None:
             while not (reason := await unfit(fleet, slow.worker_id)):
                 await asyncio.sleep(0.1)
         fault.evidence.append(Evidence(time.monotonic(), reason))
-        later = [await fleet.ask(case, "row-26-later", OTHER, deadline_s=60.0).ended() for _ in range(6)]
+        later = [
+            await fleet.ask(case, "row-26-later", OTHER, deadline_s=60.0).ended() for _ in range(6)
+        ]
     assert "times as slow as the median of the pool's others" in reason
     assert sum(one.attempts[0].decode_worker == slow.worker_id for one in later) <= 1
     await fleet.replace(slow)
@@ -47,11 +49,15 @@ async def test_row_26_a_worker_ten_times_as_slow(fleet: Fleet) -> None:
 async def unfit(fleet: Fleet, worker_id: str) -> str:
     """Why the router gives it no new work."""
     status = await fleet.router.status()
-    return next(one.unfit for pool in status.pools for one in pool.workers if one.worker_id == worker_id)
+    return next(
+        one.unfit for pool in status.pools for one in pool.workers if one.worker_id == worker_id
+    )
 
 
 async def test_row_26_clocks_five_minutes_apart(fleet: Fleet) -> None:
-    """A decode worker's clock is set five minutes forward when it has just granted a lease, and the lease lasts."""
+    """A decode worker's clock is set five minutes forward when it has just granted a lease, and the
+    lease lasts.
+    """
     await fleet.learn(LONG, OTHER)
     async with fleet.case("T G B D") as case:
         fault = record(case, "a clock that is set forward")
@@ -59,7 +65,9 @@ async def test_row_26_clocks_five_minutes_apart(fleet: Fleet) -> None:
         name = asked.history.request_id
         worker = await fleet.reached(name, "reserved")
         if (ahead := float(worker.said(name, "reserved")) - time.time()) > 0.9 * JUMP_S:
-            fault.evidence.append(Evidence(time.monotonic(), f"{worker.worker_id} is {ahead:.0f} s ahead"))
+            fault.evidence.append(
+                Evidence(time.monotonic(), f"{worker.worker_id} is {ahead:.0f} s ahead")
+            )
         await fleet.reached(name, "arrived")
         histories = [await asked.ended()]
         later = [fleet.ask(case, "row-26", OTHER) for _ in range(4)]
@@ -69,10 +77,14 @@ async def test_row_26_clocks_five_minutes_apart(fleet: Fleet) -> None:
 
 
 async def test_row_26_a_certificate_that_ends_in_mid_run(forks: Forks, tmp_path: Path) -> None:
-    """Of workers and router alike. What is connected goes on; what connects is told why it cannot."""
+    """Of workers and router alike. What is connected goes on; what connects is told why it
+    cannot.
+    """
     made = all_roles(tmp_path, ("router", "worker"))
     alone = {"replicas": 1}
-    async with running_fleet(forks, prefill=alone, decode=alone, security=made.security.model_dump()) as fleet:
+    async with running_fleet(
+        forks, prefill=alone, decode=alone, security=made.security.model_dump()
+    ) as fleet:
         await fleet.learn(PROMPT, OTHER)
         async with fleet.case("T G B") as case:
             asked = fleet.ask(case, "row-26!hold@joined", PROMPT)
@@ -93,7 +105,9 @@ async def test_row_26_a_certificate_that_ends_in_mid_run(forks: Forks, tmp_path:
                 again = await anew(fleet, case, channel).ended()
     assert (stranger.end.status, stranger.token_ids) == ("UNAVAILABLE", ())
     assert stranger.end.message.endswith("certificate has expired")
-    assert "certificate has expired" in moved.attempts[0].outcome, "the prefill worker connects for each certificate"
+    assert "certificate has expired" in moved.attempts[0].outcome, (
+        "the prefill worker connects for each certificate"
+    )
     assert (moved.attempts[-1].path, again.end.status) == ("local", "length")
 
 

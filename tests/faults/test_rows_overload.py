@@ -23,12 +23,13 @@ SIZE = 700
 QUEUE = 6
 LOAD = 3
 LENGTH = 1000  # tokens of the answer that is not read
-VERBOSE = {"max_tokens": LENGTH, "logprobs": 20}  # some hundred bytes for a token, more than a connection buffers
+# Some hundred bytes for a token, more than a connection buffers
+VERBOSE = {"max_tokens": LENGTH, "logprobs": 20}
 
 
 async def test_row_23_three_times_as_many_requests_as_can_be_taken(fleet: Fleet) -> None:
-    """Those beyond seats and queue are told at once, while nobody else has moved: nothing is computed for them, and all
-    that were taken are served.
+    """Those beyond seats and queue are told at once, while nobody else has moved: nothing is
+    computed for them, and all that were taken are served.
     """
     prompts = [tokens(SIZE, 230 + number) for number in range(SEATS + QUEUE)]
     await fleet.learn(*prompts)
@@ -37,12 +38,17 @@ async def test_row_23_three_times_as_many_requests_as_can_be_taken(fleet: Fleet)
         fault = record(case, f"{LOAD} times what can be taken")
         for worker in fleet.pool("decode"):
             worker.handoffs.part()  # so that nobody leaves a seat
-        asked = [fleet.ask(case, "row-23", prompt, routers=(router,), deadline_s=60.0) for prompt in prompts * LOAD]
+        asked = [
+            fleet.ask(case, "row-23", prompt, routers=(router,), deadline_s=60.0)
+            for prompt in prompts * LOAD
+        ]
         refused = await ended(fleet, asked, len(asked) - SEATS - QUEUE)
         load = (await router.status()).router
         assert (load.running, load.waiting) == (SEATS, QUEUE)
         fault.evidence.append(
-            Evidence(time.monotonic(), f"{len(refused)} refused, {load.running} run, all seats are held")
+            Evidence(
+                time.monotonic(), f"{len(refused)} refused, {load.running} run, all seats are held"
+            )
         )
         for worker in fleet.pool("decode"):
             worker.handoffs.heal()
@@ -55,8 +61,9 @@ async def test_row_23_three_times_as_many_requests_as_can_be_taken(fleet: Fleet)
 
 
 async def test_row_23_goodput_stays_flat(fleet: Fleet) -> None:
-    """As many clients as are served at once, and three times as many, each asking again when it has its answer or is
-    refused: of what is computed, nothing is for an answer that does not become whole.
+    """As many clients as are served at once, and three times as many, each asking again when it has
+    its answer or is refused: of what is computed, nothing is for an answer that does not become
+    whole.
     """
     prompts = [tokens(SIZE, 230 + number) for number in range(SEATS + QUEUE)]
     await fleet.learn(*prompts)
@@ -68,7 +75,9 @@ async def test_row_23_goodput_stays_flat(fleet: Fleet) -> None:
         async def client(number: int) -> None:
             nonlocal served
             while served < 2 * len(prompts):
-                asked = fleet.ask(case, "row-23", prompts[number], routers=(router,), deadline_s=60.0)
+                asked = fleet.ask(
+                    case, "row-23", prompts[number], routers=(router,), deadline_s=60.0
+                )
                 history = await asked.ended()
                 served += whole(history)
                 await asyncio.sleep(history.end.retry_after_s or 0.0)
@@ -86,21 +95,28 @@ async def test_row_23_goodput_stays_flat(fleet: Fleet) -> None:
 
 async def ended(fleet: Fleet, asked: list[Asking], count: int) -> list[Asking]:
     """The first so many of them."""
-    await fleet.until(lambda: sum(bool(one.history.ends) for one in asked) >= count, f"{count} have ended")
+    await fleet.until(
+        lambda: sum(bool(one.history.ends) for one in asked) >= count, f"{count} have ended"
+    )
     return [one for one in asked if one.history.ends]
 
 
 async def test_row_23_a_slow_reader(fleet: Fleet) -> None:
-    """Its connection stops in mid-answer. The worker goes on to the end, and what was not read is one response."""
+    """Its connection stops in mid-answer. The worker goes on to the end, and what was not read is
+    one response.
+    """
     await fleet.learn(PROMPT, **VERBOSE)
     await fleet.learn(OTHER)
     async with (
         proxy_to(fleet.router.endpoints.grpc) as way,
-        fleet.client_channel(way.address, ("grpc.http2.bdp_probe", 0)) as channel,  # takes 64 KiB unread, and no more
+        # Takes 64 KiB unread, and no more
+        fleet.client_channel(way.address, ("grpc.http2.bdp_probe", 0)) as channel,
         fleet.case("T G B") as case,
     ):
         fault = record(case, "a client that does not read")
-        asked = fleet.ask(case, "row-23", PROMPT, routers=(replace(fleet.router, channel=channel),), **VERBOSE)
+        asked = fleet.ask(
+            case, "row-23", PROMPT, routers=(replace(fleet.router, channel=channel),), **VERBOSE
+        )
         await asked.tokens(5)
         way.passes["down"].clear()
         fleet.ask(case, "beside", OTHER, bystander=True)

@@ -19,14 +19,19 @@ from router.runtime.driver import FORGET_S
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 
 LENGTH = 1000  # tokens: the answer lasts until the fault is there
-OUTAGE_S = {"stalled": 30.0 if os.environ.get("LONG") == "1" else 0.0, "read-only": TTL_S + FORGET_S + 1.0}
+OUTAGE_S = {
+    "stalled": 30.0 if os.environ.get("LONG") == "1" else 0.0,
+    "read-only": TTL_S + FORGET_S + 1.0,
+}
 
 
 @pytest.mark.parametrize("way", ["killed", "flushed", "stalled", "read-only"])
 async def test_row_17_redis(fleet: Fleet, way: str) -> None:
-    """Streams go on and new requests are served, where they were placed. Afterwards the workers are registered again.
+    """Streams go on and new requests are served, where they were placed. Afterwards the workers are
+    registered again.
 
-    Where Redis takes no writes, all entries expire, and it lasts until the router would have forgotten their workers.
+    Where Redis takes no writes, all entries expire, and it lasts until the router would have
+    forgotten their workers.
     """
     await fleet.learn(PROMPT, max_tokens=LENGTH)
     await fleet.learn(OTHER)
@@ -39,7 +44,9 @@ async def test_row_17_redis(fleet: Fleet, way: str) -> None:
             match way:
                 case "flushed":
                     await client.flushall()
-                    fault.evidence.append(Evidence(time.monotonic(), f"{await client.dbsize()} keys were left"))
+                    fault.evidence.append(
+                        Evidence(time.monotonic(), f"{await client.dbsize()} keys were left")
+                    )
                 case "read-only":
                     await client.execute_command("REPLICAOF", "127.0.0.1", "1")  # where nobody is
                     with pytest.raises(redis.exceptions.ReadOnlyError) as refused:
@@ -66,13 +73,19 @@ async def served_meanwhile(fleet: Fleet, case: Case, seconds: float) -> None:
             return
 
 
-async def over(fleet: Fleet, way: str, fault: FaultRecord, server: int, client: redis.asyncio.Redis) -> None:
+async def over(
+    fleet: Fleet, way: str, fault: FaultRecord, server: int, client: redis.asyncio.Redis
+) -> None:
     match way:
         case "killed":
             await fleet.until(lambda: fleet.redis.pid != server, "Redis was started again")
-            fault.evidence.append(Evidence(time.monotonic(), f"pid {server} became {fleet.redis.pid}"))
+            fault.evidence.append(
+                Evidence(time.monotonic(), f"pid {server} became {fleet.redis.pid}")
+            )
         case "stalled":
-            fault.evidence.append(Evidence(time.monotonic(), "the router says that Redis does not answer"))
+            fault.evidence.append(
+                Evidence(time.monotonic(), "the router says that Redis does not answer")
+            )
             os.kill(server, signal.SIGCONT)
         case "read-only":
             assert not await fleet.registry.workers(), "their entries have expired"

@@ -1,7 +1,8 @@
-"""Each RPC's answer is lost, and the RPC comes again in the same words: row 14. What it does is done once.
+"""Each RPC's answer is lost, and the RPC comes again in the same words: row 14. What it does is
+done once.
 
-The methods are read from the services' descriptors, and a session's commands from its message: a new one without a case
-here fails.
+The methods are read from the services' descriptors, and a session's commands from its message: a
+new one without a case here fails.
 """
 
 from __future__ import annotations
@@ -22,7 +23,17 @@ from faults.launcher import FleetLauncher
 from faults.prompts import LONG, OTHER, PROMPT, tokens
 from support.tcp_proxy import TcpProxy, proxy_to
 
-from kvrelay.messages import Abort, Command, HandedOff, Prefill, Renew, Reserve, Reserved, RunLocal, TokenBatch
+from kvrelay.messages import (
+    Abort,
+    Command,
+    HandedOff,
+    Prefill,
+    Renew,
+    Reserve,
+    Reserved,
+    RunLocal,
+    TokenBatch,
+)
 from kvrelay.types import SamplingParams, SequenceSpec
 from kvrelay.wire import cluster, inference, transfer, worker
 
@@ -57,12 +68,15 @@ def all_methods() -> set[str]:
 
 
 async def test_row_14_each_method_has_a_case() -> None:
-    # Nobody repeats a fetch: who has no answer computes. That it would be done once is seen in test_handoff_faults.py.
+    # Nobody repeats a fetch: who has no answer computes. That it would be done once is seen in
+    # test_handoff_faults.py.
     assert CASES.keys() == all_methods() - {"KvTransferService.Fetch"}
 
 
 @pytest.mark.parametrize("method", CASES)
-async def test_row_14_an_answer_is_lost_and_the_call_repeated(launcher: FleetLauncher, method: str) -> None:
+async def test_row_14_an_answer_is_lost_and_the_call_repeated(
+    launcher: FleetLauncher, method: str
+) -> None:
     fleet = launcher.fleet
     await fleet.learn(OTHER, SHORT, PROMPT, LONG)
     async with fleet.case("T G B") as case:
@@ -89,8 +103,8 @@ async def repeated(
     done: Callable[[], Awaitable[bool]] | None = None,
     over: Callable[[], Awaitable[bool]] | None = None,
 ) -> Any:
-    """The second answer. The first is lost with its connection when it has come half of the way back, and `done`; the
-    call comes again when the loss was noticed, as `over` says.
+    """The second answer. The first is lost with its connection when it has come half of the way
+    back, and `done`; the call comes again when the loss was noticed, as `over` says.
     """
     async with losing(fleet, address) as (way, channel):
         first = asyncio.ensure_future(call(channel))
@@ -101,7 +115,9 @@ async def repeated(
         with pytest.raises(grpc.aio.AioRpcError) as lost:
             await first
         assert lost.value.code() is grpc.StatusCode.UNAVAILABLE
-        fault.evidence.append(Evidence(time.monotonic(), f"{way.lost} bytes of an answer were lost"))
+        fault.evidence.append(
+            Evidence(time.monotonic(), f"{way.lost} bytes of an answer were lost")
+        )
         async with asyncio.timeout(30):
             while over is not None and not await over():
                 await asyncio.sleep(0.01)
@@ -119,7 +135,9 @@ async def models(launcher: FleetLauncher, case: Case, fault: FaultRecord) -> Non
     def call(channel: grpc.aio.Channel) -> Awaitable[Any]:
         return inference.InferenceServiceStub(channel).ListModels(inference.pb.ListModelsRequest())
 
-    assert await repeated(launcher.fleet, fault, router.endpoints.grpc, call) == await call(router.channel)
+    assert await repeated(launcher.fleet, fault, router.endpoints.grpc, call) == await call(
+        router.channel
+    )
 
 
 @case_of("ClusterService.GetStatus", "ClusterService.WatchStatus")
@@ -134,7 +152,9 @@ async def status(launcher: FleetLauncher, case: Case, fault: FaultRecord) -> Non
 
     seen = await repeated(fleet, fault, fleet.router.endpoints.admin, call)
     shown = {one.worker_id for pool in seen.pools for one in pool.workers}
-    assert shown >= {one.worker_id for one in fleet.alive}, "and those that earlier rows killed, for some seconds"
+    assert shown >= {one.worker_id for one in fleet.alive}, (
+        "and those that earlier rows killed, for some seconds"
+    )
 
 
 @case_of("WorkerService.GetWorkerStatus")
@@ -148,7 +168,8 @@ async def worker_status(launcher: FleetLauncher, case: Case, fault: FaultRecord)
     assert seen.status.worker_id == looked_at.worker_id
 
 
-# What changes the pools: on a worker that has a stream, so that it is still there when the call comes again
+# What changes the pools: on a worker that has a stream, so that it is still there when the call
+# comes again
 
 
 async def busy_worker(launcher: FleetLauncher, case: Case) -> FleetWorker:
@@ -176,7 +197,9 @@ async def drain(launcher: FleetLauncher, case: Case, fault: FaultRecord) -> None
 
     def call(channel: grpc.aio.Channel) -> Awaitable[Any]:
         if direct:
-            return worker.WorkerServiceStub(channel).Drain(worker.pb.DrainRequest(grace_seconds=LEASE_S))
+            return worker.WorkerServiceStub(channel).Drain(
+                worker.pb.DrainRequest(grace_seconds=LEASE_S)
+            )
         wish = cluster.pb.DrainWorkerRequest(worker_id=leaver.worker_id)
         return cluster.ClusterServiceStub(channel).DrainWorker(wish)
 
@@ -213,7 +236,9 @@ async def resize(launcher: FleetLauncher, case: Case, fault: FaultRecord) -> Non
     fault.victims |= {one.worker_id for one in fleet.pool("prefill")}
 
     def call(channel: grpc.aio.Channel) -> Awaitable[Any]:
-        return cluster.ClusterServiceStub(channel).SetPoolSize(cluster.pb.SetPoolSizeRequest(prefill=3))
+        return cluster.ClusterServiceStub(channel).SetPoolSize(
+            cluster.pb.SetPoolSizeRequest(prefill=3)
+        )
 
     async def done() -> bool:
         return (await fleet.registry.desired())["prefill"] == 3
@@ -229,7 +254,9 @@ async def resize(launcher: FleetLauncher, case: Case, fault: FaultRecord) -> Non
 
 @case_of("InferenceService.Generate")
 async def generate(launcher: FleetLauncher, case: Case, fault: FaultRecord) -> None:
-    """The client has not one token when its connection breaks. It calls again when the router has noticed that."""
+    """The client has not one token when its connection breaks. It calls again when the router has
+    noticed that.
+    """
     fleet, router = launcher.fleet, launcher.fleet.router
     async with (
         losing(fleet, router.endpoints.grpc) as (way, channel),
@@ -243,7 +270,9 @@ async def generate(launcher: FleetLauncher, case: Case, fault: FaultRecord) -> N
         await fleet.until(lambda: way.lost >= TELLS, "tokens were lost")
         assert not asked.num_tokens
         way.reset()
-        fault.evidence.append(Evidence(time.monotonic(), f"{way.lost} bytes of an answer were lost"))
+        fault.evidence.append(
+            Evidence(time.monotonic(), f"{way.lost} bytes of an answer were lost")
+        )
         async with asyncio.timeout(30):
             while (await router.status()).router.running:
                 await asyncio.sleep(0.01)
@@ -254,7 +283,9 @@ async def generate(launcher: FleetLauncher, case: Case, fault: FaultRecord) -> N
 
 @case_of("KvTransferService.Push")
 async def push(launcher: FleetLauncher, case: Case, fault: FaultRecord) -> None:
-    """The receipt is lost, and the prefill worker asks for it again: the request is the decode worker's, once."""
+    """The receipt is lost, and the prefill worker asks for it again: the request is the decode
+    worker's, once.
+    """
     fleet = launcher.fleet
     asked = fleet.ask(case, "row-14!hold@committing!tell@committed", LONG)
     name = asked.history.request_id
@@ -265,7 +296,9 @@ async def push(launcher: FleetLauncher, case: Case, fault: FaultRecord) -> None:
     await fleet.until(lambda: decode.handoffs.lost, "the receipt is lost")
     decode.handoffs.reset()
     decode.handoffs.heal()
-    fault.evidence.append(Evidence(time.monotonic(), f"{decode.handoffs.lost} bytes of a receipt were lost"))
+    fault.evidence.append(
+        Evidence(time.monotonic(), f"{decode.handoffs.lost} bytes of a receipt were lost")
+    )
     history = await asked.ended()
     assert [(one.path, one.outcome) for one in history.attempts] == [("disaggregated", "finished")]
 
@@ -328,7 +361,9 @@ async def reserve(launcher: FleetLauncher, case: Case, fault: FaultRecord) -> No
     decode = launcher.fleet.pool("decode")[0]
 
     async def call(channel: grpc.aio.Channel) -> int:
-        session = await Session(channel).say(HELLO, Reserve(spec("row-14-reserve"), LEASE_S, "nobody"))
+        session = await Session(channel).say(
+            HELLO, Reserve(spec("row-14-reserve"), LEASE_S, "nobody")
+        )
         await session.hear(Reserved)
         return await leases()
 
@@ -354,12 +389,16 @@ async def run_local(launcher: FleetLauncher, case: Case, fault: FaultRecord) -> 
     async def over() -> bool:
         return (await decode.sample()).at_rest
 
-    assert await repeated(launcher.fleet, fault, decode.address, call, over=over) == list(range(MAX_TOKENS))
+    assert await repeated(launcher.fleet, fault, decode.address, call, over=over) == list(
+        range(MAX_TOKENS)
+    )
 
 
 @case_of("WorkerService.Session.prefill")
 async def prefill(launcher: FleetLauncher, case: Case, fault: FaultRecord) -> None:
-    """The second time the decode worker has the request already, and goes on with it as if nothing had come."""
+    """The second time the decode worker has the request already, and goes on with it as if nothing
+    had come.
+    """
     fleet, one = launcher.fleet, spec("row-14-prefill", OTHER)
     sender, decode = fleet.pool("prefill")[0], fleet.pool("decode")[0]
     assert decode.channel is not None
@@ -385,7 +424,9 @@ async def renew_or_abort(launcher: FleetLauncher, case: Case, fault: FaultRecord
     """These have no answer that could be lost. They come twice on one session."""
     decode = launcher.fleet.pool("decode")[0]
     assert decode.channel is not None
-    session = await Session(decode.channel).say(HELLO, Reserve(spec("row-14-twice"), LEASE_S, "nobody"))
+    session = await Session(decode.channel).say(
+        HELLO, Reserve(spec("row-14-twice"), LEASE_S, "nobody")
+    )
     lease_id = (await session.hear(Reserved)).target.lease_id
     aborts = "abort" in fault.name
     command = Abort("row-14-twice", 0) if aborts else Renew((lease_id,), LEASE_S)

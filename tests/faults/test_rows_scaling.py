@@ -1,4 +1,6 @@
-"""Metrics that nobody knows, a start that hangs, load that flaps: row 22. The production autoscaler and actuator."""
+"""Metrics that nobody knows, a start that hangs, load that flaps: row 22. The production autoscaler
+and actuator.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def reasons(looks: list[Verdicts]) -> list[str]:
 async def test_row_22_metrics_that_are_stale_or_not_a_number(
     launcher: FleetLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The size stays while nobody knows whether there is load, and shrinks once it is known that there is none."""
+    """The size stays while nobody knows whether there is load, and shrinks once it is known that
+    there is none.
+    """
     fleet = launcher.fleet
     await fleet.learn(OTHER)
     async with (
@@ -82,12 +86,21 @@ async def test_row_22_metrics_that_are_stale_or_not_a_number(
         fault = record(case, "the router tells nothing, and then rubbish", *fleet.pool("decode"))
         entry = json.loads(await client.get(key) or b"")
         with capture_logs() as logs:
-            shrinks = {"min_replicas": 1, "max_replicas": 3, "metrics": QUEUE, "downscale_delay_s": 0}
+            shrinks = {
+                "min_replicas": 1,
+                "max_replicas": 3,
+                "metrics": QUEUE,
+                "downscale_delay_s": 0,
+            }
             entry["value"]["waiting"] = entry["value"]["ttft_p95_ms"] = float("nan")
             await client.set(key, json.dumps(entry))
             async with autoscaled(launcher, monkeypatch, **shrinks) as looks:
                 await fleet.until(lambda: len(looks) > LOOKS, "it has looked at the rubbish")
-                fault.evidence += [Evidence(time.monotonic(), str(one)) for one in logs if "skipped" in one["event"]]
+                fault.evidence += [
+                    Evidence(time.monotonic(), str(one))
+                    for one in logs
+                    if "skipped" in one["event"]
+                ]
                 await client.delete(key)  # as it expires
                 await fleet.until(lambda: len(looks) > 2 * LOOKS, "it has looked at nothing")
                 assert set(reasons(looks)) == {"no metric is known"}
@@ -99,7 +112,9 @@ async def test_row_22_metrics_that_are_stale_or_not_a_number(
     await launcher.resize(decode=2)
 
 
-async def test_row_22_a_start_that_hangs(launcher: FleetLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_row_22_a_start_that_hangs(
+    launcher: FleetLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is given up, counted as one until then, and another comes in its place."""
     fleet = launcher.fleet
     await fleet.learn(OTHER)
@@ -122,7 +137,9 @@ async def test_row_22_a_start_that_hangs(launcher: FleetLauncher, monkeypatch: p
     await launcher.resize(decode=2)
 
 
-async def test_row_22_load_that_flaps(launcher: FleetLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_row_22_load_that_flaps(
+    launcher: FleetLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Requests wait, leave, and come again: the pool grows once, to its bound, and stays there."""
     fleet = launcher.fleet
     await fleet.learn(OTHER)
@@ -130,14 +147,27 @@ async def test_row_22_load_that_flaps(launcher: FleetLauncher, monkeypatch: pyte
     async with fleet.case("B") as case:
         fault = record(case, "load that flaps")
         launcher.most["decode"] = 0
-        policy = {"min_replicas": 1, "max_replicas": 3, "metrics": QUEUE, "upscale_delay_s": 0, "downscale_delay_s": 60}
-        async with filled(fleet, case, "joined"), autoscaled(launcher, monkeypatch, **policy) as looks:
+        policy = {
+            "min_replicas": 1,
+            "max_replicas": 3,
+            "metrics": QUEUE,
+            "upscale_delay_s": 0,
+            "downscale_delay_s": 60,
+        }
+        async with (
+            filled(fleet, case, "joined"),
+            autoscaled(launcher, monkeypatch, **policy) as looks,
+        ):
             await fleet.until(lambda: looks, "a look")
             for _ in range(2):
                 for count, depth in ((WAITING, "queue_depth [1-9]"), (0, "queue_depth 0")):
-                    asked = [fleet.ask(case, "row-22", LONG, max_tokens=LENGTH) for _ in range(count)]
+                    asked = [
+                        fleet.ask(case, "row-22", LONG, max_tokens=LENGTH) for _ in range(count)
+                    ]
                     await fleet.until(lambda: re.match(depth, reasons(looks)[-1]), depth)  # noqa: B023
-                    fault.evidence.append(Evidence(time.monotonic(), f"the autoscaler saw {reasons(looks)[-1]}"))
+                    fault.evidence.append(
+                        Evidence(time.monotonic(), f"the autoscaler saw {reasons(looks)[-1]}")
+                    )
                     for one in asked:
                         one.cancel()
                         await one.ended()

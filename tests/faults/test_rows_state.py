@@ -36,10 +36,14 @@ async def test_row_08_damaged_kv(fleet: Fleet) -> None:
         for damage, one in asked.items():
             fault = record(case, f"the first blocks: {damage}")
             worker = await fleet.reached(one.history.request_id, "frames")
-            fault.evidence.append(Evidence(time.monotonic(), f"{worker.worker_id} was given them so"))
+            fault.evidence.append(
+                Evidence(time.monotonic(), f"{worker.worker_id} was given them so")
+            )
             history = await one.ended()
             (refused,) = [
-                at.said for at in worker.reached if (at.request_id, at.point) == (history.request_id, "refused")
+                at.said
+                for at in worker.reached
+                if (at.request_id, at.point) == (history.request_id, "refused")
             ]
             assert DAMAGES[damage] in refused, "of this damage, and nothing else"
             assert len(history.attempts) > 1
@@ -51,7 +55,9 @@ async def test_row_19_router_killed_and_client_resumes(fleet: Fleet) -> None:
     second = await fleet.add_router()
     await fleet.complete()
     async with fleet.case("T G B") as case:
-        asked = fleet.ask(case, "row-19!tell@token:10", PROMPT, max_tokens=LENGTH, routers=(first, second))
+        asked = fleet.ask(
+            case, "row-19!tell@token:10", PROMPT, max_tokens=LENGTH, routers=(first, second)
+        )
         await asked.tokens(10)
         fault = record(case, "SIGKILL to the router")
         first.child.kill()
@@ -63,12 +69,16 @@ async def test_row_19_router_killed_and_client_resumes(fleet: Fleet) -> None:
 
 
 async def test_row_25_kv_pool_full_in_mid_decode(fleet: Fleet) -> None:
-    """Eight answers of 27 blocks each: one worker has four or more, and no room for four that begin together."""
+    """Eight answers of 27 blocks each: one worker has four or more, and no room for four that begin
+    together.
+    """
     prompts = [tokens(150, 250 + n) for n in range(8)]
     await fleet.learn(*prompts, max_tokens=700)
     async with fleet.case("G B") as case:
         before = await fleet.preemptions()
-        asked = [fleet.ask(case, "row-25!hold@joined", prompt, max_tokens=700) for prompt in prompts]
+        asked = [
+            fleet.ask(case, "row-25!hold@joined", prompt, max_tokens=700) for prompt in prompts
+        ]
         for one in asked:
             await fleet.reached(one.history.request_id, "joined")
         for worker in fleet.pool("decode"):

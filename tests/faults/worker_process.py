@@ -1,12 +1,14 @@
-"""Worker processes that start fast: this one imports all that a worker needs, and forks one for each line on stdin.
+"""Worker processes that start fast: this one imports all that a worker needs, and forks one for
+each line on stdin.
 
-A line is a JSON object: number, worker_id, pool, model, redis, config; `announce` and `handoff` are the HOST:PORT under
-which routers and prefill workers shall reach the worker (proxies of the test's), `max_model_len` what it says of
-itself, `log` a file for its log. On stdout come lines of JSON as well, each with the number of the line that asked for
-the worker: its own address, the points that it reaches (see points.py), its pid, and how it ended.
+A line is a JSON object: number, worker_id, pool, model, redis, config; `announce` and `handoff` are
+the HOST:PORT under which routers and prefill workers shall reach the worker (proxies of the
+test's), `max_model_len` what it says of itself, `log` a file for its log. On stdout come lines of
+JSON as well, each with the number of the line that asked for the worker: its own address, the
+points that it reaches (see points.py), its pid, and how it ended.
 
-What may be unusual about a worker: `slow`, how many times as long its steps take; `grace_s`, for what it runs when it
-is told to end; `hangs`, that it stops itself (SIGSTOP) before it has begun.
+What may be unusual about a worker: `slow`, how many times as long its steps take; `grace_s`, for
+what it runs when it is told to end; `hangs`, that it stops itself (SIGSTOP) before it has begun.
 """
 
 from __future__ import annotations
@@ -60,7 +62,10 @@ def main() -> None:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if not pid:
                     break
-                print(json.dumps({"number": numbers.pop(pid), "ended": status, "pid": pid}), flush=True)
+                print(
+                    json.dumps({"number": numbers.pop(pid), "ended": status, "pid": pid}),
+                    flush=True,
+                )
         if 0 in readable:
             data = os.read(0, 2**16)
             if not data:
@@ -112,7 +117,9 @@ async def _serve(order: dict[str, Any], out: int) -> None:
     stop = StopRequest()
     stop.install()
     config = ClusterConfig.model_validate(order["config"])
-    settings = WorkerSettings(order["worker_id"], order["pool"], order["model"], order["redis"], config)
+    settings = WorkerSettings(
+        order["worker_id"], order["pool"], order["model"], order["redis"], config
+    )
     serve = prefill_worker.main.serve if order["pool"] == "prefill" else decode_worker.main.serve
     await serve(settings, stop)
 
@@ -130,7 +137,9 @@ def _announce(order: dict[str, Any], tell: Tell) -> None:
         await publish(registry, said, *rest, **named)
 
     Registry.publish_worker = published  # type: ignore[method-assign]
-    decode_worker.worker.HandoffTarget = lambda **fields: target(**{**fields, "address": order["handoff"]})  # type: ignore[assignment, misc]
+    decode_worker.worker.HandoffTarget = lambda **fields: target(
+        **{**fields, "address": order["handoff"]}
+    )  # type: ignore[assignment, misc]
 
 
 def _slow_down(times: float) -> None:

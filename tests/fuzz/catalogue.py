@@ -1,5 +1,5 @@
-"""Everything that reads what comes from outside, by name. KV frames have a fuzzer of their own, with real pushes:
-tests/unit/kv_transfer/fuzz_frames.py."""
+"""Everything that reads what comes from outside, by name. KV frames have a fuzzer of their own,
+with real pushes: tests/unit/kv_transfer/fuzz_frames.py."""
 
 from __future__ import annotations
 

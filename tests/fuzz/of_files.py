@@ -116,7 +116,9 @@ def redis_value(draw: random.Random) -> bytes:
     """Begins with the number of its kind."""
     kind = draw.randrange(len(_VALUES))
     fields = [one.name for one in dataclasses.fields(_VALUES[kind])]
-    return bytes([kind]) + json_bytes(draw, spoiled(draw, json.loads(encode(_VALUES[kind])), fields))
+    return bytes([kind]) + json_bytes(
+        draw, spoiled(draw, json.loads(encode(_VALUES[kind])), fields)
+    )
 
 
 @contextmanager
@@ -127,7 +129,9 @@ def decoding() -> Iterator[Feed]:
             value = decode(kind, data[1:])
         except ValueError as error:
             return refusal(ascii(error))  # as the registry logs it
-        assert decode(kind, encode(value).encode()) == value, "what is read can be written, and read again"
+        assert decode(kind, encode(value).encode()) == value, (
+            "what is read can be written, and read again"
+        )
         if isinstance(value, WorkerInfo):
             _use(value)
         return "taken"
@@ -151,7 +155,11 @@ def _use(worker: WorkerInfo) -> None:
 PARSERS = (
     Parser(
         "config",
-        partial(yaml_text, [one.read_text() for one in sorted(CONFIGS.glob("*.yaml"))], _words(ClusterConfig)),
+        partial(
+            yaml_text,
+            [one.read_text() for one in sorted(CONFIGS.glob("*.yaml"))],
+            _words(ClusterConfig),
+        ),
         partial(reading, load_config, "cluster.yaml"),
     ),
     Parser(
@@ -163,6 +171,10 @@ PARSERS = (
         ),
         partial(reading, load_policy, "policy.yaml"),
     ),
-    Parser("tokens", partial(yaml_text, [_TOKENS], _words(TenantEntry)), partial(reading, load_tokens, "tokens.yaml")),
+    Parser(
+        "tokens",
+        partial(yaml_text, [_TOKENS], _words(TenantEntry)),
+        partial(reading, load_tokens, "tokens.yaml"),
+    ),
     Parser("redis", redis_value, decoding),
 )

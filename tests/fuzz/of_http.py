@@ -89,15 +89,32 @@ _FORBIDDEN = (
 )
 _WORDS = sorted({*COMPLETION, *CHAT, *TOKENIZE, *DETOKENIZE, *_FORBIDDEN})
 _HEADERS = (
-    *("content-type: application/json", "content-encoding: gzip", "x-request-id: mine", "traceparent: 00-1-1-1"),
-    *("content-length: -1", "host: evil", "accept: */*", "authorization: Bearer x", "transfer-encoding: chunked"),
+    *(
+        "content-type: application/json",
+        "content-encoding: gzip",
+        "x-request-id: mine",
+        "traceparent: 00-1-1-1",
+    ),
+    *(
+        "content-length: -1",
+        "host: evil",
+        "accept: */*",
+        "authorization: Bearer x",
+        "transfer-encoding: chunked",
+    ),
 )
 
 
 def http_request(draw: random.Random) -> bytes:
-    """METHOD PATH, headers, an empty line and the body, as on the wire but for the version and the line ends."""
+    """METHOD PATH, headers, an empty line and the body, as on the wire but for the version and the
+    line ends.
+    """
     if draw.random() < 0.12:
-        method, path, body = draw.choice(["GET", "HEAD", "DELETE", "PUT", "\0"]), draw.choice(_GETS), b""
+        method, path, body = (
+            draw.choice(["GET", "HEAD", "DELETE", "PUT", "\0"]),
+            draw.choice(_GETS),
+            b"",
+        )
     else:
         method, path = "POST", draw.choice(list(_BODIES))
         body = json_bytes(draw, spoiled(draw, draw.choice(_BODIES[path]), _WORDS))
@@ -142,7 +159,8 @@ async def _ask(made: Rig, data: bytes) -> int:
         "client": ("127.0.0.1", 9),
         "state": {},
         "headers": [
-            (name.strip().lower(), value.strip()) for name, _, value in (one.partition(b":") for one in headers)
+            (name.strip().lower(), value.strip())
+            for name, _, value in (one.partition(b":") for one in headers)
         ],
     }
     answered = asyncio.Event()
@@ -171,7 +189,9 @@ async def _ask(made: Rig, data: bytes) -> int:
 def _check(status: int, headers: list[tuple[bytes, bytes]], content: bytes, method: str) -> None:
     assert status in STATUSES, f"{status}: {content[:500]!r}"
     for name, value in headers:
-        assert not set(name + value) & set(b"\r\n\0"), f"a header that splits the answer: {name!r}: {value[:200]!r}"
+        assert not set(name + value) & set(b"\r\n\0"), (
+            f"a header that splits the answer: {name!r}: {value[:200]!r}"
+        )
     if status >= 400 and method != "HEAD":
         error = _strict(content)["error"]
         assert error["message"]
@@ -179,7 +199,9 @@ def _check(status: int, headers: list[tuple[bytes, bytes]], content: bytes, meth
         assert len(content) < 4000, "an error that repeats too much of what was sent"
     if dict(headers).get(b"content-type", b"").startswith(b"text/event-stream"):
         for line in filter(None, content.decode().split("\n")):
-            assert line == "data: [DONE]" or "error" not in _strict(line.removeprefix("data: ").encode())
+            assert line == "data: [DONE]" or "error" not in _strict(
+                line.removeprefix("data: ").encode()
+            )
 
 
 def _strict(data: bytes) -> Any:

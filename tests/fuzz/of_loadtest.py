@@ -15,11 +15,11 @@ from typing import Any
 
 from fuzz.parser import Feed, Parser, refusal
 from fuzz.spoil import garbled, json_bytes, spoiled, text
-from kvrelay.loadtest.html_report import page
 from rich.console import Console
 
 from kvrelay.errors import InvalidArgument, KvRelayError
 from kvrelay.loadtest.counters import PrefixCache
+from kvrelay.loadtest.html_report import page
 from kvrelay.loadtest.lengths import Uniform
 from kvrelay.loadtest.report.report_file import load, report_to_json, sweep_to_json
 from kvrelay.loadtest.report.row import Row
@@ -36,12 +36,16 @@ from kvrelay.types import Attempt, Handoff, Ledger
 # Traces
 
 _MOONCAKE = [
-    {"timestamp": 1500 + at, "input_length": 600, "output_length": 5, "hash_ids": [0, 7]} for at in (0, 100, 5000)
+    {"timestamp": 1500 + at, "input_length": 600, "output_length": 5, "hash_ids": [0, 7]}
+    for at in (0, 100, 5000)
 ]
 _AZURE = (
-    "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
+    "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 "
+    "18:15:50.9951690,396,109\n"
 )
-_SERVEGEN = "0,2.5,1.1,Gamma,0.8,0.5\n600,0,1,,,\n1200,3,1,Weibull,1.2,0.3\n".replace(",,,\n", ",,1,1\n")
+_SERVEGEN = "0,2.5,1.1,Gamma,0.8,0.5\n600,0,1,,,\n1200,3,1,Weibull,1.2,0.3\n".replace(
+    ",,,\n", ",,1,1\n"
+)
 _LENGTHS = {
     "0": {"input_tokens": "{10: 0.5, 20: 0.5}", "output_tokens": "{3: 1.0}"},
     "600": {"input_tokens": "{}", "output_tokens": "{}"},
@@ -56,7 +60,9 @@ def trace(draw: random.Random) -> bytes:
     match kind:
         case 0:
             lines = [
-                json_bytes(draw, spoiled(draw, one)) if draw.random() < 0.5 else json.dumps(one).encode()
+                json_bytes(draw, spoiled(draw, one))
+                if draw.random() < 0.5
+                else json.dumps(one).encode()
                 for one in _MOONCAKE
             ]
             return bytes([kind]) + b"\n".join(lines)
@@ -64,7 +70,11 @@ def trace(draw: random.Random) -> bytes:
             return bytes([kind]) + json_bytes(
                 draw, spoiled(draw, _LENGTHS, ["{1: 1e999}", "{-5: 1}", "{1: '1'}", "[1]"])
             )
-    good = text(draw, _AZURE if kind == 1 else _SERVEGEN, ["\n", ",", '"', "1e308", "nan", "inf", "-1", "9" * 30, "0"])
+    good = text(
+        draw,
+        _AZURE if kind == 1 else _SERVEGEN,
+        ["\n", ",", '"', "1e308", "nan", "inf", "-1", "9" * 30, "0"],
+    )
     data = good.encode(errors="replace")
     return bytes([kind]) + (garbled(draw, data) if draw.random() < 0.2 else data)
 
@@ -83,7 +93,8 @@ def tracing() -> Iterator[Feed]:
             try:
                 before = 0.0
                 for one in islice(
-                    read_trace(source, guess_format(source), 0, 0.0, Uniform(9, 9), Uniform(3, 3)), REQUESTS
+                    read_trace(source, guess_format(source), 0, 0.0, Uniform(9, 9), Uniform(3, 3)),
+                    REQUESTS,
                 ):
                     assert one.at >= before, "requests come in the order of their times"
                     assert one.input_tokens >= 1
@@ -110,7 +121,21 @@ _REPORT = Report(
     parse_slos(["ttft:300", "tpot:60"]),
     (
         Row(0.0, 0.001, 0.1, (0.05, 0.05), 0.2, 10, 4, 3, "length", "disaggregated", "policy"),
-        Row(1.0, 0.002, 0.3, (0.1,), 0.4, 20, 0, 2, "stop", "local", "short", ledger=_LEDGER, request_id="r"),
+        Row(
+            1.0,
+            0.002,
+            0.3,
+            (0.1,),
+            0.4,
+            20,
+            0,
+            2,
+            "stop",
+            "local",
+            "short",
+            ledger=_LEDGER,
+            request_id="r",
+        ),
         Row(1.8, 0.004, output_tokens=7, error="RESOURCE_EXHAUSTED", message="full"),
     ),
     Timeline(
@@ -157,13 +182,18 @@ _EVENTS: list[Any] = [
         "choices": [{"index": 0, "text": "a", "token_ids": [1], "finish_reason": None}],
         "usage": {"completion_tokens": 1},
     },
-    {"choices": [{"text": "b", "finish_reason": "length"}], "kvrelay": {"path": "local", "why": "x", "ledger": None}},
+    {
+        "choices": [{"text": "b", "finish_reason": "length"}],
+        "kvrelay": {"path": "local", "why": "x", "ledger": None},
+    },
 ]
 
 
 def answer(draw: random.Random) -> bytes:
     lines = ["HTTP/1.1 200 OK", "content-type: text/event-stream", "transfer-encoding: chunked", ""]
-    chunks = [b"data: " + json_bytes(draw, spoiled(draw, one)) + b"\n\n" for one in _EVENTS] + [b"data: [DONE]\n\n"]
+    chunks = [b"data: " + json_bytes(draw, spoiled(draw, one)) + b"\n\n" for one in _EVENTS] + [
+        b"data: [DONE]\n\n"
+    ]
     if draw.random() < 0.3:
         lines[0] = text(draw, lines[0])
     body = b"".join(b"%x\r\n%s\r\n" % (len(one), one) for one in chunks) + b"0\r\n\r\n"

@@ -44,7 +44,9 @@ _REQUESTS = [
     for one in (
         GenerateRequest("r", "demo", "Once upon a time", sampling=_SAMPLING),
         GenerateRequest(messages=(("user", "hello"),), sampling=_SAMPLING),
-        GenerateRequest(token_ids=(10, 11, 12), sampling=_SAMPLING, priority=1, resume=(20,), cache_salt="s"),
+        GenerateRequest(
+            token_ids=(10, 11, 12), sampling=_SAMPLING, priority=1, resume=(20,), cache_salt="s"
+        ),
     )
 ]
 
@@ -95,7 +97,9 @@ def generating() -> Iterator[Feed]:
         yield feed
 
 
-async def _generate(service: InferenceService, message: inference.pb.GenerateRequest, context: Context) -> None:
+async def _generate(
+    service: InferenceService, message: inference.pb.GenerateRequest, context: Context
+) -> None:
     caller.set(ANONYMOUS)
     await service.Generate(message, context)
 
@@ -160,14 +164,25 @@ async def _call(method: Callable[..., Any], message: Message) -> None:
 # What a client is told
 
 _ANSWER = inference.response_to_proto(
-    GenerateResponse("r", 0, (20, 21), "ab", (TokenLogprobs(-0.5),) * 2, "length", Usage(3, 0, 2), "local", "short")
+    GenerateResponse(
+        "r",
+        0,
+        (20, 21),
+        "ab",
+        (TokenLogprobs(-0.5),) * 2,
+        "length",
+        Usage(3, 0, 2),
+        "local",
+        "short",
+    )
 )
 _STATUS = cluster.pb.ClusterStatus(
     model="demo",
     state="ready",
     pools=[
         cluster.pb.PoolStatus(
-            name="decode", workers=[cluster.pb.WorkerStatus(worker_id="decode-0", pool="decode", state="ready")]
+            name="decode",
+            workers=[cluster.pb.WorkerStatus(worker_id="decode-0", pool="decode", state="ready")],
         )
     ],
     decisions=[cluster.pb.ScalingDecision(pool="decode", before=1, after=2, reason="x")],
@@ -189,7 +204,10 @@ def being_told() -> Iterator[Feed]:
                 return "status"
             answer = Answer(GenerateRequest(prompt="x"))
             answer.begin(0.0)
-            answer.receive(inference.response_from_proto(inference.pb.GenerateResponse.FromString(data[1:])), 1.0)
+            answer.receive(
+                inference.response_from_proto(inference.pb.GenerateResponse.FromString(data[1:])),
+                1.0,
+            )
         except (KvRelayError, DecodeError):
             return "refused"
         return "taken"

@@ -44,8 +44,14 @@ _CONFIG = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
 }
 _GENERATION = {"eos_token_id": [2, 3], "bos_token_id": 1, "temperature": 0.5}
-_TOKENIZER_CONFIG = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": "{{ messages[0].content }}"}
-_TEMPLATE = "{% for one in messages %}<|{{ one.role }}|>{{ one.content }}{% endfor %}{{ bos_token }}"
+_TOKENIZER_CONFIG = {
+    "bos_token": "<s>",
+    "eos_token": {"content": "</s>"},
+    "chat_template": "{{ messages[0].content }}",
+}
+_TEMPLATE = (
+    "{% for one in messages %}<|{{ one.role }}|>{{ one.content }}{% endfor %}{{ bos_token }}"
+)
 _SHAPES = {
     "model.embed_tokens.weight": [128, 16],
     "model.layers.0.self_attn.q_proj.weight": [16, 16],
@@ -59,9 +65,19 @@ _SHAPES = {
     "model.layers.0.post_attention_layernorm.weight": [16],
     "model.norm.weight": [16],
 }
-_INDEX = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(_SHAPES, "model-00001-of-00001.safetensors")}
+_INDEX = {
+    "metadata": {"total_size": 1},
+    "weight_map": dict.fromkeys(_SHAPES, "model-00001-of-00001.safetensors"),
+}
 _CONFIG_WORDS = (
-    *("auto_map", "transformers_weights", "is_encoder_decoder", "quantization_config", "text_config", "sliding_window"),
+    *(
+        "auto_map",
+        "transformers_weights",
+        "is_encoder_decoder",
+        "quantization_config",
+        "text_config",
+        "sliding_window",
+    ),
     *(
         "layer_types",
         "rope_scaling",
@@ -73,7 +89,14 @@ _CONFIG_WORDS = (
         "num_experts",
         "attn_implementation",
     ),
-    *("longrope", "yarn", "original_max_position_embeddings", "_attn_implementation", "trust_remote_code", "peft"),
+    *(
+        "longrope",
+        "yarn",
+        "original_max_position_embeddings",
+        "_attn_implementation",
+        "trust_remote_code",
+        "peft",
+    ),
 )
 
 
@@ -107,7 +130,13 @@ def _tokenizer() -> str:
 
 
 _FILES = (
-    *("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json", "model.safetensors"),
+    *(
+        "config.json",
+        "generation_config.json",
+        "tokenizer_config.json",
+        "tokenizer.json",
+        "model.safetensors",
+    ),
     *("model.safetensors.index.json", "chat_template.jinja"),
 )
 
@@ -140,16 +169,23 @@ def _spoiled(draw: random.Random, name: str) -> bytes:
         case "tokenizer.json":
             return json_bytes(draw, spoiled(draw, json.loads(_tokenizer())))
         case "model.safetensors":
-            header = json_bytes(draw, spoiled(draw, _header(), ["F64", "BF16", "I8", "F4", "__metadata__"]))
+            header = json_bytes(
+                draw, spoiled(draw, _header(), ["F64", "BF16", "I8", "F4", "__metadata__"])
+            )
             whole = _safetensors(header, draw.choice([b"", _DATA, _DATA, _DATA, _DATA + bytes(8)]))
             if draw.random() < 0.1:
-                whole = struct.pack("<Q", draw.choice([0, 1, 2**31, 2**63, 2**64 - 1, len(header) + 1])) + whole[8:]
+                whole = (
+                    struct.pack("<Q", draw.choice([0, 1, 2**31, 2**63, 2**64 - 1, len(header) + 1]))
+                    + whole[8:]
+                )
             return garbled(draw, whole) if draw.random() < 0.2 else whole
         case "chat_template.jinja":
-            return text(draw, _TEMPLATE, ["{{", "}}", "{%", "%}", "|", "(", "[0]", "endfor", "range(9)"]).encode(
-                errors="replace"
-            )
-    return json_bytes(draw, spoiled(draw, _INDEX, ["../x.safetensors", "model.safetensors", "/etc/passwd"]))
+            return text(
+                draw, _TEMPLATE, ["{{", "}}", "{%", "%}", "|", "(", "[0]", "endfor", "range(9)"]
+            ).encode(errors="replace")
+    return json_bytes(
+        draw, spoiled(draw, _INDEX, ["../x.safetensors", "model.safetensors", "/etc/passwd"])
+    )
 
 
 def folder_file(draw: random.Random) -> bytes:

@@ -50,9 +50,18 @@ _TARGET = HandoffTarget("decode-0", "127.0.0.1:1", 1, 42, 1, 4, 0, "fake", "here
 _TIMINGS = PrefillTimings(0.1, 0.2, 3, 1, 2, 0.05)
 _EVENTS = (
     Reserved("long", 1, _TARGET),
-    TokenBatch((SequenceTokens("long", 1, 0, (20,), (TokenLogprobs(-0.5, ((20, -0.5),)),), None, _TIMINGS),)),
     TokenBatch(
-        (SequenceTokens("short", 2, 0, (20, 21)), SequenceTokens("long", 1, 1, (22, 23), finish_reason="length"))
+        (
+            SequenceTokens(
+                "long", 1, 0, (20,), (TokenLogprobs(-0.5, ((20, -0.5),)),), None, _TIMINGS
+            ),
+        )
+    ),
+    TokenBatch(
+        (
+            SequenceTokens("short", 2, 0, (20, 21)),
+            SequenceTokens("long", 1, 1, (22, 23), finish_reason="length"),
+        )
     ),
     HandedOff("long", 1, Handoff("shm", 2, 64, 128, 0, 0.1, 0.05, "same host")),
     Refused("short", 2, "full"),
@@ -75,12 +84,18 @@ def _parted(data: bytes) -> list[bytes]:
 
 def events(draw: random.Random) -> bytes:
     """Several, each with the number of the worker that sends it before it."""
-    chosen = list(_EVENTS[: draw.randint(1, len(_EVENTS))]) if draw.random() < 0.7 else draw.choices(_EVENTS, k=3)
+    chosen = (
+        list(_EVENTS[: draw.randint(1, len(_EVENTS))])
+        if draw.random() < 0.7
+        else draw.choices(_EVENTS, k=3)
+    )
     parts = []
     for event in chosen:
         message = worker.event_to_proto(event)
         data = spoiled_bytes(draw, message) if draw.random() < 0.6 else message.SerializeToString()
-        sender = isinstance(event, HandedOff) or (isinstance(event, TokenBatch) and len(event.sequences) == 1)
+        sender = isinstance(event, HandedOff) or (
+            isinstance(event, TokenBatch) and len(event.sequences) == 1
+        )
         parts.append(bytes([sender if draw.random() < 0.9 else not sender]) + data)
     return _joined(parts)
 
@@ -101,7 +116,9 @@ def hearing() -> Iterator[Feed]:
 
 
 async def _hear(made: Rig, messages: Sequence[bytes]) -> str:
-    """Two requests are under way when the events come; whatever these say, each ends once and hears so."""
+    """Two requests are under way when the events come; whatever these say, each ends once and hears
+    so.
+    """
     sampling = SamplingOptions(max_tokens=8, seed=1, logprobs=1)
     streams = []
     for request_id, prompt in (("long", tuple(range(10, 50))), ("short", (10, 11, 12))):
@@ -124,7 +141,9 @@ async def _hear(made: Rig, messages: Sequence[bytes]) -> str:
         if (
             life.assignment is not None and not life.ended and len(messages) % 2
         ):  # the rest of the answer is as it should be
-            rest = SequenceTokens(stream.request.request_id, life.attempt, len(life.tokens), (20,), (), "length")
+            rest = SequenceTokens(
+                stream.request.request_id, life.attempt, len(life.tokens), (20,), (), "length"
+            )
             made.driver.worker_said(life.assignment.decode, TokenBatch((rest,)))
         made.driver._carry_out(
             made.driver.dispatcher.tick(made.clock.now() + 1.0), made.clock.now()
@@ -166,7 +185,10 @@ _COMMANDS = (
 
 def commands(draw: random.Random) -> bytes:
     return _joined(
-        [spoiled_bytes(draw, worker.command_to_proto(draw.choice(_COMMANDS))) for _ in range(draw.randint(1, 5))]
+        [
+            spoiled_bytes(draw, worker.command_to_proto(draw.choice(_COMMANDS)))
+            for _ in range(draw.randint(1, 5))
+        ]
     )
 
 
@@ -200,7 +222,12 @@ async def _decode_worker() -> DecodeWorker:
     clock = ManualClock(100.0)
     cache = KvCache(64, LAYOUT.block_size)
     sender = Sender(
-        played.kv, worker_id="decode-0", host_id="here", model_id="test", layout_hash=played.layout_hash, clock=clock
+        played.kv,
+        worker_id="decode-0",
+        host_id="here",
+        model_id="test",
+        layout_hash=played.layout_hash,
+        clock=clock,
     )
     identity = Identity("decode-0", "decode", 1, "127.0.0.1:1", "here")
     return DecodeWorker(

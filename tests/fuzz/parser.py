@@ -1,4 +1,6 @@
-"""What is fuzzed: a way to make inputs from numbers, and a parser that must take or refuse each of them."""
+"""What is fuzzed: a way to make inputs from numbers, and a parser that must take or refuse each of
+them.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ _MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Parser:
-    """`feeding` gives the function that takes one input in and names the outcome, such as the error it was refused
-    with. Whatever that function raises is a finding: it catches the typed errors that are right by itself.
+    """`feeding` gives the function that takes one input in and names the outcome, such as the error
+    it was refused with. Whatever that function raises is a finding: it catches the typed errors
+    that are right by itself.
 
     An input may take `mib` MiB of memory and `mib_per_mib` times its own size.
     """
@@ -51,18 +54,27 @@ class Round:
     def __str__(self) -> str:
         rate = self.inputs / self.seconds if self.seconds else 0.0
         most = ", ".join(f"{count} {name}" for name, count in self.outcomes.most_common(8))
-        return f"{self.inputs} inputs, {rate:.0f}/s, at most {self.peak_bytes / _MIB:.1f} MiB for one: {most}"
+        return (
+            f"{self.inputs} inputs, {rate:.0f}/s, at most {self.peak_bytes / _MIB:.1f} MiB for "
+            f"one: {most}"
+        )
 
 
 def refusal(message: str, *, names: str = "") -> str:
-    """The outcome of an input that was refused with this message, which has to be short and to say where."""
+    """The outcome of an input that was refused with this message, which has to be short and to say
+    where.
+    """
     assert len(message) < 1500, f"too long for a log: {message[:3000]!r}"
     assert names in message, f"without its place: {message!r}"
     return "refused"
 
 
-def fuzz(parser: Parser, seeds: Iterable[int], before_each: Callable[[int], None] = lambda seed: None) -> Round:
-    """Raises Finding. `before_each` is told which input comes next, for one who watches from outside."""
+def fuzz(
+    parser: Parser, seeds: Iterable[int], before_each: Callable[[int], None] = lambda seed: None
+) -> Round:
+    """Raises Finding. `before_each` is told which input comes next, for one who watches from
+    outside.
+    """
     found = Round()
     begin = time.monotonic()
     with _silence(), parser.feeding() as feed:
@@ -77,11 +89,15 @@ def fuzz(parser: Parser, seeds: Iterable[int], before_each: Callable[[int], None
             except (KeyboardInterrupt, SystemExit):
                 raise
             except BaseException as error:  # a panic of a library's Rust is no Exception
-                raise Finding(f"{parser.name}, seed {seed}, {len(data)} bytes: {error!r}") from error
+                raise Finding(
+                    f"{parser.name}, seed {seed}, {len(data)} bytes: {error!r}"
+                ) from error
             taken = max(0, _status("VmHWM") - resting)
             allowed = parser.mib * _MIB + parser.mib_per_mib * len(data)
             if taken > allowed:
-                raise Finding(f"{parser.name}, seed {seed}, {len(data)} bytes: took {taken} bytes of memory")
+                raise Finding(
+                    f"{parser.name}, seed {seed}, {len(data)} bytes: took {taken} bytes of memory"
+                )
             found.inputs += 1
             found.peak_bytes = max(found.peak_bytes, taken)
     found.seconds = time.monotonic() - begin
@@ -100,7 +116,9 @@ def _silence() -> Iterator[None]:
 
 
 def _restart_peak() -> int:
-    """Lets the kernel measure this process's peak of memory anew; returns what it holds now, in bytes."""
+    """Lets the kernel measure this process's peak of memory anew; returns what it holds now, in
+    bytes.
+    """
     Path("/proc/self/clear_refs").write_text("5")
     return _status("VmRSS")
 

@@ -1,4 +1,6 @@
-"""A router in this process without a socket: real doors, real dispatcher, and workers that the rig plays."""
+"""A router in this process without a socket: real doors, real dispatcher, and workers that the rig
+plays.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,6 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 from support.fake_worker import worker_info
-from router.observability.dashboard import StatusPage
 from support.router_harness import DEMO, MemoryRegistry, cluster_config
 
 from kvrelay.clock import MonotonicClock
@@ -23,6 +24,7 @@ from router.frontend.model_card import ModelCard
 from router.frontend.rate_limits import Limits
 from router.frontend.tokenization import Text
 from router.frontend.waiting_room import WaitingRoom
+from router.observability.dashboard import StatusPage
 from router.observability.heartbeat import Heartbeat
 from router.observability.metrics import ClusterCollector, Metrics
 from router.observability.observers import Observers
@@ -54,7 +56,9 @@ class PlayedWorker:
 
     def _answer(self, spec: SequenceSpec) -> None:
         count = min(spec.sampling.max_tokens - spec.num_emitted, ANSWER_TOKENS)
-        given = () if spec.sampling.logprobs is None else (TokenLogprobs(-0.5, ((20, -0.5),)),) * count
+        given = (
+            () if spec.sampling.logprobs is None else (TokenLogprobs(-0.5, ((20, -0.5),)),) * count
+        )
         tokens = SequenceTokens(*spec.key, spec.num_emitted, (20,) * count, given, "length")
         self._driver.worker_said(self.info.worker_id, TokenBatch((tokens,)))
 

@@ -2,9 +2,10 @@
 
     python tests/fuzz/run.py [PARSER ...] [--seconds N] [--seed N]
 
-Each parser runs in a process of its own, one after the other, and is watched: an input that takes too long, ends the
-process or takes more memory than its size warrants is a finding, as is any error that is not a typed one. A finding's
-input is saved in fuzz-findings/, and its seed printed; `--seed` runs that one again. Exit code 1 if there was one.
+Each parser runs in a process of its own, one after the other, and is watched: an input that takes
+too long, ends the process or takes more memory than its size warrants is a finding, as is any error
+that is not a typed one. A finding's input is saved in fuzz-findings/, and its seed printed;
+`--seed` runs that one again. Exit code 1 if there was one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the packages that folders of tests are named after
+# The packages that folders of tests are named after
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fuzz.catalogue import NAMES, parser
@@ -36,7 +38,9 @@ _NUMBER = struct.Struct("q")
 
 
 class Progress:
-    """The seed of the input that is being fed, told to another process through a file; 0 while there is none."""
+    """The seed of the input that is being fed, told to another process through a file; 0 while
+    there is none.
+    """
 
     def __init__(self, path: Path) -> None:
         with path.open("r+b") as file:
@@ -62,7 +66,10 @@ def work(name: str, first: int, seconds: float, path: Path) -> int:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     progress = Progress(path)
     try:
-        print(fuzz(parser(name), seeds(first, seconds) if seconds else [first], progress.tell), flush=True)
+        print(
+            fuzz(parser(name), seeds(first, seconds) if seconds else [first], progress.tell),
+            flush=True,
+        )
     except Finding as error:
         if error.__cause__ is not None:
             sys.excepthook(type(error.__cause__), error.__cause__, error.__cause__.__traceback__)
@@ -79,16 +86,22 @@ def watch(name: str, first: int, seconds: float) -> bool:
         file.write(bytes(_NUMBER.size))
         file.flush()
         words = [sys.executable, __file__, name, "--seconds", str(seconds), "--seed", str(first)]
-        child = subprocess.Popen([*words, "--progress", file.name], env=os.environ | {"OMP_NUM_THREADS": "1"})
+        child = subprocess.Popen(
+            [*words, "--progress", file.name], env=os.environ | {"OMP_NUM_THREADS": "1"}
+        )
         progress = Progress(Path(file.name))
         why = ""
-        since = (0, 0.0, time.monotonic())  # which input, and the child's and this clock when it came
+        # Which input, and the child's and this clock when it came
+        since = (0, 0.0, time.monotonic())
         while child.poll() is None:
             now = progress.last(), _cpu_seconds(child.pid), time.monotonic()
             if now[0] != since[0]:
                 since = now
             if since[0] and (now[1] - since[1] > HANG_CPU_S or now[2] - since[2] > HANG_S):
-                why = f"hangs: {now[1] - since[1]:.0f} s of processor time, {now[2] - since[2]:.0f} s in all"
+                why = (
+                    f"hangs: {now[1] - since[1]:.0f} s of processor time, {now[2] - since[2]:.0f} "
+                    f"s in all"
+                )
                 child.kill()
                 child.wait()
                 break
@@ -99,7 +112,10 @@ def watch(name: str, first: int, seconds: float) -> bool:
     FINDINGS.mkdir(exist_ok=True)
     saved = FINDINGS / f"{name}-{seed}"
     saved.write_bytes(parser(name).input(seed))
-    print(f"{name}: seed {seed} {why or f'ended the process with {child.returncode}'}; saved as {saved}")
+    print(
+        f"{name}: seed {seed} {why or f'ended the process with {child.returncode}'}; saved as "
+        f"{saved}"
+    )
     print(f"    python tests/fuzz/run.py {name} --seed {seed} --seconds 0")
     return False
 
@@ -111,10 +127,14 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("parsers", nargs="*", metavar="PARSER", help=", ".join(NAMES))
     options.add_argument("--seconds", type=float, default=60.0, help="for each; 0 is one input")
-    options.add_argument("--seed", type=int, help="of the first input, from 1 on; random if not given")
+    options.add_argument(
+        "--seed", type=int, help="of the first input, from 1 on; random if not given"
+    )
     options.add_argument("--progress", type=Path, help=argparse.SUPPRESS)
     given = options.parse_args()
     if unknown := set(given.parsers) - set(NAMES):

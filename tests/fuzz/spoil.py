@@ -32,11 +32,56 @@ NUMBERS = (
     *(10**30, 0.5, -0.0, 5e-324, 1e308, -1e308, math.nan, math.inf, -math.inf),
 )
 TEXTS = (
-    *("", " ", "x", "0", "-1", "1e999", "nan", "off", "null", "None", "true", "\0", "\r\n", "a\r\nb: c", "\x1b[2J\x07"),
-    *("\ud800", "\U0010ffff", "ж" * 300, "x" * 10_000, "../../../etc/passwd", "/dev/zero", "{{ 7 * 7 }}", "%s%n", "'"),
-    *("!!python/object/apply:os.system [id]", "&a", "*a", "<<", "\u202e", "a" * 129, "__class__", "127.0.0.1:1"),
+    *(
+        "",
+        " ",
+        "x",
+        "0",
+        "-1",
+        "1e999",
+        "nan",
+        "off",
+        "null",
+        "None",
+        "true",
+        "\0",
+        "\r\n",
+        "a\r\nb: c",
+        "\x1b[2J\x07",
+    ),
+    *(
+        "\ud800",
+        "\U0010ffff",
+        "ж" * 300,
+        "x" * 10_000,
+        "../../../etc/passwd",
+        "/dev/zero",
+        "{{ 7 * 7 }}",
+        "%s%n",
+        "'",
+    ),
+    *(
+        "!!python/object/apply:os.system [id]",
+        "&a",
+        "*a",
+        "<<",
+        "\u202e",
+        "a" * 129,
+        "__class__",
+        "127.0.0.1:1",
+    ),
 )
-_ODD_BYTES = (b"\0", b"\xff", b"\xff\xfe", b"\x80", b"\r\n", b"\x1b[2J", b"\xed\xa0\x80", b"\xff" * 10, b"\x7f" * 9)
+_ODD_BYTES = (
+    b"\0",
+    b"\xff",
+    b"\xff\xfe",
+    b"\x80",
+    b"\r\n",
+    b"\x1b[2J",
+    b"\xed\xa0\x80",
+    b"\xff" * 10,
+    b"\x7f" * 9,
+)
 
 
 def value(draw: random.Random, depth: int = 2) -> Tree:
@@ -51,7 +96,9 @@ def value(draw: random.Random, depth: int = 2) -> Tree:
         case 5:
             return [value(draw, depth - 1) for _ in range(draw.choice([0, 0, 1, 2, 100]))]
         case 6:
-            return {draw.choice(TEXTS): value(draw, depth - 1) for _ in range(draw.choice([0, 1, 3]))}
+            return {
+                draw.choice(TEXTS): value(draw, depth - 1) for _ in range(draw.choice([0, 1, 3]))
+            }
         case _:
             return nested(draw.choice([20, 200, 900]), draw.random() < 0.5)
 
@@ -64,7 +111,9 @@ def nested(depth: int, lists: bool) -> Tree:
 
 
 def spoiled(draw: random.Random, tree: Tree, words: Sequence[str] = ()) -> Tree:
-    """A copy with some places changed. `words` are keys and texts that mean something to who reads it."""
+    """A copy with some places changed. `words` are keys and texts that mean something to who reads
+    it.
+    """
     for _ in range(draw.choice([0, 1, 1, 1, 2, 3, 6])):
         tree = _changed(draw, tree, words)
     return tree
@@ -79,7 +128,9 @@ def _changed(draw: random.Random, tree: Tree, words: Sequence[str]) -> Tree:
             case 0:
                 del copy[key]
             case 1:
-                copy[draw.choice([*TEXTS, *words])] = value(draw) if draw.random() < 0.7 else copy[key]
+                copy[draw.choice([*TEXTS, *words])] = (
+                    value(draw) if draw.random() < 0.7 else copy[key]
+                )
             case 2:
                 copy[draw.choice(list(copy))] = copy[key]
             case _:
@@ -119,7 +170,11 @@ def text(draw: random.Random, good: str, words: Sequence[str] = ()) -> str:
             case 3:
                 good = good[:at] + str(draw.choice(NUMBERS)) + good[end:]
             case _:
-                good = good[:at] + chr(draw.choice([draw.randrange(128), draw.randrange(0xD7FF)])) + good[at + 1 :]
+                good = (
+                    good[:at]
+                    + chr(draw.choice([draw.randrange(128), draw.randrange(0xD7FF)]))
+                    + good[at + 1 :]
+                )
     return good
 
 
@@ -136,7 +191,9 @@ def json_bytes(draw: random.Random, tree: Tree) -> bytes:
         )
     if draw.random() < 0.05:
         depth = draw.choice([500, 5000, 100_000])
-        found = found.replace("1", draw.choice(["[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth]), 1)
+        found = found.replace(
+            "1", draw.choice(["[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth]), 1
+        )
     data = found.encode(errors="surrogatepass")
     return garbled(draw, data) if draw.random() < 0.25 else data
 

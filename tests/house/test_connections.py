@@ -1,4 +1,6 @@
-"""Where the cluster opens ports and connections; what is new has to be thought about, as TLS is for all of them."""
+"""Where the cluster opens ports and connections; what is new has to be thought about, as TLS is for
+all of them.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,23 @@ OPENS = re.compile(
     r"|create_connection|create_server|start_server|socket\.socket)\("
 )
 KNOWN = {
-    "kvrelay/launch/preflight.py": "sends nothing, takes nothing: whether the addresses of the listeners are free",
+    "kvrelay/launch/preflight.py": "sends nothing, takes nothing: whether the addresses of the "
+    "listeners are free",
     "kvrelay/launch/ray_cluster.py": "sends nothing: whether an address is one of this machine",
-    "kvrelay/launch/template.py": "a Unix socket in a folder of this user's, which none other can enter",
-    "kv_transfer/transports/interface.py": "sends nothing: asks the kernel for addresses of interfaces",
-    "kvrelay/security/grpc_tls.py": "all within the cluster, and the listeners: TLS where there are credentials",
+    "kvrelay/launch/template.py": "a Unix socket in a folder of this user's, which none other can "
+    "enter",
+    "kv_transfer/transports/interface.py": "sends nothing: asks the kernel for addresses of "
+    "interfaces",
+    "kvrelay/security/grpc_tls.py": "all within the cluster, and the listeners: TLS where there "
+    "are credentials",
     "kvrelay/client/base.py": "a client's, as it was told",
     "kvrelay/client/admin.py": "an operator's, as it was told",
-    "router/api/listeners.py": "HTTP: uvicorn's socket, with an SSL context where there are credentials",
-    "kvrelay/engine/parallel/group.py": "the store of one worker's ranks: on loopback, for processes that it started",
-    "kv_transfer/transports/group.py": "the store of gloo and nccl, which are only taken when asked for by name",
+    "router/api/listeners.py": "HTTP: uvicorn's socket, with an SSL context where there are "
+    "credentials",
+    "kvrelay/engine/parallel/group.py": "the store of one worker's ranks: on loopback, for "
+    "processes that it started",
+    "kv_transfer/transports/group.py": "the store of gloo and nccl, which are only taken when "
+    "asked for by name",
 }
 
 

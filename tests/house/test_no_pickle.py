@@ -1,4 +1,6 @@
-"""Nothing of ours unpickles, evaluates or imports what it was sent. Ray does, by design, behind `kvrelay.launch`."""
+"""Nothing of ours unpickles, evaluates or imports what it was sent. Ray does, by design, behind
+`kvrelay.launch`.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,22 @@ MODULES = {
 CALLS = {
     *("unsafe_load", "full_load", "UnsafeLoader", "FullLoader"),
     # torch.distributed's collectives of objects, and what else sends pickles
-    *("send_object_list", "recv_object_list", "broadcast_object_list", "scatter_object_list", "gather_object"),
-    *("all_gather_object", "send_pyobj", "recv_pyobj", "rpc_sync", "rpc_async", "read_pickle", "to_pickle"),
+    *(
+        "send_object_list",
+        "recv_object_list",
+        "broadcast_object_list",
+        "scatter_object_list",
+        "gather_object",
+    ),
+    *(
+        "all_gather_object",
+        "send_pyobj",
+        "recv_pyobj",
+        "rpc_sync",
+        "rpc_async",
+        "read_pickle",
+        "to_pickle",
+    ),
 }
 BUILTINS = {"eval", "exec", "compile", "__import__"}
 KEYWORDS = {("allow_pickle", True), ("weights_only", False), ("trust_remote_code", True)}
@@ -61,8 +77,15 @@ def found_in(source: str) -> Iterator[str]:
             case ast.ImportFrom(module=str(module), names=names):
                 if module.split(".")[0] in MODULES:
                     yield module
-                yield from (one.name for one in names if one.name in CALLS or (module, one.name) in OF_MODULES)
-            case ast.Attribute(value=ast.Name(id=module), attr=name) if (module, name) in OF_MODULES:
+                yield from (
+                    one.name
+                    for one in names
+                    if one.name in CALLS or (module, one.name) in OF_MODULES
+                )
+            case ast.Attribute(value=ast.Name(id=module), attr=name) if (
+                module,
+                name,
+            ) in OF_MODULES:
                 yield f"{module}.{name}"
             case ast.Attribute(attr=name) if name in CALLS:
                 yield name
@@ -75,7 +98,9 @@ def found_in(source: str) -> Iterator[str]:
 def test_nothing_unpickles() -> None:
     files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
     assert len(files) > 150
-    found = {(str(file.relative_to(ROOT)), what) for file in files for what in found_in(file.read_text())}
+    found = {
+        (str(file.relative_to(ROOT)), what) for file in files for what in found_in(file.read_text())
+    }
     assert not found, found
 
 

@@ -28,5 +28,7 @@ HEAVY = ("torch", "ray", "transformers", "redis", "pydantic", "starlette", "nump
 )
 def test_importing_it_leaves_the_rest_alone(module: str, forbidden: tuple[str, ...]) -> None:
     code = f"import sys, {module}; print([name for name in {forbidden!r} if name in sys.modules])"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert answer.stdout.strip() == "[]"

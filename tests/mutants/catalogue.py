@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from mutants import of_inputs, of_router, of_security, of_standby, of_tenants, of_transfer, of_workers
+from mutants import (
+    of_inputs,
+    of_router,
+    of_security,
+    of_standby,
+    of_tenants,
+    of_transfer,
+    of_workers,
+)
 
 _MODULES = (of_transfer, of_router, of_workers, of_standby, of_security, of_inputs, of_tenants)
 MUTANTS = tuple(one for module in _MODULES for one in module.MUTANTS)

@@ -53,9 +53,19 @@ MUTANTS = (
         "if False:",
         _JUNK,
     ),
-    Mutant("numbers in Redis", CODEC, "if number < (name in _SIZES) or (isinstance", "if (isinstance", _JUNK),
     Mutant(
-        "control characters in Redis", CODEC, "if len(text) > MAX_TEXT or not text.isprintable():", "if False:", _JUNK
+        "numbers in Redis",
+        CODEC,
+        "if number < (name in _SIZES) or (isinstance",
+        "if (isinstance",
+        _JUNK,
+    ),
+    Mutant(
+        "control characters in Redis",
+        CODEC,
+        "if len(text) > MAX_TEXT or not text.isprintable():",
+        "if False:",
+        _JUNK,
     ),
     Mutant(
         "an entry is of the worker that its key names",
@@ -64,7 +74,9 @@ MUTANTS = (
         "if False:",
         _JUNK,
     ),
-    Mutant("a model folder's own code", CHECKPOINT, 'if "auto_map" in config:', "if False:", _FOLDERS),
+    Mutant(
+        "a model folder's own code", CHECKPOINT, 'if "auto_map" in config:', "if False:", _FOLDERS
+    ),
     Mutant(
         "links out of a model folder",
         CHECKPOINT,
@@ -100,14 +112,18 @@ MUTANTS = (
         "router/runtime/loop_slices.py",
         "while cost < SLICE:",
         "while True:",
-        ("unit/router/test_fair_threads.py::test_between_two_slices_the_loop_serves_others_and_tenants_take_turns",),
+        (
+            "unit/router/test_fair_threads.py::test_between_two_slices_the_loop_serves_others_and_tenants_take_turns",
+        ),
     ),
     Mutant(
         "entries of a field of gRPC",
         "kvrelay/wire/field_bounds.py",
         "if counts[name] > bound:",
         "if False:",
-        ("unit/wire/test_field_bounds.py::test_a_field_at_its_bound_passes_and_one_over_it_is_named",),
+        (
+            "unit/wire/test_field_bounds.py::test_a_field_at_its_bound_passes_and_one_over_it_is_named",
+        ),
     ),
     Mutant(
         "a gRPC message is looked at before it is parsed",
@@ -121,7 +137,9 @@ MUTANTS = (
         "router/api/grpc/receive_slots.py",
         "and not self._evict(slot.tenant, now):",
         "and True:",
-        ("unit/router/test_hostile_requests.py::test_calls_whose_message_does_not_come_leave_the_others_alone",),
+        (
+            "unit/router/test_hostile_requests.py::test_calls_whose_message_does_not_come_leave_the_others_alone",
+        ),
     ),
     Mutant(
         "bodies of one tenant make room for those of others",
@@ -148,35 +166,45 @@ MUTANTS = (
         "router/core/queueing/fair_order.py",
         "line.counter += cost / line.weight",
         "pass",
-        ("unit/router/test_fair_work.py::test_a_tenant_waits_for_one_job_of_another_not_for_its_line",),
+        (
+            "unit/router/test_fair_work.py::test_a_tenant_waits_for_one_job_of_another_not_for_its_line",
+        ),
     ),
     Mutant(
         "a text that cannot fit is not tokenized",
         "router/frontend/tokenization.py",
         'bound.check(field, tokenizer.fewest_tokens(text), "at least ")',
         "pass",
-        ("unit/router/test_fair_threads.py::test_a_text_that_cannot_fit_is_refused_without_a_thread",),
+        (
+            "unit/router/test_fair_threads.py::test_a_text_that_cannot_fit_is_refused_without_a_thread",
+        ),
     ),
     Mutant(
         "chunks of a byte",
         "router/api/http/protocol.py",
         "if self._chunks > FREE_CHUNKS + self._bytes // CHUNK_BYTES:",
         "if False:",
-        ("unit/router/test_http_bounds.py::test_a_body_in_tiny_chunks_is_refused_and_one_in_many_large_ones_is_not",),
+        (
+            "unit/router/test_http_bounds.py::test_a_body_in_tiny_chunks_is_refused_and_one_in_many_large_ones_is_not",
+        ),
     ),
     Mutant(
         "lines of a head",
         "router/api/http/protocol.py",
         "if lines > MAX_HEAD_LINES or (not ends and len(head) > MAX_HEAD_BYTES):",
         "if False:",
-        ("unit/router/test_http_bounds.py::test_a_head_of_many_lines_is_refused_also_behind_another_request",),
+        (
+            "unit/router/test_http_bounds.py::test_a_head_of_many_lines_is_refused_also_behind_another_request",
+        ),
     ),
     Mutant(
         "a router that ended waits for no thread",
         "kvrelay/cli/router.py",
         "        end_now()",
         "        pass",
-        ("unit/router/test_router_process.py::test_threads_that_never_end_do_not_keep_the_process",),
+        (
+            "unit/router/test_router_process.py::test_threads_that_never_end_do_not_keep_the_process",
+        ),
     ),
     Mutant(
         "a router whose end hangs is ended",
@@ -190,7 +218,9 @@ MUTANTS = (
         "router/frontend/access.py",
         "await loop.run_in_executor(self._thread, _signature, self._path)",
         "await loop.run_in_executor(None, _signature, self._path)",
-        ("unit/router/test_hostile_requests.py::test_a_token_that_is_withdrawn_works_no_more_while_threads_are_busy",),
+        (
+            "unit/router/test_hostile_requests.py::test_a_token_that_is_withdrawn_works_no_more_while_threads_are_busy",
+        ),
     ),
     Mutant("what only the router makes", BODY, "if name in _FORBIDDEN:", "if False:", _HTTP),
     Mutant("embeddings and tensors", BODY, "if name in _TENSORS:", "if False:", _HTTP),
@@ -204,7 +234,7 @@ MUTANTS = (
     Mutant(
         "size of a body",
         HTTP_BODY,
-        "if len(body) > MAX_BYTES:",
+        "if size > MAX_BYTES:",
         "if False:",
         ("unit/router/test_router_http.py::test_bodies_that_cannot_be_read",),
     ),
@@ -229,10 +259,24 @@ MUTANTS = (
         "(value < limit.least or value > limit.most):",
         _FIELDS,
     ),
-    Mutant("request ids for logs and headers", CHECKS, "if not request_id.isprintable() or", "if", _FIELDS),
-    Mutant("length of a request id", CHECKS, "if len(request_id) > MAX_REQUEST_ID:", "if False:", _FIELDS),
+    Mutant(
+        "request ids for logs and headers",
+        CHECKS,
+        "if not request_id.isprintable() or",
+        "if",
+        _FIELDS,
+    ),
+    Mutant(
+        "length of a request id",
+        CHECKS,
+        "if len(request_id) > MAX_REQUEST_ID:",
+        "if False:",
+        _FIELDS,
+    ),
     Mutant("token ids", CHECKS, "if not 0 <= token_id < card.vocab_size:", "if False:", _FIELDS),
-    Mutant("number of stop strings", CHECKS, "if len(options.stop) > MAX_STOPS:", "if False:", _FIELDS),
+    Mutant(
+        "number of stop strings", CHECKS, "if len(options.stop) > MAX_STOPS:", "if False:", _FIELDS
+    ),
     Mutant(
         "prompt and answer fit into the context",
         CHECKS,

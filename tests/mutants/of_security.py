@@ -1,4 +1,6 @@
-"""Safeguards against those who do not belong: capabilities, roles, tokens, tenants, other sites, exposed addresses."""
+"""Safeguards against those who do not belong: capabilities, roles, tokens, tenants, other sites,
+exposed addresses.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,9 @@ MUTANTS = (
         "kvrelay/security/grpc_tls.py",
         "require_client_authentication=shown.ca is not None",
         "require_client_authentication=False",
-        ("unit/security/test_guard.py::test_who_shows_no_certificate_of_the_ca_does_not_get_beyond_the_handshake",),
+        (
+            "unit/security/test_guard.py::test_who_shows_no_certificate_of_the_ca_does_not_get_beyond_the_handshake",
+        ),
     ),
     Mutant(
         "token of a caller",
@@ -107,7 +111,8 @@ MUTANTS = (
         "a broken tokens file changes nothing",
         ACCESS,
         "except ConfigError as error:\n            self.failed_loads += 1",
-        "except ConfigError as error:\n            self._tenants = {}\n            self.failed_loads += 1",
+        "except ConfigError as error:\n            self._tenants = {}\n            "
+        "self.failed_loads += 1",
         (f"{_DOORS}::test_the_file_is_read_again_and_a_broken_one_changes_nothing",),
     ),
     Mutant(
@@ -142,12 +147,15 @@ MUTANTS = (
         "router/core/dispatcher.py",
         "partial(BlockHasher, salt=request.salt, ",
         'partial(BlockHasher, salt="", ',
-        ("unit/router/test_dispatcher.py::test_where_and_why_a_request_is_placed_tells_nothing_of_others_prompts",),
+        (
+            "unit/router/test_dispatcher.py::test_where_and_why_a_request_is_placed_tells_nothing_of_others_prompts",
+        ),
     ),
     Mutant(
         "salt of a tenant",
         "kvrelay/config/tokens_file.py",
-        'return hashlib.sha256(f"kvrelay prefix cache\\0{name}\\0{first_digest}".encode()).hexdigest()',
+        'return hashlib.sha256(f"kvrelay prefix '
+        'cache\\0{name}\\0{first_digest}".encode()).hexdigest()',
         'return ""',
         (
             "unit/config/test_tokens_file.py::test_salts_are_the_same_whoever_reads_the_file_and_no_two_tenants_share_one",
@@ -180,14 +188,18 @@ MUTANTS = (
         "kvrelay/config/schema.py",
         "if missing and not is_loopback(address):",
         "if False:",
-        ("unit/config/test_config_file.py::test_other_addresses_are_for_those_who_have_tls_and_tokens",),
+        (
+            "unit/config/test_config_file.py::test_other_addresses_are_for_those_who_have_tls_and_tokens",
+        ),
     ),
     Mutant(
         "workers that others can reach need TLS",
         "kvrelay/config/schema.py",
         "if self.security.tls is None and not self.listen.workers_on_loopback:",
         "if False:",
-        ("unit/config/test_config_file.py::test_other_addresses_are_for_those_who_have_tls_and_tokens",),
+        (
+            "unit/config/test_config_file.py::test_other_addresses_are_for_those_who_have_tls_and_tokens",
+        ),
     ),
     Mutant(
         "rows of other tenants",
@@ -213,7 +225,8 @@ MUTANTS = (
     Mutant(
         "headers of HTTP",
         "router/api/http/protocol.py",
-        "self.conn.receive_data(data[:_PIECE])\n            self.handle_events()\n            data = data[_PIECE:]",
+        "self.conn.receive_data(data[:_PIECE])\n            self.handle_events()\n            data "
+        "= data[_PIECE:]",
         "break",
         ("unit/router/test_http_bounds.py::test_headers_and_bodies_over_the_bound",),
     ),
@@ -222,7 +235,9 @@ MUTANTS = (
         "router/api/http/protocol.py",
         "if len(self.connections) > MAX_CONNECTIONS and not self._make_room():",
         "if False:",
-        ("unit/router/test_http_bounds.py::test_connections_over_the_bound_are_ended_and_others_go_on",),
+        (
+            "unit/router/test_http_bounds.py::test_connections_over_the_bound_are_ended_and_others_go_on",
+        ),
     ),
     Mutant(
         "idle connections of HTTP make room",
@@ -279,8 +294,8 @@ MUTANTS = (
     Mutant(
         "tenants wait",
         "router/frontend/waiting_room.py",
-        "if wait_s:",
-        "if False:",
+        "if not wait_s:\n            return\n",
+        "return\n",
         (
             "unit/router/test_pace.py::test_polls_wait_for_their_own_tenant_only",
             "unit/router/test_pace.py::test_refused_requests_wait_answers_do_not",
@@ -290,8 +305,8 @@ MUTANTS = (
     Mutant(
         "strangers wait",
         "router/frontend/waiting_room.py",
-        "if not wait_s:",
-        "if True:",
+        "if not wait_s:\n            return True\n",
+        "return True\n",
         (
             "unit/router/test_pace.py::test_strangers_wait_for_each_other_and_hold_few_connections",
             "unit/router/test_pace.py::test_strangers_on_grpc_wait_in_the_same_room",
@@ -368,14 +383,18 @@ MUTANTS = (
         "router/api/http/read_turns.py",
         "if self._waiting or self._now() - self._began > SLICE_S:",
         "if False:",
-        ("unit/router/test_read_turns.py::test_rounds_of_the_loop_are_short_and_what_one_sends_stays_in_order",),
+        (
+            "unit/router/test_read_turns.py::test_rounds_of_the_loop_are_short_and_what_one_sends_stays_in_order",
+        ),
     ),
     Mutant(
         "what waited is read by turns too",
         "router/api/http/read_turns.py",
         "if self._now() - self._began > SLICE_S:\n                break",
         "pass",
-        ("unit/router/test_read_turns.py::test_rounds_of_the_loop_are_short_and_what_one_sends_stays_in_order",),
+        (
+            "unit/router/test_read_turns.py::test_rounds_of_the_loop_are_short_and_what_one_sends_stays_in_order",
+        ),
     ),
     Mutant(
         "each tenant has its turn to be read",
@@ -396,6 +415,8 @@ MUTANTS = (
         "router/api/http/acceptor.py",
         "await asyncio.sleep(0)  # an accept",
         "pass  # an accept",
-        ("unit/router/test_http_bounds.py::test_connections_that_come_at_one_moment_let_others_run",),
+        (
+            "unit/router/test_http_bounds.py::test_connections_that_come_at_one_moment_let_others_run",
+        ),
     ),
 )

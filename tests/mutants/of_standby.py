@@ -1,4 +1,6 @@
-"""Safeguards of standby workers: who joins, when the next one starts, and that no order to a worker is lost."""
+"""Safeguards of standby workers: who joins, when the next one starts, and that no order to a worker
+is lost.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,12 @@ MUTANTS = (
     Mutant(
         "a refill obeys the delays of pools whose workers keep dying",
         ACTUATOR,
-        "if pools_complete and self._clock.now() >= max(deaths.replace_at for deaths in self._deaths.values()):",
+        "if pools_complete and self._clock.now() >= max(deaths.replace_at for deaths in "
+        "self._deaths.values()):",
         "if pools_complete:",
-        (f"{TESTS}::test_a_pool_that_keeps_dying_uses_standbys_up_no_faster_than_it_would_start_workers",),
+        (
+            f"{TESTS}::test_a_pool_that_keeps_dying_uses_standbys_up_no_faster_than_it_would_start_workers",
+        ),
     ),
     Mutant(
         "a refill waits for the pools",
@@ -54,7 +59,9 @@ MUTANTS = (
         "kvrelay/worker/step_loop.py",
         "        self.proven = True\n        self.news.set()",
         "        self.proven = True",
-        ("unit/worker/test_roles.py::test_readiness_is_told_at_once_and_not_with_the_next_heartbeat",),
+        (
+            "unit/worker/test_roles.py::test_readiness_is_told_at_once_and_not_with_the_next_heartbeat",
+        ),
     ),
     Mutant(
         "an announced change starts a look of the router",
@@ -88,6 +95,8 @@ MUTANTS = (
         "kvrelay/launch/template.py",
         "if not loop.is_closed():",
         "if True:",
-        ("unit/launch/test_template.py::test_an_actor_that_goes_once_the_worker_has_ended_makes_no_noise",),
+        (
+            "unit/launch/test_template.py::test_an_actor_that_goes_once_the_worker_has_ended_makes_no_noise",
+        ),
     ),
 )

@@ -74,7 +74,9 @@ MUTANTS = (
         QUEUE,
         "                _to_front(line, ticket)\n",
         "",
-        ("unit/router/test_fair_queue.py::test_who_was_preempted_goes_first_among_its_tenants_only",),
+        (
+            "unit/router/test_fair_queue.py::test_who_was_preempted_goes_first_among_its_tenants_only",
+        ),
     ),
     Mutant(
         "who was preempted is not sent away",
@@ -107,14 +109,18 @@ MUTANTS = (
         "kvrelay/worker/tenant_order.py",
         "self._counters[tenant] = max(self._counters.get(tenant, 0.0), self._virtual)",
         "self._counters.setdefault(tenant, 0.0)",
-        ("unit/prefill_worker/test_prefill_scheduler.py::test_prompts_of_tenants_that_wait_are_computed_by_weight",),
+        (
+            "unit/prefill_worker/test_prefill_scheduler.py::test_prompts_of_tenants_that_wait_are_computed_by_weight",
+        ),
     ),
     Mutant(
         "the tenant with most blocks gives way",
         "decode_worker/scheduler.py",
         "return blocks[sequence.spec.tenant] / sequence.weight, place",
         "return 0.0, place",
-        ("unit/decode_worker/test_decode_scheduler.py::test_when_blocks_run_out_the_tenant_that_has_most_gives_way",),
+        (
+            "unit/decode_worker/test_decode_scheduler.py::test_when_blocks_run_out_the_tenant_that_has_most_gives_way",
+        ),
     ),
     Mutant(
         "each choice counts as a request",

@@ -1,4 +1,6 @@
-"""Safeguards of the workers and their engine: commands once, blocks accounted for, draws by position, tenants apart."""
+"""Safeguards of the workers and their engine: commands once, blocks accounted for, draws by
+position, tenants apart.
+"""
 
 from __future__ import annotations
 
@@ -106,21 +108,27 @@ MUTANTS = (
         BASE,
         "if not 0 < length < most:",
         "if not 0 < length:",
-        ("unit/worker/test_relay.py::test_a_prompt_past_the_context_is_refused_by_the_worker_itself",),
+        (
+            "unit/worker/test_relay.py::test_a_prompt_past_the_context_is_refused_by_the_worker_itself",
+        ),
     ),
     Mutant(
         "a token that the model does not have is refused by the worker",
         BASE,
         "elif not 0 <= min(spec.token_ids) <= max(spec.token_ids) < self.runner.vocab_size:",
         "elif False:",
-        ("unit/worker/test_blame.py::test_a_token_that_the_model_does_not_have_is_its_own_requests_affair",),
+        (
+            "unit/worker/test_blame.py::test_a_token_that_the_model_does_not_have_is_its_own_requests_affair",
+        ),
     ),
     Mutant(
         "a commit is for the sequence as it is",
         DECODE,
         "if num_tokens != expected or not 0 <= first_token < self.runner.vocab_size:",
         "if False:",
-        ("unit/decode_worker/test_decode_worker.py::test_a_commit_of_something_else_ends_the_attempt_and_harms_nobody",),
+        (
+            "unit/decode_worker/test_decode_worker.py::test_a_commit_of_something_else_ends_the_attempt_and_harms_nobody",
+        ),
     ),
     Mutant(
         "a worker that drains, starts or is stuck takes nothing",
@@ -164,14 +172,18 @@ MUTANTS = (
         "kvrelay/engine/kvcache/eviction.py",
         "count, owner = self._by_count[0]",
         "count, owner = max(self._by_count)",
-        ("unit/engine/test_blocks.py::test_one_tenant_cannot_flush_what_another_has_cached_within_its_share",),
+        (
+            "unit/engine/test_blocks.py::test_one_tenant_cannot_flush_what_another_has_cached_within_its_share",
+        ),
     ),
     Mutant(
         "a successor is ready before the worker that is restarted drains",
         "autoscaler/actuator.py",
         "if leaving is not None and len(ready) > size:",
         "if leaving is not None:",
-        ("unit/autoscaler/test_actuator.py::test_a_restart_goes_worker_by_worker_and_the_successor_comes_first",),
+        (
+            "unit/autoscaler/test_actuator.py::test_a_restart_goes_worker_by_worker_and_the_successor_comes_first",
+        ),
     ),
     Mutant(
         "seats are bounded",
@@ -185,7 +197,9 @@ MUTANTS = (
         "decode_worker/scheduler.py",
         "if not sequence.in_flight:\n            sequence.drop_blocks(self._cache)",
         "sequence.drop_blocks(self._cache)",
-        ("unit/decode_worker/test_decode_scheduler.py::test_blocks_of_a_step_in_flight_are_kept_until_it_is_over",),
+        (
+            "unit/decode_worker/test_decode_scheduler.py::test_blocks_of_a_step_in_flight_are_kept_until_it_is_over",
+        ),
     ),
     Mutant(
         "free and held make the total",
@@ -220,7 +234,9 @@ MUTANTS = (
         "decode_worker/scheduler.py",
         "return max(others, key=excess, default=0)",
         "return 0",
-        ("unit/decode_worker/test_decode_scheduler.py::test_when_blocks_run_out_the_youngest_is_preempted_and_comes_back",),
+        (
+            "unit/decode_worker/test_decode_scheduler.py::test_when_blocks_run_out_the_youngest_is_preempted_and_comes_back",
+        ),
     ),
     Mutant(
         "the last token is computed again on a full cache hit",
@@ -302,14 +318,18 @@ MUTANTS = (
         "autoscaler/actuator.py",
         'info.state == "draining" and info.load.empty:',
         'info.state == "draining":',
-        ("unit/autoscaler/test_actuator.py::test_the_emptiest_is_drained_and_stopped_only_when_it_is_empty",),
+        (
+            "unit/autoscaler/test_actuator.py::test_the_emptiest_is_drained_and_stopped_only_when_it_is_empty",
+        ),
     ),
     Mutant(
         "a worker is empty for good once it says that it drains",
         "autoscaler/actuator.py",
         'info.state == "draining" and info.load.empty:',
         "info.load.empty:",
-        ("unit/autoscaler/test_actuator.py::test_empty_is_not_enough_before_the_worker_says_that_it_drains",),
+        (
+            "unit/autoscaler/test_actuator.py::test_empty_is_not_enough_before_the_worker_says_that_it_drains",
+        ),
     ),
     Mutant(
         "a rank that has ended is told of",
@@ -333,14 +353,18 @@ MUTANTS = (
         "kvrelay/engine/sampling/sampler.py",
         "return torch.where(logits.gather(1, index[:, None])[:, 0].isfinite(), index, NOT_DRAWN)",
         "return index",
-        ("unit/engine/test_sampling_faults.py::test_a_token_of_the_vocabulary_or_an_error_for_its_row_alone",),
+        (
+            "unit/engine/test_sampling_faults.py::test_a_token_of_the_vocabulary_or_an_error_for_its_row_alone",
+        ),
     ),
     Mutant(
         "temperatures that float32 does not have are greedy",
         "kvrelay/engine/sampling/sampler.py",
         "if request.params.temperature >= LEAST_TEMPERATURE]",
         "if request.params.temperature > 0]",
-        ("unit/engine/test_sampling_faults.py::test_temperatures_that_float32_does_not_have_are_greedy",),
+        (
+            "unit/engine/test_sampling_faults.py::test_temperatures_that_float32_does_not_have_are_greedy",
+        ),
     ),
     Mutant(
         "a ban hides no nonsense",
@@ -361,14 +385,18 @@ MUTANTS = (
         "kvrelay/worker/bisection.py",
         "if not worked and runs >= most_runs_in_vain(len(items)):",
         "if False:",
-        ("unit/worker/test_bisection.py::test_an_engine_that_does_nothing_is_not_asked_for_each_sequence",),
+        (
+            "unit/worker/test_bisection.py::test_an_engine_that_does_nothing_is_not_asked_for_each_sequence",
+        ),
     ),
     Mutant(
         "many culprits side by side are not taken for a broken engine",
         "kvrelay/worker/bisection.py",
         "pending.sort(key=len)",
         "pass",
-        ("unit/worker/test_bisection.py::test_neighbours_of_many_culprits_side_by_side_are_not_taken_for_more_of_them",),
+        (
+            "unit/worker/test_bisection.py::test_neighbours_of_many_culprits_side_by_side_are_not_taken_for_more_of_them",
+        ),
     ),
     Mutant(
         "nobody finds the KV of a sequence that failed",
@@ -389,12 +417,15 @@ MUTANTS = (
         "kvrelay/engine/forward/native_forward.py",
         "            logits = self._run(step)  #",
         "            self.not_captured = str(reason)\n            logits = self._run(step)  #",
-        ("unit/engine/test_native_forward.py::test_a_step_that_raises_while_it_is_captured_says_nothing_of_the_model",),
+        (
+            "unit/engine/test_native_forward.py::test_a_step_that_raises_while_it_is_captured_says_nothing_of_the_model",
+        ),
     ),
     Mutant(
         "an odd command fails its own sequence",
         "kvrelay/worker/session.py",
-        "                except KvRelayError as error:\n                    self._refuse(message, session, error)",
+        "                except KvRelayError as error:\n                    self._refuse(message, "
+        "session, error)",
         "                except KvRelayError:\n                    return",
         (
             "unit/worker/test_odd_commands.py::test_an_odd_command_is_its_own_sequences_trouble",
@@ -406,7 +437,9 @@ MUTANTS = (
         "kvrelay/worker/session.py",
         'ours().check(hello.protocol, f"router {hello.router_id}")',
         "pass",
-        ("unit/worker/test_odd_commands.py::test_a_router_of_a_protocol_that_does_not_fit_is_told_so",),
+        (
+            "unit/worker/test_odd_commands.py::test_a_router_of_a_protocol_that_does_not_fit_is_told_so",
+        ),
     ),
     Mutant(
         "every byte of a model's files",
@@ -420,6 +453,8 @@ MUTANTS = (
         "kvrelay/engine/model/digest.py",
         'found.get("file") == key',
         'found.get("file")[0] == key[0]',
-        ("unit/engine/test_model_digest.py::test_a_file_that_was_replaced_with_its_old_times_is_read_again",),
+        (
+            "unit/engine/test_model_digest.py::test_a_file_that_was_replaced_with_its_old_times_is_read_again",
+        ),
     ),
 )

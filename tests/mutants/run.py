@@ -2,8 +2,9 @@
 
     python tests/mutants/run.py [WORD ...]     only mutants whose name has one of the words
 
-All happens in a copy of the source tree, which is gone afterwards. The tests are run once with nothing taken out,
-since a test that fails anyway catches nothing. Exit code 1 if a mutant survives or does not apply any more.
+All happens in a copy of the source tree, which is gone afterwards. The tests are run once with
+nothing taken out, since a test that fails anyway catches nothing. Exit code 1 if a mutant survives
+or does not apply any more.
 """
 
 from __future__ import annotations
@@ -17,15 +18,28 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the packages that folders of tests are named after
+# The packages that folders of tests are named after
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mutants.catalogue import MUTANTS
 from mutants.mutant import ROOT, DoesNotApply, Mutant
 
 PACKAGES = ("kvrelay", "kv_transfer", "prefill_worker", "decode_worker", "router", "autoscaler")
-OTHERS = ("tests", "proto", "configs", "scripts", "benchmarks", "examples", "k8s", "pyproject.toml", "README.md")
-TEST_S = 40  # a test that takes longer hangs, which is one way to fail; time-outs of gRPC might end it after a minute
+OTHERS = (
+    "tests",
+    "proto",
+    "configs",
+    "scripts",
+    "benchmarks",
+    "examples",
+    "k8s",
+    "pyproject.toml",
+    "README.md",
+)
+# A test that takes longer hangs, which is one way to fail; time-outs of gRPC might end it after a
+# minute
+TEST_S = 40
 NO_TESTS_FAILED, SOME_TESTS_FAILED = 0, 1  # pytest's exit codes; any other is not about the tests
 
 
@@ -43,9 +57,12 @@ class Copy:
         self._environment = {
             **os.environ,
             "PYTHONPATH": str(root),
-            "PYTHONDONTWRITEBYTECODE": "1",  # a mutant may be as old and as long as what was compiled before it
+            # A mutant may be as old and as long as what was compiled before it
+            "PYTHONDONTWRITEBYTECODE": "1",
         }
-        where = self._python("-c", "import router, kvrelay; print(kvrelay.__file__, router.__file__)").stdout
+        where = self._python(
+            "-c", "import router, kvrelay; print(kvrelay.__file__, router.__file__)"
+        ).stdout
         if where.split() != [str(root / one / "__init__.py") for one in ("kvrelay", "router")]:
             raise SystemExit(f"the copy in {root} is not what would be tested, but {where}")
 
@@ -54,11 +71,14 @@ class Copy:
         options = ["-x", "-p", "no:cacheprovider", "--tb=line", "--timeout", str(TEST_S)]
         done = self._python("-m", "pytest", *options, *(f"tests/{test}" for test in tests))
         if done.returncode not in (NO_TESTS_FAILED, SOME_TESTS_FAILED):
-            raise DoesNotApply(f"pytest ended with {done.returncode}:\n{(done.stdout + done.stderr)[-2000:]}")
+            raise DoesNotApply(
+                f"pytest ended with {done.returncode}:\n{(done.stdout + done.stderr)[-2000:]}"
+            )
         return done
 
     def without(self, mutant: Mutant) -> float:
-        """Seconds that its tests took to fail, each in a process of its own: one that hangs may take pytest along.
+        """Seconds that its tests took to fail, each in a process of its own: one that hangs may
+        take pytest along.
 
         Raises DoesNotApply, or Survived for tests that passed.
         """
@@ -67,7 +87,9 @@ class Copy:
         path.write_text(mutant.source(self.root))
         begin = time.monotonic()
         try:
-            passed = [test for test in mutant.tests if self.outcome(test).returncode == NO_TESTS_FAILED]
+            passed = [
+                test for test in mutant.tests if self.outcome(test).returncode == NO_TESTS_FAILED
+            ]
         finally:
             path.write_text(whole)
         if passed:
@@ -76,7 +98,12 @@ class Copy:
 
     def _python(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, *words], cwd=self.root, env=self._environment, capture_output=True, text=True, check=False
+            [sys.executable, *words],
+            cwd=self.root,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
 
 
@@ -85,7 +112,9 @@ class Survived(Exception):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("words", nargs="*", metavar="WORD")
     words = parser.parse_args().words
     chosen = [one for one in MUTANTS if not words or any(word in one.name for word in words)]
@@ -103,10 +132,16 @@ def main() -> int:
         for one in chosen:
             try:
                 seconds = copy.without(one)
-                print(f"{one.name:{width}}  caught   {seconds:5.1f} s  {', '.join(one.tests)}", flush=True)
+                print(
+                    f"{one.name:{width}}  caught   {seconds:5.1f} s  {', '.join(one.tests)}",
+                    flush=True,
+                )
             except Survived as survivors:
                 bad += 1
-                print(f"{one.name:{width}}  SURVIVED          {survivors} passed without it", flush=True)
+                print(
+                    f"{one.name:{width}}  SURVIVED          {survivors} passed without it",
+                    flush=True,
+                )
             except DoesNotApply as error:
                 bad += 1
                 print(f"{one.name:{width}}  DOES NOT APPLY    {error}", flush=True)

@@ -1,4 +1,6 @@
-"""Each safeguard that `make mutants` takes out is still where it was, and so are the tests that miss it."""
+"""Each safeguard that `make mutants` takes out is still where it was, and so are the tests that
+miss it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ def test_names_are_distinct() -> None:
         (Mutant("a", "kv_transfer/no_such_file.py", "x", "y", ()), "is gone"),
         (Mutant("b", "kv_transfer/lease.py", "no such text", "y", ()), "stands 0 times"),
         (Mutant("c", "kv_transfer/lease.py", "lease", "y", ()), "times in"),
-        (Mutant("d", "kv_transfer/lease.py", "if epoch != self.epoch:", "if", ()), "would not be Python"),
+        (
+            Mutant("d", "kv_transfer/lease.py", "if epoch != self.epoch:", "if", ()),
+            "would not be Python",
+        ),
         (
             Mutant(
                 "e",

@@ -39,12 +39,28 @@ class Channel:
     def connection(self) -> Connection | None:
         if self._connection is None or not self._connection.usable:
             server = self._network.servers.get(self._address)
-            self._connection = None if server is None else Connection(self._network, current_process(), server)
+            self._connection = (
+                None if server is None else Connection(self._network, current_process(), server)
+            )
         return self._connection
 
-    def _method(self, kind: str, path: str, serialize: Any, deserialize: Any) -> Callable[..., ClientCall]:
-        def begin(first: Any = None, *, timeout: float | None = None, metadata: Any = None, **_: Any) -> ClientCall:
-            return ClientCall(self._network, self, kind, path, serialize, deserialize, first, timeout, metadata or ())
+    def _method(
+        self, kind: str, path: str, serialize: Any, deserialize: Any
+    ) -> Callable[..., ClientCall]:
+        def begin(
+            first: Any = None, *, timeout: float | None = None, metadata: Any = None, **_: Any
+        ) -> ClientCall:
+            return ClientCall(
+                self._network,
+                self,
+                kind,
+                path,
+                serialize,
+                deserialize,
+                first,
+                timeout,
+                metadata or (),
+            )
 
         return begin
 
@@ -97,7 +113,9 @@ class ClientCall:
         self._writer: asyncio.Task[None] | None = None
         self._connection = channel.connection()
         if self._connection is None:
-            self._process.soon(network.latency(self._process.name, "?"), self.broken, "failed to connect")
+            self._process.soon(
+                network.latency(self._process.name, "?"), self.broken, "failed to connect"
+            )
             return
         self._connection.calls.append(self)
         self._send("open")
@@ -162,7 +180,9 @@ class ClientCall:
     def _error(self) -> grpc.aio.AioRpcError:
         assert self._status is not None
         code, details, trailing = self._status
-        return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing), details)
+        return grpc.aio.AioRpcError(
+            code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing), details
+        )
 
     # For the caller
 

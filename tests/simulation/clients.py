@@ -1,4 +1,6 @@
-"""Clients of a simulated router: they ask, read, leave, and come back with the tokens that they have."""
+"""Clients of a simulated router: they ask, read, leave, and come back with the tokens that they
+have.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,19 @@ from router.core.request import Request
 STATES = ("queued", "reserving", "prefilling", "handing_off", "decoding", "finishing")
 
 
-def plan_requests(rng: random.Random, count: int, poison: bool, beginnings: Sequence[Beginning]) -> list[Plan]:
-    """Arrivals come in bursts; prompts share beginnings; some clients are impatient, slow, or leave."""
+def plan_requests(
+    rng: random.Random, count: int, poison: bool, beginnings: Sequence[Beginning]
+) -> list[Plan]:
+    """Arrivals come in bursts; prompts share beginnings; some clients are impatient, slow, or
+    leave.
+    """
     plans, at = [], 0.0
     for number in range(count):
         at += rng.choice((0.0, 0.0, 0.005, 0.05, 0.5, 1.0))
         own = tuple(rng.randrange(1, POISON) for _ in range(rng.randint(1, 14)))
-        begin = rng.choice(beginnings) if rng.random() < 0.6 else Beginning(rng.choice(IDENTITIES), ())
+        begin = (
+            rng.choice(beginnings) if rng.random() < 0.6 else Beginning(rng.choice(IDENTITIES), ())
+        )
         prompt = begin.tokens + own
         poisoned = poison and number == count // 2
         if poisoned:
@@ -39,7 +47,9 @@ def plan_requests(rng: random.Random, count: int, poison: bool, beginnings: Sequ
                 request_id=f"r{number}",
                 at=at,
                 prompt=prompt,
-                sampling=SamplingParams(max_tokens=max_tokens, seed=rng.randrange(100), ignore_eos=rng.random() < 0.5),
+                sampling=SamplingParams(
+                    max_tokens=max_tokens, seed=rng.randrange(100), ignore_eos=rng.random() < 0.5
+                ),
                 timeout=rng.choice((0.3, 1.0, 3.0, 12.0, 20.0, 20.0, 20.0, 20.0)),
                 priority=int(rng.random() < 0.2),
                 tenant=begin.identity.tenant,
@@ -123,7 +133,9 @@ class Client:
             async for response in stream.responses():
                 record.fingerprint = response.system_fingerprint or record.fingerprint
                 if response.token_ids:
-                    record.parts.append(Part(self.cluster.loop.time(), response.index, response.token_ids))
+                    record.parts.append(
+                        Part(self.cluster.loop.time(), response.index, response.token_ids)
+                    )
                     self._say(f"tokens {response.index} {response.token_ids}")
                 if response.finish_reason is not None:
                     self._attempts(stream)
@@ -137,7 +149,9 @@ class Client:
     def _complete(self, resume: tuple[int, ...]) -> FinishReason | None:
         if not resume:
             return None
-        if self.plan.stop_token in resume or (resume[-1] == EOS and not self.plan.sampling.ignore_eos):
+        if self.plan.stop_token in resume or (
+            resume[-1] == EOS and not self.plan.sampling.ignore_eos
+        ):
             return "stop"
         return "length" if len(resume) >= self.plan.sampling.max_tokens else None
 
@@ -162,7 +176,9 @@ class Client:
 
     def _attempts(self, stream: object) -> None:
         attempts = stream.life.attempts  # type: ignore[attr-defined]
-        self.record.attempts = tuple(f"{one.prefill_worker}>{one.decode_worker}: {one.outcome}" for one in attempts)
+        self.record.attempts = tuple(
+            f"{one.prefill_worker}>{one.decode_worker}: {one.outcome}" for one in attempts
+        )
 
     def _end(self, outcome: str, message: str = "") -> None:
         self.record.ends.append(End(self.cluster.loop.time(), outcome, message))

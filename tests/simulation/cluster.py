@@ -1,7 +1,8 @@
-"""A whole kvrelay cluster in one virtual-time event loop: production code from the router's driver down to the blocks.
+"""A whole kvrelay cluster in one virtual-time event loop: production code from the router's driver
+down to the blocks.
 
-What stands in for the outside: gRPC (`network`, `calls`), Redis (`fake_redis`), the model (`toy_engine`), the launcher
-of processes (here) and time (`virtual_loop`).
+What stands in for the outside: gRPC (`network`, `calls`), Redis (`fake_redis`), the model
+(`toy_engine`), the launcher of processes (here) and time (`virtual_loop`).
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class Member:
     turns_to: PoolName | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     worker: Worker | None = None  # once it serves
-    salts: dict[tuple[int, int], str] = field(default_factory=dict)  # by block and generation: of who had it first
+    # By block and generation: of who had it first
+    salts: dict[tuple[int, int], str] = field(default_factory=dict)
     last_epoch: int = 0
     claim: Claim | None = None  # under which it was started
     version: int = 0  # of the model that its process has loaded
@@ -102,7 +104,11 @@ class Controller:
         """As kvrelay.launch.pool_switch.Roles does."""
         member = self.members[worker_id]
         if not member.stop.drain.is_set():
-            said = "a standby worker joined a pool" if member.pool == "standby" else "a worker changed its pool"
+            said = (
+                "a standby worker joined a pool"
+                if member.pool == "standby"
+                else "a worker changed its pool"
+            )
             self.cluster.network.faults[said] += 1
             member.turns_to = pool
             member.stop.now()
@@ -152,18 +158,34 @@ class Cluster:
     def in_place(self) -> Iterator[None]:
         """The outside's stand-ins, where production code reaches for it."""
         places = (
-            (grpc.aio, "insecure_channel", lambda address, *_, **__: Channel(self.network, address)),
+            (
+                grpc.aio,
+                "insecure_channel",
+                lambda address, *_, **__: Channel(self.network, address),
+            ),
             (grpc.aio, "server", lambda **_: Server(self.network)),
             (redis.asyncio.Redis, "from_url", self.redis.client),
-            (os, "getpid", lambda: 1),  # it is part of messages, and so of the trace; as what follows is
+            # It is part of messages, and so of the trace; as what follows is
+            (os, "getpid", lambda: 1),
             (secrets, "token_bytes", self.rng.randbytes),
-            (kvrelay.state.registry, "_unix_us", lambda: round(1e6 * (1e9 + current_process().now()))),
+            (
+                kvrelay.state.registry,
+                "_unix_us",
+                lambda: round(1e6 * (1e9 + current_process().now())),
+            ),
             (router.core.dispatcher, "GONE_S", GONE_S),
         )
         with in_place(places):
             yield
 
-    def note(self, kind: str, seconds: float = 0.0, *, loses_worker: bool = False, stops_router: bool = False) -> None:
+    def note(
+        self,
+        kind: str,
+        seconds: float = 0.0,
+        *,
+        loses_worker: bool = False,
+        stops_router: bool = False,
+    ) -> None:
         """A fault happens now and goes on for that long."""
         now = self.loop.time()
         self.network.faults[kind] += 1
@@ -197,7 +219,9 @@ class Cluster:
     async def _run_router(self, process: Process, router_id: str) -> None:
         registry = await self._connected()
         metrics = Metrics(MODEL)
-        driver = Driver(self.config, registry, router_id, process, metrics, hash_bytes=self.hash_bytes)
+        driver = Driver(
+            self.config, registry, router_id, process, metrics, hash_bytes=self.hash_bytes
+        )
         heartbeat = Heartbeat(router_id, driver, metrics, registry, process)
         self.router = RouterMember(process, driver)
         process.spawn(heartbeat.run())
@@ -223,7 +247,9 @@ class Cluster:
 
     async def _run_controller(self, controller: Controller) -> None:
         registry, process = await self._connected(), controller.process
-        lease = controller.lease = Lease(registry, f"{process.name}-{self.rng.getrandbits(32):08x}", process)
+        lease = controller.lease = Lease(
+            registry, f"{process.name}-{self.rng.getrandbits(32):08x}", process
+        )
         process.spawn(lease.run())
         actuator = Actuator(
             registry,
@@ -249,7 +275,9 @@ class Cluster:
         if worker_id in self.members:
             self.complaints.append(f"E: {worker_id} is started a second time")
         process = self.process(worker_id)
-        member = self.members[worker_id] = Member(worker_id, role, process, claim=claim, version=self.version)
+        member = self.members[worker_id] = Member(
+            worker_id, role, process, claim=claim, version=self.version
+        )
         process.soon(self.rng.uniform(0.05, 0.4), lambda: process.spawn(self._run_worker(member)))
         return member
 
@@ -261,7 +289,9 @@ class Cluster:
         self.kill(member.process)
 
     def leaders(self) -> list[str]:
-        living = [one for one in self.controllers.values() if one.process.alive and one.lease is not None]
+        living = [
+            one for one in self.controllers.values() if one.process.alive and one.lease is not None
+        ]
         return [one.process.name for one in living if one.lease is not None and one.lease.leads]
 
     async def worker_ended(self) -> None:
@@ -271,7 +301,11 @@ class Cluster:
     # Workers
 
     def living(self, pool: Role | None = None) -> list[Member]:
-        return [one for one in self.members.values() if one.process.alive and (pool is None or one.pool == pool)]
+        return [
+            one
+            for one in self.members.values()
+            if one.process.alive and (pool is None or one.pool == pool)
+        ]
 
     async def _run_worker(self, member: Member) -> None:
         while await (self._stand_by(member) if member.pool == "standby" else self._serve(member)):
@@ -297,7 +331,13 @@ class Cluster:
         """Until the role is over; whether there is a next one."""
         assert member.pool != "standby"
         settings = WorkerSettings(
-            member.worker_id, member.pool, "", URL, self.config, last_epoch=member.last_epoch, claim=member.claim
+            member.worker_id,
+            member.pool,
+            "",
+            URL,
+            self.config,
+            last_epoch=member.last_epoch,
+            claim=member.claim,
         )
         nonce = xxhash.xxh3_64_intdigest(member.worker_id.encode()) >> 1
         runner: Any = ToyRunner(
@@ -342,13 +382,18 @@ class Cluster:
                 continue
             try:
                 worker.cache.check_integrity()
-                leases = worker._leases if isinstance(worker, DecodeWorker) else worker._fetcher._leases
+                leases = (
+                    worker._leases if isinstance(worker, DecodeWorker) else worker._fetcher._leases
+                )
                 leases.check_integrity()
             except (IntegrityError, AssertionError) as error:
-                self.complaints.append(f"B: {member.worker_id} at {self.loop.time():.3f}: {error!r}")
+                self.complaints.append(
+                    f"B: {member.worker_id} at {self.loop.time():.3f}: {error!r}"
+                )
 
     def check_salts(self, member: Member) -> None:
-        """X before each step: a block is read by sequences of the salt only that had it first since it was free.
+        """X before each step: a block is read by sequences of the salt only that had it first since
+        it was free.
 
         Equal tokens have equal KV whoever asked for them, so the tokens of the answers do not tell.
         """
@@ -364,7 +409,11 @@ class Cluster:
 
     def collisions(self) -> int:
         """Blocks of the right hash and other content that living or dead workers have found."""
-        return sum(one.worker.cache.pool.collisions for one in self.members.values() if one.worker is not None)
+        return sum(
+            one.worker.cache.pool.collisions
+            for one in self.members.values()
+            if one.worker is not None
+        )
 
     def check_empty(self) -> None:
         """B at the end: free + cached = total, and nobody remembers a request."""
@@ -376,8 +425,14 @@ class Cluster:
                 "blocks": worker.cache.pool.num_held,
                 "sessions": len(worker.sessions),
                 "sequences": len(worker._scheduler),
-                "pushes": (worker.receiver if isinstance(worker, DecodeWorker) else worker._fetcher.receiver).under_way,
-                "leases": len(worker._leases if isinstance(worker, DecodeWorker) else worker._fetcher._leases),
+                "pushes": (
+                    worker.receiver
+                    if isinstance(worker, DecodeWorker)
+                    else worker._fetcher.receiver
+                ).under_way,
+                "leases": len(
+                    worker._leases if isinstance(worker, DecodeWorker) else worker._fetcher._leases
+                ),
             }
             if isinstance(worker, DecodeWorker):
                 held |= {"reserved": len(worker._reserved), "decoding": len(worker._decoding)}
@@ -389,7 +444,9 @@ class Cluster:
 
     def preemptions(self) -> int:
         return sum(
-            one.worker._scheduler.preemptions for one in self.members.values() if isinstance(one.worker, DecodeWorker)
+            one.worker._scheduler.preemptions
+            for one in self.members.values()
+            if isinstance(one.worker, DecodeWorker)
         )
 
     def serving(self) -> dict[PoolName, int]:

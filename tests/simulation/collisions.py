@@ -1,4 +1,6 @@
-"""Beginnings of prompts, some of which have the block hash of another one, where hashes are short."""
+"""Beginnings of prompts, some of which have the block hash of another one, where hashes are
+short.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,13 @@ class Identity:
         return self.owner.salt_for(self.cache_salt)
 
 
-IDENTITIES = (Identity(), Identity(), Identity(cache_salt="ann"), Identity("other"), Identity("other", "ann"))
+IDENTITIES = (
+    Identity(),
+    Identity(),
+    Identity(cache_salt="ann"),
+    Identity("other"),
+    Identity("other", "ann"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +51,8 @@ class Beginning:
 
 
 def plan_beginnings(rng: random.Random, hash_bytes: int) -> list[Beginning]:
-    """Two for whoever asks, and two that collide at their last block, with what stands before that block in each.
+    """Two for whoever asks, and two that collide at their last block, with what stands before that
+    block in each.
 
     The two are of one identity, or of two; with long hashes they collide as little as others.
     """
@@ -69,7 +78,9 @@ def _colliding(number: int, hash_bytes: int) -> tuple[Beginning, ...]:
         which = rng.randrange(2)
         tokens = heads[which] + _tokens(rng, BLOCK)
         one = Beginning(asking[which], tuple(tokens))
-        hasher = BlockHasher(BLOCK, one.identity.salt, model=LAYOUT.hash(FIRST_MODEL), hash_bytes=hash_bytes)
+        hasher = BlockHasher(
+            BLOCK, one.identity.salt, model=LAYOUT.hash(FIRST_MODEL), hash_bytes=hash_bytes
+        )
         other = seen.setdefault(hasher.extend(tokens)[-1], one)
         if other != one:
             return one, other
@@ -78,7 +89,9 @@ def _colliding(number: int, hash_bytes: int) -> tuple[Beginning, ...]:
 
 @cache
 def _alike(number: int, hash_bytes: int) -> tuple[Beginning, ...]:
-    """A pair with one last block and one hash: behind different first blocks, or under different salts."""
+    """A pair with one last block and one hash: behind different first blocks, or under different
+    salts.
+    """
     rng = random.Random(number)
     if number % 2:
         identities, heads = [IDENTITIES[0]] * 2, [_tokens(rng, BLOCK), _tokens(rng, BLOCK)]
@@ -86,7 +99,9 @@ def _alike(number: int, hash_bytes: int) -> tuple[Beginning, ...]:
         identities, heads = [IDENTITIES[0], rng.choice(IDENTITIES[2:])], [[], []]
     hashers = []
     for identity, tokens in zip(identities, heads, strict=True):
-        hasher = BlockHasher(BLOCK, identity.salt, model=LAYOUT.hash(FIRST_MODEL), hash_bytes=hash_bytes)
+        hasher = BlockHasher(
+            BLOCK, identity.salt, model=LAYOUT.hash(FIRST_MODEL), hash_bytes=hash_bytes
+        )
         hasher.extend(tokens)
         hashers.append(hasher)
     for _ in range(20 * 2**16 if hash_bytes < HASH_BYTES else 1):
@@ -94,7 +109,10 @@ def _alike(number: int, hash_bytes: int) -> tuple[Beginning, ...]:
         hashes = {_hash_behind(hasher, tail) for hasher in hashers}
         if len(hashes) == 1:
             break
-    return tuple(Beginning(identity, tuple(tokens + tail)) for identity, tokens in zip(identities, heads, strict=True))
+    return tuple(
+        Beginning(identity, tuple(tokens + tail))
+        for identity, tokens in zip(identities, heads, strict=True)
+    )
 
 
 def _hash_behind(hasher: BlockHasher, tail: list[int]) -> bytes:

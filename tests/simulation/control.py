@@ -1,7 +1,9 @@
-"""The control plane alone, in virtual time: controllers that crash, freeze and are cut off, over a Redis that forgets.
+"""The control plane alone, in virtual time: controllers that crash, freeze and are cut off, over a
+Redis that forgets.
 
-Real are the lease, the actuator, the autoscaler and the registry. Workers are their heartbeats. Times are a few tenths
-of production's, in the same proportions, so that much happens in a short history.
+Real are the lease, the actuator, the autoscaler and the registry. Workers are their heartbeats.
+Times are a few tenths of production's, in the same proportions, so that much happens in a short
+history.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ DRIFT = 0.06  # how much faster or slower a host's clock runs
 SKEW_S = 300.0  # how wrong a host's wall clock is
 FAULTS_S = 14.0
 SURGE = 1  # a worker that is to replace another
-UNSEEN_S = 6.0  # a worker that was cut off is no longer counted on for so long; then it may have been replaced
+# A worker that was cut off is no longer counted on for so long; then it may have been replaced
+UNSEEN_S = 6.0
 POLICY = AutoscalingPolicy.model_validate(
     {
         "interval_s": 0.5,
@@ -129,8 +132,12 @@ class Controller:
 
 
 class ControlSimulation:
-    def __init__(self, seed: int, *, fleet: bool, history: Callable[[str], None] | None = None) -> None:
-        """fleet: with workers, actuators and autoscalers; otherwise each controller has a lease and tries to write."""
+    def __init__(
+        self, seed: int, *, fleet: bool, history: Callable[[str], None] | None = None
+    ) -> None:
+        """fleet: with workers, actuators and autoscalers; otherwise each controller has a lease and
+        tries to write.
+        """
         self.seed = seed
         rng = self.rng = random.Random(seed)
         self.fleet = fleet
@@ -139,14 +146,18 @@ class ControlSimulation:
         self.network.history = history
         self.redis = FakeRedis(self.network)
         self.redis.store.acts = Acts(self._judge_act)
-        self.confirms = rng.random() < 0.5  # the lease waits for a replica, and so a primary may be left behind
+        # The lease waits for a replica, and so a primary may be left behind
+        self.confirms = rng.random() < 0.5
         self.controllers: list[Controller] = []
         self.names: list[str] = []
         self.incarnations: list[tuple[str, int]] = []
         self.complaints: list[str] = []
         self.faults: Counter[str] = Counter()
         self.numbers = iter(range(1000))
-        self.sizes: dict[PoolName, int] = {"prefill": rng.randint(0, 2), "decode": rng.randint(1, 3)}
+        self.sizes: dict[PoolName, int] = {
+            "prefill": rng.randint(0, 2),
+            "decode": rng.randint(1, 3),
+        }
         self.addresses: dict[str, ControlWorker] = {}
         self.operated = 0  # the largest prefill pool that an operator asked for
         self.load = 0  # requests that wait at each worker
@@ -161,13 +172,21 @@ class ControlSimulation:
                 self.loop.end()
                 asyncio.set_event_loop(None)
         acts = self.redis.store.acts
-        self.complaints += judge_acts(acts, forgotten=any(kind in self.faults for kind in FORGETTING))
+        self.complaints += judge_acts(
+            acts, forgotten=any(kind in self.faults for kind in FORGETTING)
+        )
         self.complaints += judge_incarnations(self.incarnations)
-        self.complaints += [f"E: {name} is a name twice" for name, n in Counter(self.names).items() if n > 1]
+        self.complaints += [
+            f"E: {name} is a name twice" for name, n in Counter(self.names).items() if n > 1
+        ]
         self.complaints += [f"nobody took an error: {one}" for one in self.loop.failures]
         complaints = tuple(dict.fromkeys(self.complaints))
         return ControlResult(
-            self.seed, complaints, self.faults, Counter(act.what for act in acts), len({act.owner for act in acts})
+            self.seed,
+            complaints,
+            self.faults,
+            Counter(act.what for act in acts),
+            len({act.owner for act in acts}),
         )
 
     @contextmanager
@@ -211,7 +230,13 @@ class ControlSimulation:
         if self.fleet:
             process.spawn(lease.run())
             actuator = Actuator(
-                registry, controller, self.sizes, lease=lease, clock=process, drain_timeout_s=2.0, interval_s=TICK_S
+                registry,
+                controller,
+                self.sizes,
+                lease=lease,
+                clock=process,
+                drain_timeout_s=2.0,
+                interval_s=TICK_S,
             )
             process.spawn(actuator.run())
             process.spawn(Autoscaler(registry, POLICY, lease, process).run())
@@ -253,7 +278,9 @@ class ControlSimulation:
         worker.process.kill()
 
     async def run_worker(self, worker: ControlWorker, claim: Any) -> None:
-        """As `kvrelay.worker.host` does: the model is loaded, then it registers and sends heartbeats."""
+        """As `kvrelay.worker.host` does: the model is loaded, then it registers and sends
+        heartbeats.
+        """
         await asyncio.sleep(self.rng.choice((0.1, 0.5, 2.0)))
         try:
             registry = await Registry.connect("redis://x")
@@ -284,7 +311,9 @@ class ControlSimulation:
             state = "draining" if worker.draining else "ready"
             load = WorkerLoad(waiting=self.load)
             with suppress(Unavailable):
-                await registry.publish_worker(dataclasses.replace(info, state=state, load=load), TTL_S)  # type: ignore[arg-type]
+                await registry.publish_worker(
+                    dataclasses.replace(info, state=state, load=load), TTL_S
+                )  # type: ignore[arg-type]
                 worker.registered = True
             await asyncio.sleep(HEARTBEAT_S)
 
@@ -318,16 +347,25 @@ class ControlSimulation:
             self.process("router").spawn(self._router())
         watching = self.loop.create_task(self._watch())
         # Most often somebody leads when it begins.
-        await asyncio.sleep((TAKEOVER_S + 1.5 if self.fleet or rng.random() < 0.8 else 0.0) + rng.random())
+        await asyncio.sleep(
+            (TAKEOVER_S + 1.5 if self.fleet or rng.random() < 0.8 else 0.0) + rng.random()
+        )
         kinds = [kind for kind in FAULTS if self.fleet or kind not in OF_WORKERS]
-        faults = rng.choices(kinds, [2 if "controller" in kind or "loses" in kind else 1 for kind in kinds], k=4)
-        wreaking = [self.loop.create_task(self._wreak(kind, rng.random() * FAULTS_S / 2)) for kind in faults]
+        faults = rng.choices(
+            kinds, [2 if "controller" in kind or "loses" in kind else 1 for kind in kinds], k=4
+        )
+        wreaking = [
+            self.loop.create_task(self._wreak(kind, rng.random() * FAULTS_S / 2)) for kind in faults
+        ]
         await asyncio.wait(wreaking)
         for task in wreaking:
             task.result()
         self._heal()
-        # The lease ends, is taken, and the wait is over; then workers start, and others are drained.
-        await asyncio.sleep((DEADLINE_S + EXPIRY_S + TAKEOVER_S) * (1 + DRIFT) + (8.0 if self.fleet else 0.5))
+        # The lease ends, is taken, and the wait is over; then workers start, and others are
+        # drained.
+        await asyncio.sleep(
+            (DEADLINE_S + EXPIRY_S + TAKEOVER_S) * (1 + DRIFT) + (8.0 if self.fleet else 0.5)
+        )
         watching.cancel()
         self._judge_the_end()
 
@@ -375,7 +413,9 @@ class ControlSimulation:
             worker.unseen_until = self.loop.time() + UNSEEN_S
 
     def _workers(self, name: str) -> list[ControlWorker]:
-        """Those that have that name, or whose controller has: what happens to it keeps it from ending them."""
+        """Those that have that name, or whose controller has: what happens to it keeps it from
+        ending them.
+        """
         return [
             worker
             for controller in self.controllers
@@ -391,7 +431,11 @@ class ControlSimulation:
     def _judge_act(self, act: Act) -> None:
         who = f"{act.owner} in term {act.term}: {act.what}"
         self.network.say(f"ACT {who}")
-        others = [one.name for one in self.leaders() if one.lease is not None and one.lease.owner != act.owner]
+        others = [
+            one.name
+            for one in self.leaders()
+            if one.lease is not None and one.lease.owner != act.owner
+        ]
         if others:
             self.complaints.append(f"E: {who} at {act.time:.3f} while {others[0]} leads")
         self._judge_now()
@@ -411,7 +455,9 @@ class ControlSimulation:
             self._judge_fleet(now)
 
     def serving(self, pool: PoolName, now: float) -> list[str]:
-        """Registered workers that may be given work, and that nobody has had to give up for being cut off."""
+        """Registered workers that may be given work, and that nobody has had to give up for being
+        cut off.
+        """
         return [
             worker.worker_id
             for controller in self.living()
@@ -428,7 +474,9 @@ class ControlSimulation:
             most = 4 if pool == "decode" else max(self.sizes[pool], self.operated)
             serving = self.serving(pool, now)
             if len(serving) > most + SURGE:
-                self.complaints.append(f"F: {len(serving)} {pool} workers serve at {now:.3f}, wanted are {most}")
+                self.complaints.append(
+                    f"F: {len(serving)} {pool} workers serve at {now:.3f}, wanted are {most}"
+                )
 
     def _judge_the_end(self) -> None:
         leaders = self.leaders()
@@ -455,8 +503,9 @@ def _seconds(sim: ControlSimulation, most: float) -> float:
 
 
 async def roll_back(sim: ControlSimulation) -> None:
-    """A failover to a replica that had not got the last writes. The old primary may live on with some clients, if the
-    controllers ask for confirmation. The new one's host may have another wall clock: what was to expire does at once.
+    """A failover to a replica that had not got the last writes. The old primary may live on with
+    some clients, if the controllers ask for confirmation. The new one's host may have another wall
+    clock: what was to expire does at once.
     """
     store = sim.redis.store
     replica = store.fork()
@@ -467,8 +516,9 @@ async def roll_back(sim: ControlSimulation) -> None:
 
 
 async def forget_successor(sim: ControlSimulation) -> None:
-    """The failover loses all that a leader's successor wrote, so Redis has the lease of the one before, who is away
-    until then; the successor may die with the primary. By chance that happens in one of thousands of histories.
+    """The failover loses all that a leader's successor wrote, so Redis has the lease of the one
+    before, who is away until then; the successor may die with the primary. By chance that happens
+    in one of thousands of histories.
     """
     if not sim.leaders():
         return
@@ -614,7 +664,9 @@ async def add_controller(sim: ControlSimulation) -> None:
 
 
 async def kill_worker(sim: ControlSimulation) -> None:
-    workers = [worker for one in sim.living() for worker in one.workers.values() if worker.process.alive]
+    workers = [
+        worker for one in sim.living() for worker in one.workers.values() if worker.process.alive
+    ]
     if workers:
         sim.kill_worker(sim.rng.choice(workers))
 

@@ -1,5 +1,5 @@
-"""As much of Redis as kvrelay.state.registry asks for, in virtual time; `tests/simulation/test_fake_redis.py` compares it
-with a real one."""
+"""As much of Redis as kvrelay.state.registry asks for, in virtual time;
+`tests/simulation/test_fake_redis.py` compares it with a real one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ class Store:
     def fork(self) -> Store:
         """What a replica knows that gets nothing new from now on."""
         other = Store()
-        other.values, other.expiry, other.acts = copy.deepcopy(self.values), dict(self.expiry), self.acts
+        other.values, other.expiry, other.acts = (
+            copy.deepcopy(self.values),
+            dict(self.expiry),
+            self.acts,
+        )
         return other
 
     def execute(self, words: tuple[str | int, ...], now: float) -> Any:
@@ -80,8 +84,13 @@ class Store:
     def _del(self, key: bytes, *, now: float) -> int:
         return self._delete(key)
 
-    def _scan(self, cursor: bytes, _match: bytes, pattern: bytes, _count: bytes, _n: bytes, *, now: float) -> Any:
-        return [0, [key for key in self.values if fnmatch.fnmatchcase(key.decode(), pattern.decode())]]
+    def _scan(
+        self, cursor: bytes, _match: bytes, pattern: bytes, _count: bytes, _n: bytes, *, now: float
+    ) -> Any:
+        return [
+            0,
+            [key for key in self.values if fnmatch.fnmatchcase(key.decode(), pattern.decode())],
+        ]
 
     def _hgetall(self, key: bytes, *, now: float) -> dict[bytes, bytes]:
         return dict(self._get(key, dict) or {})
@@ -169,7 +178,14 @@ class Store:
         return None
 
     def _next_epoch(
-        self, counter: bytes, leader: bytes, last: bytes, least: bytes, owner: bytes, term: bytes, now: float
+        self,
+        counter: bytes,
+        leader: bytes,
+        last: bytes,
+        least: bytes,
+        owner: bytes,
+        term: bytes,
+        now: float,
     ) -> int:
         lease = self.values.get(leader)
         other = owner and isinstance(lease, dict) and lease.get(b"owner", owner) != owner
@@ -193,9 +209,14 @@ class Store:
 
     def _leads(self, leader: bytes, owner: bytes, term: bytes) -> bool:
         lease = self.values.get(leader)
-        return isinstance(lease, dict) and (lease.get(b"owner"), lease.get(b"term")) == (owner, term)
+        return isinstance(lease, dict) and (lease.get(b"owner"), lease.get(b"term")) == (
+            owner,
+            term,
+        )
 
-    def _scale(self, leader: bytes, sizes: bytes, owner: bytes, term: bytes, *changes: bytes, now: float) -> int:
+    def _scale(
+        self, leader: bytes, sizes: bytes, owner: bytes, term: bytes, *changes: bytes, now: float
+    ) -> int:
         if not self._leads(leader, owner, term):
             return 0
         table = self._get(sizes, dict) or {}
@@ -206,7 +227,9 @@ class Store:
         self.acts.append(Act(now, owner.decode(), int(term), "scale"))
         return 1
 
-    def _restore_sizes(self, leader: bytes, sizes: bytes, owner: bytes, term: bytes, *words: bytes, now: float) -> int:
+    def _restore_sizes(
+        self, leader: bytes, sizes: bytes, owner: bytes, term: bytes, *words: bytes, now: float
+    ) -> int:
         if not self._leads(leader, owner, term):
             return 0
         self._hset(sizes, *words, now=now)
@@ -214,7 +237,14 @@ class Store:
         return 1
 
     def _record_decision(
-        self, leader: bytes, key: bytes, owner: bytes, term: bytes, decision: bytes, last: bytes, now: float
+        self,
+        leader: bytes,
+        key: bytes,
+        owner: bytes,
+        term: bytes,
+        decision: bytes,
+        last: bytes,
+        now: float,
     ) -> int:
         if not self._leads(leader, owner, term):
             return 0
@@ -274,8 +304,9 @@ def _bytes(word: str | int | bytes) -> bytes:
 class FakeRedis:
     """One server in a simulation.
 
-    `state`: ok, down (refuses), stalled (is silent), read-only, stale (reads are answered as `past` was), or flaky
-    (some commands are carried out twice, as clients repeat them when a connection is lost).
+    `state`: ok, down (refuses), stalled (is silent), read-only, stale (reads are answered as `past`
+    was), or flaky (some commands are carried out twice, as clients repeat them when a connection is
+    lost).
     """
 
     def __init__(self, network: Network) -> None:
@@ -283,7 +314,8 @@ class FakeRedis:
         self.store = Store()
         self.state = "ok"
         self.past = Store(), 0.0  # what a replica that got stuck knows, and its time
-        self.left_behind: dict[str, Store] = {}  # clients that still talk to an earlier primary, which is another one
+        # Clients that still talk to an earlier primary, which is another one
+        self.left_behind: dict[str, Store] = {}
 
     def client(self, *_: object, **__: object) -> Client:
         """In place of redis.asyncio.Redis.from_url."""

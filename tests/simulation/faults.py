@@ -1,6 +1,8 @@
-"""What can happen to a simulated cluster. Each fault says whether it happened; what waits for its moment is a tamper.
+"""What can happen to a simulated cluster. Each fault says whether it happened; what waits for its
+moment is a tamper.
 
-To add one: write a function here, name it in FAULTS with a weight, and name what it counts in test_simulation.py.
+To add one: write a function here, name it in FAULTS with a weight, and name what it counts in
+test_simulation.py.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from kvrelay.errors import KvRelayError
 from kvrelay.state.registry import Registry
 from kvrelay.types import POOLS, PoolName
 
-SILENCE_S = CLIENT_KEEPALIVE_S / 2  # from which on a silence may lose a worker: two may follow each other
+# From which on a silence may lose a worker: two may follow each other
+SILENCE_S = CLIENT_KEEPALIVE_S / 2
 
 
 # Processes
@@ -140,7 +143,10 @@ async def cut_between_workers(chaos: Chaos) -> None:
 
 
 async def cut_from_redis(chaos: Chaos) -> None:
-    names = [one.worker_id for one in chaos.cluster.living()] + ["router", *chaos.cluster.controllers]
+    names = [one.worker_id for one in chaos.cluster.living()] + [
+        "router",
+        *chaos.cluster.controllers,
+    ]
     await _cut(chaos, chaos.rng.choice(names), REDIS, "from Redis")
 
 
@@ -148,7 +154,9 @@ async def _cut(chaos: Chaos, one: str, other: str, kind: str) -> None:
     ways = chaos.rng.choice(([(one, other)], [(other, one)], [(one, other), (other, one)]))
     seconds = chaos.seconds(0.2, 6.0)
     lost = seconds >= SILENCE_S and "router" in (one, other)
-    chaos.cluster.note(f"cut {kind}, {'one way' if len(ways) == 1 else 'both ways'}", seconds, loses_worker=lost)
+    chaos.cluster.note(
+        f"cut {kind}, {'one way' if len(ways) == 1 else 'both ways'}", seconds, loses_worker=lost
+    )
     chaos.cluster.network.say(f"FAULT cut {ways}")
     for way in ways:
         chaos.cluster.network.cut(*way)
@@ -173,7 +181,11 @@ async def slow_link(chaos: Chaos) -> None:
 
 async def reset_connection(chaos: Chaos) -> None:
     router = chaos.cluster.router
-    mine = [one for one in chaos.cluster.network.connections if router and one.client is router.process and one.usable]
+    mine = [
+        one
+        for one in chaos.cluster.network.connections
+        if router and one.client is router.process and one.usable
+    ]
     if mine:
         chaos.cluster.note("reset a session", loses_worker=True)
         chaos.rng.choice(mine).break_side(router.process, "Connection reset by peer")
@@ -226,7 +238,9 @@ async def redis_rolled_back(chaos: Chaos) -> None:
 async def drain(chaos: Chaos) -> None:
     member = chaos.pick()
     if member is not None and len(chaos.cluster.living(member.pool)) > 1:
-        await _operate(chaos, "drain a worker", lambda registry: registry.request_drain(member.worker_id))
+        await _operate(
+            chaos, "drain a worker", lambda registry: registry.request_drain(member.worker_id)
+        )
 
 
 async def restart(chaos: Chaos) -> None:
@@ -235,7 +249,9 @@ async def restart(chaos: Chaos) -> None:
 
 
 async def upgrade(chaos: Chaos) -> None:
-    """Other weights lie where workers load them from, and an operator restarts all workers; perhaps back and forth."""
+    """Other weights lie where workers load them from, and an operator restarts all workers; perhaps
+    back and forth.
+    """
     for _ in range(chaos.rng.choice((1, 2, 3))):
         kind = UPGRADES[chaos.cluster.version]
         chaos.cluster.version = 1 - chaos.cluster.version
@@ -245,7 +261,10 @@ async def upgrade(chaos: Chaos) -> None:
 
 
 async def scale(chaos: Chaos) -> None:
-    sizes: dict[PoolName, int] = {"prefill": chaos.rng.randint(0, 3), "decode": chaos.rng.randint(1, 3)}
+    sizes: dict[PoolName, int] = {
+        "prefill": chaos.rng.randint(0, 3),
+        "decode": chaos.rng.randint(1, 3),
+    }
     await _operate(chaos, "scale the pools", lambda registry: registry.set_desired(sizes))
 
 

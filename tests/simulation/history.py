@@ -101,7 +101,9 @@ def judge_numbers(record: Record) -> list[str]:
 
 
 def judge_tokens(record: Record, versions: int = 1) -> list[str]:
-    """G and X: the tokens are those of one version's unfaulted answer, all of them where it ended well."""
+    """G and X: the tokens are those of one version's unfaulted answer, all of them where it ended
+    well.
+    """
     tokens = record.tokens
     answers = [record.plan.expected(version) for version in range(versions)]
     fitting = [one for one in answers if tokens == one[: len(tokens)]]
@@ -111,7 +113,9 @@ def judge_tokens(record: Record, versions: int = 1) -> list[str]:
         return [f"G: the tokens are of no one version of the model: {tokens} for {answers}"]
     expected = (fitting or answers)[0]
     if tokens != expected[: len(tokens)]:
-        wrong = next(i for i, token in enumerate(tokens) if i >= len(expected) or token != expected[i])
+        wrong = next(
+            i for i, token in enumerate(tokens) if i >= len(expected) or token != expected[i]
+        )
         return [f"G: token {wrong} is not that of the unfaulted answer: {tokens} for {expected}"]
     if record.ends and record.ends[0].outcome in ("length", "stop") and tokens != expected:
         return [f"G: the answer ended well after {len(tokens)} of {len(expected)} tokens"]
@@ -128,22 +132,31 @@ def judge_end(record: Record) -> list[str]:
 
 
 def judge_deadline(record: Record, faults: Sequence[Fault]) -> list[str]:
-    """D: over at the deadline, but for the time in which the router stood still; not before it for its sake.
+    """D: over at the deadline, but for the time in which the router stood still; not before it for
+    its sake.
 
     A client that reads slowly has its last tokens and then the end one pause after the other.
     """
     plan, end = record.plan, record.ends[0]
-    stopped = sum(max(0.0, min(one.end, end.time) - max(one.start, plan.at)) for one in faults if one.stops_router)
+    stopped = sum(
+        max(0.0, min(one.end, end.time) - max(one.start, plan.at))
+        for one in faults
+        if one.stops_router
+    )
     complaints = []
     if end.time > plan.deadline + DEADLINE_SLACK_S + 2 * plan.read_pause + stopped:
-        complaints.append(f"D: ended at {end.time:.3f}, {end.time - plan.deadline:.3f} s after its deadline")
+        complaints.append(
+            f"D: ended at {end.time:.3f}, {end.time - plan.deadline:.3f} s after its deadline"
+        )
     if end.outcome == "DEADLINE_EXCEEDED" and end.time < plan.deadline - _ROUNDING_S:
         complaints.append(f"D: expired {plan.deadline - end.time:.3f} s before its deadline")
     return complaints
 
 
 def judge_outcome(record: Record, faults: Sequence[Fault], max_attempts: int) -> list[str]:
-    """L: it ends well unless the client left, time was up, the queue was full, or the faults in its time explain it."""
+    """L: it ends well unless the client left, time was up, the queue was full, or the faults in its
+    time explain it.
+    """
     plan, end = record.plan, record.ends[0]
     mine = [one for one in faults if one.start <= end.time and one.end >= plan.at]
     losses = sum(one.loses_worker for one in mine)
@@ -166,10 +179,15 @@ def judge_outcome(record: Record, faults: Sequence[Fault], max_attempts: int) ->
             fine = len(record.attempts) >= max_attempts and len(mine) + 1 >= max_attempts
     if fine:
         return []
-    return [f"L: ended {end.outcome} ({end.message}) after {record.attempts} and {len(mine)} faults in its time"]
+    return [
+        f"L: ended {end.outcome} ({end.message}) after {record.attempts} and {len(mine)} "
+        f"faults in its time"
+    ]
 
 
-def judge(records: Iterable[Record], faults: Sequence[Fault], max_attempts: int, versions: int = 1) -> list[str]:
+def judge(
+    records: Iterable[Record], faults: Sequence[Fault], max_attempts: int, versions: int = 1
+) -> list[str]:
     complaints = []
     for record in records:
         found = judge_numbers(record) + judge_tokens(record, versions) + judge_end(record)
@@ -198,9 +216,9 @@ class Act:
 def judge_acts(acts: Sequence[Act], *, forgotten: bool = False) -> list[str]:
     """Nobody acts after a successor has acted, unless under a later term than before.
 
-    forgotten: Redis has lost writes. Then it may not know the successor's term, nor does anybody if the successor died
-    or is out of touch, so no later term can be told to exceed it. A term that exceeds all that the owner itself had is
-    a lead of its own, and leads are judged by their time.
+    forgotten: Redis has lost writes. Then it may not know the successor's term, nor does anybody if
+    the successor died or is out of touch, so no later term can be told to exceed it. A term that
+    exceeds all that the owner itself had is a lead of its own, and leads are judged by their time.
     """
     complaints = []
     last: dict[str, int] = {}  # owner -> index of its last act
@@ -212,7 +230,8 @@ def judge_acts(acts: Sequence[Act], *, forgotten: bool = False) -> list[str]:
             if between and act.term <= max(one.term for one in rivals):
                 other = between[-1]
                 complaints.append(
-                    f"E: {act.owner} in term {act.term}: {act.what} at {act.time:.3f}, after {other.owner} in term "
+                    f"E: {act.owner} in term {act.term}: {act.what} at {act.time:.3f}, after "
+                    f"{other.owner} in term "
                     f"{other.term}: {other.what} at {other.time:.3f}"
                 )
         last[act.owner] = index

@@ -1,4 +1,6 @@
-"""A tenant that fills the batch with long answers, and another one that asks for little beside it."""
+"""A tenant that fills the batch with long answers, and another one that asks for little beside
+it.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,14 @@ class Hostile(Simulation):
         )
         self.cluster.policy = AutoscalingPolicy()
         assert sizes["decode"] * self.cluster.config.decode.max_batch < FLOOD, "the batch is full"
-        hostile = [self._plan(rng, f"hog{number}", "hog", LONG, rng.random() * 0.5) for number in range(FLOOD)]
-        asked = [self._plan(rng, f"ask{number}", "other", 1, 2.0 + number * PAUSE_S) for number in range(ASKS)]
+        hostile = [
+            self._plan(rng, f"hog{number}", "hog", LONG, rng.random() * 0.5)
+            for number in range(FLOOD)
+        ]
+        asked = [
+            self._plan(rng, f"ask{number}", "other", 1, 2.0 + number * PAUSE_S)
+            for number in range(ASKS)
+        ]
         self._plans = [*(hostile if flood else ()), *asked]
 
     def _plan(self, rng: random.Random, name: str, tenant: str, max_tokens: int, at: float) -> Plan:

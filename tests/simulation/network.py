@@ -1,8 +1,8 @@
 """A network between the processes of a simulation, with gRPC's promises and none besides.
 
-A connection delivers in order, or breaks; what was under way is lost then. A cut is a silence: packets wait, as TCP
-repeats them, until it heals or one side's keepalive gives up. A killed process resets its connections; a frozen one
-is silent.
+A connection delivers in order, or breaks; what was under way is lost then. A cut is a silence:
+packets wait, as TCP repeats them, until it heals or one side's keepalive gives up. A killed process
+resets its connections; a frozen one is silent.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from simulation.channel import ClientCall
     from simulation.server import Server, ServerCall
 
-CLIENT_KEEPALIVE_S = 4.0  # router.runtime.sessions.CHANNEL_OPTIONS: 2 s between pings, 2 s for an answer
+# Router.runtime.sessions.CHANNEL_OPTIONS: 2 s between pings, 2 s for an answer
+CLIENT_KEEPALIVE_S = 4.0
 SERVER_KEEPALIVE_S = 10.0  # kvrelay.worker.host: 5 s and 5 s
 
-SIGHTINGS = {b"the lease ended before": "a lease expired"}  # what messages tell of that counts as a fault
+# What messages tell of that counts as a fault
+SIGHTINGS = {b"the lease ended before": "a lease expired"}
 
 Tamper = Callable[["Packet"], "list[Packet] | None"]
 """Given each packet as it is sent. What is to be sent in its place, or None: leave it."""
@@ -61,7 +63,9 @@ class Network:
     def free_port(self) -> int:
         """The lowest: a port is used again as soon as its server is gone, by whoever comes next."""
         taken = {address.rpartition(":")[2] for address in self.servers}
-        return next(port for port in count(20001) if str(port) not in taken and port not in self._promised)
+        return next(
+            port for port in count(20001) if str(port) not in taken and port not in self._promised
+        )
 
     def promise(self, port: int) -> None:
         self._promised.add(port)
@@ -97,7 +101,9 @@ class Network:
         return (source, target) in self._cuts
 
     def silence(self, names: set[str]) -> None:
-        """A cut or a freeze begins: keepalives between these, or between one and all, may end connections."""
+        """A cut or a freeze begins: keepalives between these, or between one and all, may end
+        connections.
+        """
         for connection in list(self.connections):
             pair = {connection.client.name, connection.server.name}
             if names == pair or (len(names) == 1 and names < pair):
@@ -129,7 +135,8 @@ class Connection:
         self.open = {client.name: True, server.process.name: True}
         self.calls: list[ClientCall] = []
         self.server_calls: dict[ClientCall, ServerCall] = {}
-        self._due = {True: 0.0, False: 0.0}  # when the last packet of a direction arrives, by to_server
+        # When the last packet of a direction arrives, by to_server
+        self._due = {True: 0.0, False: 0.0}
         self._held: dict[bool, deque[Packet | None]] = {True: deque(), False: deque()}  # by a cut
         network.connections.append(self)
         if self._silent:
@@ -158,7 +165,10 @@ class Connection:
         if network.is_cut(source.name, target.name):
             self._held[to_server].append(packet)
             return
-        arrival = max(network.loop.time() + network.latency(source.name, target.name), self._due[to_server] + 1e-6)
+        arrival = max(
+            network.loop.time() + network.latency(source.name, target.name),
+            self._due[to_server] + 1e-6,
+        )
         self._due[to_server] = arrival
         network.loop.call_at(arrival, self._arrive, to_server, packet, context=target.context)
 
@@ -182,7 +192,9 @@ class Connection:
         for text, sighting in SIGHTINGS.items():
             if isinstance(packet.data, bytes) and text in packet.data:
                 network.faults[sighting] += 1
-        network.say(f"{'>' if to_server else '<'} {self.client.name} {self.server.name} {_shown(packet)}")
+        network.say(
+            f"{'>' if to_server else '<'} {self.client.name} {self.server.name} {_shown(packet)}"
+        )
         if to_server:
             self.listener.arrived(self, packet)
         else:
@@ -227,7 +239,10 @@ class Connection:
         )
 
     def watch(self) -> None:
-        for process, patience in ((self.client, CLIENT_KEEPALIVE_S), (self.server, SERVER_KEEPALIVE_S)):
+        for process, patience in (
+            (self.client, CLIENT_KEEPALIVE_S),
+            (self.server, SERVER_KEEPALIVE_S),
+        ):
             if self.open[process.name]:
                 process.soon(patience, self._check, process)
 
@@ -240,5 +255,9 @@ class Connection:
 
 def _shown(packet: Packet) -> str:
     data = packet.data
-    text = f"{len(data)} bytes {xxhash.xxh3_64_hexdigest(data)}" if isinstance(data, bytes) else repr(data)
+    text = (
+        f"{len(data)} bytes {xxhash.xxh3_64_hexdigest(data)}"
+        if isinstance(data, bytes)
+        else repr(data)
+    )
     return f"{packet.call.method} #{packet.call.number} {packet.kind} {text}"

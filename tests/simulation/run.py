@@ -20,7 +20,8 @@ from pathlib import Path
 
 from rich.progress import track
 
-sys.path[0] = str(Path(__file__).resolve().parents[2])  # the packages that folders of tests are named after
+# The packages that folders of tests are named after
+sys.path[0] = str(Path(__file__).resolve().parents[2])
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from simulation.simulation import HASH_BITS, Result, Simulation  # noqa: E402
@@ -65,8 +66,14 @@ def run_many(seeds: range, processes: int, hash_bits: int) -> int:
             if result.complaints:
                 failed.append(result.seed)
                 if len(failed) <= SHOWN:
-                    print(f"seed {result.seed} FAILED: " + "; ".join(result.complaints)[:600], flush=True)
-    print(f"{len(seeds)} seeds in {time.monotonic() - began:.0f} s, {virtual_s / 3600:.1f} hours of virtual time")
+                    print(
+                        f"seed {result.seed} FAILED: " + "; ".join(result.complaints)[:600],
+                        flush=True,
+                    )
+    print(
+        f"{len(seeds)} seeds in {time.monotonic() - began:.0f} s, {virtual_s / 3600:.1f} hours "
+        f"of virtual time"
+    )
     print(f"blocks were back at most {settled:.1f} s after the last answer")
     for title, counts in (("seeds with the fault", faults), ("requests that ended", outcomes)):
         print(title)
@@ -79,14 +86,18 @@ def run_many(seeds: range, processes: int, hash_bits: int) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=200, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seed", type=int, help="this one only")
     parser.add_argument("--trace", action="store_true", help="tell its history")
     bits = "of block hashes; 16 make collisions, 128 are production's"
-    parser.add_argument("--hash-bits", type=int, choices=range(8, 129, 8), default=HASH_BITS, help=bits)
+    parser.add_argument(
+        "--hash-bits", type=int, choices=range(8, 129, 8), default=HASH_BITS, help=bits
+    )
     options = parser.parse_args()
     if options.seed is not None and options.trace:
         return tell(options.seed, options.hash_bits)

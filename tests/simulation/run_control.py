@@ -20,7 +20,8 @@ from pathlib import Path
 
 import structlog
 
-sys.path[0] = str(Path(__file__).resolve().parents[2])  # the packages that folders of tests are named after
+# The packages that folders of tests are named after
+sys.path[0] = str(Path(__file__).resolve().parents[2])
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from simulation.control import ControlResult, ControlSimulation  # noqa: E402
@@ -35,11 +36,15 @@ def run_seed(seed: int, fleet: bool) -> ControlResult:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=1000, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--fleet", action="store_true", help="with workers, actuators and autoscalers")
+    parser.add_argument(
+        "--fleet", action="store_true", help="with workers, actuators and autoscalers"
+    )
     parser.add_argument("--seed", type=int, help="this one only")
     parser.add_argument("--trace", action="store_true", help="tell its history")
     options = parser.parse_args()
@@ -53,7 +58,9 @@ def main() -> int:
     gc.collect()
     gc.freeze()  # what was imported is never looked at again
     with multiprocessing.get_context("fork").Pool(options.processes) as pool:
-        results = pool.imap_unordered(partial(run_seed, fleet=options.fleet), range(first, first + count), chunksize=8)
+        results = pool.imap_unordered(
+            partial(run_seed, fleet=options.fleet), range(first, first + count), chunksize=8
+        )
         for done, result in enumerate(results, 1):
             faults += Counter(dict.fromkeys(result.faults, 1))
             acts += result.acts
@@ -61,10 +68,19 @@ def main() -> int:
             if result.complaints:
                 failed.append(result.seed)
                 if len(failed) <= SHOWN:
-                    print(f"seed {result.seed} FAILED: " + "; ".join(result.complaints)[:600], flush=True)
+                    print(
+                        f"seed {result.seed} FAILED: " + "; ".join(result.complaints)[:600],
+                        flush=True,
+                    )
             if done % EVERY == 0:
-                print(f"{done} seeds in {time.monotonic() - began:.0f} s, {len(failed)} failed", flush=True)
-    print(f"{count} seeds in {time.monotonic() - began:.0f} s; {changes} changes of the leader; {dict(acts)}")
+                print(
+                    f"{done} seeds in {time.monotonic() - began:.0f} s, {len(failed)} failed",
+                    flush=True,
+                )
+    print(
+        f"{count} seeds in {time.monotonic() - began:.0f} s; {changes} changes of the leader; "
+        f"{dict(acts)}"
+    )
     for name, number in sorted(faults.items()):
         print(f"  {number:8} {name}")
     if failed:

@@ -56,7 +56,9 @@ class Server:
     def arrived(self, connection: Connection, packet: Packet) -> None:
         if packet.kind == "open":
             if packet.call not in connection.server_calls:
-                connection.server_calls[packet.call] = ServerCall(self._network, connection, packet.call, self)
+                connection.server_calls[packet.call] = ServerCall(
+                    self._network, connection, packet.call, self
+                )
         elif packet.call in connection.server_calls:
             connection.server_calls[packet.call].arrived(packet)
 
@@ -69,7 +71,9 @@ class Server:
 class ServerCall:
     """The server's end: the handler's task, its iterator of requests and its context in one."""
 
-    def __init__(self, network: Network, connection: Connection, call: ClientCall, server: Server) -> None:
+    def __init__(
+        self, network: Network, connection: Connection, call: ClientCall, server: Server
+    ) -> None:
         self._network = network
         self._connection = connection
         self._call = call
@@ -79,7 +83,9 @@ class ServerCall:
         self._said_headers = False
         self._status: tuple[grpc.StatusCode, str, Any] | None = None
         self._handler = server.find(call.path)
-        self._deserialize = (self._handler and self._handler.request_deserializer) or (lambda one: one)
+        self._deserialize = (self._handler and self._handler.request_deserializer) or (
+            lambda one: one
+        )
         self._serialize = (self._handler and self._handler.response_serializer) or (lambda one: one)
         self._task = server.process.spawn(self._run())
 
@@ -138,7 +144,9 @@ class ServerCall:
 
     async def _handle(self) -> None:
         handler = self._handler
-        function = next(getattr(handler, kind) for kind in _KINDS if getattr(handler, kind) is not None)
+        function = next(
+            getattr(handler, kind) for kind in _KINDS if getattr(handler, kind) is not None
+        )
         requests = self._requests()
         given = requests if handler.request_streaming else await anext(requests)
         if inspect.isasyncgenfunction(function):
@@ -162,7 +170,9 @@ class ServerCall:
     async def send_initial_metadata(self, metadata: object) -> None:
         self._send("headers")
 
-    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
+    async def abort(
+        self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()
+    ) -> None:
         self._status = code, details, trailing_metadata
         raise grpc.aio.AbortError("Locally aborted.")
 

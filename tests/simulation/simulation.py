@@ -68,7 +68,9 @@ class Simulation:
         self.cluster.network.history = history
         if rng.random() < 0.25:  # a large model: much happens while a step computes
             self.cluster.loop.step_s = 0.02, 0.12
-        self._kinds = rng.choices(list(FAULTS), [weight for _, weight in FAULTS.values()], k=rng.randint(1, 7))
+        self._kinds = rng.choices(
+            list(FAULTS), [weight for _, weight in FAULTS.values()], k=rng.randint(1, 7)
+        )
         self._kinds += also
         beginnings = plan_beginnings(random.Random(rng.random()), hash_bits // 8)
         self._plans = plan_requests(rng, rng.randint(5, 12), rng.random() < 0.12, beginnings)
@@ -114,7 +116,10 @@ class Simulation:
         self.chaos.router_died = lambda: [client.news.set() for client in self.clients]
         asking = [asyncio.ensure_future(client.run()) for client in self.clients]
         length = max(plan.at for plan in self._plans) + 0.5
-        wreaking = [asyncio.ensure_future(self._wreak(kind, self._rng.random() * length)) for kind in self._kinds]
+        wreaking = [
+            asyncio.ensure_future(self._wreak(kind, self._rng.random() * length))
+            for kind in self._kinds
+        ]
         checking = asyncio.ensure_future(self._check())
         await asyncio.gather(*wreaking)
         self.chaos.heal()
@@ -133,7 +138,9 @@ class Simulation:
     async def _check(self) -> None:
         while True:
             self.cluster.check_books()
-            self.cluster.complaints += judge_leaders(self.cluster.loop.time(), self.cluster.leaders())
+            self.cluster.complaints += judge_leaders(
+                self.cluster.loop.time(), self.cluster.leaders()
+            )
             await asyncio.sleep(CHECK_S)
 
     async def _settle(self) -> None:
@@ -158,7 +165,9 @@ class Simulation:
         found += [f"a handler let an error through: {one}" for one in cluster.network.unexpected]
         found += [f"nobody took an error: {one}" for one in cluster.loop.failures]
         dispatcher = cluster.router.driver.dispatcher if cluster.router is not None else None
-        if dispatcher is not None and (dispatcher.unfinished or dispatcher.running or dispatcher.waiting):
+        if dispatcher is not None and (
+            dispatcher.unfinished or dispatcher.running or dispatcher.waiting
+        ):
             found.append(f"1: the router still has {dispatcher.unfinished} requests")
         if count := cluster.collisions():
             cluster.network.faults["a block had the hash of another prompt's"] += count
@@ -175,14 +184,20 @@ def _logs_told(cluster: Cluster) -> Iterator[None]:
 
     def tell(_logger: object, method: str, event: dict[str, Any]) -> str:
         process = _PROCESS.get()
-        words = " ".join(f"{key}={value}" for key, value in event.items() if key not in ("event", "component"))
+        words = " ".join(
+            f"{key}={value}" for key, value in event.items() if key not in ("event", "component")
+        )
         if cluster.network.history is not None:
             name = "-" if process is None else process.name
-            cluster.network.history(f"{cluster.loop.time():.6f} log {name} {method}: {event['event']} {words}")
+            cluster.network.history(
+                f"{cluster.loop.time():.6f} log {name} {method}: {event['event']} {words}"
+            )
         raise structlog.DropEvent
 
     level = logging.CRITICAL if cluster.network.history is None else logging.INFO
-    structlog.configure(processors=[tell], wrapper_class=structlog.make_filtering_bound_logger(level))
+    structlog.configure(
+        processors=[tell], wrapper_class=structlog.make_filtering_bound_logger(level)
+    )
     try:
         yield
     finally:
@@ -195,7 +210,12 @@ def _config(rng: random.Random) -> ClusterConfig:
         {
             "kv": {"block_size": BLOCK},
             "prefill": {"replicas": 0, "chunk_tokens": rng.choice((8, 16))},
-            "decode": {"replicas": 1, "chunk_tokens": 8, "max_batch": rng.choice((3, 6)), "speculation": speculation},
+            "decode": {
+                "replicas": 1,
+                "chunk_tokens": 8,
+                "max_batch": rng.choice((3, 6)),
+                "speculation": speculation,
+            },
             "router": {
                 "local_below_tokens": rng.choice((4, 10)),
                 "max_queue": rng.choice((4, 32)),

@@ -135,7 +135,11 @@ async def _repeat(chaos: Chaos, *, to_server: bool, kind: str) -> None:
 
     def tamper(packet: Packet) -> list[Packet] | None:
         nonlocal skip
-        session = packet.call.method == "Session" and packet.kind == "message" and packet.to_server is to_server
+        session = (
+            packet.call.method == "Session"
+            and packet.kind == "message"
+            and packet.to_server is to_server
+        )
         if not session or packet.data.startswith(SESSION_GREETING):
             return None
         if to_server and not isinstance(_command(packet), Reserve | Prefill | RunLocal):
@@ -158,11 +162,21 @@ def _command(packet: Packet) -> object:
 
 
 async def kill_sender_in_push(chaos: Chaos) -> None:
-    _kill_at(chaos, "kill a prefill worker in mid-push", lambda one: _is_frame(one, KvBlocks), sender=True)
+    _kill_at(
+        chaos,
+        "kill a prefill worker in mid-push",
+        lambda one: _is_frame(one, KvBlocks),
+        sender=True,
+    )
 
 
 async def kill_receiver_in_push(chaos: Chaos) -> None:
-    _kill_at(chaos, "kill a decode worker in mid-push", lambda one: _is_frame(one, KvBlocks), sender=False)
+    _kill_at(
+        chaos,
+        "kill a decode worker in mid-push",
+        lambda one: _is_frame(one, KvBlocks),
+        sender=False,
+    )
 
 
 async def kill_receiver_at_commit(chaos: Chaos) -> None:
@@ -173,7 +187,9 @@ async def kill_receiver_at_commit(chaos: Chaos) -> None:
 
 
 async def freeze_in_push(chaos: Chaos) -> None:
-    """One end of a hand-off stands still, and perhaps the router too, so that nobody renews the lease."""
+    """One end of a hand-off stands still, and perhaps the router too, so that nobody renews the
+    lease.
+    """
     sender, with_router = chaos.rng.random() < 0.6, chaos.rng.random() < 0.5
     skip = chaos.rng.randrange(3)
 
@@ -190,9 +206,15 @@ async def freeze_in_push(chaos: Chaos) -> None:
             frozen.append(cluster.router.process)
         for process in frozen:
             if process.frozen_since is None:
-                seconds = chaos.rng.uniform(0.2, 6.0) if process is frozen[0] else chaos.rng.uniform(1.0, 4.0)
+                seconds = (
+                    chaos.rng.uniform(0.2, 6.0)
+                    if process is frozen[0]
+                    else chaos.rng.uniform(1.0, 4.0)
+                )
                 router = process is not frozen[0]
-                cluster.note("freeze an end of a push", seconds, loses_worker=not router, stops_router=router)
+                cluster.note(
+                    "freeze an end of a push", seconds, loses_worker=not router, stops_router=router
+                )
                 cluster.network.freeze(process)
                 chaos.later(seconds, process.thaw)
         return [packet]

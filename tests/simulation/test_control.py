@@ -35,13 +35,23 @@ def _collected_between_histories() -> Iterator[None]:
 
 
 def test_at_most_one_controller_leads_whatever_redis_does() -> None:
-    """`python tests/simulation/run_control.py --seed N --trace` tells what happened in a seed that fails."""
-    failed = {seed: _result(seed, False).complaints for seed in range(LEASES) if _result(seed, False).complaints}
+    """`python tests/simulation/run_control.py --seed N --trace` tells what happened in a seed that
+    fails.
+    """
+    failed = {
+        seed: _result(seed, False).complaints
+        for seed in range(LEASES)
+        if _result(seed, False).complaints
+    }
     assert not failed
 
 
 def test_pools_come_to_be_as_wanted_and_are_never_doubled() -> None:
-    failed = {seed: _result(seed, True).complaints for seed in range(FLEETS) if _result(seed, True).complaints}
+    failed = {
+        seed: _result(seed, True).complaints
+        for seed in range(FLEETS)
+        if _result(seed, True).complaints
+    }
     assert not failed
 
 
@@ -52,7 +62,12 @@ def test_each_fault_happens_and_leaders_change() -> None:
     assert not FAULTS.keys() - OF_WORKERS - {kind for kind, count in seeds.items() if count > 2}
     assert sum(_result(seed, False).leaders > 1 for seed in range(LEASES)) > LEASES / 10
     acts = sum((_result(seed, True).acts for seed in range(FLEETS)), Counter[str]())
-    assert {what for what, count in acts.items() if count > 3} == {"start", "drain", "scale", "restore sizes"}
+    assert {what for what, count in acts.items() if count > 3} == {
+        "start",
+        "drain",
+        "scale",
+        "restore sizes",
+    }
 
 
 def no_wait(patch: Patch) -> None:
@@ -77,7 +92,9 @@ def no_end_of_what_is_under_way(patch: Patch) -> None:
 
 
 def no_fence(patch: Patch) -> None:
-    """Of a scaler that does not stop by itself: no command of one that does is late in this network."""
+    """Of a scaler that does not stop by itself: no command of one that does is late in this
+    network.
+    """
     no_end_of_what_is_under_way(patch)
     patch.setattr(Store, "_leads", lambda *_: True)
 
@@ -105,6 +122,8 @@ def no_adoption(patch: Patch) -> None:
 def test_without_a_remedy_a_judge_complains(
     take_out: Callable[[Patch], None], seeds: tuple[int, ...], fleet: bool, monkeypatch: Patch
 ) -> None:
-    """`seeds` are some of those in which it mattered when this was written; any change of the code moves them."""
+    """`seeds` are some of those in which it mattered when this was written; any change of the code
+    moves them.
+    """
     take_out(monkeypatch)
     assert any(run_seed(seed, fleet).complaints for seed in (*seeds, *range(MORE)))

@@ -18,20 +18,45 @@ OWNERS = ("a", "b")
 
 
 def _entry(name: str, epoch: int) -> str:
-    return encode(WorkerInfo(name, "decode", epoch, "ready", "127.0.0.1:1", "m", "l", 4, 4, "h", 96))
+    return encode(
+        WorkerInfo(name, "decode", epoch, "ready", "127.0.0.1:1", "m", "l", 4, 4, "h", 96)
+    )
 
 
 def _command(rng: random.Random) -> tuple[str | int, ...]:
     name, epoch = rng.choice(("d0", "d1")), rng.randrange(1, 6)
     key, ttl = f"kvrelay:worker:{name}", 3_600_000
     token = rng.randrange(1, 6)
-    owner, other, leader = rng.choice(OWNERS), rng.choice(OWNERS), ("kvrelay:leader", "kvrelay:term")
+    owner, other, leader = (
+        rng.choice(OWNERS),
+        rng.choice(OWNERS),
+        ("kvrelay:leader", "kvrelay:term"),
+    )
     claim = (owner, token)
     return rng.choice(
         [
             ("INCR", "kvrelay:epoch"),
-            ("EVAL", scripts.NEXT_EPOCH, 2, "kvrelay:epoch", leader[0], rng.randrange(6), rng.randrange(6), *claim),
-            ("EVAL", scripts.NEXT_EPOCH, 2, "kvrelay:epoch", leader[0], rng.randrange(6), rng.randrange(6), "", 0),
+            (
+                "EVAL",
+                scripts.NEXT_EPOCH,
+                2,
+                "kvrelay:epoch",
+                leader[0],
+                rng.randrange(6),
+                rng.randrange(6),
+                *claim,
+            ),
+            (
+                "EVAL",
+                scripts.NEXT_EPOCH,
+                2,
+                "kvrelay:epoch",
+                leader[0],
+                rng.randrange(6),
+                rng.randrange(6),
+                "",
+                0,
+            ),
             (
                 "EVAL",
                 scripts.PUBLISH_WORKER,
@@ -44,19 +69,77 @@ def _command(rng: random.Random) -> tuple[str | int, ...]:
                 ttl,
                 token,
             ),
-            ("EVAL", scripts.NEXT_NAME, 1, "kvrelay:names", rng.choice(("prefill", "decode")), rng.randrange(4)),
+            (
+                "EVAL",
+                scripts.NEXT_NAME,
+                1,
+                "kvrelay:names",
+                rng.choice(("prefill", "decode")),
+                rng.randrange(4),
+            ),
             ("SET", "kvrelay:names", "junk", "PX", ttl),
             ("EVAL", scripts.REMOVE_WORKER, 1, key, epoch),
             ("EVAL", scripts.RENEW_LEASE, 2, *leader, owner, token, "", 0, 0),
-            ("EVAL", scripts.RENEW_LEASE, 2, *leader, owner, token, other, rng.randrange(9), rng.randrange(1, 3)),
+            (
+                "EVAL",
+                scripts.RENEW_LEASE,
+                2,
+                *leader,
+                owner,
+                token,
+                other,
+                rng.randrange(9),
+                rng.randrange(1, 3),
+            ),
             ("EVAL", scripts.RELEASE_LEASE, 1, leader[0], owner),
             ("SET", rng.choice(leader), "junk", "PX", ttl),
             ("DEL", leader[1]),
             ("HSET", "kvrelay:fixed", "schema", 1, "owner", owner, "term", token, "beat", 1),
-            ("EVAL", scripts.SCALE, 2, "kvrelay:fixed", "kvrelay:desired", *claim, "decode", token, token + 1),
-            ("EVAL", scripts.SCALE, 2, "kvrelay:fixed", "kvrelay:desired", *claim, "decode", 1, 5, "prefill", token, 2),
-            ("EVAL", scripts.RESTORE_SIZES, 2, "kvrelay:fixed", "kvrelay:desired", *claim, "prefill", token),
-            ("EVAL", scripts.RECORD_DECISION, 2, "kvrelay:fixed", "kvrelay:decisions", *claim, token, 2),
+            (
+                "EVAL",
+                scripts.SCALE,
+                2,
+                "kvrelay:fixed",
+                "kvrelay:desired",
+                *claim,
+                "decode",
+                token,
+                token + 1,
+            ),
+            (
+                "EVAL",
+                scripts.SCALE,
+                2,
+                "kvrelay:fixed",
+                "kvrelay:desired",
+                *claim,
+                "decode",
+                1,
+                5,
+                "prefill",
+                token,
+                2,
+            ),
+            (
+                "EVAL",
+                scripts.RESTORE_SIZES,
+                2,
+                "kvrelay:fixed",
+                "kvrelay:desired",
+                *claim,
+                "prefill",
+                token,
+            ),
+            (
+                "EVAL",
+                scripts.RECORD_DECISION,
+                2,
+                "kvrelay:fixed",
+                "kvrelay:decisions",
+                *claim,
+                token,
+                2,
+            ),
             ("WAIT", 0, 1),
             ("HSET", "kvrelay:desired", "decode", token),
             ("HGETALL", "kvrelay:desired"),

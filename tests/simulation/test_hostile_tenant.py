@@ -1,4 +1,6 @@
-"""What a tenant waits for beside one that fills the batch, in virtual time and over real workers' code."""
+"""What a tenant waits for beside one that fills the batch, in virtual time and over real workers'
+code.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from simulation.hostile import STEP_S, run
 
 from router.core.queueing.preemption import MIN_RUN_S
 
-# A step is under way, its successor brings the place, and what was preempted before may stay until it has got on.
+# A step is under way, its successor brings the place, and what was preempted before may stay until
+# it has got on.
 BESIDE_S = 4 * STEP_S[1] + MIN_RUN_S
 
 

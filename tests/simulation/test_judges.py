@@ -114,7 +114,9 @@ def test_a_deadline_that_strikes_too_early_is_seen() -> None:
     assert "D: expired 2.000 s before its deadline" in complaints(record)
 
 
-@pytest.mark.parametrize("outcome", ["INTERNAL", "DATA_LOSS", "UNAVAILABLE", "FAILED_PRECONDITION", "CANCELLED"])
+@pytest.mark.parametrize(
+    "outcome", ["INTERNAL", "DATA_LOSS", "UNAVAILABLE", "FAILED_PRECONDITION", "CANCELLED"]
+)
 def test_an_error_that_no_fault_explains_is_seen(outcome: str) -> None:
     record = good()
     record.ends = [End(3.0, outcome, "something")]
@@ -126,7 +128,9 @@ def test_two_deaths_explain_a_suspicion_and_one_does_not() -> None:
     record.ends = [End(3.0, "INTERNAL", "2 workers died computing this request")]
     assert "L: ended INTERNAL" in complaints(record, DEATH)
     assert complaints(record, DEATH, DEATH) == ""
-    assert "L: ended INTERNAL" in complaints(record, DEATH, Fault("kill", 5.0, 6.0, loses_worker=True))
+    assert "L: ended INTERNAL" in complaints(
+        record, DEATH, Fault("kill", 5.0, 6.0, loses_worker=True)
+    )
 
 
 def test_a_cancel_that_nobody_asked_for_is_seen() -> None:
@@ -145,7 +149,9 @@ def test_an_answer_to_a_poisoned_request_is_seen() -> None:
 
 def test_a_name_and_epoch_used_twice_are_seen() -> None:
     assert judge_incarnations([("d0", 1), ("d0", 2), ("d1", 1)]) == []
-    assert judge_incarnations([("d0", 1), ("d1", 2), ("d0", 1)]) == ["E: d0 with epoch 1 was there twice"]
+    assert judge_incarnations([("d0", 1), ("d1", 2), ("d0", 1)]) == [
+        "E: d0 with epoch 1 was there twice"
+    ]
 
 
 def test_two_leaders_are_seen() -> None:
@@ -155,11 +161,23 @@ def test_two_leaders_are_seen() -> None:
 
 def test_an_act_of_a_leader_that_was_succeeded_is_seen() -> None:
     first, second = Act(1.0, "a", 1, "start"), Act(2.0, "b", 2, "scale")
-    assert judge_acts([first, first, second, Act(3.0, "a", 3, "scale"), Act(4.0, "a", 3, "start")]) == []
-    assert "a in term 1: start at 3.000, after b in term 2" in judge_acts([first, second, replace(first, time=3.0)])[0]
-    assert "a in term 2: start at 1.000, after b" in judge_acts([first, second, replace(first, term=2)])[0]
+    assert (
+        judge_acts([first, first, second, Act(3.0, "a", 3, "scale"), Act(4.0, "a", 3, "start")])
+        == []
+    )
+    assert (
+        "a in term 1: start at 3.000, after b in term 2"
+        in judge_acts([first, second, replace(first, time=3.0)])[0]
+    )
+    assert (
+        "a in term 2: start at 1.000, after b"
+        in judge_acts([first, second, replace(first, term=2)])[0]
+    )
     assert judge_acts([first, second, replace(first, term=2)], forgotten=True) == []
-    assert "a in term 1: start at 1.000, after b" in judge_acts([first, second, first], forgotten=True)[0]
+    assert (
+        "a in term 1: start at 1.000, after b"
+        in judge_acts([first, second, first], forgotten=True)[0]
+    )
 
 
 def test_an_answer_of_another_version_is_good_and_a_mixed_one_is_not() -> None:

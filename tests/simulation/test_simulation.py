@@ -1,4 +1,6 @@
-"""Two hundred histories of a whole cluster, and proof that they hold what they are meant to survive."""
+"""Two hundred histories of a whole cluster, and proof that they hold what they are meant to
+survive.
+"""
 
 from __future__ import annotations
 
@@ -95,14 +97,22 @@ def _collected_between_histories() -> Iterator[None]:
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_whatever_happens_nothing_is_lost_or_wrong(first: int) -> None:
-    """`python tests/simulation/run.py --seed N --trace` tells what happened in a seed that fails."""
-    failed = {seed: _result(seed).complaints for seed in range(first, first + CHUNK) if _result(seed).complaints}
+    """`python tests/simulation/run.py --seed N --trace` tells what happened in a seed that
+    fails.
+    """
+    failed = {
+        seed: _result(seed).complaints
+        for seed in range(first, first + CHUNK)
+        if _result(seed).complaints
+    }
     assert not failed
 
 
 def test_no_answer_mixes_two_versions_of_a_model() -> None:
     """A rolling upgrade of the model, and mostly back again, in each history."""
-    results = [Simulation(seed, also=["upgrade"]).run() for seed in range(UPGRADED, UPGRADED + CHUNK)]
+    results = [
+        Simulation(seed, also=["upgrade"]).run() for seed in range(UPGRADED, UPGRADED + CHUNK)
+    ]
     failed = {one.seed: one.complaints for one in results if one.complaints}
     assert not failed
     outcomes = sum((one.outcomes for one in results), Counter[str]())
@@ -123,7 +133,13 @@ def test_most_requests_end_well() -> None:
     """So that nothing is proven by a cluster that refuses everything."""
     outcomes = sum((_result(seed).outcomes for seed in range(SEEDS)), Counter[str]())
     assert outcomes["length"] + outcomes["stop"] > 0.7 * outcomes.total()
-    for outcome in ("CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "RESOURCE_EXHAUSTED", "UNAVAILABLE"):
+    for outcome in (
+        "CANCELLED",
+        "DEADLINE_EXCEEDED",
+        "INTERNAL",
+        "RESOURCE_EXHAUSTED",
+        "UNAVAILABLE",
+    ):
         assert outcomes[outcome], outcome
 
 

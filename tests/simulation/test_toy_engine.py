@@ -22,7 +22,9 @@ def runner() -> ToyRunner:
 
 
 def generate(toy: ToyRunner, chunks: list[int], spoil: Any = None) -> tuple[int, ...]:
-    """The prompt in such chunks, then token by token. `spoil` is called before the last token is decoded."""
+    """The prompt in such chunks, then token by token. `spoil` is called before the last token is
+    decoded.
+    """
     tokens, start = list(PROMPT), 0
     for count in chunks:
         end = start + count

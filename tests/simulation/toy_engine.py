@@ -1,9 +1,10 @@
 """A model whose every output depends on every KV byte before it.
 
-The KV of a token is a hash of all KV before it and of the token; the next token is a hash of all KV and of what the
-sampler is given. Both read the KV from the blocks, through the block table: one byte that is wrong, stale, foreign or
-missing changes all that follows. `answer` says what comes out where nothing goes wrong. Another version of the model,
-which differs in its weights alone, gives other tokens.
+The KV of a token is a hash of all KV before it and of the token; the next token is a hash of all KV
+and of what the sampler is given. Both read the KV from the blocks, through the block table: one
+byte that is wrong, stale, foreign or missing changes all that follows. `answer` says what comes out
+where nothing goes wrong. Another version of the model, which differs in its weights alone, gives
+other tokens.
 """
 
 from __future__ import annotations
@@ -72,12 +73,14 @@ class Arena:
         self.buffer = torch.from_numpy(memory)
         self.shares = (self.buffer,)
         ends = list(accumulate(num_blocks * size for size in LAYOUT.region_block_bytes))
-        self.regions = [region.reshape(num_blocks * BLOCK, -1) for region in np.split(memory, ends[:-1])]
+        self.regions = [
+            region.reshape(num_blocks * BLOCK, -1) for region in np.split(memory, ends[:-1])
+        ]
 
 
 class ToyRunner:
-    """Stands for kvrelay.engine.runner.ModelRunner. `die` is called by a poisoned prompt, and kills the process;
-    `look` is called before each step.
+    """Stands for kvrelay.engine.runner.ModelRunner. `die` is called by a poisoned prompt, and kills
+    the process; `look` is called before each step.
     """
 
     layout = LAYOUT
@@ -118,7 +121,9 @@ class ToyRunner:
     def kill_ranks(self) -> None:
         pass
 
-    def run(self, segments: Sequence[Segment], on_layer: Callable[[int], None] | None = None) -> list[list[Sampled]]:
+    def run(
+        self, segments: Sequence[Segment], on_layer: Callable[[int], None] | None = None
+    ) -> list[list[Sampled]]:
         self.steps += 1
         self._look()
         if any(POISON in segment.token_ids for segment in segments):
@@ -140,7 +145,9 @@ class ToyRunner:
         self._write(segment, b"".join(written))
         draws = segment.draws
         after = states[len(states) - len(draws) :]
-        sampled = [Sampled(_draw_for(request, state)) for request, state in zip(draws, after, strict=True)]
+        sampled = [
+            Sampled(_draw_for(request, state)) for request, state in zip(draws, after, strict=True)
+        ]
         return segment.accepted(sampled) if segment.num_draft else sampled
 
     def _read(self, blocks: Sequence[int], end: int) -> bytes:

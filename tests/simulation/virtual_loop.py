@@ -19,10 +19,11 @@ class Stuck(Exception):
 
 
 class Process:
-    """All that runs in its context: tasks, callbacks and their descendants, as contextvars inherit it.
+    """All that runs in its context: tasks, callbacks and their descendants, as contextvars inherit
+    it.
 
-    Frozen, what is due for it is kept and happens when it is thawed, as after SIGSTOP and SIGCONT. Killed, it never
-    runs another line: no `finally`, no last message.
+    Frozen, what is due for it is kept and happens when it is thawed, as after SIGSTOP and SIGCONT.
+    Killed, it never runs another line: no `finally`, no last message.
     """
 
     def __init__(self, loop: VirtualLoop, name: str, clock_offset: float = 0.0) -> None:
@@ -88,8 +89,9 @@ class _Future(_Numbered, asyncio.Future):  # type: ignore[type-arg]
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """Time jumps to the next timer as soon as nothing is left to run. Work for threads runs here, at some moment of its
-    seeded duration. No sockets, no threads, no wall clock: the history depends on `rng` alone.
+    """Time jumps to the next timer as soon as nothing is left to run. Work for threads runs here,
+    at some moment of its seeded duration. No sockets, no threads, no wall clock: the history
+    depends on `rng` alone.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -98,7 +100,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._now = 0.0
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self.numbers = count(1)
-        self.tasks: list[_Task] = []  # all there ever were: none is lost to the garbage collector in mid-history
+        # All there ever were: none is lost to the garbage collector in mid-history
+        self.tasks: list[_Task] = []
         self.steps = 0
         self.step_s = 0.002, 0.012  # least and most that a step of an engine takes
         self.failures: list[str] = []  # of callbacks and of tasks that nobody asks
@@ -111,7 +114,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def create_future(self) -> asyncio.Future[Any]:
         return _Future(loop=self)
 
-    def _make_task(self, loop: object, work: Coroutine[Any, Any, Any], **more: Any) -> asyncio.Task[Any]:
+    def _make_task(
+        self, loop: object, work: Coroutine[Any, Any, Any], **more: Any
+    ) -> asyncio.Task[Any]:
         task = _Task(work, loop=self, **more)
         context = more.get("context")
         task.process = _PROCESS.get() if context is None else context.get(_PROCESS)
@@ -125,11 +130,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: object, call: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
-        """A thread's work. That of a pool of its own is the engine's and takes milliseconds; others are copies."""
+        """A thread's work. That of a pool of its own is the engine's and takes milliseconds; others
+        are copies.
+        """
         process = current_process()
         future = self.create_future()
         # Most copies are short; some meet a machine that is busy.
-        seconds = self._rng.uniform(*self.step_s) if executor else self._rng.choice((1e-4, 1e-4, 3e-4, 1e-3, 0.03))
+        seconds = (
+            self._rng.uniform(*self.step_s)
+            if executor
+            else self._rng.choice((1e-4, 1e-4, 3e-4, 1e-3, 0.03))
+        )
         before = seconds * process.slowness * self._rng.random()
         after = seconds * process.slowness - before
 
@@ -149,7 +160,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         handles.clear()
 
     def call_at(
-        self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         """Of those that are due at the same time the first to come is the first to run."""
         timer = asyncio.TimerHandle(when, callback, args, self, context)
@@ -187,7 +202,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         raise AssertionError("there is no I/O")
 
     def end(self) -> None:
-        """Ends what is left of all tasks, those of killed processes too, so that nothing is left to the collector."""
+        """Ends what is left of all tasks, those of killed processes too, so that nothing is left to
+        the collector.
+        """
         self.set_exception_handler(lambda loop, context: None)
         for _ in range(50):
             left = [task for task in self.tasks if not task.done()]

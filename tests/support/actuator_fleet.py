@@ -29,7 +29,9 @@ class FakeWorker(WorkerServiceServicer):
         self.grace_s = 0.0
         self.refuses_drain = False
 
-    async def Drain(self, request: pb.DrainRequest, context: grpc.aio.ServicerContext) -> pb.DrainResponse:
+    async def Drain(
+        self, request: pb.DrainRequest, context: grpc.aio.ServicerContext
+    ) -> pb.DrainResponse:
         self.drain_calls += 1
         self.grace_s = request.grace_seconds
         if self.refuses_drain:
@@ -46,7 +48,9 @@ class FakeWorker(WorkerServiceServicer):
 
 @dataclass
 class Fleet:
-    """Launcher of workers in this process. They serve once `beat` is called, which is their heartbeat."""
+    """Launcher of workers in this process. They serve once `beat` is called, which is their
+    heartbeat.
+    """
 
     registry: Registry
     pools: dict[str, Role] = field(default_factory=dict)
@@ -101,9 +105,13 @@ class Fleet:
     async def beat(self, *, but: tuple[str, ...] = ()) -> None:
         for worker_id, pool in self.pools.items():
             if pool == "standby":
-                state: Literal["starting", "ready"] = "starting" if worker_id in self.loading else "ready"
+                state: Literal["starting", "ready"] = (
+                    "starting" if worker_id in self.loading else "ready"
+                )
                 if worker_id not in but:
-                    await self.registry.publish_standby(StandbyWorker(worker_id, state, "host", 1, 0, 0), ttl_s=600)
+                    await self.registry.publish_standby(
+                        StandbyWorker(worker_id, state, "host", 1, 0, 0), ttl_s=600
+                    )
                 continue
             if worker_id not in self.workers and worker_id not in but:
                 await self._serve(worker_id, pool)
@@ -115,7 +123,9 @@ class Fleet:
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         claim = self.claims.get(worker_id)
         epoch = await self.registry.next_epoch(0, claim)
-        info = WorkerInfo(worker_id, pool, epoch, self.first_state, address, "demo", "00", 16, 64, "host", 4096)
+        info = WorkerInfo(
+            worker_id, pool, epoch, self.first_state, address, "demo", "00", 16, 64, "host", 4096
+        )
         if claim is not None:
             info = dataclasses.replace(info, started_by=claim.owner, term=claim.term)
         worker = FakeWorker(info)
@@ -143,7 +153,9 @@ class Cluster:
 
 
 @asynccontextmanager
-async def running_cluster(registry: Registry, sizes: dict[PoolName, int], **options: Any) -> AsyncIterator[Cluster]:
+async def running_cluster(
+    registry: Registry, sizes: dict[PoolName, int], **options: Any
+) -> AsyncIterator[Cluster]:
     """`options` are the actuator's."""
     fleet, clock = Fleet(registry), ManualClock()
     yield Cluster(registry, fleet, clock, Actuator(registry, fleet, sizes, clock=clock, **options))

@@ -1,4 +1,6 @@
-"""A headless Chromium, where there is one, driven from a thread so that a router on the test's loop can answer it."""
+"""A headless Chromium, where there is one, driven from a thread so that a router on the test's loop
+can answer it.
+"""
 
 from __future__ import annotations
 
@@ -38,16 +40,22 @@ class Browser:
 
     async def text(self, selector: str) -> str:
         """Of the first element, as it is shown; empty without one."""
-        found: str = await self.run("return document.querySelector(arguments[0])?.innerText ?? ''", selector)
+        found: str = await self.run(
+            "return document.querySelector(arguments[0])?.innerText ?? ''", selector
+        )
         return found
 
     async def click(self, selector: str) -> None:
         await asyncio.to_thread(lambda: self.driver.find_element("css selector", selector).click())
 
     async def type(self, selector: str, *keys: str) -> None:
-        await asyncio.to_thread(lambda: self.driver.find_element("css selector", selector).send_keys(*keys))
+        await asyncio.to_thread(
+            lambda: self.driver.find_element("css selector", selector).send_keys(*keys)
+        )
 
-    async def until(self, selector: str, holds: Callable[[str], bool], seconds: float = 30.0) -> str:
+    async def until(
+        self, selector: str, holds: Callable[[str], bool], seconds: float = 30.0
+    ) -> str:
         """The element's text, once `holds` is true of it."""
         text = ""
         try:
@@ -70,7 +78,9 @@ async def chromium(profile: Path, width: int = 1280, height: int = 900) -> Async
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
     for program in (CHROMIUM, CHROMEDRIVER):
         if not program.exists():
-            pytest.skip(f"{program} is not installed (Debian packages chromium and chromium-driver)")
+            pytest.skip(
+                f"{program} is not installed (Debian packages chromium and chromium-driver)"
+            )
     options = webdriver.ChromeOptions()
     options.binary_location = str(CHROMIUM)
     for one in (*OPTIONS, f"--user-data-dir={profile}", f"--window-size={width},{height}"):

@@ -28,10 +28,16 @@ class Certificates:
         self.write("ca", self.authority.issued)
 
     def issue(
-        self, role: Role, name: str = "", lifetime: timedelta = 20 * DAY, now: datetime | None = None
+        self,
+        role: Role,
+        name: str = "",
+        lifetime: timedelta = 20 * DAY,
+        now: datetime | None = None,
     ) -> tuple[Path, Path]:
         """Writes the files of a new certificate; another of the same name is replaced."""
-        return self.write(name or role, self.authority.issue(role, (), lifetime, now or datetime.now(UTC)))
+        return self.write(
+            name or role, self.authority.issue(role, (), lifetime, now or datetime.now(UTC))
+        )
 
     def write(self, name: str, issued: Issued) -> tuple[Path, Path]:
         cert, key = self.folder / f"{name}.pem", self.folder / f"{name}-key.pem"
@@ -62,7 +68,9 @@ class Certificates:
         return SecurityConfig.model_validate({"tls": tls_section(self.folder)})
 
 
-def all_roles(folder: Path, roles: Sequence[Role] = ("router", "worker", "admin", "client")) -> Certificates:
+def all_roles(
+    folder: Path, roles: Sequence[Role] = ("router", "worker", "admin", "client")
+) -> Certificates:
     made = Certificates(folder)
     for role in roles:
         made.issue(role)
@@ -71,7 +79,10 @@ def all_roles(folder: Path, roles: Sequence[Role] = ("router", "worker", "admin"
 
 def tls_section(folder: Path, **public: Any) -> dict[str, Any]:
     """`security.tls` of the certificates that `kvrelay certs FOLDER` makes."""
-    pairs = {role: {"cert": f"{folder}/{role}.pem", "key": f"{folder}/{role}-key.pem"} for role in ("router", "worker")}
+    pairs = {
+        role: {"cert": f"{folder}/{role}.pem", "key": f"{folder}/{role}-key.pem"}
+        for role in ("router", "worker")
+    }
     return {"ca": f"{folder}/ca.pem", **pairs, **public}
 
 

@@ -9,7 +9,10 @@ from kvrelay.wire.cluster import ClusterStatus
 
 
 async def first_status(
-    look: Callable[[], Awaitable[ClusterStatus]], holds: Callable[[ClusterStatus], bool], what: str, seconds: float
+    look: Callable[[], Awaitable[ClusterStatus]],
+    holds: Callable[[ClusterStatus], bool],
+    what: str,
+    seconds: float,
 ) -> ClusterStatus:
     """Of which `holds` is true; `what` is that in words."""
     status = await look()

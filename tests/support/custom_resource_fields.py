@@ -1,7 +1,9 @@
-"""The fields of custom resources that our manifests may use, and their types, as their makers publish them.
+"""The fields of custom resources that our manifests may use, and their types, as their makers
+publish them.
 
-A small part of each schema, in our own notation: a class is the type of a value, a dictionary has these fields, those
-in Required must be there, a list has items like its first, a tuple names the values, POD is a core PodTemplateSpec.
+A small part of each schema, in our own notation: a class is the type of a value, a dictionary has
+these fields, those in Required must be there, a list has items like its first, a tuple names the
+values, POD is a core PodTemplateSpec.
 """
 
 from __future__ import annotations
@@ -34,7 +36,13 @@ def _resource(api_version: str, kind: str, spec: dict[Any, Any]) -> dict[Any, An
 _GROUP = {"rayStartParams": STRINGS, "template": Required(POD)}
 _SCALING = {
     "stabilizationWindowSeconds": int,
-    "policies": [{"type": Required(("Pods", "Percent")), "value": Required(int), "periodSeconds": Required(int)}],
+    "policies": [
+        {
+            "type": Required(("Pods", "Percent")),
+            "value": Required(int),
+            "periodSeconds": Required(int),
+        }
+    ],
 }
 _SECRET_KEY = {"name": str, "key": Required(str)}
 
@@ -78,10 +86,17 @@ KINDS: dict[str, dict[Any, Any]] = {
             "fallback": {
                 "failureThreshold": Required(int),
                 "replicas": Required(int),
-                "behavior": ("static", "currentReplicas", "currentReplicasIfHigher", "currentReplicasIfLower"),
+                "behavior": (
+                    "static",
+                    "currentReplicas",
+                    "currentReplicasIfHigher",
+                    "currentReplicasIfLower",
+                ),
             },
             "advanced": {
-                "horizontalPodAutoscalerConfig": {"behavior": {"scaleUp": _SCALING, "scaleDown": _SCALING}},
+                "horizontalPodAutoscalerConfig": {
+                    "behavior": {"scaleUp": _SCALING, "scaleDown": _SCALING}
+                },
             },
             "triggers": Required(
                 [
@@ -89,7 +104,11 @@ KINDS: dict[str, dict[Any, Any]] = {
                         "type": Required(("prometheus",)),
                         # Of the scaler, not of the resource: what its page says.
                         "metadata": Required(
-                            {"serverAddress": Required(str), "query": Required(str), "threshold": Required(str)}
+                            {
+                                "serverAddress": Required(str),
+                                "query": Required(str),
+                                "threshold": Required(str),
+                            }
                         ),
                         "metricType": ("AverageValue", "Value"),
                     }

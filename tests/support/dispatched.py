@@ -13,8 +13,12 @@ LONG = tuple(range(100, 140))
 SHORT = (1, 2, 3)
 
 
-def request(request_id: str, token_ids: tuple[int, ...] = SHORT, priority: int = 0, deadline: float = 100.0) -> Request:
-    return Request(request_id, token_ids, SamplingParams(max_tokens=4, seed=1), 0.0, deadline, priority)
+def request(
+    request_id: str, token_ids: tuple[int, ...] = SHORT, priority: int = 0, deadline: float = 100.0
+) -> Request:
+    return Request(
+        request_id, token_ids, SamplingParams(max_tokens=4, seed=1), 0.0, deadline, priority
+    )
 
 
 def submit(made: Dispatcher, one: Request, now: float = 0.0) -> list[Effect]:

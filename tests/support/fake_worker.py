@@ -1,6 +1,8 @@
-"""A worker that speaks the session protocol and computes nothing: its next token is a hash of the prefix.
+"""A worker that speaks the session protocol and computes nothing: its next token is a hash of the
+prefix.
 
-The pure part, FakeWorker, takes commands and gives events; FakeWorkerServer puts one behind a real gRPC server.
+The pure part, FakeWorker, takes commands and gives events; FakeWorkerServer puts one behind a real
+gRPC server.
 """
 
 from __future__ import annotations
@@ -32,7 +34,15 @@ from kvrelay.messages import (
     TokenBatch,
 )
 from kvrelay.state.registry import Registry
-from kvrelay.types import FinishReason, Handoff, PoolName, PrefillTimings, SequenceSpec, TokenLogprobs, WorkerInfo
+from kvrelay.types import (
+    FinishReason,
+    Handoff,
+    PoolName,
+    PrefillTimings,
+    SequenceSpec,
+    TokenLogprobs,
+    WorkerInfo,
+)
 from kvrelay.wire.worker import (
     Hello,
     Welcome,
@@ -89,20 +99,25 @@ class Running:
         token = next_token(self.token_ids, sampling.seed or 0)
         self.token_ids += (token,)
         finish: FinishReason | None = "length" if index + 1 >= sampling.max_tokens else None
-        logprobs = () if sampling.logprobs is None else (TokenLogprobs(-0.5, ((token, -0.5), (9, -1.5))),)
+        logprobs = (
+            () if sampling.logprobs is None else (TokenLogprobs(-0.5, ((token, -0.5), (9, -1.5))),)
+        )
         timings = PrefillTimings(0.0, 0.001, 0, 1) if index == self.spec.num_emitted else None
         return SequenceTokens(*self.spec.key, index, (token,), logprobs, finish, timings)
 
 
 @dataclass
 class FakeWorker:
-    """Of either pool. Everything that it holds is in `sequences` (decode) and `prompts` (prefill)."""
+    """Of either pool. Everything that it holds is in `sequences` (decode) and `prompts`
+    (prefill).
+    """
 
     info: WorkerInfo
     slots: int = 8
     refuse: str = ""  # a reason: every Reserve, RunLocal and Prefill is refused with it
     fail: Code | None = None  # every sequence fails with it
-    faults: Callable[[SequenceSpec], bool] = lambda _: False  # whether the model has no next token for a sequence
+    # Whether the model has no next token for a sequence
+    faults: Callable[[SequenceSpec], bool] = lambda _: False
     sequences: dict[Key, Running] = field(default_factory=dict)
     prompts: dict[Key, Prefill] = field(default_factory=dict)
     commands: list[Command] = field(default_factory=list)
@@ -155,19 +170,28 @@ class FakeWorker:
         return Reserved(*spec.key, target)
 
     def prefill(self, key: Key, decode: FakeWorker | None) -> list[Event]:
-        """Computes one prompt and hands it to `decode`: the first token, then the account or a failure."""
+        """Computes one prompt and hands it to `decode`: the first token, then the account or a
+        failure.
+        """
         prompt = self.prompts.pop(key)
         first = Running(prompt.spec, prompt.spec.token_ids, 0).advance(1)
         events: list[Event] = [TokenBatch((first,))]
         if first.finish_reason is not None:
             return events
         if decode is None or not decode.commit(prompt.target, key, first.token_ids[0]):
-            return [*events, Failed(*key, Code.UNAVAILABLE, f"{prompt.target.worker_id} did not take the KV")]
+            return [
+                *events,
+                Failed(*key, Code.UNAVAILABLE, f"{prompt.target.worker_id} did not take the KV"),
+            ]
         return [*events, HandedOff(*key, Handoff("fake", 1, 64, 64, 0, 0.001, 0.0005))]
 
     def commit(self, target: HandoffTarget, key: Key, token: int) -> bool:
         running = self.sequences.get(key)
-        if running is None or target.epoch != self.info.epoch or running.lease_id != target.lease_id:
+        if (
+            running is None
+            or target.epoch != self.info.epoch
+            or running.lease_id != target.lease_id
+        ):
             return False
         if not running.committed:
             running.committed = True
@@ -201,20 +225,30 @@ def worker_info(worker_id: str, pool: PoolName, address: str = "", epoch: int = 
 
 
 class FakeWorkerServer(WorkerServiceServicer):
-    """One fake worker on a real port. `peers` finds the decode workers that a prefill worker hands over to."""
+    """One fake worker on a real port. `peers` finds the decode workers that a prefill worker hands
+    over to.
+    """
 
-    def __init__(self, worker_id: str, pool: PoolName, peers: dict[str, FakeWorkerServer], epoch: int = 1) -> None:
+    def __init__(
+        self, worker_id: str, pool: PoolName, peers: dict[str, FakeWorkerServer], epoch: int = 1
+    ) -> None:
         self._server = grpc.aio.server(
-            options=[("grpc.so_reuseport", 0), ("grpc.http2.min_ping_interval_without_data_ms", 500)]
+            options=[
+                ("grpc.so_reuseport", 0),
+                ("grpc.http2.min_ping_interval_without_data_ms", 500),
+            ]
         )
         add_WorkerServiceServicer_to_server(self, self._server)
         port = self._server.add_insecure_port("127.0.0.1:0")
         self.worker = FakeWorker(worker_info(worker_id, pool, f"127.0.0.1:{port}", epoch))
-        self.may_step = asyncio.Event()  # cleared: the worker holds what it has and computes nothing
+        # Cleared: the worker holds what it has and computes nothing
+        self.may_step = asyncio.Event()
         self.may_step.set()
         self.pace_s = 0.001  # a step
-        self.steps_left: int | None = None  # after so many with tokens it holds, as if may_step were cleared
-        self.poisonous: Callable[[Running], bool] = lambda _sequence: False  # with such a one it stops, to be killed
+        # After so many with tokens it holds, as if may_step were cleared
+        self.steps_left: int | None = None
+        # With such a one it stops, to be killed
+        self.poisonous: Callable[[Running], bool] = lambda _sequence: False
         self._peers = peers
         self.sessions = 0  # that routers have begun
         self._outgoing: set[asyncio.Queue[Event | pb.SessionResponse]] = set()
@@ -247,7 +281,11 @@ class FakeWorkerServer(WorkerServiceServicer):
         reader = asyncio.create_task(self._read(request_iterator, events))
         try:
             yield event_to_proto(
-                Welcome(self.worker.info.worker_id, self.worker.info.epoch, protocol=self.worker.info.protocol)
+                Welcome(
+                    self.worker.info.worker_id,
+                    self.worker.info.epoch,
+                    protocol=self.worker.info.protocol,
+                )
             )
             while True:
                 event = await events.get()
@@ -264,7 +302,9 @@ class FakeWorkerServer(WorkerServiceServicer):
             outgoing.put_nowait(message)
 
     async def _read(
-        self, requests: AsyncIterator[pb.SessionRequest], events: asyncio.Queue[Event | pb.SessionResponse]
+        self,
+        requests: AsyncIterator[pb.SessionRequest],
+        events: asyncio.Queue[Event | pb.SessionResponse],
     ) -> None:
         try:
             async for message in requests:
@@ -298,7 +338,10 @@ class FakeWorkerServer(WorkerServiceServicer):
                 self._say(said)
                 if self.steps_left is not None and said:
                     self.steps_left -= 1
-            if not any(one.committed for one in self.worker.sequences.values()) or self.steps_left == 0:
+            if (
+                not any(one.committed for one in self.worker.sequences.values())
+                or self.steps_left == 0
+            ):
                 self._woken.clear()
             await asyncio.sleep(self.pace_s)
 

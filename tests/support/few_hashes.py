@@ -34,7 +34,9 @@ class CutHasher(BlockHasher):
     def extend(self, token_ids: Sequence[int]) -> list[bytes]:
         known = len(self.hashes)
         super().extend(token_ids)
-        self.hashes[known:] = [self.cut(hash, index) for index, hash in enumerate(self.hashes[known:], known)]
+        self.hashes[known:] = [
+            self.cut(hash, index) for index, hash in enumerate(self.hashes[known:], known)
+        ]
         return self.hashes
 
 

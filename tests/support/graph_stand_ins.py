@@ -40,7 +40,9 @@ class Reruns:
 
 
 class Program:
-    """Calls the operators of one run again, as a CUDA graph does its kernels: what Python found out then is fixed."""
+    """Calls the operators of one run again, as a CUDA graph does its kernels: what Python found out
+    then is fixed.
+    """
 
     def __init__(self, captured: CapturedForward) -> None:
         self._captured = captured
@@ -62,12 +64,21 @@ class Programs:
 
 
 def cuda_forward_runner(
-    folder: Path, recorder: Recorder, flashinfer: Callable[[ModelRunner], PagedAttention] | None = None, **options: Any
+    folder: Path,
+    recorder: Recorder,
+    flashinfer: Callable[[ModelRunner], PagedAttention] | None = None,
+    **options: Any,
 ) -> tuple[ModelRunner, CudaForward]:
-    """A runner on the CPU that computes as one on a GPU does; blocks of 4 tokens, of which the last is nobody's."""
-    runner = ModelRunner.load(str(folder), kernels="torch", block_size=4, kv_bytes=1 << 20, **options)
+    """A runner on the CPU that computes as one on a GPU does; blocks of 4 tokens, of which the last
+    is nobody's.
+    """
+    runner = ModelRunner.load(
+        str(folder), kernels="torch", block_size=4, kv_bytes=1 << 20, **options
+    )
     attention = None if flashinfer is None else partial(flashinfer, runner)
     model = runner._forward._model
-    forward = runner._forward = CudaForward(model, runner.kv, runner.max_model_len, recorder, attention)
+    forward = runner._forward = CudaForward(
+        model, runner.kv, runner.max_model_len, recorder, attention
+    )
     runner.num_blocks -= SCRATCH_BLOCKS
     return runner, forward

@@ -1,4 +1,6 @@
-"""A Ray cluster on hosts of a world of their own, `kvrelay serve` on it, and this process as its client."""
+"""A Ray cluster on hosts of a world of their own, `kvrelay serve` on it, and this process as its
+client.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ START_S = 300.0
 _RAY_PORT = 6379
 _REDIS_PORT = 6380
 _WORKERS_AT_MOST = 2  # on a host
-# Of Ray's head: how fast it takes a host for dead that says nothing any more. Ray's own choice adds up to a minute.
+# Of Ray's head: how fast it takes a host for dead that says nothing any more. Ray's own choice adds
+# up to a minute.
 _HEALTH = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
@@ -38,7 +41,9 @@ _HEALTH = {
 
 
 class HostCluster:
-    """`hosts[0]` has Ray's head, Redis, the controller and the router; workers are wherever Ray has room."""
+    """`hosts[0]` has Ray's head, Redis, the controller and the router; workers are wherever Ray has
+    room.
+    """
 
     def __init__(self, folder: Path, transport: str) -> None:
         self.folder = folder
@@ -83,10 +88,24 @@ class HostCluster:
         """Makes it a Ray node, the first one Ray's head."""
         place: tuple[str, ...] = ("--address", f"{self.head.address}:{_RAY_PORT}")
         if host is self.head:
-            place = ("--head", f"--port={_RAY_PORT}", "--include-dashboard=false", "--dashboard-host=127.0.0.1")
+            place = (
+                "--head",
+                f"--port={_RAY_PORT}",
+                "--include-dashboard=false",
+                "--dashboard-host=127.0.0.1",
+            )
         await host.run(
-            *(str(Path(sys.executable).with_name("ray")), "start", *place, f"--node-ip-address={host.address}"),
-            *(f"--num-cpus={_WORKERS_AT_MOST}", f"--object-store-memory={80 * 2**20}", "--disable-usage-stats"),
+            *(
+                str(Path(sys.executable).with_name("ray")),
+                "start",
+                *place,
+                f"--node-ip-address={host.address}",
+            ),
+            *(
+                f"--num-cpus={_WORKERS_AT_MOST}",
+                f"--object-store-memory={80 * 2**20}",
+                "--disable-usage-stats",
+            ),
             environment={**self._environment, **_HEALTH},
         )
 
@@ -96,14 +115,23 @@ class HostCluster:
 
     async def start_redis(self) -> str:
         """On the head's address; returns the URL."""
-        where = ("--bind", self.head.address, "--port", str(_REDIS_PORT), "--requirepass", self._password)
+        where = (
+            "--bind",
+            self.head.address,
+            "--port",
+            str(_REDIS_PORT),
+            "--requirepass",
+            self._password,
+        )
         await self.head.start(str(find_redis_server()), *where, "--save", "", "--appendonly", "no")
         return f"redis://:{self._password}@{self.head.address}:{_REDIS_PORT}/0"
 
     # kvrelay
 
     @asynccontextmanager
-    async def serving(self, redis_url: str, prefill: int = 2, decode: int = 2) -> AsyncIterator[Serving]:
+    async def serving(
+        self, redis_url: str, prefill: int = 2, decode: int = 2
+    ) -> AsyncIterator[Serving]:
         """`kvrelay serve` on the head's host, until it serves and then until this is left."""
         certs = self.folder / f"certs-{secrets.token_hex(4)}"
         write_certificates(certs, (self.head.address,), DAY)
@@ -112,7 +140,8 @@ class HostCluster:
         doors = dict.fromkeys(("grpc", "http", "admin"), f"{self.head.address}:0")
         config = {
             "model": {"path": "demo", "dtype": "float32"},
-            "kv": {"memory": "64MiB", "prefix_cache": False},  # the same prompts come again and again
+            # The same prompts come again and again
+            "kv": {"memory": "64MiB", "prefix_cache": False},
             "prefill": {"replicas": prefill, "chunk_tokens": 128},
             "decode": {"replicas": decode},
             "transfer": {"transport": self._transport},
@@ -122,8 +151,19 @@ class HostCluster:
         }
         path = self.folder / "cluster.yaml"
         path.write_text(json.dumps(config))
-        command = (sys.executable, "-m", "kvrelay.cli.main", "serve", "-c", str(path), "--ray-address", "auto")
-        process = await self.head.start(*command, environment=self._environment, stdout=asyncio.subprocess.PIPE)
+        command = (
+            sys.executable,
+            "-m",
+            "kvrelay.cli.main",
+            "serve",
+            "-c",
+            str(path),
+            "--ray-address",
+            "auto",
+        )
+        process = await self.head.start(
+            *command, environment=self._environment, stdout=asyncio.subprocess.PIPE
+        )
         assert process.stdout is not None
         async with asyncio.timeout(START_S):
             line = (await process.stdout.readline()).decode()
@@ -151,13 +191,17 @@ class HostCluster:
 class Serving:
     """What clients and operators have of the cluster."""
 
-    def __init__(self, channel: grpc.aio.Channel, admin: ClusterServiceStub, redis_url: str) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, admin: ClusterServiceStub, redis_url: str
+    ) -> None:
         self.channel = channel
         self.redis_url = redis_url
         self._admin = admin
 
     async def status(self) -> ClusterStatus:
-        return cluster_status_from_proto(await self._admin.GetStatus(pb.GetStatusRequest(), timeout=30))
+        return cluster_status_from_proto(
+            await self._admin.GetStatus(pb.GetStatusRequest(), timeout=30)
+        )
 
     async def scale(self, **sizes: int) -> None:
         await self._admin.SetPoolSize(pb.SetPoolSizeRequest(**sizes), timeout=30)

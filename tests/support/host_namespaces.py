@@ -1,8 +1,10 @@
-"""Hosts on one machine: network, process and mount namespaces, with a network between them that nobody else sees.
+"""Hosts on one machine: network, process and mount namespaces, with a network between them that
+nobody else sees.
 
-A world is a process tree in namespaces of its own, with a bridge in it; `enter_world` puts this process's successor
-there. A host is another such tree in that world, on a cable to the bridge. Killing a host's first process kills all its
-processes at once, as the kernel does it; pulling its cable first keeps the others from hearing of that.
+A world is a process tree in namespaces of its own, with a bridge in it; `enter_world` puts this
+process's successor there. A host is another such tree in that world, on a cable to the bridge.
+Killing a host's first process kills all its processes at once, as the kernel does it; pulling its
+cable first keeps the others from hearing of that.
 """
 
 from __future__ import annotations
@@ -20,11 +22,13 @@ from kvrelay.process.child import bound_to_parent, family
 
 NETWORK = "10.77.0"
 WORLD_ADDRESS = f"{NETWORK}.254"  # of the world itself, where clients are
-_DECOY = "172.31.99.1/24"  # of each host, on a network that leads nowhere: who binds or announces it is not reached
+# Of each host, on a network that leads nowhere: who binds or announces it is not reached
+_DECOY = "172.31.99.1/24"
 _IN_WORLD = "KVRELAY_TEST_WORLD"
 _TOOLS = ("unshare", "nsenter", "ip", "mount", "bash")
 _NAMESPACES = ("--net", "--mount", "--pid", "--uts")
-# The first process of a host: private folders, then nothing but to collect those whose parents have died.
+# The first process of a host: private folders, then nothing but to collect those whose parents have
+# died.
 _INIT = """
 mount -t tmpfs tmpfs /dev/shm && mount --bind "$1" "$0" && ip link set lo up || exit 1
 echo up
@@ -38,12 +42,18 @@ def missing() -> str:
         return "needs root, to make network namespaces"
     if lacking := [tool for tool in _TOOLS if shutil.which(tool) is None]:
         return f"needs {', '.join(lacking)}"
-    tried = subprocess.run(["unshare", *_NAMESPACES, "--fork", "true"], capture_output=True, text=True, check=False)
-    return f"the kernel makes no namespaces here: {tried.stderr.strip()}" if tried.returncode else ""
+    tried = subprocess.run(
+        ["unshare", *_NAMESPACES, "--fork", "true"], capture_output=True, text=True, check=False
+    )
+    return (
+        f"the kernel makes no namespaces here: {tried.stderr.strip()}" if tried.returncode else ""
+    )
 
 
 def world_command(script: Path, *arguments: str) -> list[str]:
-    """The command line that runs a Python script in a world of its own. All that it starts ends with it."""
+    """The command line that runs a Python script in a world of its own. All that it starts ends
+    with it.
+    """
     unshare = shutil.which("unshare")
     assert unshare is not None
     inside = ["env", f"{_IN_WORLD}=1", sys.executable, str(script), *arguments]
@@ -61,7 +71,9 @@ def in_world() -> bool:
 
 async def _run(*command: str) -> None:
     """Raises RuntimeError with what it said."""
-    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     said, _ = await process.communicate()
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)}: {said.decode(errors='replace').strip()}")
@@ -76,7 +88,9 @@ async def make_network() -> None:
 
 
 class Host:
-    """A machine, as far as its processes can see. `scratch` is a folder that each host has its own of."""
+    """A machine, as far as its processes can see. `scratch` is a folder that each host has its own
+    of.
+    """
 
     def __init__(self, number: int, folder: Path) -> None:
         """Its output, and what it has in `scratch`, is in `folder` under its number."""
@@ -98,15 +112,38 @@ class Host:
         self._own.mkdir()
         unshare = shutil.which("unshare")
         assert unshare is not None
-        shell = ("--fork", "--kill-child", "--mount-proc", "bash", "-c", _INIT, str(self.scratch), str(self._own))
+        shell = (
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+            "bash",
+            "-c",
+            _INIT,
+            str(self.scratch),
+            str(self._own),
+        )
         self._unshare = await asyncio.create_subprocess_exec(
-            *bound_to_parent(unshare, *_NAMESPACES, *shell), stdout=subprocess.PIPE, stderr=self._log
+            *bound_to_parent(unshare, *_NAMESPACES, *shell),
+            stdout=subprocess.PIPE,
+            stderr=self._log,
         )
         assert self._unshare.stdout is not None
         if await self._unshare.stdout.readline() != b"up\n":
             raise RuntimeError(f"host {self.number} did not come up; {self._log.name} may say why")
         self._pid = family(self._unshare.pid)[1]
-        await _run("ip", "link", "add", self.cable, "type", "veth", "peer", "name", "eth0", "netns", str(self._pid))
+        await _run(
+            "ip",
+            "link",
+            "add",
+            self.cable,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "eth0",
+            "netns",
+            str(self._pid),
+        )
         await _run("ip", "link", "set", self.cable, "master", "switch", "up")
         for words in (
             ("address", "add", f"{self.address}/24", "dev", "eth0"),
@@ -134,7 +171,9 @@ class Host:
         process = await self.start(*command, environment=environment, stdout=subprocess.PIPE)
         said, _ = await process.communicate()
         if process.returncode:
-            raise RuntimeError(f"{' '.join(command)} on {self.address} ended with {process.returncode}: {said!r}")
+            raise RuntimeError(
+                f"{' '.join(command)} on {self.address} ended with {process.returncode}: {said!r}"
+            )
         return said.decode()
 
     async def unplug(self) -> None:

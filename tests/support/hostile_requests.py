@@ -1,7 +1,9 @@
-"""Requests that cost their sender little and a careless router much; at any size, for tests and benchmarks.
+"""Requests that cost their sender little and a careless router much; at any size, for tests and
+benchmarks.
 
-Each generator takes a size in bytes and gives a request of about that size. `HTTP_BODIES` has bodies of POST requests,
-`GRPC_MESSAGES` serialized GenerateRequests, `HTTP_WIRE` what is written to a connection as it is.
+Each generator takes a size in bytes and gives a request of about that size. `HTTP_BODIES` has
+bodies of POST requests, `GRPC_MESSAGES` serialized GenerateRequests, `HTTP_WIRE` what is written to
+a connection as it is.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ def _items(open_: bytes, item: bytes, size: int) -> bytes:
 
 
 def distinct_keys(size: int) -> bytes:
-    """An object of distinct keys, of which the last stands twice: to be told by a search through all pairs."""
+    """An object of distinct keys, of which the last stands twice: to be told by a search through
+    all pairs.
+    """
     keys, length = [], 0
     while length < size:
         keys.append(f'"{len(keys)}":0')
@@ -55,7 +59,9 @@ def text_of(word: str) -> Body:
     """A prompt of one word over and over."""
 
     def body(size: int) -> bytes:
-        return json.dumps({"prompt": word * max(1, size // len(word.encode()))}, ensure_ascii=False).encode()
+        return json.dumps(
+            {"prompt": word * max(1, size // len(word.encode()))}, ensure_ascii=False
+        ).encode()
 
     return body
 
@@ -63,7 +69,9 @@ def text_of(word: str) -> Body:
 def conversation(size: int) -> bytes:
     """As many messages as are allowed, with long texts."""
     number = min(4096, max(1, size // 64))
-    return json.dumps({"messages": [{"role": "user", "content": "a" * (size // number)}] * number}).encode()
+    return json.dumps(
+        {"messages": [{"role": "user", "content": "a" * (size // number)}] * number}
+    ).encode()
 
 
 def all_maxima(size: int) -> bytes:
@@ -86,16 +94,31 @@ HTTP_BODIES: dict[str, tuple[str, Body]] = {
     "empty objects": ("/v1/chat/completions", lambda size: _items(CHAT, b"{}", size)),
     "empty strings": ("/v1/completions", lambda size: _items(PROMPT, b'""', size)),
     "floats": ("/v1/completions", lambda size: _items(PROMPT, b"1.5", size)),
-    "a long list for a number": ("/v1/completions", lambda size: _items(b'{"max_tokens":', b"1", size)),
-    "stop strings": ("/v1/completions", lambda size: _items(b'{"prompt":"a","stop":', b'"x"', size)),
-    "stop tokens": ("/v1/completions", lambda size: _items(b'{"prompt":"a","stop_token_ids":', b"1", size)),
+    "a long list for a number": (
+        "/v1/completions",
+        lambda size: _items(b'{"max_tokens":', b"1", size),
+    ),
+    "stop strings": (
+        "/v1/completions",
+        lambda size: _items(b'{"prompt":"a","stop":', b'"x"', size),
+    ),
+    "stop tokens": (
+        "/v1/completions",
+        lambda size: _items(b'{"prompt":"a","stop_token_ids":', b"1", size),
+    ),
     "nested lists": ("/v1/completions", lambda size: PROMPT + b"[" * size),
     "nested objects": ("/v1/chat/completions", nested_objects),
     "a long number": ("/v1/completions", lambda size: b'{"seed":' + b"1" * size + b"}"),
     "spaces": ("/v1/completions", lambda size: b" " * size + b"{}"),
     "escapes": ("/v1/completions", lambda size: PROMPT + b'"' + _repeat(b"\\u0041", size) + b'"}'),
-    "escaped lines": ("/v1/completions", lambda size: PROMPT + b'"' + _repeat(b"a\\n", size) + b'"}'),
-    "surrogates": ("/v1/completions", lambda size: PROMPT + b'"' + _repeat(b"\\ud83d", size) + b'"}'),
+    "escaped lines": (
+        "/v1/completions",
+        lambda size: PROMPT + b'"' + _repeat(b"a\\n", size) + b'"}',
+    ),
+    "surrogates": (
+        "/v1/completions",
+        lambda size: PROMPT + b'"' + _repeat(b"\\ud83d", size) + b'"}',
+    ),
     "one long word": ("/v1/completions", text_of("a")),
     "spaces to tokenize": ("/v1/completions", text_of(" ")),
     "words": ("/v1/completions", text_of("the dog ")),
@@ -136,14 +159,26 @@ HTTP_WIRE: dict[str, Body] = {
         _head("POST /v1/completions HTTP/1.1", "host: 127.0.0.1", "transfer-encoding: chunked", "")
         + _repeat(b"1\r\n \r\n", size)
     ),
-    "headers": lambda size: _head("GET /version HTTP/1.1", "host: 127.0.0.1") + _repeat(b"a:b\r\n", size) + b"\r\n",
+    "headers": lambda size: (
+        _head("GET /version HTTP/1.1", "host: 127.0.0.1") + _repeat(b"a:b\r\n", size) + b"\r\n"
+    ),
     "headers of a second request": lambda size: (
-        _head("GET /health HTTP/1.1", "host: 127.0.0.1", "", "GET /version HTTP/1.1", "host: 127.0.0.1")
+        _head(
+            "GET /health HTTP/1.1",
+            "host: 127.0.0.1",
+            "",
+            "GET /version HTTP/1.1",
+            "host: 127.0.0.1",
+        )
         + _repeat(b"a:b\r\n", size)
         + b"\r\n"
     ),
-    "pipelined requests": lambda size: _repeat(_head("GET /health HTTP/1.1", "host: 127.0.0.1", ""), size),
-    "an encoded path": lambda size: _head(f"GET /{'%41' * min(5000, size // 3)} HTTP/1.1", "host: 127.0.0.1", ""),
+    "pipelined requests": lambda size: _repeat(
+        _head("GET /health HTTP/1.1", "host: 127.0.0.1", ""), size
+    ),
+    "an encoded path": lambda size: _head(
+        f"GET /{'%41' * min(5000, size // 3)} HTTP/1.1", "host: 127.0.0.1", ""
+    ),
 }
 
 

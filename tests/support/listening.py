@@ -29,6 +29,12 @@ def listening() -> set[tuple[str, int]]:
 
 
 def _address(text: str) -> str:
-    """From the kernel's 32-bit words, each in the machine's own order. IPv4's are IPv4's on a socket for both, too."""
-    words = b"".join(struct.pack("=I", int(text[start : start + 8], 16)) for start in range(0, len(text), 8))
-    return socket.inet_ntop(socket.AF_INET if len(words) == 4 else socket.AF_INET6, words).removeprefix("::ffff:")
+    """From the kernel's 32-bit words, each in the machine's own order. IPv4's are IPv4's on a
+    socket for both, too.
+    """
+    words = b"".join(
+        struct.pack("=I", int(text[start : start + 8], 16)) for start in range(0, len(text), 8)
+    )
+    return socket.inet_ntop(
+        socket.AF_INET if len(words) == 4 else socket.AF_INET6, words
+    ).removeprefix("::ffff:")

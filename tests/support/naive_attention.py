@@ -17,14 +17,19 @@ def naive(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """queries [new, Hq, Dk], keys [end, Hkv, Dk], values [end, Hkv, Dv] -> [new, Hq, Dv], in float64."""
+    """queries [new, Hq, Dk], keys [end, Hkv, Dk], values [end, Hkv, Dv] -> [new, Hq, Dv], in
+    float64.
+    """
     new, heads, _ = queries.shape
     out = torch.zeros(new, heads, values.shape[-1], dtype=torch.float64)
     group = heads // keys.shape[1]
     for i in range(new):
         for head in range(heads):
             seen = [j for j in range(past + i + 1) if window is None or past + i - j < window]
-            scores = [float(queries[i, head].double() @ keys[j, head // group].double()) * scale for j in seen]
+            scores = [
+                float(queries[i, head].double() @ keys[j, head // group].double()) * scale
+                for j in seen
+            ]
             if softcap is not None:
                 scores = [softcap * math.tanh(score / softcap) for score in scores]
             weights = [math.exp(score) for score in scores]

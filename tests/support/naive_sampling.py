@@ -1,4 +1,6 @@
-"""Sampling row by row, as it is defined: the oracle for the engine's, which takes the whole batch at once."""
+"""Sampling row by row, as it is defined: the oracle for the engine's, which takes the whole batch
+at once.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ BANNED = torch.finfo(torch.float32).min
 
 
 def naive_sample(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> list[Sampled]:
-    return [_one(row.clone(), request) for row, request in zip(logits.float(), requests, strict=True)]
+    return [
+        _one(row.clone(), request) for row, request in zip(logits.float(), requests, strict=True)
+    ]
 
 
 def _one(row: torch.Tensor, request: SampleRequest) -> Sampled:
@@ -38,7 +42,9 @@ def _adjusted(logits: torch.Tensor, request: SampleRequest) -> torch.Tensor:
     if params.repetition_penalty != 1:
         seen = sorted(set(request.token_ids))
         values = logits[seen]
-        penalised = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+        penalised = torch.where(
+            values > 0, values / params.repetition_penalty, values * params.repetition_penalty
+        )
         logits[seen] = penalised.clamp(min=BANNED)
     output = torch.tensor(list(request.token_ids[request.prompt_len :]), dtype=torch.long)
     counts = torch.bincount(output, minlength=len(logits))

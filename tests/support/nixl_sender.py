@@ -1,4 +1,6 @@
-"""An arena that another process reads through NIXL: `python nixl_sender.py` prints how, as JSON. Ends with stdin."""
+"""An arena that another process reads through NIXL: `python nixl_sender.py` prints how, as JSON.
+Ends with stdin.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,9 @@ def sse(*events: Any) -> StreamingResponse:
         for event in events:
             yield f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n"
 
-    return StreamingResponse(body(), media_type="text/event-stream", headers={"x-kvrelay-path": "local"})
+    return StreamingResponse(
+        body(), media_type="text/event-stream", headers={"x-kvrelay-path": "local"}
+    )
 
 
 def answer(body: dict[str, Any]) -> list[Any]:
@@ -61,9 +63,14 @@ class HttpServer:
 
 @contextmanager
 def http_serving(server: HttpServer) -> Iterator[str]:
-    routes = [Route("/v1/models", server.models), Route("/v1/completions", server.completions, methods=["POST"])]
+    routes = [
+        Route("/v1/models", server.models),
+        Route("/v1/completions", server.completions, methods=["POST"]),
+    ]
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(Starlette(routes=routes), log_level="critical", ws="none", lifespan="off")
+        config = uvicorn.Config(
+            Starlette(routes=routes), log_level="critical", ws="none", lifespan="off"
+        )
         running = uvicorn.Server(config)
         thread = threading.Thread(target=lambda: asyncio.run(running.serve([listener])))
         thread.start()

@@ -22,13 +22,20 @@ def random_prompts() -> list[list[int]]:
 
 
 class RaggedSequences:
-    """Sequences that join one by one, prefill in chunks of `chunk` beside each other's decode steps, and never stop.
+    """Sequences that join one by one, prefill in chunks of `chunk` beside each other's decode
+    steps, and never stop.
 
     Block tables are drawn at random from the whole pool, or are runs.
     """
 
     def __init__(
-        self, runner: ModelRunner, prompts: Sequence[Sequence[int]], *, chunk: int, contiguous: bool, seed: int = 0
+        self,
+        runner: ModelRunner,
+        prompts: Sequence[Sequence[int]],
+        *,
+        chunk: int,
+        contiguous: bool,
+        seed: int = 0,
     ) -> None:
         self.runner = runner
         self.chunk = chunk
@@ -47,11 +54,16 @@ class RaggedSequences:
 
     @property
     def done(self) -> bool:
-        return all(len(tokens) == p + NEW_TOKENS for tokens, p in zip(self.tokens, self.prompt_lens, strict=True))
+        return all(
+            len(tokens) == p + NEW_TOKENS
+            for tokens, p in zip(self.tokens, self.prompt_lens, strict=True)
+        )
 
     def step(self) -> None:
         self.joined = min(self.joined + 1, len(self.tokens))
-        active = [i for i in range(self.joined) if len(self.tokens[i]) < self.prompt_lens[i] + NEW_TOKENS]
+        active = [
+            i for i in range(self.joined) if len(self.tokens[i]) < self.prompt_lens[i] + NEW_TOKENS
+        ]
         segments = []
         for i in active:
             new = self.tokens[i][self.computed[i] : self.computed[i] + self.chunk]

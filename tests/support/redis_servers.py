@@ -64,7 +64,10 @@ async def redis_server(*arguments: str, config: str = "") -> AsyncIterator[Redis
 @asynccontextmanager
 async def data_server(replica_of: str = "") -> AsyncIterator[RedisServer]:
     """`replica_of`: HOST:PORT of the primary, or of a proxy to it."""
-    config = 'save ""\nappendonly no\nrepl-diskless-sync yes\nrepl-diskless-sync-delay 0\nrepl-timeout 60\n'
+    config = (
+        'save ""\nappendonly no\nrepl-diskless-sync yes\nrepl-diskless-sync-delay 0\nrepl-timeout '
+        "60\n"
+    )
     if replica_of:
         config += f"replicaof {replica_of.replace(':', ' ')}\n"
     async with redis_server(config=config) as server:
@@ -72,7 +75,9 @@ async def data_server(replica_of: str = "") -> AsyncIterator[RedisServer]:
 
 
 @asynccontextmanager
-async def sentinel(service: str, primary: RedisServer, down_after_ms: int = 500) -> AsyncIterator[RedisServer]:
+async def sentinel(
+    service: str, primary: RedisServer, down_after_ms: int = 500
+) -> AsyncIterator[RedisServer]:
     config = (
         f"sentinel monitor {service} 127.0.0.1 {primary.port} 1\n"
         f"sentinel down-after-milliseconds {service} {down_after_ms}\n"

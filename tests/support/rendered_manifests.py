@@ -61,7 +61,9 @@ class Rendered:
     @property
     def pods(self) -> dict[str, Manifest]:
         """Pod templates by name; those of a RayCluster with the label that KubeRay adds."""
-        found = {one["metadata"]["name"]: one["spec"]["template"] for one in self.of_kind("Deployment")}
+        found = {
+            one["metadata"]["name"]: one["spec"]["template"] for one in self.of_kind("Deployment")
+        }
         found["head"] = self.ray["spec"]["headGroupSpec"]["template"]
         for name, group in self.groups.items():
             template = group["template"]
@@ -75,11 +77,16 @@ class Rendered:
         return {
             f"{name}/{one['name']}": (template, one)
             for name, template in self.pods.items()
-            for one in [*template["spec"].get("initContainers", []), *template["spec"]["containers"]]
+            for one in [
+                *template["spec"].get("initContainers", []),
+                *template["spec"]["containers"],
+            ]
         }
 
     def config_map(self, name: str) -> dict[str, str]:
-        (found,) = [one["data"] for one in self.of_kind("ConfigMap") if one["metadata"]["name"] == name]
+        (found,) = [
+            one["data"] for one in self.of_kind("ConfigMap") if one["metadata"]["name"] == name
+        ]
         return found
 
     def config(self, folder: Path) -> ClusterConfig:

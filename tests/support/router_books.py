@@ -15,7 +15,9 @@ def check_books(dispatcher: Dispatcher) -> None:
     waiting: Counter[str] = Counter()
     for request_id, entry in dispatcher._entries.items():
         life = entry.life
-        assert (request_id in dispatcher._running) == (entry.claim is not None) == bool(life.holders)
+        assert (
+            (request_id in dispatcher._running) == (entry.claim is not None) == bool(life.holders)
+        )
         assert (request_id in dispatcher._queue) == (life.state == "queued")
         running[life.request.tenant.name] += bool(life.holders)
         waiting[life.request.tenant.name] += life.state == "queued"

@@ -1,4 +1,6 @@
-"""A dispatcher and fake workers in virtual time, all of them well: each step of a worker takes the same time."""
+"""A dispatcher and fake workers in virtual time, all of them well: each step of a worker takes the
+same time.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,16 @@ class Record:
         """Finished, with the right tokens."""
         sampling = self.request.sampling
         expected = answer(self.request.token_ids, sampling.seed or 0, sampling.max_tokens)
-        return self.end is not None and self.end.finish_reason == "length" and self.tokens == expected
+        return (
+            self.end is not None and self.end.finish_reason == "length" and self.tokens == expected
+        )
 
 
 class VirtualCluster:
     """Each step passes STEP_S seconds, in which every worker obeys, computes a step and is heard.
 
-    `poisonous` says whether a worker dies now of a sequence that it runs: its id, the request's and how many tokens the
-    attempt has given. A worker that died comes back `restart_s` later.
+    `poisonous` says whether a worker dies now of a sequence that it runs: its id, the request's and
+    how many tokens the attempt has given. A worker that died comes back `restart_s` later.
     """
 
     def __init__(self, prefill: int, decode: int, seats: int = 8, **router: object) -> None:
@@ -54,8 +58,10 @@ class VirtualCluster:
         self.notices: list[Notice] = []
         self.deaths: list[str] = []
         self.slow: dict[str, int] = {}  # worker: computes a step only every so many
-        self.cut: set[tuple[str, str]] = set()  # prefill and decode workers that do not reach each other
-        self.compute_s: dict[str, float] = {}  # what a prefill worker says that a prompt took, instead of 40 ms
+        # Prefill and decode workers that do not reach each other
+        self.cut: set[tuple[str, str]] = set()
+        # What a prefill worker says that a prompt took, instead of 40 ms
+        self.compute_s: dict[str, float] = {}
         self.poisonous: Callable[[str, str, int], bool] = lambda _worker, _request, _tokens: False
         self.restart_s = 1.0
         self._starts: dict[str, tuple[PoolName, float]] = {}

@@ -154,7 +154,9 @@ async def running_router(
     registry = MemoryRegistry()
     text = Text.load(DEMO)
     task = asyncio.create_task(
-        run_router(config, registry, ModelCard.load(DEMO, config.model), text, line.set_result, stop)
+        run_router(
+            config, registry, ModelCard.load(DEMO, config.model), text, line.set_result, stop
+        )
     )
     harness = RouterHarness(registry, {}, stop, task)
     try:
@@ -180,7 +182,9 @@ async def running_router(
 
 @asynccontextmanager
 async def router_before(config: ClusterConfig, registry: Any) -> AsyncIterator[dict[str, str]]:
-    """A router in this process for the workers of a registry; yields the addresses it tells: grpc, http, admin."""
+    """A router in this process for the workers of a registry; yields the addresses it tells: grpc,
+    http, admin.
+    """
     stop, text = StopRequest(), Text.load(config.model.path)
     line: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     card = ModelCard.load(config.model.path, config.model)

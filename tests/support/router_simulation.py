@@ -22,11 +22,20 @@ from router.core.dispatcher import Dispatcher
 from router.core.effects import Effect, Emit, End, Send
 from router.core.request import Request
 
-WORKERS: dict[str, PoolName] = {"p0": "prefill", "p1": "prefill", "d0": "decode", "d1": "decode", "d2": "decode"}
+WORKERS: dict[str, PoolName] = {
+    "p0": "prefill",
+    "p1": "prefill",
+    "d0": "decode",
+    "d1": "decode",
+    "d2": "decode",
+}
 STEPS = 400
 REQUESTS = 12
 CONFIG = ClusterConfig.model_validate(
-    {"router": {"local_below_tokens": 12, "max_queue": 8, "max_attempts": 6}, "kv": {"block_size": 4}}
+    {
+        "router": {"local_below_tokens": 12, "max_queue": 8, "max_attempts": 6},
+        "kv": {"block_size": 4},
+    }
 )
 
 
@@ -93,7 +102,9 @@ class Simulation:
 
     def submit(self) -> None:
         prompt = tuple(self.random.randrange(3) for _ in range(self.random.randint(1, 40)))
-        sampling = SamplingParams(max_tokens=self.random.randint(1, 12), seed=self.random.randrange(100))
+        sampling = SamplingParams(
+            max_tokens=self.random.randint(1, 12), seed=self.random.randrange(100)
+        )
         request = Request(
             request_id=str(len(self.records)),
             token_ids=prompt,
@@ -134,7 +145,9 @@ class Simulation:
     # One step of a history
 
     def step(self) -> None:
-        action = self.random.choices((self.ordinary, self.pass_a_moment, self.disturb), weights=(85, 5, 10))[0]
+        action = self.random.choices(
+            (self.ordinary, self.pass_a_moment, self.disturb), weights=(85, 5, 10)
+        )[0]
         action()
         self.check()
 
@@ -156,7 +169,19 @@ class Simulation:
 
     def disturb(self) -> None:
         kind = self.random.choice(
-            ("crash", "restart", "twice", "twice", "refuse", "fail", "drain", "cancel", "complete", "unsent", "heal")
+            (
+                "crash",
+                "restart",
+                "twice",
+                "twice",
+                "refuse",
+                "fail",
+                "drain",
+                "cancel",
+                "complete",
+                "unsent",
+                "heal",
+            )
         )
         worker_id = self.random.choice(sorted(WORKERS))
         link = self.links.get(worker_id)
@@ -173,7 +198,9 @@ class Simulation:
             case "refuse" if link is not None:
                 link.worker.refuse = "full"
             case "fail" if link is not None:
-                link.worker.fail = self.random.choice((Code.DATA_LOSS, Code.INTERNAL, Code.UNAVAILABLE))
+                link.worker.fail = self.random.choice(
+                    (Code.DATA_LOSS, Code.INTERNAL, Code.UNAVAILABLE)
+                )
             case "drain" if link is not None:
                 link.worker.info = replace(link.worker.info, state="draining")
                 self.carry_out(self.dispatcher.workers_changed([link.worker.info], self.now))
@@ -248,8 +275,12 @@ class Simulation:
 
     def judge_record(self, record: Record, end: End) -> None:
         request = record.request
-        expected = answer(request.token_ids, request.sampling.seed or 0, request.sampling.max_tokens)
-        assert record.tokens == expected[: len(record.tokens)], "the answer depends on what happened to the workers"
+        expected = answer(
+            request.token_ids, request.sampling.seed or 0, request.sampling.max_tokens
+        )
+        assert record.tokens == expected[: len(record.tokens)], (
+            "the answer depends on what happened to the workers"
+        )
         error: KvRelayError | None = end.error
         match end.finish_reason:
             case "length":
@@ -271,7 +302,10 @@ def main() -> None:
         except AssertionError:
             print(f"seed {seed}")
             raise
-        ends.update(str(record.ends[0].error and record.ends[0].error.code.name) for record in simulation.records)
+        ends.update(
+            str(record.ends[0].error and record.ends[0].error.code.name)
+            for record in simulation.records
+        )
         faults.update(simulation.faults)
     print(dict(ends), dict(faults))
 

@@ -12,7 +12,13 @@ from support.cluster_status import first_status
 from kvrelay.client import AsyncClient
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.launch.local_cluster import LocalCluster
-from kvrelay.wire.cluster import ClusterServiceStub, ClusterStatus, WorkerStatus, cluster_status_from_proto, pb
+from kvrelay.wire.cluster import (
+    ClusterServiceStub,
+    ClusterStatus,
+    WorkerStatus,
+    cluster_status_from_proto,
+    pb,
+)
 
 ANY_PORT = dict.fromkeys(("grpc", "http", "admin"), "127.0.0.1:0")
 
@@ -29,17 +35,24 @@ class RunningCluster:
     async def workers(self, pool: str) -> tuple[WorkerStatus, ...]:
         return next(one.workers for one in (await self.status()).pools if one.name == pool)
 
-    async def until(self, holds: Callable[[ClusterStatus], bool], what: str, seconds: float = 60.0) -> ClusterStatus:
+    async def until(
+        self, holds: Callable[[ClusterStatus], bool], what: str, seconds: float = 60.0
+    ) -> ClusterStatus:
         return await first_status(self.status, holds, what, seconds)
 
-    async def settled(self, prefill: int = 2, decode: int = 2, seconds: float = 60.0) -> ClusterStatus:
+    async def settled(
+        self, prefill: int = 2, decode: int = 2, seconds: float = 60.0
+    ) -> ClusterStatus:
         """The status once that many workers are ready and hold nothing."""
         wanted = {"prefill": prefill, "decode": decode}
 
         def at_rest(status: ClusterStatus) -> bool:
             return all(
                 len(pool.workers) == wanted[pool.name]
-                and all(one.state == "ready" and one.load.empty and one.load.blocks_held == 0 for one in pool.workers)
+                and all(
+                    one.state == "ready" and one.load.empty and one.load.blocks_held == 0
+                    for one in pool.workers
+                )
                 for pool in status.pools
             )
 

@@ -20,7 +20,8 @@ WHY: dict[Path, str] = {
     "disaggregated": "policy",
     "local": "5 uncached prompt tokens are below local_below_tokens=64",
 }
-Step = wire.GenerateResponse | KvRelayError | float | str  # send, fail, stay for some seconds, or "hang"
+# Send, fail, stay for some seconds, or "hang"
+Step = wire.GenerateResponse | KvRelayError | float | str
 LEDGER = Ledger(
     phases=(("queue", 0.002), ("prefill", 0.008)),
     ttft_seconds=0.01,
@@ -28,14 +29,22 @@ LEDGER = Ledger(
     decode_seconds=0.02,
     e2e_seconds=0.03,
     handoff=Handoff(
-        "shm", blocks=3, block_bytes=1024, bytes=3072, cached_blocks=1, seconds=0.002, exposed_seconds=0.001
+        "shm",
+        blocks=3,
+        block_bytes=1024,
+        bytes=3072,
+        cached_blocks=1,
+        seconds=0.002,
+        exposed_seconds=0.001,
     ),
     attempts=(Attempt("disaggregated", "kv_aware", "prefill-0", "decode-0", "finished"),),
 )
 
 
 def tokens(index: int, *token_ids: int, request_id: str = "r") -> wire.GenerateResponse:
-    return wire.GenerateResponse(request_id, index, token_ids, "".join(f" t{one}" for one in token_ids))
+    return wire.GenerateResponse(
+        request_id, index, token_ids, "".join(f" t{one}" for one in token_ids)
+    )
 
 
 def last(response: wire.GenerateResponse, path: Path = "disaggregated") -> wire.GenerateResponse:
@@ -43,7 +52,11 @@ def last(response: wire.GenerateResponse, path: Path = "disaggregated") -> wire.
     return replace(
         response,
         finish_reason="length",
-        usage=Usage(prompt_tokens=7, cached_tokens=2, completion_tokens=response.index + len(response.token_ids)),
+        usage=Usage(
+            prompt_tokens=7,
+            cached_tokens=2,
+            completion_tokens=response.index + len(response.token_ids),
+        ),
         path=path,
         why=WHY[path],
         ledger=LEDGER,
@@ -51,7 +64,9 @@ def last(response: wire.GenerateResponse, path: Path = "disaggregated") -> wire.
 
 
 class ScriptedRouter(wire.InferenceServiceServicer):
-    """Plays one script per call; when they are used up, answers as asked: tokens 100, 101, ... up to max_tokens."""
+    """Plays one script per call; when they are used up, answers as asked: tokens 100, 101, ... up
+    to max_tokens.
+    """
 
     def __init__(self, *scripts: Sequence[Step], path: Path = "disaggregated") -> None:
         self.scripts = list(scripts)
@@ -63,7 +78,9 @@ class ScriptedRouter(wire.InferenceServiceServicer):
         self.hanging = threading.Event()
         self.list_errors: list[KvRelayError] = []
 
-    async def Generate(self, request: wire.pb.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
+    async def Generate(
+        self, request: wire.pb.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> None:
         self.requests.append(wire.request_from_proto(request))
         self.metadata.append(dict(context.invocation_metadata()))
         self.time_remaining.append(context.time_remaining())
@@ -88,7 +105,9 @@ class ScriptedRouter(wire.InferenceServiceServicer):
     ) -> wire.pb.ListModelsResponse:
         if self.list_errors:
             await abort(context, self.list_errors.pop(0))
-        return wire.models_to_proto([wire.ModelInfo("demo", 4096, "float32", "LlamaForCausalLM", vocab_size=337)])
+        return wire.models_to_proto(
+            [wire.ModelInfo("demo", 4096, "float32", "LlamaForCausalLM", vocab_size=337)]
+        )
 
     def _obedient(self, request: wire.GenerateRequest) -> list[wire.GenerateResponse]:
         have, want = len(request.resume), request.sampling.max_tokens or 4
@@ -101,7 +120,9 @@ def serving(
     servicer: wire.InferenceServiceServicer | cluster.ClusterServiceServicer,
     credentials: grpc.ServerCredentials | None = None,
 ) -> Iterator[str]:
-    """Serves from a thread of its own, so that blocking clients can be tested too; yields HOST:PORT."""
+    """Serves from a thread of its own, so that blocking clients can be tested too; yields
+    HOST:PORT.
+    """
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

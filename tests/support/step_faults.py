@@ -1,4 +1,6 @@
-"""Faults of single sequences in the steps of real engines. A sequence is marked by the first token of its prompt."""
+"""Faults of single sequences in the steps of real engines. A sequence is marked by the first token
+of its prompt.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,14 @@ LOGITS: tuple[Kind, ...] = ("nan", "one nan", "inf", "-inf")
 
 @dataclass
 class StepFaults:
-    """What goes wrong in steps with a marked sequence, from its n-th token on; `seen` counts them by kind.
+    """What goes wrong in steps with a marked sequence, from its n-th token on; `seen` counts them
+    by kind.
 
     "raise" happens before the model runs, "raise late" when the whole step's KV is stored.
     """
 
-    marks: dict[int, tuple[Kind, int]] = field(default_factory=dict)  # first prompt token -> (kind, n)
+    # First prompt token -> (kind, n)
+    marks: dict[int, tuple[Kind, int]] = field(default_factory=dict)
     fewest: int = 1  # sequences of a step that goes wrong
     seen: dict[Kind, int] = field(default_factory=dict)
     steps: list[int] = field(default_factory=list)  # sequences in each
@@ -37,7 +41,10 @@ class StepFaults:
         logits_of = ModelRunner._logits
 
         def faulty(
-            runner: ModelRunner, segments: Sequence[Segment], rows: Sequence[int], on_layer: OnLayer | None
+            runner: ModelRunner,
+            segments: Sequence[Segment],
+            rows: Sequence[int],
+            on_layer: OnLayer | None,
         ) -> torch.Tensor:
             self.steps.append(len(segments))
             kinds = [self._kind(segment) for segment in segments]
@@ -72,8 +79,12 @@ class StepFaults:
             self.released.wait()
 
     @staticmethod
-    def _spoilt(logits: torch.Tensor, segments: Sequence[Segment], kinds: Sequence[Kind | None]) -> torch.Tensor:
-        owners = [kind for segment, kind in zip(segments, kinds, strict=True) for _ in segment.draws]
+    def _spoilt(
+        logits: torch.Tensor, segments: Sequence[Segment], kinds: Sequence[Kind | None]
+    ) -> torch.Tensor:
+        owners = [
+            kind for segment, kind in zip(segments, kinds, strict=True) for _ in segment.draws
+        ]
         logits = logits.clone()
         for row, kind in enumerate(owners):
             match kind:

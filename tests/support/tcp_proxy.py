@@ -1,4 +1,6 @@
-"""A network between two ends that can fail: everything stops, is held back, is lost, or is reset."""
+"""A network between two ends that can fail: everything stops, is held back, is lost, or is
+reset.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from contextlib import asynccontextmanager, suppress
 class TcpProxy:
     """Passes bytes on in both directions, while it may.
 
-    `passes` of each direction is an event. `limit`: bytes that the clients may still send; none is no limit.
-    `target` may be set later; connections wait for it.
+    `passes` of each direction is an event. `limit`: bytes that the clients may still send; none is
+    no limit. `target` may be set later; connections wait for it.
     """
 
     def __init__(self, target: asyncio.Future[str]) -> None:
@@ -50,14 +52,17 @@ class TcpProxy:
         await asyncio.gather(*self._serving, return_exceptions=True)
 
     def accept(self, listener: socket.socket) -> None:
-        """Takes one connection, if there is one. An asyncio server loses what comes while it is closed."""
+        """Takes one connection, if there is one. An asyncio server loses what comes while it is
+        closed.
+        """
         with suppress(BlockingIOError):
             connection, _ = listener.accept()
             connection.setblocking(False)
             task = asyncio.create_task(self._serve(connection))
             self._serving.add(task)
             task.add_done_callback(self._serving.discard)
-            task.add_done_callback(lambda _: connection.close())  # a task that is cancelled at once runs no line
+            # A task that is cancelled at once runs no line
+            task.add_done_callback(lambda _: connection.close())
 
     async def _serve(self, connection: socket.socket) -> None:
         reader, writer = await asyncio.open_connection(sock=connection)
@@ -80,7 +85,9 @@ class TcpProxy:
                 for end in ends:
                     await close_abruptly(end)
 
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str) -> None:
+    async def _pass(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str
+    ) -> None:
         while data := await reader.read(2**16):
             if way in self.loses:
                 self.lost += len(data)

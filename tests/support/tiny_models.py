@@ -1,4 +1,6 @@
-"""Tiny transformers models with random weights, one for each architecture, to save and load as users do."""
+"""Tiny transformers models with random weights, one for each architecture, to save and load as
+users do.
+"""
 
 from __future__ import annotations
 
@@ -70,9 +72,13 @@ SERVED: dict[str, dict[str, Any]] = {
 
 
 def build(architecture: str, folder: Path, **overrides: Any) -> Path:
-    """Saves a model of `architecture` with weights from a fixed seed, in float32, and returns its folder."""
+    """Saves a model of `architecture` with weights from a fixed seed, in float32, and returns its
+    folder.
+    """
     settings = {**_BASE, **SERVED.get(architecture, {}), **overrides}
-    config = AutoConfig.for_model(architecture, **{k: v for k, v in settings.items() if v is not None})
+    config = AutoConfig.for_model(
+        architecture, **{k: v for k, v in settings.items() if v is not None}
+    )
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -32,19 +32,24 @@ KEY = ("request", 0)
 SENDER = "prefill-0"
 
 needs_nixl = pytest.mark.skipif(
-    importlib.util.find_spec("nixl") is None, reason="NIXL is not installed: pip install 'kvrelay[nixl]'"
+    importlib.util.find_spec("nixl") is None,
+    reason="NIXL is not installed: pip install 'kvrelay[nixl]'",
 )
 
 
 class MemoryFile:
     """An arena of random bytes in a memory file of this process."""
 
-    def __init__(self, layout: KvLayout = LAYOUT, num_blocks: int = 32, seed: int = 0, *, sealed: bool = True) -> None:
+    def __init__(
+        self, layout: KvLayout = LAYOUT, num_blocks: int = 32, seed: int = 0, *, sealed: bool = True
+    ) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
         self.nonce = secrets.randbits(63)
         size = layout.arena_bytes(num_blocks)
-        self.fd: int | None = os.memfd_create(f"kvrelay-{self.nonce:x}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.fd: int | None = os.memfd_create(
+            f"kvrelay-{self.nonce:x}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        )
         os.ftruncate(self.fd, size)
         if sealed:
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
@@ -54,11 +59,15 @@ class MemoryFile:
         self.buffer.copy_(torch.randint(0, 256, (size,), generator=generator, dtype=torch.uint8))
 
     def block(self, number: int) -> bytes:
-        """The bytes of one block, region after region: the naive way that the plan is compared with."""
+        """The bytes of one block, region after region: the naive way that the plan is compared
+        with.
+        """
         assert 0 <= number < self.num_blocks
         parts, start = [], 0
         for size in self.layout.region_block_bytes:
-            parts.append(self.buffer[start + number * size : start + (number + 1) * size].numpy().tobytes())
+            parts.append(
+                self.buffer[start + number * size : start + (number + 1) * size].numpy().tobytes()
+            )
             start += size * self.num_blocks
         return b"".join(parts)
 
@@ -91,7 +100,9 @@ class DecodeEnd:
         sender: str = SENDER,
         partial: bool = False,
     ) -> HandoffTarget:
-        lease = self.leases.grant(key, blocks, cached_blocks, 10.0, self.clock.now(), partial=partial)
+        lease = self.leases.grant(
+            key, blocks, cached_blocks, 10.0, self.clock.now(), partial=partial
+        )
         capability = self.receiver.capability(lease, sender)
         return HandoffTarget(
             worker_id=worker_id or self.worker_id,
@@ -127,7 +138,9 @@ async def decode_end(
     patience: float = 10.0,
     intercept: Callable[..., Awaitable[Any]] | None = None,
 ) -> AsyncIterator[DecodeEnd]:
-    """`intercept(continuation, details)` stands before the receiver, as grpc.aio.ServerInterceptor does."""
+    """`intercept(continuation, details)` stands before the receiver, as grpc.aio.ServerInterceptor
+    does.
+    """
     arena = MemoryFile(layout, num_blocks, seed=1)
     clock = ManualClock(1000.0)
     leases = LeaseTable(epoch=7)

@@ -35,7 +35,9 @@ class Lent:
         target = self.asking.grant(BLOCKS, partial=True)
         tokens = len(TOKENS)
         grant = FetchGrant(*KEY, target.worker_id, target.address, SENDER, epoch=3, tokens=tokens)
-        return FetchRequest(*KEY, TOKENS, target, tokens, make_capability(self.lending.key, grant), SALT)
+        return FetchRequest(
+            *KEY, TOKENS, target, tokens, make_capability(self.lending.key, grant), SALT
+        )
 
     async def ask(self, wish: FetchRequest, channel: grpc.aio.Channel | None = None) -> int:
         """Over that channel, or one of its own. Raises the lender's error."""
@@ -53,7 +55,11 @@ async def lender(cut: Cut | None = None) -> AsyncIterator[Lent]:
     """Its prefix cache keeps what `cut` leaves of its hashes."""
     source = MemoryFile()
     size = LAYOUT.block_size
-    cache = KvCache(source.num_blocks, size) if cut is None else CollidingCache(source.num_blocks, size, cut)
+    cache = (
+        KvCache(source.num_blocks, size)
+        if cut is None
+        else CollidingCache(source.num_blocks, size, cut)
+    )
     prefix = cache.hasher(SALT)
     prefix.extend(TOKENS)
     blocks = cache.allocate(len(prefix.hashes))

@@ -1,6 +1,8 @@
-"""A decode end in a process of its own: `python transfer_peer.py TRANSPORT BLOCK...` grants one lease.
+"""A decode end in a process of its own: `python transfer_peer.py TRANSPORT BLOCK...` grants one
+lease.
 
-Prints the target as JSON; then, once it is committed, the blocks' bytes in hex, one per line. Ends with stdin.
+Prints the target as JSON; then, once it is committed, the blocks' bytes in hex, one per line. Ends
+with stdin.
 """
 
 from __future__ import annotations

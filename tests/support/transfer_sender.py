@@ -1,4 +1,5 @@
-"""A prefill end in a process of its own: `python transfer_sender.py TARGET` sends two blocks, says so, and no more.
+"""A prefill end in a process of its own: `python transfer_sender.py TARGET` sends two blocks, says
+so, and no more.
 
 TARGET is JSON. Ends with stdin.
 """

@@ -1,4 +1,6 @@
-"""Every way in which a peer of another version may spell a message, generated from its descriptor."""
+"""Every way in which a peer of another version may spell a message, generated from its
+descriptor.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ UNKNOWN = (
 
 
 def mutations(message: Message) -> Iterator[tuple[str, Message]]:
-    """(what is odd, a copy of the message with that oddity): of each field of it and of the messages in it."""
+    """(what is odd, a copy of the message with that oddity): of each field of it and of the
+    messages in it.
+    """
     yield from _mutations(message, message, message.DESCRIPTOR.name)
 
 
@@ -55,14 +59,22 @@ def _mutations(whole: Message, part: Message, where: str) -> Iterator[tuple[str,
         yield changed(f"{name} missing")
         kind = 5 if field.type in (_FIELD.TYPE_FIXED64, _FIELD.TYPE_DOUBLE) else 1
         part.ClearField(field.name)
-        part.MergeFromString(varint.encoded(field.number << 3 | kind) + bytes(4 if kind == 5 else 8))
+        part.MergeFromString(
+            varint.encoded(field.number << 3 | kind) + bytes(4 if kind == 5 else 8)
+        )
         yield changed(f"{name} of another type")
         for value in _values(field):
             _assign(part, field, value)
             yield changed(f"{name} = {value!r:.40}")
         if field.message_type is not None and not field.message_type.GetOptions().map_entry:
             below = getattr(part, field.name)
-            for one in list(below)[:1] if field.is_repeated else [below] if part.HasField(field.name) else []:
+            for one in (
+                list(below)[:1]
+                if field.is_repeated
+                else [below]
+                if part.HasField(field.name)
+                else []
+            ):
                 yield from _mutations(whole, one, f"{where}{name}")
 
 

@@ -1,4 +1,6 @@
-"""Real workers in this process, and a router's end of their sessions, for tests that look at each message."""
+"""Real workers in this process, and a router's end of their sessions, for tests that look at each
+message.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,14 @@ from kvrelay.state.embedded_redis import EmbeddedRedis
 from kvrelay.state.registry import Registry
 from kvrelay.types import PoolName, SequenceSpec, WorkerInfo, WorkerLoad
 from kvrelay.wire.cluster import worker_status_from_proto
-from kvrelay.wire.worker import Hello, Welcome, WorkerServiceStub, command_to_proto, event_from_proto, pb
+from kvrelay.wire.worker import (
+    Hello,
+    Welcome,
+    WorkerServiceStub,
+    command_to_proto,
+    event_from_proto,
+    pb,
+)
 from kvrelay.worker.settings import WorkerSettings
 
 SERVE = {"prefill": prefill_worker.main.serve, "decode": decode_worker.main.serve}
@@ -51,7 +60,12 @@ class Session:
         """This worker, with leave for another to fetch so much from it."""
         info = self.info
         grant = FetchGrant(
-            *one.key, borrower.worker_id, borrower.address, info.worker_id, info.epoch, tokens=cached_tokens
+            *one.key,
+            borrower.worker_id,
+            borrower.address,
+            info.worker_id,
+            info.epoch,
+            tokens=cached_tokens,
         )
         capability = make_capability(self._lending_key, grant)
         return PrefixSource(info.worker_id, info.address, cached_tokens, capability)
@@ -95,7 +109,9 @@ class Session:
 async def load_of(info: WorkerInfo, credentials: Credentials | None = None) -> WorkerLoad:
     """What the worker says of itself when asked."""
     async with worker_channel(info.address, credentials) as channel:
-        answer = await WorkerServiceStub(channel).GetWorkerStatus(pb.GetWorkerStatusRequest(), timeout=20)
+        answer = await WorkerServiceStub(channel).GetWorkerStatus(
+            pb.GetWorkerStatusRequest(), timeout=20
+        )
     return worker_status_from_proto(answer.status).load
 
 
@@ -114,7 +130,9 @@ class Engine:
         self.steps.clear()
         self._in_step.clear()
 
-    def step(self, runner: ModelRunner, segments: list[Segment], *arguments: object) -> list[list[Sampled]]:
+    def step(
+        self, runner: ModelRunner, segments: list[Segment], *arguments: object
+    ) -> list[list[Sampled]]:
         self.steps.append([segment.token_ids[0] for segment in segments])
         self._in_step.set()
         assert self.free.wait(60)
@@ -140,14 +158,19 @@ class Workers:
         return session
 
     async def settled(self) -> tuple[WorkerInfo, ...]:
-        """The workers once all are empty and have checked their books; they are asked, since heartbeats are old."""
+        """The workers once all are empty and have checked their books; they are asked, since
+        heartbeats are old.
+        """
         async with asyncio.timeout(30):
             while True:
                 infos = [
-                    replace(info, load=await load_of(info, self._credentials)) for info in await self.registry.workers()
+                    replace(info, load=await load_of(info, self._credentials))
+                    for info in await self.registry.workers()
                 ]
                 loads = [info.load for info in infos]
-                if all(load.empty and not load.blocks_held and not load.step_age_s for load in loads):
+                if all(
+                    load.empty and not load.blocks_held and not load.step_age_s for load in loads
+                ):
                     return tuple(infos)
                 await asyncio.sleep(0.05)
 
@@ -158,7 +181,9 @@ class Workers:
 
 @asynccontextmanager
 async def silent_peer() -> AsyncIterator[tuple[str, asyncio.Event]]:
-    """HOST:PORT of somebody who takes connections and never says a word, and whether one has come."""
+    """HOST:PORT of somebody who takes connections and never says a word, and whether one has
+    come.
+    """
     came = asyncio.Event()
     writers: list[asyncio.StreamWriter] = []
 
@@ -177,15 +202,20 @@ async def silent_peer() -> AsyncIterator[tuple[str, asyncio.Event]]:
 
 
 @asynccontextmanager
-async def workers(model: Path, config: ClusterConfig, *names: str, pin: bool = False) -> AsyncIterator[Workers]:
-    """Runs workers named like `prefill-0` and `decode-1`, each with its own engine thread and gRPC server."""
+async def workers(
+    model: Path, config: ClusterConfig, *names: str, pin: bool = False
+) -> AsyncIterator[Workers]:
+    """Runs workers named like `prefill-0` and `decode-1`, each with its own engine thread and gRPC
+    server.
+    """
     stop = StopRequest()
     async with (
         EmbeddedRedis() as redis,
         await Registry.connect(redis.url) as registry,
         asyncio.TaskGroup() as tasks,
     ):
-        for count, name in enumerate(names, 1):  # one after the other: a process loads one model at a time
+        # One after the other: a process loads one model at a time
+        for count, name in enumerate(names, 1):
             pool: PoolName = "prefill" if name.startswith("prefill") else "decode"
             settings = WorkerSettings(name, pool, str(model), redis.url, config, pin)
             tasks.create_task(SERVE[pool](settings, stop))

@@ -1,4 +1,6 @@
-"""The build before versions and this one as router, prefill worker, decode worker, controller: each combination."""
+"""The build before versions and this one as router, prefill worker, decode worker, controller: each
+combination.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize(
-    ("router", "prefill", "decode", "controller"), list(product(BUILDS, repeat=4)), ids=lambda build: build
+    ("router", "prefill", "decode", "controller"),
+    list(product(BUILDS, repeat=4)),
+    ids=lambda build: build,
 )
 async def test_each_combination_serves(
     router: str, prefill: str, decode: str, controller: str, trees: dict[str, Path], tmp_path: Path
@@ -44,7 +48,12 @@ async def test_each_combination_serves(
             second = await client.generate(token_ids=turn, temperature=0.0, **options)
         paths = [one.path for one in (long, drawn, short, second)]
         assert paths == ["disaggregated", "disaggregated", "local", "disaggregated"]
-        assert [len(one.ledger.attempts) for one in (long, drawn, short, second) if one.ledger] == [1, 1, 1, 1]
+        assert [len(one.ledger.attempts) for one in (long, drawn, short, second) if one.ledger] == [
+            1,
+            1,
+            1,
+            1,
+        ]
         answers = {"long": long, "drawn": drawn, "short": short, "second": second}
         for name, answer in answers.items():
             assert _answers.setdefault(name, answer.token_ids) == answer.token_ids, name

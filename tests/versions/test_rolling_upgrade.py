@@ -1,4 +1,6 @@
-"""An upgrade and a rollback under load lose no stream and mix no answer: benchmarks/rolling_upgrade.py, shortened."""
+"""An upgrade and a rollback under load lose no stream and mix no answer:
+benchmarks/rolling_upgrade.py, shortened.
+"""
 
 from __future__ import annotations
 

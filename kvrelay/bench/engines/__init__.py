@@ -1,1 +1,3 @@
-"""Engines under measurement, each in a process of its own that is told what to do in lines of JSON."""
+"""Engines under measurement, each in a process of its own that is told what to do in lines of
+JSON.
+"""

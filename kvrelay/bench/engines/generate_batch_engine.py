@@ -1,4 +1,6 @@
-"""The continuous batching of transformers, `generate_batch`, as it chooses its own attention and graphs here."""
+"""The continuous batching of transformers, `generate_batch`, as it chooses its own attention and
+graphs here.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ BLOCK_TOKENS = 256  # its own default
 
 
 class GenerateBatch:
-    """It takes whole requests only, so a batch is prefilled anew for each measurement, and what is counted is read
-    from the times at which its tokens came."""
+    """It takes whole requests only, so a batch is prefilled anew for each measurement, and what is
+    counted is read from the times at which its tokens came."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         import torch
@@ -29,13 +31,16 @@ class GenerateBatch:
         if settings["shape"] is not None:
             self._model = random_model(settings["shape"], device)
         else:
-            self._model = AutoModelForCausalLM.from_pretrained(settings["model"], dtype=settings["dtype"]).to(device)
+            self._model = AutoModelForCausalLM.from_pretrained(
+                settings["model"], dtype=settings["dtype"]
+            ).to(device)
         self._version = transformers.__version__
         self._attention: str = self._model.config._attn_implementation
         self._step_tokens: int = max(settings["chunk_tokens"], 2 * settings["most_batch"])
         self._generation = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
         self._config = ContinuousBatchingConfig(
-            num_blocks=settings["kv_tokens"] // BLOCK_TOKENS + 2 * settings["most_batch"],  # the rest of the memory
+            # The rest of the memory
+            num_blocks=settings["kv_tokens"] // BLOCK_TOKENS + 2 * settings["most_batch"],
             max_batch_tokens=self._step_tokens,  # is not its own
             max_requests_per_batch=settings["most_batch"],
             allow_block_sharing=False,  # prompts are new
@@ -61,7 +66,9 @@ class GenerateBatch:
         results = self._generate(self._batch, 1 + steps + ahead)
         last = max(results, key=lambda result: result.timestamps[0])
         began, ended = last.timestamps[0], last.timestamps[steps]
-        assert all(result.timestamps[-1] >= ended for result in results), "a step is a token for each sequence"
+        assert all(result.timestamps[-1] >= ended for result in results), (
+            "a step is a token for each sequence"
+        )
         # The sequences grow, as other engines' do.
         grown = zip(self._batch, results, strict=True)
         self._batch = [[*prompt, *result.generated_tokens[:steps]] for prompt, result in grown]
@@ -83,7 +90,10 @@ class GenerateBatch:
             ).values()
         )
         if len(results) < len(prompts):
-            raise RuntimeError(f"generate_batch answered {len(results)} of {len(prompts)} requests; its log says why")
+            raise RuntimeError(
+                f"generate_batch answered {len(results)} of {len(prompts)} "
+                f"requests; its log says why"
+            )
         for result in results:
             if result.error is not None:
                 raise RuntimeError(f"generate_batch failed: {result.error}")

@@ -13,10 +13,13 @@ NAME = "kvrelay"
 
 
 class Kvrelay:
-    """Each sequence of a batch lies on adjacent blocks, where the allocator puts it while there is room."""
+    """Each sequence of a batch lies on adjacent blocks, where the allocator puts it while there is
+    room.
+    """
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        # As in a worker's environment; read when torch is loaded, so the engine is imported after it.
+        # As in a worker's environment; read when torch is loaded, so the engine is imported after
+        # it.
         os.environ |= {"OMP_NUM_THREADS": str(settings["threads"]), "OMP_WAIT_POLICY": "PASSIVE"}
         import torch
 
@@ -36,13 +39,17 @@ class Kvrelay:
         else:
             loaded = load_model(settings["model"], dtype=settings["dtype"], device=device)
         self._runner = ModelRunner.of(
-            loaded, kv_bytes=settings["kv_bytes"], max_model_len=settings["max_model_len"], **settings["load"]
+            loaded,
+            kv_bytes=settings["kv_bytes"],
+            max_model_len=settings["max_model_len"],
+            **settings["load"],
         )
         self._segment = Segment
         self._sample = SampleRequest
         self._greedy = SamplingParams(temperature=0, ignore_eos=True)
         self._chunk_tokens: int = settings["chunk_tokens"]
-        self._batch: list[tuple[list[int], range]] = []  # tokens, of which the last is not computed yet, and blocks
+        # Tokens, of which the last is not computed yet, and blocks
+        self._batch: list[tuple[list[int], range]] = []
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -68,10 +75,14 @@ class Kvrelay:
         started = time.perf_counter()
         for _ in range(steps):
             segments = [
-                self._segment(tokens[-1:], len(tokens) - 1, blocks, self._sample(self._greedy, tokens, 1))
+                self._segment(
+                    tokens[-1:], len(tokens) - 1, blocks, self._sample(self._greedy, tokens, 1)
+                )
                 for tokens, blocks in self._batch
             ]
-            for (tokens, _), (sampled,) in zip(self._batch, self._runner.run(segments), strict=True):
+            for (tokens, _), (sampled,) in zip(
+                self._batch, self._runner.run(segments), strict=True
+            ):
                 tokens.append(sampled.token_id)
         return time.perf_counter() - started
 
@@ -81,7 +92,9 @@ class Kvrelay:
     def _first_token(self, prompt: list[int], blocks: Sequence[int]) -> int:
         *before, last = range(0, len(prompt), self._chunk_tokens)
         for start in before:
-            self._runner.run([self._segment(prompt[start : start + self._chunk_tokens], start, blocks)])
+            self._runner.run(
+                [self._segment(prompt[start : start + self._chunk_tokens], start, blocks)]
+            )
         sample = self._sample(self._greedy, prompt, len(prompt))
         ((sampled,),) = self._runner.run([self._segment(prompt[last:], last, blocks, sample)])
         return sampled.token_id

@@ -1,10 +1,11 @@
-"""What an engine's process does: reads orders from stdin, one JSON object a line, and answers each with one on stdout.
+"""What an engine's process does: reads orders from stdin, one JSON object a line, and answers each
+with one on stdout.
 
 Run by the Python of another project too, so it needs nothing but the standard library.
 
-The first order is the settings: model, or shape where it has no checkpoint; device, threads, cores, max_model_len,
-kv_bytes, and what the engine understands beyond.
-The answer comes when the first token was generated. Then, until stdin ends:
+The first order is the settings: model, or shape where it has no checkpoint; device, threads, cores,
+max_model_len, kv_bytes, and what the engine understands beyond. The answer comes when the first
+token was generated. Then, until stdin ends:
 
     {"do": "prefill", "prompt": [ids]}     -> {"seconds": to the prompt's first token}
     {"do": "open", "prompts": [[ids], …]}  -> {}         prefills a batch of sequences

@@ -1,4 +1,6 @@
-"""vLLM's offline engine, in one process. Run as a script by the Python that has vLLM, which need not have kvrelay."""
+"""vLLM's offline engine, in one process. Run as a script by the Python that has vLLM, which need
+not have kvrelay.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ import os
 import time
 from typing import Any
 
-from loop import Engine, serve  # type: ignore[import-not-found]  # a script's own folder is on its path
+# A script's own folder is on its path
+from loop import Engine, serve  # type: ignore[import-not-found]
 
 GIB = 2**30
 
@@ -28,7 +31,11 @@ class Vllm:
             enable_prefix_caching=False,
             disable_log_stats=True,
             # On a GPU it would take nearly all memory, and there is another engine.
-            **({"kv_cache_memory_bytes": settings["kv_bytes"]} if settings["device"] != "cpu" else {}),
+            **(
+                {"kv_cache_memory_bytes": settings["kv_bytes"]}
+                if settings["device"] != "cpu"
+                else {}
+            ),
         ).llm_engine
         self._requests = 0
         self._room = settings["max_model_len"]
@@ -49,11 +56,15 @@ class Vllm:
         return time.perf_counter() - started
 
     def open(self, prompts: list[list[int]]) -> None:
-        """Until each sequence has a first token; those that had theirs early are some tokens ahead then."""
+        """Until each sequence has a first token; those that had theirs early are some tokens ahead
+        then.
+        """
         missing = {self._add(prompt, self._room - len(prompt)) for prompt in prompts}
         self._open = list(missing)
         while missing:
-            missing -= {output.request_id for output in self._engine.step() if output.outputs[0].token_ids}
+            missing -= {
+                output.request_id for output in self._engine.step() if output.outputs[0].token_ids
+            }
 
     def decode(self, steps: int) -> float:
         started = time.perf_counter()
@@ -69,7 +80,9 @@ class Vllm:
 
     def _add(self, prompt: list[int], max_tokens: int) -> str:
         self._requests += 1
-        params = self._sampling(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+        params = self._sampling(
+            temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False
+        )
         name = str(self._requests)
         self._engine.add_request(name, {"prompt_token_ids": prompt}, params)
         return name

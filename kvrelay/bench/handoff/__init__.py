@@ -1,1 +1,3 @@
-"""`kvrelay bench handoff`: how fast KV travels between two workers, and how much of that a request waits for."""
+"""`kvrelay bench handoff`: how fast KV travels between two workers, and how much of that a request
+waits for.
+"""

@@ -1,4 +1,6 @@
-"""What a request waits for its hand-off, and what sending costs a real prefill worker on its one core."""
+"""What a request waits for its hand-off, and what sending costs a real prefill worker on its one
+core.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ class _Nowhere:
 
 
 @asynccontextmanager
-async def _working(runner: ModelRunner, sender: Sender | _Nowhere, chunk_tokens: int) -> AsyncIterator[PrefillWorker]:
+async def _working(
+    runner: ModelRunner, sender: Sender | _Nowhere, chunk_tokens: int
+) -> AsyncIterator[PrefillWorker]:
     worker = PrefillWorker(
         Identity("bench", "prefill", 1, "127.0.0.1:0", host_id()),
         runner,
@@ -70,7 +74,8 @@ async def _working(runner: ModelRunner, sender: Sender | _Nowhere, chunk_tokens:
     try:
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(worker.run())
-            while worker.state != "ready":  # noqa: ASYNC110 - its engine runs steps first, and tells nobody when
+            # - its engine runs steps first, and tells nobody when
+            while worker.state != "ready":  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             yield worker
             running.cancel()
@@ -87,7 +92,9 @@ async def measure_exposed(
     core: int,
     progress: Progress,
 ) -> list[Exposed]:
-    """Prompts of these lengths; `core` is the receiving process's. The engine runs in a thread of this process."""
+    """Prompts of these lengths; `core` is the receiving process's. The engine runs in a thread of
+    this process.
+    """
     num_blocks = runner.layout.blocks_for(max(prompts))
     settings = Settings(runner.layout, num_blocks, runner.model_id, digests=True, core=core)
     sender = Sender(
@@ -112,7 +119,9 @@ async def measure_exposed(
             without: list[float] = []
             rows: dict[str, list[_Row]] = {transport: [] for transport in transports}
             for _ in range(runs):
-                without.append((await _prefill(alone, peer, rng, tokens, "shm", stays=True)).prefill)
+                without.append(
+                    (await _prefill(alone, peer, rng, tokens, "shm", stays=True)).prefill
+                )
                 done()
                 for transport in transports:
                     rows[transport].append(await _prefill(worker, peer, rng, tokens, transport))
@@ -138,14 +147,26 @@ class _Row(NamedTuple):
 
 
 async def _prefill(
-    worker: PrefillWorker, peer: Peer, rng: random.Random, tokens: int, transport: str, *, stays: bool = False
+    worker: PrefillWorker,
+    peer: Peer,
+    rng: random.Random,
+    tokens: int,
+    transport: str,
+    *,
+    stays: bool = False,
 ) -> _Row:
-    """One prompt and its hand-off; none where its KV stays, since its answer ends with its first token."""
-    (request_id, attempt), target = await peer.grant(worker.runner.layout.blocks_for(tokens), transport)
+    """One prompt and its hand-off; none where its KV stays, since its answer ends with its first
+    token.
+    """
+    (request_id, attempt), target = await peer.grant(
+        worker.runner.layout.blocks_for(tokens), transport
+    )
     prompt = tuple(rng.randrange(2, worker.runner.vocab_size) for _ in range(tokens))
     params = SamplingParams(temperature=0.0, max_tokens=1 if stays else 2, seed=0, ignore_eos=True)
     session = RouterSession("bench")
-    worker.handle(Prefill(SequenceSpec(request_id, attempt, prompt, tokens, params), target), session)
+    worker.handle(
+        Prefill(SequenceSpec(request_id, attempt, prompt, tokens, params), target), session
+    )
     prefill = 0.0
     async for event in session.events():
         match event:

@@ -43,7 +43,9 @@ class Peer:
 async def receiving(settings: Settings) -> AsyncIterator[Peer]:
     """Raises Unavailable if it does not start."""
     process = await asyncio.create_subprocess_exec(
-        *bound_to_parent(sys.executable, "-m", "kvrelay.bench.handoff.receiving", settings.as_json()),
+        *bound_to_parent(
+            sys.executable, "-m", "kvrelay.bench.handoff.receiving", settings.as_json()
+        ),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )

@@ -1,4 +1,6 @@
-"""How fast a hand-off is, from the first blocks given to an open push to the acknowledged commit."""
+"""How fast a hand-off is, from the first blocks given to an open push to the acknowledged
+commit.
+"""
 
 from __future__ import annotations
 
@@ -41,15 +43,25 @@ class Rate:
 
 
 async def measure_rates(
-    layout: KvLayout, sizes: tuple[int, ...], transports: tuple[str, ...], runs: int, core: int, progress: Progress
+    layout: KvLayout,
+    sizes: tuple[int, ...],
+    transports: tuple[str, ...],
+    runs: int,
+    core: int,
+    progress: Progress,
 ) -> list[Rate]:
-    """Each size over each transport, with digests and without in turns; `core` is the receiving processes'."""
+    """Each size over each transport, with digests and without in turns; `core` is the receiving
+    processes'.
+    """
     num_blocks = max(sizes) // layout.block_bytes
     source = KvPool(layout, num_blocks)
     source.buffer.random_()
     done = progress("transports", len(transports) * len(sizes))
     rates = []
-    async with _end(source, num_blocks, True, core) as with_digests, _end(source, num_blocks, False, core) as without:
+    async with (
+        _end(source, num_blocks, True, core) as with_digests,
+        _end(source, num_blocks, False, core) as without,
+    ):
         ends = (with_digests, without)
         for transport in transports:
             for size in sizes:

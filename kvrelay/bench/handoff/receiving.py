@@ -1,4 +1,5 @@
-"""A decode worker's end of hand-offs in a process of its own, without a model: `python -m … SETTINGS`, as JSON.
+"""A decode worker's end of hand-offs in a process of its own, without a model: `python -m …
+SETTINGS`, as JSON.
 
 Reads a line of JSON for each lease to grant and answers with its target; ends with stdin.
 """
@@ -67,14 +68,18 @@ async def main(settings: Settings) -> None:
         clock=clock,
         digests=settings.digests,
     )
-    server = grpc.aio.server(options=[("grpc.max_receive_message_length", message_bytes(settings.layout))])
+    server = grpc.aio.server(
+        options=[("grpc.max_receive_message_length", message_bytes(settings.layout))]
+    )
     add_kv_transfer_servicer(receiver.Push, None, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     print("ready", flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
         wish = json.loads(line)
-        lease = leases.grant((wish["request_id"], 1), range(wish["num_blocks"]), 0, _LEASE_S, clock.now())
+        lease = leases.grant(
+            (wish["request_id"], 1), range(wish["num_blocks"]), 0, _LEASE_S, clock.now()
+        )
         target = HandoffTarget(
             worker_id="receiving",
             address=address,

@@ -51,7 +51,11 @@ class HandoffReport:
 
     def digest_cost(self, rate: Rate) -> float:
         """How much longer it takes than without digests, as a share of that."""
-        same = (one for one in self.rates if (one.transport, one.num_bytes) == (rate.transport, rate.num_bytes))
+        same = (
+            one
+            for one in self.rates
+            if (one.transport, one.num_bytes) == (rate.transport, rate.num_bytes)
+        )
         without = next(one for one in same if not one.digests)
         return rate.seconds / without.seconds - 1
 
@@ -67,10 +71,18 @@ class HandoffReport:
             for rate in self.rates
         ]
         exposed = [
-            {**asdict(one), "exposed_share": one.exposed / one.alone, "slowdown": one.prefill / one.alone - 1}
+            {
+                **asdict(one),
+                "exposed_share": one.exposed / one.alone,
+                "slowdown": one.prefill / one.alone - 1,
+            }
             for one in self.exposed
         ]
-        limits = {"memcpy": self.limits.memcpy, "loopback": self.limits.loopback, **asdict(self.limits)}
+        limits = {
+            "memcpy": self.limits.memcpy,
+            "loopback": self.limits.loopback,
+            **asdict(self.limits),
+        }
         return {**asdict(self), "limits": limits, "rates": rates, "exposed": exposed}
 
 
@@ -82,7 +94,9 @@ def _limits(options: Options, progress: Progress) -> WireLimits:
 
 
 def run(options: Options, progress: Progress) -> HandoffReport:
-    """Raises InvalidArgument for the model, ModelRefused too; Unavailable if a process does not start or ends."""
+    """Raises InvalidArgument for the model, ModelRefused too; Unavailable if a process does not
+    start or ends.
+    """
     sizes, prompts = (_SIZES[:3], _PROMPTS[:1]) if options.quick else (_SIZES, _PROMPTS)
     reason = without_kernel()
     before = _limits(options, progress)
@@ -91,15 +105,22 @@ def run(options: Options, progress: Progress) -> HandoffReport:
     path = model_folder(options.model)
     longest = max(prompts) + 2  # the answer goes on after its first token
     runner = ModelRunner.load(
-        path, kv_bytes=2 * longest * model_cost(path).kv_token_bytes(), max_model_len=longest, threads=1
+        path,
+        kv_bytes=2 * longest * model_cost(path).kv_token_bytes(),
+        max_model_len=longest,
+        threads=1,
     )
     over = tuple(one for one in _EXPOSED_OVER if one in options.transports) or options.transports
     exposed = asyncio.run(
-        measure_exposed(runner, prompts, over, options.runs, options.chunk_tokens, options.cores[1], progress)
+        measure_exposed(
+            runner, prompts, over, options.runs, options.chunk_tokens, options.cores[1], progress
+        )
     )
     layout = runner.layout
     runner.close()
-    rates = asyncio.run(measure_rates(layout, sizes, options.transports, options.runs, options.cores[1], progress))
+    rates = asyncio.run(
+        measure_rates(layout, sizes, options.transports, options.runs, options.cores[1], progress)
+    )
     return HandoffReport(
         model=options.model,
         machine=machine_name(),

@@ -11,12 +11,15 @@ _MIB = 2**20
 
 
 def report_view(report: HandoffReport) -> RenderableType:
-    """Rates are from the first blocks given to an open push to the acknowledged commit; all figures are medians."""
+    """Rates are from the first blocks given to an open push to the acknowledged commit; all figures
+    are medians.
+    """
     limits = report.limits
     passes = limits.loopback_passes
     head = [
         f"{report.machine}, cores {report.cores[0]} and {report.cores[1]}; "
-        f"memcpy {limits.memcpy / 1e9:.1f} GB/s, one loopback connection {limits.loopback / 1e9:.1f} GB/s "
+        f"memcpy {limits.memcpy / 1e9:.1f} GB/s, one loopback connection "
+        f"{limits.loopback / 1e9:.1f} GB/s "
         f"(single passes {min(passes) / 1e9:.1f} to {max(passes) / 1e9:.1f})"
     ]
     if report.without_kernel:
@@ -43,8 +46,18 @@ def _rates(report: HandoffReport) -> Table:
 
 
 def _exposed(report: HandoffReport) -> Table:
-    table = Table(title=f"beside the prefill, in chunks of {report.chunk_tokens}", title_justify="left")
-    for column in ("transport", "tokens", "MiB", "prefill alone, ms", "slowed by", "exposed, ms", "of prefill"):
+    table = Table(
+        title=f"beside the prefill, in chunks of {report.chunk_tokens}", title_justify="left"
+    )
+    for column in (
+        "transport",
+        "tokens",
+        "MiB",
+        "prefill alone, ms",
+        "slowed by",
+        "exposed, ms",
+        "of prefill",
+    ):
         table.add_column(column, justify="left" if column == "transport" else "right")
     for one in report.exposed:
         table.add_row(

@@ -1,4 +1,6 @@
-"""What this machine can move at most: memory to memory by one core, and over one loopback connection by two."""
+"""What this machine can move at most: memory to memory by one core, and over one loopback
+connection by two.
+"""
 
 from __future__ import annotations
 
@@ -53,11 +55,15 @@ class WireLimits:
         return median(self.loopback_passes)
 
     def joined(self, other: WireLimits) -> WireLimits:
-        return WireLimits(self.memcpy_passes + other.memcpy_passes, self.loopback_passes + other.loopback_passes)
+        return WireLimits(
+            self.memcpy_passes + other.memcpy_passes, self.loopback_passes + other.loopback_passes
+        )
 
 
 def measure_wire_limits(cores: tuple[int, int]) -> WireLimits:
-    """Several passes each, over several connections. Binds the thread that calls it to the first core meanwhile."""
+    """Several passes each, over several connections. Binds the thread that calls it to the first
+    core meanwhile.
+    """
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {cores[0]})
     try:
@@ -78,7 +84,8 @@ def _memcpy() -> list[float]:
 
 
 def _loopback(core: int) -> list[float]:
-    """From memory to memory: blocking writes from one large buffer, whose other end reads into another.
+    """From memory to memory: blocking writes from one large buffer, whose other end reads into
+    another.
 
     The connection's first pass, in which its buffers grow, does not count.
     """
@@ -91,7 +98,9 @@ def _loopback(core: int) -> list[float]:
             try:
                 connection, _ = listener.accept()
             except TimeoutError:
-                raise Unavailable("the reading end of the loopback connection did not start") from None
+                raise Unavailable(
+                    "the reading end of the loopback connection did not start"
+                ) from None
             with connection:
                 connection.settimeout(_WITHIN_S)
                 for _ in range(1 + _TRIES):

@@ -12,12 +12,19 @@ from typing import Protocol
 import grpc
 
 from kvrelay.errors import Unavailable
-from kvrelay.wire.inference import GenerateRequest, InferenceServiceStub, SamplingOptions, request_to_proto
+from kvrelay.wire.inference import (
+    GenerateRequest,
+    InferenceServiceStub,
+    SamplingOptions,
+    request_to_proto,
+)
 
 
 @dataclass(slots=True)
 class Received:
-    """Of all streams; latencies are in seconds, from when a worker said a token to when a client had it."""
+    """Of all streams; latencies are in seconds, from when a worker said a token to when a client
+    had it.
+    """
 
     requests: int = 0
     tokens: int = 0
@@ -26,20 +33,28 @@ class Received:
 
 
 class Client(Protocol):
-    """Runs one request to its end, counting what comes. Raises Unavailable for an answer that is not whole."""
+    """Runs one request to its end, counting what comes. Raises Unavailable for an answer that is
+    not whole.
+    """
 
-    async def run(self, request_id: str, prompt: tuple[int, ...], max_tokens: int, received: Received) -> None: ...
+    async def run(
+        self, request_id: str, prompt: tuple[int, ...], max_tokens: int, received: Received
+    ) -> None: ...
 
     async def close(self) -> None: ...
 
 
 class GrpcClient:
     def __init__(self, target: str, said: defaultdict[str, list[float]]) -> None:
-        self._channel = grpc.aio.insecure_channel(target, options=[("grpc.use_local_subchannel_pool", 1)])
+        self._channel = grpc.aio.insecure_channel(
+            target, options=[("grpc.use_local_subchannel_pool", 1)]
+        )
         self._stub = InferenceServiceStub(self._channel)
         self._said = said
 
-    async def run(self, request_id: str, prompt: tuple[int, ...], max_tokens: int, received: Received) -> None:
+    async def run(
+        self, request_id: str, prompt: tuple[int, ...], max_tokens: int, received: Received
+    ) -> None:
         sampling = SamplingOptions(max_tokens=max_tokens, ignore_eos=True, temperature=0.0)
         request = GenerateRequest(request_id=request_id, token_ids=prompt, sampling=sampling)
         got = 0
@@ -60,7 +75,9 @@ class GrpcClient:
 
 
 class HttpClient:
-    """One connection, for one request at a time. Of the events it only counts `word`, the text of each token."""
+    """One connection, for one request at a time. Of the events it only counts `word`, the text of
+    each token.
+    """
 
     def __init__(self, address: str, word: bytes, said: defaultdict[str, list[float]]) -> None:
         self._host, _, port = address.rpartition(":")
@@ -69,7 +86,9 @@ class HttpClient:
         self._said = said
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def run(self, request_id: str, prompt: tuple[int, ...], max_tokens: int, received: Received) -> None:
+    async def run(
+        self, request_id: str, prompt: tuple[int, ...], max_tokens: int, received: Received
+    ) -> None:
         if self._streams is None:
             self._streams = await asyncio.open_connection(self._host, self._port)
         reader, writer = self._streams

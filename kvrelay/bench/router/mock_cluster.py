@@ -22,8 +22,8 @@ _HEARTBEAT_S = 1.0
 class MockPools:
     """How many mock workers there are and how fast they are.
 
-    Each has a batch of `slots` sequences and takes a step every `step_s` seconds, which gives each sequence of a decode
-    worker one more `token`, always the same.
+    Each has a batch of `slots` sequences and takes a step every `step_s` seconds, which gives each
+    sequence of a decode worker one more `token`, always the same.
     """
 
     prefill: int
@@ -35,19 +35,30 @@ class MockPools:
 
 @asynccontextmanager
 async def mock_cluster(
-    pools: MockPools, core: int, *, said: defaultdict[str, list[float]] | None = None, tokens_file: Path | None = None
+    pools: MockPools,
+    core: int,
+    *,
+    said: defaultdict[str, list[float]] | None = None,
+    tokens_file: Path | None = None,
 ) -> AsyncIterator[RouterProcess]:
-    """Starts a router on `core`, and its workers in this process; yields the router once it is ready.
+    """Starts a router on `core`, and its workers in this process; yields the router once it is
+    ready.
 
-    `said` gets, by request id, the times on time.perf_counter at which a worker gave each token. Raises Unavailable if
-    the router does not become ready.
+    `said` gets, by request id, the times on time.perf_counter at which a worker gave each token.
+    Raises Unavailable if the router does not become ready.
     """
     said = defaultdict(list) if said is None else said
     async with (
         EmbeddedRedis() as redis,
         # Before there are gRPC threads, which would hear of the fork.
         starting_router(
-            redis.url, model_folder("demo"), pools.prefill, pools.decode, pools.slots, core, tokens_file
+            redis.url,
+            model_folder("demo"),
+            pools.prefill,
+            pools.decode,
+            pools.slots,
+            core,
+            tokens_file,
         ) as router,
         AsyncExitStack() as ends,
     ):
@@ -56,7 +67,10 @@ async def mock_cluster(
         for worker in workers:
             await worker.start()
             ends.push_async_callback(worker.stop)
-        steps = [worker.run(pools.step_s, pools.step_s * turn / pools.decode) for turn, worker in enumerate(workers)]
+        steps = [
+            worker.run(pools.step_s, pools.step_s * turn / pools.decode)
+            for turn, worker in enumerate(workers)
+        ]
         tasks = [asyncio.create_task(one) for one in (*steps, _beat(registry, workers))]
         try:
             await router.ready()

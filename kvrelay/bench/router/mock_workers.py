@@ -46,8 +46,8 @@ class _Sequence:
 class AtOnceWorker(WorkerServiceServicer):
     """One worker of either pool. A prefill worker answers in the moment that it is asked.
 
-    `token` is what each sequence says, over and over. `said` gets, for each request, when each token was said, on
-    time.perf_counter.
+    `token` is what each sequence says, over and over. `said` gets, for each request, when each
+    token was said, on time.perf_counter.
     """
 
     def __init__(
@@ -58,7 +58,9 @@ class AtOnceWorker(WorkerServiceServicer):
         said: defaultdict[str, list[float]],
         peers: dict[str, AtOnceWorker],
     ) -> None:
-        self._server = grpc.aio.server(options=[("grpc.http2.min_ping_interval_without_data_ms", 500)])
+        self._server = grpc.aio.server(
+            options=[("grpc.http2.min_ping_interval_without_data_ms", 500)]
+        )
         add_WorkerServiceServicer_to_server(self, self._server)
         port = self._server.add_insecure_port("127.0.0.1:0")
         self.info = WorkerInfo(
@@ -101,7 +103,9 @@ class AtOnceWorker(WorkerServiceServicer):
             reader.cancel()
 
     async def run(self, interval: float, offset: float) -> None:
-        """A step each `interval` seconds, from `offset` on, until cancelled. Steps that are late are made up for."""
+        """A step each `interval` seconds, from `offset` on, until cancelled. Steps that are late
+        are made up for.
+        """
         due = time.perf_counter() + offset
         while True:
             await asyncio.sleep(due - time.perf_counter())
@@ -125,7 +129,11 @@ class AtOnceWorker(WorkerServiceServicer):
         self._said[spec.request_id].append(time.perf_counter())
         last = sequence.produced >= spec.sampling.max_tokens
         return SequenceTokens(
-            *spec.key, index, (self._token,), finish_reason="length" if last else None, prefill=timings
+            *spec.key,
+            index,
+            (self._token,),
+            finish_reason="length" if last else None,
+            prefill=timings,
         )
 
     async def _obey(self, requests: AsyncIterator[pb.SessionRequest]) -> None:
@@ -142,12 +150,22 @@ class AtOnceWorker(WorkerServiceServicer):
                     self._outgoing.put_nowait(TokenBatch((first,)))
                     if first.finish_reason is None:
                         self._peers[target.worker_id]._sequences[spec.key].committed = True
-                        self._outgoing.put_nowait(HandedOff(*spec.key, Handoff("none", 1, 1, 1, 0, 0.0, 0.0)))
+                        self._outgoing.put_nowait(
+                            HandedOff(*spec.key, Handoff("none", 1, 1, 1, 0, 0.0, 0.0))
+                        )
                 case Abort(request_id, attempt):
                     self._sequences.pop((request_id, attempt), None)
 
     def _target(self) -> HandoffTarget:
         info = self.info
         return HandoffTarget(
-            info.worker_id, info.address, info.epoch, self._leases, 1, 1, 0, info.layout_hash, info.host_id
+            info.worker_id,
+            info.address,
+            info.epoch,
+            self._leases,
+            1,
+            1,
+            0,
+            info.layout_hash,
+            info.host_id,
         )

@@ -36,7 +36,9 @@ class RouterProcess:
         try:
             line = await asyncio.wait_for(self._process.stdout.readline(), _READY_S)
         except TimeoutError:
-            raise Unavailable(f"the router was not ready within {_READY_S:g} s; what it logged is above") from None
+            raise Unavailable(
+                f"the router was not ready within {_READY_S:g} s; what it logged is above"
+            ) from None
         if not line:
             raise Unavailable("the router ended before it was ready; what it logged is above")
         words = dict(word.split("=", 1) for word in line.decode().split()[2:])
@@ -61,7 +63,13 @@ class RouterProcess:
 
 @asynccontextmanager
 async def starting_router(
-    redis_url: str, model: str, prefill: int, decode: int, max_batch: int, core: int, tokens_file: Path | None = None
+    redis_url: str,
+    model: str,
+    prefill: int,
+    decode: int,
+    max_batch: int,
+    core: int,
+    tokens_file: Path | None = None,
 ) -> AsyncIterator[RouterProcess]:
     """It gets ready when as many workers are in the registry."""
     config = {
@@ -92,7 +100,9 @@ async def _start(config: Path, core: int) -> asyncio.subprocess.Process:
     os.sched_setaffinity(0, {core})  # which the child inherits
     try:
         return await asyncio.create_subprocess_exec(
-            *command, stdout=asyncio.subprocess.PIPE, env={**os.environ, "KVRELAY_LOG_LEVEL": "warning"}
+            *command,
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "KVRELAY_LOG_LEVEL": "warning"},
         )
     finally:
         os.sched_setaffinity(0, allowed)

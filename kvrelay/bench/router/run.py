@@ -71,7 +71,9 @@ class Growth:
 
     @property
     def half(self) -> int:
-        """Bytes after half of them: what the router remembers of prefixes has reached its bound by then."""
+        """Bytes after half of them: what the router remembers of prefixes has reached its bound by
+        then.
+        """
         return self.resident[4]
 
     @property
@@ -101,7 +103,9 @@ _QUICK_CASES = (Case("grpc", 32, 1_000), Case("http", 32, 500))
 
 
 async def run(options: Options, progress: Progress) -> RouterReport:
-    """Raises Unavailable if the router or its registry does not start, or an answer is not whole."""
+    """Raises Unavailable if the router or its registry does not start, or an answer is not
+    whole.
+    """
     os.sched_setaffinity(0, {options.cores[1]})
     cases = _QUICK_CASES if options.quick else _CASES
     done = progress("streams", len(cases))
@@ -109,7 +113,9 @@ async def run(options: Options, progress: Progress) -> RouterReport:
     for case in cases:
         measured.append(await _measure(case, options))
         done()
-    return RouterReport(machine_name(), options.cores, tuple(measured), await _grow(options, progress))
+    return RouterReport(
+        machine_name(), options.cores, tuple(measured), await _grow(options, progress)
+    )
 
 
 async def _measure(case: Case, options: Options) -> Measured:
@@ -133,7 +139,11 @@ async def _measure(case: Case, options: Options) -> Measured:
             )
             await _while_all_live(streams, options.seconds)
             seconds = time.perf_counter() - started
-            tokens, messages, used = received.tokens - tokens, received.messages - messages, router.cpu_seconds() - used
+            tokens, messages, used = (
+                received.tokens - tokens,
+                received.messages - messages,
+                router.cpu_seconds() - used,
+            )
         finally:
             await _end(streams)
     percentiles = quantiles(received.latencies, n=100)
@@ -159,7 +169,9 @@ async def _grow(options: Options, progress: Progress) -> Growth:
 
         async def several(until: int) -> None:
             while (one := next(ids)) < until:
-                await client.run(f"short-{one}", tuple(random.choices(_VOCABULARY, k=_SHORT)), 2, received)
+                await client.run(
+                    f"short-{one}", tuple(random.choices(_VOCABULARY, k=_SHORT)), 2, received
+                )
                 received.latencies.clear()
 
         for tenth in range(1, 11):
@@ -178,7 +190,11 @@ def _pools(decode: int, step_s: float) -> MockPools:
 
 
 def _client(door: Door, router: RouterProcess, said: defaultdict[str, list[float]]) -> Client:
-    return GrpcClient(router.grpc, said) if door == "grpc" else HttpClient(router.http, _a_word()[1], said)
+    return (
+        GrpcClient(router.grpc, said)
+        if door == "grpc"
+        else HttpClient(router.http, _a_word()[1], said)
+    )
 
 
 @cache

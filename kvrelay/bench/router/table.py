@@ -12,7 +12,10 @@ _MIB = 2**20
 
 def report_view(report: RouterReport) -> RenderableType:
     growth = report.growth
-    head = f"{report.machine}; the router on core {report.cores[0]}, workers and clients on core {report.cores[1]}"
+    head = (
+        f"{report.machine}; the router on core {report.cores[0]}, workers and clients on core "
+        f"{report.cores[1]}"
+    )
     table = Table(title="tokens through the router", title_justify="left")
     for column in (
         "door",
@@ -40,6 +43,7 @@ def report_view(report: RouterReport) -> RenderableType:
         )
     memory = (
         f"{growth.requests:,} requests at {growth.requests_per_second:,.0f} a second: "
-        f"{growth.half / _MIB:.1f} MiB resident after half of them, {growth.whole / _MIB:.1f} MiB after the last"
+        f"{growth.half / _MIB:.1f} MiB resident after half of them, {growth.whole / _MIB:.1f} MiB "
+        f"after the last"
     )
     return Group(head, table, memory)

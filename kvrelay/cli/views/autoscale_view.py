@@ -34,8 +34,14 @@ def explain_view(verdicts: Sequence[Verdict], note: str) -> RenderableType:
 
 
 def _plot(pool: str, verdicts: Sequence[Verdict]) -> RenderableType:
-    """One line for the size and one for each metric; each column is the largest value of its time."""
-    table = Table(title=f"{pool}, {clock(verdicts[0].at)} to {clock(verdicts[-1].at)}", title_justify="left", box=None)
+    """One line for the size and one for each metric; each column is the largest value of its
+    time.
+    """
+    table = Table(
+        title=f"{pool}, {clock(verdicts[0].at)} to {clock(verdicts[-1].at)}",
+        title_justify="left",
+        box=None,
+    )
     for name in ("", "over time", "largest"):
         table.add_column(name, no_wrap=True, justify="right" if name == "largest" else "left")
     sizes = [one.after for one in verdicts]
@@ -55,7 +61,9 @@ def sparkline(values: Sequence[float], columns: int = _COLUMNS) -> str:
     for column in range(width):
         part = values[column * len(values) // width : (column + 1) * len(values) // width]
         known = [value for value in part if math.isfinite(value)]
-        line.append(_BARS[math.ceil(max(known) / top * (len(_BARS) - 1)) if top else 0] if known else "·")
+        line.append(
+            _BARS[math.ceil(max(known) / top * (len(_BARS) - 1)) if top else 0] if known else "·"
+        )
     return "".join(line)
 
 
@@ -65,12 +73,16 @@ def _summary(pools: dict[str, list[Verdict]]) -> RenderableType:
         table.add_column(name, justify="left" if name == "pool" else "right")
     for pool, ones in pools.items():
         spans = [after.at - before.at for before, after in pairwise(ones)]
-        hours = math.fsum(one.after * seconds for one, seconds in zip(ones, spans, strict=False)) / 3600
+        hours = (
+            math.fsum(one.after * seconds for one, seconds in zip(ones, spans, strict=False)) / 3600
+        )
         total = math.fsum(spans) / 3600
         sizes = [one.after for one in ones]
         mean = hours / total if total else float(sizes[0])
         changed = sum(one.before != one.after for one in ones)
-        table.add_row(pool, str(min(sizes)), f"{mean:.2f}", str(max(sizes)), str(changed), f"{hours:.2f}")
+        table.add_row(
+            pool, str(min(sizes)), f"{mean:.2f}", str(max(sizes)), str(changed), f"{hours:.2f}"
+        )
     return table
 
 

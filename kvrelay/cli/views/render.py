@@ -20,7 +20,9 @@ _PIPED_WIDTH = 140  # columns; rich would take 80 and cut names
 def console() -> Console:
     """For stdout. Names come from the cluster, so nothing in them is taken as markup."""
     plain = Console(markup=False, highlight=False, soft_wrap=False)
-    return plain if plain.is_terminal else Console(markup=False, highlight=False, width=_PIPED_WIDTH)
+    return (
+        plain if plain.is_terminal else Console(markup=False, highlight=False, width=_PIPED_WIDTH)
+    )
 
 
 def size(num_bytes: int) -> str:
@@ -45,22 +47,32 @@ def status_view(status: ClusterStatus, width: int = _PIPED_WIDTH) -> RenderableT
     router = status.router
     header = (
         f"{status.model}: {status.state}; {pools}; registry {status.registry}\n"
-        f"requests: {router.running} running, {router.waiting} waiting, {router.finished} finished, "
+        f"requests: {router.running} running, {router.waiting} waiting, {router.finished} "
+        f"finished, "
         f"{router.failed} failed; router {size(router.rss_bytes)}"
     )
     loads = [worker.load for pool in status.pools for worker in pool.workers]
     if drafts := sum(load.draft_tokens for load in loads):
         accepted = sum(load.accepted_tokens for load in loads)
-        header += f"\nspeculation: {accepted} of {drafts} guessed tokens accepted ({accepted / drafts:.0%})"
-    degrees = [(one.worker_id, one.tensor_parallel) for pool in status.pools for one in pool.workers]
+        share = accepted / drafts
+        header += f"\nspeculation: {accepted} of {drafts} guessed tokens accepted ({share:.0%})"
+    degrees = [
+        (one.worker_id, one.tensor_parallel) for pool in status.pools for one in pool.workers
+    ]
     if shared := [f"{name} {degree}" for name, degree in degrees if degree > 1]:
         header += f"\ntensor parallelism: {', '.join(shared)}"
     if len(status.controllers) > 1 or any(one.state != "leading" for one in status.controllers):
         each = ", ".join(f"{one.controller_id} {one.state}" for one in status.controllers)
         header += f"\ncontrollers: {each}"
-    for what, versions in (("model", _workers_by(status, "model_id")), ("protocol", _workers_by(status, "protocol"))):
+    for what, versions in (
+        ("model", _workers_by(status, "model_id")),
+        ("protocol", _workers_by(status, "protocol")),
+    ):
         if len(versions) > 1:  # as during an upgrade
-            header += "".join(f"\n{what} {name[:12] or '?'}: {', '.join(names)}" for name, names in versions.items())
+            header += "".join(
+                f"\n{what} {name[:12] or '?'}: {', '.join(names)}"
+                for name, names in versions.items()
+            )
     if status.restarting:
         header += f"\nto be restarted: {', '.join(status.restarting)}"
     for standby in status.standby:
@@ -70,11 +82,17 @@ def status_view(status: ClusterStatus, width: int = _PIPED_WIDTH) -> RenderableT
     for worker in (worker for pool in status.pools for worker in pool.workers):
         if worker.unfit:
             header += f"\n{worker.worker_id} gets no new work: {worker.unfit}"
-    notes = {worker.worker_id: worker.load.certificate_note for pool in status.pools for worker in pool.workers}
+    notes = {
+        worker.worker_id: worker.load.certificate_note
+        for pool in status.pools
+        for worker in pool.workers
+    }
     for name, note in {router.router_id: router.certificate_note, **notes}.items():
         if note:
             header += f"\n{name}: {note}"
-    broken = [worker for pool in status.pools for worker in pool.workers if not worker.load.integrity_ok]
+    broken = [
+        worker for pool in status.pools for worker in pool.workers if not worker.load.integrity_ok
+    ]
     if width < _WIDE:
         for worker in broken:
             header += f"\n{worker.worker_id} BROKEN: {worker.load.integrity_error}"
@@ -166,14 +184,17 @@ def ledger_table(completion: Completion) -> RenderableType:
     lines = [_handoff_line(ledger.handoff)] if ledger.handoff else []
     if len(ledger.attempts) > 1:
         lines += [
-            f"attempt by {one.prefill_worker or '-'} and {one.decode_worker}: {one.outcome}" for one in ledger.attempts
+            f"attempt by {one.prefill_worker or '-'} and {one.decode_worker}: {one.outcome}"
+            for one in ledger.attempts
         ]
     return Group(f"{completion.path}: {completion.why}", table, *lines)
 
 
 def _handoff_line(handoff: Handoff) -> str:
     return (
-        f"hand-off over {handoff.transport}: {handoff.blocks} blocks x {size(handoff.block_bytes)} = "
-        f"{size(handoff.bytes)} in {milliseconds(handoff.seconds)}, of which {milliseconds(handoff.exposed_seconds)} "
+        f"hand-off over {handoff.transport}: {handoff.blocks} blocks x {size(handoff.block_bytes)} "
+        f"= "
+        f"{size(handoff.bytes)} in {milliseconds(handoff.seconds)}, of which "
+        f"{milliseconds(handoff.exposed_seconds)} "
         f"after prefill; {handoff.cached_blocks} blocks were there already"
     )

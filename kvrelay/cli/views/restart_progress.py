@@ -16,8 +16,9 @@ _CERTAIN = 5  # statuses; a router may show a worker that is gone for a moment l
 
 
 class RestartProgress:
-    """Says of each worker once what it has come to. A worker whose restart is no longer asked for, and which is still
-    there, was forgotten: the request lies in Redis, and Redis may have been started anew.
+    """Says of each worker once what it has come to. A worker whose restart is no longer asked for,
+    and which is still there, was forgotten: the request lies in Redis, and Redis may have been
+    started anew.
     """
 
     def __init__(self, worker_ids: Sequence[str]) -> None:
@@ -34,7 +35,9 @@ class RestartProgress:
     def news(self, status: ClusterStatus) -> list[str]:
         """Lines to print."""
         states: dict[str, str] = {one.worker_id: one.state for one in status.standby}
-        states |= {worker.worker_id: worker.state for pool in status.pools for worker in pool.workers}
+        states |= {
+            worker.worker_id: worker.state for pool in status.pools for worker in pool.workers
+        }
         lines = []
         for worker_id in list(self._left):
             if status.registry == "ok" and worker_id not in status.restarting:
@@ -47,7 +50,9 @@ class RestartProgress:
                 self._left.remove(worker_id)
                 word = f"replaced, {self._all - len(self._left)} of {self._all}"
             else:
-                word = "drains" if states.get(worker_id) == "draining" else "waits for its successor"
+                word = (
+                    "drains" if states.get(worker_id) == "draining" else "waits for its successor"
+                )
             if self._said.get(worker_id) != word:
                 self._said[worker_id] = word
                 lines.append(f"{worker_id}: {word}")
@@ -57,5 +62,6 @@ class RestartProgress:
         """Raises Unavailable if workers were left as they were."""
         if self._forgotten:
             raise Unavailable(
-                f"not restarted: {', '.join(self._forgotten)}; the cluster forgot the request, so ask again"
+                f"not restarted: {', '.join(self._forgotten)}; the cluster forgot the request, so "
+                f"ask again"
             )

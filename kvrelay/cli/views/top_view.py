@@ -34,7 +34,9 @@ def bar(share: float) -> Text:
     """A share of 1 as a bar and a percentage: green, yellow from 70 %, red from 90 %."""
     filled = round(min(1.0, max(0.0, share)) * BAR)
     style = "red" if share >= 0.9 else "yellow" if share >= 0.7 else "green"
-    return Text.assemble(("█" * filled, style), ("░" * (BAR - filled), "bright_black"), f" {share:4.0%}")
+    return Text.assemble(
+        ("█" * filled, style), ("░" * (BAR - filled), "bright_black"), f" {share:4.0%}"
+    )
 
 
 def _header(status: ClusterStatus, trouble: str) -> Panel:
@@ -46,14 +48,21 @@ def _header(status: ClusterStatus, trouble: str) -> Panel:
             f"   requests {router.running} running, {router.waiting} waiting",
             f"   {router.finished} finished, {router.failed} failed",
         ),
-        Text(f"p95 TTFT {_ms(router.ttft_p95_ms)}   ITL {_ms(router.itl_p95_ms)}   workers {rate:,.1f} tok/s"),
+        Text(
+            f"p95 TTFT {_ms(router.ttft_p95_ms)}   ITL {_ms(router.itl_p95_ms)}   workers "
+            f"{rate:,.1f} tok/s"
+        ),
     ]
     if status.registry != "ok":
         lines.append(Text(f"registry: {status.registry}", "yellow"))
     if status.standby:
-        standbys = ", ".join(f"{one.worker_id} {one.state} {size(one.rss_bytes)}" for one in status.standby)
+        standbys = ", ".join(
+            f"{one.worker_id} {one.state} {size(one.rss_bytes)}" for one in status.standby
+        )
         lines.append(Text(f"standby: {standbys}"))
-    lines += [Text(f"{one.worker_id} waits for room: {one.reason}", "yellow") for one in status.pending]
+    lines += [
+        Text(f"{one.worker_id} waits for room: {one.reason}", "yellow") for one in status.pending
+    ]
     if trouble:
         lines.append(Text(f"last known, trying again: {trouble}", "bold red"))
     return Panel(
@@ -68,7 +77,9 @@ def _pool(pool: PoolStatus) -> Table:
     ready = sum(worker.state == "ready" for worker in pool.workers)
     table = Table(
         title=Text.assemble(
-            (pool.name, "bold"), f"  {ready} ready of {pool.desired}", style="" if ready >= pool.desired else "yellow"
+            (pool.name, "bold"),
+            f"  {ready} ready of {pool.desired}",
+            style="" if ready >= pool.desired else "yellow",
         ),
         title_justify="left",
         title_style="",
@@ -90,7 +101,11 @@ def _pool(pool: PoolStatus) -> Table:
 
 def _worker(worker: WorkerStatus) -> tuple[RenderableType, ...]:
     load = worker.load
-    state = Text(worker.state, _STATE_STYLES[worker.state]) if load.integrity_ok else Text("BROKEN", "bold red")
+    state = (
+        Text(worker.state, _STATE_STYLES[worker.state])
+        if load.integrity_ok
+        else Text("BROKEN", "bold red")
+    )
     return (
         Text(worker.worker_id),
         state,
@@ -103,7 +118,13 @@ def _worker(worker: WorkerStatus) -> tuple[RenderableType, ...]:
 
 
 def _decisions(decisions: tuple[ScalingDecision, ...]) -> Table:
-    table = Table(title=Text("scaling", "bold"), title_justify="left", box=None, expand=True, show_header=False)
+    table = Table(
+        title=Text("scaling", "bold"),
+        title_justify="left",
+        box=None,
+        expand=True,
+        show_header=False,
+    )
     for _ in range(3):
         table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)

@@ -1,4 +1,6 @@
-"""Attention on a GPU by flashinfer (Ye et al., 2025), whose kernels read KV in the blocks where it lies."""
+"""Attention on a GPU by flashinfer (Ye et al., 2025), whose kernels read KV in the blocks where it
+lies.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from kvrelay.types import LayerKv
 
 HEAD_DIMS = (64, 128, 256)
 DTYPES = ("float16", "bfloat16")
-MAX_GROUP = 16  # query heads of a KV head: so many are one tile of a decode step, more would take larger tiles
+# Query heads of a KV head: so many are one tile of a decode step, more would take larger tiles
+MAX_GROUP = 16
 
 
 class DoesNotFit(Exception):
@@ -37,10 +40,12 @@ class Room:
 
 
 class FlashInfer:
-    """One kind of kernel does both jobs: to decode is to prefill one token. It wants a plan for each step, and one for
-    each kind of attention that the model's layers use; these become known when they first run.
+    """One kind of kernel does both jobs: to decode is to prefill one token. It wants a plan for
+    each step, and one for each kind of attention that the model's layers use; these become known
+    when they first run.
 
-    A plan is made on the host, in pinned memory that the next one overwrites: by then the step before must be over.
+    A plan is made on the host, in pinned memory that the next one overwrites: by then the step
+    before must be over.
     """
 
     def __init__(self, kv: KvPool, room: Room) -> None:
@@ -48,8 +53,11 @@ class FlashInfer:
         self._wrapper_type = _wrapper_type(kv, room.query_heads)
         self._kv = kv
         self._query_heads = room.query_heads
-        # All plans share these two: steps run one after the other, and each is planned before it runs.
-        self._workspace = self._buffer(max(_workspace_bytes(layer, room) for layer in kv.layout.layers), torch.uint8)
+        # All plans share these two: steps run one after the other, and each is planned before it
+        # runs.
+        self._workspace = self._buffer(
+            max(_workspace_bytes(layer, room) for layer in kv.layout.layers), torch.uint8
+        )
         self._indices = self._buffer(room.blocks, torch.int32)
         self._ragged = _Batch(kv, self._wrapper)
 
@@ -81,7 +89,10 @@ class FlashInfer:
 
     def _wrapper(self, kind: _Kind, **fixed: Any) -> Any:
         if kind.heads > self._query_heads:
-            raise DoesNotFit(f"a layer has {kind.heads} query heads, and the configuration says {self._query_heads}")
+            raise DoesNotFit(
+                f"a layer has {kind.heads} query heads, and the configuration says "
+                f"{self._query_heads}"
+            )
         # Of its backends the one that splits long sequences even where there are few queries.
         return self._wrapper_type(self._workspace, "NHD", backend="fa2", **fixed)
 
@@ -91,22 +102,32 @@ class FlashInfer:
 
 def _wrapper_type(kv: KvPool, query_heads: int) -> Any:
     if kv.layout.dtype not in DTYPES:
-        raise DoesNotFit(f"flashinfer is for KV of {' or '.join(DTYPES)}, and the model's is {kv.layout.dtype}")
+        raise DoesNotFit(
+            f"flashinfer is for KV of {' or '.join(DTYPES)}, and the model's is {kv.layout.dtype}"
+        )
     for layer in kv.layout.layers:
         if layer.k_dim != layer.v_dim or layer.k_dim not in HEAD_DIMS:
-            raise DoesNotFit(f"flashinfer is for heads of {HEAD_DIMS} values, not {layer.k_dim} and {layer.v_dim}")
+            raise DoesNotFit(
+                f"flashinfer is for heads of {HEAD_DIMS} values, not {layer.k_dim} "
+                f"and {layer.v_dim}"
+            )
         if query_heads > MAX_GROUP * layer.kv_heads:
-            raise DoesNotFit(f"{query_heads} query heads share {layer.kv_heads} KV heads, at most {MAX_GROUP} each may")
+            raise DoesNotFit(
+                f"{query_heads} query heads share {layer.kv_heads} KV heads, at most "
+                f"{MAX_GROUP} each may"
+            )
     if importlib.util.find_spec("flashinfer") is None:
         raise DoesNotFit("flashinfer is not installed")
     return importlib.import_module("flashinfer").BatchPrefillWithPagedKVCacheWrapper
 
 
 def _workspace_bytes(layer: LayerKv, room: Room) -> int:
-    """Of partial sums: a float32 for each value and one more for each row, of all tiles, of all query heads.
+    """Of partial sums: a float32 for each value and one more for each row, of all tiles, of all
+    query heads.
 
-    A plan (flashinfer's scheduler.cuh) makes no more tiles than run at a time, two on each processor for all KV heads
-    together, of up to 128 rows; or, in a recorded step, up to two for each sequence, of 16 rows.
+    A plan (flashinfer's scheduler.cuh) makes no more tiles than run at a time, two on each
+    processor for all KV heads together, of up to 128 rows; or, in a recorded step, up to two for
+    each sequence, of 16 rows.
     """
     rows = max(2 * room.processors // layer.kv_heads * 128, 2 * room.sequences * 16)
     return room.query_heads * rows * (layer.v_dim + 1) * 4 + 2**10  # and what alignment takes
@@ -114,7 +135,9 @@ def _workspace_bytes(layer: LayerKv, room: Room) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Sequences' new tokens and blocks, one after the other. int32; on the host, but for the blocks themselves."""
+    """Sequences' new tokens and blocks, one after the other. int32; on the host, but for the blocks
+    themselves.
+    """
 
     qo_indptr: torch.Tensor  # [P + 1]: where each sequence's new tokens begin, and the end
     kv_indptr: torch.Tensor  # [P + 1]: likewise for blocks
@@ -123,7 +146,12 @@ class Pages:
 
     @classmethod
     def of(cls, parts: Sequence[Part], block_size: int, device: torch.device) -> Pages:
-        qo_indptr, kv_indptr, indices, last_page_len = array("i", [0]), array("i", [0]), array("i"), array("i")
+        qo_indptr, kv_indptr, indices, last_page_len = (
+            array("i", [0]),
+            array("i", [0]),
+            array("i"),
+            array("i"),
+        )
         for part in parts:
             last = (part.end - 1) // block_size
             indices.extend(part.blocks[: last + 1])
@@ -192,7 +220,9 @@ class _Batch:
         store(layer, self.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
         if self.on_layer is not None:
             self.on_layer(layer_index)
-        kind = _Kind(query.shape[1], key.shape[1], query.shape[3], query.dtype, scale, window, softcap)
+        kind = _Kind(
+            query.shape[1], key.shape[1], query.shape[3], query.dtype, scale, window, softcap
+        )
         if kind not in self._wrappers:
             self._wrappers[kind] = self._new_wrapper(kind)
             self._plan(kind, self._wrappers[kind])

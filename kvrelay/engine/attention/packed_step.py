@@ -11,7 +11,9 @@ from kvrelay.engine.base.step_input import Step
 
 @dataclass(frozen=True, slots=True)
 class PackedShape:
-    """tokens T, rows of logits R, parts P, and blocks W of the longest block table; W 0 leaves the tables out."""
+    """tokens T, rows of logits R, parts P, and blocks W of the longest block table; W 0 leaves the
+    tables out.
+    """
 
     tokens: int
     rows: int
@@ -26,19 +28,24 @@ class PackedShape:
 class PackedStep:
     """Views of one int64 buffer: token_ids [T], positions [T], slots [T], rows [R], tables [P, W].
 
-    slots: block * block_size + offset, where each new token's KV goes. A table is filled up with its last block.
+    slots: block * block_size + offset, where each new token's KV goes. A table is filled up with
+    its last block.
     """
 
     def __init__(self, buffer: torch.Tensor, shape: PackedShape) -> None:
         self.buffer = buffer
         self.shape = shape
-        self.token_ids, self.positions, self.slots, self.rows, tables = torch.split(buffer, shape.sizes)
+        self.token_ids, self.positions, self.slots, self.rows, tables = torch.split(
+            buffer, shape.sizes
+        )
         self.tables = tables.view(shape.parts, shape.width)
 
     @classmethod
-    def on_host(cls, step: Step, shape: PackedShape, block_size: int, *, pinned: bool) -> PackedStep:
-        """The step's numbers; in memory that a GPU copies from on its own where it is pinned, which torch does not
-        give out again before the copy is over."""
+    def on_host(
+        cls, step: Step, shape: PackedShape, block_size: int, *, pinned: bool
+    ) -> PackedStep:
+        """The step's numbers; in memory that a GPU copies from on its own where it is pinned, which
+        torch does not give out again before the copy is over."""
         packed = cls(torch.empty(sum(shape.sizes), dtype=torch.int64, pin_memory=pinned), shape)
         packed.token_ids.numpy()[:] = step.token_ids
         packed.positions.numpy()[:] = step.positions
@@ -57,12 +64,16 @@ class PackedStep:
 
 
 def batch_bucket(count: int) -> int:
-    """Sequences that a recorded step has room for: 1, 2, 4, 8, and from there every eighth number."""
+    """Sequences that a recorded step has room for: 1, 2, 4, 8, and from there every eighth
+    number.
+    """
     return 1 << (count - 1).bit_length() if count <= 8 else -(-count // 8) * 8
 
 
 def width_bucket(blocks: int) -> int:
-    """Blocks that a recorded step's tables have room for: a power of two, three quarters of one, or none."""
+    """Blocks that a recorded step's tables have room for: a power of two, three quarters of one, or
+    none.
+    """
     if not blocks:
         return 0
     power = 1 << (blocks - 1).bit_length()

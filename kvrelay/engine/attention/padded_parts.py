@@ -1,4 +1,6 @@
-"""Attention for sequences with one new token each, in one call: keys are read as far as the longest's reach."""
+"""Attention for sequences with one new token each, in one call: keys are read as far as the
+longest's reach.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,19 @@ KEY_BYTES = 512 * 2**20  # of keys and values that are gathered at a time
 
 
 class PaddedParts:
-    """Rows [0, B) of a batch. Nothing here depends on values, so it can be recorded and run on others.
+    """Rows [0, B) of a batch. Nothing here depends on values, so it can be recorded and run on
+    others.
 
-    What lies beyond a sequence's last token is not read, since it may be anything: the place is filled with that token
-    again, and not seen.
+    What lies beyond a sequence's last token is not read, since it may be anything: the place is
+    filled with that token again, and not seen.
     """
 
     row = 0
 
     def __init__(self, tables: torch.Tensor, positions: torch.Tensor, block_size: int) -> None:
-        """tables [B, W] int64: blocks up to each new token's, then anything; positions [B] int64 of the new tokens."""
+        """tables [B, W] int64: blocks up to each new token's, then anything; positions [B] int64 of
+        the new tokens.
+        """
         self._tables = tables
         self._positions = positions[:, None]
         self._block_size = block_size
@@ -58,7 +63,8 @@ class PaddedParts:
         return torch.cat(outs).permute(1, 2, 0, 3)
 
     def keys(self, window: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Slots [B, S] int64 of the keys that each new token attends to, and which of them it sees, bool.
+        """Slots [B, S] int64 of the keys that each new token attends to, and which of them it sees,
+        bool.
 
         S is the length that the tables have room for, or the window; window 0 is unbounded.
         """
@@ -91,6 +97,8 @@ def _attend(
     k, v = k.transpose(1, 2), v.transpose(1, 2)
     mask = seen[:, None, None, :]
     if softcap or sinks is not None:
-        return explicit_attention(q[..., None, :], k, v, scale, mask[..., None, :], softcap, sinks)[..., 0, :]
+        return explicit_attention(q[..., None, :], k, v, scale, mask[..., None, :], softcap, sinks)[
+            ..., 0, :
+        ]
     # The query heads of a group are rows of one product.
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)

@@ -10,11 +10,14 @@ from transformers import AttentionInterface, PreTrainedModel
 
 NAME = "kvrelay_paged"
 
-_carried = threading.local()  # `batch` of the forward pass that this thread runs, of models that drop keywords
+# `batch` of the forward pass that this thread runs, of models that drop keywords
+_carried = threading.local()
 
 
 class Batch(Protocol):
-    """What the attention of every layer needs to know of a forward pass over T new tokens of several sequences."""
+    """What the attention of every layer needs to know of a forward pass over T new tokens of
+    several sequences.
+    """
 
     def attend(
         self,
@@ -30,8 +33,8 @@ class Batch(Protocol):
     ) -> torch.Tensor:
         """Stores the new keys and values, then attends.
 
-        query [1, Hq, T, Dk], key [1, Hkv, T, Dk], value [1, Hkv, T, Dv] -> [1, T, Hq, Dv]; sinks [Hq]. window and
-        softcap are 0 where there is none.
+        query [1, Hq, T, Dk], key [1, Hkv, T, Dk], value [1, Hkv, T, Dv] -> [1, T, Hq, Dv]; sinks
+        [Hq]. window and softcap are 0 where there is none.
         """
         ...
 
@@ -52,9 +55,9 @@ def paged_attention(
 ) -> tuple[torch.Tensor, None]:
     """query [1, Hq, T, Dk], key [1, Hkv, T, Dk], value [1, Hkv, T, Dv] -> [1, T, Hq, Dv].
 
-    Stores the new keys and values, then lets each new token attend to its own sequence up to itself, or to the last
-    `sliding_window` tokens of it. softcap c: scores become c·tanh(scores / c). s_aux [Hq]: one more score per head that
-    takes part in the softmax and carries no value.
+    Stores the new keys and values, then lets each new token attend to its own sequence up to
+    itself, or to the last `sliding_window` tokens of it. softcap c: scores become c·tanh(scores /
+    c). s_aux [Hq]: one more score per head that takes part in the softmax and carries no value.
     """
     index: int = module.layer_idx  # type: ignore[assignment]
     batch: Batch = _carried.batch if ragged_batch is None else ragged_batch
@@ -72,7 +75,9 @@ def paged_attention(
 
 
 def carry_batch(model: PreTrainedModel) -> None:
-    """For a model that does not pass keywords on to its attention: the batch gets there beside its layers."""
+    """For a model that does not pass keywords on to its attention: the batch gets there beside its
+    layers.
+    """
 
     def keep(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         _carried.batch = kwargs.get("ragged_batch")

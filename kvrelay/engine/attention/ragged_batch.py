@@ -1,4 +1,6 @@
-"""Attention by torch's operators over new tokens of several sequences, of each as many as it has."""
+"""Attention by torch's operators over new tokens of several sequences, of each as many as it
+has.
+"""
 
 from __future__ import annotations
 
@@ -69,13 +71,17 @@ class RaggedBatch:
         out = query.new_empty(query.shape[2], heads, groups, value.shape[-1])
         for part in self.parts:
             q = query[:, :, part.row : part.row + part.new]
-            attended = part.attend(layer, q, scale=scale, window=window, softcap=softcap, sinks=sinks)
+            attended = part.attend(
+                layer, q, scale=scale, window=window, softcap=softcap, sinks=sinks
+            )
             out[part.row : part.row + part.new] = attended.permute(2, 0, 1, 3)
         return out.flatten(1, 2).unsqueeze(0)
 
 
 def store(layer: LayerViews, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-    """Writes key [T, Hkv, Dk] and value [T, Hkv, Dv] of new tokens to their slots [T], quantised where the layer is."""
+    """Writes key [T, Hkv, Dk] and value [T, Hkv, Dv] of new tokens to their slots [T], quantised
+    where the layer is.
+    """
     for region, scales, new in ((layer.k, layer.k_scale, key), (layer.v, layer.v_scale, value)):
         if scales is not None:
             new, scale = quantise(new)
@@ -121,16 +127,24 @@ class SequencePart:
         window = window if self.end - begin > window else 0
         if softcap or sinks is not None:
             return explicit_attention(query, k, v, scale, self.mask(begin, window), softcap, sinks)
-        if self.new == 1:  # the query heads of a group share a KV head: they lie as rows of one product
+        # The query heads of a group share a KV head: they lie as rows of one product
+        if self.new == 1:
             q = query.transpose(1, 2)
-            return scaled_dot_product_attention(q, k[:, None], v[:, None], scale=scale).transpose(1, 2)
-        shape = (-1, query.shape[1], -1, -1)  # the KV head is expanded over them, which copies nothing
+            return scaled_dot_product_attention(q, k[:, None], v[:, None], scale=scale).transpose(
+                1, 2
+            )
+        # The KV head is expanded over them, which copies nothing
+        shape = (-1, query.shape[1], -1, -1)
         k, v = k[:, None].expand(shape), v[:, None].expand(shape)
         if self.past == 0 and not window:
             return scaled_dot_product_attention(query, k, v, is_causal=True, scale=scale)
-        return scaled_dot_product_attention(query, k, v, attn_mask=self.mask(begin, window), scale=scale)
+        return scaled_dot_product_attention(
+            query, k, v, attn_mask=self.mask(begin, window), scale=scale
+        )
 
-    def load(self, layer: LayerViews, begin: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    def load(
+        self, layer: LayerViews, begin: int, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """K [S, Hkv, Dk] and V [S, Hkv, Dv] of tokens [begin, end), in the model's dtype."""
         k, v = self.tokens(layer.k, begin), self.tokens(layer.v, begin)
         if layer.k_scale is None or layer.v_scale is None:
@@ -139,7 +153,9 @@ class SequencePart:
         return dequantise(k, k_scale, dtype), dequantise(v, v_scale, dtype)
 
     def tokens(self, region: torch.Tensor, begin: int) -> torch.Tensor:
-        """A region's tokens [begin, end) as [end - begin, kv_heads, ...]: a view where the blocks are one run."""
+        """A region's tokens [begin, end) as [end - begin, kv_heads, ...]: a view where the blocks
+        are one run.
+        """
         size = region.shape[1]
         skipped = begin // size
         if self.first_block is not None:
@@ -149,7 +165,9 @@ class SequencePart:
         return blocks.flatten(0, 1)[begin - skipped * size : self.end - skipped * size]
 
     def mask(self, begin: int, window: int) -> torch.Tensor:
-        """[new, end - begin] bool: which of the tokens [begin, end) each new token sees. Window 0 is unbounded."""
+        """[new, end - begin] bool: which of the tokens [begin, end) each new token sees. Window 0
+        is unbounded.
+        """
         if (begin, window) not in self.masks:
             queries = torch.arange(self.past, self.end, device=self.blocks.device)[:, None]
             keys = torch.arange(begin, self.end, device=self.blocks.device)[None, :]

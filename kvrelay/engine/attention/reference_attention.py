@@ -18,8 +18,8 @@ def explicit_attention(
 ) -> torch.Tensor:
     """q [..., Hkv, G, new, Dk], k [..., Hkv, S, Dk], v [..., Hkv, S, Dv] -> [..., Hkv, G, new, Dv].
 
-    mask: bool, which keys each new token sees, as [..., new, S] that broadcasts to the scores [..., Hkv, G, new, S].
-    softcap 0 is none; sinks [Hkv, G]. Softmax in float32.
+    mask: bool, which keys each new token sees, as [..., new, S] that broadcasts to the scores [...,
+    Hkv, G, new, S]. softcap 0 is none; sinks [Hkv, G]. Softmax in float32.
     """
     new, keys = q.shape[-2], k.shape[-2]
     step = max(1, SCORE_BYTES // (4 * q[..., 0, 0].numel() * keys))

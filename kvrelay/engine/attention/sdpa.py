@@ -1,4 +1,6 @@
-"""Attention on a GPU by torch's operators: decoding sequences padded to the longest, chunks of prompts one by one."""
+"""Attention on a GPU by torch's operators: decoding sequences padded to the longest, chunks of
+prompts one by one.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ class Sdpa:
         return max(self._kv.layout.blocks_for(part.end) for part in step.parts)
 
     def ragged(self, inputs: PackedStep, step: Step) -> RaggedBatch:
-        """Sequences with one new token come first, or they are computed one by one like the others."""
+        """Sequences with one new token come first, or they are computed one by one like the
+        others.
+        """
         parts: list[RaggedPart] = []
         singles = next((i for i, part in enumerate(step.parts) if part.new > 1), len(step.parts))
         if singles:
@@ -28,7 +32,9 @@ class Sdpa:
             tables, positions = inputs.tables[:singles, :width], inputs.positions[:singles]
             parts.append(PaddedParts(tables, positions, self._kv.layout.block_size))
         for i, part in enumerate(step.parts[singles:], singles):
-            parts.append(SequencePart.of(part, inputs.tables[i, : self._kv.layout.blocks_for(part.end)]))
+            parts.append(
+                SequencePart.of(part, inputs.tables[i, : self._kv.layout.blocks_for(part.end)])
+            )
         return RaggedBatch(self._kv, inputs.slots, parts, step.on_layer)
 
     def decoding(self, inputs: PackedStep) -> SdpaDecoding:

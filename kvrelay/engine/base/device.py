@@ -15,12 +15,15 @@ def find_device(name: str) -> torch.device:
     count = torch.cuda.device_count() if device.type == "cuda" and torch.cuda.is_available() else 0
     if device.type == "cuda" and (device.index or 0) >= count:
         raise ConfigError(
-            f"{name}: torch {torch.__version__} finds {count} CUDA devices here; stay on the CPU (num_gpus: 0, "
+            f"{name}: torch {torch.__version__} finds {count} CUDA devices here; stay on the CPU "
+            f"(num_gpus: 0, "
             "--device cpu), or install a driver and a build of torch for CUDA"
         )
     return device
 
 
 def to_device(values: ArrayLike, dtype: DTypeLike, device: torch.device) -> torch.Tensor:
-    """A tensor of the values; on a GPU it is copied in the order of the stream, and nobody waits for it."""
+    """A tensor of the values; on a GPU it is copied in the order of the stream, and nobody waits
+    for it.
+    """
     return torch.from_numpy(np.array(values, dtype=dtype)).to(device, non_blocking=True)

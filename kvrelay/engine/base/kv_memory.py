@@ -21,7 +21,9 @@ TORCH_DTYPE = {
 
 
 class LayerViews(NamedTuple):
-    """One layer's part of the arena, each [num_blocks, ...] as `KvLayout` says; scales where KV is quantised."""
+    """One layer's part of the arena, each [num_blocks, ...] as `KvLayout` says; scales where KV is
+    quantised.
+    """
 
     k: torch.Tensor
     v: torch.Tensor
@@ -30,19 +32,29 @@ class LayerViews(NamedTuple):
 
 
 class KvPool:
-    """One flat buffer of bytes laid out as `KvLayout` says, and for each layer a typed view of this rank's share.
+    """One flat buffer of bytes laid out as `KvLayout` says, and for each layer a typed view of this
+    rank's share.
 
-    On a CPU the buffer is an anonymous memory file, `kvrelay-NONCE`: another process of this host and user maps
-    it through /proc/PID/fd/FD and checks the nonce. Its pages take up memory once written to. With tensor parallelism
-    rank 0 makes the file for all ranks, and the others map it.
+    On a CPU the buffer is an anonymous memory file, `kvrelay-NONCE`: another process of this host
+    and user maps it through /proc/PID/fd/FD and checks the nonce. Its pages take up memory once
+    written to. With tensor parallelism rank 0 makes the file for all ranks, and the others map it.
 
-    Of ranks on GPUs each makes a buffer for its own share, and rank 0 has the others' `shares` mapped as well.
+    Of ranks on GPUs each makes a buffer for its own share, and rank 0 has the others' `shares`
+    mapped as well.
     """
 
     def __init__(
-        self, layout: KvLayout, num_blocks: int, device: str = "cpu", *, rank: int = 0, of_rank_0: str = ""
+        self,
+        layout: KvLayout,
+        num_blocks: int,
+        device: str = "cpu",
+        *,
+        rank: int = 0,
+        of_rank_0: str = "",
     ) -> None:
-        """`of_rank_0` is the path to the memory file of another process, for ranks from 1 on that are on the CPU."""
+        """`of_rank_0` is the path to the memory file of another process, for ranks from 1 on that
+        are on the CPU.
+        """
         self.layout = layout
         self.num_blocks = num_blocks
         self.nonce = secrets.randbits(63)
@@ -53,10 +65,16 @@ class KvPool:
             self.fd = os.open(of_rank_0, os.O_RDWR | os.O_CLOEXEC)
             self.buffer = torch.frombuffer(mmap.mmap(self.fd, size), dtype=torch.uint8)
         elif torch.device(device).type == "cpu":
-            self.fd = os.memfd_create(f"kvrelay-{self.nonce:x}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            self.fd = os.memfd_create(
+                f"kvrelay-{self.nonce:x}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+            )
             os.ftruncate(self.fd, size)
             # Whoever maps a file that shrinks is killed by the kernel; now it cannot.
-            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            fcntl.fcntl(
+                self.fd,
+                fcntl.F_ADD_SEALS,
+                fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL,
+            )
             self.buffer = torch.frombuffer(mmap.mmap(self.fd, size), dtype=torch.uint8)
         else:
             self.buffer = torch.empty(size // layout.ranks, dtype=torch.uint8, device=device)

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One sequence's new tokens: rows [row, row + new) of the pass, after `past` tokens whose KV is there."""
+    """One sequence's new tokens: rows [row, row + new) of the pass, after `past` tokens whose KV is
+    there.
+    """
 
     row: int
     new: int
@@ -21,8 +23,8 @@ class Part:
 
 
 OnLayer = Callable[[int], None]
-"""Told in the engine's thread that a layer's new KV is stored, or, on a GPU, will be before whatever is asked of it
-next. Layers come in order; short steps may leave it out."""
+"""Told in the engine's thread that a layer's new KV is stored, or, on a GPU, will be before
+whatever is asked of it next. Layers come in order; short steps may leave it out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,8 @@ class Step:
         return len(self.token_ids) == len(self.parts)
 
     def padded(self, num_parts: int, block: int) -> Step:
-        """With more sequences of one token each, which lies in a block that is nobody's, and more rows of logits: as
-        many of both as `num_parts`."""
+        """With more sequences of one token each, which lies in a block that is nobody's, and more
+        rows of logits: as many of both as `num_parts`."""
         more = range(len(self.parts), num_parts)
         row = len(self.token_ids)
         return Step(

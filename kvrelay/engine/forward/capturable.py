@@ -1,4 +1,6 @@
-"""Whether a forward pass does the same for all values, so that one run tells how the next one goes."""
+"""Whether a forward pass does the same for all values, so that one run tells how the next one
+goes.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class NoValues(TorchFunctionMode):
 
 
 class _NoValueOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs each operator, taken apart into those that it is made of, unless it depends on values."""
+    """Runs each operator, taken apart into those that it is made of, unless it depends on
+    values.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -43,7 +47,8 @@ class _NoValueOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if composed is not NotImplemented:
             return composed
         refuse_values(func, args)
-        if func in _PUTS and args[2].numel() > 1 and _has_mask(args[1]):  # the host would wait to count what is true
+        # The host would wait to count what is true
+        if func in _PUTS and args[2].numel() > 1 and _has_mask(args[1]):
             raise NotCapturable(f"{func} depends on values")
         return func(*args, **kwargs)
 
@@ -52,11 +57,15 @@ _PUTS = (aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.
 
 
 def refuse_values(func: Any, args: Any) -> None:
-    """Raises NotCapturable for an operator whose result's shape, or whose result on the host, depends on values."""
+    """Raises NotCapturable for an operator whose result's shape, or whose result on the host,
+    depends on values.
+    """
     if func is aten.index.Tensor:  # by a mask, but not by numbers
         depends = _has_mask(args[1])
     else:
-        depends = bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags))
+        depends = bool(
+            {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags)
+        )
     if depends:
         raise NotCapturable(f"{func} depends on values")
 

@@ -1,7 +1,9 @@
-"""A forward pass over a fixed number of tokens, recorded once and then run without the model's Python code.
+"""A forward pass over a fixed number of tokens, recorded once and then run without the model's
+Python code.
 
-What CUDA graphs are on a GPU: the shapes are fixed, all memory stays where it is, and a run is a list of kernel calls.
-On a CPU the operators that native kernels can do are lowered to them; the others are called through torch.
+What CUDA graphs are on a GPU: the shapes are fixed, all memory stays where it is, and a run is a
+list of kernel calls. On a CPU the operators that native kernels can do are lowered to them; the
+others are called through torch.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class CapturedForward:
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs each operator, taken apart into those that it is made of, and adds these to the program."""
+    """Runs each operator, taken apart into those that it is made of, and adds these to the
+    program.
+    """
 
     def __init__(self, program: Program) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -64,7 +68,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return kept
 
 
-ALLOCATIONS = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
+ALLOCATIONS = {
+    aten.empty,
+    aten.empty_like,
+    aten.empty_strided,
+    aten.new_empty,
+    aten.new_empty_strided,
+}
 
 
 def _is_view(func: Any, args: Any, kwargs: Any, outputs: list[Any]) -> bool:
@@ -73,7 +83,10 @@ def _is_view(func: Any, args: Any, kwargs: Any, outputs: list[Any]) -> bool:
         return False
     tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
     storages = {one.untyped_storage().data_ptr() for one in tensors}
-    return all(isinstance(one, torch.Tensor) and one.untyped_storage().data_ptr() in storages for one in outputs)
+    return all(
+        isinstance(one, torch.Tensor) and one.untyped_storage().data_ptr() in storages
+        for one in outputs
+    )
 
 
 def _outputs(result: Any) -> list[Any]:
@@ -92,11 +105,14 @@ def _again(func: Any, args: Any, kwargs: Any, outputs: list[Any]) -> Callable[[]
     return run
 
 
-# Lowerings: an operator's arguments -> its result by a kernel, or None where the kernel does not do this.
+# Lowerings: an operator's arguments -> its result by a kernel, or None where the kernel does not do
+# this.
 
 
 def _suits(*tensors: Any) -> bool:
-    return all(isinstance(x, torch.Tensor) and x.dtype in ops.FLOATS and 0 < x.dim() <= 4 for x in tensors)
+    return all(
+        isinstance(x, torch.Tensor) and x.dtype in ops.FLOATS and 0 < x.dim() <= 4 for x in tensors
+    )
 
 
 def _binary(operation: Operation) -> Callable[..., torch.Tensor | None]:

@@ -1,4 +1,6 @@
-"""A forward pass on a GPU. The host fills one piece of memory, starts what is to be computed, and waits for nothing."""
+"""A forward pass on a GPU. The host fills one piece of memory, starts what is to be computed, and
+waits for nothing.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from kvrelay.engine.forward.capturable import NotCapturable
 from kvrelay.engine.forward.check_steps import alike, trial_steps
 from kvrelay.engine.forward.cuda_graph import CudaGraphs, Graph, Recorder
 
-SCRATCH_BLOCKS = 1  # at the pool's end, nobody's: the sequences that fill up a recorded step write there
+# At the pool's end, nobody's: the sequences that fill up a recorded step write there
+SCRATCH_BLOCKS = 1
 MAX_RECORDED = 256  # sequences; the kernels of larger steps take longer than it takes to start them
 MAX_GRAPHS = 64  # shapes that are kept; the oldest is forgotten for a new one
 
@@ -55,8 +58,8 @@ class _Recorded:
 class CudaForward:
     """`kv` ends with SCRATCH_BLOCKS that no sequence has.
 
-    Steps of one new token per sequence are recorded by size, which is rounded up, and run as a whole. Each model is
-    checked for that, and flashinfer's kernels with it, before it serves.
+    Steps of one new token per sequence are recorded by size, which is rounded up, and run as a
+    whole. Each model is checked for that, and flashinfer's kernels with it, before it serves.
     """
 
     def __init__(
@@ -82,7 +85,9 @@ class CudaForward:
             self._try_capture(trial)
 
     @classmethod
-    def on_gpu(cls, model: PreTrainedModel, kv: KvPool, max_model_len: int, *, flashinfer: bool) -> CudaForward:
+    def on_gpu(
+        cls, model: PreTrainedModel, kv: KvPool, max_model_len: int, *, flashinfer: bool
+    ) -> CudaForward:
         room = Room(
             query_heads=model.config.get_text_config().num_attention_heads,
             processors=torch.cuda.get_device_properties(model.device).multi_processor_count,
@@ -90,10 +95,17 @@ class CudaForward:
             blocks=MAX_RECORDED * kv.layout.blocks_for(max_model_len),
         )
         recorder = CudaGraphs(model.device)
-        return cls(model, kv, max_model_len, recorder, (lambda: FlashInfer(kv, room)) if flashinfer else None)
+        return cls(
+            model,
+            kv,
+            max_model_len,
+            recorder,
+            (lambda: FlashInfer(kv, room)) if flashinfer else None,
+        )
 
     def __call__(self, step: Step) -> torch.Tensor:
-        """Stores the KV of all new tokens. Logits [len(step.rows), vocab_size], good until the next call.
+        """Stores the KV of all new tokens. Logits [len(step.rows), vocab_size], good until the next
+        call.
 
         The step is over when the logits have been read, or, if there are none, when this returns.
         """
@@ -108,7 +120,9 @@ class CudaForward:
 
     def _run(self, step: Step) -> torch.Tensor:
         step = step.decoding_first()
-        shape = PackedShape(len(step.token_ids), len(step.rows), len(step.parts), self._attention.width(step))
+        shape = PackedShape(
+            len(step.token_ids), len(step.rows), len(step.parts), self._attention.width(step)
+        )
         inputs = self._on_host(step, shape).on(self._model.device)
         return self._forward(inputs, self._attention.ragged(inputs, step))
 
@@ -122,7 +136,8 @@ class CudaForward:
             try:
                 recorded = self._record(packed, padded)
             except (NotCapturable, torch.OutOfMemoryError) as reason:
-                logits = self._run(step)  # raises where the step is at fault and not the model: others are captured
+                # Raises where the step is at fault and not the model: others are captured
+                logits = self._run(step)
                 self.not_captured = str(reason)
                 return logits
             if len(self._recorded) >= MAX_GRAPHS:
@@ -138,7 +153,9 @@ class CudaForward:
         inputs = packed.on(self._model.device)
         decoding = self._attention.decoding(inputs)
         decoding.update(step.parts)
-        return _Recorded(inputs, decoding, self._recorder.record(lambda: self._forward(inputs, decoding.batch())))
+        return _Recorded(
+            inputs, decoding, self._recorder.record(lambda: self._forward(inputs, decoding.batch()))
+        )
 
     def _forward(self, inputs: PackedStep, batch: Batch) -> torch.Tensor:
         output = self._model(
@@ -155,18 +172,23 @@ class CudaForward:
         pinned = self._model.device.type == "cuda"
         return PackedStep.on_host(step, shape, self._kv.layout.block_size, pinned=pinned)
 
-    def _try_flashinfer(self, flashinfer: Callable[[], PagedAttention], trial: Sequence[Step]) -> str:
+    def _try_flashinfer(
+        self, flashinfer: Callable[[], PagedAttention], trial: Sequence[Step]
+    ) -> str:
         """Goes over to it; or stays, and says why."""
         sdpa = self._attention
         wanted = [self._run(step).clone() for step in trial]
         try:
             self._attention = flashinfer()
-            if all(alike(self._run(step), logits) for step, logits in zip(trial, wanted, strict=True)):
+            if all(
+                alike(self._run(step), logits) for step, logits in zip(trial, wanted, strict=True)
+            ):
                 return ""
             reason = "flashinfer does not give what torch gives"
         except DoesNotFit as misfit:
             reason = str(misfit)
-        except Exception as error:  # noqa: BLE001 - it compiles on first use, and whatever that raises is the reason
+        # - it compiles on first use, and whatever that raises is the reason
+        except Exception as error:  # noqa: BLE001
             reason = f"flashinfer does not run here: {error!r}"
         self._attention = sdpa
         return reason

@@ -17,7 +17,9 @@ class Graph(Protocol):
         ...
 
     def replay(self) -> None:
-        """Computes from what lies in the memory that the recorded forward pass read. On a GPU it does not wait."""
+        """Computes from what lies in the memory that the recorded forward pass read. On a GPU it
+        does not wait.
+        """
 
 
 class Recorder(Protocol):
@@ -36,15 +38,17 @@ class CudaGraph:
 
 
 class CudaGraphs:
-    """Records on a stream of its own, into memory that all its graphs share: they run one after the other."""
+    """Records on a stream of its own, into memory that all its graphs share: they run one after the
+    other.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, forward: Callable[[], torch.Tensor]) -> CudaGraph:
-        """Runs `forward` twice before: libraries choose and allocate on first use, and whoever looks at values must be
-        found before a capture fails over it."""
+        """Runs `forward` twice before: libraries choose and allocate on first use, and whoever
+        looks at values must be found before a capture fails over it."""
         asking = torch.cuda.current_stream()
         self._stream.wait_stream(asking)
         try:
@@ -60,7 +64,9 @@ class CudaGraphs:
         graph = torch.cuda.CUDAGraph()
         try:
             # Other threads, which move KV, may go on calling CUDA meanwhile.
-            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(
+                graph, self._pool, self._stream, capture_error_mode="thread_local"
+            ):
                 output = forward()
         except RuntimeError as error:
             raise NotCapturable(f"CUDA cannot capture it: {error}") from error

@@ -1,4 +1,6 @@
-"""A forward pass by the native kernels; one of a shape that was met before runs without the model's Python code."""
+"""A forward pass by the native kernels; one of a shape that was met before runs without the model's
+Python code.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ class NativeForward:
         self._try_capture(kv.num_blocks)
 
     def __call__(self, step: Step) -> torch.Tensor:
-        """Stores the KV of all new tokens. Logits [len(step.rows), vocab_size], good until the next call."""
+        """Stores the KV of all new tokens. Logits [len(step.rows), vocab_size], good until the next
+        call.
+        """
         shape = len(step.token_ids), len(step.rows)
         if self.not_captured:
             return self._run(step)
@@ -77,13 +81,17 @@ class NativeForward:
         return self._forward(_Inputs.of(step))
 
     def _capture(self, step: Step) -> torch.Tensor:
-        """Computes the step and remembers how, unless the model turns out to be one that cannot be captured."""
+        """Computes the step and remembers how, unless the model turns out to be one that cannot be
+        captured.
+        """
         inputs = _Inputs.of(step)
         self._batch.update(step.parts, step.on_layer)
         try:
             captured = CapturedForward(lambda: self._forward(inputs), self._pool)
-        except (NotCapturable, RuntimeError) as reason:  # or it asks for strides that the kernels' results do not have
-            logits = self._run(step)  # raises where the step is at fault and not the model: others are captured
+        # Or it asks for strides that the kernels' results do not have
+        except (NotCapturable, RuntimeError) as reason:
+            # Raises where the step is at fault and not the model: others are captured
+            logits = self._run(step)
             self.not_captured = str(reason)
             return logits
         if len(self._captured) >= MAX_CAPTURED:
@@ -104,7 +112,9 @@ class NativeForward:
 
     @torch.inference_mode()
     def _try_capture(self, num_blocks: int) -> None:
-        """Runs two unlike steps of one shape, the second as recorded from the first, to see whether that is right."""
+        """Runs two unlike steps of one shape, the second as recorded from the first, to see whether
+        that is right.
+        """
         first = Step([1, 2], [Part(0, 1, 0, [0]), Part(1, 1, 0, [num_blocks - 1])], [0, 1])
         second = Step([3, 1], [Part(0, 2, 0, [0])], [1, 0])
         self._capture(first)

@@ -31,8 +31,13 @@ class TorchForward:
 
     def _batch(self, step: Step) -> RaggedBatch:
         layout = self._kv.layout
-        parts = [SequencePart.of(part, self._tensor(part.blocks[: layout.blocks_for(part.end)])) for part in step.parts]
-        return RaggedBatch(self._kv, self._tensor(step.slots(layout.block_size)), parts, step.on_layer)
+        parts = [
+            SequencePart.of(part, self._tensor(part.blocks[: layout.blocks_for(part.end)]))
+            for part in step.parts
+        ]
+        return RaggedBatch(
+            self._kv, self._tensor(step.slots(layout.block_size)), parts, step.on_layer
+        )
 
     def _tensor(self, values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.long, device=self._model.device)

@@ -11,14 +11,18 @@ _TOKEN_BYTES = 4
 
 
 class BlockHasher:
-    """Hashes a growing sequence block by block, each hash covering all tokens up to its block's end.
+    """Hashes a growing sequence block by block, each hash covering all tokens up to its block's
+    end.
 
-    A block's hash is BLAKE2b (RFC 7693) over the sequence's token ids as int32, keyed by the root: the
-    model whose KV it is, and the salt. So nobody without the salt can search for a prompt that has a
-    hash of the tenant's. Only full blocks have a hash. A small `hash_bytes` makes collisions, for tests.
+    A block's hash is BLAKE2b (RFC 7693) over the sequence's token ids as int32, keyed by the root:
+    the model whose KV it is, and the salt. So nobody without the salt can search for a prompt that
+    has a hash of the tenant's. Only full blocks have a hash. A small `hash_bytes` makes collisions,
+    for tests.
     """
 
-    def __init__(self, block_size: int, salt: str = "", *, model: str = "", hash_bytes: int = HASH_BYTES) -> None:
+    def __init__(
+        self, block_size: int, salt: str = "", *, model: str = "", hash_bytes: int = HASH_BYTES
+    ) -> None:
         self.block_size = block_size
         # Model ids have no NUL, so no two pairs of model and salt have a root in common.
         self.root = f"{model}\0{salt}"

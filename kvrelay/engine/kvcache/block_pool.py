@@ -9,7 +9,9 @@ from kvrelay.engine.kvcache.eviction import CachedBlocks
 
 
 class OutOfBlocks(Exception):
-    """Fewer blocks are available than were asked for. A scheduler waits or preempts; nothing has changed."""
+    """Fewer blocks are available than were asked for. A scheduler waits or preempts; nothing has
+    changed.
+    """
 
     def __init__(self, wanted: int, available: int) -> None:
         super().__init__(f"{wanted} blocks wanted, {available} available")
@@ -18,7 +20,9 @@ class OutOfBlocks(Exception):
 
 
 class IntegrityError(Exception):
-    """The books do not add up, or a block was given back that nobody holds. Always a bug in the caller or here."""
+    """The books do not add up, or a block was given back that nobody holds. Always a bug in the
+    caller or here.
+    """
 
 
 class BlockPool:
@@ -30,10 +34,11 @@ class BlockPool:
                             ▼ │
                            cached ──allocate evicts, see `CachedBlocks`──▶ free
 
-    Free blocks are kept as maximal runs, since attention over a run of adjacent blocks needs no gather.
+    Free blocks are kept as maximal runs, since attention over a run of adjacent blocks needs no
+    gather.
 
-    A named block is found by its hash if it has the content that is asked for. The pool need not know
-    what a content is: it compares contents and numbers them.
+    A named block is found by its hash if it has the content that is asked for. The pool need not
+    know what a content is: it compares contents and numbers them.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -72,8 +77,8 @@ class BlockPool:
     def allocate(self, n: int, after: int | None = None) -> list[int]:
         """`n` blocks with one hold each, in as few runs as the free blocks allow, each ascending.
 
-        With `after`, a held block, those that follow it come first if they are free, so that a sequence that grows
-        stays one run. Raises OutOfBlocks.
+        With `after`, a held block, those that follow it come first if they are free, so that a
+        sequence that grows stays one run. Raises OutOfBlocks.
         """
         if n > self.num_available:
             raise OutOfBlocks(n, self.num_available)
@@ -93,14 +98,18 @@ class BlockPool:
         return blocks
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """One more hold on each; a cached block becomes held. A free block cannot be held, only allocated."""
+        """One more hold on each; a cached block becomes held. A free block cannot be held, only
+        allocated.
+        """
         for block in blocks:
             if self._references[block] == 0 and not self._cached.remove(block, self._owners[block]):
                 raise IntegrityError(f"hold on block {block}, which is free")
             self._references[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """One hold less on each. Blocks given later are evicted earlier: the end of a prefix is of use to fewer."""
+        """One hold less on each. Blocks given later are evicted earlier: the end of a prefix is of
+        use to fewer.
+        """
         for block in reversed(list(blocks)):
             if self._references[block] == 0:
                 raise IntegrityError(f"release of block {block}, which nobody holds")
@@ -115,8 +124,8 @@ class BlockPool:
         """Makes a held block findable by `hash` and equal `content`, and its owner's.
 
         If another block of that content is findable already, this one stays unnamed. If the hash is
-        that of another content, the block of that content is not found any more: a collision costs a
-        recomputation. Returns the content's serial number.
+        that of another content, the block of that content is not found any more: a collision costs
+        a recomputation. Returns the content's serial number.
         """
         if self._references[block] == 0:
             raise IntegrityError(f"name for block {block}, which nobody holds")
@@ -159,11 +168,15 @@ class BlockPool:
         return self._serials[block]
 
     def generation(self, block: int) -> int:
-        """How often the block was handed out. A write meant for an earlier owner carries a lower number."""
+        """How often the block was handed out. A write meant for an earlier owner carries a lower
+        number.
+        """
         return self._generations[block]
 
     def check_integrity(self) -> None:
-        """Raises IntegrityError unless each block is in exactly one state and each index agrees with the others."""
+        """Raises IntegrityError unless each block is in exactly one state and each index agrees
+        with the others.
+        """
         free = {block for start, end in self._run_end.items() for block in range(start, end)}
         held = {block for block, count in enumerate(self._references) if count > 0}
         cached = set(self._cached)
@@ -171,11 +184,20 @@ class BlockPool:
             ("both free and cached or held", free & (cached | held)),
             ("both cached and held", cached & held),
             ("lost", set(range(self.num_blocks)) - free - held - cached),
-            ("held a negative number of times", {b for b, holds in enumerate(self._references) if holds < 0}),
+            (
+                "held a negative number of times",
+                {b for b, holds in enumerate(self._references) if holds < 0},
+            ),
             ("cached without a name", cached - self._hash_of.keys()),
             ("free with a name", free & self._hash_of.keys()),
-            ("cached as another's", {b for b in cached if not self._cached.has(b, self._owners[b])}),
-            ("named one way only", {b for b, h in self._hash_of.items() if self._block_of.get(h) != b}),
+            (
+                "cached as another's",
+                {b for b in cached if not self._cached.has(b, self._owners[b])},
+            ),
+            (
+                "named one way only",
+                {b for b, h in self._hash_of.items() if self._block_of.get(h) != b},
+            ),
             ("named without a content", self._hash_of.keys() ^ self._contents.keys()),
             ("named without a serial", {b for b in self._hash_of if not self._serials[b]}),
         ):
@@ -184,7 +206,9 @@ class BlockPool:
         if wrong_count := self._cached.check_integrity():
             raise IntegrityError(wrong_count)
         if len(self._block_of) != len(self._hash_of):
-            raise IntegrityError(f"{len(self._block_of)} names for {len(self._hash_of)} named blocks")
+            raise IntegrityError(
+                f"{len(self._block_of)} names for {len(self._hash_of)} named blocks"
+            )
         if self._run_start != {end: start for start, end in self._run_end.items()}:
             raise IntegrityError("the two indexes of free runs differ")
         if len(free) != self.num_free:

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 
 
 class CachedBlocks:
-    """By owner, least recently used first. All owners have equal shares: the next block to go is of the owner who has
-    most of them, so that nobody's blocks go as long as another has more. With one owner that is plain LRU.
+    """By owner, least recently used first. All owners have equal shares: the next block to go is of
+    the owner who has most of them, so that nobody's blocks go as long as another has more. With one
+    owner that is plain LRU.
 
-    Adding and removing take constant time and only note that an owner's count has changed; giving up a block takes
-    the logarithm of the number of owners.
+    Adding and removing take constant time and only note that an owner's count has changed; giving
+    up a block takes the logarithm of the number of owners.
     """
 
     def __init__(self) -> None:
@@ -20,7 +21,8 @@ class CachedBlocks:
         self._blocks: dict[str, OrderedDict[int, None]] = {}
         self._total = 0
         self._changed: set[str] = set()  # owners who may have no entry with their count in
-        self._by_count: list[tuple[int, str]] = []  # a heap of (-count, owner), some of them out of date
+        # A heap of (-count, owner), some of them out of date
+        self._by_count: list[tuple[int, str]] = []
 
     def __len__(self) -> int:
         return self._total
@@ -73,7 +75,9 @@ class CachedBlocks:
         if self._total != (found := sum(map(len, self._blocks.values()))):
             return f"{found} blocks are cached, {self._total} counted"
         noted = {owner for count, owner in self._by_count if -count == self.of(owner)}
-        missing = {owner for owner, blocks in self._blocks.items() if blocks} - noted - self._changed
+        missing = (
+            {owner for owner, blocks in self._blocks.items() if blocks} - noted - self._changed
+        )
         return f"cached blocks of {sorted(missing)} would never be given up" if missing else ""
 
     def _note_changes(self) -> None:

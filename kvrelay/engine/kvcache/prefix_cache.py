@@ -12,10 +12,11 @@ from kvrelay.engine.kvcache.block_pool import BlockPool
 class KvCache:
     """A block pool whose full blocks are found again by model, salt and the tokens up to their end.
 
-    A hash finds a candidate, and only equal content is a match. A block's content is its own tokens and
-    what comes before them: the serial number of the content before, or the root (model and salt) for
-    the first block. A serial stands for one content and is never used twice. So a match is exact from
-    the root on, whatever the hashes are, for one comparison of `block_size` tokens per block.
+    A hash finds a candidate, and only equal content is a match. A block's content is its own tokens
+    and what comes before them: the serial number of the content before, or the root (model and
+    salt) for the first block. A serial stands for one content and is never used twice. So a match
+    is exact from the root on, whatever the hashes are, for one comparison of `block_size` tokens
+    per block.
     """
 
     def __init__(
@@ -38,7 +39,9 @@ class KvCache:
         return BlockHasher(self.block_size, salt, model=self._model, hash_bytes=self._hash_bytes)
 
     def match(self, prefix: BlockHasher, limit_tokens: int) -> list[int]:
-        """The longest leading run of cached blocks within `limit_tokens` tokens, with a hold on each."""
+        """The longest leading run of cached blocks within `limit_tokens` tokens, with a hold on
+        each.
+        """
         blocks: list[int] = []
         before: int | str = prefix.root
         limit = max(limit_tokens, 0) // self.block_size
@@ -61,16 +64,20 @@ class KvCache:
         """`n` blocks with one hold each, see `BlockPool.allocate`. Raises OutOfBlocks."""
         return self.pool.allocate(n, after)
 
-    def publish(self, prefix: BlockHasher, blocks: Sequence[int], first: int, end: int, tenant: str = "") -> None:
+    def publish(
+        self, prefix: BlockHasher, blocks: Sequence[int], first: int, end: int, tenant: str = ""
+    ) -> None:
         """Makes blocks `first` to `end` - 1 of a sequence findable: full, computed and held.
 
-        Those before were published or matched. Where another block has the same content already, that
-        one is found.
+        Those before were published or matched. Where another block has the same content already,
+        that one is found.
         """
         if not self._prefix_cache:
             return
         before = self.pool.serial(blocks[first - 1]) if first else prefix.root
-        assert before != 0, f"block {blocks[first - 1]} before those that are published has no content"
+        assert before != 0, (
+            f"block {blocks[first - 1]} before those that are published has no content"
+        )
         for index in range(first, end):
             content = before, prefix.tokens[index]
             before = self.pool.name(blocks[index], prefix.hashes[index], content, tenant)

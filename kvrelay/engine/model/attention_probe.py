@@ -1,4 +1,6 @@
-"""Finds out what a model's attention needs, by running it rather than by the names in its configuration."""
+"""Finds out what a model's attention needs, by running it rather than by the names in its
+configuration.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    DynamicCache,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from kvrelay.engine.attention import paged_attention as attention
 from kvrelay.errors import ModelRefused
@@ -17,12 +25,20 @@ NAME = "kvrelay_probe"
 DTYPES = ("float32", "bfloat16", "float16")  # that a model may attend in
 _MARK = object()  # stands for the batch, to see whether it reaches attention
 _SHOWN = 5  # layers in an error
-MaskRule = Callable[[int, int, torch.Tensor, torch.Tensor], torch.Tensor]  # batch, head, query, key -> is it seen
+# Batch, head, query, key -> is it seen
+MaskRule = Callable[[int, int, torch.Tensor, torch.Tensor], torch.Tensor]
 
 # Keywords that reach attention: the first are honoured, the second change nothing here.
 HONOURED = {"scaling", "sliding_window", "softcap", "s_aux", "ragged_batch"}
 HARMLESS = {
-    *("dropout", "is_causal", "position_ids", "use_cache", "output_attentions", "output_hidden_states"),
+    *(
+        "dropout",
+        "is_causal",
+        "position_ids",
+        "use_cache",
+        "output_attentions",
+        "output_hidden_states",
+    ),
     "logits_to_keep",  # of models that hand on all that they are given
 }
 
@@ -46,14 +62,17 @@ class Probed:
 def probe(model: PreTrainedModel, num_layers: int, max_len: int) -> Probed:
     """What a model's attention needs, from one forward pass over two tokens.
 
-    Raises ModelRefused unless each layer attends exactly once, under a rule that paged attention follows: causal,
-    windowed or not, over all of max_len positions, without keywords that it does not know.
+    Raises ModelRefused unless each layer attends exactly once, under a rule that paged attention
+    follows: causal, windowed or not, over all of max_len positions, without keywords that it does
+    not know.
     """
     calls: list[_Call] = []
     rules: dict[int, MaskRule] = {}  # by id of the mask that stands for it
     masks: list[torch.Tensor] = []  # kept, so that ids stay unique
 
-    def record_mask(*, q_length: int, kv_length: int, mask_function: MaskRule, **_: Any) -> torch.Tensor:
+    def record_mask(
+        *, q_length: int, kv_length: int, mask_function: MaskRule, **_: Any
+    ) -> torch.Tensor:
         masks.append(torch.ones(1, 1, q_length, kv_length, dtype=torch.bool, device=model.device))
         rules[id(masks[-1])] = mask_function
         return masks[-1]
@@ -95,7 +114,8 @@ def probe(model: PreTrainedModel, num_layers: int, max_len: int) -> Probed:
     dtypes = set[str]().union(*(call.dtypes for call in calls))
     if len(dtypes) > 1 or not dtypes.issubset(DTYPES):
         raise ModelRefused(
-            f"{kind} attends in {', '.join(sorted(dtypes))}; one of {', '.join(DTYPES)} all through is served"
+            f"{kind} attends in {', '.join(sorted(dtypes))}; one of {', '.join(DTYPES)} all "
+            f"through is served"
         )
     drops_keywords = any(call.kwargs.get("ragged_batch") is not _MARK for call in calls)
     return Probed(tuple(call.kv for call in calls), dtypes.pop(), drops_keywords)
@@ -108,16 +128,20 @@ def _check_layers(kind: str, found: list[int | None], num_layers: int) -> None:
     if missing:
         shown = ", ".join(map(str, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
         raise ModelRefused(
-            f"{kind}: of {num_layers} layers, {len(missing)} do not attend to a KV cache of their own "
+            f"{kind}: of {num_layers} layers, {len(missing)} do not attend to a KV cache of their "
+            f"own "
             f"(layers {shown}); their state is of another kind, or another layer's"
         )
     raise ModelRefused(
-        f"{kind}: {num_layers} layers attend {len(found)} times in one pass; once for each layer, in order, is served"
+        f"{kind}: {num_layers} layers attend {len(found)} times in one pass; once for each layer, "
+        f"in order, is served"
     )
 
 
 def _cached_windows(config: PreTrainedConfig, num_layers: int) -> list[int]:
-    """Of how many tokens transformers' own cache keeps each layer's KV; 0 for all. Zeros where it does not say."""
+    """Of how many tokens transformers' own cache keeps each layer's KV; 0 for all. Zeros where it
+    does not say.
+    """
     layers = getattr(DynamicCache(config=config), "layers", [])
     windows = [int(getattr(layer, "sliding_window", None) or 0) for layer in layers]
     return windows if len(windows) == num_layers else [0] * num_layers
@@ -144,11 +168,16 @@ def _check(where: str, call: _Call, rules: dict[int, MaskRule], max_len: int, ke
     try:
         theirs = torch.as_tensor(rule(0, 0, queries, keys))
     except IndexError:
-        raise ModelRefused(f"{where}: the attention mask depends on the kinds of tokens in the prompt") from None
+        raise ModelRefused(
+            f"{where}: the attention mask depends on the kinds of tokens in the prompt"
+        ) from None
     if not torch.equal(theirs.expand_as(ours), ours):
-        raise ModelRefused(f"{where}: the attention mask is neither causal nor a causal window of {window} tokens")
+        raise ModelRefused(
+            f"{where}: the attention mask is neither causal nor a causal window of {window} tokens"
+        )
     if kept and kept < min(window, max_len):
         raise ModelRefused(
-            f"{where}: transformers' cache keeps {kept} tokens, and attention is over {window}: what the model "
+            f"{where}: transformers' cache keeps {kept} tokens, and attention is over {window}: "
+            f"what the model "
             "computes depends on how its prompt is cut"
         )

@@ -45,8 +45,8 @@ class Checkpoint:
     def sampled_model_id(self) -> str:
         """The id that workers of protocol 0 give the model; models that differ may have the same.
 
-        128 bits over the configuration, and of each file of weights the header (tensor names, shapes, places) and the
-        first bytes of each tensor.
+        128 bits over the configuration, and of each file of weights the header (tensor names,
+        shapes, places) and the first bytes of each tensor.
         """
         digest = hashlib.blake2b(json.dumps(self.config, sort_keys=True).encode(), digest_size=16)
         for path in self.weights:
@@ -55,7 +55,9 @@ class Checkpoint:
                 header = file.read(int.from_bytes(length, "little"))
                 digest.update(length + header)
                 data = file.tell()
-                tensors = [entry for name, entry in json.loads(header).items() if name != "__metadata__"]
+                tensors = [
+                    entry for name, entry in json.loads(header).items() if name != "__metadata__"
+                ]
                 for start, end in sorted(tensor["data_offsets"] for tensor in tensors):
                     file.seek(data + start)
                     digest.update(file.read(min(SAMPLE_BYTES, end - start)))
@@ -63,17 +65,25 @@ class Checkpoint:
 
 
 def find_checkpoint(path: str) -> Checkpoint:
-    """The files of a folder or a hub id. Raises ModelRefused where they are missing or not safe to load."""
+    """The files of a folder or a hub id. Raises ModelRefused where they are missing or not safe to
+    load.
+    """
     if os.path.isdir(path):
         folder = root = Path(path)
     else:
         folder = _hub_file(path, CONFIG).parent
-        root = folder.parents[1]  # the hub's cache keeps the files of a repository apart and links to them
+        # The hub's cache keeps the files of a repository apart and links to them
+        root = folder.parents[1]
     config = read_model_json(folder / CONFIG)
     if "auto_map" in config:
-        raise ModelRefused(f"{folder / CONFIG}: auto_map asks to run code that came with the model; that is never done")
+        raise ModelRefused(
+            f"{folder / CONFIG}: auto_map asks to run code that came with the "
+            f"model; that is never done"
+        )
     if "transformers_weights" in config:
-        raise ModelRefused(f"{folder / CONFIG}: transformers_weights names other files of weights; use {WEIGHTS}")
+        raise ModelRefused(
+            f"{folder / CONFIG}: transformers_weights names other files of weights; use {WEIGHTS}"
+        )
     if config.get("is_encoder_decoder"):
         raise ModelRefused(f"{folder / CONFIG}: an encoder-decoder model; only decoders are served")
     if (folder / "adapter_config.json").exists():
@@ -87,12 +97,16 @@ def find_checkpoint(path: str) -> Checkpoint:
             with safe_open(folder / name, framework="pt"):
                 pass  # opening checks the header against the file
         except (SafetensorError, OSError) as error:
-            raise ModelRefused(f"{folder / name}: not a sound safetensors file: {error!s:.300}") from error
+            raise ModelRefused(
+                f"{folder / name}: not a sound safetensors file: {error!s:.300}"
+            ) from error
     return Checkpoint(folder, config, tuple(folder / name for name in names))
 
 
 def _single_file(path: str, folder: Path) -> list[str]:
-    """The one file of weights, which transformers prefers to shards; nothing where there is none."""
+    """The one file of weights, which transformers prefers to shards; nothing where there is
+    none.
+    """
     if not os.path.isdir(path):
         cached_file(path, WEIGHTS, _raise_exceptions_for_missing_entries=False)
     return [WEIGHTS] if (folder / WEIGHTS).exists() else []
@@ -104,27 +118,44 @@ def _shards(path: str, folder: Path) -> list[str]:
         cached_file(path, INDEX, _raise_exceptions_for_missing_entries=False)
     if not (folder / INDEX).exists():
         pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
-        found = f"only {', '.join(pickles)}, and pickled weights can run code" if pickles else "no weights"
-        raise ModelRefused(f"{folder}: no {WEIGHTS} or {INDEX}; there are {found}; convert to safetensors")
+        found = (
+            f"only {', '.join(pickles)}, and pickled weights can run code"
+            if pickles
+            else "no weights"
+        )
+        raise ModelRefused(
+            f"{folder}: no {WEIGHTS} or {INDEX}; there are {found}; convert to safetensors"
+        )
     weight_map = read_model_json(folder / INDEX).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+    if not isinstance(weight_map, dict) or not all(
+        isinstance(name, str) for name in weight_map.values()
+    ):
         raise ModelRefused(f"{folder / INDEX}: no weight_map of tensor names to file names")
     names = sorted(set(weight_map.values()))
     for name in names:
         if Path(name).name != name or Path(name).suffix != ".safetensors":
-            raise ModelRefused(f"{folder / INDEX}: {name!r:.100} is not the name of a safetensors file in this folder")
+            raise ModelRefused(
+                f"{folder / INDEX}: {name!r:.100} is not the name of a safetensors "
+                f"file in this folder"
+            )
         if not os.path.isdir(path):
             _hub_file(path, name)
     missing = [name for name in names if not os.path.exists(folder / name)]
     if missing:
         some = ", ".join(missing[:3])
-        raise ModelRefused(f"{folder}: {len(missing)} of {len(names)} shards are missing: {some:.300}")
+        raise ModelRefused(
+            f"{folder}: {len(missing)} of {len(names)} shards are missing: {some:.300}"
+        )
     return names
 
 
 def _hub_file(model: str, name: str) -> Path:
-    """The local copy of a file of the hub, downloaded where it is not cached. Raises ModelRefused."""
+    """The local copy of a file of the hub, downloaded where it is not cached. Raises
+    ModelRefused.
+    """
     try:
         return Path(cached_file(model, name))
     except (OSError, ValueError) as error:
-        raise ModelRefused(f"{model}: neither a folder nor a model of the hub: {error!s:.300}") from error
+        raise ModelRefused(
+            f"{model}: neither a folder nor a model of the hub: {error!s:.300}"
+        ) from error

@@ -1,11 +1,11 @@
 """The id of a model: a hash over every byte of the files that decide what it answers.
 
-    file's digest = XXH3-128 over the XXH3-128 of each PART_BYTES of it, hashed by several threads at a time
+    file's digest = XXH3-128 over the XXH3-128 of each PART_BYTES of it (several threads)
     model's id    = XXH3-128 over (name, size, digest) of each file, by name
 
-A file's digest is kept in the user's cache folder, under what the kernel says of the file: path, device, inode, size,
-modification and change time. A file that was written lately is hashed each time, as it may be written to again within
-the resolution of its times.
+A file's digest is kept in the user's cache folder, under what the kernel says of the file: path,
+device, inode, size, modification and change time. A file that was written lately is hashed each
+time, as it may be written to again within the resolution of its times.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ MAX_THREADS = 8
 
 
 def model_digest(files: Iterable[Path], cache: Path | None = None) -> str:
-    """Hexadecimal, 128 bits. `cache`: where digests are kept; a folder that cannot be written to is done without.
+    """Hexadecimal, 128 bits. `cache`: where digests are kept; a folder that cannot be written to is
+    done without.
 
     Raises ModelRefused for a file that cannot be read, or that changes while it is.
     """
@@ -70,8 +71,14 @@ def _file_digest(path: Path, cache: Path, threads: ThreadPoolExecutor) -> tuple[
         after = os.fstat(descriptor)
     finally:
         os.close(descriptor)
-    if (after.st_size, after.st_mtime_ns, after.st_ctime_ns) != (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns):
-        raise ModelRefused(f"{path}: the file changed while it was read; start again when it is complete")
+    if (after.st_size, after.st_mtime_ns, after.st_ctime_ns) != (
+        stat.st_size,
+        stat.st_mtime_ns,
+        stat.st_ctime_ns,
+    ):
+        raise ModelRefused(
+            f"{path}: the file changed while it was read; start again when it is complete"
+        )
     if now - max(stat.st_mtime_ns, stat.st_ctime_ns) >= SETTLED_NS:
         _keep(entry, key, digest)
     return stat.st_size, digest
@@ -91,7 +98,11 @@ def _kept(entry: Path, key: list[object]) -> str | None:
         found = json.loads(entry.read_bytes())
     except (OSError, ValueError):
         return None
-    valid = isinstance(found, dict) and found.get("file") == key and isinstance(found.get("xxh3_128"), str)
+    valid = (
+        isinstance(found, dict)
+        and found.get("file") == key
+        and isinstance(found.get("xxh3_128"), str)
+    )
     return found["xxh3_128"] if valid else None
 
 

@@ -1,6 +1,7 @@
 """What a model's configuration says of its sizes, as transformers reads it.
 
-Run as a program with a model's folder, this prints it as JSON: for processes that do not import transformers.
+Run as a program with a model's folder, this prints it as JSON: for processes that do not import
+transformers.
 """
 
 from __future__ import annotations
@@ -14,14 +15,21 @@ from kvrelay.errors import ModelRefused
 
 
 def max_model_len(config: PretrainedConfig) -> int:
-    """Tokens. LongRoPE ends where its frequencies would change, since KV computed with others would be wrong.
+    """Tokens. LongRoPE ends where its frequencies would change, since KV computed with others would
+    be wrong.
 
     Raises ModelRefused for a model that has no such number.
     """
     rope = getattr(config, "rope_parameters", None) or {}
-    per_layer_type = [rope] if "rope_type" in rope else [entry for entry in rope.values() if isinstance(entry, dict)]
+    per_layer_type = (
+        [rope]
+        if "rope_type" in rope
+        else [entry for entry in rope.values() if isinstance(entry, dict)]
+    )
     limits = [
-        entry["original_max_position_embeddings"] for entry in per_layer_type if entry.get("rope_type") == "longrope"
+        entry["original_max_position_embeddings"]
+        for entry in per_layer_type
+        if entry.get("rope_type") == "longrope"
     ]
     limits.append(getattr(config, "max_position_embeddings", None))
     if not all(isinstance(limit, int) and limit > 0 for limit in limits):
@@ -30,7 +38,9 @@ def max_model_len(config: PretrainedConfig) -> int:
 
 
 def main(folder: str) -> None:
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).get_text_config()
+    config = AutoConfig.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    ).get_text_config()
     facts = {name: getattr(config, name, None) for name in ("vocab_size", "eos_token_id")}
     print(json.dumps({**facts, "max_position_embeddings": max_model_len(config)}))
 

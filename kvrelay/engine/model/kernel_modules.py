@@ -1,4 +1,6 @@
-"""Puts the native kernels into a transformers model, in the places of the layers that they can stand for."""
+"""Puts the native kernels into a transformers model, in the places of the layers that they can
+stand for.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class NativeLinear(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """[out, in] of the model's dtype, made anew: for code that looks at a weight rather than calls the layer."""
+        """[out, in] of the model's dtype, made anew: for code that looks at a weight rather than
+        calls the layer.
+        """
         return self.packed.unpacked().to(self.dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -39,9 +43,13 @@ class NativeSilu(nn.Module):
 
 
 class NativeRmsNorm(nn.Module):
-    """Stands for a root-mean-square normalisation (Zhang and Sennrich, 2019) with one weight per value."""
+    """Stands for a root-mean-square normalisation (Zhang and Sennrich, 2019) with one weight per
+    value.
+    """
 
-    def __init__(self, weight: nn.Parameter, epsilon: float, weight_offset: float, round_before: bool) -> None:
+    def __init__(
+        self, weight: nn.Parameter, epsilon: float, weight_offset: float, round_before: bool
+    ) -> None:
         super().__init__()
         self.weight = weight
         self.epsilon = epsilon
@@ -50,15 +58,20 @@ class NativeRmsNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return ops.rms_norm(
-            x, self.weight, self.epsilon, weight_offset=self.weight_offset, round_before=self.round_before
+            x,
+            self.weight,
+            self.epsilon,
+            weight_offset=self.weight_offset,
+            round_before=self.round_before,
         )
 
 
 def use_kernels(model: nn.Module, *, int8_weights: bool = False) -> None:
-    """Replaces layers in place. With int8_weights linear layers whose inputs are whole words have int8 weights, but
-    not the output head.
+    """Replaces layers in place. With int8_weights linear layers whose inputs are whole words have
+    int8 weights, but not the output head.
 
-    A normalisation is replaced where one of the kernel's forms gives what the model's own code gives.
+    A normalisation is replaced where one of the kernel's forms gives what the model's own code
+    gives.
     """
     head = model.get_output_embeddings()  # type: ignore[operator]
     memory = HugePages()
@@ -66,8 +79,14 @@ def use_kernels(model: nn.Module, *, int8_weights: bool = False) -> None:
     for module in parents:
         for name, child in list(module.named_children()):
             replacement: nn.Module | None
-            if type(child) is nn.Linear and PackedWeight.fits(child.in_features, child.weight.dtype):
-                int8 = int8_weights and child is not head and PackedWeight.fits(child.in_features, torch.int8)
+            if type(child) is nn.Linear and PackedWeight.fits(
+                child.in_features, child.weight.dtype
+            ):
+                int8 = (
+                    int8_weights
+                    and child is not head
+                    and PackedWeight.fits(child.in_features, torch.int8)
+                )
                 replacement = NativeLinear(child, memory, int8=int8)
             elif type(child) in (nn.SiLU, SiLUActivation):
                 replacement = NativeSilu()
@@ -88,7 +107,11 @@ def _rms_norm(module: nn.Module) -> NativeRmsNorm | None:
         return None
     x = torch.randn(3, len(weight), generator=torch.Generator().manual_seed(0)).to(weight.dtype)
     wanted = module(x)
-    if not isinstance(wanted, torch.Tensor) or wanted.dtype != weight.dtype or wanted.shape != x.shape:
+    if (
+        not isinstance(wanted, torch.Tensor)
+        or wanted.dtype != weight.dtype
+        or wanted.shape != x.shape
+    ):
         return None
     for weight_offset, round_before in ((0.0, True), (0.0, False), (1.0, False), (1.0, True)):
         candidate = NativeRmsNorm(weight, epsilon, weight_offset, round_before)

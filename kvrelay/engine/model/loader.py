@@ -46,8 +46,9 @@ class LoadedModel:
 def load_model(
     path: str, *, dtype: str = "auto", device: str = "cpu", ranks: int = 1, identify: bool = True
 ) -> LoadedModel:
-    """The model in a folder, or of a hub id, in evaluation mode with paged attention; with `ranks` this process's share
-    of it, which is loaded together with the others'. Without `identify` it has no id. Raises ModelRefused.
+    """The model in a folder, or of a hub id, in evaluation mode with paged attention; with `ranks`
+    this process's share of it, which is loaded together with the others'. Without `identify` it has
+    no id. Raises ModelRefused.
     """
     checkpoint = find_checkpoint(path)
     # Hashed while the weights are loaded: both read the same pages of the same files.
@@ -58,10 +59,16 @@ def load_model(
         loaded = loaded_model(model, path, model_id.result(), ranks=ranks)
     finally:
         hashing.shutdown(wait=False, cancel_futures=True)
-    return replace(loaded, sampled_model_id=checkpoint.sampled_model_id, tokenizer_id=tokenizer_id(checkpoint.folder))
+    return replace(
+        loaded,
+        sampled_model_id=checkpoint.sampled_model_id,
+        tokenizer_id=tokenizer_id(checkpoint.folder),
+    )
 
 
-def _load(path: str, checkpoint: Checkpoint, dtype: str, device: str, ranks: int) -> PreTrainedModel:
+def _load(
+    path: str, checkpoint: Checkpoint, dtype: str, device: str, ranks: int
+) -> PreTrainedModel:
     try:
         config = AutoConfig.from_pretrained(str(checkpoint.folder), local_files_only=True)
         _check_kind(check_sizes(config, checkpoint), path)  # before there is memory for weights
@@ -81,17 +88,26 @@ def _load(path: str, checkpoint: Checkpoint, dtype: str, device: str, ranks: int
     except Exception as error:  # whatever a configuration can make transformers raise
         raise ModelRefused(f"{path}: transformers cannot load it: {first_line(error)}") from error
     wrong = [f"{name} is missing" for name in sorted(report["missing_keys"])]
-    wrong += [f"{name} is {found}, not {wanted}" for name, found, wanted in sorted(report["mismatched_keys"])]
+    wrong += [
+        f"{name} is {found}, not {wanted}"
+        for name, found, wanted in sorted(report["mismatched_keys"])
+    ]
     if wrong:
         raise ModelRefused(f"{path}: {len(wrong)} weights are missing or misshapen; {wrong[0]}")
     try:
         return model.to(device) if ranks == 1 else model  # a share is on its rank's device
     except torch.OutOfMemoryError as error:
-        raise ModelRefused(f"{path}: {weight_bytes(model)} bytes of weights do not fit on {device}: {error}") from error
+        raise ModelRefused(
+            f"{path}: {weight_bytes(model)} bytes of weights do not fit on {device}: {error}"
+        ) from error
 
 
-def loaded_model(model: PreTrainedModel, name: str, model_id: str, *, ranks: int = 1) -> LoadedModel:
-    """A model that lies in memory and attends by `attention.NAME`. Raises ModelRefused and calls it by its name."""
+def loaded_model(
+    model: PreTrainedModel, name: str, model_id: str, *, ranks: int = 1
+) -> LoadedModel:
+    """A model that lies in memory and attends by `attention.NAME`. Raises ModelRefused and calls it
+    by its name.
+    """
     _check_kind(model, name)
     kind = type(model).__name__
     model = model.eval().requires_grad_(False)
@@ -105,7 +121,9 @@ def loaded_model(model: PreTrainedModel, name: str, model_id: str, *, ranks: int
     except ModelRefused as error:
         raise ModelRefused(f"{name}: {error.message}") from error
     except Exception as error:  # whatever a model's own code can raise
-        raise ModelRefused(f"{name}: {kind} does not run on paged attention: {first_line(error)}") from error
+        raise ModelRefused(
+            f"{name}: {kind} does not run on paged attention: {first_line(error)}"
+        ) from error
     return LoadedModel(
         model=model,
         config=config,
@@ -126,7 +144,9 @@ def _check_kind(model: PreTrainedModel, name: str) -> None:
     if model._is_stateful:
         raise ModelRefused(f"{name}: {kind} keeps a state that is not a KV cache")
     if not model._supports_attention_backend:
-        raise ModelRefused(f"{name}: {kind} does not support attention backends, so it would run wrong")
+        raise ModelRefused(
+            f"{name}: {kind} does not support attention backends, so it would run wrong"
+        )
 
 
 def first_line(error: Exception) -> str:
@@ -136,7 +156,9 @@ def first_line(error: Exception) -> str:
 
 
 def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
-    """Ids that end an answer: the generation config's where there is one, else the config's. Raises ModelRefused."""
+    """Ids that end an answer: the generation config's where there is one, else the config's. Raises
+    ModelRefused.
+    """
     generation: Any = model.generation_config
     for source in (generation, model.config.get_text_config()):
         ids = getattr(source, "eos_token_id", None)
@@ -152,4 +174,8 @@ def weight_bytes(model: torch.nn.Module) -> int:
     """Bytes of all parameters and buffers, tied ones once, and whole where ranks share them."""
     tensors = (*model.parameters(), *model.buffers())
     places = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
-    return sum({place.data_ptr(): tensor.nbytes for place, tensor in zip(places, tensors, strict=True)}.values())
+    return sum(
+        {
+            place.data_ptr(): tensor.nbytes for place, tensor in zip(places, tensors, strict=True)
+        }.values()
+    )

@@ -1,7 +1,8 @@
-"""Holds a model on paged attention to itself on transformers' own attention, over a few tokens, before it serves.
+"""Holds a model on paged attention to itself on transformers' own attention, over a few tokens,
+before it serves.
 
-The check reads the weights about five times: twice for the reference and three times for the steps that are compared.
-It allocates KV for 32 tokens, and no second copy of the weights.
+The check reads the weights about five times: twice for the reference and three times for the steps
+that are compared. It allocates KV for 32 tokens, and no second copy of the weights.
 """
 
 from __future__ import annotations
@@ -27,14 +28,17 @@ _REFERENCES = ("eager", "sdpa")  # attention of transformers, the first that the
 _Rows = list[tuple[int, int]]  # (sequence, position) of each row of logits
 
 
-def check_against_own_attention(model: PreTrainedModel, layers: tuple[LayerKv, ...], dtype: str) -> None:
-    """Raises ModelRefused unless both give the same logits, in several chunks and batches, as closely as rounding
-    allows.
+def check_against_own_attention(
+    model: PreTrainedModel, layers: tuple[LayerKv, ...], dtype: str
+) -> None:
+    """Raises ModelRefused unless both give the same logits, in several chunks and batches, as
+    closely as rounding allows.
 
-    In float32 each row of logits has to agree. In 16 bits the median row has to: where a router of experts chooses
-    between near equals, rounding alone changes a token's experts, and what is wrong with attention shows in most rows.
-    Where they part further than the dtype explains, the model is run once more with its input rounded another way, to
-    see how much of a difference rounding makes in this model.
+    In float32 each row of logits has to agree. In 16 bits the median row has to: where a router of
+    experts chooses between near equals, rounding alone changes a token's experts, and what is wrong
+    with attention shows in most rows. Where they part further than the dtype explains, the model is
+    run once more with its input rounded another way, to see how much of a difference rounding makes
+    in this model.
     """
     kind = type(model).__name__
     rounding = _coarser(TORCH_DTYPE[dtype], model.dtype)
@@ -42,7 +46,8 @@ def check_against_own_attention(model: PreTrainedModel, layers: tuple[LayerKv, .
     wanted = _reference(model, tokens)
     if not wanted.isfinite().all():
         raise ModelRefused(
-            f"{kind} gives logits that are no finite numbers: its weights are broken, or overflow {dtype}"
+            f"{kind} gives logits that are no finite numbers: its weights are broken, or overflow "
+            f"{dtype}"
         )
     parted = _distance(_paged(model, layers, dtype, tokens.tolist()), wanted, rounding)
     bound = tolerance(rounding)
@@ -53,7 +58,8 @@ def check_against_own_attention(model: PreTrainedModel, layers: tuple[LayerKv, .
         bound = max(bound, _NOISE_TIMES * noise)
     if not parted <= min(bound, _UNLIKE):  # NaN included
         raise ModelRefused(
-            f"{kind} gives other logits on paged attention than on transformers' own: {LENGTH} tokens differ by "
+            f"{kind} gives other logits on paged attention than on transformers' own: {LENGTH} "
+            f"tokens differ by "
             f"{parted:.2g} of their norm, and rounding explains {bound:.2g}"
         )
 
@@ -66,13 +72,19 @@ def _coarser(one: torch.dtype, other: torch.dtype) -> torch.dtype:
 
 
 def _token_ids(config: PreTrainedConfig, device: torch.device) -> torch.Tensor:
-    """[2, LENGTH], of ordinary tokens: none that the configuration names, such as padding or an image's place."""
+    """[2, LENGTH], of ordinary tokens: none that the configuration names, such as padding or an
+    image's place.
+    """
     vocab_size = config.get_text_config().vocab_size
     named: set[int] = set()
     for part in (config, config.get_text_config()):
         for name, value in part.to_dict().items():
             if name.endswith(("_token_id", "_token_index")):
-                named.update(one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int))
+                named.update(
+                    one
+                    for one in (value if isinstance(value, list) else [value])
+                    if isinstance(one, int)
+                )
     step = max(1, vocab_size // (2 * LENGTH + len(named) + 1))
     free = [id_ for id_ in range(step // 2, vocab_size, step) if id_ not in named] or [0]
     ids = [free[i % len(free)] for i in range(2 * LENGTH)]
@@ -80,8 +92,11 @@ def _token_ids(config: PreTrainedConfig, device: torch.device) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def _reference(model: PreTrainedModel, tokens: torch.Tensor, *, rounded: bool = False) -> torch.Tensor:
-    """Logits [2, LENGTH, vocab_size] of the model's own code; with `rounded` from embeddings that are one rounding off.
+def _reference(
+    model: PreTrainedModel, tokens: torch.Tensor, *, rounded: bool = False
+) -> torch.Tensor:
+    """Logits [2, LENGTH, vocab_size] of the model's own code; with `rounded` from embeddings that
+    are one rounding off.
 
     Raises ModelRefused.
     """
@@ -108,12 +123,17 @@ def _reference(model: PreTrainedModel, tokens: torch.Tensor, *, rounded: bool = 
 def _one_rounding_off(module: torch.nn.Module, args: object, output: torch.Tensor) -> torch.Tensor:
     signs = torch.ones_like(output)
     signs[..., ::2] = -1
-    return output * (1 + signs * torch.finfo(output.dtype).eps)  # to the next value of its dtype, up or down
+    # To the next value of its dtype, up or down
+    return output * (1 + signs * torch.finfo(output.dtype).eps)
 
 
 @torch.inference_mode()
-def _paged(model: PreTrainedModel, layers: tuple[LayerKv, ...], dtype: str, tokens: list[list[int]]) -> torch.Tensor:
-    """The same logits from three steps: chunks of both sequences side by side, then chunks beside a decode step."""
+def _paged(
+    model: PreTrainedModel, layers: tuple[LayerKv, ...], dtype: str, tokens: list[list[int]]
+) -> torch.Tensor:
+    """The same logits from three steps: chunks of both sequences side by side, then chunks beside a
+    decode step.
+    """
     blocks_each = LENGTH // _BLOCK
     pool = KvPool(KvLayout(layers, _BLOCK, dtype), 2 * blocks_each, str(model.device))
     tables = [[0, 3], [2, 1]]
@@ -129,7 +149,8 @@ def _paged(model: PreTrainedModel, layers: tuple[LayerKv, ...], dtype: str, toke
     return torch.stack([torch.stack([logits[i, at] for at in range(LENGTH)]) for i in range(2)])
 
 
-_STEPS = (((0, 3), (0, 5)), ((3, 7), (5, 6)), ((7, 8), (6, 8)))  # tokens [start, end) of each sequence
+# Tokens [start, end) of each sequence
+_STEPS = (((0, 3), (0, 5)), ((3, 7), (5, 6)), ((7, 8), (6, 8)))
 
 
 def _step(
@@ -142,12 +163,17 @@ def _step(
         parts.append(Part(len(ids), end - start, start, tables[sequence]))
         ids += tokens[sequence][start:end]
         rows += [(sequence, position) for position in range(start, end)]
-    order = range(len(ids))[::-1]  # the model has to give the rows that it is asked for, in that order
+    # The model has to give the rows that it is asked for, in that order
+    order = range(len(ids))[::-1]
     return Step(ids, parts, order), [rows[i] for i in order]
 
 
 def _distance(found: torch.Tensor, wanted: torch.Tensor, rounding: torch.dtype) -> float:
-    """The 2-norm of a row's difference, as a share of the row's own: the largest in float32, the median in 16 bits."""
+    """The 2-norm of a row's difference, as a share of the row's own: the largest in float32, the
+    median in 16 bits.
+    """
     found, wanted = found.float(), wanted.float()
     rows = (found - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp_min(_NOTHING)
-    return float(rows.max() if rounding == torch.float32 or not rows.isfinite().all() else rows.median())
+    return float(
+        rows.max() if rounding == torch.float32 or not rows.isfinite().all() else rows.median()
+    )

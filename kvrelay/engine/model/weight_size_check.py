@@ -1,7 +1,8 @@
-"""Whether a model is as large as the weights that come with it: asked before anything of it is allocated.
+"""Whether a model is as large as the weights that come with it: asked before anything of it is
+allocated.
 
-What a checkpoint lacks, or has in another shape, transformers makes anew, in memory; so a configuration that lies about
-its sizes would be believed until the machine has none left.
+What a checkpoint lacks, or has in another shape, transformers makes anew, in memory; so a
+configuration that lies about its sizes would be believed until the machine has none left.
 """
 
 from __future__ import annotations
@@ -26,12 +27,16 @@ def check_sizes(config: PretrainedConfig, checkpoint: Checkpoint) -> PreTrainedM
     tensors = _shapes(checkpoint)
     num_layers = getattr(text, "num_hidden_layers", None)
     if not isinstance(num_layers, int):
-        raise ModelRefused(f"{checkpoint.folder}: {type(text).__name__} has no num_hidden_layers: no plain decoder")
+        raise ModelRefused(
+            f"{checkpoint.folder}: {type(text).__name__} has no num_hidden_layers: no plain decoder"
+        )
     if not 1 <= num_layers <= len(tensors):
         raise ModelRefused(f"{checkpoint.folder}: {num_layers} layers of {len(tensors)} tensors")
     for name, value in text.to_dict().items():
         if "expert" in name and isinstance(value, int) and value > MOST_EXPERTS:
-            raise ModelRefused(f"{checkpoint.folder}: {name} is {value}; allowed are {MOST_EXPERTS}")
+            raise ModelRefused(
+                f"{checkpoint.folder}: {name} is {value}; allowed are {MOST_EXPERTS}"
+            )
     with torch.device("meta"):  # shapes without memory
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     wanted = sum(parameter.numel() for parameter in model.parameters())
@@ -39,7 +44,8 @@ def check_sizes(config: PretrainedConfig, checkpoint: Checkpoint) -> PreTrainedM
     times = LARGER_QUANTISED if getattr(config, "quantization_config", None) else LARGER
     if wanted > times * found:
         raise ModelRefused(
-            f"{checkpoint.folder}: the configuration is of a model of {wanted} weights, and there are {found} of them"
+            f"{checkpoint.folder}: the configuration is of a model of {wanted} weights, and there "
+            f"are {found} of them"
         )
     return model
 

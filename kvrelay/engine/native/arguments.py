@@ -20,8 +20,12 @@ class Operation(IntEnum):
 
 
 class LinearCall(Structure):
-    _fields_ = [(name, c_void_p) for name in ("x", "weight", "bias", "y", "x_scale", "weight_scale", "zero_sum")] + [
-        (name, c_int64) for name in ("rows", "inputs", "outputs", "x_stride", "weight_dtype", "y_dtype")
+    _fields_ = [
+        (name, c_void_p)
+        for name in ("x", "weight", "bias", "y", "x_scale", "weight_scale", "zero_sum")
+    ] + [
+        (name, c_int64)
+        for name in ("rows", "inputs", "outputs", "x_stride", "weight_dtype", "y_dtype")
     ]
 
 
@@ -65,7 +69,10 @@ class StoreCall(Structure):
     _fields_ = [
         ("batch", POINTER(Batch)),
         *((name, c_void_p) for name in ("x", "to", "scale")),
-        *((name, c_int64) for name in ("heads", "dim", "block_size", "token_stride", "head_stride")),
+        *(
+            (name, c_int64)
+            for name in ("heads", "dim", "block_size", "token_stride", "head_stride")
+        ),
         *((name, c_int64) for name in ("x_dtype", "to_dtype", "side")),
     ]
 
@@ -75,7 +82,10 @@ class AttendCall(Structure):
         ("batch", POINTER(Batch)),
         *((name, c_void_p) for name in ("q", "k", "v", "k_scale", "v_scale", "sinks", "y")),
         *((name, c_int64) for name in ("kv_heads", "group", "k_dim", "v_dim", "block_size")),
-        *((name, c_int64) for name in ("q_token_stride", "q_head_stride", "window", "dtype", "kv_dtype")),
+        *(
+            (name, c_int64)
+            for name in ("q_token_stride", "q_head_stride", "window", "dtype", "kv_dtype")
+        ),
         ("scale", c_double),
         ("softcap", c_double),
     ]

@@ -1,4 +1,6 @@
-"""What the attention kernels are told of a step: which tokens are new, and where the KV of their sequences lies."""
+"""What the attention kernels are told of a step: which tokens are new, and where the KV of their
+sequences lies.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ TOLD_FROM = 64  # new tokens; a shorter step is not interrupted to tell of its l
 
 
 class PagedBatch:
-    """One for all steps: recorded calls keep its address, and each step brings its contents up to date."""
+    """One for all steps: recorded calls keep its address, and each step brings its contents up to
+    date.
+    """
 
     def __init__(self, kv: KvPool) -> None:
         self._kv = kv
@@ -61,8 +65,8 @@ class PagedBatch:
     ) -> torch.Tensor:
         """Stores the new keys and values, then attends.
 
-        query [1, Hq, T, Dk], key [1, Hkv, T, Dk], value [1, Hkv, T, Dv] -> [1, T, Hq, Dv]; sinks [Hq]. window and
-        softcap are 0 where there is none.
+        query [1, Hq, T, Dk], key [1, Hkv, T, Dk], value [1, Hkv, T, Dv] -> [1, T, Hq, Dv]; sinks
+        [Hq]. window and softcap are 0 where there is none.
         """
         layer = self._kv.layers[layer_index]
         self._store(KEYS, key, layer.k, layer.k_scale)
@@ -103,7 +107,9 @@ class PagedBatch:
         if self._on_layer is not None:
             self._on_layer(layer_index)
 
-    def _store(self, side: int, new: torch.Tensor, region: torch.Tensor, scale: torch.Tensor | None) -> None:
+    def _store(
+        self, side: int, new: torch.Tensor, region: torch.Tensor, scale: torch.Tensor | None
+    ) -> None:
         new = new if new.stride(3) == 1 else new.contiguous()
         call(
             "kvrelay_store",

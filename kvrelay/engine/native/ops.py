@@ -24,9 +24,11 @@ def set_threads(count: int) -> None:
 
 
 def check() -> None:
-    """Multiplies with each number format, few rows and many. Raises NativeUnavailable if a product is wrong.
+    """Multiplies with each number format, few rows and many. Raises NativeUnavailable if a product
+    is wrong.
 
-    A processor with instructions that nobody has tried the kernels on is told from one that works before it serves.
+    A processor with instructions that nobody has tried the kernels on is told from one that works
+    before it serves.
     """
     random = torch.Generator().manual_seed(0)
     for dtype, int8 in ((torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)):
@@ -34,14 +36,19 @@ def check() -> None:
         wanted = x.float() @ weight.float().T
         packed = PackedWeight.of(weight, int8=int8)
         for rows in (1, 7, 40):
-            error = (linear(x[:rows], packed, None).float() - wanted[:rows]).norm() / wanted[:rows].norm()
+            error = (linear(x[:rows], packed, None).float() - wanted[:rows]).norm() / wanted[
+                :rows
+            ].norm()
             if not error < 0.03:
-                raise NativeUnavailable(f"the kernels give wrong products on this processor: {error:.1%} off")
+                raise NativeUnavailable(
+                    f"the kernels give wrong products on this processor: {error:.1%} off"
+                )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedWeight:
-    """The weight of a linear layer in panels of 32 outputs: [outputs / 32][words along the input][32] words of 4 bytes.
+    """The weight of a linear layer in panels of 32 outputs: [outputs / 32][words along the
+    input][32] words of 4 bytes.
 
     An int8 weight has one scale per output: max |w| / 127 of its row.
     """
@@ -50,14 +57,17 @@ class PackedWeight:
     inputs: int
     outputs: int
     scale: torch.Tensor | None = None  # [outputs, padded] float32
-    zero_sum: torch.Tensor | None = None  # [outputs, padded] int32: 128 · Σ w, since the kernel's x is shifted by 128
+    # [outputs, padded] int32: 128 · Σ w, since the kernel's x is shifted by 128
+    zero_sum: torch.Tensor | None = None
 
     @staticmethod
     def fits(inputs: int, dtype: torch.dtype) -> bool:
         return dtype in DTYPES and inputs * dtype.itemsize % 4 == 0
 
     @classmethod
-    def of(cls, weight: torch.Tensor, *, int8: bool = False, memory: HugePages | None = None) -> PackedWeight:
+    def of(
+        cls, weight: torch.Tensor, *, int8: bool = False, memory: HugePages | None = None
+    ) -> PackedWeight:
         """weight [outputs, inputs] float32 or bfloat16; `inputs` values must be whole words."""
         outputs, inputs = weight.shape
         padded = (outputs + PANEL - 1) // PANEL * PANEL
@@ -84,8 +94,12 @@ class PackedWeight:
 
 
 def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    """x [..., inputs] -> [..., outputs]: x Wᵀ + b, rounded once. Sums are in float32, of int8 weights exact."""
-    assert weight.scale is not None or x.dtype == weight.panels.dtype, "the kernel reads both as one type"
+    """x [..., inputs] -> [..., outputs]: x Wᵀ + b, rounded once. Sums are in float32, of int8
+    weights exact.
+    """
+    assert weight.scale is not None or x.dtype == weight.panels.dtype, (
+        "the kernel reads both as one type"
+    )
     rows = _rows(x)
     y = empty((*x.shape[:-1], weight.outputs), x.dtype)
     arguments = args.LinearCall(
@@ -113,7 +127,9 @@ def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> 
 
 
 def _quantize(rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """rows [R, C] -> uint8 [R, C], round(x / scale) + 128, and scale [R] float32, max |x| / 127 of each row."""
+    """rows [R, C] -> uint8 [R, C], round(x / scale) + 128, and scale [R] float32, max |x| / 127 of
+    each row.
+    """
     y = empty((rows.shape[0], rows.shape[1]), torch.uint8)
     call(
         "kvrelay_quantize",
@@ -131,7 +147,12 @@ def _quantize(rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, epsilon: float, *, weight_offset: float = 0.0, round_before: bool = True
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    *,
+    weight_offset: float = 0.0,
+    round_before: bool = True,
 ) -> torch.Tensor:
     """x [..., C], weight [C] -> x / sqrt(mean x² + epsilon) · (weight + weight_offset), in float32.
 
@@ -172,8 +193,12 @@ def silu(x: torch.Tensor) -> torch.Tensor:
     return elementwise(Operation.SILU, empty(tuple(x.shape), x.dtype), x)
 
 
-def elementwise(operation: Operation, y: torch.Tensor, a: torch.Tensor, b: torch.Tensor | None = None) -> torch.Tensor:
-    """y = operation(a, b) in float32; a and b broadcast to y, which has at most 4 dimensions. Returns y."""
+def elementwise(
+    operation: Operation, y: torch.Tensor, a: torch.Tensor, b: torch.Tensor | None = None
+) -> torch.Tensor:
+    """y = operation(a, b) in float32; a and b broadcast to y, which has at most 4 dimensions.
+    Returns y.
+    """
     call(
         "kvrelay_elementwise",
         args.ElementwiseCall(

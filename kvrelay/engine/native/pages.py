@@ -12,7 +12,8 @@ ALIGNMENT = 64  # bytes
 
 
 class HugePages:
-    """Tensors side by side in memory that the kernel may back with huge pages: fewer of them to look up per second.
+    """Tensors side by side in memory that the kernel may back with huge pages: fewer of them to
+    look up per second.
 
     Nothing is given back before the last tensor of a chunk is gone.
     """

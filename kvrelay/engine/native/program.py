@@ -1,4 +1,6 @@
-"""A list of kernel calls that is made once and then run as often as one likes, outside of Python."""
+"""A list of kernel calls that is made once and then run as often as one likes, outside of
+Python.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,20 @@ ALIGNMENT = 64  # bytes
 
 @dataclass(frozen=True, slots=True)
 class _Buffer:
-    """The same bytes as two tensors; how often the storage of `counted` is referred to tells whether it is in use."""
+    """The same bytes as two tensors; how often the storage of `counted` is referred to tells
+    whether it is in use.
+    """
 
     memory: torch.Tensor
     counted: torch.Tensor
 
     @classmethod
     def of(cls, size: int) -> _Buffer:
-        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # torch's own would be recorded
-        return cls(torch.frombuffer(memory, dtype=torch.uint8), torch.frombuffer(memory, dtype=torch.uint8))
+        # Torch's own would be recorded
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return cls(
+            torch.frombuffer(memory, dtype=torch.uint8), torch.frombuffer(memory, dtype=torch.uint8)
+        )
 
     @property
     def in_use(self) -> bool:
@@ -38,10 +45,11 @@ class _Buffer:
 
 
 class BufferPool:
-    """Memory for what a step computes on the way. A buffer is given out again once no tensor refers to it.
+    """Memory for what a step computes on the way. A buffer is given out again once no tensor refers
+    to it.
 
-    Calls that were recorded hold addresses, or tensors that do not count: they stay right as long as the pool lives,
-    since a later run goes through the same calls in the same order.
+    Calls that were recorded hold addresses, or tensors that do not count: they stay right as long
+    as the pool lives, since a later run goes through the same calls in the same order.
     """
 
     def __init__(self) -> None:
@@ -50,7 +58,11 @@ class BufferPool:
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         count = math.prod(shape)
         needed = max(1, math.ceil(count * dtype.itemsize / ALIGNMENT)) * ALIGNMENT
-        free = [buffer for buffer in self._buffers.values() if len(buffer.memory) >= needed and not buffer.in_use]
+        free = [
+            buffer
+            for buffer in self._buffers.values()
+            if len(buffer.memory) >= needed and not buffer.in_use
+        ]
         if free:
             buffer = min(free, key=lambda found: len(found.memory))
         else:
@@ -60,12 +72,16 @@ class BufferPool:
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """In memory of the pool, with the same strides."""
-        reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        reach = sum(
+            (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        )
         kept = self.empty((reach + 1 if tensor.numel() else 0,), tensor.dtype)
         return kept.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
 
     def uncounted(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same tensor as one that does not keep its buffer in use; those from elsewhere as they are."""
+        """The same tensor as one that does not keep its buffer in use; those from elsewhere as they
+        are.
+        """
         buffer = self._buffers.get(tensor.untyped_storage().data_ptr())
         if buffer is None:
             return tensor
@@ -78,12 +94,15 @@ class BufferPool:
 
 
 class Program:
-    """What was computed while it was recorded: runs of kernel calls, and calls of torch in between."""
+    """What was computed while it was recorded: runs of kernel calls, and calls of torch in
+    between.
+    """
 
     def __init__(self, pool: BufferPool) -> None:
         self.pool = pool
         self._parts: list[Callable[[], Any]] = []
-        self._open: list[tuple[Any, ctypes.Structure]] = []  # kernel calls since the last call of torch
+        # Kernel calls since the last call of torch
+        self._open: list[tuple[Any, ctypes.Structure]] = []
 
     def add_kernel(self, kernel: Any, call: ctypes.Structure) -> None:
         self._open.append((kernel, call))
@@ -103,7 +122,10 @@ class Program:
         if not self._open:
             return
         steps = (Step * len(self._open))(
-            *(Step(ctypes.cast(kernel, ctypes.c_void_p), ctypes.addressof(call)) for kernel, call in self._open)
+            *(
+                Step(ctypes.cast(kernel, ctypes.c_void_p), ctypes.addressof(call))
+                for kernel, call in self._open
+            )
         )
         calls = [call for _, call in self._open]
         run = library().kvrelay_run

@@ -1,4 +1,6 @@
-"""How ranks meet, and how rank 0 tells the others: tensors of numbers over torch.distributed, on loopback only."""
+"""How ranks meet, and how rank 0 tells the others: tensors of numbers over torch.distributed, on
+loopback only.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,16 @@ from kvrelay.engine.parallel.step_message import Numbers
 
 _PACKET = 1024  # numbers that go at once; most steps are no longer
 _MEET = timedelta(minutes=10)  # for the others to have imported what they need
-_FOREVER = timedelta(days=3650)  # an idle rank waits for the next step; who hangs in one is noticed by rank 0's watch
+# An idle rank waits for the next step; who hangs in one is noticed by rank 0's watch
+_FOREVER = timedelta(days=3650)
 
 
-def join(rank: int, degree: int, port: int, device: str, *, listening_fd: int | None = None) -> None:
+def join(
+    rank: int, degree: int, port: int, device: str, *, listening_fd: int | None = None
+) -> None:
     """Waits for all ranks. `port` is that of rank 0's store, behind `listening_fd` there."""
-    for backend in ("GLOO", "NCCL"):  # ranks are of one node; NCCL needs sockets only to find the others
+    # Ranks are of one node; NCCL needs sockets only to find the others
+    for backend in ("GLOO", "NCCL"):
         os.environ[f"{backend}_SOCKET_IFNAME"] = "lo"
     store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
         "127.0.0.1",

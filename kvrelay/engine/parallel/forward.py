@@ -29,7 +29,9 @@ class RanksForward:
         """
         try:
             self._group.tell(step_to_numbers(step))
-            logits = self._forward(replace(step, on_layer=step.on_layer and _one_later(step.on_layer)))
+            logits = self._forward(
+                replace(step, on_layer=step.on_layer and _one_later(step.on_layer))
+            )
             if logits.is_cuda:
                 torch.cuda.current_stream().synchronize()
         except Exception as error:
@@ -41,8 +43,8 @@ class RanksForward:
 
 
 def _one_later(on_layer: OnLayer) -> Callable[[int], None]:
-    """A layer's KV is stored on all ranks when this one stores the next layer's: between the two lies a sum over what
-    attention gave on each of them.
+    """A layer's KV is stored on all ranks when this one stores the next layer's: between the two
+    lies a sum over what attention gave on each of them.
     """
 
     def stored_here(index: int) -> None:

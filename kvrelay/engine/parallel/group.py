@@ -27,24 +27,30 @@ _PROGRAM = "kvrelay.engine.parallel.rank"
 class RankGroup:
     """The ranks of one model; this process is rank 0, and can be that of one group at a time.
 
-    A rank that dies takes the worker with it, and the kernel ends the others with this process, however it ends.
+    A rank that dies takes the worker with it, and the kernel ends the others with this process,
+    however it ends.
     """
 
     def __init__(self, degree: int, device: str = "cpu") -> None:
-        """Starts the others, which import what they need meanwhile. The kernel ties them to the calling thread, so it
-        has to last. Raises ConfigError if this process has a group, or sees too few GPUs."""
+        """Starts the others, which import what they need meanwhile. The kernel ties them to the
+        calling thread, so it has to last. Raises ConfigError if this process has a group, or sees
+        too few GPUs."""
         assert degree > 1, "one rank needs no group"
         if torch.distributed.is_initialized():
-            raise ConfigError("tensor_parallel: this process is a rank already; there is one worker to a process")
+            raise ConfigError(
+                "tensor_parallel: this process is a rank already; there is one worker to a process"
+            )
         self.degree = degree
         self.device = device
         if device != "cpu" and torch.cuda.device_count() < degree:
             found = torch.cuda.device_count()
             raise ConfigError(
-                f"tensor_parallel {degree}: {found} GPUs are seen here, and each rank needs one of its own"
+                f"tensor_parallel {degree}: {found} GPUs are seen here, and each rank needs one of "
+                f"its own"
             )
         if device == "cpu":
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # transformers would share out GPUs that it sees
+            # Transformers would share out GPUs that it sees
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
         self._listener: socket.socket | None = socket.create_server(("127.0.0.1", 0))
         port = self._listener.getsockname()[1]
         self._processes = [self._start(rank, port) for rank in range(1, degree)]
@@ -66,7 +72,9 @@ class RankGroup:
         return [process.pid for process in self._processes]
 
     def begin(self, settings: RankSettings) -> None:
-        """Has the others load their shares, and meets them. To be followed by loading this one's."""
+        """Has the others load their shares, and meets them. To be followed by loading this
+        one's.
+        """
         for process in self._processes:
             assert process.stdin is not None
             with suppress(BrokenPipeError):  # `lost` tells of it
@@ -100,7 +108,9 @@ class RankGroup:
         return self._broken
 
     def kill(self) -> None:
-        """Ends the others, which keep nothing that would be lost. A step that runs fails or waits forever."""
+        """Ends the others, which keep nothing that would be lost. A step that runs fails or waits
+        forever.
+        """
         for process in self._processes:
             process.kill()
         for process in self._processes:
@@ -122,6 +132,9 @@ class RankGroup:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()

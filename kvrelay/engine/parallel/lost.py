@@ -2,4 +2,6 @@
 
 
 class RankLost(Exception):
-    """A rank has died, or they no longer compute the same step: the worker has to end, and all its ranks with it."""
+    """A rank has died, or they no longer compute the same step: the worker has to end, and all its
+    ranks with it.
+    """

@@ -14,25 +14,35 @@ _KEYS = ("k_proj", "qkv_proj", "query_key_value")
 
 
 def check_degree(checkpoint: Checkpoint, degree: int) -> None:
-    """Raises ModelRefused unless transformers has a plan for the model that gives each rank as many KV heads."""
+    """Raises ModelRefused unless transformers has a plan for the model that gives each rank as many
+    KV heads.
+    """
     try:
         config = AutoConfig.from_pretrained(str(checkpoint.folder), local_files_only=True)
         with torch.device("meta"):  # shapes without memory
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except Exception as error:  # whatever a configuration can make transformers raise
-        raise ModelRefused(f"{checkpoint.folder}: transformers cannot load it: {error!s:.1000}") from error
+        raise ModelRefused(
+            f"{checkpoint.folder}: transformers cannot load it: {error!s:.1000}"
+        ) from error
     kind = type(model).__name__
     plan: dict[str, str] = model.tp_plan or {}
     if not plan:
         raise ModelRefused(
-            f"{checkpoint.folder}: tensor_parallel {degree} needs a plan of how weights are shared, and transformers "
+            f"{checkpoint.folder}: tensor_parallel {degree} needs a plan of how weights are "
+            f"shared, and transformers "
             f"has none for {kind}; set it to 1"
         )
     styles = {style for name, style in plan.items() if name.rpartition(".")[2] in _KEYS}
     if styles != {"colwise"}:
-        found = f"gathers its heads ({', '.join(sorted(styles))})" if styles else "leaves attention whole"
+        found = (
+            f"gathers its heads ({', '.join(sorted(styles))})"
+            if styles
+            else "leaves attention whole"
+        )
         raise ModelRefused(
-            f"{checkpoint.folder}: tensor_parallel {degree} is not for {kind}: transformers' plan {found}, so each "
+            f"{checkpoint.folder}: tensor_parallel {degree} is not for {kind}: transformers' plan "
+            f"{found}, so each "
             "rank would keep the whole KV cache; set it to 1"
         )
     text = config.get_text_config()
@@ -40,6 +50,7 @@ def check_degree(checkpoint: Checkpoint, degree: int) -> None:
     if heads % degree:
         allowed = ", ".join(str(one) for one in range(1, heads + 1) if heads % one == 0)
         raise ModelRefused(
-            f"{checkpoint.folder}: tensor_parallel {degree} does not divide {text.num_attention_heads} attention heads "
+            f"{checkpoint.folder}: tensor_parallel {degree} does not divide "
+            f"{text.num_attention_heads} attention heads "
             f"and {text.num_key_value_heads} KV heads; allowed are {allowed}"
         )

@@ -1,6 +1,8 @@
-"""The program of a rank from 1 on: `python -m kvrelay.engine.parallel.rank RANK DEGREE PORT`. RankGroup starts it.
+"""The program of a rank from 1 on: `python -m kvrelay.engine.parallel.rank RANK DEGREE PORT`.
+RankGroup starts it.
 
-It computes what rank 0 tells it until rank 0 ends it. All that can go wrong ends it, which rank 0 notices.
+It computes what rank 0 tells it until rank 0 ends it. All that can go wrong ends it, which rank 0
+notices.
 """
 
 from __future__ import annotations
@@ -40,7 +42,13 @@ def run(settings: RankSettings, rank: int, degree: int, port: int) -> None:
     torch.set_num_threads(settings.threads)
     channel.join(rank, degree, port, settings.device)
     # Rank 0 has the model's id; to read all weights once more for each rank would only take time.
-    loaded = load_model(settings.model_path, dtype=settings.dtype, device=settings.device, ranks=degree, identify=False)
+    loaded = load_model(
+        settings.model_path,
+        dtype=settings.dtype,
+        device=settings.device,
+        ranks=degree,
+        identify=False,
+    )
     layout = loaded.layout(settings.block_size, settings.kv_dtype)
     num_blocks, fd = channel.hear().tolist()
     if settings.device == "cpu":

@@ -16,7 +16,9 @@ _PART_NUMBERS = 4
 
 
 def step_to_numbers(step: Step) -> Numbers:
-    """1-D: how many tokens, parts and rows, then these, then the parts' blocks. Who listens to layers stays behind."""
+    """1-D: how many tokens, parts and rows, then these, then the parts' blocks. Who listens to
+    layers stays behind.
+    """
     parts = [(part.row, part.new, part.past, len(part.blocks)) for part in step.parts]
     return np.fromiter(
         chain(

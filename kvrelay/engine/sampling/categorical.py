@@ -15,7 +15,8 @@ from kvrelay.types import SamplingParams
 if TYPE_CHECKING:
     from kvrelay.engine.sampling.sampler import SampleRequest
 
-LIKELIEST_GUESSES = (64, 1024)  # tokens; where they hold what top_k and top_p keep, the rest need not be sorted
+# Tokens; where they hold what top_k and top_p keep, the rest need not be sorted
+LIKELIEST_GUESSES = (64, 1024)
 NOT_DRAWN = -1  # in the place of a token id, where a row's numbers are no distribution
 CACHED_ELEMENTS = 2**16  # logits that a CPU works on at a time, so that they stay in its cache
 
@@ -25,17 +26,24 @@ def is_cut(params: SamplingParams, vocab_size: int) -> bool:
     return 0 < params.top_k < vocab_size or params.top_p < 1
 
 
-def draw(logits: torch.Tensor, rows: Sequence[int], requests: Sequence[SampleRequest], cut: bool) -> torch.Tensor:
-    """Token ids [S], one for each of the given rows of `logits` [R, V]; `cut` says of all of these whether they are.
+def draw(
+    logits: torch.Tensor, rows: Sequence[int], requests: Sequence[SampleRequest], cut: bool
+) -> torch.Tensor:
+    """Token ids [S], one for each of the given rows of `logits` [R, V]; `cut` says of all of these
+    whether they are.
 
     NOT_DRAWN for a row with a NaN or no finite largest logit. No row's numbers reach another's.
     """
     vocab_size = logits.shape[1]
     params = [request.params for request in requests]
     assert all(one.seed is not None for one in params), "a request that draws carries a seed"
-    uniforms = uniform([one.seed or 0 for one in params], [len(request.token_ids) for request in requests])
+    uniforms = uniform(
+        [one.seed or 0 for one in params], [len(request.token_ids) for request in requests]
+    )
     top_k = [min(one.top_k or vocab_size, vocab_size) for one in params]
-    table = [(one.temperature, k, one.top_p, one.min_p) for one, k in zip(params, top_k, strict=True)]
+    table = [
+        (one.temperature, k, one.top_p, one.min_p) for one, k in zip(params, top_k, strict=True)
+    ]
     columns = to_device(np.column_stack((table, uniforms)), np.float64, logits.device)[:, :, None]
     index = to_device(rows, np.int64, logits.device)
     on_cpu = logits.device.type == "cpu"
@@ -49,7 +57,9 @@ def draw(logits: torch.Tensor, rows: Sequence[int], requests: Sequence[SampleReq
         weights.sub_(weights.amax(dim=1, keepdim=True)).div_(temperature.float()).exp_()
         if cut:
             keys = _keys(weights)
-            weights.masked_fill_(keys < _least_key(keys, weights, k.long(), top_p, (*sizes, vocab_size)), 0)
+            weights.masked_fill_(
+                keys < _least_key(keys, weights, k.long(), top_p, (*sizes, vocab_size)), 0
+            )
         if any(one.min_p for one in params):
             weights.masked_fill_(weights < min_p.float(), 0)
         tokens.append(_choice(weights, numbers))
@@ -57,19 +67,26 @@ def draw(logits: torch.Tensor, rows: Sequence[int], requests: Sequence[SampleReq
 
 
 def _keys(weights: torch.Tensor) -> torch.Tensor:
-    """Integers [S, V] in the order of the weights; of equal weights, that of the lower id is the larger."""
+    """Integers [S, V] in the order of the weights; of equal weights, that of the lower id is the
+    larger.
+    """
     ids = torch.arange(weights.shape[1] - 1, -1, -1, device=weights.device)
     # Floats that are not negative are ordered as their bits are.
     return weights.view(torch.int32).long().bitwise_left_shift_(32).bitwise_or_(ids)
 
 
 def _least_key(
-    keys: torch.Tensor, weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, sizes: Sequence[int]
+    keys: torch.Tensor,
+    weights: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    sizes: Sequence[int],
 ) -> torch.Tensor:
     """Keys [S, 1] of the last tokens that are kept, for weights [S, V], top_k and top_p [S, 1].
 
-    top_k keeps that many; top_p the likeliest of these up to the one with which their mass reaches top_p (Holtzman
-    et al., 2020). Sorts the `sizes[0]` likeliest tokens; where that is not enough, more.
+    top_k keeps that many; top_p the likeliest of these up to the one with which their mass reaches
+    top_p (Holtzman et al., 2020). Sorts the `sizes[0]` likeliest tokens; where that is not enough,
+    more.
     """
     size, *larger = sizes
     largest = keys.topk(size).values
@@ -88,11 +105,12 @@ def _least_key(
 
 
 def _choice(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Indices [S] by inverse transform sampling over the tokens of weights [S, N], which lie in the order of their ids.
-    NOT_DRAWN where the weights do not add up to a positive number.
+    """Indices [S] by inverse transform sampling over the tokens of weights [S, N], which lie in the
+    order of their ids. NOT_DRAWN where the weights do not add up to a positive number.
 
-    That order, unlike the order of probabilities, does not change with rounding errors: two workers whose logits
-    differ by an ulp draw the same token except where the uniform number falls within an ulp of a boundary.
+    That order, unlike the order of probabilities, does not change with rounding errors: two workers
+    whose logits differ by an ulp draw the same token except where the uniform number falls within
+    an ulp of a boundary.
     """
     cumulative = weights.cumsum(1, dtype=torch.float64)
     total = cumulative[:, -1:].contiguous()

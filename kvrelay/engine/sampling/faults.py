@@ -12,9 +12,11 @@ if TYPE_CHECKING:
 
 
 class SequenceFault(Internal):
-    """One sequence has no next token: the model's numbers for it are no distribution, or its step raises.
+    """One sequence has no next token: the model's numbers for it are no distribution, or its step
+    raises.
 
-    Nothing is said against the others of its batch, nor against the worker until another worker does better.
+    Nothing is said against the others of its batch, nor against the worker until another worker
+    does better.
     """
 
 
@@ -23,5 +25,7 @@ class SegmentsFailed(Exception):
 
     def __init__(self, outcomes: Sequence[list[Sampled] | KvRelayError]) -> None:
         failed = [one for one in outcomes if isinstance(one, KvRelayError)]
-        super().__init__(f"{len(failed)} of {len(outcomes)} segments failed, the first with: {failed[0]}")
+        super().__init__(
+            f"{len(failed)} of {len(outcomes)} segments failed, the first with: {failed[0]}"
+        )
         self.outcomes = outcomes  # of each segment: what was sampled, or why nothing was

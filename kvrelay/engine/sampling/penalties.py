@@ -1,4 +1,6 @@
-"""What a request asks to be changed about its logits before a token is chosen, for a whole batch at a time."""
+"""What a request asks to be changed about its logits before a token is chosen, for a whole batch at
+a time.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,18 @@ from kvrelay.engine.base.device import to_device
 if TYPE_CHECKING:
     from kvrelay.engine.sampling.sampler import SampleRequest
 
-# Stands for "never drawn". Finite, so that a row in which every token is banned is still a distribution.
+# Stands for "never drawn". Finite, so that a row in which every token is banned is still a
+# distribution.
 BANNED = torch.finfo(torch.float32).min
 
 
 def adjusted(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> torch.Tensor:
-    """Logits [R, V] float32 with bias, bans and penalties applied, in this order; the given ones are left as they are.
+    """Logits [R, V] float32 with bias, bans and penalties applied, in this order; the given ones
+    are left as they are.
 
-    repetition_penalty divides positive and multiplies negative logits of tokens in prompt or output (Keskar et al.,
-    CTRL, 2019); frequency_penalty is subtracted once per occurrence in the output, presence_penalty once if any.
+    repetition_penalty divides positive and multiplies negative logits of tokens in prompt or output
+    (Keskar et al., CTRL, 2019); frequency_penalty is subtracted once per occurrence in the output,
+    presence_penalty once if any.
     """
     rows = [row for row, request in enumerate(requests) if _changes_logits(request)]
     if not rows:
@@ -48,9 +53,15 @@ def _changes_logits(request: SampleRequest) -> bool:
 
 
 def _bias(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> None:
-    chosen = {row: request.params.logit_bias for row, request in enumerate(requests) if request.params.logit_bias}
+    chosen = {
+        row: request.params.logit_bias
+        for row, request in enumerate(requests)
+        if request.params.logit_bias
+    }
     if chosen:
-        places = _places(logits, {row: [token for token, _ in bias] for row, bias in chosen.items()})
+        places = _places(
+            logits, {row: [token for token, _ in bias] for row, bias in chosen.items()}
+        )
         amounts = [amount for bias in chosen.values() for _, amount in bias]
         logits.view(-1).index_add_(0, places, to_device(amounts, np.float32, logits.device))
 
@@ -59,7 +70,11 @@ def _ban(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> None:
     """No end of the answer before min_tokens."""
     vocab_size = logits.shape[1]
     stops = {
-        row: [t for t in request.eos_token_ids.union(request.params.stop_token_ids) if 0 <= t < vocab_size]
+        row: [
+            t
+            for t in request.eos_token_ids.union(request.params.stop_token_ids)
+            if 0 <= t < vocab_size
+        ]
         for row, request in enumerate(requests)
         if request.num_output < request.params.min_tokens
     }
@@ -71,14 +86,18 @@ def _ban(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> None:
 
 
 def _penalise_repetition(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> None:
-    seen = {row: one.token_ids for row, one in enumerate(requests) if one.params.repetition_penalty != 1}
+    seen = {
+        row: one.token_ids for row, one in enumerate(requests) if one.params.repetition_penalty != 1
+    }
     if seen:
         places = _places(logits, seen)  # repeated ones get the same value each time
         penalty = _for_each(seen, [requests[row].params.repetition_penalty for row in seen], logits)
         values = logits.view(-1)[places]
         penalised = torch.where(values > 0, values / penalty, values * penalty)
         # A banned token times the penalty, or a large logit through a small one, would be infinite.
-        logits.view(-1)[places] = torch.where(values.isfinite(), penalised.clamp(BANNED, -BANNED), penalised)
+        logits.view(-1)[places] = torch.where(
+            values.isfinite(), penalised.clamp(BANNED, -BANNED), penalised
+        )
 
 
 def _penalise_output(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> None:
@@ -89,8 +108,12 @@ def _penalise_output(logits: torch.Tensor, requests: Sequence[SampleRequest]) ->
     }
     if output:
         places = _places(logits, output)
-        presence = _for_each(output, [requests[row].params.presence_penalty for row in output], logits)
-        frequency = _for_each(output, [requests[row].params.frequency_penalty for row in output], logits)
+        presence = _for_each(
+            output, [requests[row].params.presence_penalty for row in output], logits
+        )
+        frequency = _for_each(
+            output, [requests[row].params.frequency_penalty for row in output], logits
+        )
         counts = torch.zeros_like(logits).view(-1)
         counts.scatter_add_(0, places, torch.ones_like(presence))
         # Repeated places get the same value each time.
@@ -100,11 +123,17 @@ def _penalise_output(logits: torch.Tensor, requests: Sequence[SampleRequest]) ->
 def _places(logits: torch.Tensor, tokens: Mapping[int, Sequence[int]]) -> torch.Tensor:
     """Where the tokens of each row lie in the flattened logits, row after row: [N] int64."""
     width = logits.shape[1]
-    places = [row * width + np.asarray(token_ids, dtype=np.int64) for row, token_ids in tokens.items()]
+    places = [
+        row * width + np.asarray(token_ids, dtype=np.int64) for row, token_ids in tokens.items()
+    ]
     return to_device(np.concatenate(places), np.int64, logits.device)
 
 
-def _for_each(tokens: Mapping[int, Sequence[int]], values: list[float], logits: torch.Tensor) -> torch.Tensor:
+def _for_each(
+    tokens: Mapping[int, Sequence[int]], values: list[float], logits: torch.Tensor
+) -> torch.Tensor:
     """One value per row, repeated for each of the row's tokens: [N] float32."""
-    repeated = np.repeat(np.asarray(values, dtype=np.float32), [len(token_ids) for token_ids in tokens.values()])
+    repeated = np.repeat(
+        np.asarray(values, dtype=np.float32), [len(token_ids) for token_ids in tokens.values()]
+    )
     return to_device(repeated, np.float32, logits.device)

@@ -1,4 +1,6 @@
-"""Counter-based random numbers: each is computed from its key and counter alone, so nothing has to be remembered."""
+"""Counter-based random numbers: each is computed from its key and counter alone, so nothing has to
+be remembered.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ _INCREMENTS = np.array([[0x9E3779B97F4A7C15], [0xBB67AE8584CAA73B]], dtype=np.ui
 
 
 def uniform(seeds: Sequence[int], counters: Sequence[int]) -> NDArray[np.float64]:
-    """Numbers in [0, 1), [N] float64: Philox4x64-10 (Salmon et al., 2011) under key `seed` modulo 2^64.
+    """Numbers in [0, 1), [N] float64: Philox4x64-10 (Salmon et al., 2011) under key `seed` modulo
+    2^64.
 
-    Each is what `numpy.random.Philox(key=seed % 2**64, counter=counter)` gives first, its upper 53 bits.
+    Each is what `numpy.random.Philox(key=seed % 2**64, counter=counter)` gives first, its upper 53
+    bits.
     """
     keys = np.zeros((2, len(seeds)), dtype=np.uint64)
     keys[0] = [seed % 2**64 for seed in seeds]

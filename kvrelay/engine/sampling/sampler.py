@@ -1,4 +1,6 @@
-"""From logits to tokens. A draw depends on the logits, the seed and the position, never on batch, worker or history."""
+"""From logits to tokens. A draw depends on the logits, the seed and the position, never on batch,
+worker or history.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from kvrelay.errors import InvalidArgument, KvRelayError
 from kvrelay.sampling_limits import LEAST_TEMPERATURE, check_params
 from kvrelay.types import SamplingParams, TokenLogprobs
 
-# OpenAI's number for a very unlikely token. Zero probability has no logarithm, and JSON no infinity.
+# OpenAI's number for a very unlikely token. Zero probability has no logarithm, and JSON no
+# infinity.
 LEAST_LOGPROB = -9999.0
 
 
@@ -45,18 +48,25 @@ class Sampled:
 def sample(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> list[Sampled | KvRelayError]:
     """One token for each row of `logits` [R, V], of any float dtype.
 
-    The steps are logit_bias, min_tokens, penalties, temperature, top_k, top_p, min_p, draw. Log-probabilities are the
-    model's own: the log-softmax of the logits as they came in, before any of these steps, and at least LEAST_LOGPROB. A
-    row's result does not depend on the others. On a GPU the host waits once, for the results.
+    The steps are logit_bias, min_tokens, penalties, temperature, top_k, top_p, min_p, draw.
+    Log-probabilities are the model's own: the log-softmax of the logits as they came in, before any
+    of these steps, and at least LEAST_LOGPROB. A row's result does not depend on the others. On a
+    GPU the host waits once, for the results.
 
-    A row that cannot be drawn from has an error in the place of its token, and costs the others nothing:
-    InvalidArgument for sampling values that are not allowed, SequenceFault for logits with a NaN or without a finite
-    maximum. Token ids are from 0 to V - 1.
+    A row that cannot be drawn from has an error in the place of its token, and costs the others
+    nothing: InvalidArgument for sampling values that are not allowed, SequenceFault for logits with
+    a NaN or without a finite maximum. Token ids are from 0 to V - 1.
     """
     logits = logits.float()
-    flaws = {row: flaw for row, request in enumerate(requests) if (flaw := _flaw(request, logits.shape[1]))}
+    flaws = {
+        row: flaw
+        for row, request in enumerate(requests)
+        if (flaw := _flaw(request, logits.shape[1]))
+    }
     if flaws:
-        requests = [_without_options(one) if row in flaws else one for row, one in enumerate(requests)]
+        requests = [
+            _without_options(one) if row in flaws else one for row, one in enumerate(requests)
+        ]
     tokens = _tokens(logits, requests)
     if all(request.params.logprobs is None for request in requests):
         sampled = [Sampled(token_id) for token_id in tokens.tolist()]
@@ -81,14 +91,20 @@ def _checked(sampled: Sampled, vocab_size: int) -> Sampled | KvRelayError:
     drawn = 0 <= sampled.token_id < vocab_size
     if drawn and (sampled.logprobs is None or isfinite(sampled.logprobs.logprob)):
         return sampled
-    return SequenceFault("the model's logits for the next token are no distribution: they hold NaN or infinity")
+    return SequenceFault(
+        "the model's logits for the next token are no distribution: they hold NaN or infinity"
+    )
 
 
 def _tokens(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> torch.Tensor:
     """Token ids [R] for float32 logits [R, V], with NOT_DRAWN for each row that has none."""
     scores = adjusted(logits, requests)
     tokens = _argmax(scores)
-    drawing = [row for row, request in enumerate(requests) if request.params.temperature >= LEAST_TEMPERATURE]
+    drawing = [
+        row
+        for row, request in enumerate(requests)
+        if request.params.temperature >= LEAST_TEMPERATURE
+    ]
     for cut in (False, True):
         rows = [row for row in drawing if is_cut(requests[row].params, logits.shape[1]) is cut]
         if rows:
@@ -98,14 +114,24 @@ def _tokens(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> torch.Te
 
 
 def _argmax(logits: torch.Tensor) -> torch.Tensor:
-    """Indices [R] of the largest of logits [R, V], NOT_DRAWN where that is not finite. NaN counts as the largest."""
+    """Indices [R] of the largest of logits [R, V], NOT_DRAWN where that is not finite. NaN counts
+    as the largest.
+    """
     # numpy's is ten times as fast as torch's own.
-    index = torch.from_numpy(logits.numpy().argmax(axis=-1)) if logits.device.type == "cpu" else logits.argmax(dim=-1)
+    index = (
+        torch.from_numpy(logits.numpy().argmax(axis=-1))
+        if logits.device.type == "cpu"
+        else logits.argmax(dim=-1)
+    )
     return torch.where(logits.gather(1, index[:, None])[:, 0].isfinite(), index, NOT_DRAWN)
 
 
-def _with_logprobs(tokens: torch.Tensor, logits: torch.Tensor, requests: Sequence[SampleRequest]) -> list[Sampled]:
-    """Adds log-probabilities where they are asked for; all results leave the device in one tensor."""
+def _with_logprobs(
+    tokens: torch.Tensor, logits: torch.Tensor, requests: Sequence[SampleRequest]
+) -> list[Sampled]:
+    """Adds log-probabilities where they are asked for; all results leave the device in one
+    tensor.
+    """
     asked: dict[int, list[int]] = {}  # how many of the likeliest -> rows
     for row, request in enumerate(requests):
         if request.params.logprobs is not None:
@@ -115,7 +141,8 @@ def _with_logprobs(tokens: torch.Tensor, logits: torch.Tensor, requests: Sequenc
         index = to_device(rows, np.int64, logits.device)
         logprobs = logits[index].log_softmax(dim=-1).clamp_(min=LEAST_LOGPROB)  # NaN stays
         results += [logprobs.gather(1, tokens[index, None].clamp(min=0)), *logprobs.topk(top)]
-    numbers = iter(torch.cat([one.flatten().double() for one in results]).tolist())  # float64 holds ids exactly
+    # Float64 holds ids exactly
+    numbers = iter(torch.cat([one.flatten().double() for one in results]).tolist())
     token_ids = [int(token_id) for token_id in islice(numbers, len(requests))]
     found: dict[int, TokenLogprobs] = {}
     for top, rows in asked.items():

@@ -34,7 +34,9 @@ def distribution(samples: Sequence[Sequence[float]]) -> Json | None:
         "runs": [
             {
                 "n": len(run),
-                "cdf": [percentile(run, 100 * step / _STEPS) for step in range(_STEPS + 1)] if run else [],
+                "cdf": [percentile(run, 100 * step / _STEPS) for step in range(_STEPS + 1)]
+                if run
+                else [],
                 "bins": _bins(run, low, high, logarithmic),
                 "beyond": sum(value >= high for value in run),
             }
@@ -47,6 +49,10 @@ def _bins(run: Sequence[float], low: float, high: float, logarithmic: bool) -> l
     counts = [0] * BINS
     for value in run:
         if value < high:
-            share = math.log(max(value, low) / low) / math.log(high / low) if logarithmic else value / high
+            share = (
+                math.log(max(value, low) / low) / math.log(high / low)
+                if logarithmic
+                else value / high
+            )
             counts[min(BINS - 1, int(share * BINS))] += 1
     return counts

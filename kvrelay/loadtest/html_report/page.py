@@ -39,15 +39,20 @@ def compare_page(reports: tuple[Report, Report], names: tuple[str, str]) -> str:
     return _document("Comparison", reports, names, None)
 
 
-def _document(title: str, reports: Sequence[Report], names: Sequence[str], sweep: Json | None) -> str:
+def _document(
+    title: str, reports: Sequence[Report], names: Sequence[str], sweep: Json | None
+) -> str:
     samples = [report.samples() for report in reports]
     data = {
         "title": title,
         "sweep": sweep,
-        "latencies": {name: distribution([one[name] for one in samples]) for name in samples[0]} if samples else {},
+        "latencies": {name: distribution([one[name] for one in samples]) for name in samples[0]}
+        if samples
+        else {},
         "runs": [_run(report, name) for report, name in zip(reports, names, strict=True)],
     }
-    # A script element ends at the first "</"; within JSON's strings any "<" may be written as an escape.
+    # A script element ends at the first "</"; within JSON's strings any "<" may be written as an
+    # escape.
     text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     script = "\n".join(map(_part, ("page.kit.js", "page.plots.js", "page.timeline.js", "page.js")))
     parts = {"style": _part("page.css"), "script": script, "data": text}
@@ -67,7 +72,11 @@ def _run(report: Report, name: str) -> Json:
     slowest = sorted(answered, key=lambda row: row.ttft_s or 0.0)[-max(1, len(answered) // 10) :]
     return {
         "name": name,
-        "options": {key: value for key, value in report.options.items() if value is not None and key != "cut"},
+        "options": {
+            key: value
+            for key, value in report.options.items()
+            if value is not None and key != "cut"
+        },
         "slos": {slo.metric: slo.milliseconds for slo in report.slos},
         "warnings": report.warnings,
         "requests": len(report.rows),
@@ -76,14 +85,18 @@ def _run(report: Report, name: str) -> Json:
         "rates": report.rates(),
         "good_share": report.good_share if report.slos else None,
         "latencies": {key: one and asdict(one) for key, one in report.latencies().items()},
-        "reuse": report.reuse and {**report.reuse.shares(), "block_tokens": report.reuse.block_tokens},
+        "reuse": report.reuse
+        and {**report.reuse.shares(), "block_tokens": report.reuse.block_tokens},
         "paths": [[*key, count] for key, count in _paths(answered)],
         "errors": _errors(report.rows),
         "strayed": len(report.strayed),
         "parts": {"mean": ttft_parts(answered), "slowest tenth": ttft_parts(slowest)},
-        "dots": [[row.scheduled_s, (row.ttft_s or 0.0) * 1000, row.path] for row in _thinned(answered)],
+        "dots": [
+            [row.scheduled_s, (row.ttft_s or 0.0) * 1000, row.path] for row in _thinned(answered)
+        ],
         "binned": asdict(binned(report)),
-        "timeline": report.timeline and asdict(replace(report.timeline, samples=_thinned(report.timeline.samples))),
+        "timeline": report.timeline
+        and asdict(replace(report.timeline, samples=_thinned(report.timeline.samples))),
         "gantt": _gantt(report.rows),
     }
 
@@ -93,7 +106,9 @@ def _sweep(sweep: Sweep) -> Json:
         "attainment": sweep.attainment,
         "best": sweep.best_rate,
         "warnings": sweep.warnings,
-        "slos": {slo.metric: slo.milliseconds for slo in sweep.runs[0][1].slos} if sweep.runs else {},
+        "slos": {slo.metric: slo.milliseconds for slo in sweep.runs[0][1].slos}
+        if sweep.runs
+        else {},
         "runs": [
             {
                 "rate": rate,
@@ -139,16 +154,23 @@ def _gantt(rows: Sequence[Row]) -> Json:
 
 def _bar(row: Row) -> Json:
     handoff = row.ledger.handoff if row.ledger else None
-    workers = [one.prefill_worker or one.decode_worker for one in row.ledger.attempts] if row.ledger else []
+    workers = (
+        [one.prefill_worker or one.decode_worker for one in row.ledger.attempts]
+        if row.ledger
+        else []
+    )
     return {
         "id": row.index,
         "at": row.scheduled_s,
-        "segments": [[kind, round(start, 6), round(stop, 6)] for kind, start, stop in segments(row)],
+        "segments": [
+            [kind, round(start, 6), round(stop, 6)] for kind, start, stop in segments(row)
+        ],
         "first": None if row.ttft_s is None else row.scheduled_s + row.ttft_s,
         "tokens": [row.prompt_tokens, row.cached_tokens, row.output_tokens],
         "path": row.path,
         "why": row.why,
         "workers": workers,
-        "handoff": handoff and {"transport": handoff.transport, "bytes": handoff.bytes, "ms": handoff.seconds * 1000},
+        "handoff": handoff
+        and {"transport": handoff.transport, "bytes": handoff.bytes, "ms": handoff.seconds * 1000},
         "error": f"{row.error}: {row.message}" if row.error else "",
     }

@@ -6,15 +6,17 @@ from collections.abc import Sequence
 
 from kvrelay.loadtest.report.row import Row
 
-_AFTER_PREFILL = ("return", "emit")  # phases in which the first token travels; the hand-off goes on beside them
+# Phases in which the first token travels; the hand-off goes on beside them
+_AFTER_PREFILL = ("return", "emit")
 Segment = tuple[str, float, float]  # kind, from, to
 
 
 def segments(row: Row) -> list[Segment]:
     """Of an answered request, in seconds after the test's start, in order and without gaps.
 
-    send: the client and the network; queue; prefill; handoff: what of it came after the end of prefill; decode.
-    The first token is out at the end of prefill. Without a ledger: first (up to the first token) and decode.
+    send: the client and the network; queue; prefill; handoff: what of it came after the end of
+    prefill; decode. The first token is out at the end of prefill. Without a ledger: first (up to
+    the first token) and decode.
     """
     if row.ttft_s is None or row.e2e_s is None:
         return []
@@ -39,7 +41,9 @@ def segments(row: Row) -> list[Segment]:
 
 
 def ttft_parts(rows: Sequence[Row]) -> dict[str, float]:
-    """Mean seconds of the ledger's phases, and of the client and the network before them; empty without ledgers."""
+    """Mean seconds of the ledger's phases, and of the client and the network before them; empty
+    without ledgers.
+    """
     sums: dict[str, float] = {}
     told = 0
     for row in rows:

@@ -37,18 +37,31 @@ def write(file: Path, text: str) -> None:
 
 
 def load(file: Path) -> Report | Sweep:
-    """Reads what `save` wrote; the numbers are computed again from the rows. Raises InvalidArgument."""
+    """Reads what `save` wrote; the numbers are computed again from the rows. Raises
+    InvalidArgument.
+    """
     try:
         document = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse)
         if document["format"] == SWEEP_FORMAT:
             return sweep_from_json(document)
         if document["format"] != FORMAT:
-            raise ValueError(f"format {document['format']!r} is neither {FORMAT} nor {SWEEP_FORMAT}")
+            raise ValueError(
+                f"format {document['format']!r} is neither {FORMAT} nor {SWEEP_FORMAT}"
+            )
         return report_from_json(document)
     except OSError as error:
         raise InvalidArgument(f"{file}: {error.strerror}") from error
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError, InvalidArgument) as error:
-        raise InvalidArgument(f"{file}: not a file that `kvrelay loadtest --json` wrote: {error!s:.300}") from error
+    except (
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+        RecursionError,
+        InvalidArgument,
+    ) as error:
+        raise InvalidArgument(
+            f"{file}: not a file that `kvrelay loadtest --json` wrote: {error!s:.300}"
+        ) from error
 
 
 def load_report(file: Path) -> Report:
@@ -68,7 +81,9 @@ def report_to_json(report: Report) -> Json:
         "warnings": report.warnings,
         "duration_seconds": report.duration_s,
         "rates_per_second": report.rates(),
-        "latencies_seconds": {name: one and asdict(one) for name, one in report.latencies().items()},
+        "latencies_seconds": {
+            name: one and asdict(one) for name, one in report.latencies().items()
+        },
         "good_share": report.good_share,
         "errors": report.errors,
         "paths": report.paths,
@@ -86,7 +101,9 @@ def report_from_json(document: Json) -> Report:
         slos=read(tuple[Slo, ...], document["slos"]),
         rows=tuple(row_from_json(row) for row in document["requests"]),
         timeline=None if timeline is None else read(Timeline, timeline),
-        reuse=None if reuse is None else read(Reuse, {k: value for k, value in reuse.items() if k != "shares"}),
+        reuse=None
+        if reuse is None
+        else read(Reuse, {k: value for k, value in reuse.items() if k != "shares"}),
         interrupted=read(bool, document.get("interrupted", False)),
     )
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from kvrelay.types import Ledger
 
-# A router's reason for the local path that is as it should be: too little of the prompt is uncached to hand it off.
+# A router's reason for the local path that is as it should be: too little of the prompt is uncached
+# to hand it off.
 _SHORT_OR_CACHED = "local_below_tokens"
 
 
@@ -48,5 +49,7 @@ class Row:
 
     @property
     def should_have_been_disaggregated(self) -> bool:
-        """It went local although its prompt was neither short nor cached: for want of prefill workers."""
+        """It went local although its prompt was neither short nor cached: for want of prefill
+        workers.
+        """
         return self.path == "local" and _SHORT_OR_CACHED not in self.why

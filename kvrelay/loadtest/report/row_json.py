@@ -21,7 +21,9 @@ def row_to_json(row: Row) -> Json:
 
 def row_from_json(value: object) -> Row:
     """Raises ValueError for what is no row."""
-    return read(Row, value | {"ledger": _listed(value.get("ledger"))} if isinstance(value, dict) else value)
+    return read(
+        Row, value | {"ledger": _listed(value.get("ledger"))} if isinstance(value, dict) else value
+    )
 
 
 def ledger_from_json(value: object) -> Ledger | None:

@@ -36,7 +36,9 @@ def summarize(values: Sequence[float]) -> Summary | None:
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Of an ascending, non-empty sample: between two values, linear interpolation (Hyndman and Fan's type 7)."""
+    """Of an ascending, non-empty sample: between two values, linear interpolation (Hyndman and
+    Fan's type 7).
+    """
     place = (len(ordered) - 1) * percent / 100
     below = math.floor(place)
     above = min(below + 1, len(ordered) - 1)

@@ -35,7 +35,9 @@ class Report:
     @property
     def duration_s(self) -> float:
         """From the test's start to the end of the last answer, or the last failure."""
-        return max((row.scheduled_s + row.e2e_s for row in self.rows if row.e2e_s is not None), default=0.0)
+        return max(
+            (row.scheduled_s + row.e2e_s for row in self.rows if row.e2e_s is not None), default=0.0
+        )
 
     @property
     def errors(self) -> dict[str, int]:
@@ -95,11 +97,15 @@ class Report:
         ttft = self.latencies()["TTFT"]
         if self.late_p99_s > max(LATE_S, LATE_SHARE * (ttft.median if ttft else 0.0)):
             found.append(
-                f"the load generator was late itself: p99 {self.late_p99_s * 1000:.0f} ms after the scheduled "
-                "arrival; that is in every latency here. Give it a core of its own, or lower the rate"
+                f"the load generator was late itself: p99 {self.late_p99_s * 1000:.0f} ms after "
+                f"the scheduled "
+                "arrival; that is in every latency here. Give it a core of its own, or lower the "
+                "rate"
             )
         if self.interrupted:
-            found.append(f"interrupted: only the {len(self.rows)} requests that had ended are counted")
+            found.append(
+                f"interrupted: only the {len(self.rows)} requests that had ended are counted"
+            )
         cut = self.options.get("cut")
         if cut and cut["requests"]:
             found.append(
@@ -110,8 +116,10 @@ class Report:
             shares = self.reuse.shares()
             if shares["reported"] > shares["unlimited"] + _SMALLER_BLOCKS_SHARE:
                 found.append(
-                    f"{shares['reported']:.1%} of the prompt tokens came from a cache, and this test itself explains "
-                    f"{shares['unlimited']:.1%}: prompts were cached before the test; give another --seed"
+                    f"{shares['reported']:.1%} of the prompt tokens came from a cache, and this "
+                    f"test itself explains "
+                    f"{shares['unlimited']:.1%}: prompts were cached before the test; give another "
+                    f"--seed"
                 )
         if self.timeline is not None and self.timeline.missed:
             found.append(f"the cluster's status did not come in time {self.timeline.missed} times")

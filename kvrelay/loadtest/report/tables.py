@@ -24,11 +24,17 @@ def report_table(report: Report) -> RenderableType:
     for name, summary in report.latencies().items():
         if summary is not None:
             table.add_row(name, *(_milliseconds(getattr(summary, column)) for column in _COLUMNS))
-    answered = f"{len(report.answered)} of {len(report.rows)} requests answered in {report.duration_s:.2f} s"
+    answered = (
+        f"{len(report.answered)} of {len(report.rows)} requests answered in "
+        f"{report.duration_s:.2f} s"
+    )
     rates = ", ".join(f"{name} {rate:.2f}" for name, rate in report.rates().items())
     lines = [answered, f"per second: {rates}", f"paths: {_counts(report.paths)}"]
     if report.slos:
-        lines.append("goodput: " + ", ".join(f"{slo.metric} within {slo.milliseconds:g} ms" for slo in report.slos))
+        lines.append(
+            "goodput: "
+            + ", ".join(f"{slo.metric} within {slo.milliseconds:g} ms" for slo in report.slos)
+        )
     if report.errors:
         lines.append(f"errors: {_counts(report.errors)}")
     if report.reuse is not None and (report.reuse.unlimited or report.reuse.reported):
@@ -40,7 +46,16 @@ def report_table(report: Report) -> RenderableType:
 def sweep_table(sweep: Sweep) -> RenderableType:
     """A line for each rate. Latencies in milliseconds."""
     table = Table(title="milliseconds", title_justify="left")
-    for column in ("requests/s", "within SLOs", "goodput/s", "errors", "TTFT p50", "p99", "TPOT p50", "ITL p99"):
+    for column in (
+        "requests/s",
+        "within SLOs",
+        "goodput/s",
+        "errors",
+        "TTFT p50",
+        "p99",
+        "TPOT p50",
+        "ITL p99",
+    ):
         table.add_column(column, justify="right")
     for rate, report in sweep.runs:
         latencies = report.latencies()
@@ -50,7 +65,10 @@ def sweep_table(sweep: Sweep) -> RenderableType:
             f"{report.good_share:.0%}",
             f"{report.rates()['goodput requests']:.2f}",
             str(sum(report.errors.values())),
-            *("-" if latencies[name] is None else _milliseconds(getattr(latencies[name], one)) for name, one in cells),
+            *(
+                "-" if latencies[name] is None else _milliseconds(getattr(latencies[name], one))
+                for name, one in cells
+            ),
         )
     asked = f"with at least {sweep.attainment:.0%} of the requests within every objective"
     if sweep.best_rate is None:
@@ -66,8 +84,10 @@ def _reuse(reuse: Reuse) -> list[str]:
     shares = reuse.shares()
     counters = f", its counters {shares['counters']:.1%}" if "counters" in shares else ""
     return [
-        f"prefix reuse: {shares['reported']:.1%} of the prompt tokens, by the target with each answer{counters}",
-        f"an unlimited cache of blocks of {reuse.block_tokens} would have had {shares['unlimited']:.1%}; "
+        f"prefix reuse: {shares['reported']:.1%} of the prompt tokens, by the target with each "
+        f"answer{counters}",
+        f"an unlimited cache of blocks of {reuse.block_tokens} would have had "
+        f"{shares['unlimited']:.1%}; "
         f"{shares['computed']:.1%} had been computed when their request was sent",
     ]
 
@@ -81,7 +101,9 @@ def comparison_table(first: Report, second: Report, names: tuple[str, str]) -> T
     rates = second.rates()
     for name, rate in first.rates().items():
         if name in rates:
-            table.add_row(f"{name} per s", f"{rate:.2f}", f"{rates[name]:.2f}", _change(rate, rates[name]))
+            table.add_row(
+                f"{name} per s", f"{rate:.2f}", f"{rates[name]:.2f}", _change(rate, rates[name])
+            )
     latencies = second.latencies()
     for name, before in first.latencies().items():
         after = latencies[name]
@@ -90,7 +112,9 @@ def comparison_table(first: Report, second: Report, names: tuple[str, str]) -> T
         table.add_section()
         for column in ("median", "p95", "p99"):
             old, new = getattr(before, column), getattr(after, column)
-            table.add_row(f"{name} {column}, ms", _milliseconds(old), _milliseconds(new), _change(old, new))
+            table.add_row(
+                f"{name} {column}, ms", _milliseconds(old), _milliseconds(new), _change(old, new)
+            )
     table.add_section()
     table.add_row("errors", str(sum(first.errors.values())), str(sum(second.errors.values())), "")
     return table

@@ -24,7 +24,8 @@ class PoolSample:
     kv_share: float  # held part of the pool's KV blocks
     tokens_per_second: float
     busy_share: float = 0.0  # mean of the ready workers
-    leased_share: float = 0.0  # part of the pool's KV blocks that waits for prompts' KV; within kv_share
+    # Part of the pool's KV blocks that waits for prompts' KV; within kv_share
+    leased_share: float = 0.0
 
     @classmethod
     def of(cls, pool: PoolStatus) -> PoolSample:
@@ -69,7 +70,9 @@ class Timeline:
 
 
 class Watch:
-    """Looks at a cluster's status at intervals. One that does not answer in time is missed, not waited for."""
+    """Looks at a cluster's status at intervals. One that does not answer in time is missed, not
+    waited for.
+    """
 
     def __init__(self, client: AdminClient, interval_s: float = INTERVAL_S) -> None:
         self._client = client
@@ -94,7 +97,9 @@ class Watch:
         return Timeline(
             samples=tuple(self._samples),
             decisions=tuple(
-                Scaling(one.unix_time - self._unix_start, one.pool, one.before, one.after, one.reason)
+                Scaling(
+                    one.unix_time - self._unix_start, one.pool, one.before, one.after, one.reason
+                )
                 for one in decisions
             ),
             missed=self._missed,
@@ -104,4 +109,6 @@ class Watch:
         now = time.perf_counter() - self._start
         pools: dict[str, PoolSample] = {pool.name: PoolSample.of(pool) for pool in status.pools}
         self._samples.append(Sample(now, status.router.running, status.router.waiting, pools))
-        self._decisions |= dict.fromkeys(one for one in status.decisions if one.unix_time >= self._unix_start)
+        self._decisions |= dict.fromkeys(
+            one for one in status.decisions if one.unix_time >= self._unix_start
+        )

@@ -13,7 +13,8 @@ _LARGEST = 2**53  # of numbers: up to here floats hold whole ones, and sums of m
 
 
 def read(kind: type[T], value: object) -> T:
-    """`value`, as json.loads gives it, as a `kind`: a dataclass of numbers, texts, tuples, dicts and dataclasses.
+    """`value`, as json.loads gives it, as a `kind`: a dataclass of numbers, texts, tuples, dicts
+    and dataclasses.
 
     Raises ValueError that names the place of what is something else, is not known or is missing.
     """
@@ -41,7 +42,9 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
         return lambda value: value
     if dataclasses.is_dataclass(kind):
         hints = get_type_hints(kind)
-        return functools.partial(_dataclass, kind, {name: _reader(hint) for name, hint in hints.items()})
+        return functools.partial(
+            _dataclass, kind, {name: _reader(hint) for name, hint in hints.items()}
+        )
     return functools.partial(_number if kind in (int, float) else _scalar, kind)
 
 

@@ -10,7 +10,15 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from kvrelay.client.connection import OPEN, Connection
-from kvrelay.errors import DeadlineExceeded, Internal, InvalidArgument, KvRelayError, NotFound, Unavailable, error_for
+from kvrelay.errors import (
+    DeadlineExceeded,
+    Internal,
+    InvalidArgument,
+    KvRelayError,
+    NotFound,
+    Unavailable,
+    error_for,
+)
 from kvrelay.loadtest.report.row import Row
 from kvrelay.loadtest.report.row_json import ledger_from_json
 from kvrelay.loadtest.senders import sse
@@ -35,9 +43,15 @@ class HttpSender:
             host, port = parts.hostname, parts.port
         except ValueError:
             host = port = None
-        if host is None or port is None or parts.scheme not in ("http", "https") or parts.path not in ("", "/"):
+        if (
+            host is None
+            or port is None
+            or parts.scheme not in ("http", "https")
+            or parts.path not in ("", "/")
+        ):
             raise InvalidArgument(
-                f"{target!r} is not a target; give http://HOST:PORT or https://HOST:PORT", field="target"
+                f"{target!r} is not a target; give http://HOST:PORT or https://HOST:PORT",
+                field="target",
             )
         self._host, self._port, self._timeout = host, port, timeout
         self._tls = connection.ssl_context() if parts.scheme == "https" else None
@@ -51,7 +65,13 @@ class HttpSender:
             models = await response.json()
             with _readable("/v1/models"):
                 found = tuple(
-                    ModelInfo(str(one["id"]), _count(one, "max_model_len"), "", "", _count(one, "vocab_size"))
+                    ModelInfo(
+                        str(one["id"]),
+                        _count(one, "max_model_len"),
+                        "",
+                        "",
+                        _count(one, "vocab_size"),
+                    )
                     for one in models.get("data") or ()
                 )
         self._model = found[0].id if found else ""
@@ -72,7 +92,9 @@ class HttpSender:
             return watch.failed(error)
 
     async def complete(self, request: PlannedRequest, extra: dict[str, Any]) -> dict[str, Any]:
-        """The whole answer, for a request that `extra` makes one without a stream. Raises KvRelayError."""
+        """The whole answer, for a request that `extra` makes one without a stream. Raises
+        KvRelayError.
+        """
         async with self._call("POST", "/v1/completions", self._body(request) | extra) as response:
             return await response.json()
 
@@ -116,11 +138,15 @@ class HttpSender:
         }
 
     @asynccontextmanager
-    async def _call(self, method: str, path: str, body: Any = None) -> AsyncIterator[sse.HttpResponse]:
+    async def _call(
+        self, method: str, path: str, body: Any = None
+    ) -> AsyncIterator[sse.HttpResponse]:
         host = f"{self._host}:{self._port}"
         try:
             async with asyncio.timeout(self._timeout):
-                reader, writer = await asyncio.open_connection(self._host, self._port, limit=2**20, ssl=self._tls)
+                reader, writer = await asyncio.open_connection(
+                    self._host, self._port, limit=2**20, ssl=self._tls
+                )
                 try:
                     yield await sse.request(reader, writer, host, method, path, body, self._headers)
                 finally:
@@ -136,14 +162,19 @@ class HttpSender:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         return None
 
 
 @contextmanager
 def _readable(what: str) -> Iterator[None]:
-    """What a foreign server wrote may be anything: Internal for what is not of the shape that is looked for."""
+    """What a foreign server wrote may be anything: Internal for what is not of the shape that is
+    looked for.
+    """
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -19,14 +19,18 @@ class HttpResponse:
     body: AsyncIterator[bytes]  # in pieces, as they come
 
     async def json(self) -> dict[str, Any]:
-        """Raises the typed error for a status other than 200, and Internal for a body that is not a JSON object."""
+        """Raises the typed error for a status other than 200, and Internal for a body that is not a
+        JSON object.
+        """
         found = _object(b"".join([piece async for piece in self.body]))
         if self.status != 200:
             raise _error(self.status, found)
         return found
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
-        """The JSON objects of a text/event-stream up to [DONE]. Raises the typed error for what is not one."""
+        """The JSON objects of a text/event-stream up to [DONE]. Raises the typed error for what is
+        not one.
+        """
         if self.status != 200:
             await self.json()
         buffer = b""
@@ -53,7 +57,9 @@ async def request(
     body: Any = None,
     headers: Mapping[str, str] = MappingProxyType({}),
 ) -> HttpResponse:
-    """Sends one request on a fresh connection. Raises Unavailable if the peer hangs up, Internal if that is no HTTP."""
+    """Sends one request on a fresh connection. Raises Unavailable if the peer hangs up, Internal if
+    that is no HTTP.
+    """
     payload = b"" if body is None else json.dumps(body).encode()
     more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     head = (

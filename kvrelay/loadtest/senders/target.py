@@ -29,7 +29,9 @@ class Target:
     note: str = ""  # why something about the target is not known, or nothing
 
     async def counters(self) -> PrefixCache | None:
-        """None if it has none. Raises KvRelayError if its metrics were there and are not any more."""
+        """None if it has none. Raises KvRelayError if its metrics were there and are not any
+        more.
+        """
         return None if self.metrics is None else read_counters(await self.metrics.metrics())
 
 
@@ -41,11 +43,12 @@ async def open_target(
     metrics: str | None,
     connection: Connection,
 ) -> AsyncIterator[Target]:
-    """address: HOST:PORT, http://HOST:PORT or https://HOST:PORT. admin: HOST:PORT. metrics: as http, the same server's.
+    """address: HOST:PORT, http://HOST:PORT or https://HOST:PORT. admin: HOST:PORT. metrics: as
+    http, the same server's.
 
-    What is not given is tried: the port after a gRPC target's, where a cluster's admin listener is by default, and an
-    HTTP target's /metrics. A token without the role
-    admin costs the timeline only. Raises KvRelayError if the target or what was given does not answer.
+    What is not given is tried: the port after a gRPC target's, where a cluster's admin listener is
+    by default, and an HTTP target's /metrics. A token without the role admin costs the timeline
+    only. Raises KvRelayError if the target or what was given does not answer.
     """
     kind: type[HttpSender] | type[GrpcSender] = HttpSender if "://" in address else GrpcSender
     async with AsyncExitStack() as stack:
@@ -74,11 +77,15 @@ async def open_target(
 
 
 def _admin(address: str, connection: Connection) -> AdminClient:
-    return AdminClient(address, timeout=STATUS_TIMEOUT_S, token=connection.token(), tls=connection.tls())
+    return AdminClient(
+        address, timeout=STATUS_TIMEOUT_S, token=connection.token(), tls=connection.tls()
+    )
 
 
 def _neighbour(address: str, model: str, connection: Connection) -> AdminClient | None:
-    """The client of the admin listener that has the next port, if there is one and it is of the same model."""
+    """The client of the admin listener that has the next port, if there is one and it is of the
+    same model.
+    """
     host, _, port = address.rpartition(":")
     client = _admin(f"{host}:{int(port) % 65535 + 1}", connection)
     try:

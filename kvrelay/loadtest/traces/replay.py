@@ -1,4 +1,6 @@
-"""A trace as a load: scaled, cut to what the model takes, with prompts that share prefixes where they did."""
+"""A trace as a load: scaled, cut to what the model takes, with prompts that share prefixes where
+they did.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +46,16 @@ class Replay:
 
     def requests(self) -> list[TraceRequest]:
         """Scaled; at least one. Raises TraceError, InvalidArgument."""
-        recorded = read_trace(self.trace, self.form, self.seed, self.begin, self.prompt_tokens, self.output_tokens)
+        recorded = read_trace(
+            self.trace, self.form, self.seed, self.begin, self.prompt_tokens, self.output_tokens
+        )
         end = math.inf if self.duration is None else self.duration
         times = scaled(recorded, self.begin, self.time_scale, self.length_scale)
         found = list(islice(takewhile(lambda one: one.at < end, times), self.num_requests))
         if not found:
-            raise InvalidArgument(f"{self.trace} has no request in the time asked for", field="trace")
+            raise InvalidArgument(
+                f"{self.trace} has no request in the time asked for", field="trace"
+            )
         return found
 
     def plan(self, vocab_size: int, max_model_len: int = 0) -> Iterator[PlannedRequest]:
@@ -84,7 +90,9 @@ class Replay:
 def scaled(
     requests: Iterable[TraceRequest], begin: float, time_scale: Fraction, length_scale: Fraction
 ) -> Iterator[TraceRequest]:
-    """Times from second `begin` on and lengths, multiplied by their scales; lengths are rounded up."""
+    """Times from second `begin` on and lengths, multiplied by their scales; lengths are rounded
+    up.
+    """
     for one in requests:
         yield replace(
             one,
@@ -95,12 +103,16 @@ def scaled(
 
 
 def fitted(requests: Iterable[TraceRequest], max_model_len: int) -> Iterator[TraceRequest]:
-    """Each within the context: the prompt's end is cut, down to half of it, then the answer. 0: no limit is known."""
+    """Each within the context: the prompt's end is cut, down to half of it, then the answer. 0: no
+    limit is known.
+    """
     for one in requests:
         if max_model_len == 0 or one.input_tokens + one.output_tokens <= max_model_len:
             yield one
         else:
-            prompt = min(one.input_tokens, max_model_len - min(one.output_tokens, max_model_len // 2))
+            prompt = min(
+                one.input_tokens, max_model_len - min(one.output_tokens, max_model_len // 2)
+            )
             output = min(one.output_tokens, max_model_len - prompt)
             yield replace(one, input_tokens=prompt, output_tokens=output)
 
@@ -110,7 +122,8 @@ def block_size(length_scale: Fraction) -> int:
     size = BLOCK_TOKENS * length_scale
     if size.denominator != 1:
         raise InvalidArgument(
-            f"--length-scale {length_scale} does not make whole tokens of the trace's blocks of {BLOCK_TOKENS}; "
+            f"--length-scale {length_scale} does not make whole tokens of the trace's blocks of "
+            f"{BLOCK_TOKENS}; "
             f"give one like 1/32, which makes {BLOCK_TOKENS // 32}",
             field="length_scale",
         )
@@ -120,13 +133,18 @@ def block_size(length_scale: Fraction) -> int:
 def planned(
     requests: Iterable[TraceRequest], block_tokens: int, vocab_size: int, seed: int
 ) -> Iterator[PlannedRequest]:
-    """Prompts of random token ids. A block's tokens follow from its id, so equal ids are equal tokens."""
+    """Prompts of random token ids. A block's tokens follow from its id, so equal ids are equal
+    tokens.
+    """
     random = Random(seed)
-    ids = list(range(vocab_size))  # millions of drawn tokens then are so many pointers, not so many numbers
+    # Millions of drawn tokens then are so many pointers, not so many numbers
+    ids = list(range(vocab_size))
     block = _blocks(block_tokens, ids, seed)
     for one in requests:
         if one.blocks:
-            tokens = tuple(token for number in one.blocks for token in block(number))[: one.input_tokens]
+            tokens = tuple(token for number in one.blocks for token in block(number))[
+                : one.input_tokens
+            ]
         else:
             tokens = tuple(random.choices(ids, k=one.input_tokens))
         yield PlannedRequest(one.at, None, tokens, one.output_tokens, random.getrandbits(31))

@@ -16,7 +16,8 @@ class TraceRequest:
     at: float  # seconds after the trace's start
     input_tokens: int
     output_tokens: int
-    # Ids of the blocks that the prompt consists of, the last one perhaps in part. Equal leading ids are equal prefixes.
+    # Ids of the blocks that the prompt consists of, the last one perhaps in part. Equal leading ids
+    # are equal prefixes.
     blocks: tuple[int, ...] = ()
 
 

@@ -27,9 +27,13 @@ def read_azure(file: Path, lines: Iterable[str]) -> Iterator[TraceRequest]:
             moment = datetime.fromisoformat(timestamp[:26]).replace(tzinfo=UTC)
             lengths = int(prompt), int(answer)
         except ValueError as error:
-            raise TraceError(file, number, f"not a time and two lengths: {','.join(row)!r:.100}") from error
+            raise TraceError(
+                file, number, f"not a time and two lengths: {','.join(row)!r:.100}"
+            ) from error
         if lengths[0] < 1 or lengths[1] < 0:
-            raise TraceError(file, number, "ContextTokens must be at least 1, GeneratedTokens at least 0")
+            raise TraceError(
+                file, number, "ContextTokens must be at least 1, GeneratedTokens at least 0"
+            )
         start = start or moment
         at = (moment - start).total_seconds()
         check_order(file, number, at, before)

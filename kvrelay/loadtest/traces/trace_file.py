@@ -21,15 +21,19 @@ def read_trace(
 ) -> Iterator[TraceRequest]:
     """Requests from second `begin` on, in order of arrival, times from the trace's start.
 
-    The seed and the lengths are for traces that record rates only. Raises TraceError for a line that is not of the
-    format, InvalidArgument for a file that cannot be read.
+    The seed and the lengths are for traces that record rates only. Raises TraceError for a line
+    that is not of the format, InvalidArgument for a file that cannot be read.
     """
     try:
         if form == "servegen":
-            yield from from_second(read_servegen(path, seed, begin, prompt_tokens, output_tokens), begin)
+            yield from from_second(
+                read_servegen(path, seed, begin, prompt_tokens, output_tokens), begin
+            )
             return
         with path.open(encoding="utf-8", newline="") as lines:
-            yield from from_second((read_mooncake if form == "mooncake" else read_azure)(path, lines), begin)
+            yield from from_second(
+                (read_mooncake if form == "mooncake" else read_azure)(path, lines), begin
+            )
     except OSError as error:
         raise InvalidArgument(f"{path}: {error.strerror}", field="trace") from error
     except UnicodeDecodeError as error:
@@ -51,4 +55,6 @@ def guess_format(path: Path) -> str:
         return "mooncake"
     if first.strip() == ",".join(trace_azure.HEADER):
         return "azure"
-    raise InvalidArgument(f"{path} is of no known format; give --trace-format {'|'.join(FORMATS)}", field="trace")
+    raise InvalidArgument(
+        f"{path} is of no known format; give --trace-format {'|'.join(FORMATS)}", field="trace"
+    )

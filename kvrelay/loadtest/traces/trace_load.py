@@ -14,10 +14,14 @@ from kvrelay.loadtest.traces.trace_file import guess_format, read_trace
 from kvrelay.loadtest.traces.trace_servegen import Client, read_clients
 
 
-def read_load(path: Path, interval: float, prompt_tokens: Lengths, output_tokens: Lengths) -> Iterator[Requests]:
-    """One for each `interval` seconds from the trace's start to its end. The lengths are for ServeGen's rates.
+def read_load(
+    path: Path, interval: float, prompt_tokens: Lengths, output_tokens: Lengths
+) -> Iterator[Requests]:
+    """One for each `interval` seconds from the trace's start to its end. The lengths are for
+    ServeGen's rates.
 
-    Of ServeGen's files, the expected load is taken, as rates times mean lengths. Raises InvalidArgument.
+    Of ServeGen's files, the expected load is taken, as rates times mean lengths. Raises
+    InvalidArgument.
     """
     form = guess_format(path)
     if form == "servegen":
@@ -30,7 +34,10 @@ def span(path: Path, prompt_tokens: Lengths, output_tokens: Lengths) -> float:
     form = guess_format(path)
     if form == "servegen":
         return max(client.end for client in read_clients(path, (0.0, prompt_tokens, output_tokens)))
-    last = max((one.at for one in read_trace(path, form, 0, 0.0, prompt_tokens, output_tokens)), default=None)
+    last = max(
+        (one.at for one in read_trace(path, form, 0, 0.0, prompt_tokens, output_tokens)),
+        default=None,
+    )
     if last is None:
         raise InvalidArgument(f"{path}: no requests", field="metrics")
     return last
@@ -42,7 +49,11 @@ def _counted(requests: Iterable[TraceRequest], interval: float) -> Iterator[Requ
         while one.at >= end:
             yield Requests(number, prompts, answers)
             end, number, prompts, answers = end + interval, 0, 0, 0
-        number, prompts, answers = number + 1, prompts + one.input_tokens, answers + one.output_tokens
+        number, prompts, answers = (
+            number + 1,
+            prompts + one.input_tokens,
+            answers + one.output_tokens,
+        )
     yield Requests(number, prompts, answers)
 
 
@@ -55,7 +66,9 @@ def _expected(clients: list[Client], interval: float) -> Iterator[Requests]:
             if place < 0 or at >= client.end:
                 continue
             requests = client.windows[place].rate * interval
-            _, prompt, answer = client.lengths[bisect_right(client.lengths, at, key=lambda one: one[0]) - 1]
+            _, prompt, answer = client.lengths[
+                bisect_right(client.lengths, at, key=lambda one: one[0]) - 1
+            ]
             number += requests
             prompts += requests * prompt.mean
             answers += requests * answer.mean

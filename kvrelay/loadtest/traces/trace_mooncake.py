@@ -33,9 +33,17 @@ def _request(file: Path, number: int, line: str) -> TraceRequest:
         raise TraceError(file, number, f"not a JSON object with {', '.join(_FIELDS)}") from error
     whole = isinstance(ids, list) and all(type(one) is int for one in (prompt, answer, *ids))
     if not whole or type(timestamp) not in (int, float) or not 0 <= timestamp < math.inf:
-        raise TraceError(file, number, "timestamp, lengths and hash_ids must be numbers from 0 on, and whole ones")
+        raise TraceError(
+            file,
+            number,
+            "timestamp, lengths and hash_ids must be numbers from 0 on, and whole ones",
+        )
     if prompt < 1 or answer < 0:
         raise TraceError(file, number, "input_length must be at least 1, output_length at least 0")
     if len(ids) != math.ceil(prompt / BLOCK_TOKENS):
-        raise TraceError(file, number, f"{len(ids)} hash_ids of {BLOCK_TOKENS} tokens cannot make {prompt} tokens")
+        raise TraceError(
+            file,
+            number,
+            f"{len(ids)} hash_ids of {BLOCK_TOKENS} tokens cannot make {prompt} tokens",
+        )
     return TraceRequest(timestamp / 1000, prompt, answer, tuple(ids))

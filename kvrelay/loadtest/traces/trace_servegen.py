@@ -1,8 +1,10 @@
-"""ServeGen's clients: each a rate and a burstiness by window, and how long its requests are (arXiv 2505.09999).
+"""ServeGen's clients: each a rate and a burstiness by window, and how long its requests are (arXiv
+2505.09999).
 
-A client is `chunk-N-trace.csv`, without a header: start of the window in seconds, requests per second, coefficient of
-variation of the gaps, the distribution fitted to them (Gamma, Weibull or none) and its shape and scale. The scale is
-not used: gaps are stretched to the window's rate. `chunk-N-dataset.json` beside it holds lengths by window.
+A client is `chunk-N-trace.csv`, without a header: start of the window in seconds, requests per
+second, coefficient of variation of the gaps, the distribution fitted to them (Gamma, Weibull or
+none) and its shape and scale. The scale is not used: gaps are stretched to the window's rate.
+`chunk-N-dataset.json` beside it holds lengths by window.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from kvrelay.loadtest.traces.trace import TraceError, TraceRequest, csv_rows
 
 SUFFIX = "-trace.csv"
 _WINDOW_S = 600.0
-_SHAPES = (0.006, 1e6)  # below, a Weibull distribution's mean is too large for a float; recorded are 0.01 to 365
+# Below, a Weibull distribution's mean is too large for a float; recorded are 0.01 to 365
+_SHAPES = (0.006, 1e6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,9 @@ def read_servegen(
     The lengths given are those of clients without a dataset. Raises TraceError, InvalidArgument.
     """
     clients = read_clients(path, (0.0, prompt_tokens, output_tokens))
-    return heapq.merge(*(_requests(client, seed, begin) for client in clients), key=lambda request: request.at)
+    return heapq.merge(
+        *(_requests(client, seed, begin) for client in clients), key=lambda request: request.at
+    )
 
 
 def read_clients(path: Path, default: tuple[float, Lengths, Lengths]) -> list[Client]:
@@ -117,7 +122,9 @@ def _requests(client: Client, seed: int, begin: float) -> Iterator[TraceRequest]
     stages = [Stage(window.rate, window.rate, end - window.begin) for window, end in both]
     before = both[0][0].gap(random)  # else all clients would begin together
     for at in arrivals(stages, lambda number: both[number][0].gap(random), before):
-        _, prompt, answer = client.lengths[bisect_right(client.lengths, first + at, key=lambda one: one[0]) - 1]
+        _, prompt, answer = client.lengths[
+            bisect_right(client.lengths, first + at, key=lambda one: one[0]) - 1
+        ]
         yield TraceRequest(first + at, prompt.draw(random), answer.draw(random))
 
 
@@ -128,19 +135,29 @@ def _windows(file: Path, lines: Iterable[str]) -> Iterator[Window]:
             begin, rate, _variation, distribution, shape, _scale = row
             window = Window(float(begin), float(rate), distribution, float(shape))
         except ValueError as error:
-            raise TraceError(file, number, "not six columns: start,rate,cv,pattern,shape,scale") from error
+            raise TraceError(
+                file, number, "not six columns: start,rate,cv,pattern,shape,scale"
+            ) from error
         if distribution not in ("", "Gamma", "Weibull"):
-            raise TraceError(file, number, f"pattern {distribution!r:.40} is neither Gamma nor Weibull")
+            raise TraceError(
+                file, number, f"pattern {distribution!r:.40} is neither Gamma nor Weibull"
+            )
         shaped = not distribution or _SHAPES[0] <= window.shape <= _SHAPES[1]
         if not (0 <= window.rate < math.inf and shaped and before < window.begin):
-            allowed = "starts must ascend, rates not be negative, shapes be from {:g} to {:g}".format(*_SHAPES)
+            allowed = (
+                "starts must ascend, rates not be negative, shapes be from {:g} to {:g}".format(
+                    *_SHAPES
+                )
+            )
             raise TraceError(file, number, allowed)
         before = window.begin
         yield window
 
 
 def _lengths(file: Path) -> list[tuple[float, Lengths, Lengths]]:
-    """From which second on prompts and answers are how long. Where a window has no data the one before goes on."""
+    """From which second on prompts and answers are how long. Where a window has no data the one
+    before goes on.
+    """
     if not file.exists():
         return []
     found = []

@@ -22,27 +22,34 @@ LEAST_INTERVAL_S = 0.1  # of WatchStatus
 
 
 class ClusterService(ClusterServiceServicer):
-    """Shows the last that is known; what the operator changes is written to the registry, and others act on it."""
+    """Shows the last that is known; what the operator changes is written to the registry, and
+    others act on it.
+    """
 
     def __init__(self, driver: Driver, registry: RouterRegistry, view: ClusterView) -> None:
         self._driver = driver
         self._registry = registry
         self._view = view
 
-    async def GetStatus(self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext) -> pb.ClusterStatus:
+    async def GetStatus(
+        self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ClusterStatus:
         try:
             check_client(request)
         except KvRelayError as error:
             await status.abort(context, error)
         return cluster_status_to_proto(await self._view.status())
 
-    async def WatchStatus(self, request: pb.WatchStatusRequest, context: grpc.aio.ServicerContext) -> None:
+    async def WatchStatus(
+        self, request: pb.WatchStatusRequest, context: grpc.aio.ServicerContext
+    ) -> None:
         interval = request.interval_seconds or 1.0
         if not math.isfinite(interval) or interval < LEAST_INTERVAL_S:
             await status.abort(
                 context,
                 InvalidArgument(
-                    f"interval_seconds is {interval}; allowed is {LEAST_INTERVAL_S} or more", field="interval_seconds"
+                    f"interval_seconds is {interval}; allowed is {LEAST_INTERVAL_S} or more",
+                    field="interval_seconds",
                 ),
             )
         while self._driver.state != "draining":
@@ -53,11 +60,15 @@ class ClusterService(ClusterServiceServicer):
         self, request: pb.SetPoolSizeRequest, context: grpc.aio.ServicerContext
     ) -> pb.SetPoolSizeResponse:
         try:
-            sizes: dict[PoolName, int] = {pool: getattr(request, pool) for pool in POOLS if request.HasField(pool)}
+            sizes: dict[PoolName, int] = {
+                pool: getattr(request, pool) for pool in POOLS if request.HasField(pool)
+            }
             for pool, size in sizes.items():
                 least = 1 if pool == "decode" else 0
                 if not least <= size <= MAX_POOL:
-                    raise InvalidArgument(f"{pool} is {size}; allowed is {least} to {MAX_POOL}", field=pool)
+                    raise InvalidArgument(
+                        f"{pool} is {size}; allowed is {least} to {MAX_POOL}", field=pool
+                    )
             await self._registry.set_desired(sizes)
             desired = await self._view.desired()
         except KvRelayError as error:
@@ -89,7 +100,9 @@ class ClusterService(ClusterServiceServicer):
 
     async def _known(self) -> dict[str, Role]:
         """Workers by name, with what they are for. Raises Unavailable."""
-        standbys: dict[str, Role] = {one.worker_id: "standby" for one in await self._registry.standbys()}
+        standbys: dict[str, Role] = {
+            one.worker_id: "standby" for one in await self._registry.standbys()
+        }
         return standbys | {one.worker_id: one.pool for one in self._driver.known}
 
 
@@ -98,6 +111,7 @@ def _named(known: Mapping[str, Role], names: Sequence[str]) -> Sequence[str]:
     for name in names:
         if name not in known:
             raise NotFound(
-                f"worker {name!r:.100} is not known; there are: {', '.join(known) or 'none'}", field="worker_id"
+                f"worker {name!r:.100} is not known; there are: {', '.join(known) or 'none'}",
+                field="worker_id",
             )
     return names

@@ -15,7 +15,8 @@ from kvrelay.wire import inference, status
 from router.frontend.access import Access
 from router.frontend.waiting_room import WaitingRoom
 
-# A kubelet's probe cannot send a token. The answer is one word; Watch, which holds a stream open, needs a token.
+# A kubelet's probe cannot send a token. The answer is one word; Watch, which holds a stream open,
+# needs a token.
 OPEN_METHOD = f"/{health_pb2.DESCRIPTOR.services_by_name['Health'].full_name}/Check"
 
 GENERATE = f"/{inference.SERVICE_NAME}/Generate"  # refusals of it are counted by the service
@@ -32,14 +33,19 @@ class GrpcAccess(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc.aio 
         self._waiting_room = waiting_room
 
     async def intercept_service(
-        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        details: grpc.HandlerCallDetails,
     ) -> Any:
         if details.method != OPEN_METHOD:
-            given = [str(value) for key, value in details.invocation_metadata if key == "authorization"]
+            given = [
+                str(value) for key, value in details.invocation_metadata if key == "authorization"
+            ]
             try:
                 tenant = self._access.admit(given, self._roles)
             except KvRelayError as error:
-                # With too many waiting, the refusal comes at once: gRPC cannot close the caller's connection.
+                # With too many waiting, the refusal comes at once: gRPC cannot close the caller's
+                # connection.
                 await self._waiting_room.stranger()
                 return _refusing(error)
             caller.set(tenant)

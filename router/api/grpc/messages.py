@@ -21,15 +21,16 @@ from router.runtime.loop_slices import LoopSlices
 
 RECEIVE_S = 20.0  # for a message to come, and to wait until it may
 MAX_PROBE_BYTES = 1024  # of a message that needs no token
-_STRANGER = Tenant("")  # who asks for an open method; a tenant's name is never empty where there are tokens
+# Who asks for an open method; a tenant's name is never empty where there are tokens
+_STRANGER = Tenant("")
 
 
 class GrpcMessages(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc.aio has no types
     """Reads the message of each method that takes one.
 
-    By itself gRPC would read any number of messages before their handlers begin, wait for one without end, make an
-    object of each entry of a repeated field, and answer what it cannot read, such as text that is not UTF-8, with
-    INTERNAL, as to a mistake of ours.
+    By itself gRPC would read any number of messages before their handlers begin, wait for one
+    without end, make an object of each entry of a repeated field, and answer what it cannot read,
+    such as text that is not UTF-8, with INTERNAL, as to a mistake of ours.
     """
 
     def __init__(self, bounds: Bounds, slices: LoopSlices) -> None:
@@ -39,7 +40,9 @@ class GrpcMessages(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc.ai
         self._receiving = ReceiveSlots()
 
     async def intercept_service(
-        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        details: grpc.HandlerCallDetails,
     ) -> Any:
         handler = await continuation(details)
         if handler is None or handler.request_streaming:
@@ -50,15 +53,20 @@ class GrpcMessages(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc.ai
 
         async def read(_: object, context: grpc.aio.ServicerContext) -> None:
             try:
-                message = await self._message(context, tenant, kind, handler.request_deserializer, details.method)
+                message = await self._message(
+                    context, tenant, kind, handler.request_deserializer, details.method
+                )
             except KvRelayError as error:
                 await status.abort(context, error)
             answer = await method(message, context)
             if answer is not None:  # the method does not stream
                 await context.write(answer)
 
-        # On the wire a call with one message is a stream of one. So the message is read when there is room for it.
-        return grpc.stream_stream_rpc_method_handler(read, response_serializer=handler.response_serializer)
+        # On the wire a call with one message is a stream of one. So the message is read when there
+        # is room for it.
+        return grpc.stream_stream_rpc_method_handler(
+            read, response_serializer=handler.response_serializer
+        )
 
     async def _message(
         self,
@@ -75,11 +83,15 @@ class GrpcMessages(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc.ai
                 if data is grpc.aio.EOF:
                     raise InvalidArgument(f"{method} takes one message, and the call had none")
                 if method == OPEN_METHOD and len(data) > MAX_PROBE_BYTES:
-                    raise InvalidArgument(f"{method} takes {MAX_PROBE_BYTES} bytes at most, and {len(data)} came")
+                    raise InvalidArgument(
+                        f"{method} takes {MAX_PROBE_BYTES} bytes at most, and {len(data)} came"
+                    )
                 await self._slices.run(tenant, check_fields(data, kind, self._bounds))
                 return deserialize(data)
         except TimeoutError:
-            raise DeadlineExceeded(f"the message did not come within {RECEIVE_S:g} s; send it faster") from None
+            raise DeadlineExceeded(
+                f"the message did not come within {RECEIVE_S:g} s; send it faster"
+            ) from None
         except DecodeError:
             text = f"the {len(data)} bytes are no message of {method}, or text in it is not UTF-8"
             raise InvalidArgument(text) from None
@@ -88,5 +100,7 @@ class GrpcMessages(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc.ai
 def request_of(method: str) -> Descriptor:
     """What a method that is registered takes, /SERVICE/METHOD."""
     _, service, name = method.split("/")
-    found: Descriptor = descriptor_pool.Default().FindServiceByName(service).methods_by_name[name].input_type
+    found: Descriptor = (
+        descriptor_pool.Default().FindServiceByName(service).methods_by_name[name].input_type
+    )
     return found

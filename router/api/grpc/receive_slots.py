@@ -26,8 +26,9 @@ class _Slot:
 class ReceiveSlots:
     """gRPC tells the size of a message when all of it is there, so calls are bounded that read one.
 
-    Calls wait for a slot in the fair order of their tenants. While all are taken, the tenant with most slots for its
-    weight gives up one whose message has been on its way for SLOW_S: slow senders hold up themselves only.
+    Calls wait for a slot in the fair order of their tenants. While all are taken, the tenant with
+    most slots for its weight gives up one whose message has been on its way for SLOW_S: slow
+    senders hold up themselves only.
     """
 
     def __init__(self, slots: int = SLOTS) -> None:
@@ -50,7 +51,8 @@ class ReceiveSlots:
             if not slot.evicted:
                 raise
             raise ResourceExhausted(
-                "too many messages are on their way at one time; this tenant has the most of them, so send fewer "
+                "too many messages are on their way at one time; this tenant has the most of them, "
+                "so send fewer "
                 "at a time, and faster",
                 retry_after_s=1.0,
             ) from None
@@ -84,7 +86,9 @@ class ReceiveSlots:
         largest = max(shares, key=lambda name: shares[name])
         if shares[largest] <= shares.get(tenant.name, 0.0) + 1 / tenant.weight:
             return False
-        slow = [one for one in self._taken if one.tenant.name == largest and now - one.since >= SLOW_S]
+        slow = [
+            one for one in self._taken if one.tenant.name == largest and now - one.since >= SLOW_S
+        ]
         if not slow:
             return False
         del self._taken[slow[-1]]

@@ -29,11 +29,17 @@ class InferenceService(InferenceServiceServicer):
         self._clock = clock
         self._waiting_room = waiting_room
 
-    async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
+    async def Generate(
+        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> None:
         arrival = self._clock.now()
         try:
             stream = await self._intake.open(
-                request_from_proto(request), caller.get(), arrival, context.time_remaining(), _traceparent(context)
+                request_from_proto(request),
+                caller.get(),
+                arrival,
+                context.time_remaining(),
+                _traceparent(context),
             )
             try:
                 async with asyncio.timeout(stream.request.deadline - arrival + READ_GRACE_S):
@@ -42,7 +48,9 @@ class InferenceService(InferenceServiceServicer):
             finally:
                 self._intake.cancel(stream)
         except TimeoutError:
-            await status.abort(context, DeadlineExceeded("the client did not read its answer before the deadline"))
+            await status.abort(
+                context, DeadlineExceeded("the client did not read its answer before the deadline")
+            )
         except KvRelayError as error:
             self._waiting_room.refused(caller.get().name)
             await status.abort(context, error)
@@ -54,4 +62,6 @@ class InferenceService(InferenceServiceServicer):
 
 
 def _traceparent(context: grpc.aio.ServicerContext) -> str:
-    return next((value for key, value in context.invocation_metadata() or () if key == "traceparent"), "")
+    return next(
+        (value for key, value in context.invocation_metadata() or () if key == "traceparent"), ""
+    )

@@ -1,4 +1,6 @@
-"""Accepts HTTP connections: TLS handshakes have a time and a number, and idle connections make room for new ones."""
+"""Accepts HTTP connections: TLS handshakes have a time and a number, and idle connections make room
+for new ones.
+"""
 
 from __future__ import annotations
 

@@ -17,11 +17,13 @@ from router.frontend.waiting_room import WaitingRoom
 
 
 class HttpAccess:
-    """Leaves the caller's tenant in `scope["state"]["tenant"]`; which role a route needs is the route's own to say.
+    """Leaves the caller's tenant in `scope["state"]["tenant"]`; which role a route needs is the
+    route's own to say.
 
-    Where nobody needs a token, whoever can reach the port is let in, and a page of any site that somebody on this
-    machine looks at can reach it. So a request that a browser makes for another site is refused: by its Origin, and by
-    a Host that is not this machine's, which a name that was made to point here (DNS rebinding) is not.
+    Where nobody needs a token, whoever can reach the port is let in, and a page of any site that
+    somebody on this machine looks at can reach it. So a request that a browser makes for another
+    site is refused: by its Origin, and by a Host that is not this machine's, which a name that was
+    made to point here (DNS rebinding) is not.
     """
 
     def __init__(
@@ -44,7 +46,9 @@ class HttpAccess:
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         try:
             if self._access.open:
-                self._check_site(scope["scheme"], _values(headers, b"host"), _values(headers, b"origin"))
+                self._check_site(
+                    scope["scheme"], _values(headers, b"host"), _values(headers, b"origin")
+                )
             tenant = ANONYMOUS
             if scope["path"] not in self._open_paths:
                 tenant = self._access.admit(_values(headers, b"authorization"), ANY_ROLE)
@@ -64,12 +68,14 @@ class HttpAccess:
         if name is None or not (name == self._host or is_loopback(f"{name}:0")):
             shown = ", ".join(hosts)[:100] or "missing"
             raise PermissionDenied(
-                f"the header Host is {shown!r}; without a tokens file this port is for localhost and {self._host} only",
+                f"the header Host is {shown!r}; without a tokens file this port is for localhost "
+                f"and {self._host} only",
                 field="host",
             )
         if origins and origins != [f"{scheme}://{hosts[0]}"]:
             raise PermissionDenied(
-                f"a page of {origins[0]!r:.100} asks, which is not served here; give the cluster a tokens file, or ask "
+                f"a page of {origins[0]!r:.100} asks, which is not served here; give the cluster a "
+                f"tokens file, or ask "
                 "from elsewhere than a browser",
                 field="origin",
             )

@@ -31,10 +31,12 @@ class Bodies:
 
     @asynccontextmanager
     async def parsed(self, request: Request, parse: Callable[[Json, str], T]) -> AsyncIterator[T]:
-        """What `parse` makes of the body and of the id that the request has been given; it counts until it is left.
+        """What `parse` makes of the body and of the id that the request has been given; it counts
+        until it is left.
 
-        A large body is parsed in slices, and streams go on between them. Raises HTTPException for a body that is too
-        large or too slow, ResourceExhausted when its tenant has too many here, InvalidArgument.
+        A large body is parsed in slices, and streams go on between them. Raises HTTPException for a
+        body that is too large or too slow, ResourceExhausted when its tenant has too many here,
+        InvalidArgument.
         """
         tenant = request.state.tenant
         loop = asyncio.get_running_loop()
@@ -42,7 +44,9 @@ class Bodies:
         with self._budget.holding(tenant, lambda: evicted.reschedule(loop.time())) as holding:
             try:
                 async with evicted:
-                    value = await self._slices.run(tenant, object_steps(await self._read(request, holding)))
+                    value = await self._slices.run(
+                        tenant, object_steps(await self._read(request, holding))
+                    )
                     yield parse(value, request.state.request_id)
             except TimeoutError:
                 if not holding.evicted:
@@ -50,11 +54,15 @@ class Bodies:
                 raise self._budget.refusal() from None
 
     async def _read(self, request: Request, holding: Holding) -> deque[bytes]:
-        """In the parts that it came in: one growing piece would be copied and leave holes in memory."""
+        """In the parts that it came in: one growing piece would be copied and leave holes in
+        memory.
+        """
         if request.headers.get("content-encoding", "identity") != "identity":
             # Whatever it would become is not looked at.
             raise HTTPException(
-                415, "compressed bodies are not accepted; send it as it is", {"accept-encoding": "identity"}
+                415,
+                "compressed bodies are not accepted; send it as it is",
+                {"accept-encoding": "identity"},
             )
         body: deque[bytes] = deque()
         size = 0
@@ -71,5 +79,7 @@ class Bodies:
         except TimeoutError:
             if not bound.expired():
                 raise
-            raise HTTPException(408, f"the body did not come within {RECEIVE_S:g} s", _CLOSE) from None
+            raise HTTPException(
+                408, f"the body did not come within {RECEIVE_S:g} s", _CLOSE
+            ) from None
         return body

@@ -33,9 +33,15 @@ class Choices:
 
     @classmethod
     async def open(
-        cls, intake: Intake, completion: Completion, tenant: Tenant, arrival: float, traceparent: str = ""
+        cls,
+        intake: Intake,
+        completion: Completion,
+        tenant: Tenant,
+        arrival: float,
+        traceparent: str = "",
     ) -> Choices:
-        """Raises what Intake.open raises, for the first prompt that it raises for; none is running then.
+        """Raises what Intake.open raises, for the first prompt that it raises for; none is running
+        then.
 
         Raises NotFound for texts that a model without a tokenizer cannot give.
         """
@@ -46,12 +52,15 @@ class Choices:
             token_ids: tuple[int, ...] = ()
             for number, request in enumerate(completion.requests):
                 if number % completion.n == 0:  # the first choice of a prompt
-                    # What is checked is the id that the client gave; those of the choices are longer.
+                    # What is checked is the id that the client gave; those of the choices are
+                    # longer.
                     named = replace(request, request_id=completion.request_id)
                     token_ids = await intake.tokenize(named, tenant, completion.n)
                 if streams:
                     await asyncio.sleep(0)  # each names the blocks of its prompt, which may be long
-                streams.append(await intake.admit(request, token_ids, tenant, arrival, None, traceparent))
+                streams.append(
+                    await intake.admit(request, token_ids, tenant, arrival, None, traceparent)
+                )
         except BaseException:
             for stream in streams:
                 intake.cancel(stream)
@@ -72,7 +81,9 @@ class Choices:
 
     def usage(self, index: int, response: GenerateResponse) -> Usage:
         """Of the choice `index`, up to and with this response."""
-        return replace(self._streams[index].usage(), completion_tokens=response.index + len(response.token_ids))
+        return replace(
+            self._streams[index].usage(), completion_tokens=response.index + len(response.token_ids)
+        )
 
     @property
     def path(self) -> Path | None:
@@ -93,14 +104,18 @@ class Choices:
         async for index, response, logprobs in self.responses():
             parts[index].append(replace(response, logprobs=()))
             if logprobs is not None:
-                # Written as they come: those of a long answer, all at once, would hold up the event loop.
+                # Written as they come: those of a long answer, all at once, would hold up the event
+                # loop.
                 written = scores[index] = scores[index] or LogprobsText()
                 written.add(logprobs)
         return [_joined(one) for one in parts], scores
 
     async def responses(self) -> AsyncGenerator[tuple[int, GenerateResponse, Logprobs], None]:
-        """(index of the choice, what came of it, its logprobs in OpenAI's shape). Raises the first error of any."""
-        # One place: a client that reads slowly leaves the tokens in the streams, where they are joined.
+        """(index of the choice, what came of it, its logprobs in OpenAI's shape). Raises the first
+        error of any.
+        """
+        # One place: a client that reads slowly leaves the tokens in the streams, where they are
+        # joined.
         merged: asyncio.Queue[tuple[int, GenerateResponse | Exception]] = asyncio.Queue(maxsize=1)
 
         async def feed(index: int, stream: Stream) -> None:
@@ -126,7 +141,10 @@ class Choices:
     async def _logprobs(self, index: int, response: GenerateResponse) -> Logprobs:
         if not response.logprobs:
             return None
-        wanted = {*response.token_ids, *(token_id for one in response.logprobs for token_id, _ in one.top)}
+        wanted = {
+            *response.token_ids,
+            *(token_id for one in response.logprobs for token_id, _ in one.top),
+        }
         for token_id in wanted - self._texts.keys():
             self._texts[token_id] = await self._intake.text.decode([token_id])
         if self.completion.chat:
@@ -146,7 +164,9 @@ def _joined(parts: Sequence[GenerateResponse]) -> GenerateResponse:
 
 
 def _check_scores(completion: Completion) -> None:
-    """Logprobs of all choices stay here until their client takes them. Raises InvalidArgument for too many."""
+    """Logprobs of all choices stay here until their client takes them. Raises InvalidArgument for
+    too many.
+    """
     options = completion.requests[0].sampling
     if options.logprobs is None:
         return
@@ -154,7 +174,8 @@ def _check_scores(completion: Completion) -> None:
     scores = len(completion.requests) * tokens * (1 + options.logprobs)
     if scores > MAX_SCORES:
         raise InvalidArgument(
-            f"{len(completion.requests)} choices of {tokens} tokens with {options.logprobs} logprobs each are "
+            f"{len(completion.requests)} choices of {tokens} tokens with {options.logprobs} "
+            f"logprobs each are "
             f"{scores} numbers; allowed are {MAX_SCORES} in one request, so ask for fewer",
             field="logprobs",
         )
@@ -162,7 +183,12 @@ def _check_scores(completion: Completion) -> None:
 
 def _check_texts(intake: Intake, completion: Completion) -> None:
     """Before anything runs, which would run in vain."""
-    wanted = {"echo": completion.echo, "logprobs": completion.requests[0].sampling.logprobs is not None}
+    wanted = {
+        "echo": completion.echo,
+        "logprobs": completion.requests[0].sampling.logprobs is not None,
+    }
     for field, given in wanted.items():
         if given and not intake.text.has_tokenizer:
-            raise NotFound(f"this model has no tokenizer to tell texts with; leave {field} out", field=field)
+            raise NotFound(
+                f"this model has no tokenizer to tell texts with; leave {field} out", field=field
+            )

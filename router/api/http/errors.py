@@ -25,7 +25,9 @@ log = get_logger("router.http")
 
 
 def typed(handler: Handler, roles: frozenset[Role] = CLIENT) -> Handler:
-    """For callers with one of the roles: gives the request its id, and answers an error in OpenAI's shape."""
+    """For callers with one of the roles: gives the request its id, and answers an error in OpenAI's
+    shape.
+    """
 
     async def handle(request: Request) -> Response:
         given = request.headers.get("x-request-id", "")
@@ -66,14 +68,18 @@ def error_response(error: KvRelayError) -> Response:
 async def http_error(request: Request, error: Exception) -> Response:
     """Unknown paths, wrong methods, bodies that are too large or too slow."""
     assert isinstance(error, HTTPException)
-    kind = "not_found_error" if error.status_code == HTTPStatus.NOT_FOUND else "invalid_request_error"
+    kind = (
+        "not_found_error" if error.status_code == HTTPStatus.NOT_FOUND else "invalid_request_error"
+    )
     body = {"message": error.detail, "type": kind, "param": None, "code": error.status_code}
     return _json({"error": body}, error.status_code, error.headers)
 
 
 def unexpected(request_id: str) -> KvRelayError:
     """All that a client learns; the log has the trace."""
-    return Internal(f"an unexpected error in the router; its log has the reason under request {request_id}")
+    return Internal(
+        f"an unexpected error in the router; its log has the reason under request {request_id}"
+    )
 
 
 def _json(body: dict[str, Any], status: int, headers: Mapping[str, str] | None) -> Response:

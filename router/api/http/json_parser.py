@@ -1,7 +1,8 @@
 """JSON in small steps: linear in the size of the body, and to be stopped after each step. Pure.
 
-`json.loads` holds the interpreter's lock from the first byte to the last, and so stops every stream of the router,
-whatever thread it runs in. This parser leaves strings and runs of integers to C code, a bounded piece at a time.
+`json.loads` holds the interpreter's lock from the first byte to the last, and so stops every stream
+of the router, whatever thread it runs in. This parser leaves strings and runs of integers to C
+code, a bounded piece at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _INTEGER = r"[ \t\n\r]{0,16}+-?(?:0|[1-9][0-9]{0,18}+)[ \t\n\r]{0,16}+,"
 _INTEGERS = re.compile(rf"(?:{_INTEGER}){{1,{_RUN}}}+")
 _PLAIN_STRING = re.compile(rf'"([^"\\\x00-\x1f]{{0,{_PIECE}}}+)"')
 # A surrogate pair is never cut in two: its halves are one character.
-_ESCAPE = r'\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|["\\/bfnrt])'
+_ESCAPE = (
+    r'\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|["\\/bfnrt])'
+)
 _STRING_PIECE = re.compile(rf'(?:[^"\\\x00-\x1f]{{1,1024}}+|{_ESCAPE}){{0,64}}+')
 _LITERALS = {"t": ("true", True), "f": ("false", False), "n": ("null", None)}
 
@@ -44,10 +47,11 @@ Steps = Generator[int, None, Any]
 def json_steps(body: deque[bytes]) -> Steps:
     """Reads the parts of a body, and takes each from the deque, so that its memory is free.
 
-    Yields what was read since the last yield, in characters and their like, a few ten thousand at most.
+    Yields what was read since the last yield, in characters and their like, a few ten thousand at
+    most.
 
-    Its result is the value. Raises InvalidArgument for what is not one JSON value in UTF-8 with distinct keys, and for
-    one over the bounds above.
+    Its result is the value. Raises InvalidArgument for what is not one JSON value in UTF-8 with
+    distinct keys, and for one over the bounds above.
     """
     decoder, parts = getincrementaldecoder("utf-8")(), []
     try:
@@ -59,7 +63,9 @@ def json_steps(body: deque[bytes]) -> Steps:
                     yield VALUE_COST + min(len(part), _DECODED) // 16
         parts.append(decoder.decode(b"", final=True))
     except UnicodeDecodeError as error:
-        raise InvalidArgument(f"the body is not valid JSON: it is not UTF-8: {error.reason}") from None
+        raise InvalidArgument(
+            f"the body is not valid JSON: it is not UTF-8: {error.reason}"
+        ) from None
     text = "".join(parts)
     parts.clear()
     return (yield from _Parser(text).value())
@@ -149,7 +155,8 @@ class _Parser:
             before = -1
             while self._at != before:
                 before = self._at
-                self._at = _SPACE.match(self._text, before).end()  # type: ignore[union-attr]  # it matches nothing, too
+                # It matches nothing, too
+                self._at = _SPACE.match(self._text, before).end()  # type: ignore[union-attr]
                 self._read += self._at - before
                 if self._at - before >= 2**16:
                     yield self._read // 4
@@ -184,7 +191,8 @@ class _Parser:
             return plain[1]
         at, parts = self._at + 1, []
         while True:
-            end = _STRING_PIECE.match(self._text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
+            # It matches nothing, too
+            end = _STRING_PIECE.match(self._text, at).end()  # type: ignore[union-attr]
             if end > at:
                 # In this form: a backslash is always the beginning of an escape that is whole.
                 parts.append(_unescaped(self._text[at:end] + '"', 0)[0])
@@ -219,7 +227,8 @@ class _Parser:
             raise self._wrong("a value")
         if len(number[0]) > MAX_NUMBER:
             raise InvalidArgument(
-                f"the body is not valid JSON: a number at {self._at} has more than {MAX_NUMBER} characters"
+                f"the body is not valid JSON: a number at {self._at} has more than {MAX_NUMBER} "
+                f"characters"
             )
         self._at = number.end()
         whole, fraction, exponent = number.groups()
@@ -232,8 +241,11 @@ class _Parser:
     def _check_counts(self) -> None:
         if self._integers > MAX_INTEGERS or self._values > MAX_VALUES:
             raise InvalidArgument(
-                f"the body has too many values; allowed are {MAX_INTEGERS} integers in lists and {MAX_VALUES} others"
+                f"the body has too many values; allowed are {MAX_INTEGERS} integers in lists and "
+                f"{MAX_VALUES} others"
             )
 
     def _wrong(self, expected: str) -> InvalidArgument:
-        return InvalidArgument(f"the body is not valid JSON: expected {expected} at character {self._at}")
+        return InvalidArgument(
+            f"the body is not valid JSON: expected {expected} at character {self._at}"
+        )

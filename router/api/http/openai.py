@@ -51,7 +51,8 @@ from router.runtime.driver import Driver
 from router.runtime.loop_slices import LoopSlices
 
 T = TypeVar("T")
-MAX_CONVERTED = 2**17  # tokens of one request to /tokenize or /detokenize, or as many as the context holds
+# Tokens of one request to /tokenize or /detokenize, or as many as the context holds
+MAX_CONVERTED = 2**17
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # the latter is nginx's
 
 log = get_logger("router.openai")
@@ -71,7 +72,8 @@ def build_app(
 ) -> Starlette:
     """`address` is what is listened on, HOST:PORT."""
     door = OpenAiDoor(intake, driver, metrics, tenant_metrics, clock, slices)
-    # A probe and a browser's address bar send no token: what they get says nothing of who asks for what.
+    # A probe and a browser's address bar send no token: what they get says nothing of who asks for
+    # what.
     in_the_open = [Route("/health", typed(door.health), methods=["GET"]), *page.files()]
     routes = [
         *in_the_open,
@@ -88,10 +90,18 @@ def build_app(
     ]
     open_paths = [one.path for one in in_the_open]
     guards = [
-        Middleware(HttpAccess, access=access, open_paths=open_paths, address=address, waiting_room=waiting_room),
+        Middleware(
+            HttpAccess,
+            access=access,
+            open_paths=open_paths,
+            address=address,
+            waiting_room=waiting_room,
+        ),
         Middleware(HttpPace, waiting_room=waiting_room),
     ]
-    app = Starlette(routes=routes, middleware=guards, exception_handlers={HTTPException: http_error})
+    app = Starlette(
+        routes=routes, middleware=guards, exception_handlers={HTTPException: http_error}
+    )
     app.router.redirect_slashes = False  # to where a Host header says
     return app
 
@@ -170,11 +180,16 @@ class OpenAiDoor:
     async def detokenize(self, request: Request) -> Response:
         tenant = request.state.tenant
         self._intake.limits.check_request(tenant, self._clock.now())
-        async with self._bodies.parsed(request, lambda body, _: parse_detokenize(body)) as (model, tokens):
+        async with self._bodies.parsed(request, lambda body, _: parse_detokenize(body)) as (
+            model,
+            tokens,
+        ):
             check_model(model, self._intake.card)
         if len(tokens) > self._most_converted:
             raise InvalidArgument(
-                f"tokens has {len(tokens)} entries; allowed are {self._most_converted} in one request", field="tokens"
+                f"tokens has {len(tokens)} entries; allowed are {self._most_converted} in one "
+                f"request",
+                field="tokens",
             )
         check_token_ids("tokens", tokens, self._intake.card)
         self._intake.limits.take_request(tenant, self._clock.now())
@@ -187,7 +202,9 @@ class OpenAiDoor:
     async def metrics(self, request: Request) -> Response:
         return Response(self._exposition.text(request.state.tenant), media_type=CONTENT_TYPE_LATEST)
 
-    async def _generate(self, request: Request, parse: Callable[[Json, str], Completion]) -> Response:
+    async def _generate(
+        self, request: Request, parse: Callable[[Json, str], Completion]
+    ) -> Response:
         arrival = self._clock.now()
         tenant, traceparent = request.state.tenant, request.headers.get("traceparent", "")
         self._intake.check_caller(tenant)
@@ -207,7 +224,8 @@ class OpenAiDoor:
                 body = await self._slices.run(tenant, shape.whole(answers, logprobs))
                 headers = {"x-kvrelay-path": answers[0].path or ""}
                 return Response(body, media_type="application/json", headers=headers)
-            await _unless_gone(request, choices.begun())  # until then an error still has a status of its own
+            # Until then an error still has a status of its own
+            await _unless_gone(request, choices.begun())
         except BaseException:
             choices.cancel()
             raise
@@ -215,7 +233,9 @@ class OpenAiDoor:
 
 
 class _EventStream(StreamingResponse):
-    """Ends the generation also when its events are never asked for, since the connection was lost before."""
+    """Ends the generation also when its events are never asked for, since the connection was lost
+    before.
+    """
 
     def __init__(self, choices: Choices, events: AsyncIterator[str]) -> None:
         headers = _STREAM_HEADERS | {"x-kvrelay-path": choices.path or ""}
@@ -229,7 +249,9 @@ class _EventStream(StreamingResponse):
             self._choices.cancel()
 
 
-async def _events(completion: Completion, shape: Shape, choices: Choices, request_id: str) -> AsyncIterator[str]:
+async def _events(
+    completion: Completion, shape: Shape, choices: Choices, request_id: str
+) -> AsyncIterator[str]:
     """The server-sent events of a stream; leaving it ends the generation."""
     try:
         ends: dict[int, GenerateResponse] = {}
@@ -255,7 +277,9 @@ async def _events(completion: Completion, shape: Shape, choices: Choices, reques
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client disconnects. Raises Cancelled then."""
+    """The result of `work`, which is cancelled when the client disconnects. Raises Cancelled
+    then.
+    """
     task = asyncio.create_task(work)
     watch = asyncio.create_task(_gone(request))
     try:

@@ -27,22 +27,45 @@ def describe(version: str) -> dict[str, Any]:
         "paths": {
             "/v1/models": {"get": _get("models", "The model that is served", _ref("Models"))},
             "/v1/models/{id}": {"get": _get("model", "One model", _ref("Model"), "id")},
-            "/v1/completions": {"post": _post("completions", "Go on from prompts", "CompletionRequest", "Completion")},
-            "/v1/chat/completions": {"post": _post("chat", "Answer messages", "ChatRequest", "Chat")},
-            "/tokenize": {"post": _post("tokenize", "Text or messages to token ids", "TokenizeRequest", "Tokens")},
-            "/detokenize": {"post": _post("detokenize", "Token ids to text", "DetokenizeRequest", "Text")},
-            "/version": {"get": _get("version", "Of kvrelay", _object({"version": {"type": "string"}}))},
+            "/v1/completions": {
+                "post": _post(
+                    "completions", "Go on from prompts", "CompletionRequest", "Completion"
+                )
+            },
+            "/v1/chat/completions": {
+                "post": _post("chat", "Answer messages", "ChatRequest", "Chat")
+            },
+            "/tokenize": {
+                "post": _post(
+                    "tokenize", "Text or messages to token ids", "TokenizeRequest", "Tokens"
+                )
+            },
+            "/detokenize": {
+                "post": _post("detokenize", "Token ids to text", "DetokenizeRequest", "Text")
+            },
+            "/version": {
+                "get": _get("version", "Of kvrelay", _object({"version": {"type": "string"}}))
+            },
             "/health": {"get": _health()},
-            "/metrics": {"get": _get("metrics", "For Prometheus", {"type": "string"}, media="text/plain")},
+            "/metrics": {
+                "get": _get("metrics", "For Prometheus", {"type": "string"}, media="text/plain")
+            },
         },
         "security": [{}, {"bearer": []}],  # none where the cluster has no tokens file
-        "components": {"schemas": _SCHEMAS, "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}}},
+        "components": {
+            "schemas": _SCHEMAS,
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
     }
 
 
 def _object(properties: Mapping[str, Schema], *optional: str) -> Schema:
     """An object that has all of these, but for the optional ones."""
-    return {"type": "object", "properties": properties, "required": [one for one in properties if one not in optional]}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [one for one in properties if one not in optional],
+    }
 
 
 def _request(fields: Mapping[str, Schema], *required: str) -> Schema:
@@ -77,15 +100,22 @@ def _answer(kind: str, said: Mapping[str, Schema]) -> Schema:
             "model": {"type": "string"},
             "choices": _list(_object(choice, "token_ids")),
             "usage": _ref("Usage"),
-            "kvrelay": {"type": ["object", "array"], "description": "Path, reason and ledger, of each choice."},
+            "kvrelay": {
+                "type": ["object", "array"],
+                "description": "Path, reason and ledger, of each choice.",
+            },
         }
     )
 
 
-def _get(name: str, says: str, schema: Schema, parameter: str = "", media: str = "application/json") -> dict[str, Any]:
+def _get(
+    name: str, says: str, schema: Schema, parameter: str = "", media: str = "application/json"
+) -> dict[str, Any]:
     operation: dict[str, Any] = {"operationId": name, "summary": says}
     if parameter:
-        operation["parameters"] = [{"name": parameter, "in": "path", "required": True, "schema": {"type": "string"}}]
+        operation["parameters"] = [
+            {"name": parameter, "in": "path", "required": True, "schema": {"type": "string"}}
+        ]
     return operation | {"responses": {"200": _content("It is well.", schema, media), **_errors()}}
 
 
@@ -97,7 +127,10 @@ def _post(name: str, says: str, request: str, answer: str) -> dict[str, Any]:
     return {
         "operationId": name,
         "summary": says,
-        "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(request)}}},
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": _ref(request)}},
+        },
         "responses": {"200": good, **_errors()},
     }
 
@@ -108,7 +141,10 @@ def _health() -> dict[str, Any]:
         "operationId": "health",
         "security": [],
         "summary": "Whether requests can be served",
-        "responses": {"200": _content("They can.", schema), "503": _content("They cannot.", schema)},
+        "responses": {
+            "200": _content("They can.", schema),
+            "503": _content("They cannot.", schema),
+        },
     }
 
 
@@ -127,11 +163,13 @@ def _errors() -> dict[str, Any]:
 _SCHEMAS: dict[str, Schema] = {
     "CompletionRequest": _request(COMPLETION, "prompt"),
     "ChatRequest": _request(CHAT, "messages"),
-    "TokenizeRequest": _request(TOKENIZE) | {"oneOf": [{"required": ["prompt"]}, {"required": ["messages"]}]},
+    "TokenizeRequest": _request(TOKENIZE)
+    | {"oneOf": [{"required": ["prompt"]}, {"required": ["messages"]}]},
     "DetokenizeRequest": _request(DETOKENIZE, "tokens"),
     "Completion": _answer("text_completion", {"text": {"type": "string"}}),
     "Chat": _answer(
-        "chat.completion", {"message": _object({"role": {"const": "assistant"}, "content": {"type": "string"}})}
+        "chat.completion",
+        {"message": _object({"role": {"const": "assistant"}, "content": {"type": "string"}})},
     ),
     "Usage": _object(
         {

@@ -31,7 +31,9 @@ _WORDS = {
 
 
 class BoundedConnection(h11.Connection):
-    """h11 takes a head of any size, if all of it is there, and a chunk of one byte at the cost of a large one."""
+    """h11 takes a head of any size, if all of it is there, and a chunk of one byte at the cost of a
+    large one.
+    """
 
     _chunked = False
     _chunks = 0
@@ -43,7 +45,8 @@ class BoundedConnection(h11.Connection):
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._chunked = any(name == b"transfer-encoding" for name, _ in event.headers)
-            # Two answers to where a body ends would let somebody smuggle a request past a proxy (RFC 9112, 6.1).
+            # Two answers to where a body ends would let somebody smuggle a request past a proxy
+            # (RFC 9112, 6.1).
             if self._chunked and any(name == b"content-length" for name, _ in event.headers):
                 raise h11.RemoteProtocolError(_WORDS[400], error_status_hint=400)
             self._chunks = self._bytes = 0
@@ -64,11 +67,13 @@ class BoundedConnection(h11.Connection):
 
 
 class BoundedProtocol(H11Protocol):
-    """uvicorn bounds the time between two requests of a connection, and what it holds in memory for each; not how long
-    a request may take to come, nor how long a client may leave its answer unread, nor how many may connect.
+    """uvicorn bounds the time between two requests of a connection, and what it holds in memory for
+    each; not how long a request may take to come, nor how long a client may leave its answer
+    unread, nor how many may connect.
     """
 
-    idle: dict[BoundedProtocol, None]  # the listener's connections without a request under way, oldest first
+    # The listener's connections without a request under way, oldest first
+    idle: dict[BoundedProtocol, None]
     turns: ReadTurns  # the listener's
 
     def __init__(self, config: Config, *arguments: Any, **more: Any) -> None:
@@ -102,7 +107,9 @@ class BoundedProtocol(H11Protocol):
             self.transport.pause_reading()
 
     def _who(self) -> Hashable:
-        """The tenant that the connection's last request was from; before there was one, the address of the client."""
+        """The tenant that the connection's last request was from; before there was one, the address
+        of the client.
+        """
         tenant = self.scope["state"].get("tenant") if self.scope else None
         return tenant.name if tenant else (self.client[0] if self.client else None, None)
 
@@ -147,13 +154,17 @@ class BoundedProtocol(H11Protocol):
             self._unread = None
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn's answer to what h11 refuses, in the shape of all errors and with the status that h11 hints at."""
+        """uvicorn's answer to what h11 refuses, in the shape of all errors and with the status that
+        h11 hints at.
+        """
         error = sys.exception()
         hint = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
         self._refuse(hint if hint in _WORDS else 400)
 
     def _make_room(self) -> bool:
-        """Ends the connection that has been idle for longest. False if each has a request under way."""
+        """Ends the connection that has been idle for longest. False if each has a request under
+        way.
+        """
         oldest = next(iter(self.idle), None)
         if oldest is not None:
             del self.idle[oldest]
@@ -175,7 +186,12 @@ class BoundedProtocol(H11Protocol):
     def _refuse(self, status: int) -> None:
         if self.conn.our_state is h11.IDLE or self.conn.our_state is h11.SEND_RESPONSE:
             kind = "invalid_request_error"
-            error: dict[str, Any] = {"message": _WORDS[status], "type": kind, "param": None, "code": status}
+            error: dict[str, Any] = {
+                "message": _WORDS[status],
+                "type": kind,
+                "param": None,
+                "code": status,
+            }
             body = to_json({"error": error}).encode()
             headers = [
                 (b"content-type", b"application/json"),

@@ -15,14 +15,15 @@ Read = Callable[[], None]
 class ReadTurns:
     """Of one listener. What comes while a round's time is up waits for a later round.
 
-    Then each of those who wait has a read in turn, however many connections it has; its own are in the order of their
-    coming.
+    Then each of those who wait has a read in turn, however many connections it has; its own are in
+    the order of their coming.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
         self._loop = asyncio.get_running_loop()
-        self._waiting: OrderedDict[Hashable, deque[Read]] = OrderedDict()  # whose turn it is comes first
+        # Whose turn it is comes first
+        self._waiting: OrderedDict[Hashable, deque[Read]] = OrderedDict()
         self._began = 0.0
         self._round: asyncio.Handle | None = None  # at which the next one begins
 

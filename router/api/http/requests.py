@@ -1,6 +1,7 @@
 """OpenAI's request bodies: bytes to checked values. Pure.
 
-A field that kvrelay does not have is an error if it would change the answer, and is passed over if not.
+A field that kvrelay does not have is an error if it would change the answer, and is passed over if
+not.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class Completion:
     echo: bool
 
     def without_prompts(self) -> Completion:
-        requests = tuple(replace(one, prompt=None, messages=(), token_ids=()) for one in self.requests)
+        requests = tuple(
+            replace(one, prompt=None, messages=(), token_ids=()) for one in self.requests
+        )
         return replace(self, requests=requests)
 
 
@@ -57,7 +60,14 @@ class Tokenize:
     return_token_strs: bool
 
 
-_NUMBERS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
 _SEED = 2**63 - 1
 
 # Features that kvrelay lacks, with the values that ask for nothing.
@@ -91,11 +101,18 @@ _ONLY: dict[str, tuple[object, ...]] = {
     "spaces_between_special_tokens": (True,),
     "use_beam_search": (False,),
 }
-# The router makes these, by whatever name other servers know them; a client that could would read what is not its own.
+# The router makes these, by whatever name other servers know them; a client that could would read
+# what is not its own.
 _FORBIDDEN = {
     *("chat_template", "chat_template_kwargs"),
     *("kv_transfer_params", "ec_transfer_params", "lease_id", "worker_id", "nvext"),
-    *("bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank", "data_parallel_rank"),
+    *(
+        "bootstrap_host",
+        "bootstrap_port",
+        "bootstrap_room",
+        "disagg_prefill_dp_rank",
+        "data_parallel_rank",
+    ),
 }
 _SHORT = reprlib.Repr()  # whatever a client sent, with the cost of a few characters
 _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 60
@@ -103,7 +120,8 @@ _TENSORS = {"prompt_embeds", "mm_processor_kwargs", "multi_modal_data"}
 
 
 def object_steps(body: deque[bytes]) -> Generator[int, None, Json]:
-    """The parts of a body in the steps of router.api.http.json_parser, which takes them from the deque.
+    """The parts of a body in the steps of router.api.http.json_parser, which takes them from the
+    deque.
 
     Raises InvalidArgument for what is not one JSON object with distinct keys and finite numbers.
     """
@@ -131,11 +149,14 @@ def parse_completion(body: Json, request_id: str = "") -> Completion:
     echo = _get(body, "echo", _boolean) or False
     if echo and logprobs is not None:
         raise InvalidArgument(
-            "echo with logprobs asks for the prompt's logprobs, which are not computed; leave one of them out",
+            "echo with logprobs asks for the prompt's logprobs, which are not computed; leave one "
+            "of them out",
             field="logprobs",
         )
     sampling = _sampling(body, _get(body, "max_tokens", _integer), logprobs)
-    return _completion(body, sampling, _prompts(body.get("prompt")), request_id, chat=False, echo=echo)
+    return _completion(
+        body, sampling, _prompts(body.get("prompt")), request_id, chat=False, echo=echo
+    )
 
 
 def parse_chat(body: Json, request_id: str = "") -> Completion:
@@ -191,9 +212,15 @@ def _message(value: object, position: int) -> tuple[str, str]:
         raise InvalidArgument(f"{where} has tool calls, which are not supported", field="messages")
     content = value.get("content")
     if isinstance(content, list):
-        parts = [one.get("text") if isinstance(one, dict) and one.get("type") == "text" else None for one in content]
+        parts = [
+            one.get("text") if isinstance(one, dict) and one.get("type") == "text" else None
+            for one in content
+        ]
         if not all(isinstance(one, str) for one in parts):
-            raise Unimplemented(f"{where} has content that is not text; this model takes text only", field="messages")
+            raise Unimplemented(
+                f"{where} has content that is not text; this model takes text only",
+                field="messages",
+            )
         content = "".join(str(one) for one in parts)
     if not isinstance(content, str):
         raise InvalidArgument(f"{where}.content must be text", field="messages")
@@ -201,7 +228,13 @@ def _message(value: object, position: int) -> tuple[str, str]:
 
 
 def _completion(
-    body: Json, sampling: SamplingOptions, sources: list[dict[str, Any]], request_id: str, *, chat: bool, echo: bool
+    body: Json,
+    sampling: SamplingOptions,
+    sources: list[dict[str, Any]],
+    request_id: str,
+    *,
+    chat: bool,
+    echo: bool,
 ) -> Completion:
     options = _get(body, "stream_options", _object) or {}
     n = _choices_per_prompt(body, len(sources))
@@ -241,20 +274,23 @@ def _choices_per_prompt(body: Json, num_prompts: int) -> int:
     n: int = _get(body, "n", _integer) or 1
     if body.get("n") == 0 or not 1 <= n * num_prompts <= MAX_CHOICES:
         raise InvalidArgument(
-            f"n is {body['n']!s:.20} for {num_prompts} prompts; allowed is 1 or more, and {MAX_CHOICES} choices "
+            f"n is {body['n']!s:.20} for {num_prompts} prompts; allowed is 1 or more, and "
+            f"{MAX_CHOICES} choices "
             "in one request",
             field="n",
         )
     best_of = _get(body, "best_of", _integer)
     if best_of not in (None, n):
         raise InvalidArgument(
-            f"best_of is {best_of!s:.20}; it must equal n, {n}, since answers are not ranked", field="best_of"
+            f"best_of is {best_of!s:.20}; it must equal n, {n}, since answers are not ranked",
+            field="best_of",
         )
     return n
 
 
 def _seed_of(seed: int | None, choice: int) -> int | None:
-    """Of the second and later choices of a prompt: 63 bits of the XXH3 hash of "SEED-CHOICE", in decimals.
+    """Of the second and later choices of a prompt: 63 bits of the XXH3 hash of "SEED-CHOICE", in
+    decimals.
 
     Without a seed, admission draws one from the request id, and each choice has its own.
     """
@@ -268,17 +304,22 @@ def _prompts(value: object) -> list[dict[str, Any]]:
     if isinstance(value, str):
         return [{"prompt": value}]
     if not isinstance(value, list) or not value:
-        raise InvalidArgument("prompt must be text, token ids, or a list of either, and not empty", field="prompt")
+        raise InvalidArgument(
+            "prompt must be text, token ids, or a list of either, and not empty", field="prompt"
+        )
     if set(map(type, value)) == {int}:
         return [{"token_ids": tuple(value)}]
     if len(value) > MAX_CHOICES:
-        raise InvalidArgument(f"prompt is a list of {len(value)}; allowed are {MAX_CHOICES}", field="prompt")
+        raise InvalidArgument(
+            f"prompt is a list of {len(value)}; allowed are {MAX_CHOICES}", field="prompt"
+        )
     if all(isinstance(one, str) for one in value):
         return [{"prompt": one} for one in value]
     if all(isinstance(one, list) and set(map(type, one)) == {int} for one in value):
         return [{"token_ids": tuple(one)} for one in value]
     raise InvalidArgument(
-        "prompt is a list of mixed or empty entries; give texts, or lists of token ids", field="prompt"
+        "prompt is a list of mixed or empty entries; give texts, or lists of token ids",
+        field="prompt",
     )
 
 
@@ -305,7 +346,9 @@ def _logit_bias(body: Json) -> list[tuple[int, float]]:
     _check_length(given, "logit_bias", MAX_LOGIT_BIAS)
     for key, value in given.items():
         if not key.isascii() or not key.isdecimal() or len(key) > 10:
-            raise InvalidArgument(f"logit_bias has the key {key[:40]!r}; keys are token ids", field="logit_bias")
+            raise InvalidArgument(
+                f"logit_bias has the key {key[:40]!r}; keys are token ids", field="logit_bias"
+            )
         found.append((int(key), _number(value, "logit_bias")))
     return found
 
@@ -319,7 +362,9 @@ def _check_fields(body: Json, known: Collection[str]) -> None:
         if name in _TENSORS:
             raise Unimplemented(f"{name}: this model takes text and token ids only", field=name)
         if name not in _ONLY:
-            raise InvalidArgument(f"{name[:60]!r} is not a field that is known here; leave it out", field=name[:60])
+            raise InvalidArgument(
+                f"{name[:60]!r} is not a field that is known here; leave it out", field=name[:60]
+            )
         if value not in _ONLY[name]:
             allowed = "".join(f", or give {json.dumps(one)}" for one in _ONLY[name])
             raise InvalidArgument(f"{name} is not supported; leave it out{allowed}", field=name)

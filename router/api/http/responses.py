@@ -39,7 +39,9 @@ class Head:
 
 
 class Shape:
-    """Bodies of one answer. A chunk of a stream is written around what all of them have in common."""
+    """Bodies of one answer. A chunk of a stream is written around what all of them have in
+    common.
+    """
 
     def __init__(self, completion: Completion, head: Head, echoes: Sequence[str]) -> None:
         """`echoes`: for each choice what its text begins with; empty for none."""
@@ -53,11 +55,17 @@ class Shape:
         self._fingerprints: dict[int, str] = {}  # by choice
 
     def chunk(
-        self, index: int, response: GenerateResponse, logprobs: Json | None, usage: Usage | None, last: str
+        self,
+        index: int,
+        response: GenerateResponse,
+        logprobs: Json | None,
+        usage: Usage | None,
+        last: str,
     ) -> str:
         """The event for what one response adds to the choice `index`.
 
-        `usage`: of the choice so far, if the client wants it in each chunk. `last`: members that the last chunk has.
+        `usage`: of the choice so far, if the client wants it in each chunk. `last`: members that
+        the last chunk has.
         """
         completion = self._completion
         text = response.text
@@ -76,9 +84,12 @@ class Shape:
         scores = "null" if logprobs is None else to_json(logprobs)
         told = self._after if usage is None else f',"usage":{to_json(usage_body([usage], 1))}'
         if response.system_fingerprint:
-            self._fingerprints[index] = f',"system_fingerprint":{to_json(response.system_fingerprint)}'
+            self._fingerprints[index] = (
+                f',"system_fingerprint":{to_json(response.system_fingerprint)}'
+            )
         told += self._fingerprints.get(index, "")
-        return f'{self._before}{index},{said},"logprobs":{scores},"finish_reason":{finish}{ids}}}]{told}{last}}}\n\n'
+        choice = f'{index},{said},"logprobs":{scores},"finish_reason":{finish}{ids}'
+        return f"{self._before}{choice}}}]{told}{last}}}\n\n"
 
     def last_members(self, answers: Sequence[GenerateResponse]) -> str:
         """What the last chunk has beside its choice."""
@@ -92,14 +103,18 @@ class Shape:
     def whole(
         self, answers: Sequence[GenerateResponse], logprobs: Sequence[LogprobsText | None]
     ) -> Generator[int, None, str]:
-        """The body with all choices, each as one response that holds all of its answer; router.runtime.loop_slices' steps."""
+        """The body with all choices, each as one response that holds all of its answer;
+        router.runtime.loop_slices' steps.
+        """
         choices = []
         for index, (answer, one) in enumerate(zip(answers, logprobs, strict=True)):
             choice: Json = {"index": index, "finish_reason": answer.finish_reason}
             if self._completion.chat:
                 choice["message"] = {"role": "assistant", "content": answer.text}
             else:
-                choice["text"] = self._echoes[index] + answer.text if self._completion.echo else answer.text
+                choice["text"] = (
+                    self._echoes[index] + answer.text if self._completion.echo else answer.text
+                )
             if self._completion.return_token_ids:
                 choice["token_ids"] = list(answer.token_ids)
             scores = "null" if one is None else one.written()
@@ -116,7 +131,13 @@ class Shape:
         if self._completion.chat:
             name = "chat.completion.chunk" if chunk else "chat.completion"
         head = self._head
-        return {"id": head.id, "object": name, "created": head.created, "model": head.model, "choices": choices}
+        return {
+            "id": head.id,
+            "object": name,
+            "created": head.created,
+            "model": head.model,
+            "choices": choices,
+        }
 
 
 def _usages(answers: Sequence[GenerateResponse]) -> list[Usage]:
@@ -139,7 +160,12 @@ def usage_body(usages: Sequence[Usage], n: int) -> Json:
 def account(answers: Sequence[GenerateResponse]) -> Json | list[Json]:
     """Path, reason and ledger of the answer; of several choices, a list in their order."""
     found = [
-        {"request_id": one.request_id, "path": one.path, "why": one.why, "ledger": _ledger(one.ledger)}
+        {
+            "request_id": one.request_id,
+            "path": one.path,
+            "why": one.why,
+            "ledger": _ledger(one.ledger),
+        }
         for one in answers
     ]
     return found[0] if len(found) == 1 else found
@@ -152,8 +178,12 @@ def _ledger(ledger: Ledger | None) -> Json | None:
 def tokenized_steps(
     tokens: Sequence[int], max_model_len: int, spell: Callable[[Sequence[int]], list[str]] | None
 ) -> Generator[int, None, str]:
-    """The body that /tokenize answers with, in the steps of router.runtime.loop_slices; with `spell`, each token spelled."""
-    lists: dict[str, list[str]] = {name: [] for name in ("tokens", *([] if spell is None else ["token_strs"]))}
+    """The body that /tokenize answers with, in the steps of router.runtime.loop_slices; with
+    `spell`, each token spelled.
+    """
+    lists: dict[str, list[str]] = {
+        name: [] for name in ("tokens", *([] if spell is None else ["token_strs"]))
+    }
     for start in range(0, len(tokens), _TOKENS_AT_ONCE):
         part = tokens[start : start + _TOKENS_AT_ONCE]
         lists["tokens"].append(to_json(part)[1:-1])
@@ -187,7 +217,11 @@ class LogprobsText:
             self._parts.setdefault(name, []).append(to_json(values)[1:-1])
 
     def written(self) -> str:
-        return "{" + ",".join(f'"{name}":[{",".join(parts)}]' for name, parts in self._parts.items()) + "}"
+        return (
+            "{"
+            + ",".join(f'"{name}":[{",".join(parts)}]' for name, parts in self._parts.items())
+            + "}"
+        )
 
 
 def completion_logprobs(
@@ -201,14 +235,22 @@ def completion_logprobs(
     return {
         "tokens": [texts[one] for one in token_ids],
         "token_logprobs": [one.logprob for one in logprobs],
-        "top_logprobs": [{texts[token_id]: logprob for token_id, logprob in one.top} for one in logprobs],
+        "top_logprobs": [
+            {texts[token_id]: logprob for token_id, logprob in one.top} for one in logprobs
+        ],
         "text_offset": offsets,
     }
 
 
-def chat_logprobs(token_ids: Sequence[int], texts: dict[int, str], logprobs: Sequence[TokenLogprobs]) -> Json:
+def chat_logprobs(
+    token_ids: Sequence[int], texts: dict[int, str], logprobs: Sequence[TokenLogprobs]
+) -> Json:
     def entry(token_id: int, logprob: float) -> Json:
-        return {"token": texts[token_id], "logprob": logprob, "bytes": list(texts[token_id].encode())}
+        return {
+            "token": texts[token_id],
+            "logprob": logprob,
+            "bytes": list(texts[token_id].encode()),
+        }
 
     return {
         "content": [

@@ -1,17 +1,29 @@
 """The fields of the HTTP door's bodies, as JSON Schema. The parser knows these names and no others.
 
-Bounds that depend on the model, such as the largest token id, are not said here; the parser and `router.frontend.validation`
-check them, and answer 400 with the field's name.
+Bounds that depend on the model, such as the largest token id, are not said here; the parser and
+`router.frontend.validation` check them, and answer 400 with the field's name.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from kvrelay.sampling_limits import LEAST_TEMPERATURE, LIMITS, MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKENS
+from kvrelay.sampling_limits import (
+    LEAST_TEMPERATURE,
+    LIMITS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_STOP_TOKENS,
+)
 from kvrelay.types import SamplingParams
 from router.api.http.json_parser import MAX_INTEGERS
-from router.frontend.validation import MAX_CACHE_SALT, MAX_MESSAGES, MAX_REQUEST_ID, MAX_STOP_LENGTH, MAX_STOPS
+from router.frontend.validation import (
+    MAX_CACHE_SALT,
+    MAX_MESSAGES,
+    MAX_REQUEST_ID,
+    MAX_STOP_LENGTH,
+    MAX_STOPS,
+)
 
 MAX_CHOICES = 64  # prompts times n, of one request
 Schema = dict[str, Any]
@@ -55,14 +67,20 @@ MESSAGES: Schema = {
         },
     },
 }
-MODEL: Schema = _optional("string", "The id that /v1/models gives; absent, it is the model that is served.")
+MODEL: Schema = _optional(
+    "string", "The id that /v1/models gives; absent, it is the model that is served."
+)
 
 _COMMON: dict[str, Schema] = {
     "model": MODEL,
     "max_tokens": _optional(
-        "integer", f"Of each choice; {_DEFAULTS.max_tokens} if absent, or what the context holds.", minimum=1
+        "integer",
+        f"Of each choice; {_DEFAULTS.max_tokens} if absent, or what the context holds.",
+        minimum=1,
     ),
-    "n": _optional("integer", "Choices for each prompt.", minimum=1, maximum=MAX_CHOICES, default=1),
+    "n": _optional(
+        "integer", "Choices for each prompt.", minimum=1, maximum=MAX_CHOICES, default=1
+    ),
     "stream": _flag("Server-sent events, the last of which is [DONE]."),
     "stream_options": _optional(
         "object",
@@ -73,7 +91,11 @@ _COMMON: dict[str, Schema] = {
         },
     ),
     "stop": {
-        "anyOf": [_STOP, {"type": "array", "maxItems": MAX_STOPS, "items": _STOP}, {"type": "null"}],
+        "anyOf": [
+            _STOP,
+            {"type": "array", "maxItems": MAX_STOPS, "items": _STOP},
+            {"type": "null"},
+        ],
         "description": "The answer ends before the first of these.",
     },
     "stop_token_ids": _optional(
@@ -83,7 +105,9 @@ _COMMON: dict[str, Schema] = {
         items={"type": "integer", "minimum": 0},
     ),
     "ignore_eos": _flag("Go on past the end of the sequence, to max_tokens."),
-    "min_tokens": _optional("integer", "No end before so many tokens.", minimum=0, maximum=_INT32, default=0),
+    "min_tokens": _optional(
+        "integer", "No end before so many tokens.", minimum=0, maximum=_INT32, default=0
+    ),
     "temperature": _optional(
         "number",
         f"Below {LEAST_TEMPERATURE:g} the likeliest token is taken.",
@@ -92,10 +116,16 @@ _COMMON: dict[str, Schema] = {
         default=_DEFAULTS.temperature,
     ),
     "top_p": _optional("number", "", exclusiveMinimum=0, maximum=1, default=_DEFAULTS.top_p),
-    "top_k": _optional("integer", "0 and -1 are off.", minimum=-1, maximum=_INT32, default=_DEFAULTS.top_k),
+    "top_k": _optional(
+        "integer", "0 and -1 are off.", minimum=-1, maximum=_INT32, default=_DEFAULTS.top_k
+    ),
     "min_p": _optional("number", "", minimum=0, maximum=1, default=_DEFAULTS.min_p),
-    "presence_penalty": _optional("number", "", minimum=-2, maximum=2, default=_DEFAULTS.presence_penalty),
-    "frequency_penalty": _optional("number", "", minimum=-2, maximum=2, default=_DEFAULTS.frequency_penalty),
+    "presence_penalty": _optional(
+        "number", "", minimum=-2, maximum=2, default=_DEFAULTS.presence_penalty
+    ),
+    "frequency_penalty": _optional(
+        "number", "", minimum=-2, maximum=2, default=_DEFAULTS.frequency_penalty
+    ),
     "repetition_penalty": _optional(
         "number",
         "1 is off.",
@@ -118,7 +148,10 @@ _COMMON: dict[str, Schema] = {
         additionalProperties={"type": "number", "minimum": -100, "maximum": 100},
     ),
     "request_id": _optional(
-        "string", "Instead of the header x-request-id.", maxLength=MAX_REQUEST_ID, pattern="^([!-~]([ -~]*[!-~])?)?$"
+        "string",
+        "Instead of the header x-request-id.",
+        maxLength=MAX_REQUEST_ID,
+        pattern="^([!-~]([ -~]*[!-~])?)?$",
     ),
     "priority": _optional("integer", "", minimum=-_INT32 - 1, maximum=_INT32, default=0),
     "cache_salt": _optional(
@@ -142,21 +175,28 @@ COMPLETION: dict[str, Schema] = _COMMON | {
     },
     "best_of": _optional("integer", "Equal to n.", minimum=1, maximum=MAX_CHOICES),
     "echo": _flag("The text of a choice begins with its prompt's."),
-    "logprobs": _optional("integer", "So many of the most likely tokens.", minimum=0, maximum=MAX_LOGPROBS),
+    "logprobs": _optional(
+        "integer", "So many of the most likely tokens.", minimum=0, maximum=MAX_LOGPROBS
+    ),
 }
 CHAT: dict[str, Schema] = _COMMON | {
     "messages": MESSAGES,
     "max_completion_tokens": _optional("integer", "Instead of max_tokens.", minimum=1),
     "logprobs": _flag("Those of the answer's tokens."),
     "top_logprobs": _optional(
-        "integer", "With logprobs: so many of the most likely tokens.", minimum=0, maximum=MAX_LOGPROBS
+        "integer",
+        "With logprobs: so many of the most likely tokens.",
+        minimum=0,
+        maximum=MAX_LOGPROBS,
     ),
 }
 TOKENIZE: dict[str, Schema] = {
     "model": MODEL,
     "prompt": TEXT,
     "messages": MESSAGES,
-    "add_special_tokens": _optional("boolean", "Of a prompt; a chat template writes them out.", default=True),
+    "add_special_tokens": _optional(
+        "boolean", "Of a prompt; a chat template writes them out.", default=True
+    ),
     "return_token_strs": _flag("Give token_strs, each token as the vocabulary spells it."),
 }
 DETOKENIZE: dict[str, Schema] = {"model": MODEL, "tokens": TOKEN_IDS | {"minItems": 0}}

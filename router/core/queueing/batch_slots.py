@@ -1,4 +1,6 @@
-"""What a router knows of its decode workers' batch slots, in the terms in which `router.core.queueing.preemption` decides. Pure."""
+"""What a router knows of its decode workers' batch slots, in the terms in which
+`router.core.queueing.preemption` decides. Pure.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ class Entry(Protocol):
 
 
 def views_for(entry: Entry, workers: Workers, now: float) -> list[WorkerView]:
-    """The workers as the request sees them. One that had no next token for it counts as sick: another one tells whose
-    fault that was.
+    """The workers as the request sees them. One that had no next token for it counts as sick:
+    another one tells whose fault that was.
     """
     views = workers.views(entry.life.num_tokens, entry.hashes, now)
     if not entry.life.fault:
@@ -37,15 +39,26 @@ def views_for(entry: Entry, workers: Workers, now: float) -> list[WorkerView]:
 
 
 def make_way(
-    entry: Entry, running: Iterable[Entry], workers: Workers, shares: Iterable[Share], config: RouterConfig, now: float
+    entry: Entry,
+    running: Iterable[Entry],
+    workers: Workers,
+    shares: Iterable[Share],
+    config: RouterConfig,
+    now: float,
 ) -> tuple[Preemption, Assignment] | None:
-    """Who gives way to a waiting request, and where it is placed then. `running`: all requests with workers.
+    """Who gives way to a waiting request, and where it is placed then. `running`: all requests with
+    workers.
 
-    None if its tenant has to wait, or if a decode worker has room for it and something else is waited for.
+    None if its tenant has to wait, or if a decode worker has room for it and something else is
+    waited for.
     """
     life = entry.life
     views = views_for(entry, workers, now)
-    decoders = [one for one in views if one.pool == "decode" and (life.model is None or one.model.is_same(life.model))]
+    decoders = [
+        one
+        for one in views
+        if one.pool == "decode" and (life.model is None or one.model.is_same(life.model))
+    ]
     decoders = [one for one in decoders if not one.sick] or decoders
     if not all(one.full for one in decoders):
         return None
@@ -53,15 +66,24 @@ def make_way(
     if decision is None:
         return None
     views = [replace(one, full=one.full and one.worker_id != decision.worker_id) for one in views]
-    assignment = assign(views, life.num_tokens, life.avoid, config, workers.links.broken(now), life.model)
+    assignment = assign(
+        views, life.num_tokens, life.avoid, config, workers.links.broken(now), life.model
+    )
     return None if isinstance(assignment, Wait) else (decision, assignment)
 
 
 def _decide(
-    entry: Entry, running: Iterable[Entry], ids: set[str], workers: Workers, shares: Iterable[Share], now: float
+    entry: Entry,
+    running: Iterable[Entry],
+    ids: set[str],
+    workers: Workers,
+    shares: Iterable[Share],
+    now: float,
 ) -> Preemption | None:
     """`ids`: the decode workers that may serve the request."""
-    there = [one for one in running if one.claim is not None and one.claim.decode.info.worker_id in ids]
+    there = [
+        one for one in running if one.claim is not None and one.claim.decode.info.worker_id in ids
+    ]
     seen = [_seen(one, now) for one in there]
     soon = dict.fromkeys(ids, math.inf)
     for one, other in zip(seen, there, strict=True):
@@ -69,7 +91,9 @@ def _decide(
     rooms = [room for one in sorted(ids) if (room := workers.room(one, now, soon[one])) is not None]
     tenants = {one.tenant.name: Standing(one.tenant.weight, one.counter) for one in shares}
     request = entry.life.request
-    waiting = Waiting(request.request_id, request.tenant.name, entry.ticket.priority, entry.life.num_tokens)
+    waiting = Waiting(
+        request.request_id, request.tenant.name, entry.ticket.priority, entry.life.num_tokens
+    )
     return preempt(waiting, Shares(rooms, seen, tenants))
 
 

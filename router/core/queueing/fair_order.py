@@ -16,14 +16,17 @@ class _Line(Generic[T]):
     def __init__(self) -> None:
         self.counter = 0.0  # cost so far, over the tenant's weight
         self.weight = 1.0
-        self.jobs: dict[int, OrderedDict[int, T]] = {}  # by kind and number, in order of arrival; no kind is empty
+        # By kind and number, in order of arrival; no kind is empty
+        self.jobs: dict[int, OrderedDict[int, T]] = {}
 
 
 class FairOrder(Generic[T]):
-    """The tenant with the least cost so far, for its weight, goes first; within a tenant, the job that came first.
+    """The tenant with the least cost so far, for its weight, goes first; within a tenant, the job
+    that came first.
 
-    As router.core.queueing.fair_queue.FairQueue counts tokens, this counts what a job costs: bytes, or steps. A tenant that comes back
-    begins at the counter of the tenant that was charged last, so idle time earns no credit.
+    As router.core.queueing.fair_queue.FairQueue counts tokens, this counts what a job costs: bytes,
+    or steps. A tenant that comes back begins at the counter of the tenant that was charged last, so
+    idle time earns no credit.
     """
 
     def __init__(self) -> None:
@@ -47,7 +50,9 @@ class FairOrder(Generic[T]):
         return self._number
 
     def first(self, kinds: Sequence[int] = (0,)) -> tuple[int, T] | None:
-        """Number and job of the one of these kinds whose turn it is; it stays. None if there is none."""
+        """Number and job of the one of these kinds whose turn it is; it stays. None if there is
+        none.
+        """
         turns = (
             (line.counter, *next(iter(line.jobs[kind].items())))
             for line in self._lines.values()
@@ -77,6 +82,10 @@ class FairOrder(Generic[T]):
 
     def _forget(self) -> None:
         """Of those that wait for nothing: the ones that would begin at the virtual time anyway."""
-        idle = [name for name, line in self._lines.items() if not line.jobs and line.counter <= self._virtual_time]
+        idle = [
+            name
+            for name, line in self._lines.items()
+            if not line.jobs and line.counter <= self._virtual_time
+        ]
         for name in idle:
             del self._lines[name]

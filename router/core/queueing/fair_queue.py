@@ -20,7 +20,8 @@ class Ticket:
     number: int
     request_id: str = field(compare=False)
     priority: int = field(compare=False)
-    tokens: int = field(compare=False)  # of the prompt, and of the answer that the client has already
+    # Of the prompt, and of the answer that the client has already
+    tokens: int = field(compare=False)
 
 
 class Share:
@@ -46,7 +47,8 @@ class _Level:
     """The waiting requests of one priority."""
 
     def __init__(self) -> None:
-        self.returned: list[tuple[Ticket, Share]] = []  # that had workers before, in order of arrival
+        # That had workers before, in order of arrival
+        self.returned: list[tuple[Ticket, Share]] = []
         self.new: dict[Share, OrderedDict[str, Ticket]] = {}  # of each tenant, in order of arrival
 
     def __bool__(self) -> bool:
@@ -56,17 +58,19 @@ class _Level:
 class FairQueue:
     """Whose turn is next.
 
-    Between priorities the order is strict, lower goes first, as in vLLM: a priority that could be overtaken would be
-    none, and who may not starve is given the same one. Within a priority the tenant is next that was served the fewest
-    tokens, of prompts and answers, for its weight: the Virtual Token Counter of Sheng et al., "Fairness in Serving
-    Large Language Models" (OSDI 2024), with the weights of weighted fair queueing. A tenant that comes back after a
-    while begins at the counter of the one that was served last (start-time fair queueing, Goyal et al., SIGCOMM
-    1996): idle time earns no credit. A tenant is passed over, though, while it holds so many batch slots that a
-    further one would at once be another's that waits. Within a tenant it is first come, first served.
+    Between priorities the order is strict, lower goes first, as in vLLM: a priority that could be
+    overtaken would be none, and who may not starve is given the same one. Within a priority the
+    tenant is next that was served the fewest tokens, of prompts and answers, for its weight: the
+    Virtual Token Counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024),
+    with the weights of weighted fair queueing. A tenant that comes back after a while begins at the
+    counter of the one that was served last (start-time fair queueing, Goyal et al., SIGCOMM 1996):
+    idle time earns no credit. A tenant is passed over, though, while it holds so many batch slots
+    that a further one would at once be another's that waits. Within a tenant it is first come,
+    first served.
 
-    Requests that had workers before and lost them go first in their priority: they are paid for, and their clients
-    wait in mid-stream. Those that were preempted go first among their tenant's only, or they would take back what they
-    gave. The queue is bounded, by `overflow`.
+    Requests that had workers before and lost them go first in their priority: they are paid for,
+    and their clients wait in mid-stream. Those that were preempted go first among their tenant's
+    only, or they would take back what they gave. The queue is bounded, by `overflow`.
     """
 
     def __init__(self) -> None:
@@ -99,7 +103,9 @@ class FairQueue:
         return self._shares.values()
 
     def add(self, ticket: Ticket, share: Share, returned: bool, preempted: bool = False) -> None:
-        """`returned`: it lost its workers. `preempted`: it gave its batch slot to another tenant."""
+        """`returned`: it lost its workers. `preempted`: it gave its batch slot to another
+        tenant.
+        """
         if share.waiting == 0:
             share.counter = max(share.counter, self._virtual_time)
         level = self._levels.setdefault(ticket.priority, _Level())
@@ -135,13 +141,17 @@ class FairQueue:
             del self._levels[ticket.priority]
 
     def next(self, pausing: Callable[[str], bool]) -> Ticket | None:
-        """The one whose turn it is; passes over those that are `pausing` and over tenants that are capped."""
+        """The one whose turn it is; passes over those that are `pausing` and over tenants that are
+        capped.
+        """
         for priority in sorted(self._levels):
             level = self._levels[priority]
             for ticket, share in level.returned:
                 if not share.capped and not pausing(ticket.request_id):
                     return ticket
-            fit = {share: _first(level.new[share], pausing) for share in level.new if not share.capped}
+            fit = {
+                share: _first(level.new[share], pausing) for share in level.new if not share.capped
+            }
             tickets = {share: ticket for share, ticket in fit.items() if ticket is not None}
             if shares := _below_share(list(tickets)):
                 return tickets[min(shares, key=lambda one: (one.counter, tickets[one]))]
@@ -150,8 +160,8 @@ class FairQueue:
     def heads(self, pausing: Callable[[str], bool]) -> list[Ticket]:
         """The next request of each tenant, where other tenants have requests with workers.
 
-        They are those of the most urgent priority that has any, as `next` would have them. The tenants that hold least
-        for their weight come first, and MOST_HEADS of them are enough.
+        They are those of the most urgent priority that has any, as `next` would have them. The
+        tenants that hold least for their weight come first, and MOST_HEADS of them are enough.
         """
         holding = {one for one in self._shares.values() if one.running}
         for priority in sorted(self._levels) if holding else ():
@@ -164,7 +174,10 @@ class FairQueue:
                 if not share.capped and (first := _first(line, pausing)) is not None:
                     heads.setdefault(share, first)
             if heads:
-                order = sorted(heads, key=lambda one: (one.running / one.tenant.weight, one.counter, heads[one]))
+                order = sorted(
+                    heads,
+                    key=lambda one: (one.running / one.tenant.weight, one.counter, heads[one]),
+                )
                 return [heads[one] for one in order if holding - {one}][:MOST_HEADS]
         return []
 
@@ -180,7 +193,8 @@ class FairQueue:
         `tokens_each`: what a request is charged, on average.
         """
         own = self._levels.get(priority, _Level())
-        before: Counter[Share] = Counter()  # new requests that are more urgent; they are charged to their tenants
+        # New requests that are more urgent; they are charged to their tenants
+        before: Counter[Share] = Counter()
         total = len(own.returned)
         for more_urgent, level in self._levels.items():
             if more_urgent < priority:
@@ -201,11 +215,13 @@ class FairQueue:
         return total + before.total() + mine
 
     def overflow(self, share: Share, priority: int) -> str | None:
-        """Whose place a request of that tenant and priority takes in a queue that is full; None: it has to go itself.
+        """Whose place a request of that tenant and priority takes in a queue that is full; None: it
+        has to go itself.
 
-        A tenant alone may use the whole queue. Where others wait, the one with most requests waiting for its weight
-        gives way, with the newest of its least urgent ones. So nobody is kept out of the queue by others beyond their
-        share of it. Those that had workers before are not sent away.
+        A tenant alone may use the whole queue. Where others wait, the one with most requests
+        waiting for its weight gives way, with the newest of its least urgent ones. So nobody is
+        kept out of the queue by others beyond their share of it. Those that had workers before are
+        not sent away.
         """
         newest = {
             (priority, one): request_id
@@ -232,16 +248,20 @@ class FairQueue:
 
 
 def _below_share(shares: list[Share]) -> list[Share]:
-    """Without those who would hold more for their weight than another one of them with a request more.
+    """Without those who would hold more for their weight than another one of them with a request
+    more.
 
-    Never empty, unless `shares` is. A request of those left out would have to give way to the other tenant at once.
+    Never empty, unless `shares` is. A request of those left out would have to give way to the other
+    tenant at once.
     """
     least = min(((one.running + 1) / one.tenant.weight for one in shares), default=0.0)
     return [one for one in shares if one.running / one.tenant.weight < least]
 
 
 def _to_front(line: OrderedDict[str, Ticket], ticket: Ticket) -> None:
-    """Moves a preempted request before those that came after it: behind others that were preempted, at the most."""
+    """Moves a preempted request before those that came after it: behind others that were preempted,
+    at the most.
+    """
     earlier = [one.request_id for one in takewhile(lambda one: one < ticket, line.values())]
     for request_id in (ticket.request_id, *reversed(earlier)):
         line.move_to_end(request_id, last=False)

@@ -21,8 +21,8 @@ class _Job(Generic[T]):
 class Lanes(Generic[T]):
     """A bounded number of lanes, of which one takes short jobs only.
 
-    Long jobs, of all tenants together, never occupy that lane. So a short job waits for short ones alone, in the fair
-    order of tenants. A single lane is for all.
+    Long jobs, of all tenants together, never occupy that lane. So a short job waits for short ones
+    alone, in the fair order of tenants. A single lane is for all.
     """
 
     def __init__(self, lanes: int, short: float) -> None:

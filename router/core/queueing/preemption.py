@@ -1,4 +1,6 @@
-"""Who gives up a batch slot so that another tenant gets its share: a pure function that also says why."""
+"""Who gives up a batch slot so that another tenant gets its share: a pure function that also says
+why.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-PROGRESS_TOKENS = 16  # that an attempt gives before it is preempted, if its request was preempted before
+# That an attempt gives before it is preempted, if its request was preempted before
+PROGRESS_TOKENS = 16
 MIN_RUN_S = 1.0  # that such an attempt runs
-START_RATIO = 4.0  # least run time of such an attempt, over the time that it took to get to its first token
-TURN_S = 5.0  # that an attempt of a tenant within its share runs while a tenant that has nothing waits
+# Least run time of such an attempt, over the time that it took to get to its first token
+START_RATIO = 4.0
+# That an attempt of a tenant within its share runs while a tenant that has nothing waits
+TURN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A request that has workers. Its attempt is the live one; seconds count from that attempt's begin."""
+    """A request that has workers. Its attempt is the live one; seconds count from that attempt's
+    begin.
+    """
 
     request_id: str
     number: int  # order of arrival
@@ -31,12 +38,21 @@ class Running:
 
     @property
     def cost(self) -> tuple[int, int, int, int]:
-        """Order in which a tenant's requests give way: least urgent, seldom preempted, cheap to restore, young."""
-        return -self.priority, self.preemptions, self.held_tokens if self.new_tokens else 0, -self.number
+        """Order in which a tenant's requests give way: least urgent, seldom preempted, cheap to
+        restore, young.
+        """
+        return (
+            -self.priority,
+            self.preemptions,
+            self.held_tokens if self.new_tokens else 0,
+            -self.number,
+        )
 
     @property
     def settled(self) -> bool:
-        """Whether it may be preempted: for the first time always, then each time after it got on."""
+        """Whether it may be preempted: for the first time always, then each time after it got
+        on.
+        """
         return not self.preemptions or self._ran(MIN_RUN_S)
 
     @property
@@ -88,9 +104,13 @@ class Preemption:
 
 
 class Shares:
-    """What each tenant holds of all batch slots and KV tokens. `running` are the requests on the workers of `rooms`."""
+    """What each tenant holds of all batch slots and KV tokens. `running` are the requests on the
+    workers of `rooms`.
+    """
 
-    def __init__(self, rooms: Sequence[Room], running: Sequence[Running], tenants: Mapping[str, Standing]) -> None:
+    def __init__(
+        self, rooms: Sequence[Room], running: Sequence[Running], tenants: Mapping[str, Standing]
+    ) -> None:
         self.rooms = rooms
         self.running = running
         self.tenants = tenants
@@ -114,26 +134,32 @@ class Shares:
 
     def without(self, victims: Sequence[Running]) -> Shares:
         gone = {one.request_id for one in victims}
-        return Shares(self.rooms, [one for one in self.running if one.request_id not in gone], self.tenants)
+        return Shares(
+            self.rooms, [one for one in self.running if one.request_id not in gone], self.tenants
+        )
 
 
 def preempt(waiting: Waiting, shares: Shares) -> Preemption | None:
     """The cheapest preemption that makes room for a request; None if its tenant has to wait.
 
-    A tenant's share is dominant resource fairness (Ghodsi et al., NSDI 2011): the larger of its parts of all batch
-    slots and of all KV tokens, over its weight. It is judged as it would be afterwards.
+    A tenant's share is dominant resource fairness (Ghodsi et al., NSDI 2011): the larger of its
+    parts of all batch slots and of all KV tokens, over its weight. It is judged as it would be
+    afterwards.
 
-    - A request gives way if its tenant is then still not below the tenant that waits. So the move is never reversed,
-      and with one tenant nobody is preempted.
-    - Slots are whole. A tenant that has none takes turns with one that was served more tokens, TURN_S each.
-    - Within the tenant with the largest share the order is that of `Running.cost`. Requests that are more urgent than
-      the waiting one stay, since priorities are strict.
+    - A request gives way if its tenant is then still not below the tenant that waits. So the move
+      is never reversed, and with one tenant nobody is preempted.
+    - Slots are whole. A tenant that has none takes turns with one that was served more tokens,
+      TURN_S each.
+    - Within the tenant with the largest share the order is that of `Running.cost`. Requests that
+      are more urgent than the waiting one stay, since priorities are strict.
     - Nobody gives way where a slot comes free in less time than the victim needs to start again.
     """
     plans = [plan for room in shares.rooms if (plan := _plan(waiting, room, shares)) is not None]
     if not plans:
         return None
-    room, victims = min(plans, key=lambda plan: (len(plan[1]), sum(one.held_tokens for one in plan[1])))
+    room, victims = min(
+        plans, key=lambda plan: (len(plan[1]), sum(one.held_tokens for one in plan[1]))
+    )
     restart_s = max(one.start_s or 0.0 for one in victims)
     only_slots = not room.tokens or waiting.num_tokens <= room.free_tokens
     if only_slots and min(one.soon_s for one, _ in plans) <= restart_s:
@@ -168,13 +194,20 @@ def _plan(waiting: Waiting, room: Room, shares: Shares) -> tuple[Room, list[Runn
 
 
 def _victim(waiting: Waiting, worker_id: str, shares: Shares) -> Running | None:
-    """The next to give way on that worker: of the tenant with the largest share of those that have to."""
+    """The next to give way on that worker: of the tenant with the largest share of those that have
+    to.
+    """
     mine = shares.of(waiting.tenant, 1, waiting.num_tokens)
     empty_handed = shares.slots_of(waiting.tenant) == 0
     served = shares.tenants[waiting.tenant].counter
 
     def gives_way(one: Running) -> bool:
-        if one.fixed or one.worker_id != worker_id or one.tenant == waiting.tenant or one.priority < waiting.priority:
+        if (
+            one.fixed
+            or one.worker_id != worker_id
+            or one.tenant == waiting.tenant
+            or one.priority < waiting.priority
+        ):
             return False
         if shares.of(one.tenant, -1, -one.held_tokens) >= mine:
             return one.settled

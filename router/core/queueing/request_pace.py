@@ -18,11 +18,13 @@ class _Debt:
 
 
 class Pace:
-    """Spreads what costs the event loop and brings no token: polls, and requests that end with an error.
+    """Spreads what costs the event loop and brings no token: polls, and requests that end with an
+    error.
 
-    Each of these adds one to its tenant's debt, which falls by PER_SECOND. Above BURST every further request of that
-    tenant waits until the debt has been paid off, however many connections it comes by. Answers that succeed cost
-    nothing here; the queue, the limits and the connections bound those.
+    Each of these adds one to its tenant's debt, which falls by PER_SECOND. Above BURST every
+    further request of that tenant waits until the debt has been paid off, however many connections
+    it comes by. Answers that succeed cost nothing here; the queue, the limits and the connections
+    bound those.
     """
 
     def __init__(self) -> None:
@@ -39,7 +41,9 @@ class Pace:
         return min(MAX_WAIT_S, max(0.0, (self._left(debt, now) + ahead - BURST) / PER_SECOND))
 
     def charge(self, tenant: str, now: float) -> None:
-        """Counts a poll or a refusal. Debts beyond MAX_WAIT_S are not added up: a tenant that stops is forgiven."""
+        """Counts a poll or a refusal. Debts beyond MAX_WAIT_S are not added up: a tenant that stops
+        is forgiven.
+        """
         debt = self._debts.setdefault(tenant, _Debt())
         debt.requests = min(self._left(debt, now) + 1.0, BURST + PER_SECOND * MAX_WAIT_S)
         debt.at = now

@@ -11,8 +11,8 @@ FORGET_S = 60.0  # closed for that long, it opens as if for the first time
 class Breaker:
     """closed ─▶ open ─▶ half open: one probe ─▶ closed, or open for twice as long.
 
-    The probe is the first that passes when the time is over; it holds the breaker open behind it for as long as
-    before. So one that ends without a verdict is followed by another.
+    The probe is the first that passes when the time is over; it holds the breaker open behind it
+    for as long as before. So one that ends without a verdict is followed by another.
     """
 
     least_s: float
@@ -33,7 +33,9 @@ class Breaker:
     def open(self, reason: str, now: float) -> float:
         """Opens, or stays open; returns for how many seconds."""
         again = bool(self.reason) or now - self.changed_at < FORGET_S
-        self._hold_s = min(self.most_s, 2 * self._hold_s) if again and self._hold_s else self.least_s
+        self._hold_s = (
+            min(self.most_s, 2 * self._hold_s) if again and self._hold_s else self.least_s
+        )
         self.reason = reason
         self.until = now + self._hold_s
         self.changed_at = now

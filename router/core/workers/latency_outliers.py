@@ -15,7 +15,9 @@ NOTICEABLE_S = 0.01  # slower by less than that nobody feels
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """Medians of pieces of work: sequences of a decode step or tokens of a prompt, and the seconds that they took."""
+    """Medians of pieces of work: sequences of a decode step or tokens of a prompt, and the seconds
+    that they took.
+    """
 
     size: float
     seconds: float
@@ -44,9 +46,10 @@ class Speed:
 def times_slower(one: Typical, others: Sequence[Typical]) -> float | None:
     """How many times as long as the others' median it takes, None if it is no outlier.
 
-    More work takes longer, though never by more than in proportion, and less work never takes longer. So what the
-    others would need for this worker's pieces is at most their time, stretched in proportion where its pieces are
-    larger. Slower than FACTOR times that is not for the load that it was given.
+    More work takes longer, though never by more than in proportion, and less work never takes
+    longer. So what the others would need for this worker's pieces is at most their time, stretched
+    in proportion where its pieces are larger. Slower than FACTOR times that is not for the load
+    that it was given.
     """
     if not others:
         return None

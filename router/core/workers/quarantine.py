@@ -18,8 +18,9 @@ MOST = 1024  # remembered; the oldest is forgotten first
 class Quarantine:
     """Knows them by a hash of tenant, prompt and sampling, and refuses their like for a while.
 
-    The seed is left out of it: one that was drawn for the request differs each time. Each router has its own
-    quarantine, so another router finds out by itself, at the price of its own two workers.
+    The seed is left out of it: one that was drawn for the request differs each time. Each router
+    has its own quarantine, so another router finds out by itself, at the price of its own two
+    workers.
     """
 
     def __init__(self) -> None:
@@ -44,8 +45,10 @@ class Quarantine:
         until = self._until.get(_name(request))
         if until is not None:
             raise FailedPrecondition(
-                "workers died computing this prompt with this sampling; it is in quarantine and is not tried again for "
-                f"{math.ceil(until - now)} s; send another, and tell the operator of the router's log"
+                "workers died computing this prompt with this sampling; it is in quarantine and is "
+                "not tried again for "
+                f"{math.ceil(until - now)} s; send another, and tell the operator of the router's "
+                f"log"
             )
 
 

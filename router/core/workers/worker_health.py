@@ -46,14 +46,14 @@ class _Patient:
 class Health:
     """What this router has seen of each worker.
 
-    *Failures*: FAILURES attempts in a row that the worker failed, each begun after the last had failed (a step that
-    fails takes its whole batch along, and counts once). Losing the worker with requests on it is a failure like
-    others and is remembered under its id: a worker that dies again and again is broken, too. A token or a hand-off is
-    a success.
+    *Failures*: FAILURES attempts in a row that the worker failed, each begun after the last had
+    failed (a step that fails takes its whole batch along, and counts once). Losing the worker with
+    requests on it is a failure like others and is remembered under its id: a worker that dies again
+    and again is broken, too. A token or a hand-off is a success.
 
-    *Slowness*: time for a decode step, or for a prompt, against the median of the pool's others (`router.core.workers.latency_outliers`). At
-    most half of a pool, rounded down, is ejected at one time, so never its last worker; and a cluster in which all
-    got slower ejects nobody.
+    *Slowness*: time for a decode step, or for a prompt, against the median of the pool's others
+    (`router.core.workers.latency_outliers`). At most half of a pool, rounded down, is ejected at
+    one time, so never its last worker; and a cluster in which all got slower ejects nobody.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,9 @@ class Health:
         return "gets new work again, since a probe went well"
 
     def failed(self, worker_id: str, begun: float, reason: str, now: float) -> str:
-        """An attempt that began at `begun` failed on it. Returns what came of that, if something did."""
+        """An attempt that began at `begun` failed on it. Returns what came of that, if something
+        did.
+        """
         patient = self._patients.get(worker_id)
         if patient is None or begun <= patient.failed_at:
             return ""
@@ -110,10 +112,15 @@ class Health:
         if patient.failures < FAILURES:
             return ""
         seconds = patient.failing.open(reason, now)
-        return f"gets no new work for {seconds:g} s after {patient.failures} failures in a row: {reason}"
+        return (
+            f"gets no new work for {seconds:g} s after {patient.failures} failures in a row: "
+            f"{reason}"
+        )
 
     def worked(self, worker_id: str, size: int, seconds: float, now: float) -> None:
-        """A piece of work took so long: a decode step of `size` sequences, or a prompt of `size` tokens."""
+        """A piece of work took so long: a decode step of `size` sequences, or a prompt of `size`
+        tokens.
+        """
         self._patients[worker_id].speed.add(now, size, seconds)
 
     def judge(self, now: float) -> list[tuple[str, str]]:
@@ -124,12 +131,22 @@ class Health:
         return [one for pool in POOLS for one in self._judge(pool, now)]
 
     def _judge(self, pool: PoolName, now: float) -> Iterator[tuple[str, str]]:
-        present = {one: patient for one, patient in self._patients.items() if patient.present and patient.pool == pool}
+        present = {
+            one: patient
+            for one, patient in self._patients.items()
+            if patient.present and patient.pool == pool
+        }
         typical = {
-            one: patient.speed.typical(now, (PROBE_SAMPLES if patient.slow.reason else SAMPLES)[pool])
+            one: patient.speed.typical(
+                now, (PROBE_SAMPLES if patient.slow.reason else SAMPLES)[pool]
+            )
             for one, patient in present.items()
         }
-        peers = {one: speed for one, speed in typical.items() if speed is not None and not present[one].slow.reason}
+        peers = {
+            one: speed
+            for one, speed in typical.items()
+            if speed is not None and not present[one].slow.reason
+        }
         for worker_id, patient in present.items():
             speed, others = typical[worker_id], [peers[one] for one in peers if one != worker_id]
             if speed is None or not others or (patient.slow.reason and not patient.probed):
@@ -139,7 +156,8 @@ class Health:
                 patient.slow.close(now)
                 yield worker_id, "gets new work again, since it is as fast as the others"
             elif ratio is not None and (
-                patient.slow.reason or sum(bool(one.slow.reason) for one in present.values()) < len(present) // 2
+                patient.slow.reason
+                or sum(bool(one.slow.reason) for one in present.values()) < len(present) // 2
             ):
                 patient.speed.clear()
                 patient.probed = False

@@ -16,9 +16,11 @@ from router.core.queueing.preemption import Room
 from router.core.workers.link_health import Links
 from router.core.workers.worker_health import Health
 
-FULL_FOR_S = (0.1, 2.0)  # a worker that refused is asked again after that, or when it got rid of a sequence; doubles
+# A worker that refused is asked again after that, or when it got rid of a sequence; doubles
+FULL_FOR_S = (0.1, 2.0)
 REFUSALS = 2  # one after the other: a worker has less room than this router's figures say
-PREEMPT_AGAIN_S = 1.0  # after a preemption for that reason, since blocks come back with the end of a step
+# After a preemption for that reason, since blocks come back with the end of a step
+PREEMPT_AGAIN_S = 1.0
 INDEX_BLOCKS = 65_536  # remembered of a worker that does not say how many it has
 Hashes = Callable[[int], Sequence[bytes]]  # of a sequence, by block size
 
@@ -48,7 +50,9 @@ class Claim:
 
 
 class Workers:
-    """The figures are kept with each step of a request, so that placing one costs nothing for those that run."""
+    """The figures are kept with each step of a request, so that placing one costs nothing for those
+    that run.
+    """
 
     def __init__(self, config: ClusterConfig) -> None:
         self._slots = config.decode.max_batch
@@ -95,12 +99,15 @@ class Workers:
         for worker_id in (assignment.prefill, assignment.decode):
             if worker_id:
                 self._workers[worker_id].last_assigned = self._assigned
-                if worker_id == (assignment.prefill or assignment.decode):  # the other has it once that is handed over
+                # The other has it once that is handed over
+                if worker_id == (assignment.prefill or assignment.decode):
                     self.remember(worker_id, hashes)
                 self.health.placed(worker_id, now)
         decode = self._workers[assignment.decode]
         prefill = self._workers[assignment.prefill] if assignment.prefill else None
-        claim = Claim(decode, prefill, life.num_tokens, assignment.uncached_tokens if prefill else 0)
+        claim = Claim(
+            decode, prefill, life.num_tokens, assignment.uncached_tokens if prefill else 0
+        )
         decode.sequences += 1
         decode.held_tokens += claim.held_tokens
         if prefill is not None:
@@ -109,7 +116,11 @@ class Workers:
 
     def grown(self, claim: Claim, life: Lifecycle) -> int:
         """Brings the figures up to date; returns how many tokens have come."""
-        if claim.queued_tokens and claim.prefill is not None and life.state not in ("reserving", "prefilling"):
+        if (
+            claim.queued_tokens
+            and claim.prefill is not None
+            and life.state not in ("reserving", "prefilling")
+        ):
             claim.prefill.queued_tokens -= claim.queued_tokens
             claim.queued_tokens = 0
         tokens = life.num_tokens - claim.held_tokens
@@ -141,7 +152,10 @@ class Workers:
 
     def serves(self, model: ModelVersion) -> bool:
         """Whether a decode worker has that version of the model, in whatever state it is."""
-        return any(one.info.pool == "decode" and one.info.model.is_same(model) for one in self._workers.values())
+        return any(
+            one.info.pool == "decode" and one.info.model.is_same(model)
+            for one in self._workers.values()
+        )
 
     def all_serve(self, model: ModelVersion) -> bool:
         """Whether no worker has another version of the model."""
@@ -150,14 +164,19 @@ class Workers:
     @property
     def any_decodes(self) -> bool:
         """Whether a decode worker is ready, of any version of the model."""
-        return any(one.info.pool == "decode" and one.info.state == "ready" for one in self._workers.values())
+        return any(
+            one.info.pool == "decode" and one.info.state == "ready"
+            for one in self._workers.values()
+        )
 
     # How they do
 
     def stepped(self, worker_id: str, batch: TokenBatch, now: float) -> None:
         """Times decode steps: from a batch to the next, if one sequence leads both."""
         worker = self._workers[worker_id]
-        leader = (batch.sequences[0].request_id, batch.sequences[0].attempt) if batch.sequences else None
+        leader = (
+            (batch.sequences[0].request_id, batch.sequences[0].attempt) if batch.sequences else None
+        )
         if worker.info.pool == "decode" and leader is not None and leader == worker.leader:
             self.health.worked(worker_id, len(batch.sequences), now - worker.stepped_at, now)
         worker.leader = leader
@@ -165,7 +184,11 @@ class Workers:
 
     def prefilled(self, worker_id: str, life: Lifecycle, first: SequenceTokens, now: float) -> None:
         """Takes the account of a prefill worker."""
-        if first.prefill is not None and life.assignment is not None and worker_id == life.assignment.prefill:
+        if (
+            first.prefill is not None
+            and life.assignment is not None
+            and worker_id == life.assignment.prefill
+        ):
             computed = max(1, life.num_tokens - first.prefill.cached_tokens)
             self.health.worked(worker_id, computed, first.prefill.compute_seconds, now)
 
@@ -174,20 +197,33 @@ class Workers:
         worker = self._workers.get(worker_id)
         if worker is not None and self._caches:
             info = worker.info
-            self._index.add(worker_id, hashes(info.block_size), info.load.blocks_total or INDEX_BLOCKS)
+            self._index.add(
+                worker_id, hashes(info.block_size), info.load.blocks_total or INDEX_BLOCKS
+            )
 
     def preempted(self, worker_id: str, hashes: Hashes, now: float) -> None:
-        """A request gives its place on the worker up. What it computed stays in the prefix cache for its return."""
+        """A request gives its place on the worker up. What it computed stays in the prefix cache
+        for its return.
+        """
         self._workers[worker_id].preempted_at = now
         self.remember(worker_id, hashes)
 
     # As the policy sees them
 
     def room(self, worker_id: str, now: float, soon_s: float) -> Room | None:
-        """What is left of a decode worker; None for one that refused lately, and not often enough to be believed."""
+        """What is left of a decode worker; None for one that refused lately, and not often enough
+        to be believed.
+        """
         worker = self._workers[worker_id]
         tokens = worker.info.load.blocks_total * worker.info.block_size
-        room = Room(worker_id, self._slots, self._slots - worker.sequences, tokens, tokens - worker.held_tokens, soon_s)
+        room = Room(
+            worker_id,
+            self._slots,
+            self._slots - worker.sequences,
+            tokens,
+            tokens - worker.held_tokens,
+            soon_s,
+        )
         if now >= worker.full_until:
             return room
         if worker.refusals < REFUSALS or now < worker.preempted_at + PREEMPT_AGAIN_S:

@@ -7,10 +7,10 @@ import signal
 from collections.abc import AsyncIterator
 
 import pytest
-from support.actuator_fleet import Cluster, Fleet, running_cluster
 from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
+from support.actuator_fleet import Cluster, Fleet, running_cluster
 
 from autoscaler.actuator import LATE_S, SETTLED_S, SILENT_S, START_S, VERSION_DRAIN_S, Actuator
 from autoscaler.rebalancing import surplus
@@ -39,7 +39,9 @@ async def test_starts_what_is_missing_and_counts_what_is_starting(cluster: Clust
     assert await cluster.registry.desired() == {"prefill": 1, "decode": 2}
 
 
-async def test_sizes_in_the_registry_win_over_the_initial_ones_and_are_restored_when_lost(cluster: Cluster) -> None:
+async def test_sizes_in_the_registry_win_over_the_initial_ones_and_are_restored_when_lost(
+    cluster: Cluster,
+) -> None:
     await cluster.registry.set_desired({"decode": 3})
     assert await cluster.tick() == ["decode-0", "decode-1", "decode-2", "prefill-0"]
     await cluster.registry._call("FLUSHALL")
@@ -62,7 +64,10 @@ async def test_the_emptiest_is_drained_and_stopped_only_when_it_is_empty(cluster
     calmer.holds()
     assert await cluster.tick(2) == ["decode-0", "prefill-0"]
     assert cluster.fleet.stopped == ["decode-1"]
-    assert [info.worker_id for info in await cluster.registry.workers()] == ["decode-0", "prefill-0"]
+    assert [info.worker_id for info in await cluster.registry.workers()] == [
+        "decode-0",
+        "prefill-0",
+    ]
 
 
 async def test_empty_is_not_enough_before_the_worker_says_that_it_drains(cluster: Cluster) -> None:
@@ -78,7 +83,9 @@ async def test_empty_is_not_enough_before_the_worker_says_that_it_drains(cluster
     assert await cluster.tick(2) == ["decode-0", "prefill-0"]
 
 
-async def test_a_worker_hands_back_by_itself_and_is_not_waited_for_without_end(cluster: Cluster) -> None:
+async def test_a_worker_hands_back_by_itself_and_is_not_waited_for_without_end(
+    cluster: Cluster,
+) -> None:
     await cluster.tick()
     for name in ("decode-0", "decode-1"):
         cluster.fleet.workers[name].holds(running=1)
@@ -91,7 +98,9 @@ async def test_a_worker_hands_back_by_itself_and_is_not_waited_for_without_end(c
     cluster.clock.advance(0.1)
     with capture_logs() as logs:
         assert await cluster.tick() == ["decode-0", "prefill-0"]
-    assert "worker did not hand back what it held; stopped with it" in [line["event"] for line in logs]
+    assert "worker did not hand back what it held; stopped with it" in [
+        line["event"] for line in logs
+    ]
 
 
 async def test_a_start_that_is_no_longer_wanted_is_cancelled(cluster: Cluster) -> None:
@@ -109,7 +118,9 @@ async def test_the_dead_are_replaced_under_a_new_name(cluster: Cluster) -> None:
     await cluster.fleet.die("decode-0")
     assert await cluster.tick() == ["decode-1", "decode-2", "prefill-0"]
     names = [info.worker_id for info in await cluster.registry.workers()]
-    assert names == ["decode-1", "decode-2", "prefill-0"], "routers need not wait for the entry to expire"
+    assert names == ["decode-1", "decode-2", "prefill-0"], (
+        "routers need not wait for the entry to expire"
+    )
 
 
 async def test_a_pool_whose_workers_keep_dying_waits_longer_each_time(cluster: Cluster) -> None:
@@ -123,10 +134,14 @@ async def test_a_pool_whose_workers_keep_dying_waits_longer_each_time(cluster: C
             waited += 0.5
         waits.append(waited)
     assert waits == [0, 1, 2, 4]
-    assert cluster.running == ["decode-1", "decode-5", "prefill-0"], "and nothing is started twice meanwhile"
+    assert cluster.running == ["decode-1", "decode-5", "prefill-0"], (
+        "and nothing is started twice meanwhile"
+    )
 
 
-async def test_a_worker_that_has_served_for_a_while_is_replaced_at_once_however_many_died(cluster: Cluster) -> None:
+async def test_a_worker_that_has_served_for_a_while_is_replaced_at_once_however_many_died(
+    cluster: Cluster,
+) -> None:
     await cluster.tick()
     for number in (0, 2, 3):
         await cluster.tick(2 + round(SETTLED_S / INTERVAL_S))
@@ -149,7 +164,9 @@ async def test_a_death_while_draining_is_no_reason_to_wait(cluster: Cluster) -> 
     await cluster.fleet.die("decode-1")
     await cluster.tick()
     await cluster.fleet.die("decode-2")
-    assert await cluster.tick() == ["decode-3", "decode-4", "prefill-0"], "that was the first unexpected one"
+    assert await cluster.tick() == ["decode-3", "decode-4", "prefill-0"], (
+        "that was the first unexpected one"
+    )
 
 
 async def test_a_launcher_without_room_is_asked_again_with_backoff(cluster: Cluster) -> None:
@@ -172,7 +189,9 @@ async def test_an_operators_drain_is_followed_and_the_worker_replaced(cluster: C
     cluster.fleet.workers["decode-1"].holds(running=1)
     await cluster.fleet.beat()
     await cluster.registry.request_drain("decode-1")
-    assert await cluster.tick(2) == ["decode-0", "decode-1", "decode-2", "prefill-0"], "the successor comes first"
+    assert await cluster.tick(2) == ["decode-0", "decode-1", "decode-2", "prefill-0"], (
+        "the successor comes first"
+    )
     cluster.fleet.workers["decode-1"].holds()
     assert await cluster.tick(2) == ["decode-0", "decode-2", "prefill-0"]
     assert await cluster.registry.drains() == frozenset()
@@ -223,13 +242,17 @@ async def test_a_start_that_hangs_is_given_up(registry: Registry) -> None:
     assert sorted(fleet.pools) == ["decode-1"]
 
 
-async def test_a_worker_that_no_node_has_room_for_is_waited_for_and_shown(registry: Registry) -> None:
+async def test_a_worker_that_no_node_has_room_for_is_waited_for_and_shown(
+    registry: Registry,
+) -> None:
     fleet = Fleet(registry, without_room={"decode-0"})
     actuator = Actuator(registry, fleet, {"decode": 1}, clock=ManualClock(), interval_s=START_S / 2)
     await actuator.tick()
     for _ in range(5):
         await actuator.tick()
-        assert await registry.pending() == (PendingWorker("decode-0", "decode", "no Ray node has room for CPU 1"),)
+        assert await registry.pending() == (
+            PendingWorker("decode-0", "decode", "no Ray node has room for CPU 1"),
+        )
     assert sorted(fleet.pools) == ["decode-0"], "a start in vain would have been given up"
     fleet.without_room.clear()
     await fleet.beat()
@@ -257,7 +280,9 @@ async def test_a_stuck_worker_is_replaced_at_once(cluster: Cluster) -> None:
     assert await cluster.tick() == ["decode-1", "decode-2", "prefill-0"]
 
 
-async def test_who_is_told_to_end_by_others_has_its_successor_while_it_drains(cluster: Cluster) -> None:
+async def test_who_is_told_to_end_by_others_has_its_successor_while_it_drains(
+    cluster: Cluster,
+) -> None:
     await cluster.tick(2)
     worker = cluster.fleet.workers["decode-0"]
     worker.is_now("draining")
@@ -267,7 +292,9 @@ async def test_who_is_told_to_end_by_others_has_its_successor_while_it_drains(cl
     assert worker.drain_calls == 0
     await cluster.fleet.die("decode-0")
     await cluster.fleet.die("decode-1")
-    assert await cluster.tick() == ["decode-2", "decode-3", "prefill-0"], "only one death was unexpected"
+    assert await cluster.tick() == ["decode-2", "decode-3", "prefill-0"], (
+        "only one death was unexpected"
+    )
 
 
 async def test_names_are_not_given_twice_by_two_controllers(registry: Registry) -> None:
@@ -291,7 +318,9 @@ async def restarting(cluster: Cluster, *worker_ids: str) -> None:
     await cluster.registry.request_restart(worker_ids)
 
 
-async def test_a_restart_goes_worker_by_worker_and_the_successor_comes_first(cluster: Cluster) -> None:
+async def test_a_restart_goes_worker_by_worker_and_the_successor_comes_first(
+    cluster: Cluster,
+) -> None:
     await restarting(cluster, "decode-0", "decode-1", "prefill-0")
     old = dict(cluster.fleet.workers)
     cluster.fleet.first_state = "starting"
@@ -302,7 +331,11 @@ async def test_a_restart_goes_worker_by_worker_and_the_successor_comes_first(clu
         cluster.fleet.workers[name].is_now("ready")
     await cluster.fleet.beat()
     assert await cluster.tick(5) == sorted(both)
-    assert {name: worker.drain_calls for name, worker in old.items()} == {"decode-0": 1, "decode-1": 0, "prefill-0": 1}
+    assert {name: worker.drain_calls for name, worker in old.items()} == {
+        "decode-0": 1,
+        "decode-1": 0,
+        "prefill-0": 1,
+    }
     cluster.fleet.first_state = "ready"
     for worker in old.values():
         worker.holds()
@@ -369,7 +402,9 @@ async def test_workers_outlive_redis() -> None:
                 await asyncio.sleep(0.05)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        assert sorted(fleet.pools) == ["decode-0", "decode-1"], "nothing stopped, nothing started twice"
+        assert sorted(fleet.pools) == ["decode-0", "decode-1"], (
+            "nothing stopped, nothing started twice"
+        )
         assert fleet.stopped == []
         for worker_id in list(fleet.pools):
             await fleet.die(worker_id)
@@ -384,7 +419,18 @@ def test_surplus_takes_the_emptiest(staying: list[str], data: st.DataObject) -> 
     held = {name: data.draw(st.integers(0, 3)) for name in serving}
     infos = {
         name: WorkerInfo(
-            name, "decode", 1, "ready", "127.0.0.1:1", "demo", "00", 16, 64, "host", 4096, WorkerLoad(running=count)
+            name,
+            "decode",
+            1,
+            "ready",
+            "127.0.0.1:1",
+            "demo",
+            "00",
+            16,
+            64,
+            "host",
+            4096,
+            WorkerLoad(running=count),
         )
         for name, count in held.items()
     }
@@ -405,7 +451,9 @@ async def test_without_rebalance_one_stops_and_another_starts(cluster: Cluster) 
 
 
 @pytest.mark.parametrize("another", [True, False])
-async def test_the_last_decode_worker_of_a_version_has_the_time_of_an_answer(cluster: Cluster, another: bool) -> None:
+async def test_the_last_decode_worker_of_a_version_has_the_time_of_an_answer(
+    cluster: Cluster, another: bool
+) -> None:
     await restarting(cluster, "decode-0", "decode-1", "prefill-0")
     old = dict(cluster.fleet.workers)
     for worker in old.values():

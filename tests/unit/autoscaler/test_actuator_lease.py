@@ -1,4 +1,6 @@
-"""Actuators of two controllers on one registry: one acts, and counts the workers of the other one."""
+"""Actuators of two controllers on one registry: one acts, and counts the workers of the other
+one.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ async def test_a_new_leader_adopts_what_runs_and_replaces_what_is_gone(
     assert await first.tick() == ["decode-aa-0", "decode-aa-1"], "its workers go on"
     await first.fleet.die("decode-aa-0")
     await registry._call("DEL", "kvrelay:worker:decode-aa-0")
-    assert await second.tick(round(GONE_S / INTERVAL_S) - 1) == [], "Redis may have lost its entry only"
+    assert await second.tick(round(GONE_S / INTERVAL_S) - 1) == [], (
+        "Redis may have lost its entry only"
+    )
     assert await second.tick(2) == ["decode-bb-0"]
 
 
@@ -84,7 +88,9 @@ async def test_a_new_leader_has_the_workers_of_others_drained_and_their_owner_en
     await second.tick()
     await registry.set_desired({"decode": 1})
     await second.tick(2)
-    drained = [name for name, worker in first.fleet.workers.items() if worker.info.state == "draining"]
+    drained = [
+        name for name, worker in first.fleet.workers.items() if worker.info.state == "draining"
+    ]
     assert len(drained) == 1
     await first.tick(2)
     assert (len(first.fleet.pools), first.fleet.stopped) == (1, drained)
@@ -92,7 +98,9 @@ async def test_a_new_leader_has_the_workers_of_others_drained_and_their_owner_en
     assert await second.tick(3) == []
 
 
-async def test_starts_that_a_new_leader_does_not_know_of_are_cancelled(pair: tuple[Controller, Controller]) -> None:
+async def test_starts_that_a_new_leader_does_not_know_of_are_cancelled(
+    pair: tuple[Controller, Controller],
+) -> None:
     first, second = pair
     await first.lease.renew()
     await first.actuator.tick()

@@ -19,7 +19,9 @@ async def balanced(registry: Registry) -> AsyncIterator[Cluster]:
 
 
 async def pools(cluster: Cluster) -> dict[str, tuple[PoolName, WorkerState, int]]:
-    return {one.worker_id: (one.pool, one.state, one.epoch) for one in await cluster.registry.workers()}
+    return {
+        one.worker_id: (one.pool, one.state, one.epoch) for one in await cluster.registry.workers()
+    }
 
 
 async def asked_to_change_over(cluster: Cluster) -> None:
@@ -33,7 +35,9 @@ async def asked_to_change_over(cluster: Cluster) -> None:
 
 async def test_a_worker_changes_over_once_it_is_empty(balanced: Cluster) -> None:
     await asked_to_change_over(balanced)
-    assert await balanced.tick(5) == ["decode-0", "prefill-0", "prefill-1"], "nothing is started, nothing stopped"
+    assert await balanced.tick(5) == ["decode-0", "prefill-0", "prefill-1"], (
+        "nothing is started, nothing stopped"
+    )
     old = (await pools(balanced))["prefill-1"]
     assert old[:2] == ("prefill", "draining")
     balanced.fleet.workers["prefill-1"].holds()
@@ -43,7 +47,10 @@ async def test_a_worker_changes_over_once_it_is_empty(balanced: Cluster) -> None
     assert (pool, state) == ("decode", "ready")
     assert epoch > old[2]
     await balanced.tick(3)
-    assert (balanced.running, balanced.fleet.stopped) == (["decode-0", "prefill-0", "prefill-1"], [])
+    assert (balanced.running, balanced.fleet.stopped) == (
+        ["decode-0", "prefill-0", "prefill-1"],
+        [],
+    )
     assert balanced.fleet.workers["prefill-1"].drain_calls == 0, "the new incarnation stays"
 
 
@@ -61,7 +68,9 @@ async def test_the_last_roles_entry_says_nothing_of_the_new_one(balanced: Cluste
     assert balanced.fleet.workers["prefill-1"].drain_calls == 0
 
 
-async def test_a_start_without_room_is_cancelled_for_a_worker_that_is_there(balanced: Cluster) -> None:
+async def test_a_start_without_room_is_cancelled_for_a_worker_that_is_there(
+    balanced: Cluster,
+) -> None:
     await balanced.tick()
     await balanced.registry.set_desired({"decode": 2})
     await balanced.actuator.tick()
@@ -71,7 +80,10 @@ async def test_a_start_without_room_is_cancelled_for_a_worker_that_is_there(bala
     assert balanced.fleet.stopped == ["decode-1"]
     balanced.fleet.without_room.clear()
     await balanced.tick(3)
-    assert (balanced.running, balanced.fleet.turned) == (["decode-0", "prefill-0", "prefill-1"], ["prefill-1"])
+    assert (balanced.running, balanced.fleet.turned) == (
+        ["decode-0", "prefill-0", "prefill-1"],
+        ["prefill-1"],
+    )
 
 
 async def test_who_is_told_to_end_does_not_change_over(balanced: Cluster) -> None:

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from support.actuator_fleet import Cluster, running_cluster
 from hypothesis import given
 from hypothesis import strategies as st
+from support.actuator_fleet import Cluster, running_cluster
 
 from autoscaler.actuator import SILENT_S
 from autoscaler.rebalancing import joiners
@@ -29,24 +29,37 @@ async def cluster(registry: Registry) -> AsyncIterator[Cluster]:
 
 async def members(cluster: Cluster, pool: PoolName) -> list[str]:
     """Ready workers of the pool, by name."""
-    return [one.worker_id for one in await cluster.registry.workers() if (one.pool, one.state) == (pool, "ready")]
+    return [
+        one.worker_id
+        for one in await cluster.registry.workers()
+        if (one.pool, one.state) == (pool, "ready")
+    ]
 
 
 async def test_standbys_start_once_the_pools_are_complete(registry: Registry) -> None:
     async with running_cluster(registry, {"prefill": 1, "decode": 1}, standby=2) as cluster:
         cluster.fleet.first_state = "starting"
-        assert await cluster.tick(4) == ["decode-0", "prefill-0"], "their starts have the cores for themselves"
+        assert await cluster.tick(4) == ["decode-0", "prefill-0"], (
+            "their starts have the cores for themselves"
+        )
         for worker in cluster.fleet.workers.values():
             worker.is_now("ready")
         await cluster.fleet.beat()
         assert await cluster.tick() == ["decode-0", "prefill-0", "standby-0", "standby-1"]
         assert await cluster.tick(4) == ["decode-0", "prefill-0", "standby-0", "standby-1"]
-        assert await registry.desired() == {"prefill": 1, "decode": 1}, "they are no pool's capacity"
-        assert sorted(info.worker_id for info in await registry.workers()) == ["decode-0", "prefill-0"]
+        assert await registry.desired() == {"prefill": 1, "decode": 1}, (
+            "they are no pool's capacity"
+        )
+        assert sorted(info.worker_id for info in await registry.workers()) == [
+            "decode-0",
+            "prefill-0",
+        ]
 
 
 @pytest.mark.parametrize("pool", POOLS)
-async def test_a_standby_takes_the_place_of_the_dead_and_is_replaced(cluster: Cluster, pool: PoolName) -> None:
+async def test_a_standby_takes_the_place_of_the_dead_and_is_replaced(
+    cluster: Cluster, pool: PoolName
+) -> None:
     await cluster.fleet.die(f"{pool}-0")
     await cluster.actuator.tick()
     assert cluster.fleet.turned == ["standby-0"], "in the very look that sees the death"
@@ -62,7 +75,9 @@ async def test_a_standby_takes_the_place_of_the_dead_and_is_replaced(cluster: Cl
 async def test_the_next_standby_waits_until_the_last_has_joined(cluster: Cluster) -> None:
     cluster.fleet.first_state = "starting"
     await cluster.fleet.die("decode-0")
-    assert await cluster.tick(5) == ["prefill-0", "standby-0"], "a start would take the cores that it needs"
+    assert await cluster.tick(5) == ["prefill-0", "standby-0"], (
+        "a start would take the cores that it needs"
+    )
     cluster.fleet.workers["standby-0"].is_now("ready")
     await cluster.fleet.beat()
     assert await cluster.tick(1) == ["prefill-0", "standby-0", "standby-1"]
@@ -83,7 +98,9 @@ async def test_a_standby_that_still_loads_joins_too(cluster: Cluster) -> None:
     assert sorted(cluster.fleet.pools) == ["prefill-0", "standby-0", "standby-1"]
     await cluster.fleet.die("standby-0")
     await cluster.actuator.tick()
-    assert cluster.fleet.pools == {"prefill-0": "prefill", "standby-1": "decode"}, "sooner than one that starts now"
+    assert cluster.fleet.pools == {"prefill-0": "prefill", "standby-1": "decode"}, (
+        "sooner than one that starts now"
+    )
 
 
 async def test_a_standby_that_dies_is_replaced_and_its_death_is_no_pools(cluster: Cluster) -> None:
@@ -93,13 +110,17 @@ async def test_a_standby_that_dies_is_replaced_and_its_death_is_no_pools(cluster
         cluster.clock.advance(60.0)
         await cluster.tick(2)
         assert f"standby-{number + 1}" in cluster.fleet.pools
-        assert [one.worker_id for one in await cluster.registry.standbys()] == [f"standby-{number + 1}"]
+        assert [one.worker_id for one in await cluster.registry.standbys()] == [
+            f"standby-{number + 1}"
+        ]
     await cluster.fleet.die("decode-0")
     await cluster.actuator.tick()
     assert cluster.fleet.pools["standby-3"] == "decode"
 
 
-async def test_a_pool_that_keeps_dying_uses_standbys_up_no_faster_than_it_would_start_workers(cluster: Cluster) -> None:
+async def test_a_pool_that_keeps_dying_uses_standbys_up_no_faster_than_it_would_start_workers(
+    cluster: Cluster,
+) -> None:
     """Whatever kills its workers kills the standby that joins, too."""
     starts = []
     for _ in range(5):
@@ -157,7 +178,9 @@ async def test_a_silent_standby_is_replaced(cluster: Cluster) -> None:
     assert cluster.running == ["decode-0", "prefill-0", "standby-1"]
 
 
-async def test_a_rolling_restart_renews_standbys_first_and_then_goes_by_way_of_them(cluster: Cluster) -> None:
+async def test_a_rolling_restart_renews_standbys_first_and_then_goes_by_way_of_them(
+    cluster: Cluster,
+) -> None:
     await cluster.registry.request_restart(["decode-0", "prefill-0", "standby-0"])
     running = await cluster.tick(20)
     assert len(running) == 3
@@ -195,13 +218,17 @@ async def test_a_death_starts_a_look_before_the_next_one_is_due(registry: Regist
 
 
 @given(st.sets(st.integers(0, 20)), st.sets(st.integers(0, 20)), st.integers(0, 5))
-def test_ready_standbys_join_first_then_the_oldest(numbers: set[int], ready: set[int], count: int) -> None:
+def test_ready_standbys_join_first_then_the_oldest(
+    numbers: set[int], ready: set[int], count: int
+) -> None:
     names = {f"standby-{number}" for number in numbers}
     loaded = {f"standby-{number}" for number in ready}
     chosen = joiners(names, loaded, count)
     assert len(chosen) == min(count, len(names)) == len(set(chosen))
     left = names - set(chosen)
-    assert not (left & loaded and set(chosen) - loaded), "no loading one goes while a loaded one is left"
+    assert not (left & loaded and set(chosen) - loaded), (
+        "no loading one goes while a loaded one is left"
+    )
     for group in (loaded, names - loaded):
         ages = [int(name.rpartition("-")[2]) for name in chosen if name in group]
         rest = [int(name.rpartition("-")[2]) for name in left & group]

@@ -31,7 +31,21 @@ POLICY = AutoscalingPolicy.model_validate(
 async def publish(registry: Registry, waiting: int) -> None:
     load = WorkerLoad(waiting=waiting)
     await registry.publish_worker(
-        WorkerInfo("decode-0", "decode", 1, "ready", "127.0.0.1:1", "demo", "00", 16, 64, "host", 4096, load), ttl_s=600
+        WorkerInfo(
+            "decode-0",
+            "decode",
+            1,
+            "ready",
+            "127.0.0.1:1",
+            "demo",
+            "00",
+            16,
+            64,
+            "host",
+            4096,
+            load,
+        ),
+        ttl_s=600,
     )
     await registry.publish_router(RouterLoad("router-0"), ttl_s=600)
 
@@ -55,7 +69,9 @@ def autoscaler(registry: Registry, clock: ManualClock) -> Autoscaler:
     return leading(registry, clock)
 
 
-def leading(registry: Registry, clock: ManualClock, policy: AutoscalingPolicy = POLICY) -> Autoscaler:
+def leading(
+    registry: Registry, clock: ManualClock, policy: AutoscalingPolicy = POLICY
+) -> Autoscaler:
     return Leading(registry, policy, Lease(registry, "a", clock, sole=True), clock)
 
 
@@ -63,13 +79,20 @@ async def test_scales_and_records_why(registry: Registry, autoscaler: Autoscaler
     await registry.set_desired({"prefill": 1, "decode": 1})
     await publish(registry, waiting=37)
     await autoscaler.tick()
-    assert await registry.desired() == {"prefill": 1, "decode": 3}, "a pool without a policy keeps its size"
+    assert await registry.desired() == {"prefill": 1, "decode": 3}, (
+        "a pool without a policy keeps its size"
+    )
     (decision,) = await registry.decisions()
     assert (decision.pool, decision.before, decision.after) == ("decode", 1, 3)
-    assert decision.reason == "queue_depth 37 over 1 worker / target 4 → 10, limited to +2 by max_step_up"
+    assert (
+        decision.reason
+        == "queue_depth 37 over 1 worker / target 4 → 10, limited to +2 by max_step_up"
+    )
 
 
-async def test_records_nothing_while_nothing_changes(registry: Registry, autoscaler: Autoscaler) -> None:
+async def test_records_nothing_while_nothing_changes(
+    registry: Registry, autoscaler: Autoscaler
+) -> None:
     await registry.set_desired({"decode": 1})
     await publish(registry, waiting=4)
     for _ in range(3):
@@ -77,7 +100,9 @@ async def test_records_nothing_while_nothing_changes(registry: Registry, autosca
     assert await registry.decisions() == ()
 
 
-async def test_goes_on_from_an_operators_size(registry: Registry, autoscaler: Autoscaler, clock: ManualClock) -> None:
+async def test_goes_on_from_an_operators_size(
+    registry: Registry, autoscaler: Autoscaler, clock: ManualClock
+) -> None:
     await registry.set_desired({"decode": 1})
     await publish(registry, waiting=0)
     await autoscaler.tick()
@@ -107,7 +132,9 @@ async def test_only_the_leader_scales(registry: Registry, autoscaler: Autoscaler
 async def test_a_look_ends_with_the_lease(
     registry: Registry, autoscaler: Autoscaler, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Redis may forget whoever led since, so the claim alone does not keep an old decision from being written."""
+    """Redis may forget whoever led since, so the claim alone does not keep an old decision from
+    being written.
+    """
     await registry.set_desired({"decode": 1})
     await publish(registry, waiting=37)
     read = registry.desired
@@ -126,9 +153,13 @@ async def test_a_look_ends_with_the_lease(
     assert await read() == {"decode": 3}
 
 
-async def test_a_wish_does_not_last_while_nobody_looks(registry: Registry, clock: ManualClock) -> None:
+async def test_a_wish_does_not_last_while_nobody_looks(
+    registry: Registry, clock: ManualClock
+) -> None:
     patient = POLICY.model_copy(
-        update={"decode": POLICY.decode.model_copy(update={"upscale_delay_s": 60.0})} if POLICY.decode else {}
+        update={"decode": POLICY.decode.model_copy(update={"upscale_delay_s": 60.0})}
+        if POLICY.decode
+        else {}
     )
     autoscaler = leading(registry, clock, patient)
     await registry.set_desired({"decode": 1})
@@ -170,7 +201,10 @@ async def test_runs_through_an_outage_and_gives_up_the_lead_at_the_end() -> None
     ):
         lease = Lease(registry, "a", sole=True)
         await lease.renew()
-        parts = [asyncio.create_task(one) for one in (lease.run(), Autoscaler(registry, POLICY, lease).run())]
+        parts = [
+            asyncio.create_task(one)
+            for one in (lease.run(), Autoscaler(registry, POLICY, lease).run())
+        ]
         await other._call("REPLICAOF", "127.0.0.1", "1")  # read-only
         await asyncio.sleep(0.05)
         await other._call("REPLICAOF", "NO", "ONE")

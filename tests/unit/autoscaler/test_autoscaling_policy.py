@@ -32,12 +32,19 @@ def policy(
     )
 
 
-def at_once(rules: PoolPolicy, size: int, metrics: Mapping[MetricName, float], ready: int | None = None) -> Decision:
-    return decide(PoolSnapshot(size, size if ready is None else ready, metrics), rules, None, 0.0)[0]
+def at_once(
+    rules: PoolPolicy, size: int, metrics: Mapping[MetricName, float], ready: int | None = None
+) -> Decision:
+    return decide(PoolSnapshot(size, size if ready is None else ready, metrics), rules, None, 0.0)[
+        0
+    ]
 
 
 def run(
-    rules: PoolPolicy, size: int, load: Callable[[float, int], Mapping[MetricName, float]], times: list[float]
+    rules: PoolPolicy,
+    size: int,
+    load: Callable[[float, int], Mapping[MetricName, float]],
+    times: list[float],
 ) -> list[int]:
     """Sizes after a look at each of `times`, every decision being followed at once."""
     state: PoolState | None = None
@@ -72,7 +79,9 @@ def test_the_hpas_examples(size: int, value: float, target: float, after: int) -
     ("size", "total", "target", "after"),
     [(1, 37, 4, 10), (0, 5, 4, 2), (0, 0, 4, 0), (10, 41, 4, 10), (10, 45, 4, 12), (8, 3, 4, 1)],
 )
-def test_queue_metrics_are_totals_with_a_target_per_worker(size: int, total: int, target: float, after: int) -> None:
+def test_queue_metrics_are_totals_with_a_target_per_worker(
+    size: int, total: int, target: float, after: int
+) -> None:
     assert at_once(policy(("queue_depth", target)), size, {"queue_depth": total}).desired == after
     assert at_once(policy(("queue_tokens", target)), size, {"queue_tokens": total}).desired == after
 
@@ -108,31 +117,41 @@ def test_what_is_not_known_never_shrinks_a_pool(bad: float | None) -> None:
             policy(("queue_depth", 4), steps=(2, 1)),
             1,
             {"queue_depth": 37},
-            Decision(3, "queue_depth 37 over 1 worker / target 4 → 10, limited to +2 by max_step_up"),
+            Decision(
+                3, "queue_depth 37 over 1 worker / target 4 → 10, limited to +2 by max_step_up"
+            ),
         ),
         (
             policy(("queue_depth", 4), steps=(2, 1)),
             5,
             {"queue_depth": 3},
-            Decision(4, "queue_depth 3 over 5 workers / target 4 → 1, limited to -1 by max_step_down"),
+            Decision(
+                4, "queue_depth 3 over 5 workers / target 4 → 1, limited to -1 by max_step_down"
+            ),
         ),
         (
             policy(("queue_depth", 4), bounds=(1, 6)),
             3,
             {"queue_depth": 37},
-            Decision(6, "queue_depth 37 over 3 workers / target 4 → 10, limited to 6 by max_replicas"),
+            Decision(
+                6, "queue_depth 37 over 3 workers / target 4 → 10, limited to 6 by max_replicas"
+            ),
         ),
         (
             policy(("queue_depth", 4), bounds=(2, 6)),
             3,
             {"queue_depth": 0},
-            Decision(2, "queue_depth 0 over 3 workers / target 4 → 0, limited to 2 by min_replicas"),
+            Decision(
+                2, "queue_depth 0 over 3 workers / target 4 → 0, limited to 2 by min_replicas"
+            ),
         ),
         (
             policy(("queue_depth", 4), up=5),
             1,
             {"queue_depth": 37},
-            Decision(1, "queue_depth 37 over 1 worker / target 4 → 10, not yet for upscale_delay_s 5"),
+            Decision(
+                1, "queue_depth 37 over 1 worker / target 4 → 10, not yet for upscale_delay_s 5"
+            ),
         ),
         (
             policy(("kv_occupancy", 0.8)),
@@ -156,8 +175,13 @@ def test_the_reason_has_the_numbers(
     ("size", "busy_share", "after"),
     [(4, 0.0, 1), (4, 0.3, 2), (4, 0.5, 3), (4, 0.6, 4), (3, 0.7, 3), (4, 1.0, 4), (2, None, 1)],
 )
-def test_short_queues_shrink_no_pool_that_is_needed(size: int, busy_share: float | None, after: int) -> None:
-    for rules in (policy(("queue_depth", 2), bounds=(1, 9)), policy(("ttft_p95_ms", 500), bounds=(1, 9))):
+def test_short_queues_shrink_no_pool_that_is_needed(
+    size: int, busy_share: float | None, after: int
+) -> None:
+    for rules in (
+        policy(("queue_depth", 2), bounds=(1, 9)),
+        policy(("ttft_p95_ms", 500), bounds=(1, 9)),
+    ):
         metrics: dict[MetricName, float] = {"queue_depth": 0, "ttft_p95_ms": 20}
         decision, _ = decide(PoolSnapshot(size, size, metrics, busy_share), rules, None, 0.0)
         assert decision.desired == after
@@ -166,14 +190,23 @@ def test_short_queues_shrink_no_pool_that_is_needed(size: int, busy_share: float
 
 
 def test_busy_workers_grow_no_pool() -> None:
-    assert decide(PoolSnapshot(2, 2, {"queue_depth": 3}, 1.0), policy(("queue_depth", 2)), None, 0.0)[0].desired == 2
+    assert (
+        decide(PoolSnapshot(2, 2, {"queue_depth": 3}, 1.0), policy(("queue_depth", 2)), None, 0.0)[
+            0
+        ].desired
+        == 2
+    )
 
 
 def test_a_wish_for_more_must_last() -> None:
     rules = policy(("queue_depth", 1), up=5)
     load = {0: 1, 1: 9, 2: 9, 3: 1, 4: 9, 5: 8, 6: 9, 7: 9, 8: 9, 9: 9}
-    sizes = run(rules, 1, lambda now, _: {"queue_depth": load[int(now)]}, [float(now) for now in range(10)])
-    assert sizes == [1] * 9 + [8], "from second 4 on, and then the lowest wish of those five seconds"
+    sizes = run(
+        rules, 1, lambda now, _: {"queue_depth": load[int(now)]}, [float(now) for now in range(10)]
+    )
+    assert sizes == [1] * 9 + [8], (
+        "from second 4 on, and then the lowest wish of those five seconds"
+    )
 
 
 def test_a_late_look_does_not_count_as_a_wish_that_lasted() -> None:
@@ -183,7 +216,9 @@ def test_a_late_look_does_not_count_as_a_wish_that_lasted() -> None:
 
 
 def test_the_stabilisation_example_of_kep_853() -> None:
-    """One look a minute, a window of ten: while a 10 is in it the size stays 10, then it becomes 9."""
+    """One look a minute, a window of ten: while a 10 is in it the size stays 10, then it becomes
+    9.
+    """
     wishes = [10, 9, 8, 9, 9, 8, 9, 8, 9, 8, 7, 8, 8]
     rules = policy(("queue_depth", 1), down=600, tolerance=0)
     minutes = [60.0 * minute for minute in range(len(wishes))]
@@ -249,17 +284,27 @@ def test_always_within_bounds_and_steps(
 def test_constant_load_settles_without_flapping(
     rules: PoolPolicy, size: int, queued: float, busy_workers: float
 ) -> None:
-    """`busy_workers` workers' worth of KV: occupancy is that over the size, so it falls as the pool grows."""
+    """`busy_workers` workers' worth of KV: occupancy is that over the size, so it falls as the pool
+    grows.
+    """
 
     def load(_now: float, size: int) -> Mapping[MetricName, float]:
-        occupancy: Mapping[MetricName, float] = {"kv_occupancy": min(1.0, busy_workers / size)} if size else {}
+        occupancy: Mapping[MetricName, float] = (
+            {"kv_occupancy": min(1.0, busy_workers / size)} if size else {}
+        )
         return {"queue_depth": queued, **occupancy}
 
     sizes = run(rules, size, load, [float(second) for second in range(400)])
     assert len(set(sizes[200:])) == 1
-    changes = [after - before for before, after in zip([size, *sizes], sizes, strict=False) if after != before]
+    changes = [
+        after - before
+        for before, after in zip([size, *sizes], sizes, strict=False)
+        if after != before
+    ]
     turns = sum(a * b < 0 for a, b in pairwise(changes))
-    assert turns <= 1, "it may overshoot once when the load no longer saturates the workers, then it settles"
+    assert turns <= 1, (
+        "it may overshoot once when the load no longer saturates the workers, then it settles"
+    )
 
 
 @given(rule_sets, st.lists(st.floats(0, 500), min_size=1, max_size=200))

@@ -25,9 +25,34 @@ def worker(pool: PoolName, number: int, state: WorkerState = "ready", **load: fl
 
 
 WORKERS = (
-    worker("prefill", 0, waiting=2, waiting_tokens=300, queue_wait_p95_ms=40.0, blocks_total=10, blocks_held=1),
-    worker("prefill", 1, waiting=1, waiting_tokens=50, queue_wait_p95_ms=90.0, blocks_total=10, blocks_held=2),
-    worker("decode", 0, running=9, waiting=3, waiting_tokens=30, blocks_total=100, blocks_held=95, blocks_leased=5),
+    worker(
+        "prefill",
+        0,
+        waiting=2,
+        waiting_tokens=300,
+        queue_wait_p95_ms=40.0,
+        blocks_total=10,
+        blocks_held=1,
+    ),
+    worker(
+        "prefill",
+        1,
+        waiting=1,
+        waiting_tokens=50,
+        queue_wait_p95_ms=90.0,
+        blocks_total=10,
+        blocks_held=2,
+    ),
+    worker(
+        "decode",
+        0,
+        running=9,
+        waiting=3,
+        waiting_tokens=30,
+        blocks_total=100,
+        blocks_held=95,
+        blocks_leased=5,
+    ),
     worker("decode", 1, "draining", waiting=4, waiting_tokens=40, blocks_total=100, blocks_held=10),
     worker("decode", 2, "starting"),
 )
@@ -60,14 +85,31 @@ def test_decode_is_measured_by_what_waits_in_it_and_before_it() -> None:
 
 
 def test_what_holds_a_seat_for_its_prompt_is_no_load_of_the_decode_pool() -> None:
-    """Prompts that wait for prefill workers hold seats and blocks, so requests wait in the router, too."""
+    """Prompts that wait for prefill workers hold seats and blocks, so requests wait in the router,
+    too.
+    """
     behind = (
         worker("prefill", 0, waiting=14, waiting_tokens=9000, busy_share=1.0),
         worker("prefill", 1, waiting=0, busy_share=0.5),
-        worker("decode", 0, running=2, leases=14, blocks_total=100, blocks_held=90, blocks_leased=80, busy_share=0.1),
+        worker(
+            "decode",
+            0,
+            running=2,
+            leases=14,
+            blocks_total=100,
+            blocks_held=90,
+            blocks_leased=80,
+            busy_share=0.1,
+        ),
     )
-    prefill, decode = snapshot("prefill", 2, behind, ROUTERS), snapshot("decode", 1, behind, ROUTERS)
-    assert (prefill.metrics["queue_depth"], prefill.metrics["queue_tokens"]) == (14 + 12, 9000 + 1200)
+    prefill, decode = (
+        snapshot("prefill", 2, behind, ROUTERS),
+        snapshot("decode", 1, behind, ROUTERS),
+    )
+    assert (prefill.metrics["queue_depth"], prefill.metrics["queue_tokens"]) == (
+        14 + 12,
+        9000 + 1200,
+    )
     assert (decode.metrics["queue_depth"], decode.metrics["queue_tokens"]) == (0, 0)
     assert (prefill.metrics["ttft_p95_ms"], decode.metrics["kv_occupancy"]) == (120.0, 0.1)
     assert (prefill.busy_share, decode.busy_share) == (0.75, 0.1)
@@ -76,7 +118,9 @@ def test_what_holds_a_seat_for_its_prompt_is_no_load_of_the_decode_pool() -> Non
 def test_an_empty_prefill_pool_sees_what_waits_elsewhere() -> None:
     decode_only = WORKERS[2:]
     assert snapshot("prefill", 0, decode_only, ROUTERS).metrics["queue_depth"] == 19
-    assert "queue_depth" not in snapshot("prefill", 1, decode_only, ROUTERS).metrics, "its worker does not report"
+    assert "queue_depth" not in snapshot("prefill", 1, decode_only, ROUTERS).metrics, (
+        "its worker does not report"
+    )
 
 
 def test_without_a_router_or_a_worker_the_queue_is_not_known() -> None:

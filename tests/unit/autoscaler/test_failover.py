@@ -47,7 +47,12 @@ if reason := _redis_is_missing():
 @pytest.fixture(autouse=True)
 def _sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the proportions of production."""
-    for name, seconds in (("RENEW_S", 0.1), ("DEADLINE_S", 2.0), ("EXPIRY_S", 2.0), ("TAKEOVER_S", 3.2)):
+    for name, seconds in (
+        ("RENEW_S", 0.1),
+        ("DEADLINE_S", 2.0),
+        ("EXPIRY_S", 2.0),
+        ("TAKEOVER_S", 3.2),
+    ):
         monkeypatch.setattr(autoscaler.lease, name, seconds)
     monkeypatch.setattr("kvrelay.state.registry._TIMEOUT_S", 0.8)
 
@@ -81,7 +86,10 @@ class Controller:
 @asynccontextmanager
 async def controller(owner: str, url: str, workers_url: str = "") -> AsyncIterator[Controller]:
     """Until it is left. `workers_url`: how its workers reach Redis, if it is another way."""
-    async with await Registry.connect(url) as registry, await Registry.connect(workers_url or url) as theirs:
+    async with (
+        await Registry.connect(url) as registry,
+        await Registry.connect(workers_url or url) as theirs,
+    ):
         lease = Lease(registry, owner)
         fleet = Fleet(theirs, lease=lease)
         actuator = Actuator(registry, fleet, SIZES, lease=lease, interval_s=0.1)
@@ -153,9 +161,11 @@ async def test_a_failover_that_loses_the_lease_makes_no_second_fleet() -> None:
                 for way in (way_b, way_w):
                     await switch(way, replica.address)
                 await judge.until(lambda: second.lease.leads)
-                assert second.lease.claim().term > 1, "workers remember the term that Redis has lost"
-                adopted = lambda: sum(one.foreign for one in second.actuator._workers.values()) == WANTED  # noqa: E731
-                await judge.until(adopted)
+                assert second.lease.claim().term > 1, (
+                    "workers remember the term that Redis has lost"
+                )
+                workers = second.actuator._workers
+                await judge.until(lambda: sum(one.foreign for one in workers.values()) == WANTED)
                 assert second.fleet.pools == {}
                 way_a.heal()
                 await switch(way_a, replica.address)
@@ -177,7 +187,10 @@ async def test_the_second_controller_stands_by_and_takes_over() -> None:
                 leads, waits = (first, second) if first.lease.leads else (second, first)
                 await judge.until(lambda: waits.lease.succeeded)
                 assert waits.fleet.pools == {}
-                states = {one.controller_id: one.state for one in await waits.lease._registry.controllers()}
+                states = {
+                    one.controller_id: one.state
+                    for one in await waits.lease._registry.controllers()
+                }
                 assert states == {leads.lease.owner: "leading", waits.lease.owner: "standby"}
             # The first one has ended, with its workers if it had any.
             await Judge(second).until(lambda: complete(second))
@@ -202,7 +215,9 @@ async def test_sentinel_fails_over_under_two_controllers(monkeypatch: pytest.Mon
                 owner = first if first.fleet.pools else second
                 gone = min(owner.fleet.pools)
                 await owner.fleet.die(gone)
-                await judge.until(lambda: len(first.fleet.workers) + len(second.fleet.workers) == WANTED)
+                await judge.until(
+                    lambda: len(first.fleet.workers) + len(second.fleet.workers) == WANTED
+                )
 
 
 async def _knows_replica(watch: RedisServer) -> None:

@@ -1,4 +1,6 @@
-"""Shipped policies over the model of the pools: at constant load they settle, after a step the right pool follows."""
+"""Shipped policies over the model of the pools: at constant load they settle, after a step the
+right pool follows.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ from kvrelay.types import POOLS, PoolName
 FOLDER = Path(__file__).parents[3] / "configs" / "autoscaling"
 POLICIES = {path.stem: load_policy(path) for path in sorted(FOLDER.glob("*.yaml"))}
 SPEED = WorkerSpeed(
-    prefill_tokens_per_s=4000, decode_tokens_per_s=800, itl_s=0.01, max_batch=16, kv_tokens=50_000, start_s=10
+    prefill_tokens_per_s=4000,
+    decode_tokens_per_s=800,
+    itl_s=0.01,
+    max_batch=16,
+    kv_tokens=50_000,
+    start_s=10,
 )
 Load = tuple[float, float, float]  # requests per second, prompt tokens, answer tokens
 MINUTE = 60
@@ -29,7 +36,9 @@ LOADS: list[Load] = [
 ]
 
 
-def sizes_under(policy: AutoscalingPolicy, load: Sequence[Load], first: int = 1) -> dict[PoolName, list[int]]:
+def sizes_under(
+    policy: AutoscalingPolicy, load: Sequence[Load], first: int = 1
+) -> dict[PoolName, list[int]]:
     """Of each pool, at a look each second of the load."""
     cluster, replay = FluidCluster(SPEED, first, first), Replay(policy)
     sizes: dict[PoolName, list[int]] = {pool: [first] for pool in POOLS}
@@ -52,17 +61,21 @@ def test_at_constant_load_a_pool_settles(name: str, first: int) -> None:
     wrong = {}
     for load in LOADS:
         sizes = sizes_under(POLICIES[name], [load] * (30 * MINUTE), first)
-        # At first a queue may grow it further than it takes to serve what comes once the queue is gone.
+        # At first a queue may grow it further than it takes to serve what comes once the queue is
+        # gone.
         wrong |= {(load, pool): sizes[pool][::MINUTE] for pool in POOLS if turns(sizes[pool]) > 1}
     assert not wrong
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_without_regard_to_what_is_in_use_they_flap(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_regard_to_what_is_in_use_they_flap(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So that the test above does not hold for want of a load that makes them."""
     monkeypatch.setattr(rules, "BUSY_AT_MOST", 1e9)
     flapped = [
-        max(turns(sizes_under(POLICIES[name], [load] * (30 * MINUTE))[pool]) for pool in POOLS) for load in LOADS
+        max(turns(sizes_under(POLICIES[name], [load] * (30 * MINUTE))[pool]) for pool in POOLS)
+        for load in LOADS
     ]
     assert max(flapped) > 5
 
@@ -74,7 +87,9 @@ STEPS = {"prefill": ((1, 700, 8), (8, 700, 8)), "decode": ((0.6, 100, 400), (3.6
 @pytest.mark.parametrize("pool", POOLS)
 def test_the_right_pool_follows_a_step(name: str, pool: PoolName) -> None:
     low, high = STEPS[pool]
-    sizes = sizes_under(POLICIES[name], [low] * (5 * MINUTE) + [high] * (10 * MINUTE) + [low] * (60 * MINUTE))
+    sizes = sizes_under(
+        POLICIES[name], [low] * (5 * MINUTE) + [high] * (10 * MINUTE) + [low] * (60 * MINUTE)
+    )
     other = POOLS[pool == "prefill"]
     assert set(sizes[other]) == {1}
     assert max(sizes[pool]) > 1

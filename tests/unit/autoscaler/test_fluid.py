@@ -9,11 +9,18 @@ from hypothesis import strategies as st
 from autoscaler.queueing_model import FluidCluster, Requests, WorkerSpeed
 
 SPEED = WorkerSpeed(
-    prefill_tokens_per_s=1000, decode_tokens_per_s=200, itl_s=0.02, max_batch=10, kv_tokens=10_000, start_s=5
+    prefill_tokens_per_s=1000,
+    decode_tokens_per_s=200,
+    itl_s=0.02,
+    max_batch=10,
+    kv_tokens=10_000,
+    start_s=5,
 )
 
 
-def after(cluster: FluidCluster, seconds: int, requests: float, prompt: float = 100, answer: float = 20):  # type: ignore[no-untyped-def]
+def after(
+    cluster: FluidCluster, seconds: int, requests: float, prompt: float = 100, answer: float = 20
+):  # type: ignore[no-untyped-def]
     for _ in range(seconds):
         pools = cluster.step(Requests(requests, requests * prompt, requests * answer), 1.0)
     return pools
@@ -58,7 +65,9 @@ def test_a_new_worker_serves_after_its_start_and_one_that_goes_is_gone_at_once()
 
 
 @given(
-    st.lists(st.tuples(st.floats(0, 50), st.floats(1, 2000), st.floats(1, 500)), min_size=1, max_size=20),
+    st.lists(
+        st.tuples(st.floats(0, 50), st.floats(1, 2000), st.floats(1, 500)), min_size=1, max_size=20
+    ),
     st.integers(0, 3),
     st.integers(1, 3),
     st.floats(0.1, 30),

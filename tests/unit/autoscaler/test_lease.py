@@ -67,7 +67,9 @@ async def test_a_sole_controller_waits_for_nobody(registry: Registry) -> None:
     assert sole.lease.claim().term == 2
 
 
-async def test_a_leader_that_cannot_renew_stops_in_time_and_another_takes_over(first: Host, second: Host) -> None:
+async def test_a_leader_that_cannot_renew_stops_in_time_and_another_takes_over(
+    first: Host, second: Host
+) -> None:
     await go_on(TAKEOVER_S + RENEW_S, first, second)
     assert first.lease.leads
     assert second.lease.state == "standby"
@@ -80,7 +82,9 @@ async def test_a_leader_that_cannot_renew_stops_in_time_and_another_takes_over(f
     assert second.lease.claim().term > 1
 
 
-async def test_a_lease_that_is_renewed_is_not_taken_however_wrong_clocks_are(first: Host, second: Host) -> None:
+async def test_a_lease_that_is_renewed_is_not_taken_however_wrong_clocks_are(
+    first: Host, second: Host
+) -> None:
     await go_on(TAKEOVER_S + RENEW_S, first, second)
     for _ in range(20):
         second.clock.advance(300.0)  # it slept, or its clock was set
@@ -89,7 +93,9 @@ async def test_a_lease_that_is_renewed_is_not_taken_however_wrong_clocks_are(fir
     assert second.lease.state == "standby"
 
 
-async def test_a_leader_keeps_the_lead_when_redis_forgets_it(registry: Registry, first: Host, second: Host) -> None:
+async def test_a_leader_keeps_the_lead_when_redis_forgets_it(
+    registry: Registry, first: Host, second: Host
+) -> None:
     await go_on(TAKEOVER_S + RENEW_S, first, second)
     for _ in range(5):
         await registry._call("FLUSHALL")
@@ -97,7 +103,9 @@ async def test_a_leader_keeps_the_lead_when_redis_forgets_it(registry: Registry,
         assert first.lease.leads
 
 
-async def test_a_newcomer_begins_to_wait_again_when_its_lease_was_lost(registry: Registry, first: Host) -> None:
+async def test_a_newcomer_begins_to_wait_again_when_its_lease_was_lost(
+    registry: Registry, first: Host
+) -> None:
     await first.lease.renew()
     await go_on(TAKEOVER_S - RENEW_S, first)
     await registry._call("FLUSHALL")
@@ -107,7 +115,9 @@ async def test_a_newcomer_begins_to_wait_again_when_its_lease_was_lost(registry:
     assert first.lease.leads
 
 
-async def test_two_that_claim_after_a_loss_do_not_both_lead(registry: Registry, first: Host, second: Host) -> None:
+async def test_two_that_claim_after_a_loss_do_not_both_lead(
+    registry: Registry, first: Host, second: Host
+) -> None:
     """Each was told that the lease is its own; Redis has forgotten that of the first one."""
     await first.lease.renew()
     await registry._call("FLUSHALL")
@@ -116,7 +126,9 @@ async def test_two_that_claim_after_a_loss_do_not_both_lead(registry: Registry, 
     assert (first.lease.leads, second.lease.leads) == (False, True)
 
 
-async def test_a_leader_that_stopped_leads_again_in_a_later_term(registry: Registry, first: Host) -> None:
+async def test_a_leader_that_stopped_leads_again_in_a_later_term(
+    registry: Registry, first: Host
+) -> None:
     """What it began before must not pass for what it does now."""
     await go_on(TAKEOVER_S + RENEW_S, first)
     old = first.lease.claim()
@@ -140,7 +152,9 @@ async def test_no_claim_outlives_its_lead_though_redis_forgets_the_successor(
     await go_on(EXPIRY_S + TAKEOVER_S + 2 * RENEW_S, first, second, but=first)
     lost = second.lease.claim()
     await registry._call("FLUSHALL")
-    await registry._call("HSET", "kvrelay:leader", *(word.decode() for pair in record.items() for word in pair))
+    await registry._call(
+        "HSET", "kvrelay:leader", *(word.decode() for pair in record.items() for word in pair)
+    )
 
     await go_on(TAKEOVER_S + 2 * RENEW_S, second, first)
     assert (first.lease.leads, second.lease.state) == (True, "standby")
@@ -148,8 +162,12 @@ async def test_no_claim_outlives_its_lead_though_redis_forgets_the_successor(
         assert not await registry.restore_desired({"decode": 3}, claim)
 
 
-async def test_a_deposed_leader_leads_again_in_a_later_term(registry: Registry, first: Host, second: Host) -> None:
-    """Redis was flushed and a newcomer took the same term; a failover brings back what was there before the flush."""
+async def test_a_deposed_leader_leads_again_in_a_later_term(
+    registry: Registry, first: Host, second: Host
+) -> None:
+    """Redis was flushed and a newcomer took the same term; a failover brings back what was there
+    before the flush.
+    """
     await go_on(TAKEOVER_S + RENEW_S, first)
     before = first.lease.claim()
     record = await registry._call("HGETALL", "kvrelay:leader")
@@ -157,7 +175,9 @@ async def test_a_deposed_leader_leads_again_in_a_later_term(registry: Registry, 
     await second.lease.renew()
     await first.lease.renew()
     assert (second.lease.state, first.lease.state) == ("claiming", "standby")
-    await registry._call("HSET", "kvrelay:leader", *(word.decode() for pair in record.items() for word in pair))
+    await registry._call(
+        "HSET", "kvrelay:leader", *(word.decode() for pair in record.items() for word in pair)
+    )
 
     await go_on(TAKEOVER_S + 2 * RENEW_S, first, second)
     assert first.lease.claim().term > before.term

@@ -23,17 +23,25 @@ def rules(rebalance: bool = True, **bounds: int) -> AutoscalingPolicy:
         "downscale_delay_s": 60,
         **bounds,
     }
-    return AutoscalingPolicy.model_validate({"rebalance": rebalance, "prefill": pool, "decode": pool})
+    return AutoscalingPolicy.model_validate(
+        {"rebalance": rebalance, "prefill": pool, "decode": pool}
+    )
 
 
 def run(
-    policy: AutoscalingPolicy, queues: Mapping[PoolName, float], sizes: dict[PoolName, int], seconds: int
+    policy: AutoscalingPolicy,
+    queues: Mapping[PoolName, float],
+    sizes: dict[PoolName, int],
+    seconds: int,
 ) -> dict[PoolName, str]:
     """Changes `sizes` as decided, a look each second; the last reasons for a change."""
     states: dict[PoolName, PoolState] = {}
     reasons: dict[PoolName, str] = {}
     for now in range(seconds):
-        seen = {pool: PoolSnapshot(sizes[pool], sizes[pool], {"queue_depth": queues[pool]}) for pool in POOLS}
+        seen = {
+            pool: PoolSnapshot(sizes[pool], sizes[pool], {"queue_depth": queues[pool]})
+            for pool in POOLS
+        }
         for pool, (decision, state) in decide_pools(seen, policy, states, float(now)).items():
             states[pool] = state
             if decision.desired != sizes[pool]:
@@ -75,7 +83,10 @@ def test_what_is_spared_has_not_been_needed_for_as_long_as_the_other_had_to_wait
     sizes = []
     for now in range(12):
         queue = {"prefill": 4 if now in (0, 1, 2, 3) else 0, "decode": 3}
-        seen = {pool: PoolSnapshot(2 if pool == "prefill" else 1, 1, {"queue_depth": queue[pool]}) for pool in POOLS}
+        seen = {
+            pool: PoolSnapshot(2 if pool == "prefill" else 1, 1, {"queue_depth": queue[pool]})
+            for pool in POOLS
+        }
         found = decide_pools(seen, policy, states, float(now))
         states = {pool: state for pool, (_, state) in found.items()}
         sizes.append((found["prefill"][0].desired, found["decode"][0].desired))
@@ -87,7 +98,9 @@ def test_what_is_spared_has_not_been_needed_for_as_long_as_the_other_had_to_wait
     st.integers(0, 5),
     st.integers(1, 5),
 )
-def test_rebalancing_keeps_to_the_bounds(load: list[tuple[int, int]], prefill: int, decode: int) -> None:
+def test_rebalancing_keeps_to_the_bounds(
+    load: list[tuple[int, int]], prefill: int, decode: int
+) -> None:
     policy, states = rules(min_replicas=1), dict[PoolName, PoolState]()
     sizes: dict[PoolName, int] = {"prefill": prefill, "decode": decode}
     for now, queues in enumerate(load):
@@ -100,16 +113,23 @@ def test_rebalancing_keeps_to_the_bounds(load: list[tuple[int, int]], prefill: i
             states[pool], sizes[pool] = state, decision.desired
 
 
-def members(size: int, *staying: str, starting: tuple[str, ...] = (), pending: tuple[str, ...] = ()) -> Members:
+def members(
+    size: int, *staying: str, starting: tuple[str, ...] = (), pending: tuple[str, ...] = ()
+) -> Members:
     return Members(size, (*staying, *starting, *pending), staying, pending)
 
 
 def info(worker_id: str, running: int = 0) -> WorkerInfo:
     load = WorkerLoad(running=running)
-    return WorkerInfo(worker_id, "prefill", 1, "ready", "127.0.0.1:1", "demo", "00", 16, 64, "host", 4096, load)
+    return WorkerInfo(
+        worker_id, "prefill", 1, "ready", "127.0.0.1:1", "demo", "00", 16, 64, "host", 4096, load
+    )
 
 
-INFOS = {one: info(one, running) for one, running in (("prefill-0", 0), ("prefill-1", 2), ("prefill-2", 1))}
+INFOS = {
+    one: info(one, running)
+    for one, running in (("prefill-0", 0), ("prefill-1", 2), ("prefill-2", 1))
+}
 THREE = ("prefill-0", "prefill-1", "prefill-2")
 
 
@@ -117,13 +137,17 @@ THREE = ("prefill-0", "prefill-1", "prefill-2")
     ("giver", "taker", "over"),
     [
         (members(2, *THREE), members(2, "decode-0"), ["prefill-0"]),  # the emptiest
-        (members(1, *THREE), members(2, "decode-0"), ["prefill-0"]),  # one is missing, the other is stopped
+        # One is missing, the other is stopped
+        (members(1, *THREE), members(2, "decode-0"), ["prefill-0"]),
         (members(1, *THREE), members(3, "decode-0"), ["prefill-0", "prefill-2"]),
         (members(3, *THREE), members(2, "decode-0"), []),  # nothing to spare
         (members(2, *THREE), members(1, "decode-0"), []),  # nobody is missing
-        (members(2, *THREE), members(2, "decode-0", starting=("decode-1",)), []),  # it comes already
-        (members(2, *THREE), members(2, "decode-0", pending=("decode-1",)), ["prefill-0"]),  # it may never come
-        (members(1, "prefill-0", starting=("prefill-1",)), members(2, "decode-0"), []),  # a start is cancelled
+        # It comes already
+        (members(2, *THREE), members(2, "decode-0", starting=("decode-1",)), []),
+        # It may never come
+        (members(2, *THREE), members(2, "decode-0", pending=("decode-1",)), ["prefill-0"]),
+        # A start is cancelled
+        (members(1, "prefill-0", starting=("prefill-1",)), members(2, "decode-0"), []),
     ],
 )
 def test_who_changes_over(giver: Members, taker: Members, over: list[str]) -> None:

@@ -21,7 +21,9 @@ POLICY = AutoscalingPolicy.model_validate(
 
 def moment(at: float, queue: float, size: int = 1) -> Moment:
     metrics: Mapping[MetricName, float] = {"queue_depth": queue}
-    return Moment(at, {"decode": PoolSnapshot(size, size, metrics), "prefill": PoolSnapshot(1, 1, metrics)})
+    return Moment(
+        at, {"decode": PoolSnapshot(size, size, metrics), "prefill": PoolSnapshot(1, 1, metrics)}
+    )
 
 
 def test_sizes_are_the_policys_own_and_follow_its_delays_and_steps() -> None:

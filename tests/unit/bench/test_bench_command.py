@@ -47,13 +47,19 @@ def test_help_has_an_example(capsys: Output, arguments: list[str]) -> None:
 
 
 @pytest.mark.long
-def test_json_beside_a_peer(tiny_model: Callable[..., Path], fake_python: Path, capsys: Output) -> None:
+def test_json_beside_a_peer(
+    tiny_model: Callable[..., Path], fake_python: Path, capsys: Output
+) -> None:
     command = ["bench", "engine", "--quick", "--json", "--runs", "2", "--model", str(tiny_model())]
     assert run([*command, "--peer", f"vllm={fake_python}"]) == 0
     printed = capsys.readouterr()
     report = json.loads(printed.out)
     assert [row["tokens"] for row in report["prefill"]] == [128]  # the model takes 192 tokens
-    assert [(row["batch"], row["context"]) for row in report["decode"]] == [(1, 128), (4, 128), (16, 128)]
+    assert [(row["batch"], row["context"]) for row in report["decode"]] == [
+        (1, 128),
+        (4, 128),
+        (16, 128),
+    ]
     assert set(report["engines"]) == {"kvrelay", "vLLM 0.0"}
     for row in (*report["prefill"], *report["decode"]):
         assert row["engines"]["vLLM 0.0"]["seconds"] == 1000.0
@@ -91,11 +97,21 @@ def test_a_model_that_is_too_short_is_bad_usage(tmp_path: Path, capsys: Output) 
     assert "give a larger one" in capsys.readouterr().err
 
 
-def test_a_peer_that_fails_is_reported(tiny_model: Callable[..., Path], tmp_path: Path, capsys: Output) -> None:
+def test_a_peer_that_fails_is_reported(
+    tiny_model: Callable[..., Path], tmp_path: Path, capsys: Output
+) -> None:
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho no module named vllm >&2\nexit 1\n")
     broken.chmod(0o755)
-    command = ["bench", "engine", "--quick", "--model", str(tiny_model()), "--peer", f"vllm={broken}"]
+    command = [
+        "bench",
+        "engine",
+        "--quick",
+        "--model",
+        str(tiny_model()),
+        "--peer",
+        f"vllm={broken}",
+    ]
     assert run(command) == 1
     assert "no module named vllm" in capsys.readouterr().err
 

@@ -10,19 +10,34 @@ from kvrelay.bench.cost import ModelCost, Work, model_cost
 from kvrelay.bench.limits import Limits
 from kvrelay.errors import InvalidArgument, ModelRefused
 
-# tests/support/tiny_models.py: 2 layers, hidden 48, 4 heads and 2 KV heads of 12, intermediate 64, vocabulary 128.
+# tests/support/tiny_models.py: 2 layers, hidden 48, 4 heads and 2 KV heads of 12, intermediate 64,
+# vocabulary 128.
 LAYER = 48 * 48 + 2 * 48 * 24 + 48 * 48 + 3 * 48 * 64
 HEAD = 128 * 48
 
 SMALL = ModelCost(
-    layers=2, heads=4, kv_heads=2, head_dim=8, body=1000, head=100, max_model_len=64, vocab_size=10, dtype="bfloat16"
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    body=1000,
+    head=100,
+    max_model_len=64,
+    vocab_size=10,
+    dtype="bfloat16",
 )
 
 
 def test_matrices_are_counted_from_the_checkpoint(tiny_model: Callable[..., Path]) -> None:
     cost = model_cost(str(tiny_model()))
     assert (cost.body, cost.head) == (2 * LAYER, HEAD)
-    assert (cost.layers, cost.heads, cost.kv_heads, cost.head_dim, cost.vocab_size) == (2, 4, 2, 12, 128)
+    assert (cost.layers, cost.heads, cost.kv_heads, cost.head_dim, cost.vocab_size) == (
+        2,
+        4,
+        2,
+        12,
+        128,
+    )
     assert cost.dtype == "float32"
     assert cost.max_model_len == 192
 
@@ -33,7 +48,9 @@ def test_a_tied_head_is_the_table_of_embeddings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "gpt2", "opt"])
-def test_other_names_for_the_same_things(tiny_model: Callable[..., Path], architecture: str) -> None:
+def test_other_names_for_the_same_things(
+    tiny_model: Callable[..., Path], architecture: str
+) -> None:
     cost = model_cost(str(tiny_model(architecture)))
     assert cost.head == HEAD
     assert cost.heads * cost.head_dim == 48

@@ -7,7 +7,9 @@ from kvrelay.bench.cost import ModelCost
 from kvrelay.bench.engine_bench import Measured
 from kvrelay.bench.regression import decode_fit, prefill_growth
 
-COST = ModelCost(16, 16, 4, 64, body=10**8, head=10**7, max_model_len=8192, vocab_size=8192, dtype="bfloat16")
+COST = ModelCost(
+    16, 16, 4, 64, body=10**8, head=10**7, max_model_len=8192, vocab_size=8192, dtype="bfloat16"
+)
 BATCHES, CONTEXTS = (1, 4, 16, 32), (128, 1024)
 
 
@@ -40,11 +42,18 @@ def test_one_context_leaves_the_line_open() -> None:
 
 
 def test_three_points_prove_nothing() -> None:
-    assert decode_fit([decode(b, c, line(b, c)) for b, c in ((1, 128), (4, 128), (4, 1024))], "ours", COST) is None
+    assert (
+        decode_fit(
+            [decode(b, c, line(b, c)) for b, c in ((1, 128), (4, 128), (4, 1024))], "ours", COST
+        )
+        is None
+    )
 
 
 def test_growth_is_time_per_token_by_time_per_token() -> None:
     times = {512: 1.0, 1024: 2.0, 4096: 12.0}
-    results = [Measured(PrefillCase(tokens), {"ours": (seconds,)}) for tokens, seconds in times.items()]
+    results = [
+        Measured(PrefillCase(tokens), {"ours": (seconds,)}) for tokens, seconds in times.items()
+    ]
     assert prefill_growth(results, "ours") == pytest.approx(1.5)
     assert prefill_growth(results[:2], "ours") is None

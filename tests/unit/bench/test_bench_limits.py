@@ -8,7 +8,8 @@ from kvrelay.bench.limits import Limits, measure_limits
 def test_what_is_measured_is_a_rate_for_each_dtype() -> None:
     limits = measure_limits(torch.get_num_threads(), quick=True)
     assert {"float32", "bfloat16"} <= limits.matrix_rates.keys()
-    # A processor multiplies more than one pair in a microsecond, and memory moves more than a megabyte in a second.
+    # A processor multiplies more than one pair in a microsecond, and memory moves more than a
+    # megabyte in a second.
     assert all(rate > 1e6 for rate in limits.matrix_rates.values())
     assert limits.bandwidth > 1e6
 

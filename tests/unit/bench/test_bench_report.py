@@ -12,7 +12,17 @@ from kvrelay.bench.limits import Limits
 from kvrelay.bench.report import EngineReport
 from kvrelay.bench.table import report_view
 
-COST = ModelCost(16, 16, 4, 64, body=180_355_072, head=8_388_608, max_model_len=8192, vocab_size=8192, dtype="bfloat16")
+COST = ModelCost(
+    16,
+    16,
+    4,
+    64,
+    body=180_355_072,
+    head=8_388_608,
+    max_model_len=8192,
+    vocab_size=8192,
+    dtype="bfloat16",
+)
 LIMITS = Limits(1, {"float32": 1e11, "bfloat16": 2e11, "int8": 4e11}, bandwidth=2e10)
 
 
@@ -33,7 +43,13 @@ def report(*names: str, weights: str = "bfloat16") -> EngineReport:
         512,
         {name: {"name": name, "ready_seconds": 1.5} for name in names},
         tuple(
-            Measured(case, {name: (factor * blank.bound(case).seconds,) * 3 for name, factor in factors.items()})
+            Measured(
+                case,
+                {
+                    name: (factor * blank.bound(case).seconds,) * 3
+                    for name, factor in factors.items()
+                },
+            )
             for case in cases
         ),
     )
@@ -47,7 +63,8 @@ def test_the_bound_is_the_larger_of_compute_and_memory() -> None:
     step = one.bound(DecodeCase(1, 128))
     assert step.name == "memory"
     assert step.seconds == step.memory_seconds == (2 * 188_743_680 + 128 * 16384) / 2e10
-    assert one.bound(DecodeCase(32, 128)).name == "compute"  # without matrix units a large batch is arithmetic
+    # Without matrix units a large batch is arithmetic
+    assert one.bound(DecodeCase(32, 128)).name == "compute"
 
 
 def test_int8_weights_have_limits_of_their_own() -> None:

@@ -43,7 +43,9 @@ def test_engines_take_turns_with_the_same_prompts_and_the_first_run_does_not_cou
     calls: list[Call] = []
     engines = [ScriptedEngine("a", calls), ScriptedEngine("b", calls)]
     done: list[None] = []
-    (result,) = measure([PrefillCase(5)], engines, runs=3, vocab_size=100, done=lambda: done.append(None))
+    (result,) = measure(
+        [PrefillCase(5)], engines, runs=3, vocab_size=100, done=lambda: done.append(None)
+    )
     assert [name for name, _, _ in calls] == ["a", "b"] * 4
     prompts = [prompt for _, _, prompt in calls]
     assert prompts[::2] == prompts[1::2]
@@ -58,7 +60,8 @@ def test_a_batch_is_opened_once_and_stepped_in_turns() -> None:
     engines = [ScriptedEngine("a", calls), ScriptedEngine("b", calls)]
     (result,) = measure([DecodeCase(3, 128)], engines, runs=2, vocab_size=100, done=lambda: None)
     assert [(name, what) for name, what, _ in calls] == [
-        ("a", "open"), ("b", "open"), *[("a", "decode"), ("b", "decode")] * 3, ("a", "close"), ("b", "close"),
+        ("a", "open"), ("b", "open"), *[("a", "decode"), ("b", "decode")] * 3, ("a", "close"),
+        ("b", "close"),
     ]  # fmt: skip
     assert calls[0][2] == calls[1][2]
     assert len(engines[0].open_lengths) == 3
@@ -78,7 +81,9 @@ def test_the_same_prompts_come_in_every_measurement() -> None:
     first: list[Call] = []
     second: list[Call] = []
     for calls in (first, second):
-        measure([PrefillCase(5), DecodeCase(2, 128)], [ScriptedEngine("a", calls)], 2, 100, lambda: None)
+        measure(
+            [PrefillCase(5), DecodeCase(2, 128)], [ScriptedEngine("a", calls)], 2, 100, lambda: None
+        )
     assert first == second
 
 

@@ -86,7 +86,11 @@ def test_an_engine_that_cannot_start_says_why(fake_peer: Path) -> None:
 
 
 def test_a_process_that_dies_is_reported_with_its_last_line() -> None:
-    command = (sys.executable, "-c", "import sys; sys.stdin.readline(); sys.exit('no such accelerator')")
+    command = (
+        sys.executable,
+        "-c",
+        "import sys; sys.stdin.readline(); sys.exit('no such accelerator')",
+    )
     with pytest.raises(Unavailable, match="ended without an answer: no such accelerator"):
         EngineProcess(command, settings("m"))
 
@@ -107,7 +111,9 @@ def test_our_engine_in_a_process_of_its_own(tiny_model: Callable[..., Path]) -> 
 
 
 def test_our_engine_computes_what_the_model_would_answer(tiny_model: Callable[..., Path]) -> None:
-    """In chunks, in a batch, on blocks of its own: the tokens are those of transformers' generate."""
+    """In chunks, in a batch, on blocks of its own: the tokens are those of transformers'
+    generate.
+    """
     import torch
 
     prompts = [[9, 4, 77, 23, 5, 31, 8, 90, 11, 54] * 4, [3, 4, 5, 6, 7] * 8]
@@ -117,7 +123,11 @@ def test_our_engine_computes_what_the_model_would_answer(tiny_model: Callable[..
     model = AutoModelForCausalLM.from_pretrained(tiny_model(), dtype=torch.float32)
     for prompt, (tokens, _) in zip(prompts, engine._batch, strict=True):
         (expected,) = model.generate(
-            torch.tensor([prompt]), max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0
+            torch.tensor([prompt]),
+            max_new_tokens=6,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
         ).tolist()
         assert tokens == expected
 

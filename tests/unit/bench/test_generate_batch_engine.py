@@ -44,7 +44,11 @@ def test_it_generates_what_the_model_would(tiny_model: Callable[..., Path]) -> N
     model = AutoModelForCausalLM.from_pretrained(tiny_model(), dtype=torch.float32)
     for prompt, tokens in zip(prompts, engine._batch, strict=True):
         (expected,) = model.generate(
-            torch.tensor([prompt]), max_new_tokens=5, do_sample=False, eos_token_id=None, pad_token_id=0
+            torch.tensor([prompt]),
+            max_new_tokens=5,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
         ).tolist()
         assert tokens == expected
     engine.close()

@@ -25,7 +25,9 @@ MIB = 2**20
 def test_the_command_measures_what_it_says() -> None:
     command = [sys.executable, "-m", "kvrelay.cli.main", "bench", "handoff", "--quick", "--json"]
     options = ["--model", "demo", "--runs", "1", "--transport", "shm", "--transport", "grpc"]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(
+        [*command, *options], capture_output=True, text=True, timeout=200, check=False
+    )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["limits"]["memcpy"] > 0
@@ -42,10 +44,20 @@ def test_the_command_measures_what_it_says() -> None:
 
 
 def test_a_report_on_a_terminal() -> None:
-    rates = tuple(Rate("shm", 64 * MIB, digests, seconds) for digests, seconds in ((True, 0.011), (False, 0.010)))
+    rates = tuple(
+        Rate("shm", 64 * MIB, digests, seconds)
+        for digests, seconds in ((True, 0.011), (False, 0.010))
+    )
     exposed = (Exposed("shm", 2048, 32 * MIB, prefill=1.02, alone=1.0, exposed=0.05),)
     report = HandoffReport(
-        "m200", "a CPU", (0, 1), 512, "no compiler", WireLimits((12e9,), (3e9, 4e9, 6e9)), rates, exposed
+        "m200",
+        "a CPU",
+        (0, 1),
+        512,
+        "no compiler",
+        WireLimits((12e9,), (3e9, 4e9, 6e9)),
+        rates,
+        exposed,
     )
     assert report.share(rates[0]) == pytest.approx(64 * MIB / 0.011 / 12e9)
     assert report.digest_cost(rates[0]) == pytest.approx(0.1)

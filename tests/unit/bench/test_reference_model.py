@@ -49,6 +49,14 @@ def test_it_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_m200_is_what_the_figures_speak_of() -> None:
     config = reference_model._CONFIG
-    assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == (16, 1024, 2816)
+    assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == (
+        16,
+        1024,
+        2816,
+    )
     assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (16, 4, 64)
-    assert (config.vocab_size, config.max_position_embeddings, config.tie_word_embeddings) == (8192, 8192, False)
+    assert (config.vocab_size, config.max_position_embeddings, config.tie_word_embeddings) == (
+        8192,
+        8192,
+        False,
+    )

@@ -34,7 +34,9 @@ def test_each_door_streams_what_the_workers_say() -> None:
 
 def test_a_report_on_a_terminal() -> None:
     measured = Measured(Case("grpc", 256, 10_000), 9_900.0, 1.25, 0.5, 0.001, 0.004)
-    report = RouterReport("a CPU", (0, 1), (measured,), Growth(100_000, (*[100 * 2**20] * 9, 101 * 2**20), 900.0))
+    report = RouterReport(
+        "a CPU", (0, 1), (measured,), Growth(100_000, (*[100 * 2**20] * 9, 101 * 2**20), 900.0)
+    )
     assert measured.tokens_per_core == pytest.approx(19_800)
     out = io.StringIO()
     Console(width=140, file=out).print(report_view(report))

@@ -29,7 +29,11 @@ def test_llama_8b_has_eight_billion_parameters() -> None:
 def test_a_shape_costs_what_its_checkpoint_costs(tied: bool, tmp_path: Path) -> None:
     folder = build("llama", tmp_path, tie_word_embeddings=tied)
     shape, checkpoint = shape_cost(str(folder)), model_cost(str(folder))
-    assert (shape.body, shape.head, shape.vocab_size) == (checkpoint.body, checkpoint.head, checkpoint.vocab_size)
+    assert (shape.body, shape.head, shape.vocab_size) == (
+        checkpoint.body,
+        checkpoint.head,
+        checkpoint.vocab_size,
+    )
 
 
 def test_weights_are_made_where_they_run(tiny_model: Callable[..., Path]) -> None:
@@ -49,7 +53,11 @@ def test_weights_are_made_where_they_run(tiny_model: Callable[..., Path]) -> Non
 
 @pytest.mark.parametrize("shape", ["llama-9", "/no/such/folder"])
 def test_an_unknown_shape_is_told(shape: str) -> None:
-    with pytest.raises(InvalidArgument, match=r"neither one of m200, llama-3\.1-8b nor a folder with a config\.json"):
+    with pytest.raises(
+        InvalidArgument,
+        match=r"neither one of m200, llama-3\.1-8b nor a folder "
+        r"with a config\.json",
+    ):
         shape_config(shape)
 
 

@@ -1,4 +1,6 @@
-"""The script that vLLM's Python runs, against a stand-in with vLLM's calls that prefills one prompt in a step."""
+"""The script that vLLM's Python runs, against a stand-in with vLLM's calls that prefills one prompt
+in a step.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,14 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def settings(**more: Any) -> dict[str, Any]:
     cores = sorted(os.sched_getaffinity(0))[:1]
-    one = {"model": "m", "dtype": "bfloat16", "device": "cpu", "cores": cores, "max_model_len": 64, "kv_bytes": 3 << 29}
+    one = {
+        "model": "m",
+        "dtype": "bfloat16",
+        "device": "cpu",
+        "cores": cores,
+        "max_model_len": 64,
+        "kv_bytes": 3 << 29,
+    }
     return {**one, **more}
 
 
@@ -106,7 +115,8 @@ def test_a_batch_is_timed_once_every_sequence_decodes(written: Path) -> None:
         engine.close()
         assert engine.prefill([7]) > 0
     steps = [line["step"] for line in lines(written)[opened:]]
-    assert [len(step) for step in steps] == [3, 3, 3, 3, 1]  # nothing of the batch is left at the end
+    # Nothing of the batch is left at the end
+    assert [len(step) for step in steps] == [3, 3, 3, 3, 1]
 
 
 def test_a_sequence_that_ends_too_early_fails_the_measurement(written: Path) -> None:

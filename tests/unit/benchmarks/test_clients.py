@@ -19,19 +19,44 @@ RESULT = ToolResult(50, 0, 256.0, 64.0, ttft=(104.0, 110.0), itl=(1.9, 2.0))
 
 def row(ttft_s: float, late_s: float, *gaps: float) -> Row:
     return Row(
-        0.0, late_s, ttft_s=ttft_s, itl_s=gaps, e2e_s=ttft_s + sum(gaps), prompt_tokens=256, output_tokens=len(gaps) + 1
+        0.0,
+        late_s,
+        ttft_s=ttft_s,
+        itl_s=gaps,
+        e2e_s=ttft_s + sum(gaps),
+        prompt_tokens=256,
+        output_tokens=len(gaps) + 1,
     )
 
 
-# What each tool writes, without what is not read: an answered request fewer than the load has, and one that failed.
+# What each tool writes, without what is not read: an answered request fewer than the load has, and
+# one that failed.
 WRITTEN: dict[str, tuple[str, Any]] = {
     "openai": (
         "result.json",
         {
             "requests": [
-                {"error": "", "ttft_s": 0.1, "itl_s": [0.002, 0.004], "prompt_tokens": 256, "output_tokens": 3},
-                {"error": "", "ttft_s": 0.3, "itl_s": [0.003, 0.007], "prompt_tokens": 258, "output_tokens": 3},
-                {"error": "BadRequestError: no", "ttft_s": None, "itl_s": [], "prompt_tokens": 0, "output_tokens": 0},
+                {
+                    "error": "",
+                    "ttft_s": 0.1,
+                    "itl_s": [0.002, 0.004],
+                    "prompt_tokens": 256,
+                    "output_tokens": 3,
+                },
+                {
+                    "error": "",
+                    "ttft_s": 0.3,
+                    "itl_s": [0.003, 0.007],
+                    "prompt_tokens": 258,
+                    "output_tokens": 3,
+                },
+                {
+                    "error": "BadRequestError: no",
+                    "ttft_s": None,
+                    "itl_s": [],
+                    "prompt_tokens": 0,
+                    "output_tokens": 0,
+                },
             ]
         },
     ),
@@ -54,7 +79,12 @@ WRITTEN: dict[str, tuple[str, Any]] = {
             "benchmarks": [
                 {
                     "metrics": {
-                        "request_totals": {"successful": 2, "errored": 1, "incomplete": 0, "total": 3},
+                        "request_totals": {
+                            "successful": 2,
+                            "errored": 1,
+                            "incomplete": 0,
+                            "total": 3,
+                        },
                         "prompt_token_count": {"successful": {"mean": 257.0, "median": 257.0}},
                         "output_token_count": {"successful": {"mean": 3.0, "median": 3.0}},
                         "time_to_first_token_ms": {"successful": {"mean": 200.0, "median": 200.0}},
@@ -101,14 +131,19 @@ def test_every_tool_is_told_the_whole_load(name: str, chat: bool) -> None:
 
 
 def test_ours_are_counted_as_the_tool_counts() -> None:
-    before, after = [row(0.11, 0.01, 0.001, 0.003)], [row(0.2, 0.0, 0.002, 0.006), row(0.3, 0.0, 0.002, 0.006)]
+    before, after = (
+        [row(0.11, 0.01, 0.001, 0.003)],
+        [row(0.2, 0.0, 0.002, 0.006), row(0.3, 0.0, 0.002, 0.006)],
+    )
     by_gap = {one.name: one for one in compare("vllm", "1", RESULT, "gap", before, after).figures}
     assert by_gap["TTFT median"].ours == pytest.approx(200)
     assert by_gap["TTFT mean"].ours == pytest.approx(200)
     assert by_gap["TTFT median"].before == pytest.approx(100)
     assert by_gap["ITL median"].ours == pytest.approx(2.5)
     assert by_gap["ITL mean"].ours == pytest.approx(20 / 6)
-    by_request = {one.name: one for one in compare("aiperf", "1", RESULT, "request", before, after).figures}
+    by_request = {
+        one.name: one for one in compare("aiperf", "1", RESULT, "request", before, after).figures
+    }
     assert by_request["ITL median"].ours == pytest.approx(4)
     assert by_request["ITL median"].noise == pytest.approx(100)
     assert by_request["ITL median"].difference == pytest.approx(-52.5)
@@ -138,7 +173,18 @@ def test_the_table_shows_both_sides() -> None:
     lines = [line for line in capture.get().splitlines() if line.startswith("│")]
     cells = [[cell.strip() for cell in line.strip("│ ").split("│")] for line in lines]
     assert cells[0] == [
-        *("vllm", "0.32.0", "50", "0", "256 + 64", "TTFT median", "104.00", "100.00", "+4.0%", "+0.0%"),
+        *(
+            "vllm",
+            "0.32.0",
+            "50",
+            "0",
+            "256 + 64",
+            "TTFT median",
+            "104.00",
+            "100.00",
+            "+4.0%",
+            "+0.0%",
+        ),
     ]
     assert [line[-5] for line in cells] == ["TTFT median", "TTFT mean", "ITL median", "ITL mean"]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from goodput import Load, goodput, offer, summary
-from support.openai_server import HttpServer, http_serving, sse
 from rich.console import Console
 from starlette.responses import JSONResponse
+from support.openai_server import HttpServer, http_serving, sse
 from vllm_pair import VllmPairSender
 from vllm_server import vllm_server
 
@@ -35,7 +35,9 @@ def report(rate: float, good: int, of: int = 10) -> Report:
 async def test_the_pair_gets_one_request_in_two_steps() -> None:
     where = {"remote_host": "localhost", "remote_block_ids": [1, 2]}
     prefill, decode = HttpServer(), HttpServer()
-    prefill.replies.append(JSONResponse({"choices": [{"text": " t1"}], "kv_transfer_params": where}))
+    prefill.replies.append(
+        JSONResponse({"choices": [{"text": " t1"}], "kv_transfer_params": where})
+    )
     with http_serving(prefill) as first, http_serving(decode) as second:
         async with VllmPairSender(first, second, timeout=10, temperature=0) as sender:
             await sender.models()
@@ -48,7 +50,11 @@ async def test_the_pair_gets_one_request_in_two_steps() -> None:
     assert asked["temperature"] == 0
     (continued,) = decode.bodies
     assert continued["kv_transfer_params"] == where
-    assert (continued["max_tokens"], continued["stream"], continued["ignore_eos"]) == (3, True, True)
+    assert (continued["max_tokens"], continued["stream"], continued["ignore_eos"]) == (
+        3,
+        True,
+        True,
+    )
 
 
 @pytest.mark.parametrize("broken", ["prefill", "decode"])
@@ -84,7 +90,9 @@ async def test_the_same_requests_come_at_any_rate() -> None:
         server = HttpServer()
         with http_serving(server) as target:
             async with HttpSender(target, timeout=10) as sender:
-                report = await offer(sender, "one", Load(SLOS, [rate], rate, 3, seed=7, vocab_size=50), rate, 3)
+                report = await offer(
+                    sender, "one", Load(SLOS, [rate], rate, 3, seed=7, vocab_size=50), rate, 3
+                )
         assert report.options["rate"] == rate
         seen.append(sorted((tuple(body["prompt"]), body["max_tokens"]) for body in server.bodies))
     assert seen[0] == seen[1]
@@ -106,8 +114,15 @@ def test_the_table_has_a_line_for_each_system_and_rate() -> None:
     with console.capture() as capture:
         console.print(summary([("vllm", report(2, 3)), ("kvrelay", report(1, 10))]))
     lines = capture.get().splitlines()
-    cells = [[cell.strip() for cell in line.strip("│ ").split("│")] for line in lines if line.startswith("│")]
-    assert [line[:4] for line in cells] == [["kvrelay", "1", "100%", "0"], ["vllm", "2", "30%", "0"]]
+    cells = [
+        [cell.strip() for cell in line.strip("│ ").split("│")]
+        for line in lines
+        if line.startswith("│")
+    ]
+    assert [line[:4] for line in cells] == [
+        ["kvrelay", "1", "100%", "0"],
+        ["vllm", "2", "30%", "0"],
+    ]
     assert cells[0][4] == "500"
 
 

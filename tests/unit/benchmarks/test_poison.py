@@ -1,4 +1,6 @@
-"""The poison benchmark in short, on real workers and a router in this process; and that it would tell."""
+"""The poison benchmark in short, on real workers and a router in this process; and that it would
+tell.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +23,25 @@ POISONED, STREAMS = 200, 8
 
 @asynccontextmanager
 async def relay(model: Path, *names: str) -> AsyncIterator[tuple[str, str]]:
-    """gRPC and HTTP of a router in this process, before real workers; every block is back at the end."""
+    """gRPC and HTTP of a router in this process, before real workers; every block is back at the
+    end.
+    """
     config = ClusterConfig.model_validate(
         {
             "model": {"path": str(model), "dtype": "float32", "max_model_len": 512},
             "kv": {"memory": "32MiB"},
             "listen": dict.fromkeys(("grpc", "http", "admin"), "127.0.0.1:0"),
             "prefill": {"replicas": sum(name.startswith("prefill") for name in names)},
-            "decode": {"replicas": sum(name.startswith("decode") for name in names), "max_batch": 32},
+            "decode": {
+                "replicas": sum(name.startswith("decode") for name in names),
+                "max_batch": 32,
+            },
         }
     )
     async with workers(model, config, *names) as running:
-        registry = MemoryRegistry({info.worker_id: info for info in await running.registry.workers()})
+        registry = MemoryRegistry(
+            {info.worker_id: info for info in await running.registry.workers()}
+        )
         async with router_before(config, registry) as words:
             yield words["grpc"], words["http"]
             for info in await running.settled():
@@ -62,7 +71,9 @@ async def test_streams_do_not_notice_two_hundred_poisoned_requests(tmp_path: Pat
     assert "whole and equal" in shown.get()
 
 
-async def test_a_cluster_whose_streams_do_notice_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cluster_whose_streams_do_notice_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The safeguard is taken out: one row's error ends the step for all."""
 
     def together(*arguments: object) -> list[object]:

@@ -27,7 +27,9 @@ def pool(size: int, wanted: int) -> PoolSample:
     return PoolSample(size, wanted, 0, 0, 0, 0.0, 0.0)
 
 
-def report(prefill: dict[int, int] = GOOD, decode: dict[int, int] | None = None, late: int = 3) -> Report:
+def report(
+    prefill: dict[int, int] = GOOD, decode: dict[int, int] | None = None, late: int = 3
+) -> Report:
     """Workers come and go `late` seconds after they are wanted or not."""
 
     def size(sizes: dict[int, int], at: int) -> int:
@@ -35,7 +37,12 @@ def report(prefill: dict[int, int] = GOOD, decode: dict[int, int] | None = None,
 
     pools = {"prefill": prefill, "decode": decode or {0: 1}}
     samples = tuple(
-        Sample(float(at), 0, 0, {name: pool(size(sizes, at - late), size(sizes, at)) for name, sizes in pools.items()})
+        Sample(
+            float(at),
+            0,
+            0,
+            {name: pool(size(sizes, at - late), size(sizes, at)) for name, sizes in pools.items()},
+        )
         for at in range(140)
     )
     decisions = [
@@ -59,11 +66,20 @@ def test_a_pool_that_follows_has_nothing_against_it() -> None:
     ("found", "what"),
     [
         (replace(report(), rows=(Row(0.0, 0.0, error="UNAVAILABLE"),)), "no request failed"),
-        (report({0: 1, 31: 2, 95: 1}), "grew upscale_delay_s 5 after the step or later, and before its end"),
-        (report({0: 1, 62: 2, 95: 1}), "grew upscale_delay_s 5 after the step or later, and before its end"),
+        (
+            report({0: 1, 31: 2, 95: 1}),
+            "grew upscale_delay_s 5 after the step or later, and before its end",
+        ),
+        (
+            report({0: 1, 62: 2, 95: 1}),
+            "grew upscale_delay_s 5 after the step or later, and before its end",
+        ),
         (report({0: 1, 36: 2, 90: 1, 100: 2, 125: 1}), "up, then down: no flapping"),
         (report({0: 1, 36: 2}), "up, then down: no flapping"),
-        (report({0: 1, 36: 3, 90: 2, 95: 1}), "shrank after downscale_delay_s 20 each, after the load"),
+        (
+            report({0: 1, 36: 3, 90: 2, 95: 1}),
+            "shrank after downscale_delay_s 20 each, after the load",
+        ),
         (report({0: 1, 36: 2, 58: 1}), "shrank after downscale_delay_s 20 each, after the load"),
         (report({0: 1}), "the prefill pool grew"),
         (report(decode={0: 1, 50: 2, 100: 1}), "the decode pool stayed"),
@@ -78,7 +94,9 @@ def test_a_decision_without_a_reason_is_found() -> None:
     good = report()
     assert good.timeline is not None
     mute = tuple(replace(one, reason="") for one in good.timeline.decisions)
-    assert broken(replace(good, timeline=replace(good.timeline, decisions=mute))) == ["every decision has its reason"]
+    assert broken(replace(good, timeline=replace(good.timeline, decisions=mute))) == [
+        "every decision has its reason"
+    ]
 
 
 def test_sizes_in_words() -> None:

@@ -43,7 +43,9 @@ STATUS = wire.ClusterStatus(
     state="ready",
     pools=(
         wire.PoolStatus(
-            "prefill", 1, (wire.WorkerStatus("prefill-[red]0", "prefill", 7, "ready", "127.0.0.1:1", GOOD),)
+            "prefill",
+            1,
+            (wire.WorkerStatus("prefill-[red]0", "prefill", 7, "ready", "127.0.0.1:1", GOOD),),
         ),
         wire.PoolStatus(
             "decode",
@@ -97,7 +99,9 @@ class ScriptedCluster(wire.ClusterServiceServicer):
     async def SetPoolSize(
         self, request: wire.pb.SetPoolSizeRequest, context: grpc.aio.ServicerContext
     ) -> wire.pb.SetPoolSizeResponse:
-        self.sizes |= {name: getattr(request, name) for name in self.sizes if request.HasField(name)}
+        self.sizes |= {
+            name: getattr(request, name) for name in self.sizes if request.HasField(name)
+        }
         return wire.pb.SetPoolSizeResponse(**self.sizes)
 
     async def DrainWorker(
@@ -156,7 +160,9 @@ def test_status_names_hosts_where_there_are_several() -> None:
             for pool, address in zip(STATUS.pools, addresses, strict=True)
         ]
         out = io.StringIO()
-        Console(file=out, width=160, markup=False).print(status_view(replace(STATUS, pools=tuple(pools))))
+        Console(file=out, width=160, markup=False).print(
+            status_view(replace(STATUS, pools=tuple(pools)))
+        )
         return out.getvalue().splitlines()
 
     assert not any(" host " in line for line in shown("10.0.0.1:1", "10.0.0.1:2"))
@@ -168,17 +174,24 @@ def test_status_names_hosts_where_there_are_several() -> None:
 
 def test_status_fits_a_narrow_terminal() -> None:
     (first, *others), *rest = [pool.workers for pool in STATUS.pools]
-    broken = replace(first, load=replace(first.load, integrity_ok=False, integrity_error="2 blocks are lost"))
+    broken = replace(
+        first, load=replace(first.load, integrity_ok=False, integrity_error="2 blocks are lost")
+    )
     pools = [
-        replace(pool, workers=workers) for pool, workers in zip(STATUS.pools, [(broken, *others), *rest], strict=True)
+        replace(pool, workers=workers)
+        for pool, workers in zip(STATUS.pools, [(broken, *others), *rest], strict=True)
     ]
     out = io.StringIO()
-    Console(file=out, width=80, markup=False).print(status_view(replace(STATUS, pools=tuple(pools)), 80))
+    Console(file=out, width=80, markup=False).print(
+        status_view(replace(STATUS, pools=tuple(pools)), 80)
+    )
     text = out.getvalue()
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
     for worker in (worker for pool in STATUS.pools for worker in pool.workers):
-        (line,) = [one for one in text.splitlines() if f" {worker.worker_id} " in one and "│" in one]
+        (line,) = [
+            one for one in text.splitlines() if f" {worker.worker_id} " in one and "│" in one
+        ]
         assert worker.state in line
     assert f"{first.worker_id} BROKEN: 2 blocks are lost" in text
 
@@ -230,7 +243,8 @@ def test_nobody_there_is_one_line(capsys: Output, command: list[str]) -> None:
     assert run([*command, "--admin", admin]) == 1
     said = capsys.readouterr().err
     assert said.startswith(
-        f"kvrelay: {admin}: cannot connect: Connection refused. Nothing listens there; start a cluster"
+        f"kvrelay: {admin}: cannot connect: Connection refused. Nothing listens there; start a "
+        f"cluster"
     )
     assert len(said.splitlines()) == 1
 

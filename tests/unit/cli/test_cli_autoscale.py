@@ -33,7 +33,9 @@ def test_a_trace_flows_through_a_model_in_which_sizes_have_their_effect(
     policy: str, azure: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["autoscale", "explain", policy, "--metrics", azure, *TRACE, "--json"]) == 0
-    verdicts = [one for one in json.loads(capsys.readouterr().out)["verdicts"] if one["pool"] == "prefill"]
+    verdicts = [
+        one for one in json.loads(capsys.readouterr().out)["verdicts"] if one["pool"] == "prefill"
+    ]
     sizes = [one["after"] for one in verdicts]
     assert sizes[:60] == [1] * 60
     assert max(sizes) == 4
@@ -42,7 +44,9 @@ def test_a_trace_flows_through_a_model_in_which_sizes_have_their_effect(
     assert verdicts[-1]["metrics"]["queue_depth"] == pytest.approx(0, abs=1e-6)
 
 
-def test_the_table_gives_each_change_its_reason(policy: str, azure: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_gives_each_change_its_reason(
+    policy: str, azure: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["autoscale", "explain", policy, "--metrics", azure, *TRACE]) == 0
     out = capsys.readouterr().out
     assert "over 1 worker / target" in out
@@ -50,7 +54,9 @@ def test_the_table_gives_each_change_its_reason(policy: str, azure: str, capsys:
     assert "worker-hours" in out
 
 
-def test_a_csv_of_metrics_is_replayed_as_it_is(policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_csv_of_metrics_is_replayed_as_it_is(
+    policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "metrics.csv"
     rows = "".join(f"{at},decode,1,1,{20 if at > 3 else 0}\n" for at in range(12))
     file.write_text("seconds,pool,size,ready,queue_depth\n" + rows)
@@ -68,7 +74,11 @@ def test_a_csv_of_metrics_is_replayed_as_it_is(policy: str, tmp_path: Path, caps
     ],
 )
 def test_bad_usage_is_one_line_and_exit_2(
-    policy: str, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    policy: str,
+    arguments: list[str],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(Path(__file__).parents[3])
     assert run(["autoscale", "explain", policy, *arguments]) == 2
@@ -76,7 +86,9 @@ def test_bad_usage_is_one_line_and_exit_2(
     assert words in line
 
 
-def test_figures_of_a_worker_are_for_traces(policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_of_a_worker_are_for_traces(
+    policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "metrics.csv"
     file.write_text("seconds,pool,size,ready,queue_depth\n0,decode,1,1,0\n")
     assert run(["autoscale", "explain", policy, "--metrics", str(file), *TRACE]) == 2

@@ -21,9 +21,25 @@ def certificate(path: Path) -> x509.Certificate:
     return x509.load_pem_x509_certificate(path.read_bytes())
 
 
-def test_the_section_that_it_prints_serves(tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_section_that_it_prints_serves(
+    tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(["certs", "some, certs", "--host", "inference.example.org", "--host", "10.0.0.7", "--days", "3"]) == 0
+    assert (
+        run(
+            [
+                "certs",
+                "some, certs",
+                "--host",
+                "inference.example.org",
+                "--host",
+                "10.0.0.7",
+                "--days",
+                "3",
+            ]
+        )
+        == 0
+    )
     printed = capsys.readouterr().out
     assert list(yaml.safe_load(printed)["security"]["tls"]) == ["ca", "router", "worker"]
     (tmp_path / "elsewhere").mkdir()
@@ -36,7 +52,9 @@ def test_the_section_that_it_prints_serves(tmp_path: Path, capsys: Output, monke
         Credentials.public(security),
     ):
         assert credentials is not None
-        assert "ends in 2 days" in credentials.trouble() or "ends in 3 days" in credentials.trouble()
+        assert (
+            "ends in 2 days" in credentials.trouble() or "ends in 3 days" in credentials.trouble()
+        )
 
 
 def test_each_role_has_its_own_and_only_its_user_can_read_them(tmp_path: Path) -> None:
@@ -54,7 +72,11 @@ def test_each_role_has_its_own_and_only_its_user_can_read_them(tmp_path: Path) -
     router = certificate(folder / "router.pem")
     assert dns_names(router) == ["localhost", "inference.example.org"]
     names = router.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert [str(one) for one in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1", "::1", "10.0.0.7"]
+    assert [str(one) for one in names.get_values_for_type(x509.IPAddress)] == [
+        "127.0.0.1",
+        "::1",
+        "10.0.0.7",
+    ]
     assert "kvrelay-worker" in dns_names(certificate(folder / "worker.pem"))
     assert dns_names(certificate(folder / "client.pem")) == []
 
@@ -62,7 +84,10 @@ def test_each_role_has_its_own_and_only_its_user_can_read_them(tmp_path: Path) -
 def test_nothing_is_overwritten(tmp_path: Path, capsys: Output) -> None:
     (tmp_path / "worker-key.pem").write_text("precious")
     assert run(["certs", str(tmp_path)]) == 2
-    assert f"{tmp_path}/worker-key.pem exists; certificates are not overwritten" in capsys.readouterr().err
+    assert (
+        f"{tmp_path}/worker-key.pem exists; certificates are not overwritten"
+        in capsys.readouterr().err
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["worker-key.pem"], "and nothing is begun"
 
 

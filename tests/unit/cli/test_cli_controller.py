@@ -11,11 +11,15 @@ from kvrelay.cli.controller import _refused_by_all
 from kvrelay.errors import ConfigError, InvalidArgument, Unavailable
 from kvrelay.types import WorkerInfo
 
-SERVING = WorkerInfo("decode-0", "decode", 1, "ready", "10.0.0.1:1", "demo", "00", 16, 64, "host", 4096)
+SERVING = WorkerInfo(
+    "decode-0", "decode", 1, "ready", "10.0.0.1:1", "demo", "00", 16, 64, "host", 4096
+)
 
 
 class Refusing:
-    """Both launcher and registry: workers are refused, one after the other, while `serving` serve."""
+    """Both launcher and registry: workers are refused, one after the other, while `serving`
+    serve.
+    """
 
     def __init__(self, *serving: WorkerInfo) -> None:
         self.serving = serving
@@ -33,7 +37,9 @@ class Refusing:
 
 @pytest.mark.parametrize("state", ["starting", "draining"])
 async def test_nobody_serves(state: Any) -> None:
-    cluster: Any = Refusing(WorkerInfo("decode-0", "decode", 1, state, "10.0.0.1:1", "demo", "00", 16, 64, "host", 1))
+    cluster: Any = Refusing(
+        WorkerInfo("decode-0", "decode", 1, state, "10.0.0.1:1", "demo", "00", 16, 64, "host", 1)
+    )
     cluster.refusals.put_nowait(ConfigError("no certificate"))
     with pytest.raises(ConfigError, match="no certificate"):
         await asyncio.wait_for(_refused_by_all(cluster, cluster), 10)

@@ -20,13 +20,29 @@ COMMAND = [sys.executable, "-c", "from kvrelay.cli.main import main; main()"]
 def test_text_streams_to_stdout(capsys: Output) -> None:
     router = ScriptedRouter()
     with serving(router) as target:
-        options = ["--max-tokens", "3", "--temperature", "0", "--seed", "5", "--stop", "a b", "--stop", "c"]
+        options = [
+            "--max-tokens",
+            "3",
+            "--temperature",
+            "0",
+            "--seed",
+            "5",
+            "--stop",
+            "a b",
+            "--stop",
+            "c",
+        ]
         assert run(["generate", "Once", "--target", target, *options]) == 0
     assert capsys.readouterr() == (" t100 t101 t102\n", "")
     (request,) = router.requests
     assert (request.prompt, request.model) == ("Once", "")
     sampling = request.sampling
-    assert (sampling.max_tokens, sampling.temperature, sampling.seed, sampling.stop) == (3, 0.0, 5, ("a b", "c"))
+    assert (sampling.max_tokens, sampling.temperature, sampling.seed, sampling.stop) == (
+        3,
+        0.0,
+        5,
+        ("a b", "c"),
+    )
 
 
 def test_what_is_not_given_is_left_to_the_cluster() -> None:
@@ -47,7 +63,9 @@ def test_chat_sends_a_users_message() -> None:
 
 
 @pytest.mark.parametrize("how", ["-", "--file"])
-def test_a_prompt_from_stdin_or_a_file(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_from_stdin_or_a_file(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = "Once upon\n  a time, ünïcode\n"
     file = tmp_path / "prompt.txt"
     file.write_text(text, encoding="utf-8")
@@ -68,7 +86,9 @@ def test_a_prompt_from_stdin_or_a_file(how: str, tmp_path: Path, monkeypatch: py
         (["--file", "BAD"], "is not UTF-8: byte 3"),
     ],
 )
-def test_a_prompt_that_cannot_be_had(arguments: list[str], words: str, tmp_path: Path, capsys: Output) -> None:
+def test_a_prompt_that_cannot_be_had(
+    arguments: list[str], words: str, tmp_path: Path, capsys: Output
+) -> None:
     bad = tmp_path / "bad.txt"
     bad.write_bytes(b"abc\xff")
     named = [one.replace("PATH", str(tmp_path)).replace("BAD", str(bad)) for one in arguments]
@@ -99,7 +119,14 @@ def test_the_ledger_goes_to_stderr(capsys: Output) -> None:
         assert run(["generate", "Once", "--max-tokens", "1", "--ledger", "--target", target]) == 0
     out, err = capsys.readouterr()
     assert out == " t100\n"
-    for words in ("disaggregated: policy", "queue", "2.0 ms", "prefill", "8.0 ms", "3 blocks x 1 KiB = 3 KiB"):
+    for words in (
+        "disaggregated: policy",
+        "queue",
+        "2.0 ms",
+        "prefill",
+        "8.0 ms",
+        "3 blocks x 1 KiB = 3 KiB",
+    ):
         assert words in err
 
 
@@ -172,7 +199,9 @@ def test_ctrl_c_cancels_the_request_and_exits_130() -> None:
     router = ScriptedRouter([tokens(0, 1), "hang"])
     with serving(router) as target:
         process = subprocess.Popen(
-            [*COMMAND, "generate", "p", "--target", target], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            [*COMMAND, "generate", "p", "--target", target],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
         assert router.hanging.wait(30)
         assert process.stdout is not None
@@ -188,7 +217,9 @@ def test_a_reader_that_leaves_brings_no_traceback() -> None:
     router = ScriptedRouter([tokens(0, 1), "hang"])
     with serving(router) as target:
         process = subprocess.Popen(
-            [*COMMAND, "generate", "p", "--json", "--target", target], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            [*COMMAND, "generate", "p", "--json", "--target", target],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
         assert router.hanging.wait(30)
         assert process.stdout is not None

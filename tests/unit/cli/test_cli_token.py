@@ -1,4 +1,6 @@
-"""Tokens and certificates on the command line: they come from files, and go nowhere but to the cluster."""
+"""Tokens and certificates on the command line: they come from files, and go nowhere but to the
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def test_a_new_token_and_its_line_go_together(tmp_path: Path, capsys: Output) ->
     assert another != digest
 
 
-@pytest.mark.parametrize("arguments", [["--tenant", "a/b"], ["--tenant", ""], [], ["--tenant", "a", "--role", "root"]])
+@pytest.mark.parametrize(
+    "arguments", [["--tenant", "a/b"], ["--tenant", ""], [], ["--tenant", "a", "--role", "root"]]
+)
 def test_a_bad_name_or_role_is_bad_usage(arguments: list[str], capsys: Output) -> None:
     assert run(["token", "new", *arguments]) == 2
     out, err = capsys.readouterr()
@@ -40,12 +44,28 @@ def test_a_bad_name_or_role_is_bad_usage(arguments: list[str], capsys: Output) -
     assert err.startswith("kvrelay: ")
 
 
-def test_generate_sends_what_the_file_holds(tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generate_sends_what_the_file_holds(
+    tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "token"
     file.write_text("kvr_secret\n")
     router = ScriptedRouter()
     with serving(router) as target:
-        assert run(["generate", "p", "--target", target, "--max-tokens", "2", "--token-file", str(file)]) == 0
+        assert (
+            run(
+                [
+                    "generate",
+                    "p",
+                    "--target",
+                    target,
+                    "--max-tokens",
+                    "2",
+                    "--token-file",
+                    str(file),
+                ]
+            )
+            == 0
+        )
         monkeypatch.setenv("KVRELAY_TOKEN_FILE", str(file))
         assert run(["generate", "p", "--target", target, "--max-tokens", "2"]) == 0
     assert [one["authorization"] for one in router.metadata] == ["Bearer kvr_secret"] * 2
@@ -54,11 +74,15 @@ def test_generate_sends_what_the_file_holds(tmp_path: Path, capsys: Output, monk
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "cannot be read"), ("", "does not hold one token"), ("kvr_a kvr_b", "does not hold one token"),
-     ("kvr_secret\nkvr_b", "does not hold one token"), ("kvr_secret\u00e9", "does not hold one token"),
+    [(None, "cannot be "
+            "read"), ("", "does not hold one token"), ("kvr_a kvr_b", "does not hold one token"),
+     ("kvr_secret\nkvr_b", "does not hold one "
+                           "token"), ("kvr_secret\u00e9", "does not hold one token"),
      ("kvr_secret" * 10_000, "is larger than")],
 )  # fmt: skip
-@pytest.mark.parametrize("command", [["generate", "p"], ["status"], ["scale", "decode=2"], ["drain", "decode-0"]])
+@pytest.mark.parametrize(
+    "command", [["generate", "p"], ["status"], ["scale", "decode=2"], ["drain", "decode-0"]]
+)
 def test_a_file_that_holds_no_token_is_bad_usage(
     tmp_path: Path, capsys: Output, content: str | None, message: str, command: list[str]
 ) -> None:

@@ -20,7 +20,9 @@ def status(*restarting: str, registry: str = "ok", **states: str) -> wire.Cluste
         for name, state in states.items()
     )
     pools = (wire.PoolStatus("prefill", 0, ()), wire.PoolStatus("decode", 2, workers))
-    return wire.ClusterStatus("demo", "ready", pools, (), RouterLoad("r"), 64, 16, registry, restarting)
+    return wire.ClusterStatus(
+        "demo", "ready", pools, (), RouterLoad("r"), 64, 16, registry, restarting
+    )
 
 
 COURSE = (
@@ -70,7 +72,9 @@ class Restarting(wire.ClusterServiceServicer):
         self.course = course
         self.asked: list[list[str]] = []
 
-    async def RestartWorkers(self, request: wire.pb.RestartWorkersRequest, context: object) -> object:
+    async def RestartWorkers(
+        self, request: wire.pb.RestartWorkersRequest, context: object
+    ) -> object:
         self.asked.append(list(request.names))
         return wire.pb.RestartWorkersResponse(worker_ids=["decode-0", "decode-1"])
 

@@ -1,4 +1,6 @@
-"""Set-ups in which `kvrelay serve` cannot run: each ends by itself, and says why and what to do, in one line."""
+"""Set-ups in which `kvrelay serve` cannot run: each ends by itself, and says why and what to do, in
+one line.
+"""
 
 from __future__ import annotations
 
@@ -242,7 +244,12 @@ async def test_a_second_cluster_on_one_redis(setup: Setup) -> None:
     async with another_cluster() as url:
         setup.config["redis"] = {"url": url}
         code, said = await serve(setup)
-    check(code, said, "another cluster runs on this Redis (decode-7 at 127.0.0.1:1)", "a database of its own")
+    check(
+        code,
+        said,
+        "another cluster runs on this Redis (decode-7 at 127.0.0.1:1)",
+        "a database of its own",
+    )
 
 
 @contextlib.asynccontextmanager
@@ -251,7 +258,9 @@ async def another_cluster() -> AsyncIterator[str]:
 
     async def beat(registry: Registry) -> None:
         while True:
-            info = WorkerInfo("decode-7", "decode", 1, "ready", "127.0.0.1:1", "demo", "00", 16, 64, "host", 4096)
+            info = WorkerInfo(
+                "decode-7", "decode", 1, "ready", "127.0.0.1:1", "demo", "00", 16, 64, "host", 4096
+            )
             await registry.publish_worker(info, 3.0)
             await asyncio.sleep(0.2)
 

@@ -17,30 +17,56 @@ from kvrelay.errors import Unavailable
 from kvrelay.types import PendingWorker, RouterLoad, ScalingDecision, WorkerLoad
 from kvrelay.wire import cluster as wire
 
-LOAD = WorkerLoad(running=12, waiting=345, blocks_total=200, blocks_held=150, tokens_per_second=1234.5, rss_bytes=2**30)
+LOAD = WorkerLoad(
+    running=12,
+    waiting=345,
+    blocks_total=200,
+    blocks_held=150,
+    tokens_per_second=1234.5,
+    rss_bytes=2**30,
+)
 STATUS = wire.ClusterStatus(
     model="demo",
     state="ready",
     pools=(
-        wire.PoolStatus("prefill", 1, (wire.WorkerStatus("prefill-0", "prefill", 7, "ready", "127.0.0.1:1", LOAD),)),
+        wire.PoolStatus(
+            "prefill",
+            1,
+            (wire.WorkerStatus("prefill-0", "prefill", 7, "ready", "127.0.0.1:1", LOAD),),
+        ),
         wire.PoolStatus(
             "decode",
             2,
             (
                 wire.WorkerStatus("decode-0", "decode", 8, "starting", "127.0.0.1:2", WorkerLoad()),
-                wire.WorkerStatus("decode-1", "decode", 9, "ready", "127.0.0.1:3", replace(LOAD, integrity_ok=False)),
+                wire.WorkerStatus(
+                    "decode-1",
+                    "decode",
+                    9,
+                    "ready",
+                    "127.0.0.1:3",
+                    replace(LOAD, integrity_ok=False),
+                ),
             ),
         ),
     ),
     decisions=tuple(
-        ScalingDecision(1_700_000_000.0 - age, "decode", 1, 2, f"queue_depth {age} over 4 [b]" + 80 * "x")
+        ScalingDecision(
+            1_700_000_000.0 - age, "decode", 1, 2, f"queue_depth {age} over 4 [b]" + 80 * "x"
+        )
         for age in range(9)
     ),
-    router=RouterLoad("router-0", running=5, waiting=1, finished=40, failed=2, ttft_p95_ms=12.34, itl_p95_ms=None),
+    router=RouterLoad(
+        "router-0", running=5, waiting=1, finished=40, failed=2, ttft_p95_ms=12.34, itl_p95_ms=None
+    ),
     block_bytes=1024,
     block_size=16,
     registry="ok",
-    pending=(PendingWorker("decode-2", "decode", "no Ray node has room for CPU 1: " + "10.0.0.1 has none, " * 9),),
+    pending=(
+        PendingWorker(
+            "decode-2", "decode", "no Ray node has room for CPU 1: " + "10.0.0.1 has none, " * 9
+        ),
+    ),
 )
 
 
@@ -56,8 +82,23 @@ def test_everything_fits(width: int) -> None:
     text = shown(STATUS, width=width)
     assert all(len(line) <= width for line in text.splitlines())
     for words in (
-        *("kvrelay demo", "5 running, 1 waiting", "40 finished, 2 failed", "p95 TTFT 12.3 ms", "ITL -"),
-        *("prefill  1 ready of 1", "decode  1 ready of 2", "decode-1", "BROKEN", "1234.5", "75%", "345", "1 GiB"),
+        *(
+            "kvrelay demo",
+            "5 running, 1 waiting",
+            "40 finished, 2 failed",
+            "p95 TTFT 12.3 ms",
+            "ITL -",
+        ),
+        *(
+            "prefill  1 ready of 1",
+            "decode  1 ready of 2",
+            "decode-1",
+            "BROKEN",
+            "1234.5",
+            "75%",
+            "345",
+            "1 GiB",
+        ),
         *("decode-2 waits for room: no Ray node has room for CPU 1",),
         *("2,469.0 tok/s", "1 → 2", "queue_depth 4 over 4 [b]"),
     ):
@@ -71,7 +112,9 @@ def test_what_is_not_of_now_says_so() -> None:
     assert "registry: Redis is away" in shown(replace(STATUS, registry="Redis is away"))
 
 
-@pytest.mark.parametrize(("share", "filled", "label"), [(0.0, 0, "0%"), (0.5, 6, "50%"), (1.0, 12, "100%")])
+@pytest.mark.parametrize(
+    ("share", "filled", "label"), [(0.0, 0, "0%"), (0.5, 6, "50%"), (1.0, 12, "100%")]
+)
 def test_bar(share: float, filled: int, label: str) -> None:
     text = bar(share).plain
     assert text.count("█") == filled
@@ -82,7 +125,9 @@ def test_bar(share: float, filled: int, label: str) -> None:
 class Leaving(wire.ClusterServiceServicer):
     """Says its status once to each who watches, and ends the stream."""
 
-    async def WatchStatus(self, request: wire.pb.WatchStatusRequest, context: grpc.aio.ServicerContext) -> None:
+    async def WatchStatus(
+        self, request: wire.pb.WatchStatusRequest, context: grpc.aio.ServicerContext
+    ) -> None:
         await context.write(wire.cluster_status_to_proto(STATUS))
 
 

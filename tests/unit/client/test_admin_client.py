@@ -17,12 +17,16 @@ from kvrelay.wire import cluster as wire
 class Silent(wire.ClusterServiceServicer):
     """Tells once, then never again."""
 
-    async def WatchStatus(self, request: wire.pb.WatchStatusRequest, context: grpc.aio.ServicerContext) -> None:
+    async def WatchStatus(
+        self, request: wire.pb.WatchStatusRequest, context: grpc.aio.ServicerContext
+    ) -> None:
         await context.write(wire.pb.ClusterStatus(model="demo", state="ready"))
         await asyncio.Event().wait()
 
 
-async def test_a_router_that_vanished_without_a_word_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_router_that_vanished_without_a_word_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     options = dict(admin._KEEPALIVE)
     assert options["grpc.keepalive_time_ms"] + options["grpc.keepalive_timeout_ms"] <= 15_000
     assert options["grpc.http2.ping_timeout_ms"] <= options["grpc.keepalive_timeout_ms"]

@@ -29,7 +29,12 @@ def test_a_completion_holds_all_that_came() -> None:
     whole = answer.completion(calls=1)
     assert (whole.text, whole.token_ids, whole.finish_reason) == (" a t6 t7", (5, 6, 7), "length")
     assert (whole.ttft_seconds, whole.e2e_seconds, whole.calls) == (0.25, 1.0, 1)
-    assert (whole.usage, whole.path, whole.why, whole.ledger) == (Usage(7, 2, 3), "disaggregated", "policy", LEDGER)
+    assert (whole.usage, whole.path, whole.why, whole.ledger) == (
+        Usage(7, 2, 3),
+        "disaggregated",
+        "policy",
+        LEDGER,
+    )
     assert whole.logprobs == (TokenLogprobs(-0.5),)
 
 
@@ -56,7 +61,9 @@ def test_text_without_a_token_is_news() -> None:
     assert answer.completion(1).text == " t1 held back"
 
 
-@given(cuts=st.lists(st.integers(0, 20), max_size=6), repeats=st.lists(st.integers(0, 6), max_size=10))
+@given(
+    cuts=st.lists(st.integers(0, 20), max_size=6), repeats=st.lists(st.integers(0, 6), max_size=10)
+)
 def test_repeats_change_nothing(cuts: list[int], repeats: list[int]) -> None:
     bounds = sorted({0, 20, *cuts})
     pieces = [tokens(start, *range(1000 + start, 1000 + end)) for start, end in pairwise(bounds)]
@@ -71,7 +78,9 @@ def test_repeats_change_nothing(cuts: list[int], repeats: list[int]) -> None:
     assert whole.text == "".join(f" t{one}" for one in whole.token_ids)
 
 
-@pytest.mark.parametrize("response", [tokens(3, 9), tokens(1, 8, 9), last(tokens(3)), last(tokens(0, 1))])
+@pytest.mark.parametrize(
+    "response", [tokens(3, 9), tokens(1, 8, 9), last(tokens(3)), last(tokens(0, 1))]
+)
 def test_a_gap_or_half_a_repeat_is_refused_and_changes_nothing(response: GenerateResponse) -> None:
     answer = begun(GenerateRequest(prompt="p"))
     answer.receive(tokens(0, 1, 2), 0.0)

@@ -19,14 +19,19 @@ from support.scripted_router import ScriptedRouter, serving
 import kvrelay
 from kvrelay.client.admin import AdminClient
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, which makes certificates, is absent")
+pytestmark = pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="openssl, which makes certificates, is absent"
+)
 POLICY = kvrelay.RetryPolicy(max_attempts=1)
 
 
 def make_certificate(folder: Path) -> tuple[bytes, bytes]:
     """(key, certificate) of 127.0.0.1, which vouches for itself."""
     key, certificate = folder / "key.pem", folder / "certificate.pem"
-    command = f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=kvrelay -keyout {key} -out {certificate}"
+    command = (
+        f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=kvrelay -keyout {key} -out "
+        f"{certificate}"
+    )
     extension = ["-addext", "subjectAltName=IP:127.0.0.1"]
     subprocess.run([*command.split(), *extension], check=True, capture_output=True)
     return key.read_bytes(), certificate.read_bytes()
@@ -54,7 +59,9 @@ def test_both_clients_speak_tls_and_send_the_token(pair: tuple[bytes, bytes]) ->
     assert [one["authorization"] for one in router.metadata] == ["Bearer s3cret"] * 2
 
 
-def test_a_server_that_is_not_trusted_gets_nothing(pair: tuple[bytes, bytes], tmp_path: Path) -> None:
+def test_a_server_that_is_not_trusted_gets_nothing(
+    pair: tuple[bytes, bytes], tmp_path: Path
+) -> None:
     router = ScriptedRouter()
     stranger = make_certificate(tmp_path)[1]
     with serving(router, grpc.ssl_server_credentials([pair])) as target:
@@ -110,7 +117,10 @@ def test_tls_that_is_nothing_of_the_kind_is_refused(tmp_path: Path) -> None:
 
 
 def said(target: str, tls: Any = False) -> str:
-    with kvrelay.Client(target, tls=tls, retry=POLICY) as client, pytest.raises(kvrelay.KvRelayError) as caught:
+    with (
+        kvrelay.Client(target, tls=tls, retry=POLICY) as client,
+        pytest.raises(kvrelay.KvRelayError) as caught,
+    ):
         client.generate("p", timeout=20).result()
     return caught.value.message
 
@@ -123,18 +133,25 @@ def test_a_failed_connection_says_what_to_do(pair: tuple[bytes, bytes], tmp_path
         )
     with serving(ScriptedRouter(), grpc.ssl_server_credentials([pair])) as target:
         assert "may want TLS: give its CA" in said(target)
-        assert "is not signed by the CA that was given" in said(target, tls=make_certificate(tmp_path)[1])
+        assert "is not signed by the CA that was given" in said(
+            target, tls=make_certificate(tmp_path)[1]
+        )
     with serving(ScriptedRouter()) as target:
         assert "speaks no TLS: leave out the CA" in said(target, tls=pair[1])
     with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as web:
         threading.Thread(target=web.serve_forever, daemon=True).start()
-        assert "That port speaks HTTP/1.1; give the address behind `grpc=`" in said(f"127.0.0.1:{web.server_port}")
+        assert "That port speaks HTTP/1.1; give the address behind `grpc=`" in said(
+            f"127.0.0.1:{web.server_port}"
+        )
         web.shutdown()
     assert "No host has that name" in said("no-such-host.invalid:1")
     empty = grpc.server(ThreadPoolExecutor(1))
     port = empty.add_insecure_port("127.0.0.1:0")
     empty.start()
     assert "that port has another service" in said(f"127.0.0.1:{port}").lower()
-    with AdminClient(f"127.0.0.1:{port}") as admin, pytest.raises(kvrelay.Unimplemented, match="another service"):
+    with (
+        AdminClient(f"127.0.0.1:{port}") as admin,
+        pytest.raises(kvrelay.Unimplemented, match="another service"),
+    ):
         admin.status()
     empty.stop(None).wait()

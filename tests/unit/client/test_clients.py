@@ -1,4 +1,6 @@
-"""Both clients against a real gRPC server that plays scripts. Each test runs for the blocking and the asyncio twin."""
+"""Both clients against a real gRPC server that plays scripts. Each test runs for the blocking and
+the asyncio twin.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,13 @@ from kvrelay.client.base import CHANNEL_OPTIONS as OPTIONS
 from kvrelay.client.base import BaseClient
 from kvrelay.errors import Code, error_for
 from kvrelay.types import TokenLogprobs
-from kvrelay.wire.inference import GenerateRequest, GenerateResponse, InferenceServiceStub, ModelInfo, request_to_proto
+from kvrelay.wire.inference import (
+    GenerateRequest,
+    GenerateResponse,
+    InferenceServiceStub,
+    ModelInfo,
+    request_to_proto,
+)
 
 
 class Twin(Protocol):
@@ -29,7 +37,9 @@ class Twin(Protocol):
 
     waits: list[float]
 
-    def events(self, targets: Any, *args: Any, take: int | None = None, **options: Any) -> list[GenerateResponse]: ...
+    def events(
+        self, targets: Any, *args: Any, take: int | None = None, **options: Any
+    ) -> list[GenerateResponse]: ...
     def result(self, targets: Any, *args: Any, **options: Any) -> kvrelay.Completion: ...
     def call(self, targets: Any, method: str, *args: Any, **options: Any) -> Any: ...
 
@@ -43,7 +53,9 @@ class Blocking:
         client._sleep = self.waits.append  # type: ignore[method-assign, assignment]
         return client
 
-    def events(self, targets: Any, *args: Any, take: int | None = None, **options: Any) -> list[GenerateResponse]:
+    def events(
+        self, targets: Any, *args: Any, take: int | None = None, **options: Any
+    ) -> list[GenerateResponse]:
         events = []
         with self._client(targets, options) as client, client.generate(*args, **options) as stream:
             for event in stream:
@@ -74,10 +86,15 @@ class Asyncio:
         client._sleep = sleep  # type: ignore[method-assign, assignment]
         return client
 
-    def events(self, targets: Any, *args: Any, take: int | None = None, **options: Any) -> list[GenerateResponse]:
+    def events(
+        self, targets: Any, *args: Any, take: int | None = None, **options: Any
+    ) -> list[GenerateResponse]:
         async def run() -> list[GenerateResponse]:
             events = []
-            async with self._client(targets, options) as client, client.generate(*args, **options) as stream:
+            async with (
+                self._client(targets, options) as client,
+                client.generate(*args, **options) as stream,
+            ):
                 async for event in stream:
                     events.append(event)
                     if len(events) == take:
@@ -127,16 +144,31 @@ def test_the_whole_answer(twin: Twin) -> None:
     router = ScriptedRouter()
     with serving(router) as target:
         whole = twin.result(target, "Once", max_tokens=3, temperature=0.0, seed=1, stop="x")
-    assert (whole.text, whole.token_ids, whole.finish_reason) == (" t100 t101 t102", (100, 101, 102), "length")
-    assert (whole.path, whole.why, whole.ledger, whole.calls) == ("disaggregated", "policy", LEDGER, 1)
+    assert (whole.text, whole.token_ids, whole.finish_reason) == (
+        " t100 t101 t102",
+        (100, 101, 102),
+        "length",
+    )
+    assert (whole.path, whole.why, whole.ledger, whole.calls) == (
+        "disaggregated",
+        "policy",
+        LEDGER,
+        1,
+    )
     assert whole.ttft_seconds is not None
     assert 0 < whole.ttft_seconds <= whole.e2e_seconds
     (request,) = router.requests
-    assert (request.prompt, request.sampling.stop, request.sampling.temperature) == ("Once", ("x",), 0.0)
+    assert (request.prompt, request.sampling.stop, request.sampling.temperature) == (
+        "Once",
+        ("x",),
+        0.0,
+    )
     assert not router.cancelled.is_set()
 
 
-@pytest.mark.parametrize("code", [one for one in Code if one not in (Code.UNAVAILABLE, Code.DATA_LOSS, Code.CANCELLED)])
+@pytest.mark.parametrize(
+    "code", [one for one in Code if one not in (Code.UNAVAILABLE, Code.DATA_LOSS, Code.CANCELLED)]
+)
 def test_an_error_that_is_final_comes_typed_and_at_once(twin: Twin, code: Code) -> None:
     router = ScriptedRouter([error_for(code, "no", field="sampling.top_p")])
     with serving(router) as target, pytest.raises(kvrelay.KvRelayError) as caught:
@@ -147,9 +179,12 @@ def test_an_error_that_is_final_comes_typed_and_at_once(twin: Twin, code: Code) 
     assert (len(router.requests), twin.waits) == (1, [])
 
 
-def test_a_failure_before_the_first_token_is_tried_again_after_the_servers_delay(twin: Twin) -> None:
+def test_a_failure_before_the_first_token_is_tried_again_after_the_servers_delay(
+    twin: Twin,
+) -> None:
     router = ScriptedRouter(
-        [kvrelay.ResourceExhausted("full", retry_after_s=7.0)], [kvrelay.Unavailable("draining", retry_after_s=2.0)]
+        [kvrelay.ResourceExhausted("full", retry_after_s=7.0)],
+        [kvrelay.Unavailable("draining", retry_after_s=2.0)],
     )
     with serving(router) as target:
         whole = twin.result(target, "p", max_tokens=2)
@@ -167,7 +202,11 @@ def test_an_answer_goes_on_after_a_failure_in_its_midst(twin: Twin) -> None:
     assert whole.token_ids == (100, 101, 102, 103, 104, 105)
     assert whole.text == " t100 t101 t102 t103 t104 t105"
     assert whole.calls == 3
-    assert [request.resume for request in router.requests] == [(), (100, 101, 102), (100, 101, 102, 103)]
+    assert [request.resume for request in router.requests] == [
+        (),
+        (100, 101, 102),
+        (100, 101, 102, 103),
+    ]
     assert len({request.sampling.seed for request in router.requests}) == 1
 
 
@@ -175,7 +214,9 @@ def test_each_token_earns_new_attempts(twin: Twin) -> None:
     down = kvrelay.Unavailable("router stops")
     router = ScriptedRouter(*([tokens(index, 100 + index), down] for index in range(5)))
     with serving(router) as target:
-        whole = twin.result(target, "p", max_tokens=6, client={"retry": kvrelay.RetryPolicy(max_attempts=2)})
+        whole = twin.result(
+            target, "p", max_tokens=6, client={"retry": kvrelay.RetryPolicy(max_attempts=2)}
+        )
     assert (whole.token_ids, whole.calls) == ((100, 101, 102, 103, 104, 105), 6)
 
 
@@ -187,7 +228,9 @@ def test_a_whole_answer_is_not_cancelled_while_its_call_ends(twin: Twin) -> None
 
 
 def test_repeated_tokens_are_dropped(twin: Twin) -> None:
-    router = ScriptedRouter([tokens(0, 1), tokens(0, 1), tokens(1, 2), tokens(0, 1), last(tokens(2, 3))])
+    router = ScriptedRouter(
+        [tokens(0, 1), tokens(0, 1), tokens(1, 2), tokens(0, 1), last(tokens(2, 3))]
+    )
     with serving(router) as target:
         events = twin.events(target, "p")
     assert [event.token_ids for event in events] == [(1,), (2,), (3,)]
@@ -206,7 +249,10 @@ def test_a_stream_that_ends_early_is_a_failure(twin: Twin) -> None:
     with serving(router) as target:
         assert twin.result(target, "p", max_tokens=3).token_ids == (100, 101, 102)
     router = ScriptedRouter(*[[]] * 5)
-    with serving(router) as target, pytest.raises(kvrelay.Unavailable, match="ended before the answer did"):
+    with (
+        serving(router) as target,
+        pytest.raises(kvrelay.Unavailable, match="ended before the answer did"),
+    ):
         twin.result(target, "p")
 
 
@@ -220,11 +266,15 @@ def test_attempts_are_bounded(twin: Twin) -> None:
 def test_the_next_target_is_tried_at_once(twin: Twin, nobody: str) -> None:
     with serving(ScriptedRouter()) as target:
         whole = twin.result([nobody, target], "p", max_tokens=2)
-        assert twin.call([nobody, target], "models") == (ModelInfo("demo", 4096, "float32", "LlamaForCausalLM", 337),)
+        assert twin.call([nobody, target], "models") == (
+            ModelInfo("demo", 4096, "float32", "LlamaForCausalLM", 337),
+        )
     assert (whole.token_ids, whole.calls, twin.waits) == ((100, 101), 2, [0.0, 0.0])
 
 
-@pytest.mark.parametrize("error", [kvrelay.Unavailable("killed"), kvrelay.Cancelled("by nobody's user")])
+@pytest.mark.parametrize(
+    "error", [kvrelay.Unavailable("killed"), kvrelay.Cancelled("by nobody's user")]
+)
 def test_an_answer_goes_on_at_another_router(twin: Twin, error: kvrelay.KvRelayError) -> None:
     dying = ScriptedRouter([tokens(0, 100), tokens(1, 101), error])
     other = ScriptedRouter()
@@ -296,7 +346,9 @@ def test_a_bad_request_is_refused_before_it_is_sent(twin: Twin) -> None:
     assert router.requests == []
 
 
-@pytest.mark.parametrize("target", ["", "localhost", "http://127.0.0.1:80", "127.0.0.1:", "a b:1", ":50051"])
+@pytest.mark.parametrize(
+    "target", ["", "localhost", "http://127.0.0.1:80", "127.0.0.1:", "a b:1", ":50051"]
+)
 def test_a_target_is_host_and_port(target: str) -> None:
     with pytest.raises(kvrelay.InvalidArgument, match="HOST:PORT"):
         BaseClient(target)
@@ -354,7 +406,9 @@ async def test_a_cancelled_task_cancels_its_request() -> None:
 async def test_one_asyncio_client_streams_many_answers_at_once() -> None:
     with serving(ScriptedRouter()) as target:
         async with kvrelay.AsyncClient(target) as client:
-            answers = await asyncio.gather(*(client.generate("p", max_tokens=n).result() for n in range(1, 21)))
+            answers = await asyncio.gather(
+                *(client.generate("p", max_tokens=n).result() for n in range(1, 21))
+            )
     assert [len(answer.token_ids) for answer in answers] == list(range(1, 21))
 
 
@@ -362,7 +416,9 @@ def test_threads_share_a_blocking_client() -> None:
     with serving(ScriptedRouter()) as target, kvrelay.Client(target) as client:
         results: list[kvrelay.Completion] = []
         threads = [
-            threading.Thread(target=lambda: results.append(client.generate("p", max_tokens=5).result()))
+            threading.Thread(
+                target=lambda: results.append(client.generate("p", max_tokens=5).result())
+            )
             for _ in range(8)
         ]
         for thread in threads:
@@ -383,8 +439,10 @@ def test_a_closed_client_says_so() -> None:
 
 def test_importing_the_package_imports_no_dependency() -> None:
     code = (
-        "import sys, kvrelay; assert not {'grpc', 'torch', 'google.protobuf'} & set(sys.modules), 'import kvrelay';"
-        "kvrelay.Client; heavy = {'torch', 'ray', 'redis', 'pydantic', 'numpy', 'yaml', 'transformers'};"
+        "import sys, kvrelay; assert not {'grpc', 'torch', 'google.protobuf'} & set(sys.modules), "
+        "'import kvrelay';"
+        "kvrelay.Client; heavy = {'torch', 'ray', 'redis', 'pydantic', 'numpy', 'yaml', "
+        "'transformers'};"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
@@ -398,7 +456,11 @@ def test_every_public_name_is_there() -> None:
 
 def test_tokens_one_by_one_with_index_and_logprobs() -> None:
     some = tokens(1, 101, 102)
-    script = [tokens(0, 100), replace(some, logprobs=(TokenLogprobs(-0.5), TokenLogprobs(-1.0))), last(tokens(3, 103))]
+    script = [
+        tokens(0, 100),
+        replace(some, logprobs=(TokenLogprobs(-0.5), TokenLogprobs(-1.0))),
+        last(tokens(3, 103)),
+    ]
     with serving(ScriptedRouter(script, script)) as target:
         with kvrelay.Client(target) as client:
             blocking = list(client.generate("p").tokens())
@@ -408,7 +470,12 @@ def test_tokens_one_by_one_with_index_and_logprobs() -> None:
                 return [token async for token in client.generate("p").tokens()]
 
         assert asyncio.run(read()) == blocking
-    assert [(one.index, one.token_id) for one in blocking] == [(0, 100), (1, 101), (2, 102), (3, 103)]
+    assert [(one.index, one.token_id) for one in blocking] == [
+        (0, 100),
+        (1, 101),
+        (2, 102),
+        (3, 103),
+    ]
     assert [one.logprobs and one.logprobs.logprob for one in blocking] == [None, -0.5, -1.0, None]
 
 

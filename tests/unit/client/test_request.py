@@ -11,7 +11,12 @@ from kvrelay.wire.inference import SamplingOptions
 
 def test_what_is_left_out_stays_unset() -> None:
     request = build_request("Once", {"max_tokens": None, "stop": None})
-    assert (request.prompt, request.request_id, request.model, request.priority) == ("Once", "", "", 0)
+    assert (request.prompt, request.request_id, request.model, request.priority) == (
+        "Once",
+        "",
+        "",
+        0,
+    )
     assert request.sampling == SamplingOptions(seed=request.sampling.seed)
 
 
@@ -43,7 +48,12 @@ def test_every_option_finds_its_place() -> None:
     assert options.keys() | {"token_ids"} == GenerateOptions.__annotations__.keys()
     request = build_request(None, options)
     assert request.messages == (("user", "hi"), ("assistant", "yo"))
-    assert (request.model, request.request_id, request.priority, request.resume) == ("demo", "mine", -1, (5,))
+    assert (request.model, request.request_id, request.priority, request.resume) == (
+        "demo",
+        "mine",
+        -1,
+        (5,),
+    )
     assert request.cache_salt == "mine alone"
     assert request.sampling == SamplingOptions(
         3, 0.5, 4, 0.9, 0.1, 11, ("END",), (2,), True, 1, 0.1, 0.2, 1.1, ((3, -1.0), (7, 1.0)), 0
@@ -58,7 +68,12 @@ def test_a_seed_is_drawn_once_so_that_a_resumed_answer_goes_on_alike() -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "options"),
-    [(None, {}), ("p", {"token_ids": [1]}), ("p", {"messages": [("user", "x")]}), (None, {"stop": "x"})],
+    [
+        (None, {}),
+        ("p", {"token_ids": [1]}),
+        ("p", {"messages": [("user", "x")]}),
+        (None, {"stop": "x"}),
+    ],
 )
 def test_exactly_one_kind_of_prompt(prompt: str | None, options: GenerateOptions) -> None:
     with pytest.raises(InvalidArgument, match="exactly one of prompt, messages and token_ids"):
@@ -67,7 +82,13 @@ def test_exactly_one_kind_of_prompt(prompt: str | None, options: GenerateOptions
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("messages", [{"role": "user"}]), ("messages", 3), ("stop", 5), ("resume", 7), ("logit_bias", [1])],
+    [
+        ("messages", [{"role": "user"}]),
+        ("messages", 3),
+        ("stop", 5),
+        ("resume", 7),
+        ("logit_bias", [1]),
+    ],
 )
 def test_a_value_of_the_wrong_kind_names_its_field(field: str, value: Any) -> None:
     prompt = None if field == "messages" else "p"

@@ -19,7 +19,9 @@ from kvrelay.errors import (
 DOWN = Unavailable("down")
 
 
-def make(num_targets: int = 1, timeout: float = 1000.0, draw: float = 1.0, **policy: float) -> Retry:
+def make(
+    num_targets: int = 1, timeout: float = 1000.0, draw: float = 1.0, **policy: float
+) -> Retry:
     return Retry(RetryPolicy(**policy), num_targets, timeout, lambda: draw)  # type: ignore[arg-type]
 
 
@@ -71,7 +73,9 @@ def test_each_target_is_tried_before_any_waiting() -> None:
     ]
 
 
-@pytest.mark.parametrize("code", [one for one in Code if one not in (Code.UNAVAILABLE, Code.DATA_LOSS)])
+@pytest.mark.parametrize(
+    "code", [one for one in Code if one not in (Code.UNAVAILABLE, Code.DATA_LOSS)]
+)
 def test_other_errors_are_final(code: Code) -> None:
     with pytest.raises(KvRelayError) as caught:
         make().failed(error_for(code, "final"), 0.0)

@@ -27,7 +27,8 @@ BAD_CONFIGS = {
     "unknown key of an optional section": (
         "decode:\n  speculation:\n    kind: ngram\n    token: 4\n",
         4,
-        "decode.speculation.token: unknown key; did you mean tokens? allowed are kind, tokens, min_ngram, max_ngram,",
+        "decode.speculation.token: unknown key; did you mean tokens? allowed are kind, tokens, "
+        "min_ngram, max_ngram,",
     ),
     "unknown kind of speculation": (
         "decode: {speculation: {kind: eagle}}\n",
@@ -41,61 +42,150 @@ BAD_CONFIGS = {
     ),
     "unknown section": ("\n\nprefil: {}\n", 3, "prefil: unknown key; did you mean prefill?"),
     "key of control characters": ('"\\e[2J": 1\n', 1, "'\\x1b[2J': unknown key"),
-    "repeated key": ("decode:\n  threads: 1\n  threads: 2\n", 3, "decode.threads: repeated key; first on line 2"),
+    "repeated key": (
+        "decode:\n  threads: 1\n  threads: 2\n",
+        3,
+        "decode.threads: repeated key; first on line 2",
+    ),
     "repeated section": ("kv: {}\nkv: {}\n", 2, "kv: repeated key; first on line 1"),
     "key that is no word": ("? [a, b]\n: 1\n", 1, "a key must be a word"),
-    "python tag": ("a: 1\nb: !!python/object/apply:os.system [id]\n", 2, "tag 'tag:yaml.org,2002:python/object"),
-    "harmless tag": ("kv: {block_size: !!int '8'}\n", 1, "tag 'tag:yaml.org,2002:int': tags are not allowed"),
+    "python tag": (
+        "a: 1\nb: !!python/object/apply:os.system [id]\n",
+        2,
+        "tag 'tag:yaml.org,2002:python/object",
+    ),
+    "harmless tag": (
+        "kv: {block_size: !!int '8'}\n",
+        1,
+        "tag 'tag:yaml.org,2002:int': tags are not allowed",
+    ),
     "anchor": ("kv: &a {block_size: 8}\n", 1, "anchors and aliases are not allowed"),
     "alias bomb": (
-        "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)),
+        "a: &a [x, "
+        "x]\n"
+        + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)),
         1,
         "anchors and aliases are not allowed",
     ),
     "merge key": ("kv:\n  <<: {block_size: 8}\n", 2, "kv.<<: unknown key"),
     "sequence at the top": ("- kv\n", 1, "must be a mapping"),
     "word at the top": ("\nkv\n", 2, "must be a mapping"),
-    "word for a section": ("kv: fast\n", 1, "kv: must be a mapping with the keys dtype, block_size, memory, digest"),
+    "word for a section": (
+        "kv: fast\n",
+        1,
+        "kv: must be a mapping with the keys dtype, block_size, memory, digest",
+    ),
     "list for a section": ("kv:\n  - 1\n", 1, "kv: must be a mapping with the keys"),
-    "mapping for a word": ("model:\n  path: {a: 1}\n", 2, "model.path: must be a string, not a mapping"),
+    "mapping for a word": (
+        "model:\n  path: {a: 1}\n",
+        2,
+        "model.path: must be a string, not a mapping",
+    ),
     "number for a string": ("model: {path: 7}\n", 1, "model.path: must be a string, not 7"),
-    "string for a number": ("prefill:\n  threads: many\n", 2, 'prefill.threads: must be a whole number, not "many"'),
-    "quoted number": ("prefill:\n  threads: '2'\n", 2, 'prefill.threads: must be a whole number, not "2"'),
-    "quoted float": ("transfer: {lease_s: '2'}\n", 1, 'transfer.lease_s: must be a number, not "2"'),
-    "fraction": ("prefill:\n  threads: 1.5\n", 2, "prefill.threads: must be a whole number, not 1.5"),
+    "string for a number": (
+        "prefill:\n  threads: many\n",
+        2,
+        'prefill.threads: must be a whole number, not "many"',
+    ),
+    "quoted number": (
+        "prefill:\n  threads: '2'\n",
+        2,
+        'prefill.threads: must be a whole number, not "2"',
+    ),
+    "quoted float": (
+        "transfer: {lease_s: '2'}\n",
+        1,
+        'transfer.lease_s: must be a number, not "2"',
+    ),
+    "fraction": (
+        "prefill:\n  threads: 1.5\n",
+        2,
+        "prefill.threads: must be a whole number, not 1.5",
+    ),
     "octal": ("kv:\n  block_size: 010\n", 2, 'kv.block_size: must be a whole number, not "010"'),
-    "sexagesimal": ("kv:\n  block_size: 1:30\n", 2, 'kv.block_size: must be a whole number, not "1:30"'),
+    "sexagesimal": (
+        "kv:\n  block_size: 1:30\n",
+        2,
+        'kv.block_size: must be a whole number, not "1:30"',
+    ),
     "zero": ("router: {max_queue: 0}\n", 1, "router.max_queue: must be above 0, not 0"),
-    "unknown weights": ("prefill:\n  weights: int4\n", 2, "prefill.weights: must be 'auto' or 'int8', not \"int4\""),
+    "unknown weights": (
+        "prefill:\n  weights: int4\n",
+        2,
+        "prefill.weights: must be 'auto' or 'int8', not \"int4\"",
+    ),
     "negative": ("router: {max_queue: -3}\n", 1, "router.max_queue: must be above 0, not -3"),
     "too large": ("kv: {block_size: 2048}\n", 1, "kv.block_size: must be at most 1024, not 2048"),
-    "very large": ("kv: {block_size: %s}\n" % ("9" * 5000), 1, "kv.block_size: must be a whole number"),
-    "not a number": ("transfer: {lease_s: .nan}\n", 1, "transfer.lease_s: must be a finite number, not NaN"),
-    "infinite": ("transfer: {lease_s: .inf}\n", 1, "transfer.lease_s: must be a finite number, not Infinity"),
-    "overflow": ("transfer: {lease_s: 1e999}\n", 1, "transfer.lease_s: must be a finite number, not Infinity"),
-    "bare off for a word": ("transfer:\n  transport: off\n", 2, "transfer.transport: must be 'auto', 'memory'"),
+    "very large": (
+        "kv: {block_size: %s}\n" % ("9" * 5000),
+        1,
+        "kv.block_size: must be a whole number",
+    ),
+    "not a number": (
+        "transfer: {lease_s: .nan}\n",
+        1,
+        "transfer.lease_s: must be a finite number, not NaN",
+    ),
+    "infinite": (
+        "transfer: {lease_s: .inf}\n",
+        1,
+        "transfer.lease_s: must be a finite number, not Infinity",
+    ),
+    "overflow": (
+        "transfer: {lease_s: 1e999}\n",
+        1,
+        "transfer.lease_s: must be a finite number, not Infinity",
+    ),
+    "bare off for a word": (
+        "transfer:\n  transport: off\n",
+        2,
+        "transfer.transport: must be 'auto', 'memory'",
+    ),
     "bare on for a number": (
         "decode:\n  threads: on\n",
         2,
-        "decode.threads: must be a whole number, not true; YAML reads a bare on, off, yes or no as a boolean",
+        "decode.threads: must be a whole number, not true; YAML reads a bare on, off, yes or no as "
+        "a boolean",
     ),
-    "bare yes for a float": ("transfer: {lease_s: yes}\n", 1, "transfer.lease_s: must be a number, not true; YAML"),
-    "bare no for a string": ("model: {path: no}\n", 1, "model.path: must be a string, not false; YAML reads"),
-    "word for a boolean": ("kv: {digest: maybe}\n", 1, 'kv.digest: must be true or false, not "maybe"'),
+    "bare yes for a float": (
+        "transfer: {lease_s: yes}\n",
+        1,
+        "transfer.lease_s: must be a number, not true; YAML",
+    ),
+    "bare no for a string": (
+        "model: {path: no}\n",
+        1,
+        "model.path: must be a string, not false; YAML reads",
+    ),
+    "word for a boolean": (
+        "kv: {digest: maybe}\n",
+        1,
+        'kv.digest: must be true or false, not "maybe"',
+    ),
     "number for a boolean": ("kv: {digest: 1}\n", 1, "kv.digest: must be true or false, not 1"),
     "int8 weights with ranks": (
         "prefill: {tensor_parallel: 2, weights: int8}\n",
         1,
-        "prefill.weights: int8 needs the native kernels, which prefill.tensor_parallel 2 does not run; leave out one",
+        "prefill.weights: int8 needs the native kernels, which prefill.tensor_parallel 2 does not "
+        "run; leave out one",
     ),
     "a GPU for two ranks": (
         "decode:\n  tensor_parallel: 2\n  resources: {num_gpus: 1}\n",
         3,
-        "decode.resources.num_gpus: 1 GPUs do not do for decode.tensor_parallel 2, whose ranks need a whole one each; "
+        "decode.resources.num_gpus: 1 GPUs do not do for decode.tensor_parallel 2, whose ranks "
+        "need a whole one each; "
         "set 2 or a whole number above it, or 0 for the CPU",
     ),
-    "unknown KV dtype": ("kv:\n  dtype: fp8\n", 2, "kv.dtype: must be 'auto' or 'int8', not \"fp8\""),
-    "unknown choice": ("router: {policy: best}\n", 1, "router.policy: must be 'kv_aware', 'least_loaded' or"),
+    "unknown KV dtype": (
+        "kv:\n  dtype: fp8\n",
+        2,
+        "kv.dtype: must be 'auto' or 'int8', not \"fp8\"",
+    ),
+    "unknown choice": (
+        "router: {policy: best}\n",
+        1,
+        "router.policy: must be 'kv_aware', 'least_loaded' or",
+    ),
     "bad size": ("kv: {memory: 1 GiBB}\n", 1, "kv.memory: '1 GiBB' is not a size"),
     "endless size": ("kv: {memory: %sGiB}\n" % ("9" * 400), 1, "kv.memory: '9999"),
     "boolean size": ("kv: {memory: on}\n", 1, "kv.memory: True is not a size"),
@@ -103,31 +193,48 @@ BAD_CONFIGS = {
     "public address": (
         "listen:\n  grpc: 0.0.0.0:50051\n",
         2,
-        "listen.grpc: 0.0.0.0:50051 is not a loopback address and needs security.tls and security.tokens_file",
+        "listen.grpc: 0.0.0.0:50051 is not a loopback address and needs security.tls and "
+        "security.tokens_file",
     ),
     "public address without TLS": (
         "security: {tokens_file: t}\nlisten:\n  grpc: localhost:1\n  http: '[::]:80'\n",
         4,
-        "listen.http: [::]:80 is not a loopback address and needs security.tls; set what is missing",
+        "listen.http: [::]:80 is not a loopback address and needs security.tls; set what is "
+        "missing",
     ),
     "public address without tokens": (
-        "security: {tls: {ca: a, router: {cert: a, key: a}, worker: {cert: a, key: a}}}\nlisten: {admin: 10.0.0.1:1}\n",
+        "security: {tls: {ca: a, router: {cert: a, key: a}, worker: {cert: a, key: a}}}\nlisten: "
+        "{admin: 10.0.0.1:1}\n",
         2,
-        "listen.admin: 10.0.0.1:1 is not a loopback address and needs security.tokens_file; set what is missing",
+        "listen.admin: 10.0.0.1:1 is not a loopback address and needs security.tokens_file; set "
+        "what is missing",
     ),
-    "Ray's own resource": ("decode: {resources: {custom: {GPU: 1}}}\n", 1, "decode.resources.custom: 'GPU' is not a"),
-    "no resource": ("decode: {resources: {custom: {a: 0}}}\n", 1, "decode.resources.custom.a: must be above 0, not 0"),
+    "Ray's own resource": (
+        "decode: {resources: {custom: {GPU: 1}}}\n",
+        1,
+        "decode.resources.custom: 'GPU' is not a",
+    ),
+    "no resource": (
+        "decode: {resources: {custom: {a: 0}}}\n",
+        1,
+        "decode.resources.custom.a: must be above 0, not 0",
+    ),
     "word for resources": (
         "decode: {resources: {custom: a}}\n",
         1,
         'decode.resources.custom: must be a mapping, not "a"',
     ),
     "no port": ("listen: {http: localhost}\n", 1, "listen.http: 'localhost' is not HOST:PORT"),
-    "port too large": ("listen: {http: 'localhost:65536'}\n", 1, "listen.http: 'localhost:65536' is not HOST:PORT"),
+    "port too large": (
+        "listen: {http: 'localhost:65536'}\n",
+        1,
+        "listen.http: 'localhost:65536' is not HOST:PORT",
+    ),
     "workers that others can reach": (
         "listen:\n  worker_host: auto\n",
         2,
-        "listen.worker_host: auto is not a loopback address and needs security.tls; set what is missing",
+        "listen.worker_host: auto is not a loopback address and needs security.tls; set what is "
+        "missing",
     ),
     "redis scheme": ("redis: {url: 'http://x'}\n", 1, "redis.url: allowed are embedded, redis://"),
     "word for TLS": (
@@ -140,18 +247,38 @@ BAD_CONFIGS = {
         4,
         "security.tls.router.key: is missing; the keys here are cert, key",
     ),
-    "number for a file of tokens": ("security: {tokens_file: 7}\n", 1, "security.tokens_file: must be a string, not 7"),
+    "number for a file of tokens": (
+        "security: {tokens_file: 7}\n",
+        1,
+        "security.tokens_file: must be a string, not 7",
+    ),
     "empty section": ("model:\nkv:\n", 1, "model: must be a mapping with the keys path, dtype"),
-    "policy file that is not there": ("a: 1\n".replace("a: 1", "autoscaling: no.yaml"), 1, "autoscaling: "),
+    "policy file that is not there": (
+        "a: 1\n".replace("a: 1", "autoscaling: no.yaml"),
+        1,
+        "autoscaling: ",
+    ),
     "deep nesting": ("a: " + "[" * 100_000, 1, "nested deeper than 16 levels"),
     "unclosed": ("kv: {block_size: 8\n", 2, "while parsing a flow mapping"),
     "tab": ("kv:\n\tblock_size: 8\n", 2, "while scanning for the next token"),
     "two documents": ("kv: {}\n---\nkv: {}\n", 2, "expected a single document in the stream"),
     "control character": ("kv: {}\n# \x07\n", 2, "character '\\x07' is not allowed in YAML"),
-    "half a surrogate pair": ('model: {path: "\\ud800"}\n', 1, "an escape that stands for no character"),
+    "half a surrogate pair": (
+        'model: {path: "\\ud800"}\n',
+        1,
+        "an escape that stands for no character",
+    ),
     "NUL in a path": ('autoscaling: "a\\0b"\n', 1, "a line break or control character in a value"),
-    "two lines": ("model:\n  path: |\n    a\n    b\n", 2, "a line break or control character in a value"),
-    "beyond Unicode": ('model: {path: "\\U00110000"}\n', 1, "an escape that stands for no character"),
+    "two lines": (
+        "model:\n  path: |\n    a\n    b\n",
+        2,
+        "a line break or control character in a value",
+    ),
+    "beyond Unicode": (
+        'model: {path: "\\U00110000"}\n',
+        1,
+        "an escape that stands for no character",
+    ),
     "first of several": ("kv:\n  x: 1\nmodel:\n  y: 1\n", 2, "kv.x: unknown key"),
 }
 
@@ -161,27 +288,57 @@ BAD_POLICIES = {
         1,
         "decode: min_replicas 3 is above max_replicas 2",
     ),
-    "zero maximum": ("prefill:\n  max_replicas: 0\n", 2, "prefill.max_replicas: must be above 0, not 0"),
-    "negative minimum": ("prefill:\n  min_replicas: -1\n", 2, "prefill.min_replicas: must be at least 0, not -1"),
+    "zero maximum": (
+        "prefill:\n  max_replicas: 0\n",
+        2,
+        "prefill.max_replicas: must be above 0, not 0",
+    ),
+    "negative minimum": (
+        "prefill:\n  min_replicas: -1\n",
+        2,
+        "prefill.min_replicas: must be at least 0, not -1",
+    ),
     "zero target": (POLICY % "0", 3, "prefill.metrics[0].target: must be above 0, not 0"),
-    "target not a number": (POLICY % ".nan", 3, "prefill.metrics[0].target: must be a finite number, not NaN"),
+    "target not a number": (
+        POLICY % ".nan",
+        3,
+        "prefill.metrics[0].target: must be a finite number, not NaN",
+    ),
     "unknown metric": (
         "prefill:\n  metrics:\n    - name: cpu\n      target: 1\n",
         3,
         "prefill.metrics[0].name: must be",
     ),
-    "no target": ("prefill:\n  metrics:\n    - name: kv_occupancy\n", 3, "prefill.metrics[0].target: is missing"),
-    "metrics as a mapping": ("prefill:\n  metrics: {name: x}\n", 2, "prefill.metrics: must be a list, not a mapping"),
-    "unknown key": (POLICY % "1, weight: 2", 3, "prefill.metrics[0].weight: unknown key; allowed are name, target"),
+    "no target": (
+        "prefill:\n  metrics:\n    - name: kv_occupancy\n",
+        3,
+        "prefill.metrics[0].target: is missing",
+    ),
+    "metrics as a mapping": (
+        "prefill:\n  metrics: {name: x}\n",
+        2,
+        "prefill.metrics: must be a list, not a mapping",
+    ),
+    "unknown key": (
+        POLICY % "1, weight: 2",
+        3,
+        "prefill.metrics[0].weight: unknown key; allowed are name, target",
+    ),
     "unknown pool": ("encode: {}\n", 1, "encode: unknown key; did you mean decode?"),
     "tolerance": ("decode: {tolerance: 1}\n", 1, "decode.tolerance: must be below 1, not 1"),
     "interval": ("interval_s: -1\n", 1, "interval_s: must be above 0, not -1"),
-    "delay": ("decode: {upscale_delay_s: .inf}\n", 1, "decode.upscale_delay_s: must be a finite number, not Infinity"),
+    "delay": (
+        "decode: {upscale_delay_s: .inf}\n",
+        1,
+        "decode.upscale_delay_s: must be a finite number, not Infinity",
+    ),
 }
 
 
 @pytest.mark.parametrize(("text", "line", "says"), BAD_CONFIGS.values(), ids=BAD_CONFIGS.keys())
-def test_a_bad_file_is_refused_with_its_line(tmp_path: Path, text: str, line: int, says: str) -> None:
+def test_a_bad_file_is_refused_with_its_line(
+    tmp_path: Path, text: str, line: int, says: str
+) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -243,16 +400,26 @@ def test_any_bytes_are_a_configuration_or_a_config_error(raw: bytes) -> None:
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
     max_leaves=5,
 )
 sections = st.sampled_from(list(ClusterConfig.model_fields))
 keys = st.sampled_from(
-    [key for name in ("kv", "decode", "router", "listen") for key in type(getattr(ClusterConfig(), name)).model_fields]
+    [
+        key
+        for name in ("kv", "decode", "router", "listen")
+        for key in type(getattr(ClusterConfig(), name)).model_fields
+    ]
 )
 
 
-@given(st.dictionaries(sections, st.dictionaries(keys, json_values, max_size=3) | json_values, max_size=3))
+@given(
+    st.dictionaries(
+        sections, st.dictionaries(keys, json_values, max_size=3) | json_values, max_size=3
+    )
+)
 def test_any_values_are_a_configuration_or_a_config_error(data: dict[str, object]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "cluster.yaml")
@@ -275,7 +442,9 @@ def test_shipped_configurations_load(path: Path) -> None:
     load_config(path)
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("autoscaling/*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted(CONFIGS.glob("autoscaling/*.yaml")), ids=lambda path: path.name
+)
 def test_shipped_policies_name_every_key(path: Path) -> None:
     policy = load_policy(path)
     assert policy.prefill is not None
@@ -290,10 +459,18 @@ def test_shipped_policies_name_every_key(path: Path) -> None:
     ("text", "line", "says"),
     [
         ("prefill: {weights: int8}\n", 2, "prefill.weights: is not the other pool's"),
-        ("prefill:\n  replicas: 2\ndecode:\n  threads: 2\n", 5, "decode.threads: is not the other pool's"),
+        (
+            "prefill:\n  replicas: 2\ndecode:\n  threads: 2\n",
+            5,
+            "decode.threads: is not the other pool's",
+        ),
         ("decode: {resources: {num_gpus: 1}}\n", 2, "decode.resources: is not the other pool's"),
         ("decode: {tensor_parallel: 2}\n", 2, "decode.tensor_parallel: is not the other pool's"),
-        ("prefill: {tensor_parallel: 2}\ndecode: {tensor_parallel: 2}\n", 2, "prefill.tensor_parallel: is not 1, and"),
+        (
+            "prefill: {tensor_parallel: 2}\ndecode: {tensor_parallel: 2}\n",
+            2,
+            "prefill.tensor_parallel: is not 1, and",
+        ),
     ],
 )
 @pytest.mark.parametrize(
@@ -317,7 +494,10 @@ def test_who_changes_over_keeps_its_process_so_the_pools_must_be_alike(
 def test_pools_with_unlike_kv_may_change_over(tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text("rebalance: true\n")
     config = tmp_path / "cluster.yaml"
-    config.write_text("autoscaling: policy.yaml\nprefill: {kv: {dtype: int8}, replicas: 3}\ndecode: {max_batch: 4}\n")
+    config.write_text(
+        "autoscaling: policy.yaml\nprefill: {kv: {dtype: int8}, replicas: "
+        "3}\ndecode: {max_batch: 4}\n"
+    )
     load_config(config)
 
 
@@ -333,16 +513,21 @@ def test_a_policy_named_by_an_option_is_relative_to_the_working_folder(
 ) -> None:
     (tmp_path / "policy.yaml").write_text("decode: {max_replicas: 3}\n")
     monkeypatch.chdir(tmp_path)
-    assert load_config(None, {"autoscaling": "policy.yaml"}).autoscaling == str(tmp_path / "policy.yaml")
+    assert load_config(None, {"autoscaling": "policy.yaml"}).autoscaling == str(
+        tmp_path / "policy.yaml"
+    )
     with pytest.raises(ConfigError, match=r"^option: autoscaling: .*other\.yaml: cannot be read"):
         load_config(None, {"autoscaling": "other.yaml"})
 
 
-def test_files_of_security_are_relative_to_the_configuration_and_come_out_absolute(tmp_path: Path) -> None:
+def test_files_of_security_are_relative_to_the_configuration_and_come_out_absolute(
+    tmp_path: Path,
+) -> None:
     config = tmp_path / "cluster.yaml"
     config.write_text(
         "security:\n"
-        "  tls: {ca: certs/ca.pem, router: {cert: r.pem, key: /run/r.key}, worker: {cert: ../w.pem, key: w.key}}\n"
+        "  tls: {ca: certs/ca.pem, router: {cert: r.pem, key: /run/r.key}, worker: {cert: "
+        "../w.pem, key: w.key}}\n"
         "  tokens_file: tokens.yaml\n"
     )
     security = load_config(config).security
@@ -357,11 +542,17 @@ def test_files_of_security_are_relative_to_the_configuration_and_come_out_absolu
 def test_other_addresses_are_for_those_who_have_tls_and_tokens(tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(
-        "security:\n  tls: {ca: a, router: {cert: a, key: a}, worker: {cert: a, key: a}}\n  tokens_file: t\n"
+        "security:\n  tls: {ca: a, router: {cert: a, key: a}, worker: {cert: a, key: a}}\n  "
+        "tokens_file: t\n"
         "listen: {grpc: '0.0.0.0:1', http: '[::]:2', admin: 10.0.0.1:3}\n"
     )
     assert load_config(path).listen.http == "[::]:2"
-    for exposed in ("grpc: '0.0.0.0:1'", "http: '[::]:2'", "admin: '10.0.0.1:3'", "worker_host: 10.0.0.1"):
+    for exposed in (
+        "grpc: '0.0.0.0:1'",
+        "http: '[::]:2'",
+        "admin: '10.0.0.1:3'",
+        "worker_host: 10.0.0.1",
+    ):
         path.write_text(f"listen: {{{exposed}}}\n")
         with pytest.raises(ConfigError, match=r"is not a loopback address and needs security\.tls"):
             load_config(path)
@@ -370,7 +561,8 @@ def test_other_addresses_are_for_those_who_have_tls_and_tokens(tmp_path: Path) -
 def test_a_commands_own_cluster_is_for_itself_alone(tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(
-        "security: {tls: {ca: a, router: {cert: a, key: a}, worker: {cert: a, key: a}}, tokens_file: t}\n"
+        "security: {tls: {ca: a, router: {cert: a, key: a}, worker: {cert: a, key: a}}, "
+        "tokens_file: t}\n"
         "listen: {grpc: '0.0.0.0:1', http: '[::]:2', admin: 10.0.0.1:3, worker_host: auto}\n"
     )
     config = load_config(path, OWN_CLUSTER)
@@ -388,7 +580,9 @@ def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
 
 def test_values_in_the_forms_that_people_write(tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
-    path.write_text("kv: {memory: 1.5 GiB, digest: off, prefix_cache: yes}\ntransfer: {lease_s: 1e1}\n")
+    path.write_text(
+        "kv: {memory: 1.5 GiB, digest: off, prefix_cache: yes}\ntransfer: {lease_s: 1e1}\n"
+    )
     config = load_config(path)
     assert config.kv.memory == 3 * 2**29
     assert config.kv.digest is False
@@ -418,13 +612,18 @@ def test_overrides_win_over_the_file(tmp_path: Path) -> None:
     [
         ({"prefill.replicas": -1}, "--prefill: prefill.replicas: must be at least 0, not -1"),
         ({"decode.replicas": 0}, "--decode: decode.replicas: must be above 0, not 0"),
-        ({"listen.grpc": "0.0.0.0:1"}, "--grpc-port: listen.grpc: 0.0.0.0:1 is not a loopback address"),
+        (
+            {"listen.grpc": "0.0.0.0:1"},
+            "--grpc-port: listen.grpc: 0.0.0.0:1 is not a loopback address",
+        ),
         ({"model.dtype": "int4"}, "option: model.dtype: must be 'auto', "),
         ({"kv.blocks": 1}, "option: kv.blocks: unknown key"),
     ],
     ids=str,
 )
-def test_a_bad_override_names_the_option(tmp_path: Path, overrides: dict[str, object], says: str) -> None:
+def test_a_bad_override_names_the_option(
+    tmp_path: Path, overrides: dict[str, object], says: str
+) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text("router: {max_queue: 5}\n")
     for file in (None, path):

@@ -12,7 +12,11 @@ from kvrelay.errors import Unavailable
 from kvrelay.state.registry import Registry
 
 hosts = st.from_regex(r"[a-z][a-z0-9.-]{0,20}", fullmatch=True)
-words = st.text(st.characters(codec="ascii", min_codepoint=33, exclude_characters="/?#[]"), min_size=1, max_size=20)
+words = st.text(
+    st.characters(codec="ascii", min_codepoint=33, exclude_characters="/?#[]"),
+    min_size=1,
+    max_size=20,
+)
 
 
 @given(
@@ -21,7 +25,9 @@ words = st.text(st.characters(codec="ascii", min_codepoint=33, exclude_character
     st.integers(0, 15),
     st.booleans(),
 )
-def test_addresses_of_sentinels(addresses: list[tuple[str, int]], service: str, db: int, tls: bool) -> None:
+def test_addresses_of_sentinels(
+    addresses: list[tuple[str, int]], service: str, db: int, tls: bool
+) -> None:
     where = ",".join(f"{host}:{port}" for host, port in addresses)
     url = f"redis{'s' * tls}+sentinel://user:p%40ss@{where}/{service}?db={db}"
     assert Sentinels.parse(url) == Sentinels(tuple(addresses), service, db, "user", "p@ss", tls)

@@ -18,7 +18,9 @@ def test_no_cache_salt_leads_to_the_salt_of_another_tenant_or_of_another_cache_s
 
 
 @given(REQUESTS)
-def test_equal_requests_share_one_salt_whatever_the_tenant_may_do_besides(request: tuple[str, str | None]) -> None:
+def test_equal_requests_share_one_salt_whatever_the_tenant_may_do_besides(
+    request: tuple[str, str | None],
+) -> None:
     salt, cache_salt = request
     one, other = Tenant("t", salt=salt), Tenant("t", salt=salt, weight=2.0, max_running=3)
     assert one.salt_for(cache_salt) == other.salt_for(cache_salt)

@@ -34,23 +34,28 @@ BAD = {
         4,
         "tenants[0].token: unknown key; allowed are name, tokens_sha256, roles,",
     ),
-    "no tokens": ("tenants:\n  - name: a\n    tokens_sha256: []\n", 3, "tenants[0].tokens_sha256: has 0 entries"),
+    "no tokens": ("tenants:\n  - name: a\n    tokens_sha256: "
+                  "[]\n", 3, "tenants[0].tokens_sha256: has 0 entries"),
     "a token in plain words": (
         f"tenants:\n  - name: a\n    tokens_sha256:\n      - {A}\n      - {SECRET}\n",
         5,
         "tenants[0].tokens_sha256[1]: must be a token's SHA-256 as 64 hexadecimal digits",
     ),
     "a token where a list is due": (
-        f"tenants:\n  - name: a\n    tokens_sha256: {SECRET}\n", 3, "tenants[0].tokens_sha256: must be a list",
+        f"tenants:\n  - name: a\n    tokens_sha256: "
+        f"{SECRET}\n", 3, "tenants[0].tokens_sha256: must be a list",
     ),
     "a token as a role": (
-        f"tenants:\n  - name: a\n    tokens_sha256: [{A}]\n    roles: [{SECRET}]\n", 4, "tenants[0].roles[0]: must be",
+        f"tenants:\n  - name: a\n    tokens_sha256: [{A}]\n    roles: "
+        f"[{SECRET}]\n", 4, "tenants[0].roles[0]: must be",
     ),
     "a token as a name": (
-        f"tenants:\n  - name: '{SECRET} '\n    tokens_sha256: [{A}]\n", 2, "tenants[0].name: must be 1 to 63 letters",
+        f"tenants:\n  - name: '{SECRET} '\n    tokens_sha256: "
+        f"[{A}]\n", 2, "tenants[0].name: must be 1 to 63 letters",
     ),
     "a token for two": (
-        f"tenants:\n  - {{name: a, tokens_sha256: [{A}]}}\n  - name: b\n    tokens_sha256:\n      - {B}\n      - {A}\n",
+        f"tenants:\n  - {{name: a, tokens_sha256: [{A}]}}\n  - name: b\n    tokens_sha256:\n      "
+        f"- {B}\n      - {A}\n",
         6,
         "tenants[1].tokens_sha256[1]: a has this token already",
     ),
@@ -64,17 +69,21 @@ BAD = {
         3,
         "tenants[1].name: a is there already",
     ),
-    "a name with a slash": (f"tenants:\n  - {{name: a/b, tokens_sha256: [{A}]}}\n", 2, "tenants[0].name: must be"),
+    "a name with a "
+    "slash": (f"tenants:\n  - {{name: a/b, tokens_sha256: "
+              f"[{A}]}}\n", 2, "tenants[0].name: must be"),
     "an unknown role": (
         f"tenants:\n  - name: a\n    tokens_sha256: [{A}]\n    roles: [root]\n",
         4,
         "tenants[0].roles[0]: must be 'client'",
     ),
     "no weight": (
-        f"tenants:\n  - {{name: a, tokens_sha256: [{A}], weight: 0}}\n", 2, "tenants[0].weight: must be above 0",
+        f"tenants:\n  - {{name: a, tokens_sha256: [{A}], weight: "
+        f"0}}\n", 2, "tenants[0].weight: must be above 0",
     ),
     "a weight that is no number": (
-        f"tenants:\n  - {{name: a, tokens_sha256: [{A}], weight: .nan}}\n", 2, "tenants[0].weight: must be",
+        f"tenants:\n  - {{name: a, tokens_sha256: [{A}], weight: "
+        f".nan}}\n", 2, "tenants[0].weight: must be",
     ),
     "no requests": (
         f"tenants:\n  - {{name: a, tokens_sha256: [{A}], requests_per_minute: 0}}\n",
@@ -109,11 +118,16 @@ def test_each_token_leads_to_its_tenant(tmp_path: Path) -> None:
     assert (ops.max_running, ops.requests_per_minute, ops.tokens_per_minute) == (None, None, None)
 
 
-def test_salts_are_the_same_whoever_reads_the_file_and_no_two_tenants_share_one(tmp_path: Path) -> None:
+def test_salts_are_the_same_whoever_reads_the_file_and_no_two_tenants_share_one(
+    tmp_path: Path,
+) -> None:
     first, again = load_tokens(write(tmp_path, GOOD)), load_tokens(write(tmp_path, GOOD))
-    assert {key: one.salt for key, one in first.items()} == {key: one.salt for key, one in again.items()}
+    assert {key: one.salt for key, one in first.items()} == {
+        key: one.salt for key, one in again.items()
+    }
     assert len({one.salt for one in first.values()}) == 2
-    # A token that is added behind the others leaves the salt, and so the cached prefixes, as they were.
+    # A token that is added behind the others leaves the salt, and so the cached prefixes, as they
+    # were.
     more = load_tokens(write(tmp_path, GOOD.replace(f"{B}]", f"{B}, {'0' * 64}]")))
     assert more[bytes.fromhex(A)].salt == first[bytes.fromhex(A)].salt
     # Another tenant cannot know it: it depends on a token and not on the name alone.
@@ -122,7 +136,9 @@ def test_salts_are_the_same_whoever_reads_the_file_and_no_two_tenants_share_one(
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_file_is_refused_with_its_line_and_without_its_values(tmp_path: Path, name: str) -> None:
+def test_a_bad_file_is_refused_with_its_line_and_without_its_values(
+    tmp_path: Path, name: str
+) -> None:
     text, line, message = BAD[name]
     path = write(tmp_path, text)
     with pytest.raises(ConfigError) as caught:

@@ -14,14 +14,24 @@ from kvrelay.worker.sequence import Sequence, Work
 BLOCK = 4
 
 
-def sequence(name: str, num_tokens: int, *, arrived: float = 0.0, first: int = 0, tenant: str = "") -> Sequence:
+def sequence(
+    name: str, num_tokens: int, *, arrived: float = 0.0, first: int = 0, tenant: str = ""
+) -> Sequence:
     tokens = tuple(range(first, first + num_tokens))
-    spec = SequenceSpec(name, 0, tokens, num_tokens, SamplingParams(seed=0, max_tokens=10_000), tenant=tenant)
+    spec = SequenceSpec(
+        name, 0, tokens, num_tokens, SamplingParams(seed=0, max_tokens=10_000), tenant=tenant
+    )
     return Sequence(spec, arrived, BlockHasher(BLOCK))
 
 
 def handed_over(
-    cache: KvCache, name: str, num_tokens: int, *, arrived: float = 0.0, first: int = 0, tenant: str = ""
+    cache: KvCache,
+    name: str,
+    num_tokens: int,
+    *,
+    arrived: float = 0.0,
+    first: int = 0,
+    tenant: str = "",
 ) -> Sequence:
     """A sequence as it is after its KV has come and the first token with it."""
     one = sequence(name, num_tokens, arrived=arrived, first=first, tenant=tenant)
@@ -82,7 +92,9 @@ def test_when_blocks_run_out_the_youngest_is_preempted_and_comes_back() -> None:
     assert scheduler.waiting == (young,)
     assert (young.num_computed, young.blocks) == (0, [])
     scheduler.remove(old)
-    assert step(scheduler) == [("young", len(young.tokens) - 1, True)], "recomputed from all its tokens"
+    assert step(scheduler) == [("young", len(young.tokens) - 1, True)], (
+        "recomputed from all its tokens"
+    )
     cache.check_integrity()
 
 
@@ -91,7 +103,9 @@ def test_when_blocks_run_out_the_tenant_that_has_most_gives_way() -> None:
     cache = KvCache(8, BLOCK, prefix_cache=False)
     scheduler = DecodeScheduler(cache, chunk_tokens=32)
     hogs = [
-        handed_over(cache, f"hog{number}", 7, arrived=float(number), first=100 * number, tenant="hog")
+        handed_over(
+            cache, f"hog{number}", 7, arrived=float(number), first=100 * number, tenant="hog"
+        )
         for number in range(3)
     ]
     other = handed_over(cache, "other", 7, arrived=9.0, first=900, tenant="other")
@@ -107,7 +121,9 @@ def test_a_local_prompt_does_not_wait_for_the_end_of_another_tenants() -> None:
     cache = KvCache(128, BLOCK)
     scheduler = DecodeScheduler(cache, chunk_tokens=8)
     for number in range(3):
-        scheduler.add(sequence(f"long{number}", 120, arrived=float(number), first=1000 * number, tenant="hog"))
+        scheduler.add(
+            sequence(f"long{number}", 120, arrived=float(number), first=1000 * number, tenant="hog")
+        )
     assert step(scheduler) == [("long0", 8, False)]
     scheduler.add(sequence("short", 5, arrived=9.0, first=9000, tenant="other"))
     assert step(scheduler) == [("short", 5, True), ("long0", 3, False)]
@@ -132,7 +148,9 @@ def test_a_waiting_prompt_leaves_a_spare_block_to_each_active_sequence() -> None
     running = handed_over(cache, "running", 3)
     scheduler.join(running)
     scheduler.add(sequence("local", 12, arrived=1.0, first=50))
-    assert step(scheduler) == [("running", 1, True)], "3 blocks are left and needed, none would be spare"
+    assert step(scheduler) == [("running", 1, True)], (
+        "3 blocks are left and needed, none would be spare"
+    )
     scheduler.remove(running)
     assert step(scheduler) == [("local", 12, True)]
 
@@ -140,10 +158,14 @@ def test_a_waiting_prompt_leaves_a_spare_block_to_each_active_sequence() -> None
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_everything_gets_done_whatever_comes_and_goes(data: st.DataObject) -> None:
-    """Random arrivals by both ways, removals, and a pool too small for all: no block leaks, nobody starves."""
+    """Random arrivals by both ways, removals, and a pool too small for all: no block leaks, nobody
+    starves.
+    """
     num_blocks = 12
     cache = KvCache(num_blocks, BLOCK, prefix_cache=data.draw(st.booleans(), label="prefix cache"))
-    scheduler = DecodeScheduler(cache, chunk_tokens=data.draw(st.integers(BLOCK, 20), label="chunk"))
+    scheduler = DecodeScheduler(
+        cache, chunk_tokens=data.draw(st.integers(BLOCK, 20), label="chunk")
+    )
     wanted: dict[str, int] = {}
     done: set[str] = set()
     tenants = data.draw(st.sampled_from(("a", "ab", "abc")), label="tenants")
@@ -154,9 +176,15 @@ def test_everything_gets_done_whatever_comes_and_goes(data: st.DataObject) -> No
         need = -(-length // BLOCK)
         tenant = data.draw(st.sampled_from(tenants), label="tenant")
         if data.draw(st.booleans(), label="handed over") and cache.pool.num_available >= need:
-            scheduler.join(handed_over(cache, name, length, arrived=float(number), first=1000 * number, tenant=tenant))
+            scheduler.join(
+                handed_over(
+                    cache, name, length, arrived=float(number), first=1000 * number, tenant=tenant
+                )
+            )
         else:
-            scheduler.add(sequence(name, length, arrived=float(number), first=1000 * number, tenant=tenant))
+            scheduler.add(
+                sequence(name, length, arrived=float(number), first=1000 * number, tenant=tenant)
+            )
     oldest: Sequence | None = None
     for _ in range(2000):
         batch = scheduler.next(now=0.0)
@@ -203,15 +231,25 @@ def test_a_large_batch_guesses_nothing() -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_guesses_fit_take_no_block_that_is_needed_and_leave_nothing_to_be_found(data: st.DataObject) -> None:
-    """Sequences of two different tokens, so that there is always something to guess, in a pool of any size."""
+def test_guesses_fit_take_no_block_that_is_needed_and_leave_nothing_to_be_found(
+    data: st.DataObject,
+) -> None:
+    """Sequences of two different tokens, so that there is always something to guess, in a pool of
+    any size.
+    """
     cache = KvCache(data.draw(st.integers(16, 60), label="blocks"), BLOCK)
-    config = SpeculationConfig(tokens=data.draw(st.integers(1, 9), label="tokens"), min_ngram=1, max_batch=3)
+    config = SpeculationConfig(
+        tokens=data.draw(st.integers(1, 9), label="tokens"), min_ngram=1, max_batch=3
+    )
     max_tokens = data.draw(st.integers(1, 90), label="max_tokens")
     scheduler = DecodeScheduler(cache, 32, Drafter(config, MAX_MODEL_LEN))
     for number in range(data.draw(st.integers(1, 5), label="sequences")):
-        prompt = tuple(data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=10), label="prompt"))
-        spec = SequenceSpec(str(number), 0, prompt, len(prompt), SamplingParams(seed=0, max_tokens=max_tokens))
+        prompt = tuple(
+            data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=10), label="prompt")
+        )
+        spec = SequenceSpec(
+            str(number), 0, prompt, len(prompt), SamplingParams(seed=0, max_tokens=max_tokens)
+        )
         scheduler.add(Sequence(spec, float(number), BlockHasher(BLOCK)))
     right_names: set[bytes] = set()
     guessed_names: set[bytes] = set()
@@ -237,7 +275,11 @@ def test_guesses_fit_take_no_block_that_is_needed_and_leave_nothing_to_be_found(
         for work in batch:
             one = work.sequence
             right = data.draw(st.integers(0, len(work.draft)), label="right")
-            tokens = [*work.draft[:right], data.draw(st.integers(0, 1), label="token")] if work.sample else []
+            tokens = (
+                [*work.draft[:right], data.draw(st.integers(0, 1), label="token")]
+                if work.sample
+                else []
+            )
             for index, token in enumerate(tokens):
                 if index:
                     one.advance(cache, 1)

@@ -19,7 +19,11 @@ from kvrelay.wire.transfer import KvBlocks, KvCommit, KvOpen, commit_digest, fra
 from kvrelay.wire.worker import WorkerServiceStub, pb
 
 CONFIG = ClusterConfig.model_validate(
-    {"model": {"dtype": "float32"}, "kv": {"block_size": 8, "memory": "4MiB"}, "decode": {"max_batch": 4}}
+    {
+        "model": {"dtype": "float32"},
+        "kv": {"block_size": 8, "memory": "4MiB"},
+        "decode": {"max_batch": 4},
+    }
 )
 PROMPT = tuple(range(2, 26))  # three full blocks
 NUM_LAYERS = 2
@@ -30,13 +34,16 @@ def spec(request_id: str, token_ids: tuple[int, ...] = PROMPT) -> SequenceSpec:
     return SequenceSpec(request_id, 0, token_ids, len(token_ids), params)
 
 
-@pytest.mark.parametrize(("first_token", "num_tokens"), [(10**6, len(PROMPT) + 1), (3, len(PROMPT) + 2)])
+@pytest.mark.parametrize(
+    ("first_token", "num_tokens"), [(10**6, len(PROMPT) + 1), (3, len(PROMPT) + 2)]
+)
 async def test_a_commit_of_something_else_ends_the_attempt_and_harms_nobody(
     tiny_model: Callable[..., Path], first_token: int, num_tokens: int
 ) -> None:
     async with workers(tiny_model("llama"), CONFIG, "decode-0") as running:
         decode = await running.session("decode-0")
-        await decode.send(RunLocal(spec("warm")))  # its blocks stay cached, so that a push has one block to bring
+        # Its blocks stay cached, so that a push has one block to bring
+        await decode.send(RunLocal(spec("warm")))
         await decode.answer()
         one = spec("a", (*PROMPT, 30))
         await decode.send(Reserve(one, 10.0, "prefill-0"))
@@ -72,8 +79,12 @@ async def test_a_commit_of_something_else_ends_the_attempt_and_harms_nobody(
             assert info.load.integrity_ok, info.load.integrity_error
 
 
-async def push_block(push: grpc.aio.StreamUnaryCall, first: int, block_bytes: int) -> tuple[int, xxhash.xxh3_64]:
-    """One block of zeros, well formed; returns the number of frames and what has hashed their digests."""
+async def push_block(
+    push: grpc.aio.StreamUnaryCall, first: int, block_bytes: int
+) -> tuple[int, xxhash.xxh3_64]:
+    """One block of zeros, well formed; returns the number of frames and what has hashed their
+    digests.
+    """
 
     payload = bytes(block_bytes)
     digest = xxhash.xxh3_64_intdigest(payload)
@@ -82,7 +93,9 @@ async def push_block(push: grpc.aio.StreamUnaryCall, first: int, block_bytes: in
     return 1, xxhash.xxh3_64(digest.to_bytes(8, "little"))
 
 
-async def test_a_command_for_the_other_pool_fails_its_sequence_alone(tiny_model: Callable[..., Path]) -> None:
+async def test_a_command_for_the_other_pool_fails_its_sequence_alone(
+    tiny_model: Callable[..., Path],
+) -> None:
     async with workers(tiny_model("llama"), CONFIG, "decode-0") as running:
         decode = await running.session("decode-0")
         await decode.send(Reserve(spec("a"), 10.0, "prefill-0"))

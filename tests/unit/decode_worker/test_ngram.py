@@ -28,7 +28,9 @@ def test_a_growing_sequence_is_guessed_like_by_a_search_from_its_end(
 ) -> None:
     proposer = NgramProposer(*ngrams)
     for length in range(min(first, len(tokens)), len(tokens) + 1):
-        assert proposer.propose(tokens[:length], limit) == tuple(naive(tokens[:length], limit, *ngrams))
+        assert proposer.propose(tokens[:length], limit) == tuple(
+            naive(tokens[:length], limit, *ngrams)
+        )
 
 
 def test_a_repetition_is_repeated_beyond_its_end() -> None:

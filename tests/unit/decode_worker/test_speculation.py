@@ -45,19 +45,27 @@ PARAMS = [
 
 
 def specs(count: int, seed: int = 0) -> list[SequenceSpec]:
-    """Prompts that repeat themselves, so that there is something to guess from the first token on."""
+    """Prompts that repeat themselves, so that there is something to guess from the first token
+    on.
+    """
     draw = random.Random(seed)
     made = []
     for number in range(count):
         phrase = [draw.randrange(2, 120) for _ in range(draw.randint(1, 6))]
         prompt = tuple(phrase * draw.randint(1, 6))
         params = replace(PARAMS[number % len(PARAMS)], max_tokens=draw.choice([1, 2, 3, 20, 50]))
-        made.append(SequenceSpec(f"r{number}", 0, prompt, len(prompt), replace(params, seed=params.seed or 0)))
+        made.append(
+            SequenceSpec(
+                f"r{number}", 0, prompt, len(prompt), replace(params, seed=params.seed or 0)
+            )
+        )
     return made
 
 
 async def answers(session: Session, count: int) -> Answers:
-    """What comes until so many sequences have finished; checks that their tokens are numbered without gaps."""
+    """What comes until so many sequences have finished; checks that their tokens are numbered
+    without gaps.
+    """
     tokens: dict[str, list[int]] = {}
     finished: Answers = {}
     while len(finished) < count:
@@ -73,8 +81,12 @@ async def answers(session: Session, count: int) -> Answers:
     return finished
 
 
-async def local(model: Path, settings: ClusterConfig, requests: list[SequenceSpec]) -> tuple[Answers, int, int]:
-    """Answers of one decode worker, and how many tokens it guessed and how many of these were right."""
+async def local(
+    model: Path, settings: ClusterConfig, requests: list[SequenceSpec]
+) -> tuple[Answers, int, int]:
+    """Answers of one decode worker, and how many tokens it guessed and how many of these were
+    right.
+    """
     async with workers(model, settings, "decode-0") as running:
         session = await running.session("decode-0")
         answered: Answers = {}
@@ -98,7 +110,9 @@ async def settled(running: Workers) -> None:
     [SPECULATING, config(tokens=1), config("76KiB", tokens=5, min_ngram=1, max_batch=12)],
     ids=["many", "one", "few blocks"],
 )
-async def test_answers_are_the_same_as_without(tiny_model: Callable[..., Path], settings: ClusterConfig) -> None:
+async def test_answers_are_the_same_as_without(
+    tiny_model: Callable[..., Path], settings: ClusterConfig
+) -> None:
     requests = specs(36)
     expected, none, _ = await local(tiny_model("llama"), PLAIN, requests)
     assert none == 0
@@ -118,7 +132,9 @@ async def test_few_steps_give_many_tokens(tiny_model: Callable[..., Path]) -> No
         runs = []
         while sum(runs) < 60:
             runs.append(len((await session.tokens()).token_ids))
-        assert runs == [1, 1, *[6] * 9, 4], "five guesses and the token after them, but no more than asked for"
+        assert runs == [1, 1, *[6] * 9, 4], (
+            "five guesses and the token after them, but no more than asked for"
+        )
         load = await load_of(session.info)
         assert load.draft_tokens == load.accepted_tokens == 60 - len(runs)
 
@@ -139,12 +155,17 @@ async def test_an_answer_ends_in_the_middle_of_right_guesses(
     answer: tuple[int, ...],
     reason: str,
 ) -> None:
-    """Of a model that says five tokens again and again, so that every guess is right, beyond the end too."""
+    """Of a model that says five tokens again and again, so that every guess is right, beyond the
+    end too.
+    """
     cycle = (10, 11, 12, EOS, 7)
 
-    def says_the_cycle(_: ModelRunner, segments: Sequence[Segment], on_layer: object = None) -> list[list[Sampled]]:
+    def says_the_cycle(
+        _: ModelRunner, segments: Sequence[Segment], on_layer: object = None
+    ) -> list[list[Sampled]]:
         return [
-            one.accepted([Sampled(cycle[len(draw.token_ids) % len(cycle)]) for draw in one.draws]) for one in segments
+            one.accepted([Sampled(cycle[len(draw.token_ids) % len(cycle)]) for draw in one.draws])
+            for one in segments
         ]
 
     monkeypatch.setattr(ModelRunner, "run", says_the_cycle)
@@ -161,11 +182,15 @@ async def test_an_answer_ends_in_the_middle_of_right_guesses(
 async def test_a_sequence_that_moves_in_the_middle_goes_on_as_it_would_have(
     tiny_model: Callable[..., Path], seed: int
 ) -> None:
-    """By hand-off from a prefill worker, then after any number of tokens to another decode worker, and back."""
+    """By hand-off from a prefill worker, then after any number of tokens to another decode worker,
+    and back.
+    """
     requests = specs(16, seed)
     expected, _, _ = await local(tiny_model("llama"), PLAIN, requests)
     draw = random.Random(seed)
-    async with workers(tiny_model("llama"), SPECULATING, "prefill-0", "decode-0", "decode-1") as running:
+    async with workers(
+        tiny_model("llama"), SPECULATING, "prefill-0", "decode-0", "decode-1"
+    ) as running:
         prefill = await running.session("prefill-0")
         decode = [await running.session(name) for name in ("decode-0", "decode-1")]
         for one in requests:
@@ -174,14 +199,18 @@ async def test_a_sequence_that_moves_in_the_middle_goes_on_as_it_would_have(
                 if finish is not None:
                     break
                 moved = replace(one, attempt=attempt, token_ids=one.token_ids + tuple(tokens))
-                more, finish = await _by_run_local(decode[attempt % 2], moved, until=draw.randint(1, 30))
+                more, finish = await _by_run_local(
+                    decode[attempt % 2], moved, until=draw.randint(1, 30)
+                )
                 tokens += more
             assert (tuple(tokens), finish) == expected[one.request_id]
         await settled(running)
         assert (await load_of(decode[0].info)).accepted_tokens > 0
 
 
-async def test_blocks_that_were_guessed_into_are_found_with_the_right_tokens(tiny_model: Callable[..., Path]) -> None:
+async def test_blocks_that_were_guessed_into_are_found_with_the_right_tokens(
+    tiny_model: Callable[..., Path],
+) -> None:
     """Follow-up prompts begin with earlier answers, whose blocks the prefix cache has kept."""
     requests = [one for one in specs(24) if one.sampling.max_tokens >= 20]
     answered, _, accepted = await local(tiny_model("llama"), PLAIN, requests)
@@ -189,7 +218,11 @@ async def test_blocks_that_were_guessed_into_are_found_with_the_right_tokens(tin
     follow_ups = []
     for one in requests:
         prompt = (*one.token_ids, *answered[one.request_id][0], 7, 8, 9)
-        follow_ups.append(replace(one, request_id=f"{one.request_id}-next", token_ids=prompt, prompt_len=len(prompt)))
+        follow_ups.append(
+            replace(
+                one, request_id=f"{one.request_id}-next", token_ids=prompt, prompt_len=len(prompt)
+            )
+        )
     expected, _, _ = await local(tiny_model("llama"), PLAIN, follow_ups)
     async with workers(tiny_model("llama"), SPECULATING, "decode-0") as running:
         session = await running.session("decode-0")
@@ -200,8 +233,14 @@ async def test_blocks_that_were_guessed_into_are_found_with_the_right_tokens(tin
             first = await session.tokens()
             assert first.prefill is not None
             answer_len = len(answered[one.request_id][0])
-            assert first.prefill.cached_tokens >= len(one.token_ids) + answer_len - 4, "all full blocks before the tail"
-            rest, finish = ([], first.finish_reason) if first.finish_reason else await _tokens(session, after, 10**6)
+            assert first.prefill.cached_tokens >= len(one.token_ids) + answer_len - 4, (
+                "all full blocks before the tail"
+            )
+            rest, finish = (
+                ([], first.finish_reason)
+                if first.finish_reason
+                else await _tokens(session, after, 10**6)
+            )
             assert ((*first.token_ids, *rest), finish) == expected[after.request_id]
         await settled(running)
 
@@ -223,10 +262,14 @@ async def test_aborts_in_the_middle_leave_nothing_behind(tiny_model: Callable[..
 async def _by_hand_off(
     prefill: Session, decode: Session, one: SequenceSpec, until: int
 ) -> tuple[list[int], str | None]:
-    """Tokens of both workers until there are so many or the answer ends; the decode worker then hears of an abort."""
+    """Tokens of both workers until there are so many or the answer ends; the decode worker then
+    hears of an abort.
+    """
     await decode.send(Reserve(one, 10.0, "prefill-0"))
     while not isinstance(reserved := await decode.event(), Reserved):
-        assert isinstance(reserved, TokenBatch), "only what was on its way before an abort comes between"
+        assert isinstance(reserved, TokenBatch), (
+            "only what was on its way before an abort comes between"
+        )
     await prefill.send(Prefill(one, reserved.target))
     first = await prefill.tokens()
     tokens = list(first.token_ids)
@@ -238,7 +281,9 @@ async def _by_hand_off(
     return tokens + more, finish
 
 
-async def _by_run_local(decode: Session, one: SequenceSpec, until: int) -> tuple[list[int], str | None]:
+async def _by_run_local(
+    decode: Session, one: SequenceSpec, until: int
+) -> tuple[list[int], str | None]:
     await decode.send(RunLocal(one))
     return await _tokens(decode, one, until)
 

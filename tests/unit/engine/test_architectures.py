@@ -31,14 +31,18 @@ def quantised_eager(
 ) -> Any:
     """The model's own eager attention, over keys and values that have been int8."""
     key, value = (dequantise(*quantise(tensor), tensor.dtype) for tensor in (key, value))
-    return sys.modules[type(module).__module__].eager_attention_forward(module, query, key, value, *rest, **kw)
+    return sys.modules[type(module).__module__].eager_attention_forward(
+        module, query, key, value, *rest, **kw
+    )
 
 
 AttentionInterface.register("quantised_eager", quantised_eager)
 AttentionMaskInterface.register("quantised_eager", eager_mask)
 
 
-def oracle(folder: Path, prompts: Sequence[Sequence[int]], attention: str = "eager") -> list[list[int]]:
+def oracle(
+    folder: Path, prompts: Sequence[Sequence[int]], attention: str = "eager"
+) -> list[list[int]]:
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention).eval()
     model.generation_config.eos_token_id = None
     return [
@@ -53,12 +57,18 @@ def oracle(folder: Path, prompts: Sequence[Sequence[int]], attention: str = "eag
 
 
 @pytest.fixture(scope="module")
-def generated(tiny_model: Callable[[str], Path], prompts: list[list[int]]) -> Callable[[str, str], list[list[int]]]:
-    """generated(architecture, kv_dtype) -> what transformers makes of the prompts, computed once."""
+def generated(
+    tiny_model: Callable[[str], Path], prompts: list[list[int]]
+) -> Callable[[str, str], list[list[int]]]:
+    """generated(architecture, kv_dtype) -> what transformers makes of the prompts, computed
+    once.
+    """
 
     @functools.cache
     def answers(architecture: str, kv_dtype: str) -> list[list[int]]:
-        return oracle(tiny_model(architecture), prompts, "eager" if kv_dtype == "auto" else "quantised_eager")
+        return oracle(
+            tiny_model(architecture), prompts, "eager" if kv_dtype == "auto" else "quantised_eager"
+        )
 
     return answers
 
@@ -87,7 +97,9 @@ def test_ragged_chunked_fragmented_and_handed_off_equals_generate(
     ]
     assert {runner.kernels for runner in runners} == {"torch" if kernels == "torch" else "native"}
     assert runners[0].layout_hash == runners[1].layout_hash
-    assert len({tuple(tokens[-NEW_TOKENS:]) for tokens in expected}) > 1, "answers that do not depend on the prompt"
+    assert len({tuple(tokens[-NEW_TOKENS:]) for tokens in expected}) > 1, (
+        "answers that do not depend on the prompt"
+    )
 
     straight = RaggedSequences(runners[0], prompts, chunk=64, contiguous=True)
     while not straight.done:

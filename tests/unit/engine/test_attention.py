@@ -1,4 +1,6 @@
-"""Paged attention against the definition of attention, written out for one query, one head, one token at a time."""
+"""Paged attention against the definition of attention, written out for one query, one head, one
+token at a time.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,12 @@ NUM_BLOCKS = 24
 @settings(max_examples=120, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
-    shape=st.sampled_from([(1, 1, 8, 8), (4, 4, 8, 8), (4, 2, 8, 8), (6, 1, 8, 8), (4, 2, 12, 8), (2, 2, 8, 16)]),
-    parts=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 14), st.booleans()), min_size=1, max_size=4),
+    shape=st.sampled_from(
+        [(1, 1, 8, 8), (4, 4, 8, 8), (4, 2, 8, 8), (6, 1, 8, 8), (4, 2, 12, 8), (2, 2, 8, 16)]
+    ),
+    parts=st.lists(
+        st.tuples(st.integers(1, 9), st.integers(0, 14), st.booleans()), min_size=1, max_size=4
+    ),
     window=st.none() | st.integers(1, 12),
     softcap=st.sampled_from([None, None, 2.0]),
     with_sinks=st.booleans(),
@@ -62,8 +68,12 @@ def test_equals_the_definition(
             free.sort()
         table = [free.pop(0) for _ in range(-(-(new + past) // BLOCK_SIZE))]
         is_run = table == list(range(table[0], table[0] + len(table)))
-        plan.append(SequencePart(len(slots), new, past, torch.tensor(table), table[0] if is_run else None))
-        all_slots = [table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(past + new)]
+        plan.append(
+            SequencePart(len(slots), new, past, torch.tensor(table), table[0] if is_run else None)
+        )
+        all_slots = [
+            table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(past + new)
+        ]
         q = torch.randn(new, query_heads, k_dim, generator=generator)
         k = torch.randn(past + new, kv_heads, k_dim, generator=generator)
         v = torch.randn(past + new, kv_heads, v_dim, generator=generator)
@@ -74,7 +84,9 @@ def test_equals_the_definition(
         if kv_dtype == "int8":
             k, v = (dequantise(*quantise(tensor), torch.float32) for tensor in (k, v))
         expected.append(naive(q, k, v, past, true_scale, window, softcap, sinks))
-    query, key, value = (torch.cat(tensors).transpose(0, 1)[None] for tensors in zip(*new_tensors, strict=True))
+    query, key, value = (
+        torch.cat(tensors).transpose(0, 1)[None] for tensors in zip(*new_tensors, strict=True)
+    )
     out, _ = paged_attention(
         SimpleNamespace(layer_idx=0),  # type: ignore[arg-type]
         query,

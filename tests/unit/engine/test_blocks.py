@@ -10,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvrelay.engine.kvcache.block_pool import BlockPool, IntegrityError, OutOfBlocks
 
 HASHES = st.sampled_from([bytes([one]) for one in range(13)])
-CONTENTS = st.integers(0, 3)  # so that blocks of one hash have unlike contents, and blocks of one content meet
+# So that blocks of one hash have unlike contents, and blocks of one content meet
+CONTENTS = st.integers(0, 3)
 OWNERS = ("", "a", "b")
 
 
@@ -82,7 +83,8 @@ class PoolMachine(RuleBasedStateMachine):
             return
         before = {owner: self.model.count(owner) for owner in OWNERS}
         blocks = self.pool.allocate(n, after)
-        # Of owners who have equally many it does not matter who loses one; of an owner's blocks it does.
+        # Of owners who have equally many it does not matter who loses one; of an owner's blocks it
+        # does.
         gone = [
             block
             for block, hash in self.model.names.items()
@@ -112,7 +114,8 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def hold(self, data: st.DataObject) -> None:
         for block in data.draw(
-            st.lists(st.sampled_from([*self.model.held, *self.model.cached]), max_size=4), label="blocks"
+            st.lists(st.sampled_from([*self.model.held, *self.model.cached]), max_size=4),
+            label="blocks",
         ):
             self.pool.hold([block])
             if block in self.model.cached:
@@ -122,7 +125,9 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.held)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        blocks = data.draw(st.lists(st.sampled_from(sorted(self.model.held)), unique=True), label="blocks")
+        blocks = data.draw(
+            st.lists(st.sampled_from(sorted(self.model.held)), unique=True), label="blocks"
+        )
         self.pool.release(blocks)
         for block in reversed(blocks):
             self.model.release(block)
@@ -133,7 +138,9 @@ class PoolMachine(RuleBasedStateMachine):
         model = self.model
         block = data.draw(st.sampled_from(sorted(model.held)), label="block")
         if block in model.names and model.contents[block] != content:
-            with pytest.raises(IntegrityError, match=f"block {block}, which is named for other content"):
+            with pytest.raises(
+                IntegrityError, match=f"block {block}, which is named for other content"
+            ):
                 self.pool.name(block, hash, content, owner)
             return
         serial = self.pool.name(block, hash, content, owner)
@@ -169,15 +176,21 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.check_integrity()
         assert self.pool.num_free == len(self.model.free)
         assert self.pool.num_cached == len(self.model.cached)
-        assert {one: self.pool.cached_of(one) for one in OWNERS} == {one: self.model.count(one) for one in OWNERS}
+        assert {one: self.pool.cached_of(one) for one in OWNERS} == {
+            one: self.model.count(one) for one in OWNERS
+        }
         assert self.pool.num_held == len(self.model.held)
         assert self.pool.num_available == self.pool.num_free + self.pool.num_cached
         for hash, content in itertools.product((bytes([one]) for one in range(13)), range(4)):
             block = self.model.named(hash)
             fits = block is not None and self.model.contents[block] == content
             assert self.pool.lookup(hash, content) == (block if fits else None)
-        assert {block: self.pool.serial(block) for block in self.model.serials} == self.model.serials
-        assert {block: self.pool.generation(block) for block in self.model.generations} == self.model.generations
+        assert {
+            block: self.pool.serial(block) for block in self.model.serials
+        } == self.model.serials
+        assert {
+            block: self.pool.generation(block) for block in self.model.generations
+        } == self.model.generations
 
 
 TestPoolMachine = PoolMachine.TestCase
@@ -231,7 +244,9 @@ def test_the_end_of_a_sequence_is_evicted_before_its_head() -> None:
 
 
 def cached(pool: BlockPool, n: int, owner: str, first: int) -> list[bytes]:
-    """The hashes of `n` blocks that the owner had, and left in the cache; each is its content, too."""
+    """The hashes of `n` blocks that the owner had, and left in the cache; each is its content,
+    too.
+    """
     blocks = pool.allocate(n)
     hashes = [number.to_bytes(4, "little") for number in range(first, first + n)]
     for block, hash in zip(blocks, hashes, strict=True):
@@ -247,7 +262,9 @@ def test_one_tenant_cannot_flush_what_another_has_cached_within_its_share() -> N
         cached(pool, 40, "greedy", 1000 * (turn + 1))
     assert [pool.lookup(hash, hash) is not None for hash in modest] == [True] * 30
     cached(pool, 40, "modest", 100_000)
-    assert (pool.cached_of("modest"), pool.cached_of("greedy")) == (70, 30), "and what nobody else uses is anyone's"
+    assert (pool.cached_of("modest"), pool.cached_of("greedy")) == (70, 30), (
+        "and what nobody else uses is anyone's"
+    )
     cached(pool, 20, "greedy", 200_000)
     assert (pool.cached_of("modest"), pool.cached_of("greedy")) == (50, 50), "who has more gives"
     pool.check_integrity()
@@ -275,7 +292,11 @@ def test_shares_of_the_cache_do_not_keep_anybody_from_running() -> None:
         (lambda pool: pool._run_start.clear(), "indexes of free runs"),
         (lambda pool: pool._owners.__setitem__(1, "b"), r"cached as another's: \[1\]"),
         (lambda pool: setattr(pool._cached, "_total", 0), "1 blocks are cached, 0 counted"),
-        (lambda pool: pool._cached._changed.clear(), r"cached blocks of \[''\] would never be given up"),
+        (
+            lambda pool: pool._cached._changed.clear(),
+            r"cached blocks of \[''\] would never be "
+            r"given up",
+        ),
         (lambda pool: setattr(pool, "num_free", 5), "2 blocks are free, 5 counted"),
     ],
 )

@@ -3,48 +3,61 @@ from __future__ import annotations
 from itertools import takewhile
 
 import pytest
-from support.few_hashes import CUTS, CollidingCache, Cut, one_for_all, one_for_each_place
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.few_hashes import CUTS, CollidingCache, Cut, one_for_all, one_for_each_place
 
 from kvrelay.engine.kvcache.block_hashes import BlockHasher, hashed
 from kvrelay.engine.kvcache.block_pool import OutOfBlocks
 from kvrelay.engine.kvcache.prefix_cache import KvCache
 
 BLOCK_SIZE = 2
-PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=9)  # few token ids, so that prefixes are shared
+# Few token ids, so that prefixes are shared
+PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=9)
 
 
 Prefix = tuple[str, tuple[int, ...]]  # salt, tokens
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Sequences come, share prefixes, and go. The model maps each prefix to the block that must be found for it.
+    """Sequences come, share prefixes, and go. The model maps each prefix to the block that must be
+    found for it.
 
-    Where hashes collide, a prefix may be forgotten, but what is found is the prefix that was asked for.
+    Where hashes collide, a prefix may be forgotten, but what is found is the prefix that was asked
+    for.
     """
 
     @initialize(num_blocks=st.integers(2, 10), cut=st.sampled_from([None, *CUTS]))
     def start(self, num_blocks: int, cut: Cut | None) -> None:
         self.exact = cut is None
-        self.cache = KvCache(num_blocks, BLOCK_SIZE) if cut is None else CollidingCache(num_blocks, BLOCK_SIZE, cut)
+        self.cache = (
+            KvCache(num_blocks, BLOCK_SIZE)
+            if cut is None
+            else CollidingCache(num_blocks, BLOCK_SIZE, cut)
+        )
         self.findable: dict[Prefix, int] = {}
         self.written: dict[int, Prefix] = {}  # whose KV lies in a block
         self.running: list[list[int]] = []  # their blocks
 
     @rule(prompt=PROMPTS, salt=st.sampled_from(["", "", "other"]))
     def admit(self, prompt: list[int], salt: str) -> None:
-        prefixes = [(salt, tuple(prompt[:end])) for end in range(BLOCK_SIZE, len(prompt) + 1, BLOCK_SIZE)]
+        prefixes = [
+            (salt, tuple(prompt[:end])) for end in range(BLOCK_SIZE, len(prompt) + 1, BLOCK_SIZE)
+        ]
         limit = len(prompt) - 1
         expected = [
             self.findable[prefix]
-            for prefix in takewhile(lambda prefix: prefix in self.findable and len(prefix[1]) <= limit, prefixes)
+            for prefix in takewhile(
+                lambda prefix: prefix in self.findable and len(prefix[1]) <= limit, prefixes
+            )
         ]
         hasher = self.cache.hasher(salt)
         hasher.extend(prompt)
         blocks = self.cache.match(hasher, limit)
-        assert [self.written[block] for block in blocks] == prefixes[: len(blocks)], "KV of another sequence"
+        assert [self.written[block] for block in blocks] == prefixes[: len(blocks)], (
+            "KV of another sequence"
+        )
         if self.exact:
             assert blocks == expected
         try:
@@ -52,7 +65,9 @@ class CacheMachine(RuleBasedStateMachine):
         except OutOfBlocks:
             self.cache.release(blocks)
             return
-        self.findable = {prefix: block for prefix, block in self.findable.items() if block not in new}
+        self.findable = {
+            prefix: block for prefix, block in self.findable.items() if block not in new
+        }
         known = len(blocks)
         blocks += new
         self.written |= dict(zip(blocks[known:], prefixes[known:], strict=False))
@@ -64,12 +79,16 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
-        self.cache.release(self.running.pop(data.draw(st.integers(0, len(self.running) - 1), label="sequence")))
+        self.cache.release(
+            self.running.pop(data.draw(st.integers(0, len(self.running) - 1), label="sequence"))
+        )
 
     @invariant()
     def books_balance(self) -> None:
         self.cache.check_integrity()
-        assert self.cache.pool.num_held == len({block for blocks in self.running for block in blocks})
+        assert self.cache.pool.num_held == len(
+            {block for blocks in self.running for block in blocks}
+        )
 
 
 TestCacheMachine = CacheMachine.TestCase
@@ -147,7 +166,9 @@ def test_hashes_are_of_all_tokens_before_and_of_the_salt(
     for end, (mine, theirs) in enumerate(zip(here.hashes, there.hashes, strict=True), 1):
         same = (salt, one[: 2 * end]) == (other_salt, other[: 2 * end])
         assert (mine == theirs) == same
-        assert len(mine) == 16, "bytes: 128 bits, so that no second prompt with this hash can be searched for"
+        assert len(mine) == 16, (
+            "bytes: 128 bits, so that no second prompt with this hash can be searched for"
+        )
 
 
 def test_hashes_are_of_the_model() -> None:
@@ -169,7 +190,9 @@ def test_a_prefix_is_hashed_the_same_whole_and_as_it_grows() -> None:
     [([1, 2, 3, 9], ""), ([9, 2, 3, 4], ""), ([1, 2, 3, 4], "other")],
     ids=["last block", "first block", "salt"],
 )
-def test_a_block_of_the_same_hash_and_other_content_is_not_taken(tokens: list[int], salt: str) -> None:
+def test_a_block_of_the_same_hash_and_other_content_is_not_taken(
+    tokens: list[int], salt: str
+) -> None:
     cache = CollidingCache(8, 4, one_for_all)
     blocks = cache.allocate(1)
     asked = cache.hasher("")

@@ -43,7 +43,9 @@ RECORDED: dict[str, Function] = {
     "into a part": lambda x: torch.zeros(5, 6).index_copy_(0, torch.tensor([3, 0, 1, 2]), x),
     "where": lambda x: torch.where(x > 0, x, -1.0),
     "a mask that keeps the shape": lambda x: x.masked_fill(x > 0, 7.0),
-    "several results": lambda x: torch.cat([one * 2 for one in x.split([2, 4], 1)], 1) + x.max(1).values[:, None],
+    "several results": lambda x: (
+        torch.cat([one * 2 for one in x.split([2, 4], 1)], 1) + x.max(1).values[:, None]
+    ),
     "picked by number": lambda x: x[x.argmax(0)],
     "sorted": lambda x: x.sort(0).values,
     "one hot": lambda x: nn.functional.one_hot(x.argmax(1), 6).float(),
@@ -151,7 +153,9 @@ def test_another_thread_is_not_recorded() -> None:
 
 
 def test_strides_that_the_kernels_results_do_not_have() -> None:
-    """Sums of transposed views are transposed in torch, and not here: an error, which leaves nothing recorded."""
+    """Sums of transposed views are transposed in torch, and not here: an error, which leaves
+    nothing recorded.
+    """
     x = values(0, 4, 6)
 
     def function() -> Any:

@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from kvrelay.errors import DeadlineExceeded, InvalidArgument, KvRelayError, ModelRefused, NotFound, Unavailable
+from kvrelay.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    KvRelayError,
+    ModelRefused,
+    NotFound,
+    Unavailable,
+)
 from kvrelay.models import resolve_model
 from kvrelay.tokenizer.chat_template import ChatTemplate
 
@@ -29,7 +36,9 @@ async def template(tmp_path: Path) -> AsyncIterator[Template]:
 
         def load(source: str) -> ChatTemplate:
             (tmp_path / "chat_template.jinja").write_text(source)
-            (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": {"content": "</s>"}}')
+            (tmp_path / "tokenizer_config.json").write_text(
+                '{"bos_token": "<s>", "eos_token": {"content": "</s>"}}'
+            )
             chat = ChatTemplate.load(tmp_path)
             stack.push_async_callback(chat.aclose)
             return chat
@@ -54,7 +63,12 @@ def is_gone(pid: int) -> bool:
 async def test_the_demo_template_renders_as_transformers() -> None:
     conversations = [
         [("user", "What is 3 plus 4?")],
-        [("system", " Be brief. "), ("user", "Hi"), ("assistant", "Hello!"), ("user", "Wie heißt du? 日本 😀\n\n\0")],
+        [
+            ("system", " Be brief. "),
+            ("user", "Hi"),
+            ("assistant", "Hello!"),
+            ("user", "Wie heißt du? 日本 😀\n\n\0"),
+        ],
         [("user", "")],
         [("user", "{{ 7 * 7 }} {% raw %} </s><|assistant|>")],
     ]
@@ -113,7 +127,9 @@ async def test_who_waits_behind_an_endless_call_is_served(template: Template) ->
 
 
 async def test_a_cancelled_call_leaves_no_answer_behind(template: Template) -> None:
-    chat = template("{% if messages[0].content == 'loop' %}" + ENDLESS + "{% endif %}{{ messages[0].content }}")
+    chat = template(
+        "{% if messages[0].content == 'loop' %}" + ENDLESS + "{% endif %}{{ messages[0].content }}"
+    )
     await chat.render(user("x"))
     pid = pid_of(chat)
     call = asyncio.create_task(chat.render(user("loop"), timeout_s=60))
@@ -128,25 +144,35 @@ async def test_a_cancelled_call_leaves_no_answer_behind(template: Template) -> N
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("{{ raise_exception('roles must alternate') }}", "refuses these messages: roles must alternate"),
+        (
+            "{{ raise_exception('roles must alternate') }}",
+            "refuses these messages: roles must alternate",
+        ),
         ("{{ messages[7].content }}", "refuses these messages: .*no element 7"),
         ("{% if %}", "refuses these messages: Expected an expression"),
         ("{{ 1 // 0 }}", "refuses these messages: .*division"),
         ("{{ ''.__class__.__mro__ }}", "access to attribute '__class__' of 'str' object is unsafe"),
-        ("{{ cycler.__init__.__globals__.os.system('true') }}", "access to attribute '__init__' .* is unsafe"),
+        (
+            "{{ cycler.__init__.__globals__.os.system('true') }}",
+            "access to attribute '__init__' .* is unsafe",
+        ),
         ("{% set x = messages.append(1) %}{{ x }}", "unsafe|not safely callable"),
         ("{{ raise_exception('x' * 100000) }}", "refuses these messages: x{1000}$"),
         ("{{ 'x' * 10 ** 10 }}", "refuses these messages: MemoryError"),
     ],
 )
-async def test_what_a_template_raises_is_an_invalid_argument(template: Template, source: str, message: str) -> None:
+async def test_what_a_template_raises_is_an_invalid_argument(
+    template: Template, source: str, message: str
+) -> None:
     chat = template(source)
     with pytest.raises(InvalidArgument, match=message) as caught:
         await chat.render(user("x"))
     assert caught.value.field == "messages"
 
 
-async def test_text_without_end_is_refused(template: Template, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_text_without_end_is_refused(
+    template: Template, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("kvrelay.tokenizer.chat_template._MAX_REPLY_BYTES", 1000)
     chat = template("{{ messages[0].content }}")
     with pytest.raises(InvalidArgument, match="send shorter messages"):
@@ -197,12 +223,16 @@ async def test_a_process_that_does_not_start_is_unavailable(
     broken = tmp_path / "renderer.py"
     broken.write_text(renderer)
     monkeypatch.setattr("kvrelay.tokenizer.chat_template._RENDERER", broken)
-    monkeypatch.setattr("kvrelay.tokenizer.chat_template._START_S", 0.3 if "sleep" in renderer else 60.0)
+    monkeypatch.setattr(
+        "kvrelay.tokenizer.chat_template._START_S", 0.3 if "sleep" in renderer else 60.0
+    )
     with pytest.raises(Unavailable, match=message):
         await template("x").render(user("x"))
 
 
-async def test_a_missing_interpreter_is_unavailable(template: Template, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_interpreter_is_unavailable(
+    template: Template, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(Unavailable, match=r"does not start: .*No such file"):
         await template("x").render(user("x"))
@@ -234,7 +264,8 @@ def test_a_template_that_is_not_text_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "entry", ["one", [{"name": "tool_use", "template": "two"}, {"name": "default", "template": "one"}]]
+    "entry",
+    ["one", [{"name": "tool_use", "template": "two"}, {"name": "default", "template": "one"}]],
 )
 async def test_templates_of_the_older_place(tmp_path: Path, entry: object) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": entry}))
@@ -246,7 +277,9 @@ async def test_templates_of_the_older_place(tmp_path: Path, entry: object) -> No
 def test_the_renderer_ends_by_itself_when_its_parent_is_gone() -> None:
     """An endless template, and nobody to kill it: the alarm does, 1 s after the time limit."""
     request = {"template": ENDLESS, "variables": {}, "lengths": [4, 0], "timeout_s": 0.1}
-    renderer = Path(sys.modules["kvrelay.tokenizer.chat_template"].__file__ or "").with_name("chat_renderer.py")
+    renderer = Path(sys.modules["kvrelay.tokenizer.chat_template"].__file__ or "").with_name(
+        "chat_renderer.py"
+    )
     done = subprocess.run(
         [sys.executable, "-P", str(renderer)],
         input=json.dumps(request) + "\nuser",
@@ -272,6 +305,10 @@ asyncio.run(main(), debug=True)
 sys.exit(bool({"torch", "transformers", "jinja2"} & set(sys.modules)))
 """
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False, env=dict(os.environ)
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=dict(os.environ),
     )
     assert (done.returncode, done.stderr) == (0, "")

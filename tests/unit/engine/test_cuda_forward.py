@@ -1,4 +1,6 @@
-"""The GPU's way through a model, on a CPU: what is fixed in a recorded step, padding, and whose memory is written."""
+"""The GPU's way through a model, on a CPU: what is fixed in a recorded step, padding, and whose
+memory is written.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,18 @@ def torch_runner(folder: Path, **options: Any) -> ModelRunner:
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 @pytest.mark.parametrize("architecture", SERVED)
-def test_tokens_are_those_of_plain_torch(architecture: str, kv_dtype: str, tiny_model: Callable[[str], Path]) -> None:
-    """Sequences join while others decode, in chunks and in blocks from all over the pool, with NaN in what is free."""
+def test_tokens_are_those_of_plain_torch(
+    architecture: str, kv_dtype: str, tiny_model: Callable[[str], Path]
+) -> None:
+    """Sequences join while others decode, in chunks and in blocks from all over the pool, with NaN
+    in what is free.
+    """
     prompts = random_prompts()
     plain = RaggedSequences(
-        torch_runner(tiny_model(architecture), kv_dtype=kv_dtype), prompts, chunk=64, contiguous=True
+        torch_runner(tiny_model(architecture), kv_dtype=kv_dtype),
+        prompts,
+        chunk=64,
+        contiguous=True,
     )
     while not plain.done:
         plain.step()
@@ -48,11 +57,15 @@ def test_tokens_are_those_of_plain_torch(architecture: str, kv_dtype: str, tiny_
         ours.step()
     assert ours.tokens == plain.tokens
     looks_for_padding = architecture == "gpt2"  # where the configuration has a token for it
-    assert forward.not_captured == ("aten._local_scalar_dense.default depends on values" if looks_for_padding else "")
+    assert forward.not_captured == (
+        "aten._local_scalar_dense.default depends on values" if looks_for_padding else ""
+    )
     assert bool(forward._recorded) != looks_for_padding
 
 
-def decode(runner: ModelRunner, tokens: list[int], tables: list[list[int]], start: int = 0) -> torch.Tensor:
+def decode(
+    runner: ModelRunner, tokens: list[int], tables: list[list[int]], start: int = 0
+) -> torch.Tensor:
     segments = [Segment([token], start, table) for token, table in zip(tokens, tables, strict=True)]
     return runner.forward(segments, range(len(tokens)))
 
@@ -68,7 +81,9 @@ def test_a_recorded_step_serves_all_of_its_size(tiny_model: Callable[[str], Path
         for count in (5, 3, 1):
             tokens = PROMPT[position : position + count]
             found = decode(runner, tokens, tables[:count], position)
-            torch.testing.assert_close(found, decode(plain, tokens, tables[:count], position), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(
+                found, decode(plain, tokens, tables[:count], position), rtol=1e-4, atol=1e-4
+            )
     shapes = {(shape.parts, shape.width) for shape in forward._recorded}
     assert shapes == {(parts, width) for parts in (8, 4, 1) for width in (1, 2, 3)}
     assert [graph.replays for graph in recorder.graphs] == [4] * 9
@@ -115,7 +130,9 @@ def test_nan_of_one_sequence_stays_with_it(tiny_model: Callable[[str], Path]) ->
     assert not together[2].isnan().any()
 
 
-def test_steps_larger_than_any_recorded_one(tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_larger_than_any_recorded_one(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cuda_forward, "MAX_RECORDED", 4)
     runner, forward = cuda_forward_runner(tiny_model("llama"), Programs())
     before = dict(forward._recorded)
@@ -125,7 +142,9 @@ def test_steps_larger_than_any_recorded_one(tiny_model: Callable[[str], Path], m
     assert forward._recorded == before
 
 
-def test_in_a_mixed_step_decoding_sequences_attend_together(tiny_model: Callable[[str], Path]) -> None:
+def test_in_a_mixed_step_decoding_sequences_attend_together(
+    tiny_model: Callable[[str], Path],
+) -> None:
     runner = torch_runner(tiny_model("llama"))
     step = Step([1] * 7, [Part(0, 1, 8, [0, 1, 2]), Part(1, 1, 3, [3]), Part(2, 5, 0, [4, 5])], [])
     attention = Sdpa(runner.kv)
@@ -151,14 +170,20 @@ class _Full:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-def test_where_no_memory_is_left_to_record_steps_run_as_they_are(tiny_model: Callable[[str], Path]) -> None:
+def test_where_no_memory_is_left_to_record_steps_run_as_they_are(
+    tiny_model: Callable[[str], Path],
+) -> None:
     runner, forward = cuda_forward_runner(tiny_model("llama"), _Full())
     assert forward.not_captured == "CUDA out of memory"
     expected = decode(torch_runner(tiny_model("llama")), PROMPT[:3], [[0], [1], [2]])
-    torch.testing.assert_close(decode(runner, PROMPT[:3], [[0], [1], [2]]), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        decode(runner, PROMPT[:3], [[0], [1], [2]]), expected, rtol=1e-4, atol=1e-4
+    )
 
 
-def test_the_oldest_shape_is_forgotten(tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_shape_is_forgotten(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cuda_forward, "MAX_GRAPHS", 2)
     runner, forward = cuda_forward_runner(tiny_model("llama"), Reruns())
     plain = torch_runner(tiny_model("llama"))
@@ -198,7 +223,9 @@ def _misfit(kv: KvPool) -> Sdpa:
 def test_flashinfer_serves_where_it_was_tried_with_success(
     kind: Callable[[KvPool], Sdpa], reason: str, tiny_model: Callable[[str], Path]
 ) -> None:
-    _, forward = cuda_forward_runner(tiny_model("llama"), Programs(), lambda runner: kind(runner.kv))
+    _, forward = cuda_forward_runner(
+        tiny_model("llama"), Programs(), lambda runner: kind(runner.kv)
+    )
     assert forward.without_flashinfer == reason
     assert (type(forward._attention) is kind) is (reason == "")
 
@@ -215,7 +242,9 @@ def test_a_recorded_step_that_is_wrong_is_not_used(tiny_model: Callable[[str], P
     runner, forward = cuda_forward_runner(tiny_model("llama"), _Stuck())
     assert forward.not_captured == "a recorded step does not give what the model gives"
     expected = decode(torch_runner(tiny_model("llama")), PROMPT[:3], [[0], [1], [2]])
-    torch.testing.assert_close(decode(runner, PROMPT[:3], [[0], [1], [2]]), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        decode(runner, PROMPT[:3], [[0], [1], [2]]), expected, rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("max_model_len", [1, 2, 5])
@@ -230,5 +259,7 @@ def test_a_pool_of_a_few_tokens(max_model_len: int, tiny_model: Callable[[str], 
 def test_without_a_gpu_one_is_told(device: str, tiny_model: Callable[[str], Path]) -> None:
     if device == "cuda" and torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    with pytest.raises(ConfigError, match=f"{device}: torch .* finds . CUDA devices here; .*num_gpus: 0"):
+    with pytest.raises(
+        ConfigError, match=f"{device}: torch .* finds . CUDA devices here; .*num_gpus: 0"
+    ):
         ModelRunner.load(str(tiny_model("llama")), kv_bytes=1 << 20, device=device)

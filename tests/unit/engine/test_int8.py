@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from kvrelay.engine.base.int8 import dequantise, quantise
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-# At least a normal bfloat16 remains of the smallest scale, and no sum of squares is needed for the largest.
+# At least a normal bfloat16 remains of the smallest scale, and no sum of squares is needed for the
+# largest.
 MAGNITUDES = st.floats(1e-30, 1e30)
 
 
@@ -38,7 +39,8 @@ def test_a_round_trip_is_within_half_a_scale(values: torch.Tensor, dtype: torch.
     assert int(quantised.abs().max()) <= 127
     exact = quantised.double() * scale.double()[..., None]
     half = scale.double()[..., None] / 2
-    assert ((values.double() - exact).abs() <= half * (1 + 1e-4)).all()  # float32 rounds the quotient
+    # Float32 rounds the quotient
+    assert ((values.double() - exact).abs() <= half * (1 + 1e-4)).all()
     back = dequantise(quantised, scale, dtype)
     assert back.dtype == dtype
     assert ((back.double() - exact).abs() <= torch.finfo(dtype).eps * exact.abs()).all()
@@ -49,7 +51,11 @@ def test_equals_the_definition_value_by_value(values: torch.Tensor) -> None:
     quantised, scale = quantise(values)
     for row, numbers in enumerate(values.numpy()):
         largest = np.float32(max(map(abs, numbers)))
-        expected = torch.tensor(largest / np.float32(127)).bfloat16() if largest else torch.tensor(1.0).bfloat16()
+        expected = (
+            torch.tensor(largest / np.float32(127)).bfloat16()
+            if largest
+            else torch.tensor(1.0).bfloat16()
+        )
         assert scale[row] == expected
         divisor = np.float32(float(expected))
         naive = [max(-127, min(127, round(float(number / divisor)))) for number in numbers]

@@ -18,7 +18,9 @@ DIM = st.integers(1, 9)  # odd ones too: every region must be aligned all the sa
 
 
 @given(
-    layers=st.lists(st.builds(LayerKv, st.integers(1, 3), DIM, DIM), min_size=1, max_size=3).map(tuple),
+    layers=st.lists(st.builds(LayerKv, st.integers(1, 3), DIM, DIM), min_size=1, max_size=3).map(
+        tuple
+    ),
     block_size=st.integers(1, 5),
     dtype=st.sampled_from(["float32", "bfloat16", "int8"]),
     num_blocks=st.integers(1, 5),
@@ -31,7 +33,11 @@ def test_views_lie_where_the_layout_says(
     assert pool.buffer.dtype == torch.uint8
     assert pool.buffer.shape == (layout.arena_bytes(num_blocks),)
     views = [view for layer in pool.layers for view in layer[:2]]
-    shapes = [(num_blocks, block_size, one.kv_heads, dim) for one in layers for dim in (one.k_dim, one.v_dim)]
+    shapes = [
+        (num_blocks, block_size, one.kv_heads, dim)
+        for one in layers
+        for dim in (one.k_dim, one.v_dim)
+    ]
     dtypes = [TORCH_DTYPE[dtype]] * len(views)
     if dtype == "int8":
         scales = [view for layer in pool.layers for view in layer[2:] if view is not None]
@@ -40,14 +46,19 @@ def test_views_lie_where_the_layout_says(
     else:
         assert all(layer[2:] == (None, None) for layer in pool.layers)
     start = 0
-    for view, shape, its_dtype, block_bytes in zip(views, shapes, dtypes, layout.region_block_bytes, strict=True):
+    for view, shape, its_dtype, block_bytes in zip(
+        views, shapes, dtypes, layout.region_block_bytes, strict=True
+    ):
         assert (view.shape, view.dtype) == (shape, its_dtype)
         assert view.is_contiguous()
         for block in range(num_blocks):
             at = start + block * block_bytes
             value = torch.randn(shape[1:]).mul(10).to(its_dtype)
             view[block] = value
-            assert pool.buffer[at : at + block_bytes].tolist() == value.view(torch.uint8).flatten().tolist()
+            assert (
+                pool.buffer[at : at + block_bytes].tolist()
+                == value.view(torch.uint8).flatten().tolist()
+            )
         start += num_blocks * block_bytes
     assert start == len(pool.buffer)
 
@@ -61,12 +72,16 @@ def test_int8_takes_little_more_than_half_of_bfloat16() -> None:
 def test_layouts_that_differ_cannot_exchange_blocks() -> None:
     layers = (LayerKv(2, 8, 8),)
     layouts = [KvLayout(layers, 4, dtype) for dtype in ("float32", "bfloat16", "float16", "int8")]
-    layouts += [KvLayout(layers, 4, dtype, word) for dtype in ("float32", "int8") for word in (1, 2)]
+    layouts += [
+        KvLayout(layers, 4, dtype, word) for dtype in ("float32", "int8") for word in (1, 2)
+    ]
     assert len({layout.hash("model") for layout in layouts}) == len(layouts)
 
 
 @given(
-    layers=st.lists(st.builds(LayerKv, st.integers(1, 3), DIM.map(lambda n: 2 * n), DIM), min_size=1).map(tuple),
+    layers=st.lists(
+        st.builds(LayerKv, st.integers(1, 3), DIM.map(lambda n: 2 * n), DIM), min_size=1
+    ).map(tuple),
     block_size=st.sampled_from([16, 32, 48]),
     dtype=st.sampled_from(["float32", "bfloat16", "int8"]),
     word=st.sampled_from([1, 2]),
@@ -81,7 +96,10 @@ def test_the_kernels_order_takes_the_same_bytes(
         for ordered, plain in zip(mine, its, strict=True):
             assert (ordered is None) == (plain is None)
             if ordered is not None and plain is not None:
-                assert ordered[1].data_ptr() - ordered.data_ptr() == plain[1].data_ptr() - plain.data_ptr()
+                assert (
+                    ordered[1].data_ptr() - ordered.data_ptr()
+                    == plain[1].data_ptr() - plain.data_ptr()
+                )
                 assert ordered.shape[:2] == (2, plain.shape[2]), "heads come first"
 
 

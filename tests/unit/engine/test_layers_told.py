@@ -21,9 +21,14 @@ def test_a_layer_is_told_of_once_its_kv_is_stored(
 ) -> None:
     """The first time, while the step is recorded, and when it runs as recorded."""
     runner = ModelRunner.load(
-        str(tiny_model(architecture)), block_size=16, kv_bytes=1 << 20, max_model_len=128, kernels=kernels
+        str(tiny_model(architecture)),
+        block_size=16,
+        kv_bytes=1 << 20,
+        max_model_len=128,
+        kernels=kernels,
     )
-    layers = [(layer.k.numpy(), layer.v.numpy()) for layer in runner.kv.layers]  # looked at without torch's knowledge
+    # Looked at without torch's knowledge
+    layers = [(layer.k.numpy(), layer.v.numpy()) for layer in runner.kv.layers]
     prompt = [2 + i % 90 for i in range(TOLD_FROM + 5)]
     for time in range(4):
         runner.kv.buffer.zero_()

@@ -76,16 +76,25 @@ def test_longrope_ends_where_its_frequencies_change(tmp_path: Path) -> None:
 
 
 class TestModelId:
-    def test_the_same_for_copies_and_dtypes(self, folder: Path, tiny_model: Callable[..., Path]) -> None:
-        assert load_model(str(folder)).model_id == load_model(str(tiny_model()), dtype="bfloat16").model_id
+    def test_the_same_for_copies_and_dtypes(
+        self, folder: Path, tiny_model: Callable[..., Path]
+    ) -> None:
+        assert (
+            load_model(str(folder)).model_id
+            == load_model(str(tiny_model()), dtype="bfloat16").model_id
+        )
 
-    def test_another_for_other_weights_of_the_same_shapes(self, folder: Path, tiny_model: Callable[..., Path]) -> None:
+    def test_another_for_other_weights_of_the_same_shapes(
+        self, folder: Path, tiny_model: Callable[..., Path]
+    ) -> None:
         weights = load_file(folder / "model.safetensors")
         weights["model.layers.1.self_attn.q_proj.weight"] *= 1.001
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         assert load_model(str(folder)).model_id != load_model(str(tiny_model())).model_id
 
-    def test_another_for_another_configuration(self, folder: Path, tiny_model: Callable[..., Path]) -> None:
+    def test_another_for_another_configuration(
+        self, folder: Path, tiny_model: Callable[..., Path]
+    ) -> None:
         edit(folder / "config.json", rms_norm_eps=1e-3)
         assert load_model(str(folder)).model_id != load_model(str(tiny_model())).model_id
 
@@ -98,8 +107,12 @@ def test_shards(folder: Path) -> None:
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_a_model_in_the_hubs_cache(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its snapshot links to files elsewhere in the repository's cache; weights in one file and in shards."""
+def test_a_model_in_the_hubs_cache(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its snapshot links to files elsewhere in the repository's cache; weights in one file and in
+    shards.
+    """
     cache = tmp_path / "cache"
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     for name in ("whole", "sharded"):
@@ -114,7 +127,9 @@ def test_a_model_in_the_hubs_cache(folder: Path, tmp_path: Path, monkeypatch: py
             shutil.copy(file, blobs / file.name)
             (snapshot / file.name).symlink_to(f"../../blobs/{file.name}")
         assert load_model(f"someone/{name}").vocab_size == VOCAB
-    with pytest.raises(ModelRefused, match="someone/nothing: neither a folder nor a model of the hub"):
+    with pytest.raises(
+        ModelRefused, match="someone/nothing: neither a folder nor a model of the hub"
+    ):
         load_model("someone/nothing")
 
 
@@ -302,16 +317,26 @@ class Canary:
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt"])
-def test_pickled_weights_are_refused_and_never_opened(folder: Path, tmp_path: Path, name: str) -> None:
+def test_pickled_weights_are_refused_and_never_opened(
+    folder: Path, tmp_path: Path, name: str
+) -> None:
     (folder / name).write_bytes(pickle.dumps(Canary(tmp_path / "sang")))
     load_model(str(folder))  # sound weights beside it
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ModelRefused, match=f"there are only {name}, and pickled weights can run code"):
+    with pytest.raises(
+        ModelRefused, match=f"there are only {name}, and pickled weights can run code"
+    ):
         load_model(str(folder))
     assert not (tmp_path / "sang").exists()
 
 
-_MAMBA = {"num_attention_heads": None, "num_key_value_heads": None, "head_dim": 12, "num_heads": 8, "n_groups": 1}
+_MAMBA = {
+    "num_attention_heads": None,
+    "num_key_value_heads": None,
+    "head_dim": 12,
+    "num_heads": 8,
+    "n_groups": 1,
+}
 
 
 @pytest.mark.parametrize(
@@ -321,8 +346,17 @@ _MAMBA = {"num_attention_heads": None, "num_key_value_heads": None, "head_dim": 
         ("mamba2", _MAMBA, "keeps a state"),
         ("recurrent_gemma", {}, "keeps a state that is not a KV cache"),
         ("minimax", {}, r"of 2 layers, 1 do not attend to a KV cache of their own \(layers 1\)"),
-        ("lfm2", {"layer_types": ["conv", "full_attention"]}, r"of 2 layers, 1 do not attend .*\(layers 0\)"),
-        ("llama4_text", {"attention_chunk_size": 16, "num_experts_per_tok": 1}, "mask is neither causal nor a causal"),
+        (
+            "lfm2",
+            {"layer_types": ["conv", "full_attention"]},
+            r"of 2 layers, 1 do not attend "
+            r".*\(layers 0\)",
+        ),
+        (
+            "llama4_text",
+            {"attention_chunk_size": 16, "num_experts_per_tok": 1},
+            "mask is neither causal nor a causal",
+        ),
         ("bert", {"is_decoder": False}, "mask is neither causal nor a causal window"),
         ("doge", {}, "makes an attention mask of its own"),
         ("deepseek_v32", {}, "attention with indices is not supported"),

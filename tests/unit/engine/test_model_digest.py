@@ -21,7 +21,9 @@ LONG_AGO_NS = 10**18
 
 
 def settle(path: Path) -> None:
-    """As if the file had been written long ago: its change time, which cannot be set, is taken as old."""
+    """As if the file had been written long ago: its change time, which cannot be set, is taken as
+    old.
+    """
     os.utime(path, ns=(LONG_AGO_NS, LONG_AGO_NS))
 
 
@@ -37,7 +39,9 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_digest_module, "SETTLED_NS", 0)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_any_byte_of_any_file_makes_another_id(data: st.DataObject, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text("{}")
@@ -63,8 +67,12 @@ def test_each_file_counts(name: str, folder: Path) -> None:
     assert find_checkpoint(str(folder)).model_id != before
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(size=st.integers(0, 400), offset=st.integers(0, 399), part=st.sampled_from([7, 64, 100, 400]))
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    size=st.integers(0, 400), offset=st.integers(0, 399), part=st.sampled_from([7, 64, 100, 400])
+)
 def test_parts_and_reads_of_any_size_cover_every_byte(
     size: int, offset: int, part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,15 +88,21 @@ def test_parts_and_reads_of_any_size_cover_every_byte(
         assert model_digest([path], tmp_path / "cache") != before
 
 
-def test_a_file_that_has_not_changed_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: None) -> None:
+def test_a_file_that_has_not_changed_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: None
+) -> None:
     path = tmp_path / "weights"
     path.write_bytes(b"x" * 100)
     first = model_digest([path], tmp_path / "cache")
-    monkeypatch.setattr(model_digest_module, "_part_digest", lambda *_: pytest.fail("the file is read again"))
+    monkeypatch.setattr(
+        model_digest_module, "_part_digest", lambda *_: pytest.fail("the file is read again")
+    )
     assert model_digest([path], tmp_path / "cache") == first
 
 
-def test_a_file_that_was_replaced_with_its_old_times_is_read_again(tmp_path: Path, kept: None) -> None:
+def test_a_file_that_was_replaced_with_its_old_times_is_read_again(
+    tmp_path: Path, kept: None
+) -> None:
     path, other = tmp_path / "weights", tmp_path / "other"
     path.write_bytes(b"x" * 100)
     settle(path)
@@ -125,7 +139,9 @@ def test_a_cache_that_cannot_be_written_to_is_done_without(tmp_path: Path, kept:
     assert model_digest([path], tmp_path / "cache") == model_digest([path], tmp_path / "another")
 
 
-def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_changes_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "weights"
     path.write_bytes(b"x" * 100)
 

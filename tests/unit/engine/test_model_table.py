@@ -1,4 +1,6 @@
-"""docs/models.md against the installed transformers: served means the tokens of `generate`, and the rest is refused."""
+"""docs/models.md against the installed transformers: served means the tokens of `generate`, and the
+rest is refused.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,17 @@ from model_table import PAGE, page, table
 VERSION, ROWS = table(PAGE.read_text())
 FEW = (  # of each way to be served or refused
     *("gpt2", "gpt_bigcode", "nemotron", "gemma3n_text", "longcat_flash", "bert", "got_ocr2"),
-    *("roberta", "moshi", "diffllama", "lfm2", "gemma4_unified", "falcon", "mamba", "blt", "musicgen"),
+    *(
+        "roberta",
+        "moshi",
+        "diffllama",
+        "lfm2",
+        "gemma4_unified",
+        "falcon",
+        "mamba",
+        "blt",
+        "musicgen",
+    ),
 )
 
 pytestmark = pytest.mark.skipif(
@@ -23,7 +35,10 @@ pytestmark = pytest.mark.skipif(
 
 def test_every_class_of_transformers_has_its_row() -> None:
     assert sorted(row.model_type for row in ROWS) == sorted(MODEL_TYPES)
-    assert page(sorted(ROWS, key=lambda row: list(MODEL_TYPES).index(row.model_type))) == PAGE.read_text()
+    assert (
+        page(sorted(ROWS, key=lambda row: list(MODEL_TYPES).index(row.model_type)))
+        == PAGE.read_text()
+    )
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers, on odd configurations

@@ -1,4 +1,6 @@
-"""A model by the kernels: the same to the bit however tokens are packed, and recorded steps as good as plain ones."""
+"""A model by the kernels: the same to the bit however tokens are packed, and recorded steps as good
+as plain ones.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,15 @@ RUN = range(20, 24)  # blocks
 @pytest.fixture(scope="module")
 def odd_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A llama whose rows do not fill vectors."""
-    return build("llama", tmp_path_factory.mktemp("odd"), intermediate_size=50, head_dim=10, hidden_size=44)
+    return build(
+        "llama", tmp_path_factory.mktemp("odd"), intermediate_size=50, head_dim=10, hidden_size=44
+    )
 
 
 def load(folder: Path, *, weights: Weights = "auto", **options: str) -> ModelRunner:
-    runner = ModelRunner.load(str(folder), block_size=16, kv_bytes=1 << 20, weights=weights, **options)  # type: ignore[arg-type]
+    runner = ModelRunner.load(
+        str(folder), block_size=16, kv_bytes=1 << 20, weights=weights, **options
+    )  # type: ignore[arg-type]
     assert runner.kernels == "native"
     return runner
 
@@ -44,7 +50,9 @@ def segment(tokens: Sequence[int], start: int = 0, blocks: Sequence[int] = RUN) 
     return Segment(tokens, start, blocks)
 
 
-def chunked(runner: ModelRunner, tokens: Sequence[int], chunk: int, blocks: Sequence[int] = RUN) -> torch.Tensor:
+def chunked(
+    runner: ModelRunner, tokens: Sequence[int], chunk: int, blocks: Sequence[int] = RUN
+) -> torch.Tensor:
     """Logits after the last token of each chunk, [chunks, vocab_size]."""
     logits = []
     for start in range(0, len(tokens), chunk):
@@ -56,7 +64,9 @@ def chunked(runner: ModelRunner, tokens: Sequence[int], chunk: int, blocks: Sequ
 @pytest.mark.parametrize("weights", ["auto", "int8"])
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_logits_depend_on_the_sequence_alone(odd_model: Path, dtype: str, kv_dtype: str, weights: Weights) -> None:
+def test_logits_depend_on_the_sequence_alone(
+    odd_model: Path, dtype: str, kv_dtype: str, weights: Weights
+) -> None:
     """To the bit: not on chunks, nor on the batch, nor on whether the step is recorded."""
     runner = load(odd_model, dtype=dtype, kv_dtype=kv_dtype, weights=weights)
     one_by_one = chunked(runner, PROMPT, 1)
@@ -76,8 +86,12 @@ def test_logits_depend_on_the_sequence_alone(odd_model: Path, dtype: str, kv_dty
 
 
 @pytest.mark.parametrize("architecture", SERVED)
-def test_a_recorded_step_is_the_plain_one(architecture: str, tiny_model: Callable[[str], Path]) -> None:
-    """Whatever was in memory before, and wherever the blocks are; or the model says why it is not recorded."""
+def test_a_recorded_step_is_the_plain_one(
+    architecture: str, tiny_model: Callable[[str], Path]
+) -> None:
+    """Whatever was in memory before, and wherever the blocks are; or the model says why it is not
+    recorded.
+    """
     runner = load(tiny_model(architecture), dtype="bfloat16")
     forward = forward_of(runner)
     plain = load(tiny_model(architecture), dtype="bfloat16")
@@ -87,7 +101,10 @@ def test_a_recorded_step_is_the_plain_one(architecture: str, tiny_model: Callabl
         for _ in range(4):
             blocks = generator.sample(range(runner.num_blocks), 5)
             lengths = generator.choice([[1, 1, 7], [3, 3, 3], [9], [8, 1]])
-            segments = [segment(generator.choices(range(VOCAB), k=n), 0, [blocks[i]]) for i, n in enumerate(lengths)]
+            segments = [
+                segment(generator.choices(range(VOCAB), k=n), 0, [blocks[i]])
+                for i, n in enumerate(lengths)
+            ]
             assert torch.equal(runner.forward(segments, rows), plain.forward(segments, rows))
             for block in blocks[: len(lengths)]:
                 for mine, its in zip(runner.kv.layers, plain.kv.layers, strict=True):
@@ -109,7 +126,9 @@ def test_later_tokens_of_a_recorded_step(tiny_model: Callable[[str], Path]) -> N
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt_oss"])
-def test_memory_grows_neither_with_runs_nor_with_shapes(architecture: str, tiny_model: Callable[[str], Path]) -> None:
+def test_memory_grows_neither_with_runs_nor_with_shapes(
+    architecture: str, tiny_model: Callable[[str], Path]
+) -> None:
     runner = load(tiny_model(architecture), dtype="bfloat16")
     forward = forward_of(runner)
     sizes = []
@@ -122,11 +141,15 @@ def test_memory_grows_neither_with_runs_nor_with_shapes(architecture: str, tiny_
     assert sizes[-1] <= 1.5 * sizes[0]
 
 
-def test_the_oldest_shape_is_forgotten(tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_shape_is_forgotten(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(native_forward, "MAX_CAPTURED", 3)
     runner = load(tiny_model("llama"))
     captured = forward_of(runner)._captured
-    wanted = {length: runner.forward([segment(PROMPT[:length])], [0]).clone() for length in range(1, 6)}
+    wanted = {
+        length: runner.forward([segment(PROMPT[:length])], [0]).clone() for length in range(1, 6)
+    }
     assert not captured
     for _ in range(2):
         for length, logits in wanted.items():
@@ -185,7 +208,8 @@ def test_int8_weights_are_near_the_models_own(tiny_model: Callable[[str], Path])
 def test_int8_weights_of_inputs_that_are_not_whole_words(tmp_path: Path) -> None:
     folder = build("llama", tmp_path, intermediate_size=50)  # down_proj keeps its own
     logits = [
-        load(folder, weights=weights).forward([segment(PROMPT)], range(len(PROMPT))) for weights in ("auto", "int8")
+        load(folder, weights=weights).forward([segment(PROMPT)], range(len(PROMPT)))
+        for weights in ("auto", "int8")
     ]
     assert torch.nn.functional.cosine_similarity(*logits).min() > 0.95
 
@@ -198,20 +222,25 @@ def test_int8_weights_of_inputs_that_are_not_whole_words(tmp_path: Path) -> None
         ({"dtype": "float16"}, "they do not fit float16 weights and float16 KV"),
     ],
 )
-def test_without_kernels(tiny_model: Callable[[str], Path], options: dict[str, str], reason: str) -> None:
+def test_without_kernels(
+    tiny_model: Callable[[str], Path], options: dict[str, str], reason: str
+) -> None:
     folder = str(tiny_model("llama"))
     runner = ModelRunner.load(folder, **{"block_size": 16, "kv_bytes": 1 << 20, **options})  # type: ignore[arg-type]
     assert runner.kernels == "torch"
     assert reason in runner.without_kernels
     assert runner.layout.word is None
     with pytest.raises(ConfigError, match=f"weights: int8 needs the native kernels: {reason}"):
-        ModelRunner.load(folder, **{"block_size": 16, "kv_bytes": 1 << 20, "weights": "int8", **options})  # type: ignore[arg-type]
+        ModelRunner.load(
+            folder, **{"block_size": 16, "kv_bytes": 1 << 20, "weights": "int8", **options}
+        )  # type: ignore[arg-type]
 
 
 def test_the_kernels_order_has_another_hash(tiny_model: Callable[[str], Path]) -> None:
     folder = str(tiny_model("llama"))
     native, torchs = (
-        ModelRunner.load(folder, block_size=16, kv_bytes=1 << 20, kernels=kernels) for kernels in ("auto", "torch")
+        ModelRunner.load(folder, block_size=16, kv_bytes=1 << 20, kernels=kernels)
+        for kernels in ("auto", "torch")
     )
     assert native.layout_hash != torchs.layout_hash
     assert native.layout.block_bytes == torchs.layout.block_bytes

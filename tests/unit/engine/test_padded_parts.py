@@ -27,7 +27,9 @@ NUM_BLOCKS = 24
 @settings(max_examples=100)
 @given(
     seed=st.integers(0, 10**6),
-    shape=st.sampled_from([(1, 1, 8, 8), (4, 4, 8, 8), (4, 2, 8, 8), (6, 1, 8, 8), (4, 2, 12, 8), (2, 2, 8, 16)]),
+    shape=st.sampled_from(
+        [(1, 1, 8, 8), (4, 4, 8, 8), (4, 2, 8, 8), (6, 1, 8, 8), (4, 2, 12, 8), (2, 2, 8, 16)]
+    ),
     lengths=st.lists(st.integers(1, 20), min_size=1, max_size=4),
     spare=st.integers(0, 3),
     window=st.none() | st.integers(1, 12),
@@ -68,12 +70,18 @@ def test_equals_the_definition(
         expected.append(naive(q, k, v, length - 1, 0.3, window, softcap, sinks))
     step = Step([0] * len(lengths), parts, [])
     width = max(len(part.blocks) for part in parts) + spare
-    inputs = PackedStep.on_host(step, PackedShape(len(lengths), 0, len(lengths), width), SIZE, pinned=False)
-    query, key, value = (torch.cat(tensors).transpose(0, 1)[None] for tensors in zip(*new_tensors, strict=True))
+    inputs = PackedStep.on_host(
+        step, PackedShape(len(lengths), 0, len(lengths), width), SIZE, pinned=False
+    )
+    query, key, value = (
+        torch.cat(tensors).transpose(0, 1)[None] for tensors in zip(*new_tensors, strict=True)
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(padded_parts, "KEY_BYTES", key_bytes)
         batch = SdpaDecoding(kv, inputs).batch()
-        out = batch.attend(0, query, key, value, scale=0.3, window=window or 0, softcap=softcap or 0.0, sinks=sinks)
+        out = batch.attend(
+            0, query, key, value, scale=0.3, window=window or 0, softcap=softcap or 0.0, sinks=sinks
+        )
     assert out.shape == (1, len(lengths), query_heads, v_dim)
     torch.testing.assert_close(out[0].double(), torch.cat(expected), rtol=1e-4, atol=1e-5)
 

@@ -15,5 +15,7 @@ def test_it_is_the_generator_of_numpy(pairs: list[tuple[int, int]]) -> None:
         float(np.random.Philox(key=seed % 2**64, counter=counter).random_raw() >> 11) * 2.0**-53
         for seed, counter in pairs
     ]
-    assert uniform([seed for seed, _ in pairs], [counter for _, counter in pairs]).tolist() == expected
+    assert (
+        uniform([seed for seed, _ in pairs], [counter for _, counter in pairs]).tolist() == expected
+    )
     assert all(0 <= number < 1 for number in expected)

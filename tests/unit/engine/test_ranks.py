@@ -49,8 +49,12 @@ def logits(runner: ModelRunner) -> torch.Tensor:
     ("architecture", "kv_dtype"),
     [("llama", "int8"), ("qwen3", "auto"), ("gemma2", "auto"), ("mixtral", "auto")],
 )
-def test_ragged_and_chunked_as_one_process(architecture: str, kv_dtype: str, tiny_model: Callable[[str], Path]) -> None:
-    """Sums over two ranks' parts are rounded in another way, by no more than float32's last places."""
+def test_ragged_and_chunked_as_one_process(
+    architecture: str, kv_dtype: str, tiny_model: Callable[[str], Path]
+) -> None:
+    """Sums over two ranks' parts are rounded in another way, by no more than float32's last
+    places.
+    """
     alone = ModelRunner.load(str(tiny_model(architecture)), kv_dtype=kv_dtype, **SETTINGS)
     with two_ranks(tiny_model(architecture), kv_dtype=kv_dtype, kernels="auto") as shared:
         assert shared.weight_bytes == alone.weight_bytes
@@ -71,12 +75,16 @@ def test_ragged_and_chunked_as_one_process(architecture: str, kv_dtype: str, tin
 
 
 def test_long_steps_layers_and_the_death_of_a_rank(tmp_path: Path) -> None:
-    """A step of more numbers than go at once; whom layers are told to; and then rank 1 is killed."""
+    """A step of more numbers than go at once; whom layers are told to; and then rank 1 is
+    killed.
+    """
     folder = build("llama", tmp_path, max_position_embeddings=2048)
     tokens = [2 + i % 90 for i in range(1500)]
     alone = ModelRunner.load(str(folder), **SETTINGS)
     with two_ranks(folder) as shared:
-        last = [runner.forward([Segment(tokens, 0, range(375))], [1499]) for runner in (alone, shared)]
+        last = [
+            runner.forward([Segment(tokens, 0, range(375))], [1499]) for runner in (alone, shared)
+        ]
         torch.testing.assert_close(*last, rtol=0, atol=1e-4)
 
         told: list[int] = []
@@ -103,7 +111,9 @@ def test_a_layer_is_told_when_all_ranks_have_stored_it() -> None:
     assert told == [0, 1], "layer 2 may not be there yet on the others"
 
 
-def test_what_cannot_be_shared_is_refused_before_it_is_loaded(tiny_model: Callable[..., Path]) -> None:
+def test_what_cannot_be_shared_is_refused_before_it_is_loaded(
+    tiny_model: Callable[..., Path],
+) -> None:
     for architecture, reason in {
         "gpt2": "transformers has none for GPT2LMHeadModel",
         "olmo2": "plan gathers its heads",
@@ -111,16 +121,26 @@ def test_what_cannot_be_shared_is_refused_before_it_is_loaded(tiny_model: Callab
     }.items():
         with pytest.raises(ModelRefused, match=reason):
             check_degree(find_checkpoint(str(tiny_model(architecture))), 2)
-    with pytest.raises(ModelRefused, match=r"does not divide 4 attention heads and 2 KV heads; allowed are 1, 2$"):
+    with pytest.raises(
+        ModelRefused,
+        match=r"does not divide 4 attention heads and 2 KV heads; "
+        r"allowed are 1, 2$",
+    ):
         check_degree(find_checkpoint(str(tiny_model("llama"))), 4)
     with RankGroup(2) as group, pytest.raises(ConfigError, match="int8 needs the native kernels"):
-        ModelRunner.load(str(tiny_model("llama")), group=group, weights="int8", block_size=4, kv_bytes=1 << 20)
+        ModelRunner.load(
+            str(tiny_model("llama")), group=group, weights="int8", block_size=4, kv_bytes=1 << 20
+        )
 
 
-PARTS = st.builds(Part, st.integers(0, 9), st.integers(1, 9), st.integers(0, 9), st.lists(st.integers(0, 10**6)))
+PARTS = st.builds(
+    Part, st.integers(0, 9), st.integers(1, 9), st.integers(0, 9), st.lists(st.integers(0, 10**6))
+)
 
 
 @given(st.lists(st.integers(0, 2**31)), st.lists(PARTS), st.lists(st.integers(0, 2**31)))
-def test_a_step_survives_as_numbers(token_ids: list[int], parts: list[Part], rows: list[int]) -> None:
+def test_a_step_survives_as_numbers(
+    token_ids: list[int], parts: list[Part], rows: list[int]
+) -> None:
     step = Step(token_ids, parts, rows)
     assert step_from_numbers(step_to_numbers(step)) == step

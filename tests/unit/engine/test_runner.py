@@ -26,7 +26,11 @@ def runner(tiny_model: Callable[..., Path]) -> Iterator[ModelRunner]:
 
 
 def continued(
-    runner: ModelRunner, token_ids: Sequence[int], n: int, params: SamplingParams, blocks: Sequence[int] = range(40)
+    runner: ModelRunner,
+    token_ids: Sequence[int],
+    n: int,
+    params: SamplingParams,
+    blocks: Sequence[int] = range(40),
 ) -> list[int]:
     """`token_ids`, computed from the start, and `n` more tokens."""
     tokens, computed = list(token_ids), 0
@@ -77,7 +81,9 @@ def test_a_sequence_resumed_elsewhere_goes_on_as_it_would_have(
     assert unfaulted != continued(runner, PROMPT, 12, SamplingParams(seed=43))
     other = ModelRunner.load(str(tiny_model()), block_size=8, kv_bytes=1 << 20)
     survived = unfaulted[: len(PROMPT) + lost_at]
-    assert continued(other, survived, 12 - lost_at, params, blocks=list(range(30, 0, -1))) == unfaulted
+    assert (
+        continued(other, survived, 12 - lost_at, params, blocks=list(range(30, 0, -1))) == unfaulted
+    )
 
 
 def test_tokens_do_not_depend_on_who_else_is_in_the_batch(runner: ModelRunner) -> None:
@@ -93,7 +99,9 @@ def test_tokens_do_not_depend_on_who_else_is_in_the_batch(runner: ModelRunner) -
 
 SPECULATED = [
     GREEDY,
-    SamplingParams(seed=7, temperature=1.1, top_p=0.95, repetition_penalty=1.2, frequency_penalty=0.4),
+    SamplingParams(
+        seed=7, temperature=1.1, top_p=0.95, repetition_penalty=1.2, frequency_penalty=0.4
+    ),
     SamplingParams(seed=8, presence_penalty=0.8, logit_bias=((5, 3.0),), min_tokens=9, logprobs=2),
 ]
 
@@ -112,14 +120,18 @@ def test_what_follows_right_drafts_is_what_plain_decoding_draws(
         draft = expected[len(tokens) : len(tokens) + 5]
         draft[right:] = [(token + 1) % VOCAB for token in draft[right:]]
         request = SampleRequest(params, tokens + draft, len(PROMPT))
-        segment = Segment([*tokens[start:], *draft], start, range(50, 90), request, num_draft=len(draft))
+        segment = Segment(
+            [*tokens[start:], *draft], start, range(50, 90), request, num_draft=len(draft)
+        )
         _, sampled = runner.run([Segment(PROMPT, 0, range(40, 50)), segment])
         assert len(sampled) == right + 1
         tokens += [one.token_id for one in sampled]
         assert tokens == expected[: len(tokens)]
 
 
-def test_logprobs_equal_those_of_transformers(runner: ModelRunner, tiny_model: Callable[..., Path]) -> None:
+def test_logprobs_equal_those_of_transformers(
+    runner: ModelRunner, tiny_model: Callable[..., Path]
+) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_model(), attn_implementation="eager").eval()
     with torch.no_grad():
         expected = model(torch.tensor([PROMPT])).logits[0, -1].log_softmax(-1)
@@ -141,14 +153,23 @@ def test_half_precision(tiny_model: Callable[..., Path], dtype: str) -> None:
 
 def test_too_little_memory_says_what_to_set(tiny_model: Callable[..., Path]) -> None:
     folder = str(tiny_model())
-    with pytest.raises(ConfigError, match=r"kv.memory: 10000 bytes .* at least that, or model.max_model_len") as caught:
+    with pytest.raises(
+        ConfigError,
+        match=r"kv.memory: 10000 bytes .* at least that, or "
+        r"model.max_model_len",
+    ) as caught:
         ModelRunner.load(folder, block_size=16, kv_bytes=10_000)
     words = caught.value.message.split()
     needed = int(words[words.index("takes") + 1])
     fitting = int(words[-1])
     assert 0 < fitting < MAX_LEN
     assert ModelRunner.load(folder, block_size=16, kv_bytes=needed).max_model_len == MAX_LEN
-    assert ModelRunner.load(folder, block_size=16, kv_bytes=10_000, max_model_len=fitting).max_model_len == fitting
+    assert (
+        ModelRunner.load(
+            folder, block_size=16, kv_bytes=10_000, max_model_len=fitting
+        ).max_model_len
+        == fitting
+    )
     with pytest.raises(ConfigError):
         ModelRunner.load(folder, block_size=16, kv_bytes=needed - 1)
     with pytest.raises(ConfigError):
@@ -156,7 +177,10 @@ def test_too_little_memory_says_what_to_set(tiny_model: Callable[..., Path]) -> 
 
 
 def test_max_model_len_is_cut_to_what_the_model_allows(tiny_model: Callable[..., Path]) -> None:
-    assert ModelRunner.load(str(tiny_model()), kv_bytes=1 << 20, max_model_len=10**9).max_model_len == MAX_LEN
+    assert (
+        ModelRunner.load(str(tiny_model()), kv_bytes=1 << 20, max_model_len=10**9).max_model_len
+        == MAX_LEN
+    )
 
 
 def sampling(**kwargs: object) -> SampleRequest:
@@ -204,7 +228,9 @@ def test_sampling_that_is_not_allowed_fails_its_segment_alone(runner: ModelRunne
 
 
 def test_tokens_before_a_draft_that_cannot_be_drawn_stand() -> None:
-    """As if the draft before it had been wrong: the next step tells of the fault, as plain decoding does."""
+    """As if the draft before it had been wrong: the next step tells of the fault, as plain decoding
+    does.
+    """
     fault = SequenceFault("no distribution")
     segment = Segment([5, 6, 7], 10, [0], sampling(), num_draft=2)
     right, second, third, wrong = (Sampled(token_id) for token_id in (6, 7, 9, 3))

@@ -32,7 +32,9 @@ DRAWS = 1500
 
 
 def request(params: SamplingParams, token_ids: list[int] | None = None) -> SampleRequest:
-    return SampleRequest(params, PROMPT + OUTPUT if token_ids is None else token_ids, len(PROMPT), EOS)
+    return SampleRequest(
+        params, PROMPT + OUTPUT if token_ids is None else token_ids, len(PROMPT), EOS
+    )
 
 
 def logits(seed: int, rows: int = 1, vocab: int = VOCAB) -> torch.Tensor:
@@ -47,7 +49,9 @@ def frequencies(row: torch.Tensor, params: SamplingParams, draws: int = DRAWS) -
 
 
 def reference(row: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """The distribution, from transformers' own processors where it has them and from the definitions where not."""
+    """The distribution, from transformers' own processors where it has them and from the
+    definitions where not.
+    """
     scores = row.clone()
     for token, bias in params.logit_bias:
         scores[0, token] += bias
@@ -89,13 +93,16 @@ def reference(row: torch.Tensor, params: SamplingParams) -> torch.Tensor:
         SamplingParams(min_tokens=9, stop_token_ids=(7, 3)),
         SamplingParams(min_tokens=4, stop_token_ids=(7, 3)),
     ],
-    ids=lambda params: ",".join(f"{k}={getattr(params, k)}" for k in params.__slots__ if getattr(params, k)),
+    ids=lambda params: ",".join(
+        f"{k}={getattr(params, k)}" for k in params.__slots__ if getattr(params, k)
+    ),
 )
 def test_draws_follow_the_reference_distribution(params: SamplingParams) -> None:
     row = logits(seed=1)
     expected, found = reference(row, params), frequencies(row, params)
     assert found[expected == 0].sum() == 0, "a token was drawn that is excluded"
-    deviation = 4.5 * (expected * (1 - expected) / DRAWS).sqrt() + 2.5 / DRAWS  # binomial; the last for rare tokens
+    # Binomial; the last for rare tokens
+    deviation = 4.5 * (expected * (1 - expected) / DRAWS).sqrt() + 2.5 / DRAWS
     assert ((found - expected).abs() <= deviation).all()
     assert sample(row, [request(replace(params, temperature=0))])[0].token_id == int(
         reference(row, replace(params, top_k=1)).argmax()
@@ -105,7 +112,9 @@ def test_draws_follow_the_reference_distribution(params: SamplingParams) -> None
 def test_presence_and_frequency_count_the_output_only() -> None:
     row = torch.zeros(1, VOCAB)
     row[0, 9], row[0, 11] = 2.0, 1.9  # 9 is in the prompt, 11 in the output
-    assert sample(row, [request(SamplingParams(temperature=0, presence_penalty=1.0))])[0].token_id == 9
+    assert (
+        sample(row, [request(SamplingParams(temperature=0, presence_penalty=1.0))])[0].token_id == 9
+    )
 
 
 ANY_PARAMS = st.builds(
@@ -137,7 +146,9 @@ def test_a_batch_gives_each_row_what_it_is_given_alone_by_definition(
         prompt_len = data.draw(st.integers(0, len(token_ids)), label="prompt_len")
         as_array = data.draw(st.booleans(), label="as array")
         params = data.draw(ANY_PARAMS, label="params")
-        requests.append(SampleRequest(params, array("q", token_ids) if as_array else token_ids, prompt_len, EOS))
+        requests.append(
+            SampleRequest(params, array("q", token_ids) if as_array else token_ids, prompt_len, EOS)
+        )
     batch = logits(seed, rows, vocab) * data.draw(st.sampled_from([0.1, 1.0, 3.0]), label="spread")
     before = batch.clone()
     together = sample(batch, requests)
@@ -147,14 +158,21 @@ def test_a_batch_gives_each_row_what_it_is_given_alone_by_definition(
 
 
 @settings(max_examples=50, deadline=None)
-@given(seed=st.integers(0, 2**32), params=ANY_PARAMS.map(lambda params: replace(params, logprobs=None)))
+@given(
+    seed=st.integers(0, 2**32), params=ANY_PARAMS.map(lambda params: replace(params, logprobs=None))
+)
 def test_of_equally_likely_tokens_the_lower_ids_are_kept(seed: int, params: SamplingParams) -> None:
     """In bfloat16 many tokens are equally likely, also at the edge of what top_k and top_p keep."""
     batch = logits(seed, rows=3, vocab=1200).bfloat16()
-    requests = [SampleRequest(replace(params, seed=row), PROMPT + OUTPUT, len(PROMPT), EOS) for row in range(3)]
+    requests = [
+        SampleRequest(replace(params, seed=row), PROMPT + OUTPUT, len(PROMPT), EOS)
+        for row in range(3)
+    ]
     assert sample(batch, requests) == naive_sample(batch, requests)
     equal = torch.zeros(1, VOCAB)
-    assert {sample(equal, [request(SamplingParams(top_k=2, seed=n))])[0].token_id for n in range(40)} == {0, 1}
+    assert {
+        sample(equal, [request(SamplingParams(top_k=2, seed=n))])[0].token_id for n in range(40)
+    } == {0, 1}
 
 
 def test_draws_differ_by_seed_and_by_position_and_repeat() -> None:
@@ -172,7 +190,14 @@ def test_draws_differ_by_seed_and_by_position_and_repeat() -> None:
 
 def test_known_draws() -> None:
     """Fixed for all versions: a sequence resumed on another release goes on as it would have."""
-    known = {(0, 1): 502, (0, 2): 253, (7, 1): 82, (7, 4096): 910, (2**64 - 1, 3): 102, (123456789, 10): 60}
+    known = {
+        (0, 1): 502,
+        (0, 2): 253,
+        (7, 1): 82,
+        (7, 4096): 910,
+        (2**64 - 1, 3): 102,
+        (123456789, 10): 60,
+    }
     row = torch.zeros(1, 1000)
     for (seed, position), token_id in known.items():
         request = SampleRequest(SamplingParams(seed=seed), [1] * position, 0)
@@ -183,7 +208,10 @@ def test_rounding_errors_hardly_ever_change_a_draw() -> None:
     row = logits(seed=2, vocab=500)
     noise = 1 + 1e-6 * torch.randn(1, 500, generator=torch.Generator().manual_seed(0))
     requests = [request(SamplingParams(seed=seed)) for seed in range(2000)]
-    exact, noisy = sample(row.expand(2000, -1), requests), sample((row * noise).expand(2000, -1), requests)
+    exact, noisy = (
+        sample(row.expand(2000, -1), requests),
+        sample((row * noise).expand(2000, -1), requests),
+    )
     assert sum(a != b for a, b in zip(exact, noisy, strict=True)) <= 2
 
 
@@ -198,7 +226,9 @@ def test_extreme_temperatures(temperature: float) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_banning_every_token_still_draws_one(temperature: float) -> None:
-    params = SamplingParams(temperature=temperature, seed=1, min_tokens=100, stop_token_ids=tuple(range(VOCAB)))
+    params = SamplingParams(
+        temperature=temperature, seed=1, min_tokens=100, stop_token_ids=tuple(range(VOCAB))
+    )
     assert 0 <= sample(logits(0), [request(params)])[0].token_id < VOCAB
 
 
@@ -212,7 +242,9 @@ def test_stop_ids_outside_of_the_vocabulary_ban_nothing() -> None:
 def test_logprobs_are_those_of_the_model() -> None:
     row = logits(5)
     expected = row[0].log_softmax(-1)
-    params = SamplingParams(temperature=0, logprobs=3, repetition_penalty=5.0, logit_bias=((20, 50.0),))
+    params = SamplingParams(
+        temperature=0, logprobs=3, repetition_penalty=5.0, logit_bias=((20, 50.0),)
+    )
     sampled = sample(row, [request(params)])[0]
     assert sampled.token_id == 20
     assert sampled.logprobs is not None
@@ -224,7 +256,9 @@ def test_logprobs_are_those_of_the_model() -> None:
 
 @pytest.mark.parametrize(("asked", "given"), [(0, 0), (1, 1), (MAX_LOGPROBS, MAX_LOGPROBS)])
 def test_number_of_top_logprobs(asked: int, given: int) -> None:
-    logprobs = sample(logits(5), [request(SamplingParams(temperature=0, logprobs=asked))])[0].logprobs
+    logprobs = sample(logits(5), [request(SamplingParams(temperature=0, logprobs=asked))])[
+        0
+    ].logprobs
     assert logprobs is not None
     assert len(logprobs.top) == given
 
@@ -236,14 +270,17 @@ def test_half_precision_logits() -> None:
 
 @pytest.mark.parametrize("top_p", [0.3, 0.999])
 def test_nucleus_of_a_large_vocabulary(top_p: float) -> None:
-    """Flat enough that the nucleus is larger than what is sorted at first, and small enough that it is not."""
+    """Flat enough that the nucleus is larger than what is sorted at first, and small enough that it
+    is not.
+    """
     row = logits(7, vocab=5000) * 0.3
     probabilities, tokens = row[0].softmax(-1).sort(descending=True)
     nucleus = set(tokens[: int((probabilities.cumsum(0) < top_p).sum()) + 1].tolist())
     drawn = {
         sampled.token_id
         for sampled in sample(
-            row.expand(500, -1), [request(SamplingParams(top_p=top_p, seed=seed)) for seed in range(500)]
+            row.expand(500, -1),
+            [request(SamplingParams(top_p=top_p, seed=seed)) for seed in range(500)],
         )
     }
     assert drawn <= nucleus

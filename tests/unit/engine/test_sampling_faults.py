@@ -1,4 +1,6 @@
-"""Whatever a row holds and asks for: a token of the vocabulary or an error, and nothing of it in another row."""
+"""Whatever a row holds and asks for: a token of the vocabulary or an error, and nothing of it in
+another row.
+"""
 
 from __future__ import annotations
 
@@ -29,23 +31,30 @@ def _allowed(name: str) -> st.SearchStrategy[Any]:
     """Both ends, and the whole of what lies between, with what is no number in float32 any more."""
     limit = LIMITS[name]
     if isinstance(limit.least, int):
-        return st.one_of(st.integers(limit.least, min(int(limit.most), 40)), st.just(int(limit.most)))
+        return st.one_of(
+            st.integers(limit.least, min(int(limit.most), 40)), st.just(int(limit.most))
+        )
     ends = [limit.least, limit.most, limit.least + 1e-310]
     return st.one_of(st.sampled_from(ends), st.floats(limit.least, limit.most))
 
 
 def params(wild: bool, vocab: int) -> st.SearchStrategy[SamplingParams]:
     numbers = {name: _allowed(name) for name in LIMITS if name != "logprobs"}
-    bias: st.SearchStrategy[Any] = st.tuples(st.integers(0, vocab - 1), st.floats(-MAX_BIAS, MAX_BIAS))
+    bias: st.SearchStrategy[Any] = st.tuples(
+        st.integers(0, vocab - 1), st.floats(-MAX_BIAS, MAX_BIAS)
+    )
     stops: st.SearchStrategy[Any] = st.integers(0, vocab - 1)
     if wild:
         for name, limit in LIMITS.items():
-            numbers[name] = st.one_of(_allowed(name), any_integer if isinstance(limit.least, int) else any_float)
+            numbers[name] = st.one_of(
+                _allowed(name), any_integer if isinstance(limit.least, int) else any_float
+            )
         bias = st.one_of(bias, st.tuples(any_integer, any_float))
         stops = st.one_of(stops, any_integer)
     return st.builds(
         SamplingParams,
-        **numbers | {"logprobs": st.one_of(st.none(), numbers.get("logprobs", _allowed("logprobs")))},
+        **numbers
+        | {"logprobs": st.one_of(st.none(), numbers.get("logprobs", _allowed("logprobs")))},
         seed=st.one_of(st.none(), any_integer) if wild else st.integers(-(2**80), 2**80),
         stop_token_ids=st.lists(stops, max_size=4).map(tuple),
         logit_bias=st.lists(bias, max_size=4).map(tuple),
@@ -54,7 +63,9 @@ def params(wild: bool, vocab: int) -> st.SearchStrategy[SamplingParams]:
 
 @st.composite
 def a_row(draw: st.DrawFn, vocab: int, wild: bool) -> tuple[torch.Tensor, SampleRequest]:
-    numbers = torch.randn(vocab, generator=torch.Generator().manual_seed(draw(st.integers(0, 2**32))))
+    numbers = torch.randn(
+        vocab, generator=torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    )
     row = numbers * draw(st.sampled_from([0.0, 1e-40, 1.0, 30.0, 1e30, 3e38]))
     if draw(st.booleans()):
         spoilt = draw(st.lists(st.integers(0, vocab - 1), max_size=3))
@@ -77,7 +88,9 @@ def test_a_token_of_the_vocabulary_or_an_error_for_its_row_alone(
     requests = [request for _, request in rows]
     before = batch.clone()
     together = sample(batch, requests)
-    assert torch.equal(batch.nan_to_num(7.5), before.nan_to_num(7.5)), "the caller's logits stay as they are"
+    assert torch.equal(batch.nan_to_num(7.5), before.nan_to_num(7.5)), (
+        "the caller's logits stay as they are"
+    )
     assert [_plain(one) for one in together] == [
         _plain(sample(batch[row : row + 1], [request])[0]) for row, request in enumerate(requests)
     ]
@@ -118,9 +131,13 @@ def _allows(values: SamplingParams, vocab: int) -> bool:
 
 @settings(max_examples=150)
 @given(values=params(wild=True, vocab=24), seed=st.integers(0, 2**32))
-def test_a_draw_gives_no_id_beyond_the_vocabulary_whatever_it_is_given(values: SamplingParams, seed: int) -> None:
+def test_a_draw_gives_no_id_beyond_the_vocabulary_whatever_it_is_given(
+    values: SamplingParams, seed: int
+) -> None:
     """Also without the check of its values that comes before it."""
-    integers = {name: max(0, min(getattr(values, name) or 0, 40)) for name in ("top_k", "min_tokens")}
+    integers = {
+        name: max(0, min(getattr(values, name) or 0, 40)) for name in ("top_k", "min_tokens")
+    }
     drawing = replace(values, **integers, seed=seed)
     logits = torch.randn(1, 24, generator=torch.Generator().manual_seed(seed))
     for cut in (False, True):
@@ -131,12 +148,17 @@ def test_a_draw_gives_no_id_beyond_the_vocabulary_whatever_it_is_given(values: S
 @pytest.mark.parametrize("temperature", [0.0, 5e-324, 1e-300, 1e-38, LEAST_TEMPERATURE / 2])
 def test_temperatures_that_float32_does_not_have_are_greedy(temperature: float) -> None:
     logits = torch.randn(40, 200, generator=torch.Generator().manual_seed(1))
-    requests = [SampleRequest(SamplingParams(temperature=temperature, seed=n, top_p=0.9), [1], 1) for n in range(40)]
+    requests = [
+        SampleRequest(SamplingParams(temperature=temperature, seed=n, top_p=0.9), [1], 1)
+        for n in range(40)
+    ]
     assert [one.token_id for one in sample(logits, requests)] == logits.argmax(1).tolist()  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("least", [-math.inf, -3.1e38])
-def test_a_token_without_probability_that_all_others_leave_over_has_the_least_logprob(least: float) -> None:
+def test_a_token_without_probability_that_all_others_leave_over_has_the_least_logprob(
+    least: float,
+) -> None:
     logits = torch.tensor([[least, -3e38, 1.2e38]])
     params = SamplingParams(temperature=0.0, min_tokens=9, logit_bias=((1, -100.0),), logprobs=3)
     (result,) = sample(logits, [SampleRequest(params, [1], 1, EOS)])
@@ -153,6 +175,8 @@ def test_a_ban_hides_no_nonsense(temperature: float, nonsense: float) -> None:
     """min_tokens puts a number in the place of the end's logit."""
     logits = torch.zeros(1, 24)
     logits[0, 2] = nonsense
-    request = SampleRequest(SamplingParams(temperature=temperature, seed=1, min_tokens=5), [1], 1, EOS)
+    request = SampleRequest(
+        SamplingParams(temperature=temperature, seed=1, min_tokens=5), [1], 1, EOS
+    )
     (result,) = sample(logits, [request])
     assert isinstance(result, SequenceFault)

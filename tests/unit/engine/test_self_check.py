@@ -1,4 +1,6 @@
-"""A model is held to transformers' own attention when it is loaded, in each dtype that it may have."""
+"""A model is held to transformers' own attention when it is loaded, in each dtype that it may
+have.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("model_type", ["llama", "qwen3_moe", "deepseek_v2", "granitemoe", "beam", "gpt_oss"])
+@pytest.mark.parametrize(
+    "model_type", ["llama", "qwen3_moe", "deepseek_v2", "granitemoe", "beam", "gpt_oss"]
+)
 def test_rounding_refuses_nothing(model_type: str, dtype: str, tmp_path: Path) -> None:
     """Routers of experts included, which choose others where two are nearly equal."""
     build(model_type, tmp_path)
@@ -31,9 +35,13 @@ def test_rounding_refuses_nothing(model_type: str, dtype: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("model_type", ["roberta", "xlm-roberta-xl"])
-def test_positions_that_the_model_shifts_are_noticed(model_type: str, dtype: str, tmp_path: Path) -> None:
+def test_positions_that_the_model_shifts_are_noticed(
+    model_type: str, dtype: str, tmp_path: Path
+) -> None:
     build(model_type, tmp_path)
-    with pytest.raises(ModelRefused, match="gives other logits on paged attention than on transformers' own"):
+    with pytest.raises(
+        ModelRefused, match="gives other logits on paged attention than on transformers' own"
+    ):
         load_model(str(tmp_path), dtype=dtype)
 
 
@@ -57,7 +65,9 @@ def test_attention_that_is_off_is_noticed(
         made = batch(self, step)
 
         class Off:
-            def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Any:
+            def attend(
+                self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any
+            ) -> Any:
                 return wrong(lambda **changed: made.attend(layer, q, k, v, **changed), **options)
 
         return Off()
@@ -81,7 +91,10 @@ def test_models_that_drop_keywords_run_side_by_side(tmp_path: Path) -> None:
     """Two runners in two threads: neither finds the other's batch."""
     build("nemotron", tmp_path)
     prompts = random_prompts()
-    runners = [ModelRunner.load(str(tmp_path), kv_bytes=8 << 20, kernels="torch", block_size=4) for _ in range(2)]
+    runners = [
+        ModelRunner.load(str(tmp_path), kv_bytes=8 << 20, kernels="torch", block_size=4)
+        for _ in range(2)
+    ]
     with ThreadPoolExecutor(2) as threads:
         found = list(threads.map(lambda runner: answers(runner, prompts, 7), runners))
     assert found == [generate(tmp_path, prompts)] * 2
@@ -89,12 +102,20 @@ def test_models_that_drop_keywords_run_side_by_side(tmp_path: Path) -> None:
 
 def test_tokens_that_the_configuration_names_are_left_out(tmp_path: Path) -> None:
     """Such as padding, and the place of an image, which a model treats in another way."""
-    model = load_model(str(build_tiny("llama", tmp_path, pad_token_id=5, image_token_id=9, audio_token_index=17))).model
-    assert not {0, 1, 5, 9, 17} & set(self_check._token_ids(model.config, model.device).flatten().tolist())
+    model = load_model(
+        str(build_tiny("llama", tmp_path, pad_token_id=5, image_token_id=9, audio_token_index=17))
+    ).model
+    assert not {0, 1, 5, 9, 17} & set(
+        self_check._token_ids(model.config, model.device).flatten().tolist()
+    )
 
 
 def test_a_cache_that_is_shorter_than_attention_is_noticed(tmp_path: Path) -> None:
-    """Of moshi transformers keeps a window, and lets a prompt attend to all of it: chunks would change the answer."""
+    """Of moshi transformers keeps a window, and lets a prompt attend to all of it: chunks would
+    change the answer.
+    """
     build("moshi", tmp_path)
-    with pytest.raises(ModelRefused, match="transformers' cache keeps 8 tokens, and attention is over 192"):
+    with pytest.raises(
+        ModelRefused, match="transformers' cache keeps 8 tokens, and attention is over 192"
+    ):
         load_model(str(tmp_path))

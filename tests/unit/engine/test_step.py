@@ -18,13 +18,19 @@ def step_of(lengths: list[int], rows: list[int]) -> Step:
 
 
 @given(st.data(), st.lists(st.sampled_from([1, 1, 2, 5]), min_size=1, max_size=6))
-def test_decoding_first_changes_the_order_and_nothing_else(data: st.DataObject, lengths: list[int]) -> None:
+def test_decoding_first_changes_the_order_and_nothing_else(
+    data: st.DataObject, lengths: list[int]
+) -> None:
     rows = data.draw(st.lists(st.integers(0, sum(lengths) - 1), max_size=4))
     step = step_of(lengths, rows)
     ordered = step.decoding_first()
     assert [part.new > 1 for part in ordered.parts] == sorted(part.new > 1 for part in step.parts)
-    assert [ordered.token_ids[row] for row in ordered.rows] == [step.token_ids[row] for row in step.rows]
-    tokens = {tuple(one.token_ids[p.row : p.row + p.new]) for one in (step, ordered) for p in one.parts}
+    assert [ordered.token_ids[row] for row in ordered.rows] == [
+        step.token_ids[row] for row in step.rows
+    ]
+    tokens = {
+        tuple(one.token_ids[p.row : p.row + p.new]) for one in (step, ordered) for p in one.parts
+    }
     assert len(tokens) == len(lengths)
     at = 0
     for part in ordered.parts:

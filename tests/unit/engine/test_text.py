@@ -31,13 +31,23 @@ def pieces(stream: TextStream, ids: list[int]) -> list[str]:
 
 
 def sentencepiece_like() -> Tokenizer:
-    """Words begin with a mark, the first one's space is stripped, unknown characters become byte tokens."""
+    """Words begin with a mark, the first one's space is stripped, unknown characters become byte
+    tokens.
+    """
     words = ["▁", "▁a", "▁the", "a", "t", "h", "e", "▁cat"]
-    vocab = {token: id_ for id_, token in enumerate(["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *words])}
+    vocab = {
+        token: id_
+        for id_, token in enumerate(["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *words])
+    }
     backend = tokenizers.Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     )
     return Tokenizer(backend)
 
@@ -61,7 +71,9 @@ class TestTokenizer:
         assert DEMO.special_ids == set(REFERENCE.all_special_ids)
 
     def test_truncation_and_padding_of_the_file_are_off(self, tmp_path: Path) -> None:
-        backend = tokenizers.Tokenizer.from_file(str(Path(resolve_model("demo")) / "tokenizer.json"))
+        backend = tokenizers.Tokenizer.from_file(
+            str(Path(resolve_model("demo")) / "tokenizer.json")
+        )
         backend.enable_truncation(4)
         backend.enable_padding(length=16)
         backend.save(str(tmp_path / "tokenizer.json"))
@@ -81,7 +93,8 @@ class TestTokenizer:
 
     def test_torch_and_transformers_stay_out(self) -> None:
         code = (
-            "import sys, kvrelay.tokenizer.tokenizer as t; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+            "import sys, kvrelay.tokenizer.tokenizer as t; sys.exit(bool({'torch', 'transformers'} "
+            "& set(sys.modules)))"
         )
         subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -111,7 +124,9 @@ class TestTextStream:
         assert len(ids) == 9, "this test wants one token per byte"
         assert "".join(pieces(TextStream(DEMO, prompt_ids=ids[:4]), ids[4:])) == "本語"
 
-    @given(st.text(alphabet="athe cé日😀", max_size=30), st.text(alphabet="athe cé日😀", max_size=30))
+    @given(
+        st.text(alphabet="athe cé日😀", max_size=30), st.text(alphabet="athe cé日😀", max_size=30)
+    )
     def test_tokenizers_that_need_context(self, prompt: str, text: str) -> None:
         tokenizer = sentencepiece_like()
         ids = tokenizer.encode(prompt + text)
@@ -138,12 +153,16 @@ class TestTextStream:
         assert [stream.push(i) for i in (*[end] * 200, second)] == [""] * 200 + [" cat"]
 
     @given(narrow, narrow_stops)
-    def test_the_text_ends_before_the_stop_string_that_completes_first(self, text: str, stops: list[str]) -> None:
+    def test_the_text_ends_before_the_stop_string_that_completes_first(
+        self, text: str, stops: list[str]
+    ) -> None:
         ids = DEMO.encode(text, add_special_tokens=False)
         stream = TextStream(DEMO, tuple(stops))
         shown = "".join(pieces(stream, ids))
         expected = text
-        for end in range(len(text) + 1):  # naive: the shortest beginning of the text that ends with a stop string
+        for end in range(
+            len(text) + 1
+        ):  # naive: the shortest beginning of the text that ends with a stop string
             met = [stop for stop in stops if text[:end].endswith(stop)]
             if met:
                 expected = text[: end - max(map(len, met))]
@@ -183,7 +202,9 @@ class TestTextStream:
 
 
 async def test_other_threads_go_on_while_a_long_text_is_encoded() -> None:
-    """With Python's lock held for as long as this takes, the event loop would turn once or twice."""
+    """With Python's lock held for as long as this takes, the event loop would turn once or
+    twice.
+    """
     turns = 0
     encoding = asyncio.create_task(asyncio.to_thread(DEMO.encode, "the little fox ran. " * 50_000))
     while not encoding.done():
@@ -201,7 +222,9 @@ def byte_level(**changes: object) -> Tokenizer:
     if changes.pop("without_a_byte", False):
         words.remove("!")
     backend = tokenizers.Tokenizer(models.BPE({word: at for at, word in enumerate(words)}, merges))
-    backend.pre_tokenizer = changes.pop("pre_tokenizer", pre_tokenizers.ByteLevel(add_prefix_space=False))
+    backend.pre_tokenizer = changes.pop(
+        "pre_tokenizer", pre_tokenizers.ByteLevel(add_prefix_space=False)
+    )
     backend.decoder = decoders.ByteLevel()
     if "normalizer" in changes:
         backend.normalizer = changes["normalizer"]
@@ -213,13 +236,25 @@ def byte_level(**changes: object) -> Tokenizer:
 class TestFewestTokens:
     """What a text is refused for before it is tokenized."""
 
-    @given(texts, st.sampled_from(["a", "aaaa", " ", "  ", "\n", "e\u0301", "\u1f82", "\N{GRINNING FACE}", "<s>"]))
+    @given(
+        texts,
+        st.sampled_from(
+            ["a", "aaaa", " ", "  ", "\n", "e\u0301", "\u1f82", "\N{GRINNING FACE}", "<s>"]
+        ),
+    )
     def test_no_text_has_fewer(self, text: str, word: str) -> None:
         composing = tokenizers.normalizers.NFC()
-        for tokenizer in (byte_level(), sentencepiece_like(), byte_level(normalizer=composing), DEMO):
+        for tokenizer in (
+            byte_level(),
+            sentencepiece_like(),
+            byte_level(normalizer=composing),
+            DEMO,
+        ):
             assert tokenizer.max_token_bytes is not None
             for one in (text, word * 50, text + word * 50):
-                assert tokenizer.fewest_tokens(one) <= len(tokenizer.encode(one, add_special_tokens=False))
+                assert tokenizer.fewest_tokens(one) <= len(
+                    tokenizer.encode(one, add_special_tokens=False)
+                )
 
     @pytest.mark.parametrize(
         "changes",
@@ -230,11 +265,17 @@ class TestFewestTokens:
             {"normalizer": tokenizers.normalizers.Replace(tokenizers.Regex(" +"), " ")},
             {"normalizer": tokenizers.normalizers.Replace("  ", " ")},
             {"pre_tokenizer": pre_tokenizers.WhitespaceSplit()},
-            {"pre_tokenizer": pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), pre_tokenizers.ByteLevel()])},
+            {
+                "pre_tokenizer": pre_tokenizers.Sequence(
+                    [pre_tokenizers.Whitespace(), pre_tokenizers.ByteLevel()]
+                )
+            },
             {"special": tokenizers.AddedToken("<mask>", lstrip=True, special=True)},
         ],
     )
-    def test_a_tokenizer_that_may_drop_or_merge_text_refuses_nothing(self, changes: dict[str, object]) -> None:
+    def test_a_tokenizer_that_may_drop_or_merge_text_refuses_nothing(
+        self, changes: dict[str, object]
+    ) -> None:
         tokenizer = byte_level(**changes)
         assert tokenizer.max_token_bytes is None
         assert tokenizer.fewest_tokens("a" * 10**6) == 0

@@ -14,7 +14,9 @@ def environment() -> Iterator[dict[str, str]]:
     """What the examples need to find a cluster, which runs as long as they do."""
     command = [sys.executable, "-m", "kvrelay.cli.main", "serve", "--log-level", "error"]
     ports = ["--grpc-port", "0", "--http-port", "0", "--admin-port", "0"]
-    with subprocess.Popen([*command, *ports], stdout=subprocess.PIPE, text=True, start_new_session=True) as serve:
+    with subprocess.Popen(
+        [*command, *ports], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as serve:
         try:
             assert serve.stdout is not None
             words = dict(word.split("=", 1) for word in serve.stdout.readline().split()[2:])

@@ -69,7 +69,9 @@ def test_batch(environment: Environment, tmp_path: Path) -> None:
     source, target = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
     source.write_text("\n".join(map(json.dumps, rows)))
     run(environment, "batch.py", str(source), str(target))
-    answers = sorted((json.loads(line) for line in target.read_text().splitlines()), key=lambda row: row["line"])
+    answers = sorted(
+        (json.loads(line) for line in target.read_text().splitlines()), key=lambda row: row["line"]
+    )
     assert [row["line"] for row in answers] == list(range(1, 21))
     assert [row["line"] for row in answers if "error" in row] == [8, 9]
 
@@ -83,7 +85,16 @@ def test_web_app(environment: Environment) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "uvicorn", "--app-dir", str(FOLDER), "web_app:app", "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "uvicorn",
+        "--app-dir",
+        str(FOLDER),
+        "web_app:app",
+        "--port",
+        str(port),
+    ]
     with subprocess.Popen([*command, "--log-level", "error"], env=environment) as app:
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:

@@ -1,4 +1,6 @@
-"""The chart, rendered by Helm's own library, makes what the overlays make; its values change what they say they do."""
+"""The chart, rendered by Helm's own library, makes what the overlays make; its values change what
+they say they do.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,20 @@ import kubernetes_validate
 import pytest
 import yaml
 from support.custom_resource_fields import KINDS, problems
-from support.rendered_manifests import FOLDER, Manifest, Rendered, load_all, missing_renderer, rendered
+from support.rendered_manifests import (
+    FOLDER,
+    Manifest,
+    Rendered,
+    load_all,
+    missing_renderer,
+    rendered,
+)
 
 from kvrelay.types import POOLS
 
-helm = pytest.importorskip("helm_python", reason="there is no helm-python-sdk to render the chart with")
+helm = pytest.importorskip(
+    "helm_python", reason="there is no helm-python-sdk to render the chart with"
+)
 if reason := missing_renderer():
     pytest.skip(reason, allow_module_level=True)
 
@@ -62,7 +73,9 @@ def _chart(text: str, namespace: str) -> Rendered:
 
 
 def normal(one: Manifest) -> Manifest:
-    """Without the namespace, a ConfigMap's layout, and the order of mounts and volumes, which mean nothing."""
+    """Without the namespace, a ConfigMap's layout, and the order of mounts and volumes, which mean
+    nothing.
+    """
     one = copy.deepcopy(one)
     one["metadata"].pop("namespace", None)
     for name, text in one.get("data", {}).items():
@@ -72,7 +85,10 @@ def normal(one: Manifest) -> Manifest:
         model.setdefault("dtype", "auto")
     if one["kind"] == "Deployment":
         spec = one["spec"]["template"]["spec"]
-        for holder, key in ((spec, "volumes"), *((container, "volumeMounts") for container in spec["containers"])):
+        for holder, key in (
+            (spec, "volumes"),
+            *((container, "volumeMounts") for container in spec["containers"]),
+        ):
             holder[key] = sorted(holder[key], key=itemgetter("name"))
     return one
 
@@ -89,7 +105,9 @@ VARIANTS = {"base": {}, "overlays/secure": SECURE, "overlays/keda": KEDA, "overl
 @pytest.mark.parametrize(("variant", "values"), VARIANTS.items(), ids=VARIANTS)
 def test_it_makes_what_the_overlay_makes(variant: str, values: Mapping[str, Any]) -> None:
     made = by_name(chart(values).manifests)
-    applied = by_name([one for one in rendered(variant).manifests if one["kind"] not in NOT_IN_THE_CHART])
+    applied = by_name(
+        [one for one in rendered(variant).manifests if one["kind"] not in NOT_IN_THE_CHART]
+    )
     assert made.keys() == applied.keys()
     for name, one in applied.items():
         assert made[name] == one, name
@@ -97,14 +115,20 @@ def test_it_makes_what_the_overlay_makes(variant: str, values: Mapping[str, Any]
 
 def test_a_difference_would_show() -> None:
     made = by_name(chart({"router": {"replicas": 3}}).manifests)
-    applied = by_name([one for one in rendered("base").manifests if one["kind"] not in NOT_IN_THE_CHART])
-    assert [name for name in applied if made[name] != applied[name]] == ["Deployment kvrelay-router"]
+    applied = by_name(
+        [one for one in rendered("base").manifests if one["kind"] not in NOT_IN_THE_CHART]
+    )
+    assert [name for name in applied if made[name] != applied[name]] == [
+        "Deployment kvrelay-router"
+    ]
 
 
 def test_helm_finds_nothing_to_complain_about() -> None:
     for values in VARIANTS.values():
         found = helm.lint(str(CHART), dict(values), strict=True, namespace="kvrelay")
-        assert not [one for one in found["messages"] if one["severity"] not in ("INFO", "info", 1)], found
+        assert not [
+            one for one in found["messages"] if one["severity"] not in ("INFO", "info", 1)
+        ], found
 
 
 def test_values_change_what_they_name(tmp_path: Path) -> None:
@@ -120,7 +144,9 @@ def test_values_change_what_they_name(tmp_path: Path) -> None:
     }
     shown = chart(values, namespace="elsewhere")
     ours = [one for name, (_, one) in shown.containers.items() if "redis" not in name]
-    assert {(one["image"], one["imagePullPolicy"]) for one in ours} == {("somewhere/kvrelay:1", "Always")}
+    assert {(one["image"], one["imagePullPolicy"]) for one in ours} == {
+        ("somewhere/kvrelay:1", "Always")
+    }
     assert shown.containers["kvrelay-redis/redis"][1]["image"] == "redis:9"
 
     config, policy = shown.config(tmp_path), shown.policy(tmp_path)
@@ -133,23 +159,34 @@ def test_values_change_what_they_name(tmp_path: Path) -> None:
         assert shown.containers[f"kvrelay-{name}/ray-worker"][1]["args"][0] == "--num-cpus=2"
     for scaled in shown.of_kind("ScaledObject"):
         assert (scaled["spec"]["minReplicaCount"], scaled["spec"]["maxReplicaCount"]) == (2, 9)
-        assert {one["metadata"]["serverAddress"] for one in scaled["spec"]["triggers"]} == {"https://metrics:9090"}
+        assert {one["metadata"]["serverAddress"] for one in scaled["spec"]["triggers"]} == {
+            "https://metrics:9090"
+        }
     (monitor,) = shown.of_kind("ServiceMonitor")
-    assert monitor["spec"]["endpoints"][0]["tlsConfig"]["serverName"] == "kvrelay-router.elsewhere.svc"
+    assert (
+        monitor["spec"]["endpoints"][0]["tlsConfig"]["serverName"] == "kvrelay-router.elsewhere.svc"
+    )
     in_tree = chart({**values, "autoscaler": "ray"})
-    assert [(one["minReplicas"], one["maxReplicas"]) for one in in_tree.groups.values()] == [(2, 9)] * 2
+    assert [(one["minReplicas"], one["maxReplicas"]) for one in in_tree.groups.values()] == [
+        (2, 9)
+    ] * 2
     for one in [*shown.manifests, *in_tree.manifests]:
         if one["kind"] in KINDS:
             assert problems(one) == []
         else:
             kubernetes_validate.validate(one, "1.33", strict=True)
-    assert not chart({"secure": {"enabled": True, "serviceMonitor": False}}).of_kind("ServiceMonitor")
+    assert not chart({"secure": {"enabled": True, "serviceMonitor": False}}).of_kind(
+        "ServiceMonitor"
+    )
 
 
 def test_images_by_digest() -> None:
     digest = "sha256:" + "0" * 64
     shown = chart({"image": {"digest": digest}, "redis": {"image": f"redis@{digest}"}})
-    assert {one["image"] for _, one in shown.containers.values()} == {f"kvrelay@{digest}", f"redis@{digest}"}
+    assert {one["image"] for _, one in shown.containers.values()} == {
+        f"kvrelay@{digest}",
+        f"redis@{digest}",
+    }
 
 
 @pytest.mark.parametrize("values", [{}, SECURE, KEDA])

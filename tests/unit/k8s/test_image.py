@@ -1,4 +1,5 @@
-"""The image: from locked versions that pyproject.toml allows, with what pods run in it and nothing to build with.
+"""The image: from locked versions that pyproject.toml allows, with what pods run in it and nothing
+to build with.
 
 Nothing builds it here; README.md of k8s/ says what has been tried.
 """
@@ -23,9 +24,13 @@ TORCH = {"cpu": "2.13.0+cpu", "cuda": "2.13.0"}
 
 
 def pins(name: str) -> dict[str, Version]:
-    """Of a lock file. Each of its entries is an exact version with the hashes of what may be installed as it."""
+    """Of a lock file. Each of its entries is an exact version with the hashes of what may be
+    installed as it.
+    """
     found = {}
-    for entry in re.split(r"\n(?=\S)", (ROOT / "requirements" / f"{name}.lock").read_text().strip()):
+    for entry in re.split(
+        r"\n(?=\S)", (ROOT / "requirements" / f"{name}.lock").read_text().strip()
+    ):
         line, *hashes = entry.split(" \\\n")
         assert hashes, line
         assert all(re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}", one) for one in hashes), line
@@ -59,7 +64,9 @@ def test_the_locked_versions_are_those_that_the_project_allows(kind: str) -> Non
 
 def test_both_images_have_the_same_but_for_cuda() -> None:
     cpu, cuda = pins("cpu"), pins("cuda")
-    assert {name: version for name, version in cpu.items() if name != "torch"}.items() <= cuda.items()
+    assert {
+        name: version for name, version in cpu.items() if name != "torch"
+    }.items() <= cuda.items()
 
 
 def test_a_version_that_the_project_refuses_would_show() -> None:
@@ -76,7 +83,10 @@ def test_what_builds_the_wheel_is_locked_too() -> None:
 
 def test_it_is_built_from_the_lock_files_alone() -> None:
     installs = re.findall(
-        r"pip (?:--python \S+ )?install (.*?)(?:\n(?!  )|$)", STAGES[0].replace("\\\n", " "), re.DOTALL
+        r"pip (?:--python \S+ )?install (.*?)(?:\n(?!  "
+        r")|$)",
+        STAGES[0].replace("\\\n", " "),
+        re.DOTALL,
     )
     assert len(installs) == 3
     for options in installs:

@@ -1,4 +1,6 @@
-"""Each variant of k8s/, rendered, is valid by Kubernetes' schemas and the operators', and agrees with itself."""
+"""Each variant of k8s/, rendered, is valid by Kubernetes' schemas and the operators', and agrees
+with itself.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,15 @@ import kubernetes_validate
 import pytest
 import yaml
 from support.custom_resource_fields import KINDS, problems
-from support.rendered_manifests import COMPONENT, FOLDER, PART_OF, VARIANTS, Manifest, missing_renderer, rendered
+from support.rendered_manifests import (
+    COMPONENT,
+    FOLDER,
+    PART_OF,
+    VARIANTS,
+    Manifest,
+    missing_renderer,
+    rendered,
+)
 
 if reason := missing_renderer():
     pytest.skip(reason, allow_module_level=True)
@@ -55,20 +65,33 @@ def test_every_file_belongs_to_a_variant() -> None:
     named = set()
     for path in FOLDER.rglob("kustomization.yaml"):
         one = yaml.safe_load(path.read_text())
-        names = [*one.get("resources", []), *(patch.get("path") for patch in one.get("patches", []))]
-        names += [name for generator in one.get("configMapGenerator", []) for name in generator["files"]]
+        names = [
+            *one.get("resources", []),
+            *(patch.get("path") for patch in one.get("patches", [])),
+        ]
+        names += [
+            name for generator in one.get("configMapGenerator", []) for name in generator["files"]
+        ]
         named |= {(path.parent / name).resolve() for name in names if name}
     charts = FOLDER / "chart"
-    have = {path for path in FOLDER.rglob("*.yaml") if path.name != "kustomization.yaml" and charts not in path.parents}
+    have = {
+        path
+        for path in FOLDER.rglob("*.yaml")
+        if path.name != "kustomization.yaml" and charts not in path.parents
+    }
     assert have <= named
-    assert {str(path.parent.relative_to(FOLDER)) for path in FOLDER.rglob("kustomization.yaml")} == {
+    assert {
+        str(path.parent.relative_to(FOLDER)) for path in FOLDER.rglob("kustomization.yaml")
+    } == {
         *VARIANTS,
         "components/secure",
         "components/keda",
     }
 
 
-@pytest.mark.parametrize("manifest", distinct((name, one) for name, one in objects() if one["kind"] not in KINDS))
+@pytest.mark.parametrize(
+    "manifest", distinct((name, one) for name, one in objects() if one["kind"] not in KINDS)
+)
 def test_core_kinds_have_the_fields_of_their_schema(manifest: Manifest) -> None:
     kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
 
@@ -77,13 +100,20 @@ def test_core_kinds_have_the_fields_of_their_schema(manifest: Manifest) -> None:
 def test_pod_templates_have_the_fields_of_a_core_pod_template(template: Manifest) -> None:
     # The metadata's and the spec's schema are those of a PodTemplateSpec.
     kubernetes_validate.validate(
-        {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "one"}, "template": template},
+        {
+            "apiVersion": "v1",
+            "kind": "PodTemplate",
+            "metadata": {"name": "one"},
+            "template": template,
+        },
         KUBERNETES,
         strict=True,
     )
 
 
-@pytest.mark.parametrize("manifest", distinct((name, one) for name, one in objects() if one["kind"] in KINDS))
+@pytest.mark.parametrize(
+    "manifest", distinct((name, one) for name, one in objects() if one["kind"] in KINDS)
+)
 def test_custom_resources_have_their_makers_fields(manifest: Manifest) -> None:
     assert problems(manifest) == []
 
@@ -92,7 +122,9 @@ def test_a_wrong_custom_resource_does_not_pass() -> None:
     wrong = copy.deepcopy(rendered("base").ray)
     wrong["spec"]["autoscalerOptions"]["version"] = "v3"
     wrong["spec"]["headGroupSpec"]["rayStartParams"]["num-cpus"] = 0
-    wrong["spec"]["workerGroupSpecs"][0]["minReplica"] = wrong["spec"]["workerGroupSpecs"][0].pop("minReplicas")
+    wrong["spec"]["workerGroupSpecs"][0]["minReplica"] = wrong["spec"]["workerGroupSpecs"][0].pop(
+        "minReplicas"
+    )
     assert problems(wrong) == [
         "spec.autoscalerOptions.version: 'v3' is not one of ('v1', 'v2')",
         "spec.headGroupSpec.rayStartParams.num-cpus: 0 is not a str",
@@ -111,7 +143,9 @@ def test_what_kuberay_copies_into_the_autoscalers_container_fits_a_container(var
     container = {name: options[name] for name in ("resources", "securityContext", "volumeMounts")}
     pod = {"containers": [{"name": "autoscaler", "image": "kvrelay", **container}]}
     kubernetes_validate.validate(
-        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"}, "spec": pod}, KUBERNETES, strict=True
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"}, "spec": pod},
+        KUBERNETES,
+        strict=True,
     )
     mounted = {mount["name"] for mount in options["volumeMounts"]}
     assert mounted <= {volume["name"] for volume in shown.pods["head"]["spec"]["volumes"]}
@@ -134,7 +168,12 @@ def test_containers_are_confined(both: Manifest) -> None:
     assert container["resources"]["limits"]["memory"]
     assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
     for volume in pod["volumes"]:
-        assert volume.keys() - {"name"} <= {"emptyDir", "configMap", "secret", "persistentVolumeClaim"}
+        assert volume.keys() - {"name"} <= {
+            "emptyDir",
+            "configMap",
+            "secret",
+            "persistentVolumeClaim",
+        }
         if "emptyDir" in volume:
             assert volume["emptyDir"]["sizeLimit"], volume["name"]
 
@@ -143,7 +182,9 @@ def test_containers_are_confined(both: Manifest) -> None:
 def test_only_the_head_talks_to_the_kubernetes_api(variant: str) -> None:
     """Its autoscaler does; KubeRay gives it an account that may see and change this RayCluster."""
     talking = [
-        name for name, one in rendered(variant).pods.items() if one["spec"].get("automountServiceAccountToken", 1)
+        name
+        for name, one in rendered(variant).pods.items()
+        if one["spec"].get("automountServiceAccountToken", 1)
     ]
     assert talking == ["head"]
 
@@ -151,7 +192,9 @@ def test_only_the_head_talks_to_the_kubernetes_api(variant: str) -> None:
 @each_container
 def test_rays_shared_memory_is_bounded(both: Manifest) -> None:
     volumes = {volume["name"]: volume for volume in both["template"]["spec"]["volumes"]}
-    mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in both["container"]["volumeMounts"]}
+    mounts = {
+        mount["mountPath"]: volumes[mount["name"]] for mount in both["container"]["volumeMounts"]
+    }
     if both["template"]["metadata"]["labels"][COMPONENT] in ("head", "worker"):
         assert mounts["/dev/shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "256Mi"}
         assert mounts["/dev/shm"]["name"] == "shared-mem", "else KubeRay adds one of its own"
@@ -159,14 +202,19 @@ def test_rays_shared_memory_is_bounded(both: Manifest) -> None:
 
 @each_variant
 def test_the_controller_sees_its_raylet(variant: str) -> None:
-    """Ray finds it among the processes, and talks to it by sockets in /tmp/ray and memory in /dev/shm."""
+    """Ray finds it among the processes, and talks to it by sockets in /tmp/ray and memory in
+    /dev/shm.
+    """
     shown = rendered(variant)
     assert shown.pods["head"]["spec"]["shareProcessNamespace"] is True
     names = [name for name in shown.containers if name.startswith("head/")]
     assert names == ["head/controller", "head/ray-head"]
     for name in names:
-        mounts = {(one["mountPath"], one["name"]) for one in shown.containers[name][1]["volumeMounts"]}
-        # These names are KubeRay's own: under them it adds the same volumes to the container of the autoscaler.
+        mounts = {
+            (one["mountPath"], one["name"]) for one in shown.containers[name][1]["volumeMounts"]
+        }
+        # These names are KubeRay's own: under them it adds the same volumes to the container of the
+        # autoscaler.
         assert {("/tmp/ray", "ray-logs"), ("/dev/shm", "shared-mem")} <= mounts
 
 
@@ -178,10 +226,13 @@ def test_selectors_find_pods(variant: str) -> None:
     shown = rendered(variant)
     labels = {name: one["metadata"]["labels"] for name, one in shown.pods.items()}
     assert all(PART_OF.items() <= one.items() for one in labels.values())
-    selectors = {one["metadata"]["name"]: one["spec"]["selector"] for one in shown.of_kind("Service")}
+    selectors = {
+        one["metadata"]["name"]: one["spec"]["selector"] for one in shown.of_kind("Service")
+    }
     for kind in ("Deployment", "PodDisruptionBudget"):
         selectors |= {
-            f"{kind} {one['metadata']['name']}": one["spec"]["selector"]["matchLabels"] for one in shown.of_kind(kind)
+            f"{kind} {one['metadata']['name']}": one["spec"]["selector"]["matchLabels"]
+            for one in shown.of_kind(kind)
         }
     found = {
         name: [pod for pod, have in labels.items() if wanted.items() <= have.items()]
@@ -218,10 +269,16 @@ def test_one_autoscaler_at_most_decides_about_pods(variant: str) -> None:
 def test_whoever_adds_keda_turns_the_in_tree_autoscaler_off() -> None:
     component = yaml.safe_load((FOLDER / "components" / "keda" / "kustomization.yaml").read_text())
     assert "scaled-object.yaml" in component["resources"]
-    (patch,) = [yaml.safe_load(one["patch"]) for one in component["patches"] if one["target"] == {"kind": "RayCluster"}]
+    (patch,) = [
+        yaml.safe_load(one["patch"])
+        for one in component["patches"]
+        if one["target"] == {"kind": "RayCluster"}
+    ]
     assert {"op": "replace", "path": "/spec/enableInTreeAutoscaling", "value": False} in patch
     # And the objects that it adds come from nowhere else.
     others = [
-        path for path in FOLDER.rglob("*.yaml") if path.parent.name != "keda" and FOLDER / "chart" not in path.parents
+        path
+        for path in FOLDER.rglob("*.yaml")
+        if path.parent.name != "keda" and FOLDER / "chart" not in path.parents
     ]
     assert not [path for path in others if "kind: ScaledObject" in path.read_text()]

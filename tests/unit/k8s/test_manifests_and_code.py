@@ -1,4 +1,6 @@
-"""Every command, option, port, path, variable and key in k8s/ is one that this code, or Ray, really has."""
+"""Every command, option, port, path, variable and key in k8s/ is one that this code, or Ray, really
+has.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,19 @@ import pytest
 import typer
 import typer.main
 import yaml
-from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr as node_types_of
+from ray.autoscaler._private.kuberay.autoscaling_config import (
+    _derive_autoscaling_config_from_ray_cr as node_types_of,
+)
 from ray.scripts.scripts import cli as ray_cli
-from support.rendered_manifests import FOLDER, ROOT, VARIANTS, Manifest, Rendered, missing_renderer, rendered
+from support.rendered_manifests import (
+    FOLDER,
+    ROOT,
+    VARIANTS,
+    Manifest,
+    Rendered,
+    missing_renderer,
+    rendered,
+)
 from support.router_harness import running_router
 
 import autoscaler.actuator
@@ -32,7 +44,9 @@ if reason := missing_renderer():
     pytest.skip(reason, allow_module_level=True)
 
 KVRELAY: Any = typer.main.get_command(app)
-BAD_USAGE: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
+BAD_USAGE: type[Exception] = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError"
+)
 LEAVE_NODE = FOLDER / "leave-node"
 RAY_COMMANDS_S = 15  # for `ray drain-node`, which starts a driver
 each_variant = pytest.mark.parametrize("variant", VARIANTS)
@@ -40,7 +54,9 @@ IN_TREE = [one for one in VARIANTS if one != "overlays/keda"]
 
 
 def resolve(arguments: list[str]) -> None:
-    """Parses a command line as the program would. Raises for an unknown command or option, or a bad value."""
+    """Parses a command line as the program would. Raises for an unknown command or option, or a bad
+    value.
+    """
     command, *rest = arguments
     group = {"kvrelay": KVRELAY, "ray": ray_cli}[command]
     while isinstance(group, click.Group) or hasattr(group, "commands"):
@@ -64,7 +80,12 @@ def commands() -> Iterator[tuple[str, list[str]]]:
         LEAVE_NODE.read_text(),
         *re.findall(r"```sh\n(.*?)```", (FOLDER / "README.md").read_text(), re.DOTALL),
     ):
-        for line in re.findall(r"(?:^|-- )((?:kvrelay|ray) [a-z].*)$", text.replace("\\\n", " "), re.MULTILINE):
+        for line in re.findall(
+            r"(?:^|-- )((?:kvrelay|ray) "
+            r"[a-z].*)$",
+            text.replace("\\\n", " "),
+            re.MULTILINE,
+        ):
             yield line, shlex.split(re.split(r" [>|]+ ", line)[0])
 
 
@@ -85,15 +106,26 @@ def test_a_wrong_command_does_not_pass() -> None:
 
 
 def environment(shown: Rendered) -> set[str]:
-    return {one["name"] for _, container in shown.containers.values() for one in container.get("env", [])}
+    return {
+        one["name"]
+        for _, container in shown.containers.values()
+        for one in container.get("env", [])
+    }
 
 
 @each_variant
 def test_variables_are_read_by_somebody(variant: str) -> None:
     ours = {
-        parameter.envvar for command in KVRELAY.commands.values() for parameter in command.params if parameter.envvar
+        parameter.envvar
+        for command in KVRELAY.commands.values()
+        for parameter in command.params
+        if parameter.envvar
     }
-    assert environment(rendered(variant)) <= ours | {"RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"}
+    assert environment(rendered(variant)) <= ours | {
+        "RAY_ADDRESS",
+        "RAY_AUTH_MODE",
+        "RAY_AUTH_TOKEN",
+    }
 
 
 @each_variant
@@ -103,7 +135,11 @@ def test_the_configuration_loads(variant: str, tmp_path: Path) -> None:
     assert config.transfer.transport == "auto"  # between pods: grpc
     assert config.security.tls is not None
     assert is_loopback(config.listen.admin)
-    assert (config.security.tokens_file is None) is is_loopback(config.listen.grpc) is is_loopback(config.listen.http)
+    assert (
+        (config.security.tokens_file is None)
+        is is_loopback(config.listen.grpc)
+        is is_loopback(config.listen.http)
+    )
     for name, (_, container) in rendered(variant).containers.items():
         for argument in container.get("command", []):
             if argument.startswith("/"):
@@ -111,7 +147,9 @@ def test_the_configuration_loads(variant: str, tmp_path: Path) -> None:
 
 
 def test_the_variants_differ_in_what_they_say_only(tmp_path: Path) -> None:
-    base, secure, gpu = (rendered(one).config(tmp_path) for one in ("base", "overlays/secure", "overlays/gpu"))
+    base, secure, gpu = (
+        rendered(one).config(tmp_path) for one in ("base", "overlays/secure", "overlays/gpu")
+    )
     opened = {"listen": secure.listen, "security": secure.security}
     assert base.model_copy(update=opened) == secure
     assert secure.listen.model_dump().items() - base.listen.model_dump().items() == {
@@ -125,7 +163,9 @@ def test_the_variants_differ_in_what_they_say_only(tmp_path: Path) -> None:
 
 
 @each_variant
-def test_each_part_has_the_certificate_of_its_role_and_no_other(variant: str, tmp_path: Path) -> None:
+def test_each_part_has_the_certificate_of_its_role_and_no_other(
+    variant: str, tmp_path: Path
+) -> None:
     shown = rendered(variant)
     config = shown.config(tmp_path)
     assert config.security.tls is not None
@@ -133,10 +173,16 @@ def test_each_part_has_the_certificate_of_its_role_and_no_other(variant: str, tm
     for pair in (config.security.tls.router, config.security.tls.worker):
         named |= {pair.cert, pair.key}
     assert named == {f"/etc/kvrelay-tls/{name}" for name in ("ca.crt", "tls.crt", "tls.key")}
-    assert secret_keys("kvrelay-router-tls") == secret_keys("kvrelay-worker-tls") == {"ca.crt", "tls.crt", "tls.key"}
+    assert (
+        secret_keys("kvrelay-router-tls")
+        == secret_keys("kvrelay-worker-tls")
+        == {"ca.crt", "tls.crt", "tls.key"}
+    )
     for name, (template, container) in shown.containers.items():
         secrets = mounted_secrets(template, container)
-        role = {"controller": "router", "router": "router", "ray-worker": "worker"}.get(container["name"])
+        role = {"controller": "router", "router": "router", "ray-worker": "worker"}.get(
+            container["name"]
+        )
         assert secrets.get("/etc/kvrelay-tls") == (role and f"kvrelay-{role}-tls"), name
         tokens = container["name"] == "router" and config.security.tokens_file is not None
         assert ("/etc/kvrelay-tokens" in secrets) is tokens, name
@@ -146,9 +192,15 @@ def test_each_part_has_the_certificate_of_its_role_and_no_other(variant: str, tm
 
 
 def mounted_secrets(template: Manifest, container: Manifest) -> dict[str, str]:
-    volumes = {one["name"]: one["secret"]["secretName"] for one in template["spec"]["volumes"] if "secret" in one}
+    volumes = {
+        one["name"]: one["secret"]["secretName"]
+        for one in template["spec"]["volumes"]
+        if "secret" in one
+    }
     return {
-        mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"] if mount["name"] in volumes
+        mount["mountPath"]: volumes[mount["name"]]
+        for mount in container["volumeMounts"]
+        if mount["name"] in volumes
     }
 
 
@@ -169,7 +221,10 @@ def test_services_lead_to_what_listens(variant: str, tmp_path: Path) -> None:
     redis_ports = shown.containers["kvrelay-redis/redis"][1]["ports"]
     assert {"name": redis["ports"][0]["targetPort"], "containerPort": 6379} in redis_ports
     listening = {"grpc": config.listen.grpc, "http": config.listen.http}
-    ports = {one["name"]: one["containerPort"] for one in shown.containers["kvrelay-router/router"][1].get("ports", [])}
+    ports = {
+        one["name"]: one["containerPort"]
+        for one in shown.containers["kvrelay-router/router"][1].get("ports", [])
+    }
     if is_loopback(config.listen.grpc):
         assert services == {}, "nobody could reach the routers by a Service"
         assert ports == {}
@@ -186,12 +241,15 @@ def test_services_lead_to_what_listens(variant: str, tmp_path: Path) -> None:
     watched = [
         one["metadata"]["name"]
         for one in shown.of_kind("Service")
-        if monitor["spec"]["selector"]["matchLabels"].items() <= one["metadata"].get("labels", {}).items()
+        if monitor["spec"]["selector"]["matchLabels"].items()
+        <= one["metadata"].get("labels", {}).items()
     ]
     assert watched == ["kvrelay-router"], "else each router would be asked twice"
     assert secret_keys(endpoint["authorization"]["credentials"]["name"]) == {"token"}
     readme = (FOLDER / "README.md").read_text()
-    assert f"--host {endpoint['tlsConfig']['serverName']}" in readme, "the certificate has to have this name"
+    assert f"--host {endpoint['tlsConfig']['serverName']}" in readme, (
+        "the certificate has to have this name"
+    )
 
 
 def test_cert_manager_would_make_what_the_parts_ask_of_each_other() -> None:
@@ -203,8 +261,12 @@ def test_cert_manager_would_make_what_the_parts_ask_of_each_other() -> None:
         assert one["spec"]["issuerRef"]["name"] == issuer["metadata"]["name"]
         assert {"server auth", "client auth"} <= set(one["spec"]["usages"])
     assert worker["spec"]["dnsNames"] == [roles.WORKER_NAME]
-    services = {one["metadata"]["name"] for one in rendered("overlays/secure").of_kind("Service")} - {"kvrelay-redis"}
-    assert {"localhost", *(f"{name}.kvrelay.svc" for name in services)} == set(router["spec"]["dnsNames"])
+    services = {
+        one["metadata"]["name"] for one in rendered("overlays/secure").of_kind("Service")
+    } - {"kvrelay-redis"}
+    assert {"localhost", *(f"{name}.kvrelay.svc" for name in services)} == set(
+        router["spec"]["dnsNames"]
+    )
 
 
 def probe_paths(shown: Rendered, tmp_path: Path) -> Iterator[tuple[str, str]]:
@@ -217,7 +279,9 @@ def probe_paths(shown: Rendered, tmp_path: Path) -> Iterator[tuple[str, str]]:
             yield kind, probe["httpGet"]["path"]
         else:
             url = probe["exec"]["command"][-1]
-            assert url.startswith(f"https://{config.listen.http}/"), "TLS is on, and on loopback too"
+            assert url.startswith(f"https://{config.listen.http}/"), (
+                "TLS is on, and on loopback too"
+            )
             yield kind, url.removeprefix(f"https://{config.listen.http}")
 
 
@@ -237,24 +301,41 @@ def test_rays_autoscaler_has_room_for_each_worker_in_its_own_group_only(
     shown = rendered(variant)
     config = shown.config(tmp_path)
     wanted = getattr(config, pool).resources
-    asked = {"CPU": wanted.num_cpus, **({"GPU": wanted.num_gpus} if wanted.num_gpus else {}), **wanted.custom}
+    asked = {
+        "CPU": wanted.num_cpus,
+        **({"GPU": wanted.num_gpus} if wanted.num_gpus else {}),
+        **wanted.custom,
+    }
     # As Ray's autoscaler reads the RayCluster that it is given.
     types = node_types_of(shown.ray)["available_node_types"]
-    fits = [name for name, one in types.items() if all(one["resources"].get(r, 0) >= n for r, n in asked.items())]
+    fits = [
+        name
+        for name, one in types.items()
+        if all(one["resources"].get(r, 0) >= n for r, n in asked.items())
+    ]
     assert fits == [pool]
     assert types[pool]["resources"]["CPU"] < 2 * wanted.num_cpus, "one worker for each pod"
     bounds = shown.policy(tmp_path).pool(pool)
     assert bounds is not None
-    assert (types[pool]["min_workers"], types[pool]["max_workers"]) == (bounds.min_replicas, bounds.max_replicas)
+    assert (types[pool]["min_workers"], types[pool]["max_workers"]) == (
+        bounds.min_replicas,
+        bounds.max_replicas,
+    )
     assert shown.groups[pool]["replicas"] == getattr(config, pool).replicas
     assert types["headgroup"]["resources"]["CPU"] == 0
 
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_keda_has_the_last_word_where_it_decides(pool: PoolName, tmp_path: Path) -> None:
-    """kvrelay's own autoscaler wants as many workers as there can be pods, whatever the load, and so never decides."""
+    """kvrelay's own autoscaler wants as many workers as there can be pods, whatever the load, and
+    so never decides.
+    """
     shown = rendered("overlays/keda")
-    (scaled,) = [one["spec"] for one in shown.of_kind("ScaledObject") if one["metadata"]["name"] == f"kvrelay-{pool}"]
+    (scaled,) = [
+        one["spec"]
+        for one in shown.of_kind("ScaledObject")
+        if one["metadata"]["name"] == f"kvrelay-{pool}"
+    ]
     bounds = shown.policy(tmp_path).pool(pool)
     assert bounds is not None
     most = scaled["maxReplicaCount"]
@@ -263,7 +344,9 @@ def test_keda_has_the_last_word_where_it_decides(pool: PoolName, tmp_path: Path)
         for load in ({}, {"queue_depth": 0.0}, {"queue_depth": 1000.0}):
             assert decide(PoolSnapshot(size, size, load), bounds, None, 0.0)[0].desired == most
     config = shown.config(tmp_path)
-    assert getattr(config, pool).replicas == scaled["minReplicaCount"], "a router is ready when so many workers are"
+    assert getattr(config, pool).replicas == scaled["minReplicaCount"], (
+        "a router is ready when so many workers are"
+    )
     deployment = shown.pods[f"kvrelay-{pool}"]
     assert scaled["scaleTargetRef"] == {"name": f"kvrelay-{pool}"}
     (container,) = deployment["spec"]["containers"]
@@ -272,8 +355,14 @@ def test_keda_has_the_last_word_where_it_decides(pool: PoolName, tmp_path: Path)
     assert flags["resources"] == f'{{"{pool}": {resources.custom[pool]:g}}}'
     assert float(flags["num-cpus"]) == resources.num_cpus
     head = shown.ray["metadata"]["name"]
-    assert container["command"][-1] == f"{head}-head-svc:6379", "as KubeRay names the head's Service"
-    tokens = [one["valueFrom"]["secretKeyRef"] for one in container["env"] if one["name"] == "RAY_AUTH_TOKEN"]
+    assert container["command"][-1] == f"{head}-head-svc:6379", (
+        "as KubeRay names the head's Service"
+    )
+    tokens = [
+        one["valueFrom"]["secretKeyRef"]
+        for one in container["env"]
+        if one["name"] == "RAY_AUTH_TOKEN"
+    ]
     assert tokens == [{"name": head, "key": "auth_token"}], "as KubeRay names Ray's token"
 
 
@@ -291,23 +380,32 @@ def test_pods_that_drain_have_the_time_for_it(variant: str) -> None:
         else:
             assert before == {"exec": {"command": [LEAVE_NODE.name]}}
             rays = 30  # RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, if the worker has not ended
-            needed = RAY_COMMANDS_S + DRAIN_GRACE_S + STOP_GRACE_S + autoscaler.actuator.LATE_S + rays
+            needed = (
+                RAY_COMMANDS_S + DRAIN_GRACE_S + STOP_GRACE_S + autoscaler.actuator.LATE_S + rays
+            )
         assert template["spec"]["terminationGracePeriodSeconds"] > needed, name
 
 
 def test_the_image_has_the_ray_that_the_cluster_names() -> None:
-    assert f"ray=={rendered('base').ray['spec']['rayVersion']} \\" in (ROOT / "requirements" / "cpu.lock").read_text()
+    assert (
+        f"ray=={rendered('base').ray['spec']['rayVersion']} \\"
+        in (ROOT / "requirements" / "cpu.lock").read_text()
+    )
     users = {
         one["spec"]["securityContext"]["runAsUser"]
         for name, one in rendered("base").pods.items()
         if "redis" not in name
     }
-    assert users == {int(re.findall(r"^USER (\d+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)[0])}
+    assert users == {
+        int(re.findall(r"^USER (\d+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)[0])
+    }
 
 
 def test_the_dashboard_is_in_a_config_map() -> None:
     for variant in VARIANTS:
-        assert rendered(variant).config_map("kvrelay-dashboard").keys() == {"grafana-dashboard.json"}
-    assert (FOLDER / "base" / "grafana-dashboard.json").read_text() == rendered("base").config_map("kvrelay-dashboard")[
-        "grafana-dashboard.json"
-    ]
+        assert rendered(variant).config_map("kvrelay-dashboard").keys() == {
+            "grafana-dashboard.json"
+        }
+    assert (FOLDER / "base" / "grafana-dashboard.json").read_text() == rendered("base").config_map(
+        "kvrelay-dashboard"
+    )["grafana-dashboard.json"]

@@ -32,17 +32,29 @@ def admits(rule: Manifest, source: Labels, same_namespace: bool, port: int) -> b
         assert anywhere in (None, {})
         return (same_namespace or anywhere == {}) and selects(peer["podSelector"], source)
 
-    ports = [range(one["port"], one.get("endPort", one["port"]) + 1) for one in rule.get("ports", [])]
+    ports = [
+        range(one["port"], one.get("endPort", one["port"]) + 1) for one in rule.get("ports", [])
+    ]
     return any(map(from_there, rule["from"])) and (not ports or any(port in one for one in ports))
 
 
-def reaches(shown: Rendered, source: Labels, target: str, port: int, *, same_namespace: bool = True) -> bool:
+def reaches(
+    shown: Rendered, source: Labels, target: str, port: int, *, same_namespace: bool = True
+) -> bool:
     chosen = policies(shown, shown.pods[target]["metadata"]["labels"], "Ingress")
-    return any(admits(rule, source, same_namespace, port) for one in chosen for rule in one.get("ingress", []))
+    return any(
+        admits(rule, source, same_namespace, port)
+        for one in chosen
+        for rule in one.get("ingress", [])
+    )
 
 
 def policies(shown: Rendered, labels: Labels, direction: str) -> list[Manifest]:
-    found = [one["spec"] for one in shown.of_kind("NetworkPolicy") if selects(one["spec"]["podSelector"], labels)]
+    found = [
+        one["spec"]
+        for one in shown.of_kind("NetworkPolicy")
+        if selects(one["spec"]["podSelector"], labels)
+    ]
     chosen = [one for one in found if direction in one["policyTypes"]]
     assert chosen, f"{direction} of {labels} is open to all"
     return chosen
@@ -59,10 +71,14 @@ def leaves(
 ) -> bool:
     """Whether a pod may connect to another, or, with no target, to an address that is no pod's."""
     for rule in (
-        one for policy in policies(shown, labels_of(shown, source), "Egress") for one in policy.get("egress", [])
+        one
+        for policy in policies(shown, labels_of(shown, source), "Egress")
+        for one in policy.get("egress", [])
     ):
         ports = rule.get("ports", [])
-        if ports and not any(one["port"] == port and one.get("protocol", "TCP") == protocol for one in ports):
+        if ports and not any(
+            one["port"] == port and one.get("protocol", "TCP") == protocol for one in ports
+        ):
             continue
         if "to" not in rule:
             return True
@@ -82,14 +98,25 @@ def rays_ports(shown: Rendered) -> set[int]:
     """All that a Ray node listens on; those that are not in the manifests are Ray's defaults."""
     params = shown.ray["spec"]["headGroupSpec"]["rayStartParams"]
     fixed = {int(value) for name, value in params.items() if name.endswith("-port")}
-    return {6379, 8080, 8265, 10001, *fixed, *range(int(params["min-worker-port"]), int(params["max-worker-port"]) + 1)}
+    return {
+        6379,
+        8080,
+        8265,
+        10001,
+        *fixed,
+        *range(int(params["min-worker-port"]), int(params["max-worker-port"]) + 1),
+    }
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_workers_are_reached_by_routers_and_each_other_and_ray_by_its_own_nodes(variant: str) -> None:
+def test_workers_are_reached_by_routers_and_each_other_and_ray_by_its_own_nodes(
+    variant: str,
+) -> None:
     shown = rendered(variant)
     labels = {name: one["metadata"]["labels"] for name, one in shown.pods.items()}
-    prefill, decode = (next(name for name in shown.pods if name.endswith(pool)) for pool in ("prefill", "decode"))
+    prefill, decode = (
+        next(name for name in shown.pods if name.endswith(pool)) for pool in ("prefill", "decode")
+    )
     ray = rays_ports(shown)
     for worker in (prefill, decode):
         for source in ("head", prefill, decode, "kvrelay-router"):
@@ -97,10 +124,19 @@ def test_workers_are_reached_by_routers_and_each_other_and_ray_by_its_own_nodes(
         assert not any(reaches(shown, labels["kvrelay-router"], worker, port) for port in ray)
         assert all(reaches(shown, labels["head"], worker, port) for port in (6380, 10002))
         assert reaches(shown, labels[worker], "head", 6379)
-    for source, same_namespace in ((STRANGER, True), (CLIENT, True), (PROMETHEUS, False), (STRANGER, False)):
+    for source, same_namespace in (
+        (STRANGER, True),
+        (CLIENT, True),
+        (PROMETHEUS, False),
+        (STRANGER, False),
+    ):
         for target in ("head", prefill, decode, "kvrelay-redis"):
             for port in (6379, 8265, 10002, WORKERS_PORT):
-                assert not reaches(shown, source, target, port, same_namespace=same_namespace), (source, target, port)
+                assert not reaches(shown, source, target, port, same_namespace=same_namespace), (
+                    source,
+                    target,
+                    port,
+                )
     assert not any(reaches(shown, labels["kvrelay-router"], "head", port) for port in ray)
 
 
@@ -111,7 +147,10 @@ def test_nothing_that_leaks_has_anywhere_to_go(variant: str) -> None:
     for source in shown.pods:
         own = source != "kvrelay-redis"
         for target in shown.pods:
-            assert leaves(shown, source, labels_of(shown, target), WORKERS_PORT) is own, (source, target)
+            assert leaves(shown, source, labels_of(shown, target), WORKERS_PORT) is own, (
+                source,
+                target,
+            )
         assert leaves(shown, source, dns, 53, "UDP", same_namespace=False) is own
         for port in (80, 443, 6443, 8443, 25):
             api = source == "head" and port in (443, 6443)
@@ -133,8 +172,12 @@ def test_redis_refuses_writes_before_the_kernel_ends_it(variant: str) -> None:
 def test_redis_is_for_kvrelays_own(variant: str) -> None:
     shown = rendered(variant)
     for name, one in shown.pods.items():
-        assert reaches(shown, one["metadata"]["labels"], "kvrelay-redis", 6379) is (name != "kvrelay-redis")
-        assert not reaches(shown, one["metadata"]["labels"], "kvrelay-redis", 6379, same_namespace=False)
+        assert reaches(shown, one["metadata"]["labels"], "kvrelay-redis", 6379) is (
+            name != "kvrelay-redis"
+        )
+        assert not reaches(
+            shown, one["metadata"]["labels"], "kvrelay-redis", 6379, same_namespace=False
+        )
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -157,11 +200,14 @@ def test_rays_ports_are_fixed_and_below_those_of_workers(variant: str) -> None:
         shown.ray["spec"]["headGroupSpec"]["rayStartParams"],
         *(one["rayStartParams"] for one in shown.groups.values()),
     ]
-    ports = [{name: value for name, value in one.items() if name.endswith("-port")} for one in params]
+    ports = [
+        {name: value for name, value in one.items() if name.endswith("-port")} for one in params
+    ]
     for name in ("kvrelay-prefill", "kvrelay-decode"):
         if name in shown.pods:
             flags = [
-                flag.removeprefix("--").split("=", 1) for flag in shown.pods[name]["spec"]["containers"][0]["args"]
+                flag.removeprefix("--").split("=", 1)
+                for flag in shown.pods[name]["spec"]["containers"][0]["args"]
             ]
             ports.append({name: value for name, value in flags if name.endswith("-port")})
     assert len(ports) == 3

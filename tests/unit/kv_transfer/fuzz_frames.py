@@ -1,7 +1,9 @@
-"""Damages valid pushes and looks at what becomes of them: `python tests/unit/kv_transfer/fuzz_frames.py --seconds 120`.
+"""Damages valid pushes and looks at what becomes of them: `python
+tests/unit/kv_transfer/fuzz_frames.py --seconds 120`.
 
-Each seed is one push: valid at first, which must be taken; then damaged, once for the parser alone and once for a
-receiver behind a real gRPC server. The seed of what goes wrong is printed; `--seed N` runs that one again.
+Each seed is one push: valid at first, which must be taken; then damaged, once for the parser alone
+and once for a receiver behind a real gRPC server. The seed of what goes wrong is printed; `--seed
+N` runs that one again.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from typing import Any
 import grpc
 import xxhash
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # the packages that folders of tests are named after
+# The packages that folders of tests are named after
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from support.transfer_ends import HASH, LAYOUT, SENDER, DecodeEnd, MemoryFile, decode_end
@@ -59,7 +62,8 @@ from kvrelay.wire.transfer import (
 
 UNLIKE = replace(LAYOUT, block_size=8)
 NUM_BLOCKS = 24
-# A list of small numbers takes a byte for each on the wire, and in Python a pointer, or 36 bytes from 257 on.
+# A list of small numbers takes a byte for each on the wire, and in Python a pointer, or 36 bytes
+# from 257 on.
 BYTES_PER_BYTE, BYTES_BESIDES = 32, 2**14
 # What a receiver says of a push that it refuses. Others would be errors that nobody has foreseen.
 REFUSALS = (
@@ -73,7 +77,20 @@ REFUSALS = (
     Unimplemented,
 )
 INTS = [-(2**63), -(2**31), -1, 0, 1, 2, 3, 2**31 - 1, 2**31, 2**63 - 1, 2**64 - 1]
-TEXTS = ["", "x", "\0\n\x1b[2J", "x" * 5000, "ж" * 3000, "grpc", "memory", "shm", "gloo", "nccl", "xxh3", "multilinear"]
+TEXTS = [
+    "",
+    "x",
+    "\0\n\x1b[2J",
+    "x" * 5000,
+    "ж" * 3000,
+    "grpc",
+    "memory",
+    "shm",
+    "gloo",
+    "nccl",
+    "xxh3",
+    "multilinear",
+]
 ABSENT: dict[str, Any] = {
     "layout": LAYOUT,
     "segment": SharedSegment(1, 0, 1000, 1),
@@ -121,7 +138,10 @@ class Wish:
             count = draw.randint(1, len(numbers))
             run, numbers = numbers[:count], numbers[count:]
             cuts = draw.choice([[Layers(0, 2)], [Layers(0, 1), Layers(1, 1)]])
-            blocks += [_blocks(source, transport, len(blocks) + n, first, run, cut) for n, cut in enumerate(cuts)]
+            blocks += [
+                _blocks(source, transport, len(blocks) + n, first, run, cut)
+                for n, cut in enumerate(cuts)
+            ]
             first += count
         return cls(source, transport, cached_blocks, num_blocks, num_tokens, partial, tuple(blocks))
 
@@ -129,23 +149,39 @@ class Wish:
         opening = KvOpen(*lease.key, lease.lease_id, epoch, lease.generation, HASH, self.transport)
         opening = replace(opening, sender=SENDER, capability=capability)
         if self.source.layout != LAYOUT:
-            opening = replace(opening, layout_hash="other", model_id="test", layout=self.source.layout)
+            opening = replace(
+                opening, layout_hash="other", model_id="test", layout=self.source.layout
+            )
         if self.transport != "grpc":
             opening = NamedOutbound(self.source, digests=True).announce(opening)
-        digests = b"".join(one.to_bytes(8, "little") for frame in self.blocks for one in frame.digests)
+        digests = b"".join(
+            one.to_bytes(8, "little") for frame in self.blocks for one in frame.digests
+        )
         commit = KvCommit(
-            len(self.blocks), commit_digest(xxhash.xxh3_64(digests), 42, self.num_tokens), 42, self.num_tokens
+            len(self.blocks),
+            commit_digest(xxhash.xxh3_64(digests), 42, self.num_tokens),
+            42,
+            self.num_tokens,
         )
         return [opening, *self.blocks, commit]
 
 
 def _blocks(
-    source: MemoryFile, transport: str, sequence: int, first: int, numbers: Sequence[int], layers: Layers
+    source: MemoryFile,
+    transport: str,
+    sequence: int,
+    first: int,
+    numbers: Sequence[int],
+    layers: Layers,
 ) -> KvBlocks:
     payload = read_blocks(source, numbers, layers).numpy().tobytes()
     header = KvBlocks(sequence, first, len(numbers), layers.first, layers.num, len(payload))
     header = replace(header, digests=digests_of(source, numbers, layers))
-    return replace(header, payload=(payload,)) if transport == "grpc" else replace(header, source_blocks=tuple(numbers))
+    return (
+        replace(header, payload=(payload,))
+        if transport == "grpc"
+        else replace(header, source_blocks=tuple(numbers))
+    )
 
 
 class Damage:
@@ -173,7 +209,9 @@ class Damage:
         """With another value in one field, if the wire can carry it."""
         name = self._draw.choice(fields(frame)).name
         value = getattr(frame, name)
-        changed = replace(frame, **{name: self._value(ABSENT[name] if value in (None, ()) else value)})
+        changed = replace(
+            frame, **{name: self._value(ABSENT[name] if value in (None, ()) else value)}
+        )
         with contextlib.suppress(ValueError):
             frame_to_bytes(changed)
             return changed
@@ -187,7 +225,16 @@ class Damage:
             case str():
                 return draw.choice(TEXTS)
             case tuple() if value and isinstance(value[0], int):
-                return draw.choice([(), value[1:], value + value, value[::-1], value * 1000, self._with_another(value)])
+                return draw.choice(
+                    [
+                        (),
+                        value[1:],
+                        value + value,
+                        value[::-1],
+                        value * 1000,
+                        self._with_another(value),
+                    ]
+                )
             case bytes():
                 return draw.randbytes(draw.choice([0, 1, 100, 10_000]))
             case tuple() if value and isinstance(value[0], LayerKv):
@@ -195,7 +242,10 @@ class Damage:
             case tuple():
                 return draw.choice([(), (draw.randbytes(draw.choice([1, 100, 10_000])),)])
             case KvLayout():
-                changes = {"block_size": draw.choice(INTS[1:8]), "dtype": draw.choice(["float16", "int8", "x"])}
+                changes = {
+                    "block_size": draw.choice(INTS[1:8]),
+                    "dtype": draw.choice(["float16", "int8", "x"]),
+                }
                 name = draw.choice([*changes, "word"])
                 return replace(value, **{name: changes.get(name, draw.choice([1, 2, 3]))})
             case None:
@@ -227,7 +277,11 @@ class Damage:
         draw, data = self._draw, bytearray(message)
         for _ in range(draw.choice([1, 1, 1, 5])):
             # What says how to read the frame is at its beginning.
-            at = min(len(data), int(draw.expovariate(0.1))) if draw.random() < 0.7 else draw.randint(0, len(data))
+            at = (
+                min(len(data), int(draw.expovariate(0.1)))
+                if draw.random() < 0.7
+                else draw.randint(0, len(data))
+            )
             end = at + draw.choice([1, 2, 8, 1000])
             match draw.randrange(6):
                 case 0 if at < len(data):
@@ -246,7 +300,9 @@ class Damage:
 
 
 def parse(messages: Sequence[bytes]) -> None:
-    """Each one is a frame, which is the same once written and read again, or refused; and costs memory by its size."""
+    """Each one is a frame, which is the same once written and read again, or refused; and costs
+    memory by its size.
+    """
     for message in messages:
         frame = None
         tracemalloc.start()
@@ -268,13 +324,19 @@ class Target:
         self._decode = decode
         self._channel = channel
 
-    async def take(self, wish: Wish, damage: Damage | None, draw: random.Random, like: list[bytes]) -> str:
-        """Returns what it was refused for. `like`: what the blocks hold after a commit; empty where that is learnt."""
+    async def take(
+        self, wish: Wish, damage: Damage | None, draw: random.Random, like: list[bytes]
+    ) -> str:
+        """Returns what it was refused for. `like`: what the blocks hold after a commit; empty where
+        that is learnt.
+        """
         decode = self._decode
         numbers = draw.sample(range(NUM_BLOCKS), wish.num_blocks + 2)
         leases, now = decode.leases, decode.clock.now()
         others = leases.grant(("other", 0), numbers[-2:], 0, 10.0, now)
-        lease = leases.grant(("r", 0), numbers[:-2], wish.cached_blocks, 10.0, now, partial=wish.partial)
+        lease = leases.grant(
+            ("r", 0), numbers[:-2], wish.cached_blocks, 10.0, now, partial=wish.partial
+        )
         frames = wish.frames(lease, leases.epoch, decode.receiver.capability(lease, SENDER))
         messages = damage.of(frames) if damage else [frame_to_bytes(frame) for frame in frames]
         expected = decode.arena.buffer.clone()
@@ -287,16 +349,20 @@ class Target:
             expected[offset : offset + length] = decode.arena.buffer[offset : offset + length]
         assert decode.arena.buffer.equal(expected), "a block outside of the lease was written to"
         committed = [(one.lease_id, count) for one, _, count in decode.committed]
-        assert committed in ([], [(lease.lease_id, wish.num_tokens)]) or (damage and len(committed) == 1), committed
+        assert committed in ([], [(lease.lease_id, wish.num_tokens)]) or (
+            damage and len(committed) == 1
+        ), committed
         if committed:
             ((lease_id, num_tokens),) = committed
             assert lease_id == lease.lease_id, "another lease was committed"
             assert refusal is None or damage, refusal
-            arrived = [decode.arena.block(n) for n in lease.blocks[: LAYOUT.blocks_for(num_tokens)]][
-                wish.cached_blocks :
-            ]
+            arrived = [
+                decode.arena.block(n) for n in lease.blocks[: LAYOUT.blocks_for(num_tokens)]
+            ][wish.cached_blocks :]
             like = like or arrived
-            assert arrived == like[: len(arrived)], "something else was committed than what was sent"
+            assert arrived == like[: len(arrived)], (
+                "something else was committed than what was sent"
+            )
         else:
             assert damage, f"a valid push was refused: {refusal}"
             assert isinstance(refusal, REFUSALS), repr(refusal)
@@ -326,7 +392,9 @@ class Target:
 
 
 async def run(seeds: Sequence[int] | None, seconds: float) -> Counter[str]:
-    """These seeds, or random ones for as long. Raises AssertionError; the seed has been printed then."""
+    """These seeds, or random ones for as long. Raises AssertionError; the seed has been printed
+    then.
+    """
     sources = [MemoryFile(num_blocks=NUM_BLOCKS), MemoryFile(UNLIKE, num_blocks=NUM_BLOCKS)]
     for source in sources:
         register_sender(source)
@@ -342,7 +410,10 @@ async def run(seeds: Sequence[int] | None, seconds: float) -> Counter[str]:
             try:
                 outcomes[await one_push(seed, target, sources)] += 1
             except BaseException:
-                print(f"seed {seed} fails; to run it again: python {sys.argv[0]} --seed {seed}", file=sys.stderr)
+                print(
+                    f"seed {seed} fails; to run it again: python {sys.argv[0]} --seed {seed}",
+                    file=sys.stderr,
+                )
                 raise
     return outcomes
 
@@ -365,7 +436,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, action="append")
     arguments = parser.parse_args()
     outcomes = asyncio.run(run(arguments.seed, arguments.seconds))
-    print(f"{outcomes.total()} damaged pushes:", ", ".join(f"{count} {name}" for name, count in outcomes.most_common()))
+    print(
+        f"{outcomes.total()} damaged pushes:",
+        ", ".join(f"{count} {name}" for name, count in outcomes.most_common()),
+    )
 
 
 if __name__ == "__main__":

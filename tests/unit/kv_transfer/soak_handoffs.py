@@ -15,7 +15,8 @@ from collections import Counter
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # the packages that folders of tests are named after
+# The packages that folders of tests are named after
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from support.transfer_ends import LAYOUT, DecodeEnd, MemoryFile, decode_end, sender_of
@@ -26,7 +27,16 @@ from kvrelay.errors import Cancelled, FailedPrecondition, NotFound, Unavailable
 from kvrelay.messages import HandoffTarget
 
 TRANSPORTS = ["memory", "shm", "grpc", "gloo"]
-ENDINGS = ["commit", "commit", "commit", "abort", "cancel", "close the lease", "expire the lease", "close the sender"]
+ENDINGS = [
+    "commit",
+    "commit",
+    "commit",
+    "abort",
+    "cancel",
+    "close the lease",
+    "expire the lease",
+    "close the sender",
+]
 NUM_BLOCKS = 64
 AT_ONCE = 4
 GROUPS_KEPT = 64  # by a receiver, of senders that went; see `ReceiverGroups`
@@ -69,7 +79,9 @@ def _link(entry: Path) -> str:
 
 
 class Soak:
-    """Hand-offs between two ends of one process. Ends that are opened again are others, with an arena of their own."""
+    """Hand-offs between two ends of one process. Ends that are opened again are others, with an
+    arena of their own.
+    """
 
     def __init__(self, decode: DecodeEnd, draw: random.Random) -> None:
         self._decode = decode
@@ -106,7 +118,9 @@ class Soak:
         self.collect()
 
     async def commit(self, transport: str) -> None:
-        """Hands over until one hand-off is committed: on a busy machine a group may be given up before it is made."""
+        """Hands over until one hand-off is committed: on a busy machine a group may be given up
+        before it is made.
+        """
         committed = "commit: committed"
         before = self.endings[committed]
         async with asyncio.timeout(30):
@@ -134,7 +148,13 @@ class Soak:
         outcome = "committed"
         try:
             await committing
-        except (asyncio.CancelledError, Cancelled, FailedPrecondition, NotFound, Unavailable) as error:
+        except (
+            asyncio.CancelledError,
+            Cancelled,
+            FailedPrecondition,
+            NotFound,
+            Unavailable,
+        ) as error:
             outcome = type(error).__name__
         await push.abort()
         await decode.receiver.end(target.lease_id)
@@ -166,7 +186,9 @@ class Soak:
             await asyncio.sleep(self._draw.random() * 0.005)
 
     def collect(self) -> None:
-        """Blocks of leases that are over; those of committed ones belong to sequences, which end here at once."""
+        """Blocks of leases that are over; those of committed ones belong to sequences, which end
+        here at once.
+        """
         self._decode.leases.check_integrity()
         for lease in self._decode.leases.release():
             self._cache.release(lease.blocks)
@@ -177,7 +199,11 @@ class Soak:
     async def residue(self) -> Residue:
         """What is left while both ends are open and idle."""
         async with asyncio.timeout(30):
-            while self._decode.receiver.under_way or len(self._decode.leases) or self._cache.pool.num_held:
+            while (
+                self._decode.receiver.under_way
+                or len(self._decode.leases)
+                or self._cache.pool.num_held
+            ):
                 await asyncio.sleep(0.01)
                 self.collect()
         self._cache.check_integrity()
@@ -187,7 +213,8 @@ class Soak:
         gc.collect()  # ends that were closed are gone now, which the next push by shm takes note of
         for transport in TRANSPORTS:
             await self.commit(transport)
-        await asyncio.sleep(0.2)  # connections that were closed are taken down by gRPC's own threads
+        # Connections that were closed are taken down by gRPC's own threads
+        await asyncio.sleep(0.2)
         return Residue.now()
 
 
@@ -211,7 +238,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--handoffs", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rss-mib", type=float, default=16.0, help="that resident memory may grow by")
+    parser.add_argument(
+        "--rss-mib", type=float, default=16.0, help="that resident memory may grow by"
+    )
     arguments = parser.parse_args()
     before, after, endings = asyncio.run(soak(arguments.handoffs, arguments.seed))
     for ending, count in sorted(endings.items()):

@@ -70,7 +70,9 @@ def test_bytes_and_digests(way: str, sizes: tuple[int, ...]) -> None:
     source, target = memory(9 * sum(sizes), 1), memory(7 * sum(sizes), 2)
     before = target.copy()
     sources, targets = [3, 4, 8, 0], [6, 5, 0, 1]
-    found = copy_blocks(source, source_places, sources, target, target_places, targets, digests=True)
+    found = copy_blocks(
+        source, source_places, sources, target, target_places, targets, digests=True
+    )
     for number, to, digest in zip(sources, targets, found, strict=True):
         block = naive(source, source_places, number)
         assert naive(target, target_places, to) == block
@@ -78,7 +80,10 @@ def test_bytes_and_digests(way: str, sizes: tuple[int, ...]) -> None:
     for untouched in (2, 3, 4):
         assert naive(target, target_places, untouched) == naive(before, target_places, untouched)
     assert digest_blocks(source, source_places, sources) == found
-    assert copy_blocks(source, source_places, sources, target, target_places, targets, digests=False) == ()
+    assert (
+        copy_blocks(source, source_places, sources, target, target_places, targets, digests=False)
+        == ()
+    )
     assert copy_blocks(source, source_places, [], target, target_places, [], digests=True) == ()
 
 
@@ -99,7 +104,10 @@ def test_a_target_may_begin_anywhere(way: str) -> None:
 
 
 @settings(max_examples=50)
-@given(st.lists(st.integers(1, 80).map(lambda n: 64 * n), min_size=1, max_size=6), st.integers(0, 10**6))
+@given(
+    st.lists(st.integers(1, 80).map(lambda n: 64 * n), min_size=1, max_size=6),
+    st.integers(0, 10**6),
+)
 def test_the_kernel_and_numpy_agree(sizes: list[int], seed: int) -> None:
     where = places(3, tuple(sizes))
     data = memory(3 * sum(sizes), seed)
@@ -127,4 +135,6 @@ def test_without_a_compiler_numpy_does_it(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(block_copy, "without_kernel", functools.cache(without_kernel.__wrapped__))
     assert block_copy.without_kernel() == "there is no C++ compiler"
     data = memory(1024, 1)
-    assert digest_blocks(data, places(1, (1024,)), [0]) == (xxhash.xxh3_64_intdigest(data.tobytes()),)
+    assert digest_blocks(data, places(1, (1024,)), [0]) == (
+        xxhash.xxh3_64_intdigest(data.tobytes()),
+    )

@@ -1,4 +1,6 @@
-"""KV is pushed and lent to those alone whom the router has chosen, and others are refused before anything is done."""
+"""KV is pushed and lent to those alone whom the router has chosen, and others are refused before
+anything is done.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,16 @@ from typing import Any
 import grpc
 import pytest
 from support.few_hashes import Cut, one_for_each_place
-from support.transfer_ends import HASH, KEY, LAYOUT, SENDER, DecodeEnd, MemoryFile, decode_end, sender_of
+from support.transfer_ends import (
+    HASH,
+    KEY,
+    LAYOUT,
+    SENDER,
+    DecodeEnd,
+    MemoryFile,
+    decode_end,
+    sender_of,
+)
 from support.transfer_lender import BLOCKS, SALT, TOKENS, lender
 
 from kv_transfer.receiver import Receiver
@@ -41,7 +52,9 @@ WRONG: dict[str, Callable[[DecodeEnd, HandoffTarget], dict[str, str]]] = {
     "a guess": lambda decode, target: {"capability": "0" * len(target.capability)},
     "no ASCII": lambda decode, target: {"capability": "ж"},
     "another worker's name": lambda decode, target: {"sender": "prefill-1"},
-    "that of another lease": lambda decode, target: {"capability": decode.grant([1, 2, 5, 6]).capability},
+    "that of another lease": lambda decode, target: {
+        "capability": decode.grant([1, 2, 5, 6]).capability
+    },
     "that of the same request's last attempt": lambda decode, target: {
         "capability": decode.grant([1, 2, 5, 6], key=(KEY[0], KEY[1] - 1)).capability
     },
@@ -54,7 +67,9 @@ WRONG: dict[str, Callable[[DecodeEnd, HandoffTarget], dict[str, str]]] = {
 @pytest.mark.parametrize("transport", ["grpc", "shm", "memory", "gloo"])
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG.keys())
 async def test_a_push_without_the_leases_capability_is_refused_before_anything_is_done(
-    wrong: Callable[[DecodeEnd, HandoffTarget], dict[str, str]], transport: str, monkeypatch: pytest.MonkeyPatch
+    wrong: Callable[[DecodeEnd, HandoffTarget], dict[str, str]],
+    transport: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     connected: list[KvOpen] = []
 
@@ -75,12 +90,16 @@ async def test_a_push_without_the_leases_capability_is_refused_before_anything_i
         assert decode.arena.buffer.equal(before)
 
 
-async def test_a_capability_of_an_earlier_incarnation_is_worth_nothing_even_for_the_same_numbers() -> None:
+async def test_a_capability_of_an_earlier_incarnation_is_worth_nothing() -> None:
     async with decode_end() as earlier:
         old = earlier.grant(BLOCKS)
     async with decode_end() as decode:
         new = decode.grant(BLOCKS)
-        assert (old.lease_id, old.generation, old.epoch) == (new.lease_id, new.generation, new.epoch)
+        assert (old.lease_id, old.generation, old.epoch) == (
+            new.lease_id,
+            new.generation,
+            new.epoch,
+        )
         await refused(decode.address, opening(new, "grpc", capability=old.capability))
 
 
@@ -147,7 +166,9 @@ def changed(position: int) -> Callable[[FetchRequest], FetchRequest]:
     ],
     ids=["no salt", "another salt", "first token", "end of a block", "second block", "last token"],
 )
-@pytest.mark.parametrize("cut", [None, one_for_each_place], ids=["distinct hashes", "colliding hashes"])
+@pytest.mark.parametrize(
+    "cut", [None, one_for_each_place], ids=["distinct hashes", "colliding hashes"]
+)
 async def test_kv_is_lent_of_the_tokens_and_the_salt_that_are_shown(
     ask: Callable[[FetchRequest], FetchRequest], blocks: int, cut: Cut | None
 ) -> None:
@@ -157,7 +178,9 @@ async def test_kv_is_lent_of_the_tokens_and_the_salt_that_are_shown(
         else:
             with pytest.raises(NotFound, match=f"holds 0 of these {len(TOKENS)} tokens"):
                 await lent.ask(ask(lent.right))
-        assert [num_tokens for _, _, num_tokens in lent.asking.committed] == [blocks * LAYOUT.block_size] * bool(blocks)
+        assert [num_tokens for _, _, num_tokens in lent.asking.committed] == [
+            blocks * LAYOUT.block_size
+        ] * bool(blocks)
 
 
 async def test_a_worker_that_knows_blocks_by_64_bits_is_lent_nothing() -> None:
@@ -181,7 +204,9 @@ async def test_a_worker_that_knows_blocks_by_64_bits_is_lent_nothing() -> None:
 
 
 async def test_kv_of_another_model_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prefix cache is of the one model that its worker has loaded; whose that is the borrower asks before any KV."""
+    """A prefix cache is of the one model that its worker has loaded; whose that is the borrower
+    asks before any KV.
+    """
     async with lender() as lent:
         monkeypatch.setattr(lent.lending._sender, "model_id", "another")
         monkeypatch.setattr(lent.lending._sender, "layout_hash", "another's")
@@ -208,4 +233,6 @@ def test_a_router_grants_no_fetch_from_a_worker_that_it_has_no_session_with() ->
 
     session = WorkerSession(info("decode-0"), "router", Nobody())
     spec = SequenceSpec("r", 0, (1, 2), 2, SamplingParams(seed=0))
-    assert session.lend(PrefixSource("decode-0", "127.0.0.1:1", 16), spec, info("prefill-0")) is None
+    assert (
+        session.lend(PrefixSource("decode-0", "127.0.0.1:1", 16), spec, info("prefill-0")) is None
+    )

@@ -24,14 +24,18 @@ EVEN = (LayerKv(4, 64, 32), LayerKv(8, 32, 40))
 EVERY = Layers(0, len(LAYERS))
 
 
-def naive_at(pool: KvPool, layer: int, side: int, block: int, token: int, head: int) -> torch.Tensor:
+def naive_at(
+    pool: KvPool, layer: int, side: int, block: int, token: int, head: int
+) -> torch.Tensor:
     """One vector, [dim] float32, by the description of the layout alone."""
     layout, shape = pool.layout, pool.layout.layers[layer]
     dim = shape.v_dim if side else shape.k_dim
     share = layout.share.layers[layer].kv_heads
     if head >= share:  # another rank's
         pool, head = (
-            KvPool(layout, pool.num_blocks, rank=head // share, of_rank_0=f"/proc/self/fd/{pool.fd}"),
+            KvPool(
+                layout, pool.num_blocks, rank=head // share, of_rank_0=f"/proc/self/fd/{pool.fd}"
+            ),
             head % share,
         )
     views = pool.layers[layer]
@@ -44,7 +48,10 @@ def naive_at(pool: KvPool, layer: int, side: int, block: int, token: int, head: 
         if side == 0:
             group = 32 if size % 32 == 0 else 16
             places = [
-                token // group * group * dim + i // word * group * word + token % group * word + i % word
+                token // group * group * dim
+                + i // word * group * word
+                + token % group * word
+                + i % word
                 for i in range(dim)
             ]
         else:
@@ -52,11 +59,15 @@ def naive_at(pool: KvPool, layer: int, side: int, block: int, token: int, head: 
             for i in range(dim):
                 first = i // 32 * 32
                 width = min(32, dim - first)
-                places.append(first * size + token // word * width * word + (i - first) * word + token % word)
+                places.append(
+                    first * size + token // word * width * word + (i - first) * word + token % word
+                )
         vector = flat[places]
     if scale is None:
         return vector.float()
-    return dequantise(vector, scale[block, head, token] if word else scale[block, token, head], torch.float32)
+    return dequantise(
+        vector, scale[block, head, token] if word else scale[block, token, head], torch.float32
+    )
 
 
 def pool_of(layout: KvLayout, num_blocks: int, seed: int) -> KvPool:
@@ -64,21 +75,30 @@ def pool_of(layout: KvLayout, num_blocks: int, seed: int) -> KvPool:
     pool = KvPool(layout, num_blocks)
     generator = torch.Generator().manual_seed(seed)
     others = [
-        KvPool(layout, num_blocks, rank=rank, of_rank_0=f"/proc/self/fd/{pool.fd}") for rank in range(1, layout.ranks)
+        KvPool(layout, num_blocks, rank=rank, of_rank_0=f"/proc/self/fd/{pool.fd}")
+        for rank in range(1, layout.ranks)
     ]
     for layer in (layer for one in (pool, *others) for layer in one.layers):
         for region in layer:
             if region is None:
                 continue
             if region.dtype is torch.int8:
-                region.copy_(torch.randint(-127, 128, region.shape, generator=generator, dtype=torch.int8))
+                region.copy_(
+                    torch.randint(-127, 128, region.shape, generator=generator, dtype=torch.int8)
+                )
             else:
                 region.copy_(torch.rand(region.shape, generator=generator) + 0.5)
     return pool
 
 
 def span(pool: KvPool, blocks: list[int], start: int, layers: Layers = EVERY) -> Span:
-    return Span(pool.buffer, pool.layout, Places.of_arena(pool.layout, pool.num_blocks, layers), blocks, start)
+    return Span(
+        pool.buffer,
+        pool.layout,
+        Places.of_arena(pool.layout, pool.num_blocks, layers),
+        blocks,
+        start,
+    )
 
 
 LAYOUTS = st.sampled_from(
@@ -98,7 +118,9 @@ LAYOUTS = st.sampled_from(
 
 @settings(max_examples=60, deadline=None)
 @given(LAYOUTS, LAYOUTS, st.integers(0, 10**6))
-def test_each_vector_arrives_and_nothing_else_changes(ours: KvLayout, theirs: KvLayout, seed: int) -> None:
+def test_each_vector_arrives_and_nothing_else_changes(
+    ours: KvLayout, theirs: KvLayout, seed: int
+) -> None:
     rng = random.Random(seed)
     source, target = pool_of(theirs, 10, seed), pool_of(ours, 10, seed + 1)
     before = target.buffer.clone()
@@ -120,18 +142,27 @@ def test_each_vector_arrives_and_nothing_else_changes(ours: KvLayout, theirs: Kv
             for head in range(shape.kv_heads):
                 for token in tokens:
                     at = (token - from_start, token - to_start)
-                    (a, i), (b, j) = divmod(at[0], theirs.block_size), divmod(at[1], ours.block_size)
+                    (a, i), (b, j) = (
+                        divmod(at[0], theirs.block_size),
+                        divmod(at[1], ours.block_size),
+                    )
                     sent = naive_at(source, layer, side, from_blocks[a], i, head)
                     arrived = naive_at(target, layer, side, to_blocks[b], j, head)
                     if exact:
                         assert torch.equal(sent, arrived)
                     else:
-                        scale = quantise(sent)[1].float() if ours.dtype == "int8" else sent.abs().max() / 127
+                        scale = (
+                            quantise(sent)[1].float()
+                            if ours.dtype == "int8"
+                            else sent.abs().max() / 127
+                        )
                         assert (sent - arrived).abs().max() <= 0.51 * scale + 1e-6
     given = {token - to_start for token in tokens}
     for number in range(10):
         for token in range(ours.block_size):
-            place = to_blocks.index(number) * ours.block_size + token if number in to_blocks else None
+            place = (
+                to_blocks.index(number) * ours.block_size + token if number in to_blocks else None
+            )
             if place not in given:
                 old, new = (naive_at(pool, 1, 1, number, token, 0) for pool in (untouched, target))
                 assert torch.equal(old, new)
@@ -152,8 +183,12 @@ def test_a_group_of_layers(word: int | None) -> None:
 
 @pytest.mark.parametrize("word", [None, 2])
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_one_workers_heads_become_ranks_shares_and_come_together_again(dtype: str, word: int | None) -> None:
-    """A rank sees in its own arena, which is a part of the whole one, the heads that are its own."""
+def test_one_workers_heads_become_ranks_shares_and_come_together_again(
+    dtype: str, word: int | None
+) -> None:
+    """A rank sees in its own arena, which is a part of the whole one, the heads that are its
+    own.
+    """
     layers = (LayerKv(4, 32, 64),) * 2
     whole, shared = KvLayout(layers, 16, dtype, word), KvLayout(layers, 32, dtype, word, ranks=2)
     one, ranks, again = pool_of(whole, 4, 1), pool_of(shared, 2, 2), pool_of(whole, 4, 4)
@@ -165,21 +200,29 @@ def test_one_workers_heads_become_ranks_shares_and_come_together_again(dtype: st
             for token in tokens:
                 for head in range(4):
                     sent = naive_at(one, layer, side, [3, 1, 0, 2][token // 16], token % 16, head)
-                    assert torch.equal(sent, naive_at(again, layer, side, token // 16, token % 16, head))
+                    assert torch.equal(
+                        sent, naive_at(again, layer, side, token // 16, token % 16, head)
+                    )
                     if token % 9 == 0:
-                        between = naive_at(ranks, layer, side, [1, 0][token // 32], token % 32, head)
+                        between = naive_at(
+                            ranks, layer, side, [1, 0][token // 32], token % 32, head
+                        )
                         assert torch.equal(sent, between)
 
 
 def test_the_order_is_the_one_that_the_kernels_write(tiny_model: Callable[..., Path]) -> None:
-    """What the engine computed with kernels is what it computed without, once it is in the same order."""
+    """What the engine computed with kernels is what it computed without, once it is in the same
+    order.
+    """
     from kvrelay.engine.runner import ModelRunner, Segment
 
     folder = str(tiny_model("llama"))
     native = ModelRunner.load(folder, block_size=32, kv_bytes=1 << 20, max_model_len=128)
     if native.kernels != "native":
         pytest.skip(native.without_kernels)
-    plain = ModelRunner.load(folder, block_size=4, kv_bytes=1 << 20, max_model_len=128, kernels="torch")
+    plain = ModelRunner.load(
+        folder, block_size=4, kv_bytes=1 << 20, max_model_len=128, kernels="torch"
+    )
     prompt = [2 + i * 7 % 90 for i in range(70)]
     native.run([Segment(prompt, 0, [3, 0, 2])])
     tables = list(range(18))
@@ -187,8 +230,16 @@ def test_the_order_is_the_one_that_the_kernels_write(tiny_model: Callable[..., P
     moved = KvPool(plain.layout, plain.num_blocks)
     num_layers = Layers(0, len(plain.layout.layers))
     convert(
-        Span(native.kv.buffer, native.layout, Places.of_arena(native.layout, native.num_blocks), [3, 0, 2], 0),
-        Span(moved.buffer, moved.layout, Places.of_arena(moved.layout, moved.num_blocks), tables, 0),
+        Span(
+            native.kv.buffer,
+            native.layout,
+            Places.of_arena(native.layout, native.num_blocks),
+            [3, 0, 2],
+            0,
+        ),
+        Span(
+            moved.buffer, moved.layout, Places.of_arena(moved.layout, moved.num_blocks), tables, 0
+        ),
         range(70),
         num_layers,
     )
@@ -214,7 +265,8 @@ def test_the_order_is_the_one_that_the_kernels_write(tiny_model: Callable[..., P
     ],
 )
 async def test_unlike_workers_hand_over(transport: str, theirs: KvLayout, ours: KvLayout) -> None:
-    """100 tokens, of which the receiver has its first block already; in runs of one and more blocks, layer by layer.
+    """100 tokens, of which the receiver has its first block already; in runs of one and more
+    blocks, layer by layer.
 
     Apart are ranks' shares that lie in memories of their own, as on GPUs.
     """
@@ -249,8 +301,12 @@ async def test_unlike_workers_hand_over(transport: str, theirs: KvLayout, ours: 
                 arrived = naive_at(target, layer, side, lease[b], j, head)
                 sent = naive_at(source, layer, side, blocks[a], i, head)
                 if b == 0:
-                    assert torch.equal(arrived, naive_at(before, layer, side, lease[0], j, head)), "was cached"
+                    assert torch.equal(arrived, naive_at(before, layer, side, lease[0], j, head)), (
+                        "was cached"
+                    )
                 elif ours.dtype == "int8" != theirs.dtype:
                     torch.testing.assert_close(arrived, sent, rtol=0, atol=1.5 / 127)
                 else:
-                    assert torch.equal(arrived, sent.bfloat16().float() if ours.dtype == "bfloat16" else sent)
+                    assert torch.equal(
+                        arrived, sent.bfloat16().float() if ours.dtype == "bfloat16" else sent
+                    )

@@ -1,4 +1,6 @@
-"""What cuda_ipc does around CUDA, which a stand-in on the host plays: no GPU is needed, and none is tried."""
+"""What cuda_ipc does around CUDA, which a stand-in on the host plays: no GPU is needed, and none is
+tried.
+"""
 
 from __future__ import annotations
 
@@ -65,13 +67,24 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> type[HostMemory]:
     monkeypatch.setattr(
         named,
         "digests_of",
-        lambda arena, blocks, layers: multilinear_digests(arena.buffer, places_in(arena, layers), blocks),
+        lambda arena, blocks, layers: multilinear_digests(
+            arena.buffer, places_in(arena, layers), blocks
+        ),
     )
     return HostMemory
 
 
 def frame(blocks: list[int], **changes: Any) -> KvBlocks:
-    return KvBlocks(0, 0, len(blocks), 0, 2, len(blocks) * LAYOUT.block_bytes, source_blocks=tuple(blocks), **changes)
+    return KvBlocks(
+        0,
+        0,
+        len(blocks),
+        0,
+        2,
+        len(blocks) * LAYOUT.block_bytes,
+        source_blocks=tuple(blocks),
+        **changes,
+    )
 
 
 async def test_kv_arrives_byte_for_byte_and_nothing_stays_open(cuda: type[HostMemory]) -> None:
@@ -79,12 +92,20 @@ async def test_kv_arrives_byte_for_byte_and_nothing_stays_open(cuda: type[HostMe
     async with decode_end() as decode, sender_of(source) as sender:
         for shift in range(2):
             key, targets = (f"r{shift}", 0), [9 + shift, 3, 4, 20]
-            push = Push(sender, key, decode.grant(targets, key=key, transport="cuda_ipc"), "cuda_ipc", "asked for")
+            push = Push(
+                sender,
+                key,
+                decode.grant(targets, key=key, transport="cuda_ipc"),
+                "cuda_ipc",
+                "asked for",
+            )
             push.send(0, [1, 2])
             push.send(2, [31, 0])
             handoff = await push.commit(42, 4 * LAYOUT.block_size, 0.0)
             assert (handoff.transport, handoff.bytes) == ("cuda_ipc", 4 * LAYOUT.block_bytes)
-            assert [decode.arena.block(n) for n in targets] == [source.block(n) for n in (1, 2, 31, 0)]
+            assert [decode.arena.block(n) for n in targets] == [
+                source.block(n) for n in (1, 2, 31, 0)
+            ]
             assert cuda.opened == []
 
 
@@ -109,7 +130,9 @@ async def test_what_changed_after_it_was_digested_is_not_taken(
 
 async def test_an_aborted_push_closes_what_it_opened(cuda: type[HostMemory]) -> None:
     async with decode_end() as decode, sender_of(MemoryFile()) as sender:
-        push = Push(sender, KEY, decode.grant([1, 2], transport="cuda_ipc"), "cuda_ipc", "asked for")
+        push = Push(
+            sender, KEY, decode.grant([1, 2], transport="cuda_ipc"), "cuda_ipc", "asked for"
+        )
         push.send(0, [3])
         while not cuda.opened:
             await asyncio.sleep(0.001)
@@ -119,15 +142,22 @@ async def test_an_aborted_push_closes_what_it_opened(cuda: type[HostMemory]) -> 
         assert decode.committed == []
 
 
-async def test_auto_goes_on_to_grpc_where_gpus_do_not_reach_each_other(cuda: type[HostMemory]) -> None:
+async def test_auto_goes_on_to_grpc_where_gpus_do_not_reach_each_other(
+    cuda: type[HostMemory],
+) -> None:
     cuda.refuses = True
     source = MemoryFile()
     async with decode_end() as decode, sender_of(source) as sender:
-        push = Push(sender, KEY, decode.grant([1], transport="auto"), "cuda_ipc", "GPUs of one host")
+        push = Push(
+            sender, KEY, decode.grant([1], transport="auto"), "cuda_ipc", "GPUs of one host"
+        )
         push.send(0, [5])
         handoff = await push.commit(1, 4, 0.0)
         assert handoff.transport == "grpc"
-        assert handoff.why == f"cuda_ipc failed: {decode.address}: the two GPUs cannot reach each other"
+        assert (
+            handoff.why
+            == f"cuda_ipc failed: {decode.address}: the two GPUs cannot reach each other"
+        )
         assert decode.arena.block(1) == source.block(5)
 
 
@@ -155,7 +185,9 @@ async def test_without_a_gpu_the_error_says_so() -> None:
 
 
 class Library:
-    """libcudart and libcuda with one allocation at 0x1000 and, opened from elsewhere, one at 0x9000."""
+    """libcudart and libcuda with one allocation at 0x1000 and, opened from elsewhere, one at
+    0x9000.
+    """
 
     def __init__(self) -> None:
         self.fails = ""
@@ -211,9 +243,13 @@ def test_a_handle_is_of_the_whole_allocation(library: Library) -> None:
         ("cudaIpcCloseMemHandle", Unavailable, "cannot be closed: invalid argument"),
     ],
 )
-def test_what_cuda_refuses_is_a_typed_error(library: Library, fails: str, error: type[Exception], says: str) -> None:
+def test_what_cuda_refuses_is_a_typed_error(
+    library: Library, fails: str, error: type[Exception], says: str
+) -> None:
     memory = CudaMemory(torch.device("cuda:1"))
     library.fails = fails
     with pytest.raises(error, match=says):
         memory.close(memory.open(memory.export(0x1200)[0]))
-    assert ("cudaGetLastError" in library.calls) == fails.startswith("cudaI") or fails == "cudaSetDevice"
+    assert ("cudaGetLastError" in library.calls) == fails.startswith(
+        "cudaI"
+    ) or fails == "cudaSetDevice"

@@ -16,7 +16,8 @@ from kvrelay.errors import DataLoss, Unimplemented
 from kvrelay.types import KvLayout, LayerKv
 from kvrelay.wire.transfer import KvBlocks
 
-ODD = KvLayout((LayerKv(1, 3, 7), LayerKv(3, 5, 1)), block_size=1, dtype="int8")  # regions that are no whole words
+# Regions that are no whole words
+ODD = KvLayout((LayerKv(1, 3, 7), LayerKv(3, 5, 1)), block_size=1, dtype="int8")
 ALL = Layers(0, 2)
 
 
@@ -35,8 +36,14 @@ def naive(arena: MemoryFile, block: int, sizes: tuple[int, ...]) -> int:
     for size in sizes:
         region, data = data[:size], data[size:]
         padded = region + bytes(-size % 4)
-        words += [int.from_bytes(padded[at : at + 4], "little", signed=True) for at in range(0, len(padded), 4)]
-    return sum(word * (factor | 1) for word, factor in zip(words, splitmix64(len(words)), strict=True)) % 2**64
+        words += [
+            int.from_bytes(padded[at : at + 4], "little", signed=True)
+            for at in range(0, len(padded), 4)
+        ]
+    return (
+        sum(word * (factor | 1) for word, factor in zip(words, splitmix64(len(words)), strict=True))
+        % 2**64
+    )
 
 
 @pytest.mark.parametrize("layout", [LAYOUT, ODD])
@@ -50,7 +57,9 @@ def test_it_is_the_sum_that_it_says(layout: KvLayout) -> None:
 @pytest.mark.parametrize("layout", [LAYOUT, ODD])
 def test_it_does_not_depend_on_where_the_blocks_lie(layout: KvLayout) -> None:
     arena = MemoryFile(layout, 5, seed=3)
-    payload = torch.cat([torch.frombuffer(bytearray(arena.block(3)), dtype=torch.uint8), torch.zeros(9).byte()])
+    payload = torch.cat(
+        [torch.frombuffer(bytearray(arena.block(3)), dtype=torch.uint8), torch.zeros(9).byte()]
+    )
     in_payload = multilinear_digests(payload, Places.of_payload(layout, 1, ALL), [0])
     assert in_payload == multilinear_digests(arena.buffer, places_in(arena), [3])
 
@@ -58,7 +67,9 @@ def test_it_does_not_depend_on_where_the_blocks_lie(layout: KvLayout) -> None:
 @given(st.sets(st.integers(0, LAYOUT.block_bytes * 8 - 1), min_size=1, max_size=8))
 def test_flipped_bits_show(bits: set[int]) -> None:
     places = Places.of_payload(LAYOUT, 1)
-    block = torch.randint(0, 256, (LAYOUT.block_bytes,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    block = torch.randint(
+        0, 256, (LAYOUT.block_bytes,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
+    )
     changed = block.clone()
     for bit in bits:
         changed[bit // 8] ^= 1 << bit % 8
@@ -78,7 +89,9 @@ def test_swapped_words_and_all_signs_flipped_show() -> None:
     assert len(digests) == 3
 
 
-def land(digest: str, *, flip: bool, on_gpu: bool, target: KvLayout = LAYOUT) -> tuple[MemoryFile, MemoryFile]:
+def land(
+    digest: str, *, flip: bool, on_gpu: bool, target: KvLayout = LAYOUT
+) -> tuple[MemoryFile, MemoryFile]:
     """Blocks 5 and 2 into 1 and 6. A tensor stands in for one on a GPU."""
     source, arena = MemoryFile(), MemoryFile(target, 32, seed=1)
     sent = multilinear_digests(source.buffer, places_in(source, ALL), [5, 2])
@@ -115,5 +128,7 @@ def test_what_is_converted_is_checked_by_it() -> None:
 
 
 def test_a_kind_of_digest_that_is_not_known_is_refused() -> None:
-    with pytest.raises(Unimplemented, match="'crc' is not one that this worker knows: xxh3, multilinear"):
+    with pytest.raises(
+        Unimplemented, match="'crc' is not one that this worker knows: xxh3, multilinear"
+    ):
         land("crc", flip=False, on_gpu=False)

@@ -1,4 +1,6 @@
-"""Where torch.distributed listens: it authenticates nobody, so nowhere but on the worker's own address."""
+"""Where torch.distributed listens: it authenticates nobody, so nowhere but on the worker's own
+address.
+"""
 
 from __future__ import annotations
 
@@ -18,4 +20,6 @@ async def test_the_store_listens_on_the_workers_address_only() -> None:
         assert len(opened) >= 2, "the receiver's server and the sender's store"
         assert {host for host, _ in opened} == {"127.0.0.1"}
     with socket.create_server(("0.0.0.0", 0)):
-        assert "0.0.0.0" in {host for host, _ in listening() - before}, "the look itself would see it"
+        assert "0.0.0.0" in {host for host, _ in listening() - before}, (
+            "the look itself would see it"
+        )

@@ -20,16 +20,21 @@ TRANSPORTS = ["memory", "shm", "grpc", "gloo"]
 
 def random_layout(rng: random.Random) -> KvLayout:
     layers = tuple(
-        LayerKv(rng.randint(1, 3), 8 * rng.randint(1, 4), 8 * rng.randint(1, 4)) for _ in range(rng.randint(1, 5))
+        LayerKv(rng.randint(1, 3), 8 * rng.randint(1, 4), 8 * rng.randint(1, 4))
+        for _ in range(rng.randint(1, 5))
     )
-    return KvLayout(layers, block_size=rng.choice([1, 4, 16]), dtype=rng.choice(["float32", "bfloat16", "int8"]))
+    return KvLayout(
+        layers, block_size=rng.choice([1, 4, 16]), dtype=rng.choice(["float32", "bfloat16", "int8"])
+    )
 
 
 def arrived(decode: DecodeEnd, numbers: list[int]) -> list[bytes]:
     return [decode.arena.block(number) for number in numbers]
 
 
-async def hand_over(sender: Sender, decode: DecodeEnd, key: tuple[str, int], transport: str, shift: int) -> None:
+async def hand_over(
+    sender: Sender, decode: DecodeEnd, key: tuple[str, int], transport: str, shift: int
+) -> None:
     """20 blocks to the lease's, both fragmented, in runs of three."""
     sources = [(n * 3 + shift) % 32 for n in range(10)]
     targets = [n * 2 + shift for n in range(10)]
@@ -49,7 +54,10 @@ async def test_kv_arrives_byte_for_byte(transport: str, seed: int) -> None:
     rng = random.Random(seed)
     layout = random_layout(rng)
     source = MemoryFile(layout, rng.randint(10, 30), seed=seed)
-    async with decode_end(layout, num_blocks=rng.randint(10, 30)) as decode, sender_of(source) as sender:
+    async with (
+        decode_end(layout, num_blocks=rng.randint(10, 30)) as decode,
+        sender_of(source) as sender,
+    ):
         count = rng.randint(1, 10)
         sources = rng.sample(range(source.num_blocks), count)
         targets = rng.sample(range(decode.arena.num_blocks), count)
@@ -60,7 +68,9 @@ async def test_kv_arrives_byte_for_byte(transport: str, seed: int) -> None:
         cut = rng.randint(0, count)
         push.send(0, sources[:cut])
         push.send(cut, sources[cut:])
-        handoff = await push.commit(42, count * layout.block_size - rng.randint(0, layout.block_size - 1), 5.0)
+        handoff = await push.commit(
+            42, count * layout.block_size - rng.randint(0, layout.block_size - 1), 5.0
+        )
         assert arrived(decode, targets) == [source.block(n) for n in sources]
         assert arrived(decode, untouched) == before
         assert (handoff.transport, handoff.why) == (transport, "asked for")
@@ -80,7 +90,11 @@ async def test_blocks_that_the_target_has_are_not_sent(transport: str) -> None:
         push.send(2, [7])
         push.send(3, [6])
         handoff = await push.commit(42, 4 * LAYOUT.block_size, 5.0)
-        assert (handoff.blocks, handoff.cached_blocks, handoff.bytes) == (2, 2, 2 * LAYOUT.block_bytes)
+        assert (handoff.blocks, handoff.cached_blocks, handoff.bytes) == (
+            2,
+            2,
+            2 * LAYOUT.block_bytes,
+        )
         assert arrived(decode, [9, 3, 4, 20]) == [*cached, source.block(7), source.block(6)]
 
 
@@ -95,7 +109,9 @@ async def test_a_push_with_nothing_to_send_commits(transport: str) -> None:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_two_pushes_at_once_do_not_mix(transport: str) -> None:
     async with decode_end() as decode, sender_of(MemoryFile()) as sender:
-        await asyncio.gather(*(hand_over(sender, decode, (f"r{n}", 0), transport, n) for n in range(2)))
+        await asyncio.gather(
+            *(hand_over(sender, decode, (f"r{n}", 0), transport, n) for n in range(2))
+        )
         assert {lease.key for lease, _, _ in decode.committed} == {("r0", 0), ("r1", 0)}
 
 
@@ -109,12 +125,16 @@ async def test_a_pair_of_workers_hands_over_again_and_again(transport: str) -> N
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_without_digests_kv_arrives_all_the_same(transport: str) -> None:
-    async with decode_end(digests=False) as decode, sender_of(MemoryFile(), digests=False) as sender:
+    async with (
+        decode_end(digests=False) as decode,
+        sender_of(MemoryFile(), digests=False) as sender,
+    ):
         await hand_over(sender, decode, KEY, transport, 0)
 
 
 async def test_large_pushes_travel_in_bounded_frames() -> None:
-    layout = KvLayout((LayerKv(8, 64, 32),) * 4, block_size=16, dtype="float32")  # 196,608 bytes a block
+    # 196,608 bytes a block
+    layout = KvLayout((LayerKv(8, 64, 32),) * 4, block_size=16, dtype="float32")
     source = MemoryFile(layout, 40)
     async with decode_end(layout, 40) as decode, sender_of(source) as sender:
         push = sender.open(KEY, decode.grant(list(range(40))))
@@ -169,13 +189,20 @@ async def test_times_are_of_the_senders_clock() -> None:
 
 async def test_another_model_is_refused() -> None:
     other = KvLayout((LayerKv(2, 8, 8),) * 3, block_size=4, dtype="float32")
-    async with decode_end() as decode, sender_of(MemoryFile(other), layout_hash="another") as sender:
+    async with (
+        decode_end() as decode,
+        sender_of(MemoryFile(other), layout_hash="another") as sender,
+    ):
         push = sender.open(KEY, decode.grant([1]))
-        with pytest.raises(FailedPrecondition, match="has 3 layers, or heads, or sizes of heads, that are not mine"):
+        with pytest.raises(
+            FailedPrecondition, match="has 3 layers, or heads, or sizes of heads, that are not mine"
+        ):
             await push.commit(1, 4, 0.0)
 
 
-@pytest.mark.parametrize("changes", [{"block_size": 0}, {"block_size": 2**30}, {"dtype": "complex"}, {"word": 3}])
+@pytest.mark.parametrize(
+    "changes", [{"block_size": 0}, {"block_size": 2**30}, {"dtype": "complex"}, {"word": 3}]
+)
 async def test_a_layout_of_no_known_kind_is_refused(changes: dict[str, Any]) -> None:
     source = MemoryFile()
     async with decode_end() as decode, sender_of(source, layout_hash="another") as sender:

@@ -1,4 +1,6 @@
-"""What a network, a peer that dies and a peer that means harm can do to a hand-off, over each transport."""
+"""What a network, a peer that dies and a peer that means harm can do to a hand-off, over each
+transport.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,15 @@ from typing import Any
 import grpc
 import pytest
 from support.tcp_proxy import proxy_to
-from support.transfer_ends import KEY, LAYOUT, DecodeEnd, MemoryFile, decode_end, needs_nixl, sender_of
+from support.transfer_ends import (
+    KEY,
+    LAYOUT,
+    DecodeEnd,
+    MemoryFile,
+    decode_end,
+    needs_nixl,
+    sender_of,
+)
 from support.transfer_lender import lender
 
 from kv_transfer import receiver
@@ -48,15 +58,22 @@ from kvrelay.wire.transfer import (
 )
 
 TESTS = Path(__file__).parents[2]
-TRANSPORTS = [*map(pytest.param, ["memory", "shm", "grpc", "gloo"]), pytest.param("nixl", marks=needs_nixl)]
+TRANSPORTS = [
+    *map(pytest.param, ["memory", "shm", "grpc", "gloo"]),
+    pytest.param("nixl", marks=needs_nixl),
+]
 BETWEEN_PROCESSES = TRANSPORTS[1:]
 BLOCKS = [9, 3, 4, 20]
 
 Frames = AsyncGenerator[bytes, None]
 
 
-def intercepted(change: Callable[[Frames], Frames], verdicts: list[grpc.StatusCode] | None = None) -> Any:
-    """An interceptor that puts `change` between a connection and the receiver, and notes what that says."""
+def intercepted(
+    change: Callable[[Frames], Frames], verdicts: list[grpc.StatusCode] | None = None
+) -> Any:
+    """An interceptor that puts `change` between a connection and the receiver, and notes what that
+    says.
+    """
 
     async def intercept(continuation: Any, details: Any) -> Any:
         handler = await continuation(details)
@@ -67,9 +84,13 @@ def intercepted(change: Callable[[Frames], Frames], verdicts: list[grpc.StatusCo
                     return await handler.stream_unary(changed, context)
             finally:
                 if verdicts is not None:
-                    verdicts.append(grpc.StatusCode(context.code()) if context.code() else grpc.StatusCode.OK)
+                    verdicts.append(
+                        grpc.StatusCode(context.code()) if context.code() else grpc.StatusCode.OK
+                    )
 
-        return grpc.stream_unary_rpc_method_handler(push, handler.request_deserializer, handler.response_serializer)
+        return grpc.stream_unary_rpc_method_handler(
+            push, handler.request_deserializer, handler.response_serializer
+        )
 
     return intercept
 
@@ -78,7 +99,9 @@ def is_blocks(message: bytes) -> bool:
     return isinstance(frame_from_bytes(message), KvBlocks)
 
 
-async def hand_over(sender: Sender, decode: DecodeEnd, key: tuple[str, int], transport: str, **where: str) -> None:
+async def hand_over(
+    sender: Sender, decode: DecodeEnd, key: tuple[str, int], transport: str, **where: str
+) -> None:
     """Two frames of two blocks each to BLOCKS."""
     await pushed(sender.open(key, decode.grant(BLOCKS, key=key, transport=transport, **where)))
 
@@ -188,7 +211,10 @@ async def test_kv_that_was_tampered_with_is_not_committed(
         monkeypatch.setattr(PairGroup, "send", flip)
     verdicts: list[grpc.StatusCode] = []
     intercept = intercepted(tampering, verdicts)
-    async with decode_end(patience=2.0, intercept=intercept) as decode, sender_of(source, patience=2.0) as sender:
+    async with (
+        decode_end(patience=2.0, intercept=intercept) as decode,
+        sender_of(source, patience=2.0) as sender,
+    ):
         # What gRPC says to a sender that is writing just then is that the push has ended.
         with pytest.raises((DataLoss, FailedPrecondition, Unavailable)):
             await hand_over(sender, decode, KEY, transport)
@@ -197,7 +223,9 @@ async def test_kv_that_was_tampered_with_is_not_committed(
             while not verdicts:  # the sender may hear of it first
                 await asyncio.sleep(0.001)
         no_frame = way == "truncated"
-        assert verdicts[0] is (grpc.StatusCode.FAILED_PRECONDITION if no_frame else grpc.StatusCode.DATA_LOSS)
+        assert verdicts[0] is (
+            grpc.StatusCode.FAILED_PRECONDITION if no_frame else grpc.StatusCode.DATA_LOSS
+        )
         assert decode.committed == []
         end_leases(decode)
         await all_blocks_back(decode)
@@ -208,7 +236,9 @@ async def test_kv_that_was_tampered_with_is_not_committed(
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_frame_that_comes_after_its_blocks_were_given_away_is_refused(transport: str) -> None:
+async def test_a_frame_that_comes_after_its_blocks_were_given_away_is_refused(
+    transport: str,
+) -> None:
     held, go_on = asyncio.Event(), asyncio.Event()
 
     async def hold_the_second(frames: Frames) -> Frames:
@@ -247,7 +277,9 @@ async def test_a_sender_that_is_killed_in_mid_push_leaves_nothing(transport: str
     async with decode_end(patience=2.0) as decode, sender_of(MemoryFile()) as sender:
         target = decode.grant(BLOCKS, transport=transport)
         command = [sys.executable, "-m", "support.transfer_sender", json.dumps(asdict(target))]
-        process = await asyncio.create_subprocess_exec(*command, cwd=TESTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        process = await asyncio.create_subprocess_exec(
+            *command, cwd=TESTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         assert process.stdout is not None
         assert await process.stdout.readline() == b"sent\n"
         assert decode.receiver.under_way == 1
@@ -263,7 +295,9 @@ async def test_a_sender_that_is_killed_in_mid_push_leaves_nothing(transport: str
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_partition_that_heals_after_the_request_has_moved_changes_nothing(transport: str) -> None:
+async def test_a_partition_that_heals_after_the_request_has_moved_changes_nothing(
+    transport: str,
+) -> None:
     source = MemoryFile()
     async with AsyncExitStack() as stack:
         first, second = [await stack.enter_async_context(decode_end()) for _ in range(2)]
@@ -296,9 +330,15 @@ async def test_a_partition_that_heals_after_the_request_has_moved_changes_nothin
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_an_answer_that_is_lost_with_its_connection_is_asked_for_again(transport: str) -> None:
+async def test_an_answer_that_is_lost_with_its_connection_is_asked_for_again(
+    transport: str,
+) -> None:
     source = MemoryFile()
-    async with decode_end() as decode, proxy_to(decode.address) as network, sender_of(source) as sender:
+    async with (
+        decode_end() as decode,
+        proxy_to(decode.address) as network,
+        sender_of(source) as sender,
+    ):
         target = decode.grant(BLOCKS, transport=transport, address=network.address)
         push = sender.open(KEY, target)
         push.send(0, [1, 2])
@@ -345,7 +385,7 @@ async def test_a_repeated_fetch_is_executed_once() -> None:
         assert lent.cache.pool.num_held == 0
 
 
-async def test_a_sender_that_stalls_in_the_middle_of_a_frame_holds_its_blocks_no_longer_than_its_lease() -> None:
+async def test_a_sender_that_stalls_in_a_frame_holds_blocks_no_longer_than_its_lease() -> None:
     layout = KvLayout((LayerKv(8, 64, 64),) * 4, block_size=16, dtype="float32")  # 256 KiB a block
     async with (
         decode_end(layout) as decode,
@@ -436,16 +476,22 @@ async def test_bytes_after_the_end_are_discarded() -> None:
         assert isinstance(opening, KvOpen)
         assert isinstance(commit, KvCommit)
         target = decode.grant([1, 2, 5, 6])
-        again = replace(sender_opening(sender, target), layout=opening.layout, model_id=opening.model_id)
+        again = replace(
+            sender_opening(sender, target), layout=opening.layout, model_id=opening.model_id
+        )
         async with grpc.aio.insecure_channel(decode.address) as channel:
             call = kv_push(channel)()
             for frame in (frame_to_bytes(again), passed[1] + b"\x00\x00"):
                 await call.write(frame)
             assert await call.code() is grpc.StatusCode.FAILED_PRECONDITION
             frames = [again, first, second, commit, replace(first, first=2), commit]
-            receipt = receipt_from_proto(await kv_push(channel)(iter([frame_to_bytes(frame) for frame in frames])))
+            receipt = receipt_from_proto(
+                await kv_push(channel)(iter([frame_to_bytes(frame) for frame in frames]))
+            )
         assert receipt.blocks == 4
-        assert [decode.arena.block(n) for n in (1, 2, 5, 6)] == [source.block(n) for n in (1, 2, 5, 4)]
+        assert [decode.arena.block(n) for n in (1, 2, 5, 6)] == [
+            source.block(n) for n in (1, 2, 5, 4)
+        ]
         assert len(decode.committed) == 2
 
 
@@ -455,7 +501,10 @@ def test_a_pipe_in_place_of_an_arena_is_not_waited_for(tmp_path: Path) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         segment = SharedSegment(os.getpid(), fd, 1000, 1)
-        with pytest.raises(Unimplemented, match="is not arena"), SegmentCache().lend(segment, LAYOUT):
+        with (
+            pytest.raises(Unimplemented, match="is not arena"),
+            SegmentCache().lend(segment, LAYOUT),
+        ):
             pass
     finally:
         os.close(fd)
@@ -466,7 +515,9 @@ LARGE = KvLayout((LayerKv(8, 128, 128),) * 4, block_size=16, dtype="float32")  #
 
 @pytest.mark.parametrize("transport", ["gloo"])
 async def test_a_slow_receiver_bounds_what_is_packed(transport: str) -> None:
-    """Of 64 MiB. Of memory and shm nothing is packed at all: the receiver reads where the blocks lie."""
+    """Of 64 MiB. Of memory and shm nothing is packed at all: the receiver reads where the blocks
+    lie.
+    """
     stop = asyncio.Event()
 
     async def slow(frames: Frames) -> Frames:

@@ -14,7 +14,8 @@ from kv_transfer.plan import Layers
 from kvrelay.engine.runner import ModelRunner, Segment
 
 PROMPT = [2 + 7 * i % 100 for i in range(45)]
-SOURCES = [3, 11, 4, 5, 17, 9, 8, 20, 0, 1, 2, 30, 29, 6, 7]  # blocks of four tokens, for prompt and answer
+# Blocks of four tokens, for prompt and answer
+SOURCES = [3, 11, 4, 5, 17, 9, 8, 20, 0, 1, 2, 30, 29, 6, 7]
 TARGETS = [12, 2, 3, 4, 31, 0, 7, 6, 5, 21, 22, 23, 1, 19, 18]
 NEW_TOKENS = 12
 
@@ -23,7 +24,9 @@ NEW_TOKENS = 12
 def runner(tiny_model: Callable[[str], Path]) -> Callable[[], ModelRunner]:
     def load() -> ModelRunner:
         folder = str(tiny_model("llama"))
-        return ModelRunner.load(folder, block_size=4, kv_dtype="int8", kv_bytes=2**16, max_model_len=64)
+        return ModelRunner.load(
+            folder, block_size=4, kv_dtype="int8", kv_bytes=2**16, max_model_len=64
+        )
 
     return load
 
@@ -36,7 +39,9 @@ def continuation(runner: ModelRunner, first: int, blocks: list[int]) -> list[int
     """Greedy, after the prompt and its first new token."""
     tokens = [first]
     for _ in range(NEW_TOKENS):
-        tokens.append(likeliest(runner, Segment(tokens[-1:], len(PROMPT) + len(tokens) - 1, blocks)))
+        tokens.append(
+            likeliest(runner, Segment(tokens[-1:], len(PROMPT) + len(tokens) - 1, blocks))
+        )
     return tokens
 
 
@@ -60,7 +65,9 @@ async def test_what_was_handed_off_goes_on_as_it_would_have_at_home(
         assert (handoff.transport, handoff.bytes) == (transport, used * decode.layout.block_bytes)
         sent = MemoryFile(prefill.layout, prefill.num_blocks)
         sent.buffer.copy_(source)
-        assert [end.arena.block(n) for n in TARGETS[:used]] == [sent.block(n) for n in SOURCES[:used]]
+        assert [end.arena.block(n) for n in TARGETS[:used]] == [
+            sent.block(n) for n in SOURCES[:used]
+        ]
         decode.kv.buffer.copy_(end.arena.buffer)
     assert torch.equal(prefill.kv.buffer, source)
     at_home = continuation(prefill, first, SOURCES)
@@ -68,7 +75,9 @@ async def test_what_was_handed_off_goes_on_as_it_would_have_at_home(
     assert continuation(decode, first, TARGETS) == at_home
 
 
-def test_a_blocks_digest_is_of_its_values_and_of_its_scales(runner: Callable[[], ModelRunner]) -> None:
+def test_a_blocks_digest_is_of_its_values_and_of_its_scales(
+    runner: Callable[[], ModelRunner],
+) -> None:
     prefill = runner()
     likeliest(prefill, Segment(PROMPT, 0, SOURCES))
     block, other = SOURCES[:2]

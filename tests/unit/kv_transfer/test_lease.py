@@ -31,7 +31,9 @@ def test_a_live_lease_is_found_by_its_numbers() -> None:
         (99, 0, 0, NotFound, "lease 100 is unknown in epoch 3"),
     ],
 )
-def test_a_wrong_number_is_named(lease_id: int, epoch: int, generation: int, error: type, says: str) -> None:
+def test_a_wrong_number_is_named(
+    lease_id: int, epoch: int, generation: int, error: type, says: str
+) -> None:
     table, lease = granted()
     with pytest.raises(error, match=says):
         table.find(lease.lease_id + lease_id, 3 + epoch, lease.generation + generation, now=0.0)

@@ -1,13 +1,15 @@
-"""Block pool, prefix cache and leases together, as a decode worker uses them, against a model that cannot be wrong."""
+"""Block pool, prefix cache and leases together, as a decode worker uses them, against a model that
+cannot be wrong.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from support.few_hashes import CUTS, CollidingCache, Cut
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.few_hashes import CUTS, CollidingCache, Cut
 
 from kv_transfer.lease import Lease, LeaseTable
 from kvrelay.engine.kvcache.block_hashes import BlockHasher
@@ -17,7 +19,8 @@ from kvrelay.errors import FailedPrecondition, NotFound
 
 SIZE = 2
 EPOCH = 3
-PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=9).map(tuple)  # few token ids, so that prefixes are shared
+# Few token ids, so that prefixes are shared
+PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=9).map(tuple)
 Prompt = tuple[int, ...]
 
 
@@ -38,8 +41,9 @@ class Reserved:
 class LeasedCache(RuleBasedStateMachine):
     """The model knows for each block the tokens whose KV was written there last, and who may write.
 
-    It holds: who reads a block finds the KV of its own tokens, whatever was cached, evicted, leased and given back
-    between, and whichever blocks have one hash; a block is written by one owner only; all blocks are held or available.
+    It holds: who reads a block finds the KV of its own tokens, whatever was cached, evicted, leased
+    and given back between, and whichever blocks have one hash; a block is written by one owner
+    only; all blocks are held or available.
     """
 
     @initialize(
@@ -48,7 +52,9 @@ class LeasedCache(RuleBasedStateMachine):
         cut=st.sampled_from([None, *CUTS]),
     )
     def start(self, num_blocks: int, prompts: list[Prompt], cut: Cut | None) -> None:
-        self.cache = KvCache(num_blocks, SIZE) if cut is None else CollidingCache(num_blocks, SIZE, cut)
+        self.cache = (
+            KvCache(num_blocks, SIZE) if cut is None else CollidingCache(num_blocks, SIZE, cut)
+        )
         self.leases = LeaseTable(EPOCH)
         self.prompts = prompts
         self.kv: dict[int, Prompt] = {}  # block -> tokens up to its end, as written
@@ -69,7 +75,9 @@ class LeasedCache(RuleBasedStateMachine):
         prompt = data.draw(st.sampled_from(self.prompts), label="prompt")
         blocks = self.cache.match(self.hashed(prompt), len(prompt) - 1)
         for index, block in enumerate(blocks):
-            assert self.kv[block] == prompt[: (index + 1) * SIZE], "the prefix cache has KV of other tokens"
+            assert self.kv[block] == prompt[: (index + 1) * SIZE], (
+                "the prefix cache has KV of other tokens"
+            )
         cached = len(blocks)
         try:
             blocks += self.cache.allocate(-(-len(prompt) // SIZE) - cached)
@@ -137,13 +145,22 @@ class LeasedCache(RuleBasedStateMachine):
             self._commit(one)
 
     def _commit(self, one: Reserved) -> None:
-        complete = all(self.kv.get(block) == one.content(i) for i, block in enumerate(one.lease.blocks))
+        complete = all(
+            self.kv.get(block) == one.content(i) for i, block in enumerate(one.lease.blocks)
+        )
         if one.copying or not complete or not self._live(one):
             return
         assert self.leases.commit(one.lease.lease_id, one.prompt)
-        assert not self.leases.commit(one.lease.lease_id, one.prompt), "what is committed once is not committed again"
+        assert not self.leases.commit(one.lease.lease_id, one.prompt), (
+            "what is committed once is not committed again"
+        )
         self.waiting.remove(one)
-        self.cache.publish(self.hashed(one.prompt), one.lease.blocks, one.lease.cached_blocks, len(one.prompt) // SIZE)
+        self.cache.publish(
+            self.hashed(one.prompt),
+            one.lease.blocks,
+            one.lease.cached_blocks,
+            len(one.prompt) // SIZE,
+        )
         self.running.append((one.prompt, list(one.lease.blocks)))
 
     @precondition(lambda self: self.waiting)
@@ -159,7 +176,9 @@ class LeasedCache(RuleBasedStateMachine):
     def renew(self, data: st.DataObject) -> None:
         one = data.draw(st.sampled_from(self.waiting), label="lease")
         live = not one.closed and self.now < one.until
-        assert self.leases.renew([one.lease.lease_id], 3.0, self.now) == ([] if live else [one.lease.lease_id])
+        assert self.leases.renew([one.lease.lease_id], 3.0, self.now) == (
+            [] if live else [one.lease.lease_id]
+        )
         if live:
             one.until = self.now + 3.0
 
@@ -185,13 +204,17 @@ class LeasedCache(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
-        _, blocks = self.running.pop(data.draw(st.integers(0, len(self.running) - 1), label="sequence"))
+        _, blocks = self.running.pop(
+            data.draw(st.integers(0, len(self.running) - 1), label="sequence")
+        )
         self.cache.release(blocks)
 
     @invariant()
     def who_runs_reads_its_own(self) -> None:
         for prompt, blocks in getattr(self, "running", ()):
-            assert [self.kv[block] for block in blocks] == [prompt[: (i + 1) * SIZE] for i in range(len(blocks))]
+            assert [self.kv[block] for block in blocks] == [
+                prompt[: (i + 1) * SIZE] for i in range(len(blocks))
+            ]
 
     @invariant()
     def books_balance(self) -> None:

@@ -69,7 +69,10 @@ async def test_more_than_a_frame_arrives() -> None:
 async def test_blocks_of_another_size_arrive_too() -> None:
     double = KvLayout(LAYOUT.layers, 2 * LAYOUT.block_size, LAYOUT.dtype)
     source = MemoryFile()
-    async with decode_end(double, layout_hash=double.hash("test")) as decode, sender_of(source) as sender:
+    async with (
+        decode_end(double, layout_hash=double.hash("test")) as decode,
+        sender_of(source) as sender,
+    ):
         push = sender.open(KEY, decode.grant([7], transport="nixl"))
         push.send(0, [5, 2])
         await push.commit(1, 8, 0.0)
@@ -114,7 +117,9 @@ async def test_a_push_can_be_aborted_and_the_next_one_arrives() -> None:
 @contextmanager
 def served() -> Iterator[tuple[subprocess.Popen[str], RemoteArena]]:
     command = [sys.executable, "-m", "support.nixl_sender"]
-    with subprocess.Popen(command, cwd=TESTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=TESTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             remote = json.loads(process.stdout.readline())
@@ -124,7 +129,9 @@ def served() -> Iterator[tuple[subprocess.Popen[str], RemoteArena]]:
 
 
 def frame(blocks: list[int]) -> KvBlocks:
-    return KvBlocks(0, 0, len(blocks), 0, 2, len(blocks) * LAYOUT.block_bytes, source_blocks=tuple(blocks))
+    return KvBlocks(
+        0, 0, len(blocks), 0, 2, len(blocks) * LAYOUT.block_bytes, source_blocks=tuple(blocks)
+    )
 
 
 def read(reader: NixlReader, arena: RemoteArena, block: int) -> bytes:
@@ -171,9 +178,15 @@ def test_what_is_no_arena_is_refused() -> None:
         reader.lend(RemoteArena(b"no metadata", 0, size), LAYOUT) as inbound,
     ):
         inbound.open()
-    with pytest.raises(Unimplemented, match="bytes are not an arena"), reader.lend(RemoteArena(b"", 0, 7), LAYOUT):
+    with (
+        pytest.raises(Unimplemented, match="bytes are not an arena"),
+        reader.lend(RemoteArena(b"", 0, 7), LAYOUT),
+    ):
         pass
-    with pytest.raises(DataLoss, match="outside"), reader.lend(RemoteArena(b"", 0, size), LAYOUT) as inbound:
+    with (
+        pytest.raises(DataLoss, match="outside"),
+        reader.lend(RemoteArena(b"", 0, size), LAYOUT) as inbound,
+    ):
         inbound.source(frame([32]))
 
 
@@ -198,7 +211,9 @@ def test_it_listens_on_the_loopback_device_only() -> None:
         assert listening == ["0100007F"]  # 127.0.0.1, little endian
 
 
-async def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_the_package_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "nixl", None)
     async with decode_end() as decode, sender_of(MemoryFile()) as sender:
         push = sender.open(KEY, decode.grant([1], transport="nixl"))

@@ -12,7 +12,9 @@ from kvrelay.types import KvLayout, LayerKv
 LAYOUTS = st.builds(
     KvLayout,
     layers=st.lists(
-        st.builds(LayerKv, st.integers(1, 3), st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=4
+        st.builds(LayerKv, st.integers(1, 3), st.integers(1, 5), st.integers(1, 5)),
+        min_size=1,
+        max_size=4,
     ).map(tuple),
     block_size=st.integers(1, 4),
     dtype=st.sampled_from(["float32", "bfloat16", "int8"]),
@@ -32,7 +34,12 @@ def cases(draw: st.DrawFn) -> Case:
     numbers = [draw(st.integers(1, 12)), draw(st.integers(1, 12))]
     count = draw(st.integers(0, min(numbers)))
     sources, targets = (
-        draw(st.one_of(st.permutations(range(n)).map(lambda p: list(p[:count])), st.just(list(range(n - count, n)))))
+        draw(
+            st.one_of(
+                st.permutations(range(n)).map(lambda p: list(p[:count])),
+                st.just(list(range(n - count, n))),
+            )
+        )
         for n in numbers
     )
     return Case(draw(LAYOUTS), numbers[0], sources, numbers[1], targets)
@@ -43,7 +50,9 @@ def arena(layout: KvLayout, num_blocks: int, first: int) -> list[int]:
     return list(range(first, first + layout.arena_bytes(num_blocks)))
 
 
-def naive_blocks(layout: KvLayout, data: list[int], num_blocks: int, blocks: list[int]) -> list[int]:
+def naive_blocks(
+    layout: KvLayout, data: list[int], num_blocks: int, blocks: list[int]
+) -> list[int]:
     taken, start = [], 0
     for size in layout.region_block_bytes:
         for block in blocks:
@@ -66,7 +75,10 @@ def test_copies_move_the_blocks_and_nothing_else(case: Case) -> None:
     source = arena(layout, case.source_num_blocks, 0)
     before = arena(layout, case.target_num_blocks, len(source))
     target = list(before)
-    places = Places.of_arena(layout, case.source_num_blocks), Places.of_arena(layout, case.target_num_blocks)
+    places = (
+        Places.of_arena(layout, case.source_num_blocks),
+        Places.of_arena(layout, case.target_num_blocks),
+    )
     for origin, offset, length in byte_copies(places[0], case.sources, places[1], case.targets):
         target[offset : offset + length] = source[origin : origin + length]
 
@@ -107,11 +119,15 @@ def test_a_push_by_groups_of_layers_is_the_whole_push(case: Case, data: st.DataO
         origin = Places.of_arena(layout, case.source_num_blocks, layers)
         payload = Places.of_payload(layout, len(numbers), layers)
         goal = Places.of_arena(layout, case.target_num_blocks, layers)
-        packed = [source[r.offset + i] for r in byte_ranges(origin, case.sources) for i in range(r.length)]
+        packed = [
+            source[r.offset + i] for r in byte_ranges(origin, case.sources) for i in range(r.length)
+        ]
         assert len(packed) == len(numbers) * payload.block_bytes
         total += payload.block_bytes
         for copy in byte_copies(payload, numbers, goal, case.targets):
-            target[copy.target : copy.target + copy.length] = packed[copy.source : copy.source + copy.length]
+            target[copy.target : copy.target + copy.length] = packed[
+                copy.source : copy.source + copy.length
+            ]
     assert total == layout.block_bytes
     arrived = naive_blocks(layout, target, case.target_num_blocks, case.targets)
     assert arrived == naive_blocks(layout, source, case.source_num_blocks, case.sources)

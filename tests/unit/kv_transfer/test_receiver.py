@@ -61,7 +61,8 @@ def source() -> MemoryFile:
 async def push(decode: DecodeEnd, frames: Iterable[Frame | bytes]) -> KvReceipt:
     """Sends the frames whether they are wanted or not.
 
-    Not by grpc.aio, where a write that meets the end of the call may take the place of the peer's status.
+    Not by grpc.aio, where a write that meets the end of the call may take the place of the peer's
+    status.
     """
     messages = [frame if isinstance(frame, bytes) else frame_to_bytes(frame) for frame in frames]
 
@@ -80,7 +81,9 @@ def opening(target: HandoffTarget, **changes: Any) -> KvOpen:
     return replace(right, **({"sender": SENDER, "capability": target.capability} | changes))
 
 
-def blocks(source: MemoryFile, sequence: int, first: int, numbers: list[int], **changes: Any) -> KvBlocks:
+def blocks(
+    source: MemoryFile, sequence: int, first: int, numbers: list[int], **changes: Any
+) -> KvBlocks:
     payload = read_blocks(source, numbers, ALL).numpy().tobytes()
     digests = tuple(xxhash.xxh3_64_intdigest(source.block(number)) for number in numbers)
     frame = KvBlocks(sequence, first, len(numbers), 0, ALL.num, len(payload), digests, (payload,))
@@ -111,7 +114,9 @@ async def refuse(
     *,
     writes: bool = False,
 ) -> None:
-    """The push is refused with this error, nothing is committed, and nothing is written unless `writes`."""
+    """The push is refused with this error, nothing is committed, and nothing is written unless
+    `writes`.
+    """
     before = decode.arena.buffer.clone()
     with pytest.raises(error, match=says):
         await push(decode, frames)
@@ -139,31 +144,57 @@ async def test_the_right_frames_are_taken(decode: DecodeEnd, source: MemoryFile)
         ({"generation": 2}, FailedPrecondition, "generation 2 of lease 1"),
         ({"layout_hash": "other"}, FailedPrecondition, "KV of model unknown is not of mine, test"),
         (
-            {"layout_hash": "other", "model_id": "another", "layout": LAYOUT},  # other weights of the same shapes
+            # Other weights of the same shapes
+            {"layout_hash": "other", "model_id": "another", "layout": LAYOUT},
             FailedPrecondition,
             "KV of model another is not of mine, test",
         ),
         ({"request_id": "stranger"}, FailedPrecondition, "lease 1 is for another request"),
         ({"attempt": 1}, FailedPrecondition, "lease 1 is for another request"),
         ({"capability": ""}, PermissionDenied, "the capability is not one for this PushGrant"),
-        ({"capability": "0" * 32}, PermissionDenied, "the capability is not one for this PushGrant"),
-        ({"sender": "another worker"}, PermissionDenied, "the capability is not one for this PushGrant"),
-        ({"transport": "carrier pigeon"}, Unimplemented, "'carrier pigeon' is not one that this worker takes"),
-        ({"transport": "shm"}, Unimplemented, "'shm' is not one that this worker takes"),  # without a segment
-        ({"transport": "gloo", "rendezvous": "nowhere"}, FailedPrecondition, "'nowhere' is not HOST:PORT/NAME"),
+        (
+            {"capability": "0" * 32},
+            PermissionDenied,
+            "the capability is not one for this PushGrant",
+        ),
+        (
+            {"sender": "another worker"},
+            PermissionDenied,
+            "the capability is not one for this PushGrant",
+        ),
+        (
+            {"transport": "carrier pigeon"},
+            Unimplemented,
+            "'carrier pigeon' is not one that this worker takes",
+        ),
+        # Without a segment
+        ({"transport": "shm"}, Unimplemented, "'shm' is not one that this worker takes"),
+        (
+            {"transport": "gloo", "rendezvous": "nowhere"},
+            FailedPrecondition,
+            "'nowhere' is not HOST:PORT/NAME",
+        ),
     ],
 )
 async def test_an_open_frame_with_a_wrong_number_is_refused(
-    decode: DecodeEnd, source: MemoryFile, changes: dict[str, Any], error: type[KvRelayError], says: str
+    decode: DecodeEnd,
+    source: MemoryFile,
+    changes: dict[str, Any],
+    error: type[KvRelayError],
+    says: str,
 ) -> None:
     frames = whole(source)
-    await refuse(decode, [opening(decode.grant(BLOCKS), **changes), *frames, commit(frames)], error, says)
+    await refuse(
+        decode, [opening(decode.grant(BLOCKS), **changes), *frames, commit(frames)], error, says
+    )
 
 
 async def test_a_push_begins_with_its_open_frame(decode: DecodeEnd, source: MemoryFile) -> None:
     target = decode.grant(BLOCKS)
     await refuse(decode, [], FailedPrecondition, "begins with an open frame")
-    await refuse(decode, whole(source), FailedPrecondition, "begins with an open frame, not with KvBlocks")
+    await refuse(
+        decode, whole(source), FailedPrecondition, "begins with an open frame, not with KvBlocks"
+    )
     await refuse(decode, [b""], FailedPrecondition, "frame None is not one")
     await refuse(decode, [opening(target), opening(target)], FailedPrecondition, "one open frame")
 
@@ -173,7 +204,8 @@ async def test_a_push_begins_with_its_open_frame(decode: DecodeEnd, source: Memo
     [
         ({"sequence": 1}, "frame 1 came where frame 0 was due"),
         ({"sequence": -1}, "frame -1 came where frame 0 was due"),
-        ({"first": 0}, "brings blocks 0 to 1 of the sequence; the lease takes 1 to 3"),  # the first block is cached
+        # The first block is cached
+        ({"first": 0}, "brings blocks 0 to 1 of the sequence; the lease takes 1 to 3"),
         ({"first": -1}, "brings blocks -1 to 0"),
         ({"first": 3}, "brings blocks 3 to 4"),
         ({"count": 0}, "brings blocks 1 to 0"),
@@ -206,21 +238,39 @@ async def test_a_wrong_frame_is_data_loss(
 
 
 @pytest.mark.parametrize("byte", [0, 1000, 2 * LAYOUT.block_bytes - 1])
-async def test_one_flipped_bit_is_data_loss(decode: DecodeEnd, source: MemoryFile, byte: int) -> None:
+async def test_one_flipped_bit_is_data_loss(
+    decode: DecodeEnd, source: MemoryFile, byte: int
+) -> None:
     frame, rest = whole(source)
     payload = bytearray(frame.payload[0])
     payload[byte] ^= 0x10
     frames = [replace(frame, payload=(bytes(payload),)), rest]
-    await refuse(decode, [opening(decode.grant(BLOCKS)), *frames, commit(frames)], DataLoss, "digest", writes=True)
+    await refuse(
+        decode,
+        [opening(decode.grant(BLOCKS)), *frames, commit(frames)],
+        DataLoss,
+        "digest",
+        writes=True,
+    )
 
 
-async def test_frames_out_of_order_or_twice_are_data_loss(decode: DecodeEnd, source: MemoryFile) -> None:
+async def test_frames_out_of_order_or_twice_are_data_loss(
+    decode: DecodeEnd, source: MemoryFile
+) -> None:
     first, second = whole(source)
     target = decode.grant(BLOCKS)
     await refuse(decode, [opening(target), second, first], DataLoss, "frame 1 came where frame 0")
-    await refuse(decode, [opening(target), first, first], DataLoss, "frame 0 came where frame 1", writes=True)
+    await refuse(
+        decode, [opening(target), first, first], DataLoss, "frame 0 came where frame 1", writes=True
+    )
     again = replace(second, first=1)
-    await refuse(decode, [opening(target), second_as_first(second), again], DataLoss, "another one", writes=True)
+    await refuse(
+        decode,
+        [opening(target), second_as_first(second), again],
+        DataLoss,
+        "another one",
+        writes=True,
+    )
 
 
 def second_as_first(frame: KvBlocks) -> KvBlocks:
@@ -247,14 +297,24 @@ async def test_a_wrong_commit_is_data_loss(
     await refuse(decode, sent, DataLoss, says, writes=True)
 
 
-async def test_a_commit_without_all_blocks_is_data_loss(decode: DecodeEnd, source: MemoryFile) -> None:
+async def test_a_commit_without_all_blocks_is_data_loss(
+    decode: DecodeEnd, source: MemoryFile
+) -> None:
     frames = whole(source)[:1]
     sent = [opening(decode.grant(BLOCKS)), *frames, commit(frames)]
     await refuse(decode, sent, DataLoss, "2 of 4 blocks are missing", writes=True)
 
 
-async def test_a_push_that_ends_without_a_commit_is_cancelled(decode: DecodeEnd, source: MemoryFile) -> None:
-    await refuse(decode, [opening(decode.grant(BLOCKS)), *whole(source)], Cancelled, "without a commit", writes=True)
+async def test_a_push_that_ends_without_a_commit_is_cancelled(
+    decode: DecodeEnd, source: MemoryFile
+) -> None:
+    await refuse(
+        decode,
+        [opening(decode.grant(BLOCKS)), *whole(source)],
+        Cancelled,
+        "without a commit",
+        writes=True,
+    )
 
 
 async def test_a_refused_push_may_be_tried_again(decode: DecodeEnd, source: MemoryFile) -> None:
@@ -309,7 +369,9 @@ async def test_an_expired_lease_takes_no_frame_even_before_it_is_collected(
     await refuse(decode, [opening(target), *whole(source)], FailedPrecondition, "lease 1 has ended")
 
 
-async def test_a_lease_that_expires_in_mid_push_takes_no_more_frames(decode: DecodeEnd, source: MemoryFile) -> None:
+async def test_a_lease_that_expires_in_mid_push_takes_no_more_frames(
+    decode: DecodeEnd, source: MemoryFile
+) -> None:
     first, second = whole(source)
     async with grpc.aio.insecure_channel(decode.address) as channel:
         call = kv_push(channel)()
@@ -323,7 +385,9 @@ async def test_a_lease_that_expires_in_mid_push_takes_no_more_frames(decode: Dec
     assert decode.arena.buffer.equal(before)
 
 
-async def test_a_lease_that_ends_before_the_commit_is_not_committed(decode: DecodeEnd, source: MemoryFile) -> None:
+async def test_a_lease_that_ends_before_the_commit_is_not_committed(
+    decode: DecodeEnd, source: MemoryFile
+) -> None:
     frames = whole(source)
     async with grpc.aio.insecure_channel(decode.address) as channel:
         call = kv_push(channel)()
@@ -336,7 +400,9 @@ async def test_a_lease_that_ends_before_the_commit_is_not_committed(decode: Deco
     assert decode.committed == []
 
 
-async def test_a_revoked_push_ends_although_its_sender_is_silent(decode: DecodeEnd, source: MemoryFile) -> None:
+async def test_a_revoked_push_ends_although_its_sender_is_silent(
+    decode: DecodeEnd, source: MemoryFile
+) -> None:
     target = decode.grant(BLOCKS)
     async with grpc.aio.insecure_channel(decode.address) as channel:
         call = kv_push(channel)()
@@ -392,7 +458,9 @@ async def test_one_lease_has_one_push_at_a_time(decode: DecodeEnd, source: Memor
         assert (await call).blocks == 4
 
 
-async def test_a_sender_that_vanishes_leaves_the_lease_to_another_push(decode: DecodeEnd, source: MemoryFile) -> None:
+async def test_a_sender_that_vanishes_leaves_the_lease_to_another_push(
+    decode: DecodeEnd, source: MemoryFile
+) -> None:
     target = decode.grant(BLOCKS)
     frames = whole(source)
     async with grpc.aio.insecure_channel(decode.address) as channel:
@@ -406,7 +474,9 @@ async def test_a_sender_that_vanishes_leaves_the_lease_to_another_push(decode: D
     assert len(decode.committed) == 1
 
 
-async def test_a_repeated_push_is_acknowledged_and_writes_nothing(decode: DecodeEnd, source: MemoryFile) -> None:
+async def test_a_repeated_push_is_acknowledged_and_writes_nothing(
+    decode: DecodeEnd, source: MemoryFile
+) -> None:
     frames = whole(source)
     sent = [opening(decode.grant(BLOCKS)), *frames, commit(frames)]
     receipt = await push(decode, sent)
@@ -417,7 +487,9 @@ async def test_a_repeated_push_is_acknowledged_and_writes_nothing(decode: Decode
     assert len(decode.committed) == 1
 
 
-async def test_a_repeated_push_with_other_content_is_refused(decode: DecodeEnd, source: MemoryFile) -> None:
+async def test_a_repeated_push_with_other_content_is_refused(
+    decode: DecodeEnd, source: MemoryFile
+) -> None:
     frames = whole(source)
     target = decode.grant(BLOCKS)
     await push(decode, [opening(target), *frames, commit(frames)])
@@ -428,7 +500,9 @@ async def test_a_repeated_push_with_other_content_is_refused(decode: DecodeEnd, 
 
 def shared(source: MemoryFile, **changes: Any) -> SharedSegment:
     assert source.fd is not None
-    return replace(SharedSegment(os.getpid(), source.fd, source.buffer.numel(), source.nonce), **changes)
+    return replace(
+        SharedSegment(os.getpid(), source.fd, source.buffer.numel(), source.nonce), **changes
+    )
 
 
 @pytest.mark.parametrize(
@@ -473,7 +547,9 @@ async def test_named_blocks_outside_of_the_segment_are_data_loss(
     await refuse(decode, sent, DataLoss, "frame 0 names")
 
 
-async def test_a_source_that_changed_after_its_digest_is_data_loss(decode: DecodeEnd, source: MemoryFile) -> None:
+async def test_a_source_that_changed_after_its_digest_is_data_loss(
+    decode: DecodeEnd, source: MemoryFile
+) -> None:
     digests = digests_of(source, [1, 2], ALL)
     frame = blocks(source, 0, 0, [1, 2], payload=(), source_blocks=(1, 2), digests=digests)
     source.buffer[2 * LAYOUT.region_block_bytes[0]] += 1

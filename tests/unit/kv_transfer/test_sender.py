@@ -66,7 +66,10 @@ async def test_abort_while_the_commit_waits() -> None:
 
 
 async def test_a_cancelled_commit_leaves_the_push_to_be_aborted() -> None:
-    async with silent_server() as (address, decode), sender_of(MemoryFile(), patience=0.3) as sender:
+    async with (
+        silent_server() as (address, decode),
+        sender_of(MemoryFile(), patience=0.3) as sender,
+    ):
         push = sender.open(KEY, decode.grant([1], address=address))
         push.send(0, [5])
         commit = asyncio.create_task(push.commit(1, 4, 0.0))
@@ -191,7 +194,9 @@ async def test_a_broken_connection_is_replaced() -> None:
 class Silent:
     """Takes the push, then reads nothing more."""
 
-    async def Push(self, request_iterator: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> pb.KvReceipt:
+    async def Push(
+        self, request_iterator: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> pb.KvReceipt:
         await anext(request_iterator)
         await context.send_initial_metadata(())
         await asyncio.Event().wait()
@@ -216,7 +221,10 @@ LARGE = KvLayout((LayerKv(8, 128, 128),) * 4, block_size=16, dtype="float32")  #
 
 async def test_what_a_slow_receiver_has_not_taken_is_not_in_memory() -> None:
     """Of 64 MiB, only what the flow control lets pass is ever copied out of the arena."""
-    async with silent_server() as (address, decode), sender_of(MemoryFile(LARGE, 128), patience=1.0) as sender:
+    async with (
+        silent_server() as (address, decode),
+        sender_of(MemoryFile(LARGE, 128), patience=1.0) as sender,
+    ):
         push = sender.open(KEY, decode.grant(list(range(128)), address=address))
         push.send(0, list(range(128)))
         with pytest.raises(Unavailable, match="took no bytes for 1 s"):
@@ -235,7 +243,9 @@ async def test_a_lost_answer_is_asked_for_again() -> None:
         ):
             handler = await continuation(details)
 
-            async def push(frames: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> pb.KvReceipt:
+            async def push(
+                frames: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+            ) -> pb.KvReceipt:
                 nonlocal lost
                 receipt = await handler.stream_unary(frames, context)
                 if not lost:
@@ -243,7 +253,9 @@ async def test_a_lost_answer_is_asked_for_again() -> None:
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
                 return receipt
 
-            return grpc.stream_unary_rpc_method_handler(push, handler.request_deserializer, handler.response_serializer)
+            return grpc.stream_unary_rpc_method_handler(
+                push, handler.request_deserializer, handler.response_serializer
+            )
 
         async with decode_end(intercept=lose_first_answer) as decode:
             push = sender.open(KEY, decode.grant([1, 2]))

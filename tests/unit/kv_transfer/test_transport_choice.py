@@ -9,9 +9,15 @@ from kv_transfer.transport_selection import choose_transport, host_id
 from kvrelay.errors import Unimplemented
 
 
-def choose(requested: str, device: str, target_device: str, *, same_process: bool, same_host: bool) -> tuple[str, str]:
+def choose(
+    requested: str, device: str, target_device: str, *, same_process: bool, same_host: bool
+) -> tuple[str, str]:
     return choose_transport(
-        requested, same_process=same_process, same_host=same_host, device=device, target_device=target_device
+        requested,
+        same_process=same_process,
+        same_host=same_host,
+        device=device,
+        target_device=target_device,
     )
 
 
@@ -36,10 +42,17 @@ def test_auto_takes_the_fewest_copies(
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_auto_between_hosts_is_grpc_and_under_tls_it_says_so(device: str) -> None:
-    """What torch.distributed and NIXL carry is neither authenticated nor encrypted: these have to be asked for."""
+    """What torch.distributed and NIXL carry is neither authenticated nor encrypted: these have to
+    be asked for.
+    """
     for target in ("cpu", "cuda"):
         found = choose_transport(
-            "auto", same_process=False, same_host=False, device=device, target_device=target, tls=True
+            "auto",
+            same_process=False,
+            same_host=False,
+            device=device,
+            target_device=target,
+            tls=True,
         )
         assert found == ("grpc", "another host, by TLS")
 
@@ -53,10 +66,16 @@ def test_auto_between_hosts_is_grpc_and_under_tls_it_says_so(device: str) -> Non
         ("nccl", ("cpu", "cpu"), "each must be one GPU"),
         ("nccl", ("cuda", "cpu"), "lies on cuda and goes to cpu"),
         ("gloo", ("cuda", "cuda"), "not in the host's memory"),
-        ("pigeon", ("cpu", "cpu"), "not one of auto, memory, shm, cuda_ipc, grpc, gloo, nccl, nixl"),
+        (
+            "pigeon",
+            ("cpu", "cpu"),
+            "not one of auto, memory, shm, cuda_ipc, grpc, gloo, nccl, nixl",
+        ),
     ],
 )
-def test_what_was_asked_for_and_cannot_work_is_an_error(requested: str, devices: tuple[str, str], says: str) -> None:
+def test_what_was_asked_for_and_cannot_work_is_an_error(
+    requested: str, devices: tuple[str, str], says: str
+) -> None:
     with pytest.raises(Unimplemented, match=says):
         choose(requested, *devices, same_process=False, same_host=False)
 
@@ -76,7 +95,10 @@ def test_what_was_asked_for_is_taken_if_it_can_work() -> None:
     for name in ("memory", "shm", "grpc", "gloo", "nixl"):
         assert choose(name, "cpu", "cpu", same_process=True, same_host=True) == (name, "asked for")
     for name in ("cuda_ipc", "grpc", "nccl", "nixl"):
-        assert choose(name, "cuda", "cuda", same_process=False, same_host=True) == (name, "asked for")
+        assert choose(name, "cuda", "cuda", same_process=False, same_host=True) == (
+            name,
+            "asked for",
+        )
 
 
 def test_host_id_is_the_same_in_every_process_of_a_host() -> None:

@@ -28,7 +28,9 @@ TRANSPORTS = ["shm", "grpc", "gloo", pytest.param("nixl", marks=needs_nixl)]
 @contextmanager
 def peer(transport: str) -> Iterator[tuple[subprocess.Popen[str], HandoffTarget]]:
     command = [sys.executable, "-m", "support.transfer_peer", transport, *map(str, BLOCKS)]
-    with subprocess.Popen(command, cwd=TESTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=TESTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             yield process, HandoffTarget(**json.loads(process.stdout.readline()))
@@ -55,7 +57,9 @@ async def test_kv_arrives_byte_for_byte(requested: str, transport: str, why: str
             handoff = await push.commit(42, 4 * LAYOUT.block_size, 0.0)
         assert (handoff.transport, handoff.why) == (transport, why)
         assert process.stdout is not None
-        assert [process.stdout.readline().strip() for _ in BLOCKS] == [source.block(n).hex() for n in (1, 2, 31, 0)]
+        assert [process.stdout.readline().strip() for _ in BLOCKS] == [
+            source.block(n).hex() for n in (1, 2, 31, 0)
+        ]
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -76,7 +80,8 @@ async def test_a_receiver_that_is_killed_in_mid_push_is_unavailable(transport: s
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_receiver_that_is_frozen_is_unavailable(transport: str) -> None:
-    patience = 3.0 if transport == "nixl" else 0.3  # its first push makes an agent, which takes about half a second
+    # Its first push makes an agent, which takes about half a second
+    patience = 3.0 if transport == "nixl" else 0.3
     with peer(transport) as (process, target):
         async with sender_of(MemoryFile(), patience=patience) as sender:
             push = sender.open(KEY, target)
@@ -105,7 +110,9 @@ def segment_of(source: MemoryFile, pid: int) -> SharedSegment:
 
 
 def test_the_mapping_of_a_dead_senders_arena_is_let_go() -> None:
-    """A process stands in for the sender: its memory file is seen through its /proc, and gone with it."""
+    """A process stands in for the sender: its memory file is seen through its /proc, and gone with
+    it.
+    """
     source, other = MemoryFile(seed=2), MemoryFile(seed=3)
     segments = SegmentCache()
     assert source.fd is not None

@@ -7,7 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from kvrelay.config.schema import ClusterConfig, KeyPairConfig, ListenConfig, SecurityConfig, TlsConfig
+from kvrelay.config.schema import (
+    ClusterConfig,
+    KeyPairConfig,
+    ListenConfig,
+    SecurityConfig,
+    TlsConfig,
+)
 from kvrelay.errors import ConfigError, NotFound
 from kvrelay.launch.actor import on_this_node
 from kvrelay.launch.launcher import require_gpus
@@ -45,13 +51,26 @@ def test_any_other_address_stays(host: str) -> None:
 
 @pytest.mark.parametrize(
     ("prefill", "decode", "found", "enough"),
-    [(0, 0, 0, True), (1, 1, 2, True), (0.5, 0.5, 1, True), (1, 1, 1, False), (0, 1, 0, False), (1, 0, 0, False)],
+    [
+        (0, 0, 0, True),
+        (1, 1, 2, True),
+        (0.5, 0.5, 1, True),
+        (1, 1, 1, False),
+        (0, 1, 0, False),
+        (1, 0, 0, False),
+    ],
 )
 def test_gpus_that_are_not_there(prefill: float, decode: float, found: float, enough: bool) -> None:
     pools = {"prefill": prefill, "decode": decode}
-    config = ClusterConfig.model_validate({name: {"resources": {"num_gpus": amount}} for name, amount in pools.items()})
+    config = ClusterConfig.model_validate(
+        {name: {"resources": {"num_gpus": amount}} for name, amount in pools.items()}
+    )
     if enough:
         require_gpus(config, found)
     else:
-        with pytest.raises(ConfigError, match=rf"need {prefill + decode:g} GPUs .*, and Ray finds {found:g} on"):
+        with pytest.raises(
+            ConfigError,
+            match=rf"need {prefill + decode:g} GPUs .*, and Ray finds "
+            rf"{found:g} on",
+        ):
             require_gpus(config, found)

@@ -35,7 +35,9 @@ PERHAPS_NOT = [
 def test_what_comes_back_with_each_start_ends_the_first(cause: Exception) -> None:
     error = FailedStarts().verdict(failed_start("decode-0", cause, str(cause)))
     assert isinstance(error, Internal)
-    assert error.message.startswith(f"decode-0 failed before it could serve: {type(cause).__name__}: ")
+    assert error.message.startswith(
+        f"decode-0 failed before it could serve: {type(cause).__name__}: "
+    )
     assert len(error.message.splitlines()) == 1
 
 
@@ -47,7 +49,10 @@ def test_a_model_that_is_not_on_the_host_is_told_as_it_is() -> None:
 @pytest.mark.parametrize("cause", [None, *PERHAPS_NOT], ids=repr)
 def test_what_another_start_may_cure_is_tried_some_times(cause: Any) -> None:
     starts = FailedStarts()
-    errors = [starts.verdict(failed_start(f"decode-{i}", cause, "it went\nsomehow")) for i in range(MOST_DEATHS)]
+    errors = [
+        starts.verdict(failed_start(f"decode-{i}", cause, "it went\nsomehow"))
+        for i in range(MOST_DEATHS)
+    ]
     assert errors[:-1] == [None] * (MOST_DEATHS - 1)
     assert isinstance(errors[-1], Unavailable)
     assert f"decode-{MOST_DEATHS - 1} with: it went" in errors[-1].message
@@ -74,7 +79,9 @@ class Failing:
         return await self.failures.get()
 
 
-@pytest.mark.parametrize("failures", [[failed_start("decode-0", AGAIN_THE_SAME[0], "")], [LOST] * MOST_DEATHS])
+@pytest.mark.parametrize(
+    "failures", [[failed_start("decode-0", AGAIN_THE_SAME[0], "")], [LOST] * MOST_DEATHS]
+)
 async def test_nothing_has_served(failures: list[FailedStart]) -> None:
     launcher: Any = Failing(*failures)
     actuator: Any = SimpleNamespace(has_served=False)
@@ -83,7 +90,9 @@ async def test_nothing_has_served(failures: list[FailedStart]) -> None:
 
 
 async def test_what_has_served_is_replaced_whatever_it_died_of() -> None:
-    launcher: Any = Failing(failed_start("decode-0", AGAIN_THE_SAME[0], ""), *[LOST] * 3 * MOST_DEATHS)
+    launcher: Any = Failing(
+        failed_start("decode-0", AGAIN_THE_SAME[0], ""), *[LOST] * 3 * MOST_DEATHS
+    )
     actuator: Any = SimpleNamespace(has_served=True)
     waiting = asyncio.create_task(_never_served(launcher, actuator))
     while not launcher.failures.empty():

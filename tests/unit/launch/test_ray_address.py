@@ -20,7 +20,9 @@ GOOD: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("address", ["auto", "10.0.0.1:6379", "head.example:6379", "[fd00::1]:6379"])
+@pytest.mark.parametrize(
+    "address", ["auto", "10.0.0.1:6379", "head.example:6379", "[fd00::1]:6379"]
+)
 def test_addresses(address: str) -> None:
     check_ray_address(address)
 
@@ -32,7 +34,10 @@ def test_addresses(address: str) -> None:
         ("local", "neither auto nor HOST:PORT"),
         ("10.0.0.1", "neither auto nor HOST:PORT"),
         ("10.0.0.1:66666", "neither auto nor HOST:PORT"),
-        ("ray://10.0.0.1:10001", "Ray Client is not supported; run this on one of the cluster's nodes"),
+        (
+            "ray://10.0.0.1:10001",
+            "Ray Client is not supported; run this on one of the cluster's nodes",
+        ),
     ],
 )
 def test_no_addresses(address: str, why: str) -> None:
@@ -50,8 +55,14 @@ def test_what_is_reachable_from_everywhere() -> None:
         ({"redis": {"url": "embedded"}}, "redis.url: embedded is on this machine alone"),
         ({"redis": {"url": "unix:///run/redis.sock"}}, "is on this machine alone"),
         ({"redis": {"url": "redis://localhost:6379"}}, "localhost is each Ray node itself"),
-        ({"redis": {"url": "redis://:secret@127.0.0.1:6379"}}, "redis.url: 127.0.0.1 is each Ray node itself"),
-        ({"listen": {}}, "listen.worker_host: nobody reaches 127.0.0.1 from other Ray nodes; set it to auto"),
+        (
+            {"redis": {"url": "redis://:secret@127.0.0.1:6379"}},
+            "redis.url: 127.0.0.1 is each Ray node itself",
+        ),
+        (
+            {"listen": {}},
+            "listen.worker_host: nobody reaches 127.0.0.1 from other Ray nodes; set it to auto",
+        ),
     ],
 )
 def test_what_is_not(change: dict[str, Any], why: str) -> None:
@@ -65,13 +76,22 @@ def test_what_is_not(change: dict[str, Any], why: str) -> None:
     ("file", "address", "why"),
     [
         ("{}", "auto", "redis.url: embedded"),
-        ("redis: {url: 'redis://10.0.0.1'}", "auto", "listen.worker_host: nobody reaches 127.0.0.1"),
+        (
+            "redis: {url: 'redis://10.0.0.1'}",
+            "auto",
+            "listen.worker_host: nobody reaches 127.0.0.1",
+        ),
         ("{}", "nowhere", "--ray-address 'nowhere' is neither auto nor HOST:PORT"),
         ("{}", "ray://10.0.0.1:10001", "Ray Client is not supported"),
     ],
 )
 def test_bad_usage_is_told_before_anything_starts(
-    command: str, file: str, address: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str,
+    file: str,
+    address: str,
+    why: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(file)

@@ -47,7 +47,9 @@ def listener(answer: bytes) -> Iterator[str]:
             one.close()
 
 
-@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["silent", "HTTP"])
+@pytest.mark.parametrize(
+    "answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["silent", "HTTP"]
+)
 def test_what_listens_but_is_no_ray(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "_CONNECT_S", 1.0)
     with listener(answer) as address, pytest.raises(Unavailable, match=f"no Ray at {address}: "):
@@ -59,7 +61,9 @@ def test_where_nothing_listens() -> None:
         pytest.fail("there is no Ray")
 
 
-async def test_a_local_ray_wants_its_token_and_who_finds_no_room_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_local_ray_wants_its_token_and_who_finds_no_room_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
     with RayCluster(num_cpus=1) as cluster:
@@ -77,7 +81,11 @@ async def test_a_local_ray_wants_its_token_and_who_finds_no_room_waits(monkeypat
         monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
         ray_cluster.AuthenticationTokenLoader.instance().reset_cache()
         monkeypatch.setattr(ray, "__version__", "0.1")
-        with pytest.raises(Unavailable, match=r"Ray at .* is [0-9.]+, and here it is 0.1; they must be equal"):
+        with pytest.raises(
+            Unavailable,
+            match=r"Ray at .* is [0-9.]+, and here it is 0.1; they "
+            r"must be equal",
+        ):
             _knock(address)
         monkeypatch.undo()
         monkeypatch.setattr(ray_cluster, "_is_here", lambda _: False)

@@ -37,7 +37,10 @@ def test_a_folder_lasts_as_long_as_it_is_needed(parent: Path) -> None:
 
 def test_only_folders_of_those_who_were_killed_are_taken_away(parent: Path) -> None:
     owner = subprocess.Popen(
-        [sys.executable, "-c", _OWNER, str(parent)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", _OWNER, str(parent)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert owner.stdout is not None
     path = Path(owner.stdout.readline().strip())

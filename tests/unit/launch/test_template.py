@@ -1,4 +1,6 @@
-"""Workers that are forked from a process which has imported what they need, as their actors see them."""
+"""Workers that are forked from a process which has imported what they need, as their actors see
+them.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ async def test_a_forked_worker_stands_by_joins_a_pool_and_drains(
     tiny_model: Callable[..., Path], template: str, redis: EmbeddedRedis
 ) -> None:
     async with await Registry.connect(redis.url) as registry:
-        worker = await ForkedWorker.ask(template, settings(tiny_model("llama"), redis, standby=True), {"LANG": "C"})
+        worker = await ForkedWorker.ask(
+            template, settings(tiny_model("llama"), redis, standby=True), {"LANG": "C"}
+        )
         assert await worker.started()
         waiting = await standing_by(registry)
         assert waiting.pid != os.getpid()
@@ -98,7 +102,9 @@ async def test_its_death_is_told_at_once_and_the_next_is_forked(
             await registry.remove_worker(info.worker_id, info.epoch)
 
 
-async def test_it_ends_with_its_actor(tiny_model: Callable[..., Path], template: str, redis: EmbeddedRedis) -> None:
+async def test_it_ends_with_its_actor(
+    tiny_model: Callable[..., Path], template: str, redis: EmbeddedRedis
+) -> None:
     async with await Registry.connect(redis.url) as registry:
         worker = await ForkedWorker.ask(template, settings(tiny_model("llama"), redis), {})
         info = await ready(registry)
@@ -119,7 +125,9 @@ async def test_who_asks_before_the_template_has_imported_waits(
         await ForkedWorker.ask(young.path, settings(folder, redis), {})
 
 
-async def test_what_it_ends_of_comes_back_as_that(template: str, redis: EmbeddedRedis, tmp_path: Path) -> None:
+async def test_what_it_ends_of_comes_back_as_that(
+    template: str, redis: EmbeddedRedis, tmp_path: Path
+) -> None:
     worker = await ForkedWorker.ask(template, settings(tmp_path, redis), {})
     assert await worker.started()
     with pytest.raises(ModelRefused, match=str(tmp_path)):
@@ -165,14 +173,19 @@ async def test_without_a_template_the_actor_serves_by_itself(
 
 
 def test_settings_come_out_as_they_went_in() -> None:
-    config = ClusterConfig.model_validate({"decode": {"kv": {"dtype": "int8"}, "speculation": {"tokens": 2}}})
-    made = WorkerSettings("decode-3", "decode", "demo", "redis://127.0.0.1:6379/0", config, pin=True, last_epoch=4)
+    config = ClusterConfig.model_validate(
+        {"decode": {"kv": {"dtype": "int8"}, "speculation": {"tokens": 2}}}
+    )
+    made = WorkerSettings(
+        "decode-3", "decode", "demo", "redis://127.0.0.1:6379/0", config, pin=True, last_epoch=4
+    )
     for one in (made, replace(made, standby=True)):
         assert settings_from_json(settings_to_json(one)) == one
 
 
 @pytest.mark.parametrize(
-    ("unlike", "suits"), [({}, True), ({"threads": 2}, False), ({"resources": {"num_gpus": 1}}, False)]
+    ("unlike", "suits"),
+    [({}, True), ({"threads": 2}, False), ({"resources": {"num_gpus": 1}}, False)],
 )
 def test_workers_are_forked_where_all_can_be(unlike: dict[str, object], suits: bool) -> None:
     assert Template.suits(ClusterConfig.model_validate({"prefill": unlike})) == suits

@@ -41,15 +41,23 @@ def test_gaps_have_the_rate_and_the_burstiness_asked_for(burstiness: float) -> N
     gaps = np.diff(times)
     assert times[0] == 0.0
     assert np.mean(gaps) == pytest.approx(1 / 20, rel=0.05)
-    assert np.var(gaps) == pytest.approx(1 / 20**2 / burstiness, rel=0.1)  # a gamma variable's: mean^2 / shape
+    # A gamma variable's: mean^2 / shape
+    assert np.var(gaps) == pytest.approx(1 / 20**2 / burstiness, rel=0.1)
 
 
 def test_an_infinite_rate_sends_all_at_once() -> None:
     assert arrival_times(constant(math.inf), 1.0, 3, None, Random(0)) == [0.0, 0.0, 0.0]
 
 
-@given(rate=st.floats(0.1, 100), duration=st.floats(0.1, 5), count=st.none() | st.integers(1, 50), seed=st.integers())
-def test_arrivals_end_at_what_comes_first(rate: float, duration: float, count: int | None, seed: int) -> None:
+@given(
+    rate=st.floats(0.1, 100),
+    duration=st.floats(0.1, 5),
+    count=st.none() | st.integers(1, 50),
+    seed=st.integers(),
+)
+def test_arrivals_end_at_what_comes_first(
+    rate: float, duration: float, count: int | None, seed: int
+) -> None:
     times = arrival_times(constant(rate), 1.0, count, duration, Random(seed))
     assert times == sorted(times)
     assert all(0 <= time < duration for time in times)
@@ -74,7 +82,18 @@ def test_lengths_are_read(text: str, lengths: object) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "0", "-5", "many", "5-", "9-3", "1.5", "lognormal:", "lognormal:median=4", "lognormal:median=0,sigma=1"),
+        *(
+            "",
+            "0",
+            "-5",
+            "many",
+            "5-",
+            "9-3",
+            "1.5",
+            "lognormal:",
+            "lognormal:median=4",
+            "lognormal:median=0,sigma=1",
+        ),
         *("lognormal:median=4,sigma=nan", "lognormal:median=4,sigma=1,mode=3"),
         "lognormal:median=4,sigma=1,min=9,max=3",
     ],
@@ -110,7 +129,9 @@ def test_planned_requests_are_within_bounds() -> None:
     plan = list(workload().plan(7))
     assert len(plan) == 20
     assert {token for request in plan for token in request.token_ids or ()} == set(range(7))
-    assert all(request.prompt is None and 3 <= len(request.token_ids or ()) <= 9 for request in plan)
+    assert all(
+        request.prompt is None and 3 <= len(request.token_ids or ()) <= 9 for request in plan
+    )
     assert all(1 <= request.output_tokens <= 4 for request in plan)
     for request in workload(text=True).plan(0):
         assert request.token_ids is None
@@ -129,7 +150,9 @@ def test_slos_are_read() -> None:
     assert parse_slos([]) == ()
 
 
-@pytest.mark.parametrize("text", ["ttft", "ttft:", "itl:5", "ttft:0", "ttft:-1", "ttft:nan", "ttft:inf", "ttft:5ms"])
+@pytest.mark.parametrize(
+    "text", ["ttft", "ttft:", "itl:5", "ttft:0", "ttft:-1", "ttft:nan", "ttft:inf", "ttft:5ms"]
+)
 def test_bad_slos_are_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match="goodput"):
         parse_slos([text])

@@ -20,7 +20,21 @@ from kvrelay.loadtest.sweep import Sweep
 
 ROWS = (
     Row(0.0, 0.001, 0.1, (0.05, 0.05), 0.2, 10, 4, 3, "length", "disaggregated", "policy"),
-    Row(1.0, 0.002, 0.3, (0.1,), 0.4, 20, 0, 2, "stop", "local", "short", ledger=LEDGER, request_id="r"),
+    Row(
+        1.0,
+        0.002,
+        0.3,
+        (0.1,),
+        0.4,
+        20,
+        0,
+        2,
+        "stop",
+        "local",
+        "short",
+        ledger=LEDGER,
+        request_id="r",
+    ),
     Row(1.5, 0.003, 0.5, (), 0.5, 30, 0, 1, "length", "disaggregated", "policy"),
     Row(1.8, 0.004, output_tokens=7, error="RESOURCE_EXHAUSTED", message="full"),
 )
@@ -35,14 +49,26 @@ REPORT = Report({"rate": 2.0}, parse_slos(["ttft:300", "tpot:60"]), ROWS, TIMELI
 
 def test_rates_count_what_was_answered() -> None:
     assert REPORT.duration_s == 2.0
-    assert REPORT.rates() == {"requests": 1.5, "output tokens": 3.0, "prompt tokens": 30.0, "goodput requests": 0.5}
+    assert REPORT.rates() == {
+        "requests": 1.5,
+        "output tokens": 3.0,
+        "prompt tokens": 30.0,
+        "goodput requests": 0.5,
+    }
 
 
 def test_latencies_are_pooled_as_they_should_be() -> None:
     latencies = REPORT.latencies()
     medians = {name: summary and summary.median for name, summary in latencies.items()}
     assert medians == pytest.approx(
-        {"TTFT": 0.3, "second token gap": 0.075, "ITL": 0.05, "TPOT": 0.075, "E2E": 0.4, "late start": 0.002}
+        {
+            "TTFT": 0.3,
+            "second token gap": 0.075,
+            "ITL": 0.05,
+            "TPOT": 0.075,
+            "E2E": 0.4,
+            "late start": 0.002,
+        }
     )
 
 
@@ -53,7 +79,11 @@ def test_errors_and_paths_are_counted() -> None:
 
 def test_nothing_answered_divides_by_nothing() -> None:
     report = Report({}, (), ROWS[3:])
-    assert (report.duration_s, set(report.rates().values()), set(report.latencies().values())) == (0.0, {0.0}, {None})
+    assert (report.duration_s, set(report.rates().values()), set(report.latencies().values())) == (
+        0.0,
+        {0.0},
+        {None},
+    )
 
 
 def test_a_saved_report_is_read_back(tmp_path: Path) -> None:
@@ -66,7 +96,14 @@ def test_a_saved_report_is_read_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"format": "other"}', '{"format": "kvrelay-loadtest-1", "options": {}, "slos": [{}]}']
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"format": "other"}',
+        '{"format": "kvrelay-loadtest-1", "options": {}, "slos": [{}]}',
+    ],
 )
 def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "other.json"
@@ -83,7 +120,10 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
 
 
 def test_a_saved_sweep_is_read_back(tmp_path: Path) -> None:
-    sweep, file = Sweep(0.9, ((1.0, REPORT), (2.0, replace(REPORT, interrupted=True)))), tmp_path / "sweep.json"
+    sweep, file = (
+        Sweep(0.9, ((1.0, REPORT), (2.0, replace(REPORT, interrupted=True)))),
+        tmp_path / "sweep.json",
+    )
     save(sweep, file)
     assert load(file) == sweep
     with pytest.raises(InvalidArgument, match=r"sweep\.json: a sweep"):
@@ -104,7 +144,11 @@ def test_a_generator_that_is_the_bottleneck_says_so() -> None:
 def test_what_was_cut_interrupted_or_missed_is_said() -> None:
     cut = {"cut": {"requests": 3, "tokens": 50, "of_tokens": 1000}}
     report = Report(cut, (), ROWS, TIMELINE, interrupted=True)
-    assert [one.split(":")[0].split(" ")[0] for one in report.warnings] == ["interrupted", "3", "the"]
+    assert [one.split(":")[0].split(" ")[0] for one in report.warnings] == [
+        "interrupted",
+        "3",
+        "the",
+    ]
     assert "5.0%" in report.warnings[1]
     assert not Report({"cut": {"requests": 0, "tokens": 0, "of_tokens": 9}}, (), ROWS).warnings
 

@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.openai_server import WHY, HttpServer, http_serving, sse
-from support.scripted_router import ScriptedRouter, Step, last, serving, tokens
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from support.openai_server import WHY, HttpServer, http_serving, sse
+from support.scripted_router import ScriptedRouter, Step, last, serving, tokens
 
 from kvrelay.cli.main import run
 from kvrelay.config.schema import RouterConfig
@@ -53,7 +53,11 @@ def test_a_run_over_grpc(capsys: Output, tmp_path: Path) -> None:
     assert "paths: disaggregated 12" in shown
     document = json.loads(file.read_text())
     assert document["options"]["target"] == target
-    assert document["rates_per_second"]["goodput requests"] == document["rates_per_second"]["requests"] > 0
+    assert (
+        document["rates_per_second"]["goodput requests"]
+        == document["rates_per_second"]["requests"]
+        > 0
+    )
     for row in document["requests"]:
         assert (row["output_tokens"], row["prompt_tokens"], row["error"]) == (3, 7, "")
         assert 0 < row["ttft_s"] <= row["e2e_s"]
@@ -69,14 +73,22 @@ def test_the_same_seed_sends_the_same(tmp_path: Path) -> None:
     router = ScriptedRouter()
     with serving(router) as target:
         for seed in ("1", "1", "2"):
-            assert loadtest("--target", target, "--rate", "500", *LOAD[2:], "--seed", seed, "--text") == 0
-    sent = [sorted(request.prompt or "" for request in router.requests[at : at + 12]) for at in (0, 12, 24)]
+            assert (
+                loadtest("--target", target, "--rate", "500", *LOAD[2:], "--seed", seed, "--text")
+                == 0
+            )
+    sent = [
+        sorted(request.prompt or "" for request in router.requests[at : at + 12])
+        for at in (0, 12, 24)
+    ]
     assert sent[0] == sent[1] != sent[2]
 
 
 def test_a_failed_request_fails_the_run(capsys: Output, tmp_path: Path) -> None:
     file = tmp_path / "run.json"
-    router = ScriptedRouter([ResourceExhausted("queue full", retry_after_s=1.0)], [Unavailable("draining")])
+    router = ScriptedRouter(
+        [ResourceExhausted("queue full", retry_after_s=1.0)], [Unavailable("draining")]
+    )
     with serving(router) as target:
         assert loadtest("--target", target, *LOAD, "--json", str(file)) == 1
     out, err = capsys.readouterr()
@@ -106,7 +118,8 @@ def test_a_long_prompt_that_went_local_fails_the_run(capsys: Output) -> None:
         assert loadtest("--target", target, *load) == 1
         err = capsys.readouterr().err
         assert err.startswith(
-            "kvrelay: 1 of 2 requests should have been disaggregated and went local; the first: no pref"
+            "kvrelay: 1 of 2 requests should have been disaggregated and went local; the first: no "
+            "pref"
         )
         assert err.count("\n") == 1
         assert loadtest("--target", target, *load, "--allow-local") == 0
@@ -118,13 +131,21 @@ def test_reasons_are_the_routers_own() -> None:
         chosen = assign(workers, 90 + uncached, frozenset(), RouterConfig())
         assert isinstance(chosen, Assignment)
         assert chosen.path == "local"
-        assert Row(0.0, 0.0, path=chosen.path, why=chosen.why).should_have_been_disaggregated == strayed
+        assert (
+            Row(0.0, 0.0, path=chosen.path, why=chosen.why).should_have_been_disaggregated
+            == strayed
+        )
 
 
 def test_a_closed_loop(capsys: Output, tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     with serving(ScriptedRouter()) as target:
-        assert loadtest("--target", target, "--concurrency", "3", "--num-requests", "9", "--json", str(file)) == 0
+        assert (
+            loadtest(
+                "--target", target, "--concurrency", "3", "--num-requests", "9", "--json", str(file)
+            )
+            == 0
+        )
         assert loadtest("--target", target, "--concurrency", "2", "--duration", "0.1") == 0
     document = json.loads(file.read_text())
     assert document["options"]["concurrency"] == 3
@@ -138,7 +159,10 @@ def test_a_trace_is_replayed(capsys: Output, tmp_path: Path) -> None:
     scales = ["--time-scale", "1/100", "--length-scale", "1/32"]
     with serving(router) as target:
         files = ["--json", str(file), "--html", str(page)]
-        assert loadtest("--target", target, "--trace", SAMPLE, *scales, "--num-requests", "40", *files) == 0
+        assert (
+            loadtest("--target", target, "--trace", SAMPLE, *scales, "--num-requests", "40", *files)
+            == 0
+        )
     shown = capsys.readouterr().out
     assert "prefix reuse: " in shown
     assert "an unlimited cache of blocks of 16 would have had" in shown
@@ -173,7 +197,12 @@ def test_ctrl_c_reports_on_what_there_is(capsys: Output, tmp_path: Path) -> None
     thread = threading.Thread(target=interrupt)
     thread.start()
     with serving(router) as target:
-        assert loadtest("--target", target, "--concurrency", "1", "--num-requests", "9", "--json", str(file)) == 130
+        assert (
+            loadtest(
+                "--target", target, "--concurrency", "1", "--num-requests", "9", "--json", str(file)
+            )
+            == 130
+        )
     thread.join()
     assert "interrupted: only the 1 requests that had ended are counted" in capsys.readouterr().out
     document = json.loads(file.read_text())
@@ -205,7 +234,10 @@ def test_a_sweep_searches(capsys: Output) -> None:
     with serving(ScriptedRouter()) as target:
         load = ["--rates", "100..200", "--num-requests", "2", "--goodput", "ttft:0.001"]
         assert run(["loadtest", "sweep", "--target", target, *load]) == 0
-    assert "no rate with at least 90% of the requests within every objective" in capsys.readouterr().out
+    assert (
+        "no rate with at least 90% of the requests within every objective"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(
@@ -327,10 +359,16 @@ async def test_a_slow_server_delays_no_arrival() -> None:
 def test_a_run_over_http(capsys: Output, tmp_path: Path) -> None:
     server, file = HttpServer(), tmp_path / "run.json"
     with http_serving(server) as target:
-        assert loadtest("--target", target, *LOAD, "--expect-path", "local", "--json", str(file)) == 0
+        assert (
+            loadtest("--target", target, *LOAD, "--expect-path", "local", "--json", str(file)) == 0
+        )
     assert "12 of 12 requests answered" in capsys.readouterr().out
     for row in json.loads(file.read_text())["requests"]:
-        assert (row["output_tokens"], row["cached_tokens"], row["finish_reason"]) == (3, 1, "length")
+        assert (row["output_tokens"], row["cached_tokens"], row["finish_reason"]) == (
+            3,
+            1,
+            "length",
+        )
         assert (row["path"], row["why"]) == ("local", WHY)
         assert 5 <= row["prompt_tokens"] <= 9
         assert 0 < row["ttft_s"] <= row["e2e_s"]
@@ -344,7 +382,12 @@ def test_a_server_that_returns_no_ids_is_counted_by_pieces(tmp_path: Path) -> No
     server, file = HttpServer(), tmp_path / "run.json"
     server.replies = [sse({"choices": [{"text": " a"}]}, {"choices": [{"text": " b"}]}, "[DONE]")]
     with http_serving(server) as target:
-        assert loadtest("--target", target, "--num-requests", "1", "--allow-local", "--json", str(file)) == 0
+        assert (
+            loadtest(
+                "--target", target, "--num-requests", "1", "--allow-local", "--json", str(file)
+            )
+            == 0
+        )
     (row,) = json.loads(file.read_text())["requests"]
     assert (row["output_tokens"], len(row["itl_s"])) == (2, 1)
 
@@ -352,20 +395,40 @@ def test_a_server_that_returns_no_ids_is_counted_by_pieces(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("reply", "code", "message"),
     [
-        (JSONResponse({"error": {"message": "full", "type": "rate_limit_error"}}, 429), "RESOURCE_EXHAUSTED", "full"),
+        (
+            JSONResponse({"error": {"message": "full", "type": "rate_limit_error"}}, 429),
+            "RESOURCE_EXHAUSTED",
+            "full",
+        ),
         (JSONResponse({"detail": "?"}, 404), "NOT_FOUND", "HTTP 404"),
         (Response("oops", 500), "INTERNAL", "not a JSON object: b'oops'"),
-        (sse({"choices": []}, {"error": {"message": "lost", "type": "data_loss_error"}}), "DATA_LOSS", "lost"),
+        (
+            sse({"choices": []}, {"error": {"message": "lost", "type": "data_loss_error"}}),
+            "DATA_LOSS",
+            "lost",
+        ),
         (sse({"choices": []}), "UNAVAILABLE", "before [DONE]"),
         (sse("{"), "INTERNAL", "not a JSON object"),
         (sse("[" * 200_000), "INTERNAL", "not a JSON object"),
-        (sse({"choices": [], "usage": {"prompt_tokens": math.nan}}), "INTERNAL", "not a JSON object"),
+        (
+            sse({"choices": [], "usage": {"prompt_tokens": math.nan}}),
+            "INTERNAL",
+            "not a JSON object",
+        ),
         (sse({"choices": 7}), "INTERNAL", "an event of the answer cannot be read"),
         (sse({"choices": [None]}), "INTERNAL", "cannot be read"),
         (sse({"usage": 5}), "INTERNAL", "usage is 5, not an object"),
-        (sse({"usage": {"prompt_tokens": "many"}}, "[DONE]"), "INTERNAL", "prompt_tokens is 'many', not a number"),
+        (
+            sse({"usage": {"prompt_tokens": "many"}}, "[DONE]"),
+            "INTERNAL",
+            "prompt_tokens is 'many', not a number",
+        ),
         (sse({"kvrelay": {"ledger": {"phases": 3}}}, "[DONE]"), "INTERNAL", "cannot be read"),
-        (sse({"kvrelay": {"ledger": LATE}}, "[DONE]"), "INTERNAL", "the account of the answer cannot be read"),
+        (
+            sse({"kvrelay": {"ledger": LATE}}, "[DONE]"),
+            "INTERNAL",
+            "the account of the answer cannot be read",
+        ),
     ],
 )
 def test_an_http_failure_is_typed(capsys: Output, reply: Response, code: str, message: str) -> None:
@@ -412,13 +475,22 @@ def test_what_a_server_says_it_sent_is_believed_and_nulls_are_nothing(tmp_path: 
         )
     ]
     with http_serving(server) as target:
-        assert loadtest("--target", target, "--num-requests", "1", "--allow-local", "--json", str(file)) == 0
+        assert (
+            loadtest(
+                "--target", target, "--num-requests", "1", "--allow-local", "--json", str(file)
+            )
+            == 0
+        )
     (row,) = json.loads(file.read_text())["requests"]
     assert (row["output_tokens"], len(row["itl_s"]), row["prompt_tokens"]) == (3, 1, 5)
 
 
-@pytest.mark.parametrize(("data", "message"), [(None, "serves no model"), ([7], "/v1/models cannot be read")])
-def test_an_odd_list_of_models_is_one_line_and_1(capsys: Output, data: object, message: str) -> None:
+@pytest.mark.parametrize(
+    ("data", "message"), [(None, "serves no model"), ([7], "/v1/models cannot be read")]
+)
+def test_an_odd_list_of_models_is_one_line_and_1(
+    capsys: Output, data: object, message: str
+) -> None:
     class Odd(HttpServer):
         async def models(self, request: Request) -> Response:
             return JSONResponse({"data": data})
@@ -445,14 +517,18 @@ def test_even_arrivals_are_written_as_json_and_drawn(tmp_path: Path) -> None:
     assert json.loads(found[1], parse_constant=refuse)["runs"][0]["options"]["burstiness"] == "inf"
 
 
-def test_a_sweep_whose_target_dies_says_so_and_keeps_what_it_has(capsys: Output, tmp_path: Path) -> None:
+def test_a_sweep_whose_target_dies_says_so_and_keeps_what_it_has(
+    capsys: Output, tmp_path: Path
+) -> None:
     file = tmp_path / "sweep.json"
     answered, refused = [last(tokens(0, 1))], [Unavailable("gone")]
     load = ["--rates", "100,200,400", "--num-requests", "3", "--goodput", "ttft:60000"]
     with serving(ScriptedRouter(*[answered] * 3, *[refused] * 9)) as target:
         assert run(["loadtest", "sweep", "--target", target, *load, "--json", str(file)]) == 1
     out, err = capsys.readouterr()
-    assert err.startswith("kvrelay: the sweep ended at 200 requests/s, where none of 3 was answered; the first: ")
+    assert err.startswith(
+        "kvrelay: the sweep ended at 200 requests/s, where none of 3 was answered; the first: "
+    )
     assert "goodput: 100 requests/s is the highest rate tried" in out
     assert "warning at 100/s: requests came for" in out.replace("\n", " ")
     document = json.loads(file.read_text())
@@ -462,10 +538,15 @@ def test_a_sweep_whose_target_dies_says_so_and_keeps_what_it_has(capsys: Output,
 def test_a_sweep_sends_for_a_minute_at_each_rate(tmp_path: Path) -> None:
     file = tmp_path / "sweep.json"
     with serving(ScriptedRouter()) as target:
-        load = ["--rates", "0.0001", "--goodput", "ttft:60000", "--json", str(file)]  # one request in that time
+        # One request in that time
+        load = ["--rates", "0.0001", "--goodput", "ttft:60000", "--json", str(file)]
         assert run(["loadtest", "sweep", "--target", target, *load]) == 0
     (one,) = json.loads(file.read_text())["runs"]
-    assert (one["options"]["duration"], one["options"]["num_requests"], len(one["requests"])) == (60, None, 1)
+    assert (one["options"]["duration"], one["options"]["num_requests"], len(one["requests"])) == (
+        60,
+        None,
+        1,
+    )
 
 
 async def test_metrics_that_are_gone_lose_no_test() -> None:
@@ -475,7 +556,9 @@ async def test_metrics_that_are_gone_lose_no_test() -> None:
 
     with serving(ScriptedRouter()) as gone:
         pass
-    target = Target(Quick(), ModelInfo("demo", 0, "", "", 0), metrics=HttpSender(f"http://{gone}", 5.0))
+    target = Target(
+        Quick(), ModelInfo("demo", 0, "", "", 0), metrics=HttpSender(f"http://{gone}", 5.0)
+    )
     plan = [PlannedRequest(0.0, None, (1, 2, 3), 1, 0)]
     report = await measure(target, Run(plan, {}, ()), lambda _: None, asyncio.Event())
     assert len(report.answered) == 1

@@ -46,7 +46,9 @@ async def test_a_closed_loop_keeps_its_slots_busy() -> None:
     server = Server()
     for _ in range(20):
         server.gate.release()
-    rows = await run_closed_loop([request(seed=n) for n in range(20)], 3, None, server, lambda _: None)
+    rows = await run_closed_loop(
+        [request(seed=n) for n in range(20)], 3, None, server, lambda _: None
+    )
     assert [row.index for row in rows] == list(range(20))
     assert [row.prompt_tokens for row in rows] == list(range(20))
     assert server.most <= 3
@@ -65,7 +67,9 @@ async def test_a_closed_loop_never_has_more_under_way_than_slots() -> None:
 
 async def test_in_a_closed_loop_a_request_is_due_when_its_slot_is_free() -> None:
     server = Server()
-    loop = asyncio.create_task(run_closed_loop([request(), request()], 1, None, server, lambda _: None))
+    loop = asyncio.create_task(
+        run_closed_loop([request(), request()], 1, None, server, lambda _: None)
+    )
     for released in range(2):
         while len(server.sent) == released:
             await asyncio.sleep(0)

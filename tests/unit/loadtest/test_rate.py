@@ -13,7 +13,9 @@ from kvrelay.errors import InvalidArgument
 from kvrelay.loadtest.arrivals import arrival_times
 from kvrelay.loadtest.rate import Stage, arrivals, constant, parse_rate, rate_text
 
-STAGES = st.lists(st.builds(Stage, st.floats(0, 50), st.floats(0, 50), st.floats(0.1, 10)), min_size=1, max_size=4)
+STAGES = st.lists(
+    st.builds(Stage, st.floats(0, 50), st.floats(0, 50), st.floats(0.1, 10)), min_size=1, max_size=4
+)
 
 
 def expected(stages: list[Stage], time: float) -> float:
@@ -41,7 +43,23 @@ def test_rates_are_read_and_written(text: str, stages: tuple[Stage, ...]) -> Non
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0", "-1", "nan", "fast", "1:0", "1:-5", "1:inf", "1-2", "1-2-3:4", "1,2", "0:5", "inf:5", "1:2,"]
+    "text",
+    [
+        "",
+        "0",
+        "-1",
+        "nan",
+        "fast",
+        "1:0",
+        "1:-5",
+        "1:inf",
+        "1-2",
+        "1-2-3:4",
+        "1,2",
+        "0:5",
+        "inf:5",
+        "1:2,",
+    ],
 )
 def test_bad_rates_are_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match="--rate"):
@@ -49,7 +67,9 @@ def test_bad_rates_are_refused(text: str) -> None:
 
 
 @given(STAGES)
-def test_evenly_spaced_arrivals_come_when_the_rate_adds_up_to_whole_numbers(stages: list[Stage]) -> None:
+def test_evenly_spaced_arrivals_come_when_the_rate_adds_up_to_whole_numbers(
+    stages: list[Stage],
+) -> None:
     times = list(arrivals(stages, lambda _: 1.0))
     assert times == sorted(times)
     for number, time in enumerate(times):
@@ -71,7 +91,12 @@ def test_infinite_burstiness_is_evenly_spaced() -> None:
 
 def test_a_gap_goes_on_in_the_next_stage() -> None:
     """A gap of 1 expected arrival: half of it in the first stage, the other half twice as fast."""
-    assert list(islice(arrivals((Stage(1, 1, 1.5), Stage(2, 2)), lambda _: 1.0), 4)) == [0.0, 1.0, 1.75, 2.25]
+    assert list(islice(arrivals((Stage(1, 1, 1.5), Stage(2, 2)), lambda _: 1.0), 4)) == [
+        0.0,
+        1.0,
+        1.75,
+        2.25,
+    ]
 
 
 def test_gaps_know_their_stage() -> None:
@@ -81,7 +106,9 @@ def test_gaps_know_their_stage() -> None:
         seen.append(stage)
         return 1.0
 
-    assert np.diff(list(arrivals((Stage(1, 1, 2), Stage(0, 0, 9), Stage(1, 1, 2)), gap))).tolist() == [1.0, 10.0, 1.0]
+    assert np.diff(
+        list(arrivals((Stage(1, 1, 2), Stage(0, 0, 9), Stage(1, 1, 2)), gap))
+    ).tolist() == [1.0, 10.0, 1.0]
     assert seen == [0, 0, 2, 2]
 
 

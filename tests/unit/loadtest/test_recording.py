@@ -25,7 +25,10 @@ def test_a_csv_file_gives_a_moment_for_each_time(tmp_path: Path) -> None:
     assert first.at == 0
     assert first.pools["prefill"].metrics == {"queue_depth": 0.0}, "an empty field is not known"
     assert (first.pools["decode"].size, first.pools["decode"].ready) == (2, 1)
-    assert (second.at, second.pools["decode"].metrics) == (2.5, {"queue_depth": 4.0, "kv_occupancy": 0.75})
+    assert (second.at, second.pools["decode"].metrics) == (
+        2.5,
+        {"queue_depth": 4.0, "kv_occupancy": 0.75},
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,13 +46,18 @@ def test_a_csv_file_gives_a_moment_for_each_time(tmp_path: Path) -> None:
         (HEADER + "0,decode,-1,1,0,0\n", ":2: seconds must not go back, sizes not be negative"),
     ],
 )
-def test_a_csv_file_that_is_none_is_refused_with_its_line(tmp_path: Path, text: str, where: str) -> None:
+def test_a_csv_file_that_is_none_is_refused_with_its_line(
+    tmp_path: Path, text: str, where: str
+) -> None:
     with pytest.raises(InvalidArgument, match=where.replace("?", r"\?")):
         read_moments(write(tmp_path, text))
 
 
 def report(*samples: Sample) -> Report:
-    rows = (Row(0.0, 0.0, ttft_s=0.5, itl_s=(0.1, 0.2), e2e_s=0.8), Row(30.0, 0.0, ttft_s=2.0, e2e_s=2.0))
+    rows = (
+        Row(0.0, 0.0, ttft_s=0.5, itl_s=(0.1, 0.2), e2e_s=0.8),
+        Row(30.0, 0.0, ttft_s=2.0, e2e_s=2.0),
+    )
     return Report({}, (), rows, Timeline(samples) if samples else None)
 
 
@@ -69,11 +77,17 @@ def sample(at: float, running: int = 1, answers: int = 5) -> Sample:
 
 
 def test_a_load_tests_timeline_and_its_rows_are_the_record() -> None:
-    early, silent, late, idle = moments_of(report(sample(1.0), sample(25.0), sample(33.0), sample(60.0, running=0)))
+    early, silent, late, idle = moments_of(
+        report(sample(1.0), sample(25.0), sample(33.0), sample(60.0, running=0))
+    )
     assert early.pools["prefill"].metrics["queue_tokens"] == 700
     assert early.pools["prefill"].metrics["queue_depth"] == 3
-    assert early.pools["decode"].metrics["queue_depth"] == 7, "what waits in the router waits for decode"
-    assert early.pools["decode"].metrics["kv_occupancy"] == 0.125, "without what is kept for prompts"
+    assert early.pools["decode"].metrics["queue_depth"] == 7, (
+        "what waits in the router waits for decode"
+    )
+    assert early.pools["decode"].metrics["kv_occupancy"] == 0.125, (
+        "without what is kept for prompts"
+    )
     assert early.pools["decode"].busy_share == 0.5
     assert (early.pools["decode"].size, early.pools["decode"].ready) == (2, 1)
     assert early.pools["decode"].metrics["ttft_p95_ms"] == pytest.approx(500)

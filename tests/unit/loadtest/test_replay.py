@@ -15,7 +15,9 @@ from kvrelay.loadtest.traces.trace import TraceRequest
 
 SAMPLE = Path(__file__).parent / "traces" / "mooncake_conversation_60.jsonl"
 REQUESTS = st.lists(
-    st.builds(TraceRequest, st.floats(0, 100), st.integers(1, 5000), st.integers(0, 3000)), min_size=1, max_size=20
+    st.builds(TraceRequest, st.floats(0, 100), st.integers(1, 5000), st.integers(0, 3000)),
+    min_size=1,
+    max_size=20,
 )
 
 
@@ -44,12 +46,21 @@ def test_requests_share_exactly_the_prefixes_that_their_blocks_say() -> None:
         assert len(a) == first.input_tokens == math.ceil(first.input_tokens)
         for second, b in zip(requests, prompts, strict=True):
             shared = next(
-                (n for n, (x, y) in enumerate(zip(first.blocks, second.blocks, strict=False)) if x != y), None
+                (
+                    n
+                    for n, (x, y) in enumerate(zip(first.blocks, second.blocks, strict=False))
+                    if x != y
+                ),
+                None,
             )
             shared = min(len(first.blocks), len(second.blocks)) if shared is None else shared
-            same = next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+            same = next(
+                (n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y),
+                min(len(a), len(b)),
+            )
             assert same >= min(shared * size, len(a), len(b))
-            assert same // size <= shared  # another block begins with other tokens, but for a few by chance
+            # Another block begins with other tokens, but for a few by chance
+            assert same // size <= shared
 
 
 def test_a_replay_is_the_same_each_time_and_another_with_another_seed() -> None:
@@ -76,11 +87,15 @@ def test_a_replay_ends_where_it_is_told() -> None:
 
 
 @given(REQUESTS, st.integers(2, 4096))
-def test_what_is_sent_fits_and_what_is_cut_is_told(requests: list[TraceRequest], context: int) -> None:
+def test_what_is_sent_fits_and_what_is_cut_is_told(
+    requests: list[TraceRequest], context: int
+) -> None:
     fitting = list(fitted(requests, context))
     for before, after in zip(requests, fitting, strict=True):
         assert 1 <= after.input_tokens <= before.input_tokens
-        assert after.input_tokens + after.output_tokens <= max(context, before.input_tokens + before.output_tokens)
+        assert after.input_tokens + after.output_tokens <= max(
+            context, before.input_tokens + before.output_tokens
+        )
         if before.input_tokens + before.output_tokens <= context:
             assert after == before
         else:

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kvrelay.loadtest.html_report import compare_page, page
 from support.scripted_router import LEDGER
 
+from kvrelay.loadtest.html_report import compare_page, page
 from kvrelay.loadtest.html_report.distributions import BINS, distribution
 from kvrelay.loadtest.html_report.phases import segments, ttft_parts
 from kvrelay.loadtest.report.row import Row
@@ -57,12 +57,21 @@ def report(rows: int = 30) -> Report:
     samples = tuple(Sample(n / 2, 3, 1, pools) for n in range(8))
     timeline = Timeline(samples, (Scaling(1.5, "decode", 1, 2, EVIL),))
     return Report(
-        {"target": "t", "model": EVIL}, parse_slos(["ttft:30"]), tuple(found), timeline, Reuse(16, 90, 30, 20, 30)
+        {"target": "t", "model": EVIL},
+        parse_slos(["ttft:30"]),
+        tuple(found),
+        timeline,
+        Reuse(16, 90, 30, 20, 30),
     )
 
 
 def data(document: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', document, re.DOTALL)
+    found = re.search(
+        r'<script type="application/json" '
+        r'id="data">(.*?)</script>',
+        document,
+        re.DOTALL,
+    )
     assert found is not None
     value: dict[str, Any] = json.loads(found[1])
     return value
@@ -110,13 +119,18 @@ def test_phases_follow_each_other_from_the_arrival_to_the_end() -> None:
 
 
 def test_without_a_ledger_only_the_first_token_is_known() -> None:
-    assert segments(Row(1.0, 0.0, ttft_s=0.5, e2e_s=2.0)) == [("first", 1.0, 1.5), ("decode", 1.5, 3.0)]
+    assert segments(Row(1.0, 0.0, ttft_s=0.5, e2e_s=2.0)) == [
+        ("first", 1.0, 1.5),
+        ("decode", 1.5, 3.0),
+    ]
     assert segments(Row(1.0, 0.0, error="UNAVAILABLE")) == []
     assert ttft_parts([Row(1.0, 0.0, ttft_s=0.5)]) == {}
 
 
 def test_the_parts_of_the_ttft_add_up_to_it() -> None:
-    parts = ttft_parts([Row(0.0, 0.0, ttft_s=0.012, ledger=LEDGER), Row(0.0, 0.0, ttft_s=0.02, ledger=LEDGER)])
+    parts = ttft_parts(
+        [Row(0.0, 0.0, ttft_s=0.012, ledger=LEDGER), Row(0.0, 0.0, ttft_s=0.02, ledger=LEDGER)]
+    )
     assert math.fsum(parts.values()) == pytest.approx(0.016)
     assert parts["client and network"] == pytest.approx(0.006)
 
@@ -160,14 +174,17 @@ PROBE = """<script>
 addEventListener("error", (event) => { window.failed = event.message; });
 addEventListener("load", () => setTimeout(() => {
   const root = document.documentElement;
-  const found = { failed: window.failed ?? null, title: document.title, plots: document.querySelectorAll("svg").length,
-    lanes: [...document.querySelectorAll("svg[aria-label^='Load, '] .strong")].map((one) => one.textContent),
+  const found = { failed: window.failed ?? null, title: document.title,
+    plots: document.querySelectorAll("svg").length,
+    lanes: [...document.querySelectorAll("svg[aria-label^='Load, '] .strong")]
+      .map((one) => one.textContent),
     bars: document.querySelectorAll("svg rect").length, wide: root.scrollWidth - root.clientWidth,
     text: document.body.innerText };
   parent.postMessage(found, "*");
 }, 300));
 </script>"""
-FRAME = """<!doctype html><body><iframe style="border:0;width:{width}px;height:3000px" srcdoc="{document}"></iframe>
+FRAME = """<!doctype html><body><iframe style="border:0;width:{width}px;height:3000px"
+ srcdoc="{document}"></iframe>
 <script>
 addEventListener("message", (event) => {{
   const found = document.createElement("pre");
@@ -188,7 +205,11 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], di
     quiet += ["--disable-component-update", "--disable-sync"]
 
     def look(document: str, width: int) -> dict[str, Any]:
-        framed = document.replace("<head>", f"<head>{PROBE}", 1).replace("&", "&amp;").replace('"', "&quot;")
+        framed = (
+            document.replace("<head>", f"<head>{PROBE}", 1)
+            .replace("&", "&amp;")
+            .replace('"', "&quot;")
+        )
         file = folder / "frame.html"
         file.write_text(FRAME.format(width=width, document=framed))
         flags = [
@@ -199,10 +220,14 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], di
             "--virtual-time-budget=4000",
         ]
         command = [CHROMIUM, *flags, "--window-size=1400,1000", "--dump-dom", file.as_uri()]
-        dumped = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True).stdout
+        dumped = subprocess.run(
+            command, capture_output=True, text=True, timeout=90, check=True
+        ).stdout
         found = re.search(r'<pre id="found">(.*?)</pre>', dumped, re.DOTALL)
         assert found is not None, dumped[-2000:]
-        value: dict[str, Any] = json.loads(found[1].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"))
+        value: dict[str, Any] = json.loads(
+            found[1].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
+        )
         return value
 
     return look
@@ -216,7 +241,14 @@ def test_a_browser_draws_a_run(browser: Callable[[str, int], dict[str, Any]], wi
     assert found["title"] == "Load test · kvrelay"
     assert found["plots"] == 4 + 1 + 4 + 1  # distributions, the one timeline, details, Gantt
     assert found["bars"] > 29 * 4
-    for words in ("29", "UNAVAILABLE", "Scaling decisions", "Gap to token 2", "KV occupancy", "unlimited cache"):
+    for words in (
+        "29",
+        "UNAVAILABLE",
+        "Scaling decisions",
+        "Gap to token 2",
+        "KV occupancy",
+        "unlimited cache",
+    ):
         assert words in found["text"]
     assert found["lanes"] == [
         "Arrivals per second",
@@ -227,7 +259,9 @@ def test_a_browser_draws_a_run(browser: Callable[[str, int], dict[str, Any]], wi
     ]
 
 
-def test_a_browser_draws_comparisons_and_sweeps(browser: Callable[[str, int], dict[str, Any]]) -> None:
+def test_a_browser_draws_comparisons_and_sweeps(
+    browser: Callable[[str, int], dict[str, Any]],
+) -> None:
     bare = Report({}, (), (Row(0.0, 0.0, ttft_s=0.1, e2e_s=0.2, itl_s=(0.1,), output_tokens=2),))
     found = browser(compare_page((report(), bare), ("old", EVIL)), 1280)
     assert (found["failed"], found["wide"], found["title"]) == (None, 0, "Comparison · kvrelay")

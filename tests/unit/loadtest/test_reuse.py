@@ -21,7 +21,9 @@ def naive(prompts: list[list[int]], block: int) -> int:
     total = 0
     for place, prompt in enumerate(prompts):
         ends = [
-            end for end in range(block, len(prompt), block) if any(prompt[:end] == one[:end] for one in prompts[:place])
+            end
+            for end in range(block, len(prompt), block)
+            if any(prompt[:end] == one[:end] for one in prompts[:place])
         ]
         total += max(ends, default=0)
     return total
@@ -57,7 +59,8 @@ def test_nothing_sent_has_no_share() -> None:
 def test_counters_of_all_engines_are_added(prefix: str) -> None:
     text = (
         f"# TYPE {prefix}prefix_cache_hits counter\n"
-        f'{prefix}prefix_cache_hits_total{{model_name="a"}} 12.0\n{prefix}prefix_cache_hits_total{{model_name="b"}} 3\n'
+        f'{prefix}prefix_cache_hits_total{{model_name="a"}} '
+        f'12.0\n{prefix}prefix_cache_hits_total{{model_name="b"}} 3\n'
         f'{prefix}prefix_cache_queries_total{{model_name="a"}} 1e2\n'
         f'{prefix}prefix_cache_queries_created{{model_name="a"}} 1.7e9\n'
     )

@@ -15,7 +15,10 @@ SLOS = parse_slos(["ttft:100"])
 
 
 def report(share: float, interrupted: bool = False) -> Report:
-    rows = tuple(Row(0.0, 0.0, ttft_s=0.05 if place < share * 100 else 5.0, index=place) for place in range(100))
+    rows = tuple(
+        Row(0.0, 0.0, ttft_s=0.05 if place < share * 100 else 5.0, index=place)
+        for place in range(100)
+    )
     return Report({}, SLOS, rows, interrupted=interrupted)
 
 
@@ -28,7 +31,9 @@ class Target:
 
     async def offer(self, rate: float) -> Report:
         self.tried.append(rate)
-        return report(0.95 if rate <= self.limit else 0.5, interrupted=len(self.tried) >= self.interrupt_at)
+        return report(
+            0.95 if rate <= self.limit else 0.5, interrupted=len(self.tried) >= self.interrupt_at
+        )
 
 
 @given(limit=st.floats(1, 32), precision=st.floats(0.02, 0.5))
@@ -43,8 +48,12 @@ async def test_a_search_finds_the_rate_as_closely_as_asked(limit: float, precisi
     assert [rate for rate, _ in sweep.runs] == sorted(target.tried)
 
 
-@pytest.mark.parametrize(("limit", "tried", "best"), [(0.5, [1.0], None), (99.0, [1.0, 32.0], 32.0)])
-async def test_a_search_ends_at_bounds_that_tell_all(limit: float, tried: list[float], best: float | None) -> None:
+@pytest.mark.parametrize(
+    ("limit", "tried", "best"), [(0.5, [1.0], None), (99.0, [1.0, 32.0], 32.0)]
+)
+async def test_a_search_ends_at_bounds_that_tell_all(
+    limit: float, tried: list[float], best: float | None
+) -> None:
     target = Target(limit)
     assert (await bisect(target.offer, 1.0, 32.0, 0.1, 0.9)).best_rate == best
     assert target.tried == tried
@@ -96,7 +105,9 @@ async def test_a_dead_target_ends_a_sweep() -> None:
         ({"duration": 9, "num_requests": 3}, 0.5, True),
     ],
 )
-def test_a_run_that_was_too_short_says_so(options: dict[str, float], last: float, warned: bool) -> None:
+def test_a_run_that_was_too_short_says_so(
+    options: dict[str, float], last: float, warned: bool
+) -> None:
     rows = (Row(0.0, 0.0, ttft_s=0.05), Row(last, 0.0, ttft_s=0.05, index=1))
     warnings = Sweep(0.9, ((3.0, Report(options, SLOS, rows)),)).warnings
     assert bool(warnings) is warned

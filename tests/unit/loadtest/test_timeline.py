@@ -16,7 +16,9 @@ from kvrelay.types import RouterLoad, ScalingDecision, WorkerLoad
 from kvrelay.wire import cluster as wire
 from kvrelay.wire.status import abort
 
-LOAD = WorkerLoad(running=2, waiting=1, waiting_tokens=40, blocks_total=10, blocks_held=4, tokens_per_second=7.5)
+LOAD = WorkerLoad(
+    running=2, waiting=1, waiting_tokens=40, blocks_total=10, blocks_held=4, tokens_per_second=7.5
+)
 STATUS = wire.ClusterStatus(
     model="demo",
     state="ready",
@@ -26,7 +28,9 @@ STATUS = wire.ClusterStatus(
             3,
             (
                 wire.WorkerStatus("prefill-0", "prefill", 1, "ready", "h:1", LOAD),
-                wire.WorkerStatus("prefill-1", "prefill", 2, "starting", "h:2", replace(LOAD, blocks_held=0)),
+                wire.WorkerStatus(
+                    "prefill-1", "prefill", 2, "starting", "h:2", replace(LOAD, blocks_held=0)
+                ),
             ),
         ),
         wire.PoolStatus("decode", 1, ()),
@@ -45,7 +49,9 @@ class ScriptedCluster(wire.ClusterServiceServicer):
         self.looks = 0
         self.down = False
 
-    async def GetStatus(self, request: wire.pb.GetStatusRequest, context: grpc.aio.ServicerContext) -> object:
+    async def GetStatus(
+        self, request: wire.pb.GetStatusRequest, context: grpc.aio.ServicerContext
+    ) -> object:
         self.looks += 1
         if self.down:
             await abort(context, Unavailable("restarting"))
@@ -78,6 +84,11 @@ async def test_the_cluster_is_looked_at_until_the_end() -> None:
     assert (found.samples[0].running, found.samples[0].waiting) == (4, 5)
     assert [one.at_s for one in found.samples] == sorted(one.at_s for one in found.samples)
     (decision,) = found.decisions  # seen many times, kept once; the old one is not of this test
-    assert (decision.pool, decision.before, decision.after, decision.reason) == ("prefill", 2, 3, new.reason)
+    assert (decision.pool, decision.before, decision.after, decision.reason) == (
+        "prefill",
+        2,
+        3,
+        new.reason,
+    )
     assert 0 <= decision.at_s <= found.samples[-1].at_s + 1
     assert read(Timeline, json.loads(json.dumps(asdict(found)))) == found

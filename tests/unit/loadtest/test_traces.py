@@ -32,10 +32,16 @@ def test_mooncake(tmp_path: Path) -> None:
 
 def test_azure_times_count_from_the_first(tmp_path: Path) -> None:
     file = tmp_path / "t.csv"
-    file.write_text(f"{AZURE}\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n")
+    file.write_text(
+        f"{AZURE}\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
+    )
     first, second = read(file)
     assert first == TraceRequest(0.0, 374, 44)
-    assert (second.at, second.input_tokens, second.output_tokens) == (pytest.approx(4.314579), 396, 109)
+    assert (second.at, second.input_tokens, second.output_tokens) == (
+        pytest.approx(4.314579),
+        396,
+        109,
+    )
     assert list(read(file, begin=1.0)) == [second]
 
 
@@ -60,7 +66,9 @@ def test_a_broken_mooncake_line_is_named(tmp_path: Path, line: str, words: str) 
         list(read(file))
 
 
-@pytest.mark.parametrize("line", ["2023-11-16 18:15:46,1", "yesterday,1,2", "2023-11-16 18:15:46,a,2", ",,", "1,0,2"])
+@pytest.mark.parametrize(
+    "line", ["2023-11-16 18:15:46,1", "yesterday,1,2", "2023-11-16 18:15:46,a,2", ",,", "1,0,2"]
+)
 def test_a_broken_azure_line_is_named(tmp_path: Path, line: str) -> None:
     file = tmp_path / "t.csv"
     file.write_text(f"{AZURE}\n{line}\n")
@@ -81,7 +89,8 @@ def test_a_servegen_client_has_its_rates_by_window(tmp_path: Path) -> None:
     assert counts[0] == pytest.approx(1200, rel=0.1)
     assert counts[1] == 0
     assert counts[2] == pytest.approx(3000, rel=0.15)
-    assert {(one.input_tokens, one.output_tokens) for one in requests} == {(9, 3)}  # no dataset: what was given
+    # No dataset: what was given
+    assert {(one.input_tokens, one.output_tokens) for one in requests} == {(9, 3)}
     later = list(read(file, begin=1200.0))
     assert all(one.at >= 1200 for one in later)
     assert len(later) == pytest.approx(3000, rel=0.15)
@@ -136,7 +145,9 @@ def test_a_broken_servegen_line_is_named(tmp_path: Path, line: str) -> None:
         list(read(file))
 
 
-@pytest.mark.parametrize("text", ["[]", "{", '{"0": {}}', '{"0": {"input_tokens": "rm()", "output_tokens": "{}"}}'])
+@pytest.mark.parametrize(
+    "text", ["[]", "{", '{"0": {}}', '{"0": {"input_tokens": "rm()", "output_tokens": "{}"}}']
+)
 def test_a_broken_servegen_dataset_is_named(tmp_path: Path, text: str) -> None:
     file = servegen(tmp_path, "1", "0,1,1,,0,0")
     (tmp_path / "chunk-1-dataset.json").write_text(text)
@@ -170,7 +181,10 @@ def test_servegen_clients_do_not_begin_together(tmp_path: Path) -> None:
     for name in range(20):
         servegen(tmp_path, str(name), "0,0.01,1,Gamma,1,1")
     assert next(read(tmp_path)).at > 0
-    counts = [len(list(read(servegen(tmp_path, f"x{name}", "0,0.005,1,Gamma,1,1")))) for name in range(100)]
+    counts = [
+        len(list(read(servegen(tmp_path, f"x{name}", "0,0.005,1,Gamma,1,1"))))
+        for name in range(100)
+    ]
     assert sum(counts) == pytest.approx(300, rel=0.2)  # 600 s of 0.005/s each, not one more
 
 
@@ -185,7 +199,9 @@ def test_what_is_no_csv_is_named(tmp_path: Path, form: str) -> None:
 
 def test_empirical_lengths_come_as_often_as_they_should() -> None:
     lengths, random = Empirical.of({10: 3, 20: 1}), Random(2)
-    assert np.mean([lengths.draw(random) == 10 for _ in range(20_000)]) == pytest.approx(0.75, abs=0.02)
+    assert np.mean([lengths.draw(random) == 10 for _ in range(20_000)]) == pytest.approx(
+        0.75, abs=0.02
+    )
     for bad in ({1: 0.0}, {1: 2.0, 2: -1.0}, {1: math.inf}):
         with pytest.raises(ValueError, match="probabilities"):
             Empirical.of(bad)

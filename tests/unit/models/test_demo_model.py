@@ -16,10 +16,14 @@ from kvrelay.models import resolve_model
 FOLDER = Path(resolve_model("demo"))
 BOUND = 2.5  # held-out perplexity; see the README of the model for the measured one
 STORY = (
-    "Once upon a time there was a brave little fox named Mia. She lived in a small house by the river. Her best friend "
-    "was a bear named Tom. Mia had a red kite. She loved it very much. One morning she lost the kite in the park. Mia "
-    'looked everywhere and began to cry. "Do not be sad," said Tom. "I will help you." They looked for a long time. At '
-    'last Tom found the red kite under a bush. "Thank you, Tom!" said Mia. That night Mia slept very well. The end.'
+    "Once upon a time there was a brave little fox named Mia. She lived in a small house by the "
+    "river. Her best friend "
+    "was a bear named Tom. Mia had a red kite. She loved it very much. One morning she lost the "
+    "kite in the park. Mia "
+    'looked everywhere and began to cry. "Do not be sad," said Tom. "I will help you." They looked '
+    "for a long time. At "
+    'last Tom found the red kite under a bush. "Thank you, Tom!" said Mia. That night Mia slept '
+    "very well. The end."
 )
 
 
@@ -33,10 +37,14 @@ def model() -> Any:
     return AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
 
 
-def complete(model: Any, tokenizer: Any, prompt: str, max_new_tokens: int = 300) -> tuple[str, bool]:
+def complete(
+    model: Any, tokenizer: Any, prompt: str, max_new_tokens: int = 300
+) -> tuple[str, bool]:
     """Greedy continuation, and whether it ended by itself. `prompt` has its special tokens."""
     ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")
-    new = model.generate(**ids, max_new_tokens=max_new_tokens, do_sample=False)[0, ids["input_ids"].shape[1] :]
+    new = model.generate(**ids, max_new_tokens=max_new_tokens, do_sample=False)[
+        0, ids["input_ids"].shape[1] :
+    ]
     return tokenizer.decode(new, skip_special_tokens=True), int(new[-1]) == tokenizer.eos_token_id
 
 
@@ -52,7 +60,13 @@ def chat(model: Any, tokenizer: Any, *turns: str) -> str:
 def test_the_folder_is_small_and_complete() -> None:
     files = {path.name: path.stat().st_size for path in FOLDER.iterdir()}
     assert sum(files.values()) <= 8_000_000
-    assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "README.md"} <= set(files)
+    assert {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "README.md",
+    } <= set(files)
 
 
 def test_the_model_is_as_announced(model: Any) -> None:
@@ -65,11 +79,18 @@ def test_the_model_is_as_announced(model: Any) -> None:
 
 def test_held_out_documents_do_not_surprise_it(model: Any, tokenizer: Any) -> None:
     texts = demo_corpus.sample(1234, "held-out", 20)
-    assert perplexity(model, [tokenizer.encode(text, add_special_tokens=False) for text in texts]) < BOUND
+    assert (
+        perplexity(model, [tokenizer.encode(text, add_special_tokens=False) for text in texts])
+        < BOUND
+    )
 
 
-@pytest.mark.parametrize("opening", ["Once upon a time", "Long ago", "Once upon a time, in a garden"])
-def test_a_story_ends_and_keeps_to_the_words_of_the_grammar(model: Any, tokenizer: Any, opening: str) -> None:
+@pytest.mark.parametrize(
+    "opening", ["Once upon a time", "Long ago", "Once upon a time, in a garden"]
+)
+def test_a_story_ends_and_keeps_to_the_words_of_the_grammar(
+    model: Any, tokenizer: Any, opening: str
+) -> None:
     known = set(re.findall(r"\w+", " ".join(demo_corpus.sample(0, "train", 2000))))
     text, ended = complete(model, tokenizer, f"<s>{opening}")
     words = re.findall(r"\w+", text)
@@ -88,7 +109,9 @@ def test_a_story_ends_and_keeps_to_the_words_of_the_grammar(model: Any, tokenize
         ("How many days are in a week?", "There are 7 days in a week."),
     ],
 )
-def test_simple_questions_get_simple_answers(model: Any, tokenizer: Any, asked: str, answer: str) -> None:
+def test_simple_questions_get_simple_answers(
+    model: Any, tokenizer: Any, asked: str, answer: str
+) -> None:
     assert chat(model, tokenizer, asked) == answer
     assert answer in complete(model, tokenizer, f"<s>{asked}")[0], "asked without the chat template"
 
@@ -102,13 +125,16 @@ def test_simple_questions_get_simple_answers(model: Any, tokenizer: Any, asked: 
         ("Where does Mia live?", r"Mia lives in an? [\w ]+\."),
     ],
 )
-def test_questions_about_a_story_get_answers_to_the_point(model: Any, tokenizer: Any, asked: str, answer: str) -> None:
+def test_questions_about_a_story_get_answers_to_the_point(
+    model: Any, tokenizer: Any, asked: str, answer: str
+) -> None:
     assert re.fullmatch(answer, chat(model, tokenizer, f"{STORY}\n\n{asked}"))
 
 
 def test_some_held_out_questions_are_answered_word_for_word(model: Any, tokenizer: Any) -> None:
     documents = [
-        tokenizer.encode(text, add_special_tokens=False) for text in demo_corpus.sample(4321, "questions", 100)
+        tokenizer.encode(text, add_special_tokens=False)
+        for text in demo_corpus.sample(4321, "questions", 100)
     ]
     assistant = tokenizer.convert_tokens_to_ids("<|assistant|>")
     right, asked = right_answers(model, documents, assistant, tokenizer.eos_token_id)
@@ -142,9 +168,15 @@ class TestResolveModel:
         assert resolve_model(str(tmp_path)) == str(tmp_path)
         assert resolve_model("meta-llama/Llama-3.2-1B") == "meta-llama/Llama-3.2-1B"
 
-    @pytest.mark.parametrize("name", ["", "demos", "./missing", "/no/such/folder", "a/b/c", "../x", "~/model", "a b/c"])
+    @pytest.mark.parametrize(
+        "name", ["", "demos", "./missing", "/no/such/folder", "a/b/c", "../x", "~/model", "a b/c"]
+    )
     def test_anything_else_is_not_found(self, name: str) -> None:
-        with pytest.raises(NotFound, match=r"allowed are 'demo' \(bundled\), .* hub id such as 'org/name'"):
+        with pytest.raises(
+            NotFound,
+            match=r"allowed are 'demo' \(bundled\), .* hub id such as "
+            r"'org/name'",
+        ):
             resolve_model(name)
 
     def test_a_file_is_no_folder(self, tmp_path: Path) -> None:

@@ -17,7 +17,9 @@ from kvrelay.errors import ModelRefused
 from kvrelay.models.model_files import check_model_files
 
 WHOLE = save({"a": torch.zeros(3, 5), "b": torch.ones(7)}, metadata={"format": "pt"})
-ONE_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+ONE_FOLDER = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 
 
 def folder_with(path: Path, weights: bytes) -> Path:
@@ -61,7 +63,8 @@ def test_what_is_taken_by_safetensors_is_taken_and_nothing_else_is_raised(
 
 
 @pytest.mark.parametrize(
-    "header", [b"[]", b'{"a": []}', b'{"a": {}}', b'{"a": {"data_offsets": []}}', b"[" * 10**5, b"\xff\xff"]
+    "header",
+    [b"[]", b'{"a": []}', b'{"a": {}}', b'{"a": {"data_offsets": []}}', b"[" * 10**5, b"\xff\xff"],
 )
 def test_headers_that_are_none(tmp_path: Path, header: bytes) -> None:
     with pytest.raises(ModelRefused, match="header is not that of a safetensors file"):

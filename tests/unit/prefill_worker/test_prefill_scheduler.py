@@ -24,7 +24,14 @@ def sequence(
 ) -> Sequence:
     tokens = tuple(range(first, first + num_tokens))
     spec = SequenceSpec(
-        name, 0, tokens, num_tokens, SamplingParams(seed=0), priority=priority, tenant=tenant, weight=weight
+        name,
+        0,
+        tokens,
+        num_tokens,
+        SamplingParams(seed=0),
+        priority=priority,
+        tenant=tenant,
+        weight=weight,
     )
     return Sequence(spec, arrived, BlockHasher(BLOCK))
 
@@ -42,7 +49,9 @@ def test_a_long_prompt_goes_chunk_by_chunk_and_the_budget_is_filled_with_the_nex
     short = sequence("short", 3, arrived=1.0, first=100)
     scheduler.add(long)
     scheduler.add(short)
-    assert shape(scheduler) == [("long", 8, False)], "a chunk that is not the last ends with a full block"
+    assert shape(scheduler) == [("long", 8, False)], (
+        "a chunk that is not the last ends with a full block"
+    )
     assert shape(scheduler) == [("long", 8, False)]
     assert shape(scheduler) == [("long", 3, True), ("short", 3, True)]
 
@@ -116,7 +125,9 @@ def test_every_prompt_is_computed_once_in_order_within_the_budget(data: st.DataO
     chunk = data.draw(st.integers(BLOCK, 24), label="chunk")
     cache = KvCache(16, BLOCK)
     scheduler = PrefillScheduler(cache, chunk)
-    lengths = data.draw(st.lists(st.integers(1, 16 * BLOCK), min_size=1, max_size=8), label="lengths")
+    lengths = data.draw(
+        st.lists(st.integers(1, 16 * BLOCK), min_size=1, max_size=8), label="lengths"
+    )
     waiting = [sequence(str(i), n, arrived=float(i), first=1000 * i) for i, n in enumerate(lengths)]
     removed: set[str] = set()
     started: list[str] = []
@@ -153,7 +164,9 @@ def test_a_short_prompt_does_not_wait_for_the_end_of_another_tenants_long_ones()
     cache = KvCache(256, BLOCK)
     scheduler = PrefillScheduler(cache, chunk_tokens=8)
     for number in range(5):
-        scheduler.add(sequence(f"long{number}", 160, arrived=float(number), first=1000 * number, tenant="hog"))
+        scheduler.add(
+            sequence(f"long{number}", 160, arrived=float(number), first=1000 * number, tenant="hog")
+        )
     assert shape(scheduler) == [("long0", 8, False)]
     short = sequence("short", 5, arrived=9.0, first=9000, tenant="other")
     scheduler.add(short)
@@ -181,7 +194,9 @@ def test_time_that_other_tenants_take_is_no_time_of_its_own() -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_prompts_of_tenants_that_wait_are_computed_by_weight(data: st.DataObject) -> None:
-    """Whatever comes when: no tenant with prompts falls behind another by more than two chunks for its weight."""
+    """Whatever comes when: no tenant with prompts falls behind another by more than two chunks for
+    its weight.
+    """
     chunk = 16
     weights = {name: data.draw(st.sampled_from((0.5, 1.0, 4.0)), label=name) for name in "abc"}
     cache = KvCache(4096, BLOCK, prefix_cache=False)
@@ -191,7 +206,9 @@ def test_prompts_of_tenants_that_wait_are_computed_by_weight(data: st.DataObject
     for number in range(data.draw(st.integers(1, 60), label="steps")):
         for name in data.draw(st.lists(st.sampled_from("abc"), max_size=3), label="come"):
             length = data.draw(st.integers(1, 100), label="length")
-            one = sequence(f"{name}{number}", length, arrived=float(number), tenant=name, weight=weights[name])
+            one = sequence(
+                f"{name}{number}", length, arrived=float(number), tenant=name, weight=weights[name]
+            )
             scheduler.add(one)
         present = frozenset(one.spec.tenant for one in scheduler)
         if present != together[0]:
@@ -208,4 +225,6 @@ def test_prompts_of_tenants_that_wait_are_computed_by_weight(data: st.DataObject
         gained = {name: served[name] - together[1][name] for name in still}
         for name in gained:
             for other in gained:
-                assert gained[other] - gained[name] <= 2 * chunk / min(weights[name], weights[other])
+                assert gained[other] - gained[name] <= 2 * chunk / min(
+                    weights[name], weights[other]
+                )

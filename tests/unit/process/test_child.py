@@ -11,7 +11,8 @@ import pytest
 
 from kvrelay.process.child import command_of, send_signal, stop
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of child watchers, from Python 3.12 on
+# Of child watchers, from Python 3.12 on
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 @pytest.fixture
@@ -28,7 +29,9 @@ def _waits_on_the_loop() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_waits_on_the_loop")
 async def test_who_has_ended_keeps_its_exit_code(caplog: pytest.LogCaptureFixture) -> None:
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(600)")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "import time; time.sleep(600)"
+    )
     os.kill(process.pid, signal.SIGKILL)
     while command_of(process.pid):
         pass
@@ -41,8 +44,13 @@ async def test_who_has_ended_keeps_its_exit_code(caplog: pytest.LogCaptureFixtur
 
 @pytest.mark.parametrize(("deaf", "code"), [(False, -signal.SIGTERM), (True, -signal.SIGKILL)])
 async def test_who_does_not_hear_is_ended(deaf: bool, code: int) -> None:
-    script = f"import signal, time; {deaf} and signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(600)"
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
+    script = (
+        f"import signal, time; {deaf} and signal.signal(15, signal.SIG_IGN); print(flush=True); "
+        f"time.sleep(600)"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE
+    )
     assert process.stdout is not None
     await process.stdout.readline()
     assert await stop(process, 0.5 if deaf else 60.0) == code

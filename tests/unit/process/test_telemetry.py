@@ -30,7 +30,12 @@ def test_a_pipe_gets_one_json_object_a_line(capsys: pytest.CaptureFixture[str]) 
     (line,) = err.splitlines()
     record = json.loads(line)
     assert record.pop("timestamp").endswith("Z")
-    assert record == {"level": "warning", "event": "skipped", "component": "registry", "key": "a\n\x1b[31mb"}
+    assert record == {
+        "level": "warning",
+        "event": "skipped",
+        "component": "registry",
+        "key": "a\n\x1b[31mb",
+    }
 
 
 def test_a_terminal_gets_key_value_pairs_without_control_characters(
@@ -42,7 +47,9 @@ def test_a_terminal_gets_key_value_pairs_without_control_characters(
     flush_logs()
     (line,) = capsys.readouterr().err.splitlines()
     assert line.isprintable()
-    assert line.endswith("level='warning' event='skipped' component='registry' key='a\\n\\x1b[31mb'")
+    assert line.endswith(
+        "level='warning' event='skipped' component='registry' key='a\\n\\x1b[31mb'"
+    )
 
 
 def test_lines_below_the_level_are_dropped(capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,7 +59,9 @@ def test_lines_below_the_level_are_dropped(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err == ""
 
 
-def test_the_environment_sets_the_level(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_sets_the_level(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KVRELAY_LOG_LEVEL", "DEBUG")
     configure_logging("error")
     get_logger("registry").debug("seen")
@@ -63,7 +72,9 @@ def test_the_environment_sets_the_level(capsys: pytest.CaptureFixture[str], monk
         configure_logging()
 
 
-def test_a_pipe_that_nobody_reads_stops_nobody_and_what_is_dropped_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_that_nobody_reads_stops_nobody_and_what_is_dropped_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     reading, writing = os.pipe()
     writer = LogWriter(max_lines=10)
     with os.fdopen(writing, "w") as stream, os.fdopen(reading) as said:
@@ -80,7 +91,9 @@ def test_a_pipe_that_nobody_reads_stops_nobody_and_what_is_dropped_is_told(monke
         writer.flush()
 
 
-def test_a_stream_that_cannot_be_written_to_costs_lines_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_cannot_be_written_to_costs_lines_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     writer = LogWriter()
     with open("/dev/full", "w") as full:
         monkeypatch.setattr("sys.stderr", full)

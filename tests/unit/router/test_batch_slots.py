@@ -1,4 +1,6 @@
-"""Tenants beside one that fills the batch: what they wait for, and what its streams go through. In virtual time."""
+"""Tenants beside one that fills the batch: what they wait for, and what its streams go through. In
+virtual time.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def preempted(cluster: VirtualCluster, one: Record) -> int:
 
 @pytest.mark.parametrize("prompt", [SHORT, LONG], ids=["local", "disaggregated"])
 @pytest.mark.parametrize("decode", [1, 3])
-def test_short_requests_do_not_wait_for_the_end_of_long_answers_of_others(prompt: tuple[int, ...], decode: int) -> None:
+def test_short_requests_do_not_wait_for_the_end_of_long_answers_of_others(
+    prompt: tuple[int, ...], decode: int
+) -> None:
     cluster = VirtualCluster(1, decode, seats=4)
     hogs = [ask(cluster, HOG, 1200, prompt) for _ in range(8 * decode)]
     cluster.run(5.0)
@@ -65,7 +69,9 @@ def test_short_requests_do_not_wait_for_the_end_of_long_answers_of_others(prompt
     assert max(waits) <= STEPS_S
     assert not cluster.refused
     cluster.settle()
-    assert all(one.whole for one in hogs), "a stream that gave way goes on with the tokens that it would have had"
+    assert all(one.whole for one in hogs), (
+        "a stream that gave way goes on with the tokens that it would have had"
+    )
 
 
 def test_without_others_nobody_gives_way() -> None:
@@ -87,9 +93,12 @@ def test_it_can_be_switched_off() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "slots"), [((1, 1), (4, 4)), ((3, 1), (6, 2)), ((1, 7), (1, 7)), ((1, 1, 2), (2, 2, 4))]
+    ("weights", "slots"),
+    [((1, 1), (4, 4)), ((3, 1), (6, 2)), ((1, 7), (1, 7)), ((1, 1, 2), (2, 2, 4))],
 )
-def test_tenants_that_wait_hold_their_weighted_share(weights: tuple[int, ...], slots: tuple[int, ...]) -> None:
+def test_tenants_that_wait_hold_their_weighted_share(
+    weights: tuple[int, ...], slots: tuple[int, ...]
+) -> None:
     cluster = VirtualCluster(0, 2, seats=4)
     for number, weight in enumerate(weights):
         for _ in range(20):
@@ -99,17 +108,22 @@ def test_tenants_that_wait_hold_their_weighted_share(weights: tuple[int, ...], s
     for _ in range(100):
         cluster.step()
         found = running(cluster)
-        assert all(abs(found[str(number)] - share) <= 1 for number, share in enumerate(slots)), found
+        assert all(abs(found[str(number)] - share) <= 1 for number, share in enumerate(slots)), (
+            found
+        )
     before = cluster.dispatcher.preemptions
     cluster.run(30.0)
     assert cluster.dispatcher.preemptions == before, "shares that are met are left alone"
 
 
 @pytest.mark.parametrize(
-    ("hog_tokens", "tokens", "prompt"), [(200, 10, SHORT), (200, 1, LONG), (20, 10, LONG), (5, 100, SHORT)]
+    ("hog_tokens", "tokens", "prompt"),
+    [(200, 10, SHORT), (200, 1, LONG), (20, 10, LONG), (5, 100, SHORT)],
 )
 def test_slots_do_not_go_to_and_fro(hog_tokens: int, tokens: int, prompt: tuple[int, ...]) -> None:
-    """Two tenants that always have requests waiting, however long they are: shares are moved once."""
+    """Two tenants that always have requests waiting, however long they are: shares are moved
+    once.
+    """
     cluster = VirtualCluster(0, 1, seats=4)
     for _ in range(600):
         waiting = Counter(one.split("/")[0] for one in cluster.dispatcher._queue)
@@ -119,7 +133,12 @@ def test_slots_do_not_go_to_and_fro(hog_tokens: int, tokens: int, prompt: tuple[
             ask(cluster, OTHER, tokens, prompt)
         cluster.step()
     assert cluster.dispatcher.preemptions <= 2
-    given = Counter(one.request.tenant.name for one in cluster.records.values() for at in one.token_at if at > 4.0)
+    given = Counter(
+        one.request.tenant.name
+        for one in cluster.records.values()
+        for at in one.token_at
+        if at > 4.0
+    )
     assert given["hog"] == pytest.approx(given["other"], rel=0.05)
 
 
@@ -136,7 +155,9 @@ def test_slots_that_cannot_be_shared_are_taken_in_turns() -> None:
 
 
 def test_a_flood_is_no_way_past_it() -> None:
-    """Each moment a new request of the hog's, and all that it has at once again whenever something ends."""
+    """Each moment a new request of the hog's, and all that it has at once again whenever something
+    ends.
+    """
     cluster = VirtualCluster(0, 2, seats=4)
     waits = []
     for number in range(400):
@@ -145,7 +166,9 @@ def test_a_flood_is_no_way_past_it() -> None:
             waits.append(ask(cluster, OTHER, 2))
         cluster.step()
     cluster.run(5.0)
-    assert all(one.whole and one.ended_at - one.request.arrival <= MIN_RUN_S + 2 * STEPS_S for one in waits)
+    assert all(
+        one.whole and one.ended_at - one.request.arrival <= MIN_RUN_S + 2 * STEPS_S for one in waits
+    )
 
 
 def test_streams_that_were_lost_with_a_worker_keep_nobody_out() -> None:
@@ -207,7 +230,9 @@ def test_its_time_is_told_and_the_phases_add_up() -> None:
     victim = cluster.dispatcher._entries["hog/1"].life
     ask(cluster, OTHER, 10)
     cluster.run(5.0)
-    assert [one.outcome for one in victim.attempts] == ["preempted: another tenant had less than its share"]
+    assert [one.outcome for one in victim.attempts] == [
+        "preempted: another tenant had less than its share"
+    ]
     ledger = victim.timeline.ledger(cluster.now, cluster.now, None, tuple(victim.attempts))
     assert "preempted" in dict(ledger.phases)
     assert ledger.ttft_seconds == pytest.approx(cluster.now - victim.request.arrival)
@@ -221,9 +246,15 @@ def test_who_returns_is_decoded_where_its_tokens_are_cached() -> None:
     hogs = [ask(cluster, HOG, 400, LONG) for _ in range(4)]
     cluster.run(5.0)
     life = cluster.dispatcher._entries
-    worker_of = {one.request.request_id: life[one.request.request_id].life.assignment.decode for one in hogs}
+    worker_of = {
+        one.request.request_id: life[one.request.request_id].life.assignment.decode for one in hogs
+    }
     ask(cluster, OTHER, 1, LONG[::-1])
-    (victim,) = [one.request.request_id for one in hogs if one.request.request_id in cluster.dispatcher._queue]
+    (victim,) = [
+        one.request.request_id
+        for one in hogs
+        if one.request.request_id in cluster.dispatcher._queue
+    ]
     cluster.run(STEPS_S)
     assignment = life[victim].life.assignment
     assert assignment is not None
@@ -277,7 +308,9 @@ def test_who_is_above_its_share_of_blocks_gives_way_though_it_has_few_slots() ->
     cluster.run(1.0)
     assert running(cluster) == {"hog": 2}
     one = ask(cluster, OTHER, 5, tuple(range(60)))
-    assert (preempted(cluster, small), preempted(cluster, large)) == (1, 0), "the one that is cheaper to restore"
+    assert (preempted(cluster, small), preempted(cluster, large)) == (1, 0), (
+        "the one that is cheaper to restore"
+    )
     cluster.run(STEPS_S)
     assert one.whole
 
@@ -307,7 +340,9 @@ ASKS = st.lists(
 def test_whoever_asks_for_whatever(
     asks: list[Ask], weights: list[float], decode: int, seats: int, data: st.DataObject
 ) -> None:
-    """Work is conserved, each answer is whole, books are right, and preemption is bounded for each request."""
+    """Work is conserved, each answer is whole, books are right, and preemption is bounded for each
+    request.
+    """
     cluster = VirtualCluster(0, decode, seats)
     tenants = [Tenant(str(number), weight=weight) for number, weight in enumerate(weights)]
     counts: Counter[str] = Counter()
@@ -318,7 +353,9 @@ def test_whoever_asks_for_whatever(
         for name, entry in cluster.dispatcher._entries.items():
             counts[name] = entry.life.preemptions
         if cluster.dispatcher.waiting:
-            assert cluster.dispatcher.running == decode * seats, "a slot is idle while a request waits"
+            assert cluster.dispatcher.running == decode * seats, (
+                "a slot is idle while a request waits"
+            )
 
     lost = data.draw(st.booleans(), label="a worker is lost")
     for number, one in enumerate(asks):
@@ -338,7 +375,9 @@ def test_whoever_asks_for_whatever(
         assert counts[name] <= 1 + len(one.tokens) / PROGRESS_TOKENS
     if len({one.tenant for one in asks}) == 1:
         assert cluster.dispatcher.preemptions == 0
-    assert cluster.dispatcher.preemptions <= 3 * len(asks) + cluster.now / MIN_RUN_S * decode * seats
+    assert (
+        cluster.dispatcher.preemptions <= 3 * len(asks) + cluster.now / MIN_RUN_S * decode * seats
+    )
 
 
 def test_commands_reach_the_worker_in_the_order_in_which_the_slot_changes_hands() -> None:

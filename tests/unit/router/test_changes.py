@@ -31,11 +31,15 @@ async def test_a_worker_is_found_without_a_poll(monkeypatch: pytest.MonkeyPatch)
         await asyncio.sleep(1.0)
         await harness.add("decode-7", "decode")
         harness.registry.announced.set()
-        found = await first_status(status, lambda now: len(now.pools[1].workers) == 2, "the new worker is found", 60)
+        found = await first_status(
+            status, lambda now: len(now.pools[1].workers) == 2, "the new worker is found", 60
+        )
         assert [one.worker_id for one in found.pools[1].workers] == ["decode-0", "decode-7"]
 
 
-async def test_standby_workers_are_shown_until_they_serve_and_can_be_drained_and_restarted() -> None:
+async def test_standby_workers_are_shown_until_they_serve_and_can_be_drained_and_restarted() -> (
+    None
+):
     async with running_router() as harness, grpc.aio.insecure_channel(harness.admin) as channel:
         admin = ClusterServiceStub(channel)
         harness.registry.standing_by = (STANDBY,)
@@ -53,7 +57,9 @@ async def test_standby_workers_are_shown_until_they_serve_and_can_be_drained_and
         assert status.standby == (), "it has just joined, and its entry is not yet gone"
 
 
-async def test_the_registry_tells_of_changes_and_listens_again_when_its_connection_is_lost() -> None:
+async def test_the_registry_tells_of_changes_and_listens_again_when_its_connection_is_lost() -> (
+    None
+):
     async with EmbeddedRedis() as server, await Registry.connect(server.url) as registry:
         heard = asyncio.Event()
 

@@ -7,7 +7,14 @@ from support.dispatched import LONG, SHORT, TARGET, attempt, placements, request
 from support.fake_worker import worker_info
 
 from kvrelay.config.schema import ClusterConfig
-from kvrelay.errors import Cancelled, Code, DeadlineExceeded, FailedPrecondition, ResourceExhausted, Unavailable
+from kvrelay.errors import (
+    Cancelled,
+    Code,
+    DeadlineExceeded,
+    FailedPrecondition,
+    ResourceExhausted,
+    Unavailable,
+)
 from kvrelay.messages import (
     Abort,
     Failed,
@@ -33,7 +40,11 @@ from router.core.workers.worker_table import FULL_FOR_S
 def dispatcher(*workers: str, **router: object) -> Dispatcher:
     """With workers named d0, d1 (decode) and p0, p1 (prefill)."""
     config = ClusterConfig.model_validate(
-        {"router": {"local_below_tokens": 8} | router, "decode": {"max_batch": 4}, "kv": {"block_size": 16}}
+        {
+            "router": {"local_below_tokens": 8} | router,
+            "decode": {"max_batch": 4},
+            "kv": {"block_size": 16},
+        }
     )
     made = Dispatcher(config)
     for name in workers:
@@ -58,7 +69,11 @@ def finish(
     made: Dispatcher, worker_id: str, request_id: str, number: int | None = None, now: float = 1.0
 ) -> list[Effect]:
     tokens = SequenceTokens(
-        request_id, attempt(made, request_id) if number is None else number, 0, (1,), finish_reason="stop"
+        request_id,
+        attempt(made, request_id) if number is None else number,
+        0,
+        (1,),
+        finish_reason="stop",
     )
     return made.on_event(worker_id, TokenBatch((tokens,)), now)
 
@@ -294,7 +309,8 @@ def test_suspects_run_one_at_a_time() -> None:
     made.worker_lost("d0", 1.0)
     assert made.worker_found(worker_info("d0", "decode", epoch=2), 1.0) == []  # both pause
     assert placements(made.tick(2.0)) == [("a", "d0")]
-    assert placements(submit(made, request("c"), 2.0)) == [("c", "d0")]  # no suspect waits for nobody
+    # No suspect waits for nobody
+    assert placements(submit(made, request("c"), 2.0)) == [("c", "d0")]
     assert placements(finish(made, "d0", "a", now=3.0)) == [("b", "d0")]
 
 
@@ -339,8 +355,15 @@ def test_requests_that_left_while_they_waited_leave_nothing_behind() -> None:
         if number % 100:
             made.cancel(name, Cancelled("gone"), 0.0)
     assert made.waiting == 5
-    placed = [one.command for one in made.worker_found(worker_info("d0", "decode"), 1.0) if isinstance(one, Send)]
-    assert [one.spec.request_id for one in placed if isinstance(one, RunLocal)][:2] == ["r0", "r100"]
+    placed = [
+        one.command
+        for one in made.worker_found(worker_info("d0", "decode"), 1.0)
+        if isinstance(one, Send)
+    ]
+    assert [one.spec.request_id for one in placed if isinstance(one, RunLocal)][:2] == [
+        "r0",
+        "r100",
+    ]
 
 
 def test_late_events_of_a_cancelled_request_are_not_taken_for_its_namesakes() -> None:
@@ -396,7 +419,9 @@ def test_worker_that_sees_the_deadline_pass_is_not_blamed() -> None:
         submit(made, request(f"a{number}", deadline=3.0))
     for number in range(4):
         worker_id = made._entries[f"a{number}"].life.holders[0]
-        failed = Failed(f"a{number}", attempt(made, f"a{number}"), Code.DEADLINE_EXCEEDED, "the deadline passed")
+        failed = Failed(
+            f"a{number}", attempt(made, f"a{number}"), Code.DEADLINE_EXCEEDED, "the deadline passed"
+        )
         (end,) = made.on_event(worker_id, failed, 2.95 + number / 1000)
         assert isinstance(end, End)
         assert isinstance(end.error, DeadlineExceeded)

@@ -1,4 +1,6 @@
-"""Who gets in at a router's doors: every route and every method, asked with no token, a wrong one, a wrong role."""
+"""Who gets in at a router's doors: every route and every method, asked with no token, a wrong one,
+a wrong role.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,10 @@ import pytest
 from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from support.router_harness import RouterHarness, running_router
 from starlette.applications import Starlette
 from starlette.routing import Route
 from structlog.testing import capture_logs
+from support.router_harness import RouterHarness, running_router
 from support.tokens import Tokens, bearer
 
 import kvrelay
@@ -29,7 +31,14 @@ from kvrelay.client.admin import AdminClient
 
 OPEN_PATHS = {"/health", "/"}  # and the files of the page
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
-CLIENT_PATHS = {"/v1/models", "/v1/models/demo", "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"}
+CLIENT_PATHS = {
+    "/v1/models",
+    "/v1/models/demo",
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/tokenize",
+    "/detokenize",
+}
 Messages = tuple[tuple[str, str], ...]
 
 
@@ -97,7 +106,10 @@ async def test_every_route_refuses_who_has_no_token_or_the_wrong_one(cluster: Cl
                 {"authorization": "Bearer"},
                 {"authorization": "Bearer " + "x" * 5000},
                 {"x-api-key": cluster.client},
-                [("authorization", f"Bearer {cluster.client}"), ("authorization", f"Bearer {stranger}")],
+                [
+                    ("authorization", f"Bearer {cluster.client}"),
+                    ("authorization", f"Bearer {stranger}"),
+                ],
             ]
             for one in headers:
                 response = await http.request(method, path, headers=one)
@@ -106,8 +118,10 @@ async def test_every_route_refuses_who_has_no_token_or_the_wrong_one(cluster: Cl
                 assert response.headers["www-authenticate"] == "Bearer"
         assert asked >= 14  # of which four are asked by HEAD as well
         for path in ("/nothing", "/page/nothing.js", "/health/", "//health", "/healthz"):
-            url = httpx.URL(cluster.router.http).copy_with(raw_path=path.encode())  # as it is written
-            assert (await http.get(url)).status_code == 401, path  # strangers do not learn what there is
+            # As it is written
+            url = httpx.URL(cluster.router.http).copy_with(raw_path=path.encode())
+            # Strangers do not learn what there is
+            assert (await http.get(url)).status_code == 401, path
 
 
 async def test_every_route_takes_the_right_role_only(cluster: Cluster) -> None:
@@ -149,9 +163,15 @@ def metadata(token: str) -> Messages:
     return (("authorization", f"Bearer {token}"),)
 
 
-async def code(channel: grpc.aio.Channel, path: str, sent: Messages, *, send: bool = True) -> grpc.StatusCode:
+async def code(
+    channel: grpc.aio.Channel, path: str, sent: Messages, *, send: bool = True
+) -> grpc.StatusCode:
     """Of a call with an empty message, or with none at all; OK also for a stream that goes on."""
-    call = channel.unary_stream(path)(b"", metadata=sent) if send else channel.stream_stream(path)(metadata=sent)
+    call = (
+        channel.unary_stream(path)(b"", metadata=sent)
+        if send
+        else channel.stream_stream(path)(metadata=sent)
+    )
     try:
         async with asyncio.timeout(20):
             return await call.code() if await call.read() is grpc.aio.EOF else grpc.StatusCode.OK
@@ -161,7 +181,9 @@ async def code(channel: grpc.aio.Channel, path: str, sent: Messages, *, send: bo
         call.cancel()
 
 
-async def test_every_rpc_refuses_who_has_no_token_or_the_wrong_one_or_the_wrong_role(cluster: Cluster) -> None:
+async def test_every_rpc_refuses_who_has_no_token_or_the_wrong_one_or_the_wrong_role(
+    cluster: Cluster,
+) -> None:
     doors = {
         cluster.router.grpc: (
             cluster.client,
@@ -173,7 +195,13 @@ async def test_every_rpc_refuses_who_has_no_token_or_the_wrong_one_or_the_wrong_
             cluster.client,
             {
                 f"ClusterService/{one}"
-                for one in ("GetStatus", "WatchStatus", "SetPoolSize", "DrainWorker", "RestartWorkers")
+                for one in (
+                    "GetStatus",
+                    "WatchStatus",
+                    "SetPoolSize",
+                    "DrainWorker",
+                    "RestartWorkers",
+                )
             },
         ),
     }
@@ -196,14 +224,27 @@ async def test_every_rpc_refuses_who_has_no_token_or_the_wrong_one_or_the_wrong_
                     (("x-api-key", right),),
                 ]
                 for sent in refusals:
-                    assert await code(channel, path, sent) is grpc.StatusCode.UNAUTHENTICATED, (path, sent)
-                assert await code(channel, path, metadata(wrong)) is grpc.StatusCode.PERMISSION_DENIED, path
+                    assert await code(channel, path, sent) is grpc.StatusCode.UNAUTHENTICATED, (
+                        path,
+                        sent,
+                    )
+                assert (
+                    await code(channel, path, metadata(wrong)) is grpc.StatusCode.PERMISSION_DENIED
+                ), path
                 found = await code(channel, path, metadata(right))
-                assert found not in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED), path
+                assert found not in (
+                    grpc.StatusCode.UNAUTHENTICATED,
+                    grpc.StatusCode.PERMISSION_DENIED,
+                ), path
             # A stranger who sends no message holds nothing open, and does not learn what there is.
-            for path in ("/kvrelay.v1.InferenceService/Generate", "/kvrelay.v1.ClusterService/GetStatus"):
+            for path in (
+                "/kvrelay.v1.InferenceService/Generate",
+                "/kvrelay.v1.ClusterService/GetStatus",
+            ):
                 assert await code(channel, path, (), send=False) is grpc.StatusCode.UNAUTHENTICATED
-            answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+            answer = await health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest()
+            )
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
@@ -218,7 +259,9 @@ async def test_clients_with_a_token_are_served_and_told_apart(cluster: Cluster) 
             cluster.router.workers[name].may_step.clear()
         # One id, two tenants, at one time: neither collides with the other, each is told its own.
         flying = [
-            asyncio.create_task(client.generate(token_ids=[11, 12], max_tokens=4, request_id="same").result())
+            asyncio.create_task(
+                client.generate(token_ids=[11, 12], max_tokens=4, request_id="same").result()
+            )
             for client in (ours, theirs)
         ]
         async with asyncio.timeout(10):
@@ -241,7 +284,9 @@ async def test_clients_with_a_token_are_served_and_told_apart(cluster: Cluster) 
             assert (answer.request_id, len(answer.token_ids)) == ("same", 4)
             async with asyncio.timeout(10):
                 while True:
-                    rows = (await http.get("/status.json", headers=bearer(cluster.client))).json()["requests"]
+                    rows = (await http.get("/status.json", headers=bearer(cluster.client))).json()[
+                        "requests"
+                    ]
                     if [(row["tenant"], row["state"]) for row in rows] == [("acme", "cancelled")]:
                         break
                     await asyncio.sleep(0.05)
@@ -250,7 +295,10 @@ async def test_clients_with_a_token_are_served_and_told_apart(cluster: Cluster) 
 @asynccontextmanager
 async def until_taken(cluster: Cluster, token: str) -> AsyncIterator[None]:
     """The router has read the file with this token."""
-    async with httpx.AsyncClient(base_url=cluster.router.http, timeout=20) as http, asyncio.timeout(10):
+    async with (
+        httpx.AsyncClient(base_url=cluster.router.http, timeout=20) as http,
+        asyncio.timeout(10),
+    ):
         while (await http.get("/version", headers=bearer(token))).status_code == 401:
             await asyncio.sleep(0.01)
     yield
@@ -295,19 +343,34 @@ async def test_nobody_goes_before_all_others_unasked(cluster: Cluster) -> None:
     usual = cluster.tokens.add("usual")
     urgent = cluster.tokens.add("urgent", min_priority=-5)
     body = {"model": "demo", "prompt": [11, 12, 13], "max_tokens": 2}
-    async with until_taken(cluster, urgent), httpx.AsyncClient(base_url=cluster.router.http, timeout=20) as http:
-        for token, priority, status in ((usual, 0, 200), (usual, -1, 403), (urgent, -5, 200), (urgent, -6, 403)):
-            answer = await http.post("/v1/completions", json=body | {"priority": priority}, headers=bearer(token))
+    async with (
+        until_taken(cluster, urgent),
+        httpx.AsyncClient(base_url=cluster.router.http, timeout=20) as http,
+    ):
+        for token, priority, status in (
+            (usual, 0, 200),
+            (usual, -1, 403),
+            (urgent, -5, 200),
+            (urgent, -6, 403),
+        ):
+            answer = await http.post(
+                "/v1/completions", json=body | {"priority": priority}, headers=bearer(token)
+            )
             assert answer.status_code == status, (priority, answer.text)
         error = answer.json()["error"]
         assert error["param"] == "priority"
-        assert error["message"].startswith("priority -6 is more urgent than tenant urgent may ask for; allowed is -5")
+        assert error["message"].startswith(
+            "priority -6 is more urgent than tenant urgent may ask for; allowed is -5"
+        )
 
 
 async def test_each_choice_counts_as_a_request(cluster: Cluster) -> None:
     token = cluster.tokens.add("small", requests_per_minute=3)
     body = {"model": "demo", "prompt": [11, 12, 13], "max_tokens": 2}
-    async with until_taken(cluster, token), httpx.AsyncClient(base_url=cluster.router.http, timeout=20) as http:
+    async with (
+        until_taken(cluster, token),
+        httpx.AsyncClient(base_url=cluster.router.http, timeout=20) as http,
+    ):
         for n, status in ((4, 400), (2, 200), (2, 429), (1, 200)):
             answer = await http.post("/v1/completions", json=body | {"n": n}, headers=bearer(token))
             assert answer.status_code == status, (n, answer.text)
@@ -316,14 +379,25 @@ async def test_each_choice_counts_as_a_request(cluster: Cluster) -> None:
 async def test_a_tenant_over_its_limits_is_told_when_to_come_back(cluster: Cluster) -> None:
     token = cluster.tokens.add("small", requests_per_minute=2, tokens_per_minute=30)
     body = {"model": "demo", "prompt": [11, 12, 13], "max_tokens": 8}
-    async with until_taken(cluster, token), httpx.AsyncClient(base_url=cluster.router.http, timeout=20) as http:
-        assert (await http.post("/v1/completions", json=body, headers=bearer(token))).status_code == 200
-        refused = await http.post("/v1/completions", json=body | {"max_tokens": 20}, headers=bearer(token))
+    async with (
+        until_taken(cluster, token),
+        httpx.AsyncClient(base_url=cluster.router.http, timeout=20) as http,
+    ):
+        assert (
+            await http.post("/v1/completions", json=body, headers=bearer(token))
+        ).status_code == 200
+        refused = await http.post(
+            "/v1/completions", json=body | {"max_tokens": 20}, headers=bearer(token)
+        )
         assert refused.status_code == 429  # 11 of 30 tokens are used
-        assert refused.json()["error"]["message"] == "tenant small has used up its 30 tokens a minute"
+        assert (
+            refused.json()["error"]["message"] == "tenant small has used up its 30 tokens a minute"
+        )
         assert 1 <= int(refused.headers["retry-after"]) <= 8
         refused = await http.post("/v1/completions", json=body, headers=bearer(token))
-        assert refused.json()["error"]["message"] == "tenant small has used up its 2 requests a minute"
+        assert (
+            refused.json()["error"]["message"] == "tenant small has used up its 2 requests a minute"
+        )
         assert 25 <= int(refused.headers["retry-after"]) <= 30
         policy = kvrelay.RetryPolicy(max_attempts=1)
         async with kvrelay.AsyncClient(cluster.router.grpc, token=token, retry=policy) as client:
@@ -332,12 +406,14 @@ async def test_a_tenant_over_its_limits_is_told_when_to_come_back(cluster: Clust
             assert caught.value.retry_after_s is not None
             assert 25 <= caught.value.retry_after_s <= 30
         async with kvrelay.AsyncClient(cluster.router.grpc, token=cluster.client) as client:
-            assert (await client.generate(token_ids=[11], max_tokens=2)).token_ids  # nobody else is held up
+            # Nobody else is held up
+            assert (await client.generate(token_ids=[11], max_tokens=2)).token_ids
         text = (await http.get("/metrics", headers=bearer(cluster.admin))).text
         for line in (
             'kvrelay_tenant_refusals_total{limit="requests",model_name="demo",tenant="small"} 2.0',
             'kvrelay_tenant_refusals_total{limit="tokens",model_name="demo",tenant="small"} 1.0',
-            'kvrelay_tenant_requests_total{finished_reason="length",model_name="demo",tenant="small"} 1.0',
+            "kvrelay_tenant_requests_total"
+            '{finished_reason="length",model_name="demo",tenant="small"} 1.0',
             'kvrelay_tenant_tokens_total{kind="prompt",model_name="demo",tenant="small"} 3.0',
             'kvrelay_tenant_tokens_total{kind="generation",model_name="demo",tenant="small"} 8.0',
         ):
@@ -346,7 +422,9 @@ async def test_a_tenant_over_its_limits_is_told_when_to_come_back(cluster: Clust
         assert set(re.findall('tenant="([^"]*)"', own)) == {"small"}
         cluster.tokens.remove("small")
         async with asyncio.timeout(10):
-            while 'tenant="small"' in (await http.get("/metrics", headers=bearer(cluster.admin))).text:
+            while (
+                'tenant="small"' in (await http.get("/metrics", headers=bearer(cluster.admin))).text
+            ):
                 await asyncio.sleep(0.01)
 
 
@@ -355,10 +433,16 @@ async def test_logs_name_the_tenant_and_never_a_token(cluster: Cluster) -> None:
         async with httpx.AsyncClient(base_url=cluster.router.http, timeout=20) as http:
             body = {"model": "demo", "prompt": [11, 12, 13], "max_tokens": 2}
             headers = bearer(cluster.client) | {"x-request-id": "mine"}
-            assert (await http.post("/v1/completions", json=body, headers=headers)).status_code == 200
-            assert (await http.get("/v1/models", headers=bearer(cluster.client + "x"))).status_code == 401
+            assert (
+                await http.post("/v1/completions", json=body, headers=headers)
+            ).status_code == 200
+            assert (
+                await http.get("/v1/models", headers=bearer(cluster.client + "x"))
+            ).status_code == 401
             async with asyncio.timeout(10):
-                while not any(one["event"] == "callers without a known token were refused" for one in logs):
+                while not any(
+                    one["event"] == "callers without a known token were refused" for one in logs
+                ):
                     await asyncio.sleep(0.01)
     (line,) = [one for one in logs if one["event"] == "request ended"]
     assert (line["tenant"], line["request"]) == ("acme", "mine")
@@ -387,7 +471,9 @@ async def test_workers_get_the_tenants_salt(cluster: Cluster) -> None:
         for name, token in (("acme", cluster.client), ("other", other)):
             cluster.router.workers["decode-0"].may_step.clear()
             async with kvrelay.AsyncClient(cluster.router.grpc, token=token) as client:
-                flying = asyncio.create_task(client.generate(token_ids=[11, 12, 13], max_tokens=2).result())
+                flying = asyncio.create_task(
+                    client.generate(token_ids=[11, 12, 13], max_tokens=2).result()
+                )
                 async with asyncio.timeout(10):
                     while not (taken := cluster.router.workers["decode-0"].worker.sequences):
                         await asyncio.sleep(0.01)

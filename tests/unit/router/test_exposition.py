@@ -1,4 +1,6 @@
-"""What /metrics says, by a real scrape of a router with workers; the dashboard asks for nothing else."""
+"""What /metrics says, by a real scrape of a router with workers; the dashboard asks for nothing
+else.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,14 @@ Samples = dict[str, list[tuple[dict[str, str], float]]]
 
 async def scrape() -> Samples:
     """After one disaggregated answer of 4 tokens."""
-    async with running_router() as router, AsyncClient(router.grpc) as client, httpx.AsyncClient() as http:
-        answer = await client.generate(token_ids=range(20, 60), max_tokens=4, ignore_eos=True).result()
+    async with (
+        running_router() as router,
+        AsyncClient(router.grpc) as client,
+        httpx.AsyncClient() as http,
+    ):
+        answer = await client.generate(
+            token_ids=range(20, 60), max_tokens=4, ignore_eos=True
+        ).result()
         assert answer.path == "disaggregated"
         with pytest.raises(NotFound):
             await client.generate("p", model="another").result()
@@ -77,19 +85,25 @@ def samples() -> Samples:
 
 def value(samples: Samples, name: str, **labels: str) -> float:
     (found,) = [
-        number for have, number in samples[f"kvrelay_{name}"] if all(have[one] == labels[one] for one in labels)
+        number
+        for have, number in samples[f"kvrelay_{name}"]
+        if all(have[one] == labels[one] for one in labels)
     ]
     return found
 
 
 @pytest.mark.parametrize(("name", "labels"), CONTRACT.items(), ids=CONTRACT.keys())
-def test_every_series_of_the_contract_is_there(samples: Samples, name: str, labels: set[str]) -> None:
+def test_every_series_of_the_contract_is_there(
+    samples: Samples, name: str, labels: set[str]
+) -> None:
     assert {frozenset(have) for have, _ in samples[f"kvrelay_{name}"]} == {frozenset(labels)}
 
 
 def test_one_answer_is_counted_once(samples: Samples) -> None:
     assert value(samples, "generation_tokens_total") == 4
-    assert value(samples, "prompt_tokens_total") == value(samples, "prefix_cache_queries_total") == 40
+    assert (
+        value(samples, "prompt_tokens_total") == value(samples, "prefix_cache_queries_total") == 40
+    )
     assert value(samples, "request_success_total", finished_reason="length") == 1
     assert value(samples, "request_success_total", finished_reason="stop") == 0
     assert value(samples, "time_to_first_token_seconds_count") == 1
@@ -104,7 +118,9 @@ def test_a_state_without_workers_is_zero(samples: Samples) -> None:
 
 
 def test_buckets_are_cumulative_and_end_with_all(samples: Samples) -> None:
-    for name in (name for name in samples if name.startswith("kvrelay_") and name.endswith("_bucket")):
+    for name in (
+        name for name in samples if name.startswith("kvrelay_") and name.endswith("_bucket")
+    ):
         counts = [number for _, number in samples[name]]
         assert counts == sorted(counts), name
         assert samples[name][-1][0]["le"] == "+Inf"
@@ -122,14 +138,21 @@ def expressions(node: Any = DASHBOARD) -> Iterator[str]:
             yield from expressions(one)
 
 
-ASKED = {*expressions(), *(one["metadata"]["query"] for scaled in KEDA for one in scaled["spec"]["triggers"])}
+ASKED = {
+    *expressions(),
+    *(one["metadata"]["query"] for scaled in KEDA for one in scaled["spec"]["triggers"]),
+}
 
 
 @pytest.mark.parametrize("expression", sorted(ASKED))
 def test_the_dashboard_and_keda_ask_for_what_is_there(samples: Samples, expression: str) -> None:
     asked = re.findall(r"(kvrelay_\w+)\{([^}]*)\}", expression)
     assert len(asked) == expression.count("kvrelay_") > 0
-    grouped = {label.strip() for group in re.findall(r"by \(([^)]*)\)", expression) for label in group.split(",")}
+    grouped = {
+        label.strip()
+        for group in re.findall(r"by \(([^)]*)\)", expression)
+        for label in group.split(",")
+    }
     for name, matchers in asked:
         labels = set(samples[name][0][0])
         assert {one.split("=")[0].strip() for one in matchers.split(",")} <= labels
@@ -137,10 +160,17 @@ def test_the_dashboard_and_keda_ask_for_what_is_there(samples: Samples, expressi
 
 
 def test_the_dashboards_objectives_are_ends_of_buckets(samples: Samples) -> None:
-    series = {"ttft_slo": "time_to_first_token_seconds", "tpot_slo": "request_time_per_output_token_seconds"}
+    series = {
+        "ttft_slo": "time_to_first_token_seconds",
+        "tpot_slo": "request_time_per_output_token_seconds",
+    }
     variables = {one["name"]: one for one in DASHBOARD["templating"]["list"]}
     for variable, name in series.items():
         ends = {have["le"] for have, _ in samples[f"kvrelay_{name}_bucket"]}
         assert set(variables[variable]["query"].split(",")) <= ends
-    used = set(re.findall(r"\$\{?(\w+)", json.dumps(DASHBOARD))) - {"__rate_interval", "__interval", "__all"}
+    used = set(re.findall(r"\$\{?(\w+)", json.dumps(DASHBOARD))) - {
+        "__rate_interval",
+        "__interval",
+        "__all",
+    }
     assert used == set(variables)

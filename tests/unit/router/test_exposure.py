@@ -11,11 +11,11 @@ from typing import Any
 
 import httpx
 import pytest
-import router.observability.dashboard
 from support.router_harness import RouterHarness, running_router
 from support.tokens import Tokens, bearer
 
 import kvrelay
+import router.observability.dashboard
 import router.observability.exposition
 from router.core.path_policy import Assignment
 
@@ -48,7 +48,9 @@ async def neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
         yield Neighbours(running, http, **names)
 
 
-async def complete(neighbours: Neighbours, token: str, max_tokens: int = 8, prompt: list[int] = LONG) -> dict[str, Any]:
+async def complete(
+    neighbours: Neighbours, token: str, max_tokens: int = 8, prompt: list[int] = LONG
+) -> dict[str, Any]:
     body = {"model": "demo", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
     answer = await neighbours.http.post("/v1/completions", json=body, headers=bearer(token))
     assert answer.status_code == 200, answer.text
@@ -56,7 +58,9 @@ async def complete(neighbours: Neighbours, token: str, max_tokens: int = 8, prom
     return found
 
 
-async def readable(neighbours: Neighbours, token: str, paths: tuple[str, ...] = PATHS) -> dict[str, str]:
+async def readable(
+    neighbours: Neighbours, token: str, paths: tuple[str, ...] = PATHS
+) -> dict[str, str]:
     """All that the routes without a body tell this token, without what only time changes."""
     found = {}
     for path in paths:
@@ -106,15 +110,26 @@ async def test_why_and_ledger_have_no_figures_of_others(neighbours: Neighbours) 
 async def test_each_tenant_is_told_of_its_own_use(neighbours: Neighbours) -> None:
     await complete(neighbours, neighbours.victim)
     text = (await neighbours.http.get("/metrics", headers=bearer(neighbours.victim))).text
-    assert 'kvrelay_tenant_tokens_total{kind="generation",model_name="demo",tenant="victim"} 8.0' in text
-    assert not [line for line in text.splitlines() if not line.startswith("#") and 'tenant="victim"' not in line]
-    (row,) = (await neighbours.http.get("/status.json", headers=bearer(neighbours.victim))).json()["requests"]
+    assert (
+        'kvrelay_tenant_tokens_total{kind="generation",model_name="demo",tenant="victim"} 8.0'
+        in text
+    )
+    assert not [
+        line
+        for line in text.splitlines()
+        if not line.startswith("#") and 'tenant="victim"' not in line
+    ]
+    (row,) = (await neighbours.http.get("/status.json", headers=bearer(neighbours.victim))).json()[
+        "requests"
+    ]
     assert (row["tenant"], row["tokens"]) == ("victim", 8)
 
 
 async def test_a_monitor_reads_and_does_nothing_else(neighbours: Neighbours) -> None:
     body = {"model": "demo", "prompt": LONG}
-    answer = await neighbours.http.post("/v1/completions", json=body, headers=bearer(neighbours.monitor))
+    answer = await neighbours.http.post(
+        "/v1/completions", json=body, headers=bearer(neighbours.monitor)
+    )
     assert answer.status_code == 403
     async with kvrelay.AsyncClient(neighbours.router.grpc, token=neighbours.monitor) as client:
         with pytest.raises(kvrelay.PermissionDenied):
@@ -122,6 +137,14 @@ async def test_a_monitor_reads_and_does_nothing_else(neighbours: Neighbours) -> 
 
 
 def test_the_reason_with_its_load_is_for_operators() -> None:
-    placed = Assignment("disaggregated", "d", "p", "least_loaded", "p has the least to do", 3, load="900 tokens queued")
+    placed = Assignment(
+        "disaggregated",
+        "d",
+        "p",
+        "least_loaded",
+        "p has the least to do",
+        3,
+        load="900 tokens queued",
+    )
     assert placed.why_for(kvrelay.tenants.ANONYMOUS) == "p has the least to do, 900 tokens queued"
     assert placed.why_for(kvrelay.tenants.Tenant("acme")) == "p has the least to do"

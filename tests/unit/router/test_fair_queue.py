@@ -19,14 +19,18 @@ def waits(request_id: str) -> bool:
 
 
 class Filled:
-    """A queue, with requests that are added and served by name; those that are served end at once, or never."""
+    """A queue, with requests that are added and served by name; those that are served end at once,
+    or never.
+    """
 
     def __init__(self, end: bool = True) -> None:
         self.queue = FairQueue()
         self.end = end
         self.numbers = count(1)
 
-    def add(self, tenant: Tenant, requests: int = 1, priority: int = 0, tokens: int = 100) -> list[str]:
+    def add(
+        self, tenant: Tenant, requests: int = 1, priority: int = 0, tokens: int = 100
+    ) -> list[str]:
         share = self.queue.share(tenant)
         names = []
         for _ in range(requests):
@@ -135,7 +139,9 @@ def test_who_was_preempted_is_not_sent_away() -> None:
     filled = Filled()
     share, other = filled.queue.share(Tenant("a")), filled.queue.share(Tenant("b"))
     for number in range(3):
-        filled.queue.add(Ticket(-number, f"stream{number}", 0, 10), share, returned=False, preempted=True)
+        filled.queue.add(
+            Ticket(-number, f"stream{number}", 0, 10), share, returned=False, preempted=True
+        )
     assert filled.queue.overflow(other, 0) is None
     (new,) = filled.add(Tenant("a"))
     assert filled.queue.overflow(other, 0) == new
@@ -155,7 +161,9 @@ def test_heads_are_those_for_whom_others_may_give_way() -> None:
     assert [one.request_id for one in filled.queue.heads(waits)] == [light, first]
     filled.queue.share(TENANTS["c"]).running = 0
     filled.queue.share(Tenant("b", weight=3.0)).running = 0
-    assert first not in [one.request_id for one in filled.queue.heads(waits)], "it alone has workers"
+    assert first not in [one.request_id for one in filled.queue.heads(waits)], (
+        "it alone has workers"
+    )
 
 
 def test_a_tenant_has_no_more_workers_at_one_time_than_it_may() -> None:
@@ -247,13 +255,19 @@ class FairQueueMachine(RuleBasedStateMachine):
         if not any(other.tenant == one.tenant for other in self.waiting):
             self.counters[one.tenant] = max(self.counters[one.tenant], self.virtual_time)
         self.waiting.append(one)
-        self.queue.add(Ticket(one.number, one.name, one.priority, one.tokens), self.share(one.tenant), one.returned)
+        self.queue.add(
+            Ticket(one.number, one.name, one.priority, one.tokens),
+            self.share(one.tenant),
+            one.returned,
+        )
 
     def expected(self) -> Naive | None:
         running = Counter(one.tenant for one in self.running)
         caps = {name: tenant.max_running for name, tenant in TENANTS.items()}
         free = [
-            one for one in self.waiting if caps[one.tenant] is None or running[one.tenant] < (caps[one.tenant] or 0)
+            one
+            for one in self.waiting
+            if caps[one.tenant] is None or running[one.tenant] < (caps[one.tenant] or 0)
         ]
         free = [one for one in free if not (one.returned and waits(one.name))]
         level = min((one.priority for one in free), default=0)
@@ -269,7 +283,11 @@ class FairQueueMachine(RuleBasedStateMachine):
         new = [one for one in new if held(one.tenant) < least]
         return min(new, key=lambda one: (self.counters[one.tenant], one.number), default=None)
 
-    @rule(tenant=st.sampled_from(sorted(TENANTS)), priority=st.integers(-1, 1), tokens=st.integers(1, 100))
+    @rule(
+        tenant=st.sampled_from(sorted(TENANTS)),
+        priority=st.integers(-1, 1),
+        tokens=st.integers(1, 100),
+    )
     def come(self, tenant: str, priority: int, tokens: int) -> None:
         number = next(self.numbers)
         self.put(Naive(number, f"{tenant}{number}", tenant, priority, tokens, returned=False))
@@ -286,7 +304,9 @@ class FairQueueMachine(RuleBasedStateMachine):
         share = self.share(expected.tenant)
         share.running += 1
         share.charge(expected.tokens + answer)
-        self.counters[expected.tenant] += (expected.tokens + answer) / TENANTS[expected.tenant].weight
+        self.counters[expected.tenant] += (expected.tokens + answer) / TENANTS[
+            expected.tenant
+        ].weight
         self.waiting.remove(expected)
         self.running.append(expected)
 

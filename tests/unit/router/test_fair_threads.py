@@ -38,7 +38,9 @@ async def test_between_two_slices_the_loop_serves_others_and_tenants_take_turns(
             await asyncio.sleep(0)
 
     streaming = asyncio.create_task(stream())
-    hostile = [asyncio.create_task(slices.run(HOSTILE, steps(said, "hostile", 50))) for _ in range(4)]
+    hostile = [
+        asyncio.create_task(slices.run(HOSTILE, steps(said, "hostile", 50))) for _ in range(4)
+    ]
     await asyncio.sleep(0)
     assert await slices.run(GUEST, steps(said, "guest", 5)) == "guest"
     assert said.count("guest") == 5
@@ -70,7 +72,9 @@ async def threads() -> AsyncIterator[FairThreads]:
     made.close()
 
 
-async def test_a_short_text_does_not_wait_for_long_ones_of_another_tenant(threads: FairThreads) -> None:
+async def test_a_short_text_does_not_wait_for_long_ones_of_another_tenant(
+    threads: FairThreads,
+) -> None:
     release, begun = threading.Event(), threading.Event()
 
     def long() -> None:
@@ -92,13 +96,19 @@ async def test_a_short_text_does_not_wait_for_long_ones_of_another_tenant(thread
     finally:
         release.set()
     results = await asyncio.gather(*jobs, return_exceptions=True)
-    assert [isinstance(one, asyncio.CancelledError) for one in results] == [True, *[False] * 10, True]
+    assert [isinstance(one, asyncio.CancelledError) for one in results] == [
+        True,
+        *[False] * 10,
+        True,
+    ]
 
 
 async def test_a_text_that_cannot_fit_is_refused_without_a_thread() -> None:
     text = Text.load(DEMO)
     release = threading.Event()
-    jobs = [asyncio.create_task(text._threads.run(HOSTILE, 1, release.wait)) for _ in range(THREADS)]
+    jobs = [
+        asyncio.create_task(text._threads.run(HOSTILE, 1, release.wait)) for _ in range(THREADS)
+    ]
     try:
         await asyncio.sleep(0)
         for sent in ("a" * 4_000_000, "the dog " * 500_000):
@@ -113,7 +123,10 @@ async def test_a_text_that_cannot_fit_is_refused_without_a_thread() -> None:
         await asyncio.gather(*jobs)
     with pytest.raises(InvalidArgument, match="prompt has 6001 tokens, and the context holds 4096"):
         await text.encode("1" * 6000, tenant=GUEST, bound=TokenBound.of_context(4096))
-    assert len(await text.encode("1" * (INLINE + 1), tenant=GUEST, bound=TokenBound.of_context(4096))) == INLINE + 2
+    assert (
+        len(await text.encode("1" * (INLINE + 1), tenant=GUEST, bound=TokenBound.of_context(4096)))
+        == INLINE + 2
+    )
     await text.close()
 
 

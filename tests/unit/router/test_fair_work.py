@@ -49,7 +49,9 @@ def test_work_is_shared_by_weight() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 100)), min_size=1, max_size=60))
-def test_tenants_that_wait_all_the_time_differ_by_a_job_at_most(jobs: list[tuple[str, int]]) -> None:
+def test_tenants_that_wait_all_the_time_differ_by_a_job_at_most(
+    jobs: list[tuple[str, int]],
+) -> None:
     order: FairOrder[tuple[str, float]] = FairOrder()
     tenants = {name: Tenant(name) for name in "abcd"}
     for name, cost in jobs:
@@ -89,7 +91,9 @@ def test_long_jobs_leave_a_lane_to_short_ones(steps: list[tuple[bool, bool]], la
         assert sum(running.values()) <= max(1, lanes - 1)
         assert len(pool) == len(waiting)
         if waiting and lanes > 1:
-            assert len(running) == lanes or sum(running.values()) == lanes - 1, "a lane is free for who waits"
+            assert len(running) == lanes or sum(running.values()) == lanes - 1, (
+                "a lane is free for who waits"
+            )
 
 
 def test_a_job_that_is_not_wanted_any_more_leaves_the_line() -> None:
@@ -146,11 +150,18 @@ def test_slow_uploads_of_one_tenant_do_not_keep_others_out() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from([HOSTILE, GUEST, LARGE]), st.integers(0, 6), st.integers(0, 40), st.booleans()),
+        st.tuples(
+            st.sampled_from([HOSTILE, GUEST, LARGE]),
+            st.integers(0, 6),
+            st.integers(0, 40),
+            st.booleans(),
+        ),
         max_size=80,
     )
 )
-def test_the_budget_is_never_exceeded_and_a_share_is_never_refused(steps: list[tuple[Tenant, int, int, bool]]) -> None:
+def test_the_budget_is_never_exceeded_and_a_share_is_never_refused(
+    steps: list[tuple[Tenant, int, int, bool]],
+) -> None:
     total = 100
     budget = BodyBudget(total, "bytes")
     live: dict[tuple[str, int], Upload] = {}

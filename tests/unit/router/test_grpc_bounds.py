@@ -1,4 +1,6 @@
-"""What the gRPC ports bear: large metadata, many connections, peers that say nothing or ping without end."""
+"""What the gRPC ports bear: large metadata, many connections, peers that say nothing or ping
+without end.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ CHECK = health_pb2.HealthCheckRequest()
 
 
 @pytest.fixture
-async def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RouterHarness]:
+async def cluster(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[RouterHarness]:
     """With the listeners' options changed as the test's parameter says."""
     options = dict(router.api.listeners._OPTIONS)
     changed = getattr(request, "param", {})
@@ -45,7 +49,10 @@ async def test_metadata_over_the_bound_is_refused(cluster: RouterHarness) -> Non
     for target in (cluster.grpc, cluster.admin):
         async with grpc.aio.insecure_channel(target) as channel:
             assert await check(channel, ("x-large", "x" * 15_000)) is grpc.StatusCode.OK
-            assert await check(channel, ("x-large", "x" * 17_000)) is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert (
+                await check(channel, ("x-large", "x" * 17_000))
+                is grpc.StatusCode.RESOURCE_EXHAUSTED
+            )
             assert await check(channel) is grpc.StatusCode.OK
 
 
@@ -59,7 +66,9 @@ async def test_a_peer_that_says_nothing_is_left(cluster: RouterHarness) -> None:
 
 
 @pytest.mark.parametrize("cluster", [{"grpc.max_allowed_incoming_connections": 3}], indirect=True)
-async def test_connections_over_the_bound_are_ended_and_others_go_on(cluster: RouterHarness) -> None:
+async def test_connections_over_the_bound_are_ended_and_others_go_on(
+    cluster: RouterHarness,
+) -> None:
     host, port = cluster.grpc.split(":")
     options = (("grpc.use_local_subchannel_pool", 1),)  # a connection for each channel
     held = [grpc.aio.insecure_channel(cluster.grpc, options) for _ in range(3)]
@@ -73,7 +82,9 @@ async def test_connections_over_the_bound_are_ended_and_others_go_on(cluster: Ro
         await one.close()
 
 
-@pytest.mark.parametrize("cluster", [{"grpc.http2.min_ping_interval_without_data_ms": 60_000}], indirect=True)
+@pytest.mark.parametrize(
+    "cluster", [{"grpc.http2.min_ping_interval_without_data_ms": 60_000}], indirect=True
+)
 async def test_a_peer_that_pings_without_end_is_shut_out(cluster: RouterHarness) -> None:
     options = (("grpc.keepalive_time_ms", 100), ("grpc.keepalive_permit_without_calls", 1))
     unbound = (("grpc.http2.max_pings_without_data", 0), ("grpc.use_local_subchannel_pool", 1))

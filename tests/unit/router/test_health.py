@@ -9,7 +9,15 @@ from router.core.workers.circuit_breaker import FORGET_S, Breaker
 from router.core.workers.latency_outliers import FACTOR, NOTICEABLE_S, Typical, times_slower
 from router.core.workers.link_health import OPEN_S as LINK_OPEN_S
 from router.core.workers.link_health import Links
-from router.core.workers.worker_health import EJECT_S, FAILURES, MOST, OPEN_S, PROBE_SAMPLES, SAMPLES, Health
+from router.core.workers.worker_health import (
+    EJECT_S,
+    FAILURES,
+    MOST,
+    OPEN_S,
+    PROBE_SAMPLES,
+    SAMPLES,
+    Health,
+)
 
 
 def health(*workers: str, pool: PoolName = "decode") -> Health:
@@ -47,11 +55,17 @@ def test_failures_in_a_row_open_it_and_a_later_success_closes_it() -> None:
         assert made.fit("d0", now)
         now = float(number + 1)
         text = made.failed("d0", now - 0.5, "INTERNAL: broken", now)
-    assert text == f"gets no new work for {OPEN_S[0]:g} s after {FAILURES} failures in a row: INTERNAL: broken"
+    assert (
+        text
+        == f"gets no new work for {OPEN_S[0]:g} s after {FAILURES} failures in a row: INTERNAL: "
+        f"broken"
+    )
     assert not made.fit("d0", now)
     assert made.succeeded("d0", now - 0.1, now) == "", "it began before the last failure"
     assert made.fit("d0", now + OPEN_S[0])
-    assert made.succeeded("d0", now + 1.0, now + 2.0) == "gets new work again, since a probe went well"
+    assert (
+        made.succeeded("d0", now + 1.0, now + 2.0) == "gets new work again, since a probe went well"
+    )
     assert made.fit("d0", now + 2.0)
     assert made.sick() == []
 
@@ -105,11 +119,16 @@ def test_who_is_much_slower_than_the_others_is_ejected(others: list[str], ejecte
     assert made.fit("d0", 1.0) == (not ejected)
     assert all(made.fit(one, 1.0) for one in others)
     if ejected:
-        text = f"gets no new work for {EJECT_S[0]:g} s: 10.0 times as slow as the median of the pool's others"
+        text = (
+            f"gets no new work for {EJECT_S[0]:g} s: 10.0 times as slow as the median of the "
+            f"pool's others"
+        )
         assert news == [("d0", text)]
 
 
-def test_a_verdict_on_an_ejected_worker_waits_for_a_probe_and_what_came_before_does_not_count() -> None:
+def test_a_verdict_on_an_ejected_worker_waits_for_a_probe_and_what_came_before_does_not_count() -> (
+    None
+):
     made = health("d0", "d1")
     slow_one(made, "d0", ["d1"], 1.0)
     assert slow_one(made, "d0", ["d1"], 3.0) == [], "the streams that it still has are no probe"
@@ -132,7 +151,9 @@ def test_a_probe_that_is_slow_ejects_for_twice_as_long() -> None:
 def test_no_more_than_half_of_a_pool_is_ejected() -> None:
     made = health("d0", "d1", "d2", "d3", "d4")
     for _ in range(SAMPLES["decode"]):
-        for one, seconds in zip(("d0", "d1", "d2", "d3", "d4"), (0.9, 0.9, 0.01, 0.01, 0.01), strict=True):
+        for one, seconds in zip(
+            ("d0", "d1", "d2", "d3", "d4"), (0.9, 0.9, 0.01, 0.01, 0.01), strict=True
+        ):
             made.worked(one, 4, seconds, 1.0)
     assert [one for one, _ in made.judge(1.0)] == ["d0", "d1"]
     for _ in range(SAMPLES["decode"]):
@@ -176,9 +197,13 @@ def test_a_worker_that_came_anew_is_reached_another_way() -> None:
 sizes = st.integers(1, 64)
 
 
-@given(st.lists(st.tuples(sizes, st.floats(0.2, 1.0)), min_size=2, max_size=8), st.floats(0.001, 1.0))
+@given(
+    st.lists(st.tuples(sizes, st.floats(0.2, 1.0)), min_size=2, max_size=8), st.floats(0.001, 1.0)
+)
 def test_no_worker_is_slow_for_its_load(workers: list[tuple[int, float]], seconds: float) -> None:
-    """Whatever part of the time grows with the load, as long as none of them is FACTOR times as slow by itself."""
+    """Whatever part of the time grows with the load, as long as none of them is FACTOR times as
+    slow by itself.
+    """
 
     def typical(size: int, fixed: float) -> Typical:
         return Typical(size, seconds * (fixed + (1 - fixed) * size))
@@ -191,7 +216,9 @@ def test_no_worker_is_slow_for_its_load(workers: list[tuple[int, float]], second
 @given(sizes, st.lists(sizes, min_size=1, max_size=5))
 def test_a_slow_one_is_seen_under_the_same_load_or_less(size: int, more: list[int]) -> None:
     slow = Typical(size, 10 * 0.1)
-    assert times_slower(slow, [Typical(size + other - 1, 0.1) for other in more]) == pytest.approx(10)
+    assert times_slower(slow, [Typical(size + other - 1, 0.1) for other in more]) == pytest.approx(
+        10
+    )
 
 
 def test_what_nobody_feels_is_not_slow() -> None:

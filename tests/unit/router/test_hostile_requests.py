@@ -1,4 +1,6 @@
-"""One tenant sends what costs most; the event loop never works long at one thing, and another tenant is served."""
+"""One tenant sends what costs most; the event loop never works long at one thing, and another
+tenant is served.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from kvrelay.process.loop_stall import LoopStalls
 from kvrelay.v1 import inference_pb2 as pb
 from kvrelay.wire.inference import GenerateRequest, SamplingOptions, request_to_proto
 
-# Of the loop's thread at one time, the test's own work on this loop included. What this guards against took seconds.
+# Of the loop's thread at one time, the test's own work on this loop included. What this guards
+# against took seconds.
 MOST_CPU_S = 0.4
 SIZE = 4 * MIB - 4096
 METHOD = "/kvrelay.v1.InferenceService/Generate"
@@ -41,14 +44,20 @@ class Attacked:
 
     async def guest_is_served(self) -> None:
         """On both listeners, with requests that need the tokenizer, the template and a worker."""
-        async with httpx.AsyncClient(base_url=self.router.http, timeout=120, headers=bearer(self.guest)) as http:
+        async with httpx.AsyncClient(
+            base_url=self.router.http, timeout=120, headers=bearer(self.guest)
+        ) as http:
             body = {"prompt": "Once upon a time", "max_tokens": 2}
             assert (await http.post("/v1/completions", json=body)).status_code == 200
             chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
             assert (await http.post("/v1/chat/completions", json=chat)).status_code == 200
-        request = request_to_proto(GenerateRequest(token_ids=(5, 6, 7), sampling=SamplingOptions(max_tokens=2)))
+        request = request_to_proto(
+            GenerateRequest(token_ids=(5, 6, 7), sampling=SamplingOptions(max_tokens=2))
+        )
         async with grpc.aio.insecure_channel(self.router.grpc) as channel:
-            call = channel.unary_stream(METHOD, request_serializer=pb.GenerateRequest.SerializeToString)
+            call = channel.unary_stream(
+                METHOD, request_serializer=pb.GenerateRequest.SerializeToString
+            )
             metadata = (("authorization", f"Bearer {self.guest}"),)
             assert [one async for one in call(request, metadata=metadata, timeout=120)]
 
@@ -58,7 +67,8 @@ async def attacked(tmp_path: Path) -> AsyncIterator[Attacked]:
     tokens = Tokens(tmp_path / "tokens.yaml")
     hostile, guest = tokens.add("hostile"), tokens.add("guest")
     async with running_router(prefill=0, tokens_file=tokens.path) as running:
-        # As a router does: a collection of all that other tests have left would count as an attack's.
+        # As a router does: a collection of all that other tests have left would count as an
+        # attack's.
         gc.collect()
         gc.freeze()
         stalls = LoopStalls("router", beat_s=0.005)
@@ -72,13 +82,17 @@ async def attacked(tmp_path: Path) -> AsyncIterator[Attacked]:
 
 
 def attacking(*attacks: Callable[[], object]) -> asyncio.Future[list[object]]:
-    """Each in a thread of its own, whose work does not count as the loop's; results, or what was raised."""
+    """Each in a thread of its own, whose work does not count as the loop's; results, or what was
+    raised.
+    """
     return asyncio.gather(*(asyncio.to_thread(one) for one in attacks), return_exceptions=True)
 
 
 def posted(attacked: Attacked, path: str, body: bytes) -> tuple[int, bytes]:
     """Status and answer; (0, b"") where the connection was ended before."""
-    connection = http.client.HTTPConnection(attacked.router.http.removeprefix("http://"), timeout=120)
+    connection = http.client.HTTPConnection(
+        attacked.router.http.removeprefix("http://"), timeout=120
+    )
     try:
         connection.request("POST", path, body, bearer(attacked.hostile))
         answer = connection.getresponse()
@@ -90,7 +104,9 @@ def posted(attacked: Attacked, path: str, body: bytes) -> tuple[int, bytes]:
 
 
 def called(attacked: Attacked, message: bytes) -> grpc.StatusCode:
-    with grpc.insecure_channel(attacked.router.grpc, (("grpc.max_receive_message_length", -1),)) as channel:
+    with grpc.insecure_channel(
+        attacked.router.grpc, (("grpc.max_receive_message_length", -1),)
+    ) as channel:
         call = channel.unary_stream(METHOD)(
             message, metadata=(("authorization", f"Bearer {attacked.hostile}"),), timeout=120
         )
@@ -113,7 +129,11 @@ async def test_bodies_over_http(attacked: Attacked) -> None:
 
 
 async def test_messages_over_grpc(attacked: Attacked) -> None:
-    refused = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.RESOURCE_EXHAUSTED)
+    refused = (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+    )
     for name, message in GRPC_MESSAGES.items():
         data = message(SIZE)
         attack = attacking(*[partial(called, attacked, data)] * 2)
@@ -133,7 +153,9 @@ async def test_many_bodies_of_each_size_below_the_bounds(attacked: Attacked) -> 
 
 
 async def test_what_is_not_a_body(attacked: Attacked) -> None:
-    """Chunks, headers and requests in great number on one connection, of a sender without a token."""
+    """Chunks, headers and requests in great number on one connection, of a sender without a
+    token.
+    """
     host, port = attacked.router.http.removeprefix("http://").split(":")
     for name, wire in HTTP_WIRE.items():
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -148,9 +170,15 @@ async def test_what_is_not_a_body(attacked: Attacked) -> None:
 
 
 async def test_a_resume_as_long_as_the_context(attacked: Attacked) -> None:
-    """Its tokens go through the detokenizer and the search for stop strings, one after the other."""
-    sampling = SamplingOptions(max_tokens=4000, stop=tuple("a" * 200 + chr(98 + one) for one in range(16)))
-    request = request_to_proto(GenerateRequest(token_ids=(1,), resume=(70,) * 3990, sampling=sampling))
+    """Its tokens go through the detokenizer and the search for stop strings, one after the
+    other.
+    """
+    sampling = SamplingOptions(
+        max_tokens=4000, stop=tuple("a" * 200 + chr(98 + one) for one in range(16))
+    )
+    request = request_to_proto(
+        GenerateRequest(token_ids=(1,), resume=(70,) * 3990, sampling=sampling)
+    )
     attack = attacking(*[partial(called, attacked, request.SerializeToString())] * 4)
     await attacked.guest_is_served()
     await attack
@@ -174,11 +202,15 @@ async def test_slow_uploads_of_one_tenant_leave_the_others_alone(
         async with asyncio.timeout(60):  # the last has no room any more
             done, _ = await asyncio.wait(refused, return_when=asyncio.FIRST_COMPLETED)
         assert next(iter(done)).result().startswith(b"HTTP/1.1 429")
-        async with httpx.AsyncClient(base_url=running.http, timeout=120, headers=bearer(guest)) as http:
+        async with httpx.AsyncClient(
+            base_url=running.http, timeout=120, headers=bearer(guest)
+        ) as http:
             for _ in range(20):
                 text = {"prompt": "a" * 1500}
                 assert (await http.post("/tokenize", json=text)).status_code == 200
-            assert sum(one.done() for one in refused) <= 4, "no more had to go than the guest's body needs room for"
+            assert sum(one.done() for one in refused) <= 4, (
+                "no more had to go than the guest's body needs room for"
+            )
         for task in refused:
             task.cancel()
         for _, writer in uploads:
@@ -195,10 +227,15 @@ async def test_calls_whose_message_does_not_come_leave_the_others_alone(
         running_router(prefill=0, tokens_file=tokens.path) as running,
         grpc.aio.insecure_channel(running.grpc) as channel,
     ):
-        silent = [channel.stream_stream(METHOD)(metadata=(("authorization", f"Bearer {hostile}"),)) for _ in range(80)]
+        silent = [
+            channel.stream_stream(METHOD)(metadata=(("authorization", f"Bearer {hostile}"),))
+            for _ in range(80)
+        ]
         for call in silent:
             await call.wait_for_connection()
-        request = request_to_proto(GenerateRequest(token_ids=(5, 6, 7), sampling=SamplingOptions(max_tokens=2)))
+        request = request_to_proto(
+            GenerateRequest(token_ids=(5, 6, 7), sampling=SamplingOptions(max_tokens=2))
+        )
         call = channel.unary_stream(METHOD, request_serializer=pb.GenerateRequest.SerializeToString)
         answers = call(request, metadata=(("authorization", f"Bearer {guest}"),), timeout=15)
         assert [one async for one in answers], "before the silent calls have had their 20 s"
@@ -209,15 +246,22 @@ async def test_calls_whose_message_does_not_come_leave_the_others_alone(
 async def test_a_token_that_is_withdrawn_works_no_more_while_threads_are_busy(
     attacked: Attacked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All threads that clients' work could use are taken; the file of tokens is read again all the same."""
+    """All threads that clients' work could use are taken; the file of tokens is read again all the
+    same.
+    """
     monkeypatch.setattr("router.frontend.access.POLL_S", 0.01)
     release = threading.Event()
     loop = asyncio.get_running_loop()
     busy = [loop.run_in_executor(None, release.wait) for _ in range(64)]
     try:
         attacked.tokens.remove("hostile")
-        async with httpx.AsyncClient(base_url=attacked.router.http, timeout=60) as http, asyncio.timeout(60):
-            while (await http.get("/v1/models", headers=bearer(attacked.hostile))).status_code != 401:
+        async with (
+            httpx.AsyncClient(base_url=attacked.router.http, timeout=60) as http,
+            asyncio.timeout(60),
+        ):
+            while (
+                await http.get("/v1/models", headers=bearer(attacked.hostile))
+            ).status_code != 401:
                 await asyncio.sleep(0.02)
     finally:
         release.set()

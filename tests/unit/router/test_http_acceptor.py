@@ -63,7 +63,9 @@ async def ended(one: Streams) -> None:
     writer.close()
 
 
-async def test_the_oldest_handshake_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_oldest_handshake_makes_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(router.api.http.acceptor, "MAX_HANDSHAKES", 3)
     async with listening(tmp_path) as port:
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]

@@ -1,4 +1,6 @@
-"""What the HTTP port bears: slow and endless requests, readers that do not read, and browsers sent by another site."""
+"""What the HTTP port bears: slow and endless requests, readers that do not read, and browsers sent
+by another site.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from collections.abc import AsyncIterator, Callable, Hashable
 
 import httpx
 import pytest
-from support.router_harness import DEMO, RouterHarness, running_router
 from starlette.types import Receive, Scope, Send
+from support.router_harness import DEMO, RouterHarness, running_router
 from uvicorn import Config
 from uvicorn.server import ServerState
 
@@ -41,7 +43,9 @@ async def connect(cluster: RouterHarness) -> tuple[asyncio.StreamReader, asyncio
 
 
 async def rest(reader: asyncio.StreamReader) -> tuple[int, dict[str, object]]:
-    """(status, error) of the answer, up to the end of the connection; (0, {}) if it ends without one."""
+    """(status, error) of the answer, up to the end of the connection; (0, {}) if it ends without
+    one.
+    """
     async with asyncio.timeout(20):
         raw = await reader.read()
     if not raw:
@@ -57,7 +61,9 @@ def head(cluster: RouterHarness, line: str, *more: str) -> bytes:
     return "".join(f"{one}\r\n" for one in (f"{line} HTTP/1.1", f"host: {host}", *more)).encode()
 
 
-async def test_a_body_with_two_lengths_is_refused_and_nothing_behind_it_is_read(cluster: RouterHarness) -> None:
+async def test_a_body_with_two_lengths_is_refused_and_nothing_behind_it_is_read(
+    cluster: RouterHarness,
+) -> None:
     reader, writer = await connect(cluster)
     smuggled = head(cluster, "GET /version") + b"\r\n"
     both = ("content-length: 5", "transfer-encoding: chunked")
@@ -137,20 +143,29 @@ async def test_a_body_that_nobody_reads_does_not_hold_a_connection(
     writer.close()
 
 
-async def test_bodies_that_are_too_many_at_one_time_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bodies_that_are_too_many_at_one_time_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(router.api.http.body, "MAX_HELD_BYTES", 1000)
     async with running_router(prefill=0) as cluster:
         await refused_while_a_body_is_held(cluster)
 
 
-async def test_bodies_that_take_turns_come_whole(cluster: RouterHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bodies_that_take_turns_come_whole(
+    cluster: RouterHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One piece of one of them in each round of the event loop."""
     monkeypatch.setattr(router.api.http.read_turns, "SLICE_S", 0.0)
     texts = [f"{number} " * 20_000 for number in range(12)]
     async with httpx.AsyncClient(base_url=cluster.http, timeout=60) as http:
-        answers = await asyncio.gather(*(http.post("/tokenize", json={"prompt": text}) for text in texts))
+        answers = await asyncio.gather(
+            *(http.post("/tokenize", json={"prompt": text}) for text in texts)
+        )
         for text, answer in zip(texts, answers, strict=True):
-            assert answer.json()["tokens"] == (await http.post("/tokenize", json={"prompt": text})).json()["tokens"]
+            assert (
+                answer.json()["tokens"]
+                == (await http.post("/tokenize", json={"prompt": text})).json()["tokens"]
+            )
             back = await http.post("/detokenize", json={"tokens": answer.json()["tokens"]})
             assert back.json()["prompt"].endswith(text)
 
@@ -211,7 +226,9 @@ REFUSED = {
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
 @pytest.mark.parametrize("why", REFUSED)
 async def test_a_refused_body_is_not_kept(cluster: RouterHarness, why: str, path: str) -> None:
-    """Until the garbage collector comes by: it may take long, and stops the event loop for all that it finds."""
+    """Until the garbage collector comes by: it may take long, and stops the event loop for all that
+    it finds.
+    """
     async with httpx.AsyncClient(base_url=cluster.http, timeout=60) as http:
         for number in range(9):
             if number == 1:  # the first one imports and caches
@@ -254,14 +271,20 @@ async def test_headers_and_bodies_over_the_bound(cluster: RouterHarness) -> None
     assert (await rest(reader))[0] == 400
     writer.close()
     async with httpx.AsyncClient(base_url=cluster.http, timeout=20) as http:
-        response = await http.post("/v1/completions", content=b" " * (router.api.http.body.MAX_BYTES + 1))
+        response = await http.post(
+            "/v1/completions", content=b" " * (router.api.http.body.MAX_BYTES + 1)
+        )
         assert response.status_code == 413
         assert response.json()["error"]["code"] == 413
 
 
-async def test_a_body_in_tiny_chunks_is_refused_and_one_in_many_large_ones_is_not(cluster: RouterHarness) -> None:
+async def test_a_body_in_tiny_chunks_is_refused_and_one_in_many_large_ones_is_not(
+    cluster: RouterHarness,
+) -> None:
     """Each chunk costs as much as a thousand bytes of a large one."""
-    begin = head(cluster, "POST /tokenize", "transfer-encoding: chunked", "connection: close") + b"\r\n"
+    begin = (
+        head(cluster, "POST /tokenize", "transfer-encoding: chunked", "connection: close") + b"\r\n"
+    )
     reader, writer = await connect(cluster)
     writer.write(begin + b"1\r\n \r\n" * 2000)
     status, error = await rest(reader)
@@ -271,11 +294,16 @@ async def test_a_body_in_tiny_chunks_is_refused_and_one_in_many_large_ones_is_no
     reader, writer = await connect(cluster)
     writer.write(begin + (b"100\r\n" + b" " * 256 + b"\r\n") * 2000 + b"0\r\n\r\n")
     status, error = await rest(reader)
-    assert (status, error["message"]) == (400, "the body is not valid JSON: expected a value at character 512000")
+    assert (status, error["message"]) == (
+        400,
+        "the body is not valid JSON: expected a value at character 512000",
+    )
     writer.close()
 
 
-async def test_a_head_of_many_lines_is_refused_also_behind_another_request(cluster: RouterHarness) -> None:
+async def test_a_head_of_many_lines_is_refused_also_behind_another_request(
+    cluster: RouterHarness,
+) -> None:
     for before in (b"", head(cluster, "GET /version") + b"\r\n"):
         reader, writer = await connect(cluster)
         writer.write(before + head(cluster, "GET /version", *("a: b",) * 300) + b"\r\n")
@@ -293,7 +321,8 @@ async def test_connections_over_the_bound_are_ended_and_others_go_on(
 ) -> None:
     monkeypatch.setattr(router.api.http.protocol, "MAX_CONNECTIONS", 3)
     held = [await connect(cluster) for _ in range(3)]
-    for reader, writer in held:  # each is accepted, and asks for something, before the next is tried
+    # Each is accepted, and asks for something, before the next is tried
+    for reader, writer in held:
         await ask_halfway(cluster, reader, writer)
     reader, writer = await connect(cluster)
     with contextlib.suppress(ConnectionResetError):
@@ -316,7 +345,9 @@ async def test_connections_over_the_bound_are_ended_and_others_go_on(
         one.close()
 
 
-async def ask_halfway(cluster: RouterHarness, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def ask_halfway(
+    cluster: RouterHarness, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
     """A request whose body has not come is under way."""
     writer.write(head(cluster, "GET /version") + b"\r\n")
     await reader.readuntil(b"}")
@@ -422,7 +453,10 @@ async def test_browsers_that_another_site_sends_are_refused(
             assert response.status_code == (404 if (status, path) == (200, "/nothing") else status)
         if status == 403:
             error = response.json()["error"]
-            assert (error["type"], error["param"]) == ("permission_error", "origin" if origin else "host")
+            assert (error["type"], error["param"]) == (
+                "permission_error",
+                "origin" if origin else "host",
+            )
 
 
 async def test_too_many_long_texts_at_one_time_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

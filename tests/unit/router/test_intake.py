@@ -19,11 +19,15 @@ from router.observability.request_log import RequestLog
 from router.runtime.driver import Driver
 
 
-async def test_a_deadline_that_has_passed_is_told_before_anything_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_deadline_that_has_passed_is_told_before_anything_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     config = cluster_config()
     clock = ManualClock(100.0)
     card = ModelCard.load(DEMO, config.model)
-    driver = Driver(config, MemoryRegistry(), "router-0", clock, Observers(Metrics("demo"), RequestLog()))
+    driver = Driver(
+        config, MemoryRegistry(), "router-0", clock, Observers(Metrics("demo"), RequestLog())
+    )
 
     async def tokenized(*_: object) -> tuple[int, ...]:
         raise AssertionError("it was tokenized")
@@ -32,5 +36,7 @@ async def test_a_deadline_that_has_passed_is_told_before_anything_is_done(monkey
     intake = Intake(card, Text.load(DEMO), driver, Limits(), config.router, clock)
     for time_left in (0.0, -5.0):
         with pytest.raises(DeadlineExceeded, match="nothing was done"):
-            await intake.open(GenerateRequest(prompt="Once upon a time"), ANONYMOUS, 100.0, time_left)
+            await intake.open(
+                GenerateRequest(prompt="Once upon a time"), ANONYMOUS, 100.0, time_left
+            )
     assert driver.dispatcher.unfinished == 0

@@ -1,4 +1,6 @@
-"""The parser of bodies: what json.loads says, with distinct keys and bounds, at a cost that is linear."""
+"""The parser of bodies: what json.loads says, with distinct keys and bounds, at a cost that is
+linear.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,9 @@ from collections import deque
 from typing import Any
 
 import pytest
-from support.hostile_requests import HTTP_BODIES
 from hypothesis import given
 from hypothesis import strategies as st
+from support.hostile_requests import HTTP_BODIES
 
 import router.api.http.json_parser
 from kvrelay.errors import InvalidArgument
@@ -48,7 +50,11 @@ def reference(text: str) -> Any:
 
 
 _values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=30,
 )
@@ -77,7 +83,19 @@ _pieces = st.lists(
                 " ",
                 "\n",
             ),
-            *("1,2,3", "[1,2]", '{"a":1}', "\\u0041", "\\ud83d\\ude00", "\\ud83d", "\t", "\x01", "é", "1.5e3", "NaN"),
+            *(
+                "1,2,3",
+                "[1,2]",
+                '{"a":1}',
+                "\\u0041",
+                "\\ud83d\\ude00",
+                "\\ud83d",
+                "\t",
+                "\x01",
+                "é",
+                "1.5e3",
+                "NaN",
+            ),
         ]
     ),
     max_size=12,
@@ -101,9 +119,18 @@ def test_what_json_refuses_is_refused_and_nothing_else_is(text: str) -> None:
             assert parsed(text.encode(), part)[0] == expected["value"]
 
 
-@given(st.text(alphabet=st.characters(exclude_categories=("Cs",)) | st.sampled_from('\\"\n\x1f\ud83d'), max_size=60))
+@given(
+    st.text(
+        alphabet=st.characters(exclude_categories=("Cs",)) | st.sampled_from('\\"\n\x1f\ud83d'),
+        max_size=60,
+    )
+)
 def test_long_strings_are_read_in_pieces_that_cut_nothing(piece: str) -> None:
-    for text in (json.dumps(piece), json.dumps(piece * (2**15 // max(1, len(piece)))), json.dumps("x" * 1000 + piece)):
+    for text in (
+        json.dumps(piece),
+        json.dumps(piece * (2**15 // max(1, len(piece)))),
+        json.dumps("x" * 1000 + piece),
+    ):
         assert parsed(text.encode())[0] == json.loads(text)
 
 

@@ -15,7 +15,9 @@ gap = st.floats(0, 10)
 def test_no_part_is_longer_than_the_whole(
     arrival: float, queue: float, first: float, more: list[float], handed: float, ended: float
 ) -> None:
-    """Whether the client takes the first token before or after the last one came: one-token answers end at once."""
+    """Whether the client takes the first token before or after the last one came: one-token answers
+    end at once.
+    """
     timeline = Timeline(arrival)
     now = arrival + queue
     timeline.mark("queue", now)

@@ -43,10 +43,14 @@ HANDOFF = Handoff("memory", 2, 64, 128, 0, 0.02, 0.01)
 TARGET = HandoffTarget("d", "here:1", 1, 42, 7, 4, 0, "layout", "host")
 
 
-def lifecycle(max_tokens: int = 4, resume: tuple[int, ...] = (), max_attempts: int = 3) -> Lifecycle:
+def lifecycle(
+    max_tokens: int = 4, resume: tuple[int, ...] = (), max_attempts: int = 3
+) -> Lifecycle:
     sampling = SamplingParams(max_tokens=max_tokens, seed=1)
     request = Request("r", PROMPT, sampling, arrival=0.0, deadline=100.0, resume=resume)
-    return Lifecycle(request, Settings(max_attempts, lease_seconds=10.0, transport="shm"), RetryBudget())
+    return Lifecycle(
+        request, Settings(max_attempts, lease_seconds=10.0, transport="shm"), RetryBudget()
+    )
 
 
 def placed(assignment: Assignment = REMOTE, **options: Any) -> Lifecycle:
@@ -61,7 +65,9 @@ def prefilling(**options: Any) -> Lifecycle:
     return life
 
 
-def tokens(life: Lifecycle, index: int, *token_ids: int, finish: FinishReason | None = None) -> SequenceTokens:
+def tokens(
+    life: Lifecycle, index: int, *token_ids: int, finish: FinishReason | None = None
+) -> SequenceTokens:
     return SequenceTokens("r", life.attempt, index, token_ids, finish_reason=finish)
 
 
@@ -112,7 +118,11 @@ def test_the_way_of_an_undisturbed_request() -> None:
     (reserve,) = life.assign(REMOTE, life.attempt + 1, 1.0)
     assert isinstance(reserve, Send)
     assert isinstance(reserve.command, Reserve)
-    assert (reserve.worker_id, reserve.command.lease_seconds, life.state) == ("d", 10.0, "reserving")
+    assert (reserve.worker_id, reserve.command.lease_seconds, life.state) == (
+        "d",
+        10.0,
+        "reserving",
+    )
     (prefill,) = life.on_event("d", Reserved("r", 1, TARGET), 2.0)
     assert reserve.command.spec.deadline_s == 99.0
     spec = replace(reserve.command.spec, deadline_s=98.0)  # what is left a second later
@@ -226,7 +236,12 @@ def test_next_attempt_goes_on_where_the_lost_one_ended() -> None:
     assert isinstance(send, Send)
     assert isinstance(send.command, Reserve)
     spec = send.command.spec
-    assert (spec.token_ids, spec.prompt_len, spec.attempt, spec.num_emitted) == ((*PROMPT, 100, 101), 3, 2, 2)
+    assert (spec.token_ids, spec.prompt_len, spec.attempt, spec.num_emitted) == (
+        (*PROMPT, 100, 101),
+        3,
+        2,
+        2,
+    )
     assert life.avoid == {"d"}
 
 
@@ -296,7 +311,9 @@ def test_attempts_are_bounded_and_the_last_error_is_told() -> None:
 
 def test_invalid_argument_ends_it_at_once() -> None:
     life = prefilling()
-    effects = life.on_event("p", Failed("r", 1, Code.INVALID_ARGUMENT, "too long for this worker"), 3.0)
+    effects = life.on_event(
+        "p", Failed("r", 1, Code.INVALID_ARGUMENT, "too long for this worker"), 3.0
+    )
     assert sent(effects) == [("d", Abort)]
     assert isinstance(error_of(effects), InvalidArgument)
 
@@ -429,11 +446,16 @@ def test_phases_follow_each_other_and_add_up() -> None:
     life.on_event("d", tokens(life, 2, 102, finish="length"), 6.0)
     ledger = life.timeline.ledger(3.125, 6.5, life.handoff, tuple(life.attempts))
     assert dict(ledger.phases) == {
-        "tokenize": 0.5, "queue": 0.5, "reserve": 0.25, "prefill_queue": 0.5, "prefill": 1.0, "return": 0.25,
+        "tokenize": 0.5, "queue": 0.5, "reserve": 0.25, "prefill_queue": 0.5, "prefill": 1.0,
+        "return": 0.25,
         "emit": 0.125,
     }  # fmt: skip
     assert ledger.ttft_seconds == 3.125
-    assert (ledger.second_token_gap_seconds, ledger.decode_seconds, ledger.e2e_seconds) == (1.0, 3.0, 6.5)
+    assert (ledger.second_token_gap_seconds, ledger.decode_seconds, ledger.e2e_seconds) == (
+        1.0,
+        3.0,
+        6.5,
+    )
     assert (ledger.handoff, life.cached_tokens) == (HANDOFF, 2)
 
 

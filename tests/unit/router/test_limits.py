@@ -18,7 +18,9 @@ def test_a_minute_of_requests_then_one_a_second() -> None:
     limits = Limits()
     for _ in range(60):
         limits.take_request(ACME, 10.0)
-    with pytest.raises(ResourceExhausted, match="acme has used up its 60 requests a minute") as caught:
+    with pytest.raises(
+        ResourceExhausted, match="acme has used up its 60 requests a minute"
+    ) as caught:
         limits.take_request(ACME, 10.0)
     assert caught.value.retry_after_s == pytest.approx(1.0)
     limits.take_request(OTHER, 10.0)
@@ -36,7 +38,9 @@ def test_each_choice_counts_as_a_request() -> None:
     with pytest.raises(ResourceExhausted) as caught:
         limits.take_request(ACME, 10.0, choices=2)
     assert caught.value.retry_after_s == pytest.approx(2.0)
-    with pytest.raises(InvalidArgument, match="n is 61; tenant acme may send 60 requests in a minute") as never:
+    with pytest.raises(
+        InvalidArgument, match="n is 61; tenant acme may send 60 requests in a minute"
+    ) as never:
         limits.take_request(ACME, 100.0, choices=61)
     assert never.value.field == "n"
 
@@ -64,7 +68,9 @@ def test_tokens_that_were_not_used_are_given_back() -> None:
 
 
 def test_what_never_fits_is_the_requests_own_fault() -> None:
-    with pytest.raises(InvalidArgument, match="601 tokens together; tenant acme may use 600 in a minute") as caught:
+    with pytest.raises(
+        InvalidArgument, match="601 tokens together; tenant acme may use 600 in a minute"
+    ) as caught:
         Limits().take_tokens(ACME, 601, 0.0)
     assert caught.value.field == "max_tokens"
 

@@ -26,7 +26,9 @@ async def test_a_request_that_the_end_of_the_server_cuts_off_leaves_no_traceback
             cut_off.set()
         raise AssertionError
 
-    server, address = http_server(Starlette(routes=[Route("/", hang)]), "127.0.0.1:0", "listen.http")
+    server, address = http_server(
+        Starlette(routes=[Route("/", hang)]), "127.0.0.1:0", "listen.http"
+    )
     server.config.timeout_graceful_shutdown = 0
     serving = asyncio.create_task(server.serve())
     host, port = address.split(":")

@@ -16,9 +16,15 @@ def write(folder: Path, **config: object) -> str:
 
 
 def test_folder_is_named_by_its_last_part(tmp_path: Path) -> None:
-    folder = write(tmp_path, max_position_embeddings=128, vocab_size=10, architectures=["Qwen2ForCausalLM"])
+    folder = write(
+        tmp_path, max_position_embeddings=128, vocab_size=10, architectures=["Qwen2ForCausalLM"]
+    )
     card = ModelCard.load(folder, ModelConfig(path=folder, dtype="float32"))
-    assert (card.info.id, card.info.dtype, card.eos_token_ids) == (tmp_path.name, "float32", frozenset())
+    assert (card.info.id, card.info.dtype, card.eos_token_ids) == (
+        tmp_path.name,
+        "float32",
+        frozenset(),
+    )
 
 
 def test_several_ends_of_text_and_the_generation_config_go_first(tmp_path: Path) -> None:
@@ -30,7 +36,13 @@ def test_several_ends_of_text_and_the_generation_config_go_first(tmp_path: Path)
 @pytest.mark.parametrize(
     "content",
     [
-        *("", "[]", '{"vocab_size": 10}', '{"vocab_size": 10, "max_position_embeddings": "x"}', "[" * 10**5),
+        *(
+            "",
+            "[]",
+            '{"vocab_size": 10}',
+            '{"vocab_size": 10, "max_position_embeddings": "x"}',
+            "[" * 10**5,
+        ),
         '{"vocab_size": 0, "max_position_embeddings": 10}',
         '{"vocab_size": 10, "max_position_embeddings": 1e400}',
         '{"vocab_size": 10, "max_position_embeddings": 2147483648}',

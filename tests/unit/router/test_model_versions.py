@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import grpc
 import pytest
-from support.dispatched import LONG, SHORT, TARGET, attempt, placements, request, submit
-from support.fake_worker import worker_info
 from hypothesis import given
 from hypothesis import strategies as st
+from support.dispatched import LONG, SHORT, TARGET, attempt, placements, request, submit
+from support.fake_worker import worker_info
 from support.router_harness import inference_stub, running_router
 
 from kvrelay.config.schema import ClusterConfig, RouterConfig
@@ -26,13 +26,15 @@ from router.core.path_policy import Assignment, Wait, WorkerView, assign
 from router.core.request import Request
 from router.frontend.validation import resumed_model
 
-OLD, NEW = ModelVersion("old", "same"), ModelVersion("new", "same")  # by the bytes that protocol 0 samples they are one
+# By the bytes that protocol 0 samples they are one
+OLD, NEW = ModelVersion("old", "same"), ModelVersion("new", "same")
 VERSIONS = st.sampled_from([OLD, NEW, ModelVersion("", "same"), ModelVersion("", "other")])
 
 
 def info(name: str, model: ModelVersion) -> WorkerInfo:
     found = replace(
-        worker_info(name, "prefill" if name.startswith("p") else "decode"), model_id=model.full or model.sampled
+        worker_info(name, "prefill" if name.startswith("p") else "decode"),
+        model_id=model.full or model.sampled,
     )
     if model.full:
         return replace(found, protocol=Protocol(1), sampled_model_id=model.sampled)
@@ -40,19 +42,31 @@ def info(name: str, model: ModelVersion) -> WorkerInfo:
 
 
 def cluster(**workers: ModelVersion) -> Dispatcher:
-    made = Dispatcher(ClusterConfig.model_validate({"router": {"local_below_tokens": 8}, "kv": {"block_size": 16}}))
+    made = Dispatcher(
+        ClusterConfig.model_validate(
+            {"router": {"local_below_tokens": 8}, "kv": {"block_size": 16}}
+        )
+    )
     for name, model in workers.items():
         made.worker_found(info(name, model), 0.0)
     return made
 
 
-def token(made: Dispatcher, worker_id: str, request_id: str = "a", now: float = 1.0) -> list[Effect]:
-    one = SequenceTokens(request_id, attempt(made, request_id), len(made._entries[request_id].life.tokens), (1,))
+def token(
+    made: Dispatcher, worker_id: str, request_id: str = "a", now: float = 1.0
+) -> list[Effect]:
+    one = SequenceTokens(
+        request_id, attempt(made, request_id), len(made._entries[request_id].life.tokens), (1,)
+    )
     return made.on_event(worker_id, TokenBatch((one,)), now)
 
 
 @given(
-    st.lists(st.builds(WorkerView, st.uuids().map(str), st.sampled_from(["prefill", "decode"]), model=VERSIONS)),
+    st.lists(
+        st.builds(
+            WorkerView, st.uuids().map(str), st.sampled_from(["prefill", "decode"]), model=VERSIONS
+        )
+    ),
     st.none() | VERSIONS,
     st.sampled_from([4, 900]),
 )
@@ -62,17 +76,28 @@ def test_all_workers_of_an_attempt_have_one_version(
     models = {one.worker_id: one.model for one in workers}
     found = assign(workers, num_tokens, frozenset(), RouterConfig(), model=pin)
     if isinstance(found, Assignment):
-        chosen = [models[one] for one in (found.decode, found.prefill, found.source and found.source.worker_id) if one]
+        chosen = [
+            models[one]
+            for one in (found.decode, found.prefill, found.source and found.source.worker_id)
+            if one
+        ]
         assert all(one.is_same(other) for one in chosen for other in chosen)
         assert all(one.is_same(found.model) for one in chosen)
         assert pin is None or all(one.is_same(pin) for one in chosen)
     else:
-        assert not any(one.pool == "decode" and (pin is None or one.model.is_same(pin)) for one in workers)
+        assert not any(
+            one.pool == "decode" and (pin is None or one.model.is_same(pin)) for one in workers
+        )
 
 
 def test_a_version_with_both_pools_comes_first() -> None:
-    workers = [WorkerView("d0", "decode", model=NEW), WorkerView("d1", "decode", model=OLD, held_tokens=500)]
-    found = assign([*workers, WorkerView("p0", "prefill", model=OLD)], 900, frozenset(), RouterConfig())
+    workers = [
+        WorkerView("d0", "decode", model=NEW),
+        WorkerView("d1", "decode", model=OLD, held_tokens=500),
+    ]
+    found = assign(
+        [*workers, WorkerView("p0", "prefill", model=OLD)], 900, frozenset(), RouterConfig()
+    )
     assert isinstance(found, Assignment)
     assert (found.path, found.decode) == ("disaggregated", "d1")
     full = [workers[0], replace(workers[1], full=True), WorkerView("p0", "prefill", model=OLD)]
@@ -83,7 +108,11 @@ def test_a_version_with_both_pools_comes_first() -> None:
 
 def test_a_prefix_is_not_fetched_from_another_version() -> None:
     holder = WorkerView("d1", "decode", model=NEW, cached_tokens=800, block_size=16, full=True)
-    workers = [WorkerView("d0", "decode", model=OLD), WorkerView("p0", "prefill", model=OLD, block_size=16), holder]
+    workers = [
+        WorkerView("d0", "decode", model=OLD),
+        WorkerView("p0", "prefill", model=OLD, block_size=16),
+        holder,
+    ]
     found = assign(workers, 900, frozenset(), RouterConfig())
     assert isinstance(found, Assignment)
     assert (found.prefill, found.source) == ("p0", None)
@@ -193,14 +222,19 @@ def test_a_resumed_answer_waits_for_its_version_and_blocks_nobody() -> None:
     assert placements(made.worker_found(info("d1", OLD), 2.0)) == [("a", "d1")]
 
 
-@pytest.mark.parametrize("text", ["fp_", "fp_a", "old", "fp_\x00.", "fp_" + "a" * 65 + ".", "fp_a.b\n", "gp_a.b"])
+@pytest.mark.parametrize(
+    "text", ["fp_", "fp_a", "old", "fp_\x00.", "fp_" + "a" * 65 + ".", "fp_a.b\n", "gp_a.b"]
+)
 def test_what_is_no_fingerprint_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         resumed_model(GenerateRequest(system_fingerprint=text))
     assert caught.value.field == "system_fingerprint"
 
 
-@given(st.from_regex(r"[a-f0-9]{0,64}", fullmatch=True), st.from_regex(r"[a-f0-9]{1,64}", fullmatch=True))
+@given(
+    st.from_regex(r"[a-f0-9]{0,64}", fullmatch=True),
+    st.from_regex(r"[a-f0-9]{1,64}", fullmatch=True),
+)
 def test_a_fingerprint_is_read_back(full: str, sampled: str) -> None:
     model = ModelVersion(full, sampled)
     assert resumed_model(GenerateRequest(system_fingerprint=model.fingerprint)) == model
@@ -208,7 +242,9 @@ def test_a_fingerprint_is_read_back(full: str, sampled: str) -> None:
 
 async def test_clients_are_told_the_version_and_held_to_it() -> None:
     async with running_router(prefill=0) as harness, inference_stub(harness.grpc) as stub:
-        one = inference_pb.GenerateRequest(token_ids=SHORT, sampling=inference_pb.SamplingParams(max_tokens=4, seed=1))
+        one = inference_pb.GenerateRequest(
+            token_ids=SHORT, sampling=inference_pb.SamplingParams(max_tokens=4, seed=1)
+        )
         responses = [response async for response in stub.Generate(one)]
         assert {responses[0].system_fingerprint, responses[-1].system_fingerprint} == {"fp_.fake"}
         tokens = [token for response in responses for token in response.token_ids]

@@ -1,4 +1,6 @@
-"""Whatever a worker of another version says of one request, the other streams of its session go on."""
+"""Whatever a worker of another version says of one request, the other streams of its session go
+on.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from typing import Any
 
 import grpc
 import pytest
-from support.fake_worker import FakeWorkerServer, answer
 from google.protobuf.message import Message
+from support.fake_worker import FakeWorkerServer, answer
 from support.router_harness import RouterHarness, inference_stub, running_router
 from support.wire_mutations import UNKNOWN, mutations
 from write_wire_golden import example
@@ -83,7 +85,9 @@ async def cluster_stub(target: str) -> AsyncIterator[cluster.ClusterServiceStub]
 
 @asynccontextmanager
 async def held() -> AsyncIterator[tuple[RouterHarness, FakeWorkerServer, Bystander]]:
-    """A router with one worker that computes a step when it is told to, and a stream that has begun on it."""
+    """A router with one worker that computes a step when it is told to, and a stream that has begun
+    on it.
+    """
     async with running_router(prefill=0, decode=1) as harness, inference_stub(harness.grpc) as stub:
         worker = harness.workers["decode-0"]
         worker.steps_left = 1
@@ -103,7 +107,9 @@ async def placed(worker: FakeWorkerServer, request_id: str) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_an_odd_event_is_its_own_requests_trouble(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_odd_event_is_its_own_requests_trouble(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         "router.core.workers.worker_table.FULL_FOR_S", (0.001, 0.001)
     )  # after each that says that the worker is full
@@ -153,7 +159,11 @@ async def test_a_worker_of_a_protocol_that_does_not_fit_is_shown_and_left_alone(
         stranger = FakeWorkerServer("decode-7", "decode", {})
         future = Protocol(VERSION + 7, VERSION + 3, release="9.0")
         stranger.worker.info = replace(stranger.worker.info, protocol=future)
-        said = stranger.worker.info if by == "the registry" else replace(stranger.worker.info, protocol=Protocol())
+        said = (
+            stranger.worker.info
+            if by == "the registry"
+            else replace(stranger.worker.info, protocol=Protocol())
+        )
         harness.registry.entries["decode-7"] = said
         await stranger.start()
         async with cluster_stub(harness.admin) as admin, asyncio.timeout(30):
@@ -174,7 +184,9 @@ async def test_a_worker_with_another_vocabulary_is_shown_and_left_alone() -> Non
     async with held() as (harness, _, bystander):
         stranger = FakeWorkerServer("decode-7", "decode", {})
         await stranger.start()
-        harness.registry.entries["decode-7"] = replace(stranger.worker.info, vocab_size=7, max_model_len=5)
+        harness.registry.entries["decode-7"] = replace(
+            stranger.worker.info, vocab_size=7, max_model_len=5
+        )
         async with cluster_stub(harness.admin) as admin, asyncio.timeout(30):
             while True:
                 status = await admin.GetStatus(cluster.status_request())

@@ -27,7 +27,9 @@ async def router() -> AsyncIterator[RouterHarness]:
 
 @pytest.fixture
 async def client(router: RouterHarness) -> AsyncIterator[Any]:
-    async with openai.AsyncOpenAI(base_url=f"{router.http}/v1", api_key="none", max_retries=0, timeout=20) as client:
+    async with openai.AsyncOpenAI(
+        base_url=f"{router.http}/v1", api_key="none", max_retries=0, timeout=20
+    ) as client:
         yield client
 
 
@@ -38,7 +40,9 @@ async def freed(router: RouterHarness) -> None:
 
 
 async def test_completion(client: Any) -> None:
-    found = await client.completions.create(model="demo", prompt=PROMPT, max_tokens=8, seed=7, n=2, logprobs=1)
+    found = await client.completions.create(
+        model="demo", prompt=PROMPT, max_tokens=8, seed=7, n=2, logprobs=1
+    )
     assert [one.index for one in found.choices] == [0, 1]
     assert found.choices[0].text == TOKENIZER.decode(answer(tuple(PROMPT), 7, 8))
     assert found.choices[0].finish_reason == "length"
@@ -49,7 +53,12 @@ async def test_completion(client: Any) -> None:
 
 async def test_streamed_completion(client: Any) -> None:
     stream = await client.completions.create(
-        model="demo", prompt=PROMPT, max_tokens=8, seed=7, stream=True, stream_options={"include_usage": True}
+        model="demo",
+        prompt=PROMPT,
+        max_tokens=8,
+        seed=7,
+        stream=True,
+        stream_options={"include_usage": True},
     )
     chunks = [chunk async for chunk in stream]
     text = "".join(choice.text for chunk in chunks for choice in chunk.choices)
@@ -73,8 +82,13 @@ async def test_chat(client: Any) -> None:
 async def test_stop(client: Any) -> None:
     text = TOKENIZER.decode(answer(tuple(PROMPT), 7, 40))
     stop = text[10:14]
-    found = await client.completions.create(model="demo", prompt=PROMPT, max_tokens=40, seed=7, stop=[stop])
-    assert (found.choices[0].text, found.choices[0].finish_reason) == (text[: text.index(stop)], "stop")
+    found = await client.completions.create(
+        model="demo", prompt=PROMPT, max_tokens=40, seed=7, stop=[stop]
+    )
+    assert (found.choices[0].text, found.choices[0].finish_reason) == (
+        text[: text.index(stop)],
+        "stop",
+    )
 
 
 async def test_errors_are_its_classes(client: Any, router: RouterHarness) -> None:
@@ -98,7 +112,9 @@ async def test_models(client: Any) -> None:
 
 
 async def test_leaving_a_stream_frees_the_workers(client: Any, router: RouterHarness) -> None:
-    stream = await client.completions.create(model="demo", prompt=PROMPT, max_tokens=4000, n=2, stream=True)
+    stream = await client.completions.create(
+        model="demo", prompt=PROMPT, max_tokens=4000, n=2, stream=True
+    )
     await anext(aiter(stream))
     await stream.close()
     await freed(router)
@@ -106,7 +122,9 @@ async def test_leaving_a_stream_frees_the_workers(client: Any, router: RouterHar
 
 async def test_fifty_streams_at_once(client: Any, router: RouterHarness) -> None:
     async def one(seed: int) -> str:
-        stream = await client.completions.create(model="demo", prompt=PROMPT, max_tokens=8, seed=seed, stream=True)
+        stream = await client.completions.create(
+            model="demo", prompt=PROMPT, max_tokens=8, seed=seed, stream=True
+        )
         return "".join([choice.text async for chunk in stream for choice in chunk.choices])
 
     async with asyncio.timeout(60):

@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrelay.errors import InvalidArgument, KvRelayError, PermissionDenied, Unimplemented
-from router.api.http.requests import load_json, parse_chat, parse_completion, parse_detokenize, parse_tokenize
+from router.api.http.requests import (
+    load_json,
+    parse_chat,
+    parse_completion,
+    parse_detokenize,
+    parse_tokenize,
+)
 
 
 @pytest.mark.parametrize(
@@ -38,11 +44,25 @@ def test_any_bytes_are_an_object_or_a_typed_error(body: bytes) -> None:
 
 _values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 _names = st.sampled_from(
-    ["prompt", "messages", "model", "max_tokens", "stop", "logit_bias", "stream_options", "n", "seed", "top_k", "tools"]
+    [
+        "prompt",
+        "messages",
+        "model",
+        "max_tokens",
+        "stop",
+        "logit_bias",
+        "stream_options",
+        "n",
+        "seed",
+        "top_k",
+        "tools",
+    ]
 )
 
 
@@ -56,23 +76,55 @@ def test_any_object_is_parsed_or_a_typed_error(body: dict[str, object]) -> None:
 def test_completion_in_full() -> None:
     completion = parse_completion(
         {
-            "model": "demo", "prompt": "hi", "max_tokens": 5, "temperature": 0, "top_p": 0.5, "n": 1, "stream": True,
-            "stream_options": {"include_usage": True}, "stop": "x", "seed": 3, "presence_penalty": 1,
-            "frequency_penalty": 0.5, "logit_bias": {"7": -1}, "logprobs": 2, "echo": False, "best_of": 1,
-            "suffix": None, "user": "u", "ignore_eos": True, "min_tokens": 2, "top_k": -1, "min_p": 0.1,
-            "repetition_penalty": 1.1, "stop_token_ids": [4], "return_token_ids": True, "priority": 2,
+            "model": "demo", "prompt": "hi", "max_tokens": 5, "temperature": 0, "top_p": 0.5,
+            "n": 1, "stream": True,
+            "stream_options": {"include_usage": True}, "stop": "x", "seed": 3,
+            "presence_penalty": 1,
+            "frequency_penalty": 0.5, "logit_bias": {"7": -1}, "logprobs": 2, "echo": False,
+            "best_of": 1,
+            "suffix": None, "user": "u", "ignore_eos": True, "min_tokens": 2, "top_k": -1,
+            "min_p": 0.1,
+            "repetition_penalty": 1.1, "stop_token_ids": [4], "return_token_ids": True,
+            "priority": 2,
             "request_id": "mine", "cache_salt": "a user's",
         }
     )  # fmt: skip
     (request,) = completion.requests
-    assert (completion.stream, completion.include_usage, completion.return_token_ids) == (True, True, True)
-    assert (request.model, request.prompt, request.priority, request.request_id) == ("demo", "hi", 2, "mine")
+    assert (completion.stream, completion.include_usage, completion.return_token_ids) == (
+        True,
+        True,
+        True,
+    )
+    assert (request.model, request.prompt, request.priority, request.request_id) == (
+        "demo",
+        "hi",
+        2,
+        "mine",
+    )
     assert request.cache_salt == "a user's"
     sampling = request.sampling
-    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.seed) == (5, 0.0, 0.5, 3)
-    assert (sampling.stop, sampling.stop_token_ids, sampling.logit_bias) == (("x",), (4,), ((7, -1.0),))
-    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (1.0, 0.5, 1.1)
-    assert (sampling.ignore_eos, sampling.min_tokens, sampling.top_k, sampling.min_p) == (True, 2, 0, 0.1)
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.seed) == (
+        5,
+        0.0,
+        0.5,
+        3,
+    )
+    assert (sampling.stop, sampling.stop_token_ids, sampling.logit_bias) == (
+        ("x",),
+        (4,),
+        ((7, -1.0),),
+    )
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (
+        1.0,
+        0.5,
+        1.1,
+    )
+    assert (sampling.ignore_eos, sampling.min_tokens, sampling.top_k, sampling.min_p) == (
+        True,
+        2,
+        0,
+        0.1,
+    )
     assert sampling.logprobs == 2
 
 
@@ -91,7 +143,9 @@ def test_prompts(prompt: object, sources: list[tuple[str | None, tuple[int, ...]
     assert len({one.request_id for one in requests}) == len(requests)
 
 
-@pytest.mark.parametrize("prompt", [None, 5, {}, [], [[]], [1, "a"], ["a", [1]], [True], [1.5], [[1], []], ["a"] * 65])
+@pytest.mark.parametrize(
+    "prompt", [None, 5, {}, [], [[]], [1, "a"], ["a", [1]], [True], [1.5], [[1], []], ["a"] * 65]
+)
 def test_prompts_that_are_none(prompt: object) -> None:
     with pytest.raises(InvalidArgument) as caught:
         parse_completion({"prompt": prompt})
@@ -151,7 +205,10 @@ def test_chat() -> None:
         {
             "messages": [
                 {"role": "system", "content": "be brief"},
-                {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+                {
+                    "role": "user",
+                    "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+                },
             ],
             "max_completion_tokens": 5,
             "max_tokens": 9,
@@ -175,9 +232,15 @@ def test_chat() -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, Unimplemented),
         ({"messages": [{"role": "user", "content": "x"}], "prompt": "y"}, InvalidArgument),
         ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2}, InvalidArgument),
-        ({"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]}, InvalidArgument),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]},
+            InvalidArgument,
+        ),
         ({"messages": [{"role": "user", "content": "x"}], "echo": True}, InvalidArgument),
-        ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}]}, InvalidArgument),
+        (
+            {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}]},
+            InvalidArgument,
+        ),
     ],
 )
 def test_chats_that_are_refused(body: dict[str, object], kind: type[KvRelayError]) -> None:
@@ -202,7 +265,10 @@ def test_n_choices_per_prompt_in_the_order_of_prompts() -> None:
 
 def test_choices_without_a_seed_take_theirs_from_their_ids() -> None:
     requests = parse_completion({"prompt": "a", "n": 2}, "given").requests
-    assert [(one.request_id, one.sampling.seed) for one in requests] == [("given-0", None), ("given-1", None)]
+    assert [(one.request_id, one.sampling.seed) for one in requests] == [
+        ("given-0", None),
+        ("given-1", None),
+    ]
 
 
 def test_the_bound_is_on_prompts_times_n() -> None:
@@ -220,17 +286,27 @@ def test_echo_has_no_logprobs_of_the_prompt() -> None:
 
 def test_fields_that_change_nothing_are_passed_over() -> None:
     body = {"messages": [{"role": "user", "content": "x"}]}
-    more = {"parallel_tool_calls": True, "user": "u", "metadata": {"a": "b"}, "store": False, "max_tokens": None}
+    more = {
+        "parallel_tool_calls": True,
+        "user": "u",
+        "metadata": {"a": "b"},
+        "store": False,
+        "max_tokens": None,
+    }
     assert parse_chat(body | more) == parse_chat(body)
 
 
-@pytest.mark.parametrize("body", [{}, {"prompt": "a", "messages": [{"role": "user", "content": "x"}]}, {"prompt": 5}])
+@pytest.mark.parametrize(
+    "body", [{}, {"prompt": "a", "messages": [{"role": "user", "content": "x"}]}, {"prompt": 5}]
+)
 def test_bodies_of_tokenize_that_are_refused(body: dict[str, object]) -> None:
     with pytest.raises(InvalidArgument):
         parse_tokenize(body)
 
 
-@pytest.mark.parametrize("body", [{}, {"tokens": 5}, {"tokens": ["a"]}, {"tokens": [True]}, {"tokens": [1], "x": 1}])
+@pytest.mark.parametrize(
+    "body", [{}, {"tokens": 5}, {"tokens": ["a"]}, {"tokens": [True]}, {"tokens": [1], "x": 1}]
+)
 def test_bodies_of_detokenize_that_are_refused(body: dict[str, object]) -> None:
     with pytest.raises(InvalidArgument):
         parse_detokenize(body)

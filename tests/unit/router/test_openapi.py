@@ -31,15 +31,23 @@ CHAT_BODY = {"messages": [{"role": "user", "content": "x"}]}
 
 
 @pytest.mark.parametrize(
-    ("parse", "body", "fields"), [(parse_completion, {"prompt": "x"}, COMPLETION), (parse_chat, CHAT_BODY, CHAT)]
+    ("parse", "body", "fields"),
+    [(parse_completion, {"prompt": "x"}, COMPLETION), (parse_chat, CHAT_BODY, CHAT)],
 )
 @pytest.mark.parametrize("wrong", [{"a": 1}, "text", [[]], 1.5, True])
 def test_the_parser_takes_the_types_that_are_described(
-    parse: Callable[[Any], object], body: dict[str, object], fields: dict[str, Schema], wrong: object
+    parse: Callable[[Any], object],
+    body: dict[str, object],
+    fields: dict[str, Schema],
+    wrong: object,
 ) -> None:
-    """A value of a type that is not described is refused with the field's name; one that is, is not refused for it."""
+    """A value of a type that is not described is refused with the field's name; one that is, is not
+    refused for it.
+    """
     for name, one in fields.items():
-        described = jsonschema.Draft202012Validator({"type": one["type"]} if "type" in one else one).is_valid(wrong)
+        described = jsonschema.Draft202012Validator(
+            {"type": one["type"]} if "type" in one else one
+        ).is_valid(wrong)
         refusal = _refusal(parse, body | {name: wrong})
         if described:
             assert not refusal.startswith(f"{name} is {wrong!r}; it must be")
@@ -56,9 +64,18 @@ def _refusal(parse: Callable[[Any], object], body: dict[str, object]) -> str:
 
 
 async def test_answers_are_as_described() -> None:
-    async with running_router() as router, httpx.AsyncClient(base_url=router.http, timeout=20) as http:
+    async with (
+        running_router() as router,
+        httpx.AsyncClient(base_url=router.http, timeout=20) as http,
+    ):
         assert (await http.get("/openapi.json")).json()["paths"] == DESCRIPTION["paths"]
-        prompt = {"prompt": "Once", "max_tokens": 4, "n": 2, "logprobs": 1, "return_token_ids": True}
+        prompt = {
+            "prompt": "Once",
+            "max_tokens": 4,
+            "n": 2,
+            "logprobs": 1,
+            "return_token_ids": True,
+        }
         for path, body, name in (
             ("/v1/completions", prompt, "Completion"),
             ("/v1/chat/completions", CHAT_BODY | {"max_tokens": 4, "logprobs": True}, "Chat"),
@@ -68,5 +85,11 @@ async def test_answers_are_as_described() -> None:
         ):
             found = (await http.post(path, json=body)).json()
             jsonschema.validate(found, schema(name), jsonschema.Draft202012Validator)
-        for path, name in (("/v1/models", "Models"), ("/v1/models/demo", "Model"), ("/v1/models/other", "Error")):
-            jsonschema.validate((await http.get(path)).json(), schema(name), jsonschema.Draft202012Validator)
+        for path, name in (
+            ("/v1/models", "Models"),
+            ("/v1/models/demo", "Model"),
+            ("/v1/models/other", "Error"),
+        ):
+            jsonschema.validate(
+                (await http.get(path)).json(), schema(name), jsonschema.Draft202012Validator
+            )

@@ -1,4 +1,6 @@
-"""Schemathesis against the description: requests made from it, right and wrong, are answered as it says."""
+"""Schemathesis against the description: requests made from it, right and wrong, are answered as it
+says.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,10 @@ from pathlib import Path
 from support.router_harness import running_router
 
 EXAMPLES = os.environ.get("SCHEMATHESIS_EXAMPLES", "6")  # of each operation
-CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+CHECKS = (
+    "not_a_server_error,status_code_conformance,content_type_conformance,"
+    "response_schema_conformance"
+)
 
 
 async def test_generated_requests(tmp_path: Path) -> None:
@@ -19,7 +24,16 @@ async def test_generated_requests(tmp_path: Path) -> None:
             worker.worker.tokens_per_step = 256
         process = await asyncio.create_subprocess_exec(
             *(str(Path(sys.executable).with_name("st")), "run", f"{router.http}/openapi.json"),
-            *("--checks", CHECKS, "--phases", "fuzzing", "--max-examples", EXAMPLES, "--request-timeout", "20"),
+            *(
+                "--checks",
+                CHECKS,
+                "--phases",
+                "fuzzing",
+                "--max-examples",
+                EXAMPLES,
+                "--request-timeout",
+                "20",
+            ),
             *("--seed", "1", "--no-color", "--generation-database", "none"),
             cwd=tmp_path,
             stdout=asyncio.subprocess.PIPE,

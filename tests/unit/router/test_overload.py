@@ -19,7 +19,9 @@ DEADLINE_S = 4.0
 PROMPT = (1, 2, 3)
 
 
-def offer(cluster: VirtualCluster, seconds: float, rates: dict[Tenant, float], seed: int = 1) -> None:
+def offer(
+    cluster: VirtualCluster, seconds: float, rates: dict[Tenant, float], seed: int = 1
+) -> None:
     """Poisson arrivals of each tenant."""
     random = Random(seed)
     due = {tenant: cluster.now + random.expovariate(rate) for tenant, rate in rates.items()}
@@ -31,7 +33,9 @@ def offer(cluster: VirtualCluster, seconds: float, rates: dict[Tenant, float], s
                 tokens = random.randint(TOKENS // 2, TOKENS * 3 // 2)
                 sampling = SamplingParams(max_tokens=tokens, seed=len(cluster.records))
                 deadline = cluster.now + DEADLINE_S
-                cluster.submit(Request(name, PROMPT, sampling, cluster.now, deadline, tenant=tenant))
+                cluster.submit(
+                    Request(name, PROMPT, sampling, cluster.now, deadline, tenant=tenant)
+                )
                 due[tenant] += random.expovariate(rate)
         cluster.step()
 

@@ -61,15 +61,21 @@ def test_tenants_that_are_gone_are_forgotten() -> None:
 
 
 class Doors:
-    def __init__(self, running: RouterHarness, http: httpx.AsyncClient, hostile: str, victim: str) -> None:
+    def __init__(
+        self, running: RouterHarness, http: httpx.AsyncClient, hostile: str, victim: str
+    ) -> None:
         self.running = running
         self.http = http
         self.hostile = hostile
         self.victim = victim
 
-    async def polls(self, token: str, number: int, path: str = "/metrics") -> list[asyncio.Task[httpx.Response]]:
+    async def polls(
+        self, token: str, number: int, path: str = "/metrics"
+    ) -> list[asyncio.Task[httpx.Response]]:
         """Begun, and all at the router."""
-        tasks = [asyncio.create_task(self.http.get(path, headers=bearer(token))) for _ in range(number)]
+        tasks = [
+            asyncio.create_task(self.http.get(path, headers=bearer(token))) for _ in range(number)
+        ]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return tasks
 
@@ -117,11 +123,15 @@ async def test_refused_requests_wait_answers_do_not(doors: Doors) -> None:
         answer = await doors.http.post("/v1/completions", json=good, headers=bearer(doors.hostile))
         assert answer.status_code == 200
     refusals = [
-        asyncio.create_task(doors.http.post("/v1/completions", json={}, headers=bearer(doors.hostile)))
+        asyncio.create_task(
+            doors.http.post("/v1/completions", json={}, headers=bearer(doors.hostile))
+        )
         for _ in range(4)
     ]
     assert [(await one).status_code for one in refusals] == [400] * 4
-    waiting = asyncio.create_task(doors.http.post("/v1/completions", json=good, headers=bearer(doors.hostile)))
+    waiting = asyncio.create_task(
+        doors.http.post("/v1/completions", json=good, headers=bearer(doors.hostile))
+    )
     for _ in range(3):  # in which time an answer that does not wait would have come
         answer = await doors.http.post("/v1/completions", json=good, headers=bearer(doors.victim))
         assert answer.status_code == 200
@@ -171,19 +181,25 @@ async def test_strangers_wait_for_each_other_and_hold_few_connections(
     await cancelled(strangers)
 
 
-async def test_strangers_on_grpc_wait_in_the_same_room(doors: Doors, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_strangers_on_grpc_wait_in_the_same_room(
+    doors: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(router.frontend.waiting_room, "MAX_STRANGERS", 2)
     async with grpc.aio.insecure_channel(doors.running.grpc) as channel:
         stub = InferenceServiceStub(channel)
 
         async def refused() -> grpc.StatusCode:
             with pytest.raises(grpc.aio.AioRpcError) as info:
-                await stub.ListModels(pb.ListModelsRequest(), metadata=(("authorization", "Bearer kvr_unknown"),))
+                await stub.ListModels(
+                    pb.ListModelsRequest(), metadata=(("authorization", "Bearer kvr_unknown"),)
+                )
             return info.value.code()
 
         strangers = [asyncio.create_task(refused()) for _ in range(12)]
         await ended(strangers, 10)  # all but the two that wait
-        assert {one.result() for one in strangers if one.done()} == {grpc.StatusCode.UNAUTHENTICATED}
+        assert {one.result() for one in strangers if one.done()} == {
+            grpc.StatusCode.UNAUTHENTICATED
+        }
         answer = await doors.http.get("/metrics", headers=bearer("kvr_unknown"))
         assert (answer.status_code, answer.headers["connection"]) == (401, "close")
         as_victim = (("authorization", f"Bearer {doors.victim}"),)
@@ -208,7 +224,9 @@ async def test_a_stranger_who_leaves_makes_room(monkeypatch: pytest.MonkeyPatch)
     await cancelled(waiting)
 
 
-async def test_requests_that_wait_leave_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_that_wait_leave_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """All at one moment, they would be refused in one round of the event loop."""
     waits: list[float] = []
     leaves = asyncio.Event()
@@ -232,12 +250,16 @@ async def test_requests_that_wait_leave_one_after_the_other(monkeypatch: pytest.
         leaves.clear()
 
 
-async def test_no_tenant_takes_all_connections(doors: Doors, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_tenant_takes_all_connections(
+    doors: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(router.api.http.pacing, "MAX_REQUESTS", 3)
     doors.running.workers["decode-0"].may_step.clear()
     body = {"model": "demo", "prompt": [11, 12], "max_tokens": 2}
     flying = [
-        asyncio.create_task(doors.http.post("/v1/completions", json=body, headers=bearer(doors.hostile)))
+        asyncio.create_task(
+            doors.http.post("/v1/completions", json=body, headers=bearer(doors.hostile))
+        )
         for _ in range(3)
     ]
     async with asyncio.timeout(20):
@@ -245,13 +267,19 @@ async def test_no_tenant_takes_all_connections(doors: Doors, monkeypatch: pytest
             await asyncio.sleep(0.01)
     refused = await doors.http.post("/v1/completions", json=body, headers=bearer(doors.hostile))
     assert refused.status_code == 429
-    assert refused.json()["error"]["message"].startswith("tenant hostile has more than 3 HTTP requests under way")
+    assert refused.json()["error"]["message"].startswith(
+        "tenant hostile has more than 3 HTTP requests under way"
+    )
     doors.running.workers["decode-0"].may_step.set()
     assert [(await one).status_code for one in flying] == [200] * 3
-    assert (await doors.http.post("/v1/completions", json=body, headers=bearer(doors.hostile))).status_code == 200
+    assert (
+        await doors.http.post("/v1/completions", json=body, headers=bearer(doors.hostile))
+    ).status_code == 200
 
 
-async def test_one_exposition_serves_all_who_ask_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_one_exposition_serves_all_who_ask_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(router.observability.exposition, "SPACING", 1e9)
     rendered = 0
     render = router.observability.exposition.generate_latest
@@ -262,7 +290,10 @@ async def test_one_exposition_serves_all_who_ask_at_a_time(monkeypatch: pytest.M
         return render(registry)
 
     monkeypatch.setattr(router.observability.exposition, "generate_latest", counted)
-    async with running_router() as running, httpx.AsyncClient(base_url=running.http, timeout=20) as http:
+    async with (
+        running_router() as running,
+        httpx.AsyncClient(base_url=running.http, timeout=20) as http,
+    ):
         answers = await asyncio.gather(*(http.get("/metrics") for _ in range(20)))
         assert len({one.content for one in answers}) == 1
     assert rendered == 2  # the cluster's series and the tenants'

@@ -10,15 +10,18 @@ from typing import Any
 
 import httpx
 import pytest
-import router.observability.dashboard
 from support.router_harness import RouterHarness, running_router
 
+import router.observability.dashboard
 from kvrelay.types import ScalingDecision
 from router.runtime.driver import RECENT
 
 LONG = list(range(10, 50))
 SHORT = [11, 12, 13]
-FILES = {one.name: one.read_text() for one in (resources.files("router.observability") / "page").iterdir()}
+FILES = {
+    one.name: one.read_text()
+    for one in (resources.files("router.observability") / "page").iterdir()
+}
 
 
 @pytest.fixture
@@ -40,7 +43,9 @@ def always_new(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def ask(http: httpx.AsyncClient, prompt: object = LONG, **more: Any) -> httpx.Response:
-    return await http.post("/v1/completions", json={"model": "demo", "prompt": prompt, "max_tokens": 8} | more)
+    return await http.post(
+        "/v1/completions", json={"model": "demo", "prompt": prompt, "max_tokens": 8} | more
+    )
 
 
 async def status(http: httpx.AsyncClient) -> dict[str, Any]:
@@ -51,7 +56,12 @@ async def status(http: httpx.AsyncClient) -> dict[str, Any]:
 
 
 async def test_files_and_their_policy(http: httpx.AsyncClient) -> None:
-    kinds = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+    kinds = {
+        "html": "text/html",
+        "css": "text/css",
+        "js": "text/javascript",
+        "svg": "image/svg+xml",
+    }
     assert (await http.get("/")).text == FILES["index.html"]
     for name, text in FILES.items():
         response = await http.get(f"/page/{name}")
@@ -70,7 +80,15 @@ async def test_files_and_their_policy(http: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_nothing_in_the_files_can_be_made_to_run_data_or_asks_another_server(name: str) -> None:
     text = FILES[name]
-    for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "@import"):
+    for word in (
+        "innerHTML",
+        "outerHTML",
+        "insertAdjacentHTML",
+        "document.write",
+        "eval(",
+        "new Function",
+        "@import",
+    ):
         assert word not in text
     assert set(re.findall(r"https?://[^\"'\s]+", text)) <= {"http://www.w3.org/2000/svg"}
     if name.endswith(".html"):
@@ -91,9 +109,14 @@ async def test_a_request_is_a_row_of_sizes_and_times_only(http: httpx.AsyncClien
     names = [name for name, _ in row["phases"]]
     assert names[:3] == ["tokenize", "queue", "reserve"]
     assert names[-1] == "decode"
-    assert sum(ms for _, ms in row["phases"]) == pytest.approx(row["ledger"]["e2e_seconds"] * 1000, rel=0.5)
+    assert sum(ms for _, ms in row["phases"]) == pytest.approx(
+        row["ledger"]["e2e_seconds"] * 1000, rel=0.5
+    )
     assert row["handoff_at"][0] < row["handoff_at"][1]
-    assert (row["ledger"]["handoff"]["transport"], row["ledger"]["attempts"][0]["outcome"]) == ("fake", "finished")
+    assert (row["ledger"]["handoff"]["transport"], row["ledger"]["attempts"][0]["outcome"]) == (
+        "fake",
+        "finished",
+    )
     said = (await http.get("/status.json")).text
     assert "xylophone" not in said
     assert text not in said
@@ -105,9 +128,15 @@ async def test_figures_pools_and_decisions(cluster: RouterHarness, http: httpx.A
     await ask(http)
     found = await status(http)
     assert (found["model"], found["max_model_len"], found["chat"]) == ("demo", 4096, True)
-    assert (found["state"], found["registry"], found["running"], found["waiting"]) == ("ready", "ok", 0, 0)
+    assert (found["state"], found["registry"], found["running"], found["waiting"]) == (
+        "ready",
+        "ok",
+        0,
+        0,
+    )
     assert found["totals"] == {
-        "finished": 1, "failed": 0, "prompt_tokens": 40, "cached_tokens": 0, "generated_tokens": 8, "handoff_bytes": 64,
+        "finished": 1, "failed": 0, "prompt_tokens": 40, "cached_tokens": 0,
+        "generated_tokens": 8, "handoff_bytes": 64,
     }  # fmt: skip
     assert all(0 < one < 20 for one in found["ttft"] + found["itl"])
     assert [(one["name"], one["desired"], one["ready"], one["size"]) for one in found["pools"]] == [
@@ -164,7 +193,10 @@ async def test_one_snapshot_serves_all_viewers_and_they_are_not_too_many(
     assert len({one.content for one in answers if one.status_code == 200}) == 1
     refused = next(one for one in answers if one.status_code == 429)
     assert refused.headers["retry-after"] == "1"
-    assert refused.json()["error"]["message"] == "5 status pages of this tenant are open already; close one"
+    assert (
+        refused.json()["error"]["message"]
+        == "5 status pages of this tenant are open already; close one"
+    )
     assert (await ask(http)).status_code == 200
 
 

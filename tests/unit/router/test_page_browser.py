@@ -27,7 +27,9 @@ async def browser(tmp_path: Path) -> AsyncIterator[Browser]:
 
 async def test_a_visit(cluster: RouterHarness, browser: Browser) -> None:
     """One visit, from the first look to the router's end: a browser takes seconds to start."""
-    cluster.registry.entries["<img src=x onerror=alert(1)>"] = worker_info("<img src=x onerror=alert(1)>", "decode")
+    cluster.registry.entries["<img src=x onerror=alert(1)>"] = worker_info(
+        "<img src=x onerror=alert(1)>", "decode"
+    )
     await browser.open(cluster.http + "/")
     await browser.until("#state-word", lambda text: text == "ready")
     await browser.until(".pool.decode tbody", lambda text: "<img src=x onerror=alert(1)>" in text)
@@ -35,7 +37,10 @@ async def test_a_visit(cluster: RouterHarness, browser: Browser) -> None:
     del cluster.registry.entries["<img src=x onerror=alert(1)>"]
 
     # A prompt, its tokens and its ledger
-    await browser.run("document.getElementById('prompt').value = '<b>once</b> upon a time there was a long prompt'")
+    await browser.run(
+        "document.getElementById('prompt').value = '<b>once</b> upon a time there "
+        "was a long prompt'"
+    )
     await browser.run("document.getElementById('max-tokens').value = 32")
     await browser.click("#send")
     ledger = await browser.until("#answer-ledger", lambda text: "end to end" in text)
@@ -68,12 +73,16 @@ async def test_a_visit(cluster: RouterHarness, browser: Browser) -> None:
     await browser.until("#detail", lambda text: "end to end" in text)
     await browser.type("#detail .close", "\ue00c")  # escape
     assert not await browser.run("return document.getElementById('detail').open")
-    assert await browser.run("return document.querySelectorAll('img[src=x], #answer b').length") == 0
+    assert (
+        await browser.run("return document.querySelectorAll('img[src=x], #answer b').length") == 0
+    )
     assert await browser.errors() == []
 
     # The registry goes and comes back; the router ends
     cluster.registry.away = True
-    await browser.until("#state", lambda text: "registry away" in text and "Redis at memory: away" in text)
+    await browser.until(
+        "#state", lambda text: "registry away" in text and "Redis at memory: away" in text
+    )
     cluster.registry.away = False
     await browser.until("#state-word", lambda text: text == "ready")
     cluster.stop()
@@ -84,7 +93,9 @@ async def test_a_visit(cluster: RouterHarness, browser: Browser) -> None:
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-async def test_nothing_is_wider_than_the_window(tmp_path: Path, cluster: RouterHarness, width: int) -> None:
+async def test_nothing_is_wider_than_the_window(
+    tmp_path: Path, cluster: RouterHarness, width: int
+) -> None:
     async with chromium(tmp_path, width) as browser:
         await asyncio.to_thread(
             browser.driver.execute_cdp_cmd,
@@ -95,16 +106,23 @@ async def test_nothing_is_wider_than_the_window(tmp_path: Path, cluster: RouterH
         await browser.until("#state-word", lambda text: text == "ready")
         assert await browser.run("return innerWidth") == width
         assert (
-            await browser.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+            await browser.run(
+                "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            )
+            == 0
         )
 
 
-async def test_a_token_is_asked_for_and_kept_in_the_tab_alone(browser: Browser, tmp_path: Path) -> None:
+async def test_a_token_is_asked_for_and_kept_in_the_tab_alone(
+    browser: Browser, tmp_path: Path
+) -> None:
     tokens = Tokens(tmp_path / "tokens.yaml")
     token = tokens.add("acme")
     async with running_router(tokens_file=tokens.path) as cluster:
         await browser.open(cluster.http + "/")
-        await browser.until("#token-dialog[open] h2", lambda text: text == "This cluster needs a token")
+        await browser.until(
+            "#token-dialog[open] h2", lambda text: text == "This cluster needs a token"
+        )
         assert await browser.text("#state-word") == "no token"
         await browser.type("#token", "kvr_wrong", "\ue007")
         await browser.until("#token-why", lambda text: "not known here" in text)
@@ -115,7 +133,8 @@ async def test_a_token_is_asked_for_and_kept_in_the_tab_alone(browser: Browser, 
         await browser.click("#send")
         await browser.until("#answer-ledger", lambda text: "end to end" in text)
         await browser.until("#gantt button .who", lambda text: text == "yours")
-        assert await browser.run("return [localStorage.length, document.cookie, location.href]") == [
+        assert await browser.run("return [localStorage.length, document.cookie, "
+                                 "location.href]") == [
             0, "", cluster.http + "/",
         ]  # fmt: skip
         assert await browser.run("return Object.values(sessionStorage)") == [token]

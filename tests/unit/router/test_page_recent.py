@@ -29,9 +29,13 @@ def submitted(max_tokens: int = 4) -> Lifecycle:
     return life
 
 
-def tokens(life: Lifecycle, index: int, *token_ids: int, prefill: PrefillTimings | None = None) -> SequenceTokens:
+def tokens(
+    life: Lifecycle, index: int, *token_ids: int, prefill: PrefillTimings | None = None
+) -> SequenceTokens:
     finish = "length" if index + len(token_ids) == life.request.sampling.max_tokens else None
-    return SequenceTokens("r", life.attempt, index, token_ids, finish_reason=finish, prefill=prefill)
+    return SequenceTokens(
+        "r", life.attempt, index, token_ids, finish_reason=finish, prefill=prefill
+    )
 
 
 def decoding() -> Lifecycle:
@@ -60,9 +64,11 @@ def test_the_picture_grows_with_the_request() -> None:
 
 def test_a_hand_off_lies_beside_prefill_and_before_decode() -> None:
     life = decoding()
-    assert handoff_span(life) == (1750.0, 3250.0)  # committed half a second after the prompt was computed at 12.75
+    # Committed half a second after the prompt was computed at 12.75
+    assert handoff_span(life) == (1750.0, 3250.0)
     expected = [
-        ("tokenize", 0.25), ("queue", 0.75), ("reserve", 0.5), ("prefill_queue", 0.25), ("prefill", 1.0),
+        ("tokenize", 0.25), ("queue", 0.75), ("reserve", 0.5), ("prefill_queue", 0.25),
+        ("prefill", 1.0),
         ("return", 0.25), ("handoff", 0.25), ("decode", 1.75),
     ]  # fmt: skip
     assert phases_of(life, 15.0) == expected
@@ -79,11 +85,21 @@ def test_time_lost_with_a_worker_after_the_first_token_is_shown() -> None:
     life.on_event("d", tokens(life, 2, 102, prefill=timings), 18.0)
     life.on_event("d", tokens(life, 3, 103), 19.0)
     names = [name for name, _ in phases_of(life, 19.0)]
-    assert names[6:] == ["decode", "failed_attempt", "queue", "prefill_queue", "prefill", "return", "decode"]
+    assert names[6:] == [
+        "decode",
+        "failed_attempt",
+        "queue",
+        "prefill_queue",
+        "prefill",
+        "return",
+        "decode",
+    ]
     assert dict(phases_of(life, 19.0))["failed_attempt"] == 2.0
     assert sum(seconds for _, seconds in phases_of(life, 19.0)) == 9.0
     ledger = life.timeline.ledger(13.0, 19.0, life.handoff, tuple(life.attempts))
-    assert ledger.ttft_seconds == sum(seconds for _, seconds in ledger.phases) == 3.0, "as before it was lost"
+    assert ledger.ttft_seconds == sum(seconds for _, seconds in ledger.phases) == 3.0, (
+        "as before it was lost"
+    )
     assert "failed_attempt" not in dict(ledger.phases)
 
 

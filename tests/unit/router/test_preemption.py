@@ -32,7 +32,10 @@ def one_running(name: str = "r", tenant: str = "a", worker: str = "d0", number: 
 
 
 def shares(
-    running: list[Running], tokens: int = 0, weights: tuple[float, ...] = (1, 1, 1), soon_s: float = math.inf
+    running: list[Running],
+    tokens: int = 0,
+    weights: tuple[float, ...] = (1, 1, 1),
+    soon_s: float = math.inf,
 ) -> Shares:
     rooms = []
     for worker in sorted({one.worker_id for one in running}):
@@ -41,7 +44,12 @@ def shares(
         rooms.append(Room(worker, len(there), 0, tokens, free_tokens, soon_s))
     counters = {"a": 900.0, "b": 100.0, "c": 500.0}
     return Shares(
-        rooms, running, {one: Standing(weight, counters[one]) for one, weight in zip(TENANTS, weights, strict=True)}
+        rooms,
+        running,
+        {
+            one: Standing(weight, counters[one])
+            for one, weight in zip(TENANTS, weights, strict=True)
+        },
     )
 
 
@@ -77,7 +85,9 @@ def test_the_reason_names_both_tenants_and_what_they_have() -> None:
 
 
 def test_who_was_preempted_stays_until_it_has_got_on() -> None:
-    again = replace(one_running(), preemptions=1, new_tokens=PROGRESS_TOKENS, ran_s=MIN_RUN_S, start_s=0.0)
+    again = replace(
+        one_running(), preemptions=1, new_tokens=PROGRESS_TOKENS, ran_s=MIN_RUN_S, start_s=0.0
+    )
     slow = replace(again, start_s=MIN_RUN_S)
     for one, moves in (
         (again, True),
@@ -97,7 +107,10 @@ def test_a_slot_that_comes_free_soon_is_waited_for() -> None:
 
 
 def test_one_slot_is_taken_in_turns_by_who_was_served_less() -> None:
-    alone = [replace(one_running(str(number), "ac"[number % 2], number=number), ran_s=TURN_S) for number in range(2)]
+    alone = [
+        replace(one_running(str(number), "ac"[number % 2], number=number), ran_s=TURN_S)
+        for number in range(2)
+    ]
     room = [Room("d0", 2, 0, 0, 0)]
     standings = shares(full()).tenants
     found = preempt(WAITING, Shares(room, alone, standings))
@@ -134,7 +147,12 @@ WEIGHTS = st.tuples(*[st.sampled_from((0.5, 1.0, 2.0, 10.0))] * 3)
     WEIGHTS,
 )
 def test_whatever_the_books_say(
-    running: list[Running], tenant: str, priority: int, num_tokens: int, tokens: int, weights: tuple[float, ...]
+    running: list[Running],
+    tenant: str,
+    priority: int,
+    num_tokens: int,
+    tokens: int,
+    weights: tuple[float, ...],
 ) -> None:
     running = [replace(one, request_id=str(number)) for number, one in enumerate(running)]
     waiting = Waiting("w", tenant, priority, num_tokens)
@@ -145,13 +163,20 @@ def test_whatever_the_books_say(
     chosen = [one for one in running if one.request_id in found.victims]
     assert len(chosen) == len(set(found.victims)) > 0
     for one in chosen:
-        assert (one.tenant != tenant, one.worker_id, one.priority >= priority) == (True, found.worker_id, True)
+        assert (one.tenant != tenant, one.worker_id, one.priority >= priority) == (
+            True,
+            found.worker_id,
+            True,
+        )
     (room,) = [one for one in books.rooms if one.worker_id == found.worker_id]
     freed = sum(one.held_tokens for one in chosen)
     assert room.free_slots + len(chosen) >= 1
     assert not tokens or room.free_tokens + freed >= num_tokens, "there is room then"
     least = min(chosen, key=lambda one: one.held_tokens)
-    assert room.free_slots + len(chosen) - 1 < 1 or room.free_tokens + freed - least.held_tokens < num_tokens
+    assert (
+        room.free_slots + len(chosen) - 1 < 1
+        or room.free_tokens + freed - least.held_tokens < num_tokens
+    )
     _is_not_reversed(chosen, running, waiting, tokens, weights, found.worker_id)
 
 
@@ -163,26 +188,38 @@ def _is_not_reversed(
     weights: tuple[float, ...],
     worker: str,
 ) -> None:
-    """The victims find nobody of the tenant that took their place to give way to them, but in turns."""
-    successor = replace(one_running("w", waiting.tenant, worker), held_tokens=waiting.num_tokens, ran_s=0.0)
+    """The victims find nobody of the tenant that took their place to give way to them, but in
+    turns.
+    """
+    successor = replace(
+        one_running("w", waiting.tenant, worker), held_tokens=waiting.num_tokens, ran_s=0.0
+    )
     after = [one for one in running if one not in chosen] + [successor]
     for one in chosen:
         if shares(running, tokens, weights).slots_of(one.tenant) == 1:
             continue  # it took turns
-        back = Waiting(one.request_id, one.tenant, min(one.priority, waiting.priority), one.held_tokens)
+        back = Waiting(
+            one.request_id, one.tenant, min(one.priority, waiting.priority), one.held_tokens
+        )
         found = preempt(back, shares(after, tokens, weights))
         assert found is None or "w" not in found.victims
 
 
 @given(st.lists(RUNNING, min_size=1, max_size=8), st.sampled_from(TENANTS), st.integers(1, 200))
-def test_one_tenant_never_preempts_itself(running: list[Running], tenant: str, num_tokens: int) -> None:
-    mine = [replace(one, request_id=str(number), tenant=tenant) for number, one in enumerate(running)]
+def test_one_tenant_never_preempts_itself(
+    running: list[Running], tenant: str, num_tokens: int
+) -> None:
+    mine = [
+        replace(one, request_id=str(number), tenant=tenant) for number, one in enumerate(running)
+    ]
     assert preempt(Waiting("w", tenant, -9, num_tokens), shares(mine, 300)) is None
 
 
 @pytest.mark.parametrize("weight", [1.0, 3.0, 30.0])
 def test_moves_end_where_shares_are_met(weight: float) -> None:
-    """From a batch that one tenant fills to weighted shares, in as many moves as there are slots to move."""
+    """From a batch that one tenant fills to weighted shares, in as many moves as there are slots to
+    move.
+    """
     running = [replace(one_running(str(number), "a", number=number)) for number in range(32)]
     room = [Room("d0", 32, 0, 0, 0)]
     standings = {"a": Standing(1.0, 0.0), "b": Standing(weight, 0.0)}

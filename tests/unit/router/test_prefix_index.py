@@ -33,7 +33,9 @@ def test_least_recently_assigned_is_forgotten_first_and_tails_before_heads() -> 
     assert index.match("a", [3, 4]) == 1
 
 
-@given(st.lists(st.lists(st.integers(0, 5), max_size=6, unique=True), max_size=20), st.integers(1, 8))
+@given(
+    st.lists(st.lists(st.integers(0, 5), max_size=6, unique=True), max_size=20), st.integers(1, 8)
+)
 def test_never_claims_what_was_not_assigned(sequences: list[list[int]], capacity: int) -> None:
     index = PrefixIndex()
     seen: set[int] = set()

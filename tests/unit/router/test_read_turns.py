@@ -36,7 +36,9 @@ def reader(clock: Clock, to: list[bytes], data: bytes) -> Callable[[], None]:
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 8)), max_size=60))
-def test_rounds_of_the_loop_are_short_and_what_one_sends_stays_in_order(came: list[tuple[int, int]]) -> None:
+def test_rounds_of_the_loop_are_short_and_what_one_sends_stays_in_order(
+    came: list[tuple[int, int]],
+) -> None:
     async def run() -> None:
         clock, loop = Clock(), asyncio.get_running_loop()
         turns = ReadTurns(clock)
@@ -52,14 +54,20 @@ def test_rounds_of_the_loop_are_short_and_what_one_sends_stays_in_order(came: li
         for i, (tenant, size) in enumerate(came):
             data = bytes([i]) * size
             before = len(found[tenant])
-            assert turns.take(tenant, reader(clock, found[tenant], data)) == (len(found[tenant]) > before)
+            assert turns.take(tenant, reader(clock, found[tenant], data)) == (
+                len(found[tenant]) > before
+            )
         while sum(map(len, found.values())) < len(came):
             await asyncio.sleep(0)
         rounds.append(clock.time)
         for tenant in range(6):
-            assert [one[0] for one in found[tenant]] == [i for i, (t, _) in enumerate(came) if t == tenant]
+            assert [one[0] for one in found[tenant]] == [
+                i for i, (t, _) in enumerate(came) if t == tenant
+            ]
         longest = max((size for _, size in came), default=0) * BYTE_S
-        assert all(after - before <= SLICE_S + longest for before, after in itertools.pairwise(rounds))
+        assert all(
+            after - before <= SLICE_S + longest for before, after in itertools.pairwise(rounds)
+        )
 
     asyncio.run(run())
 

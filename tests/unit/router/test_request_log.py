@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.router_harness import running_router
 from structlog.testing import capture_logs
+from support.router_harness import running_router
 
 import kvrelay
 
@@ -16,8 +16,12 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 async def test_one_line_for_each_request_without_its_text() -> None:
     with capture_logs() as logs:
         async with running_router() as router, kvrelay.AsyncClient(router.grpc) as client:
-            answer = await client.generate(token_ids=range(20, 60), max_tokens=4, request_id="mine", seed=1)
-            stream = client.generate("a secret prompt", max_tokens=4000, request_id="left", ignore_eos=True)
+            answer = await client.generate(
+                token_ids=range(20, 60), max_tokens=4, request_id="mine", seed=1
+            )
+            stream = client.generate(
+                "a secret prompt", max_tokens=4000, request_id="left", ignore_eos=True
+            )
             await anext(stream)
             stream.cancel()
             async with asyncio.timeout(10):
@@ -41,7 +45,11 @@ async def test_one_line_for_each_request_without_its_text() -> None:
         "attempts": 1,
     }
     assert 0 < mine["ttft_ms"] <= mine["e2e_ms"]
-    assert (left["request"], left["finish_reason"], left["error"]) == ("left", "cancelled", "CANCELLED")
+    assert (left["request"], left["finish_reason"], left["error"]) == (
+        "left",
+        "cancelled",
+        "CANCELLED",
+    )
     assert "secret" not in str(logs)
 
 

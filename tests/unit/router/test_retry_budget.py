@@ -32,7 +32,9 @@ def test_five_requests_earn_a_retry() -> None:
 
 
 @given(st.lists(st.booleans(), max_size=2000), st.floats(0, 0.1))
-def test_retries_are_at_most_what_was_earned_and_the_floor(first_attempts: list[bool], seconds_each: float) -> None:
+def test_retries_are_at_most_what_was_earned_and_the_floor(
+    first_attempts: list[bool], seconds_each: float
+) -> None:
     budget = RetryBudget()
     now, earned, spent = 0.0, 0.0, 0
     for first in first_attempts:

@@ -31,7 +31,9 @@ async def test_status(router: RouterHarness, admin: ClusterServiceStub) -> None:
     status = cluster_status_from_proto(await admin.GetStatus(pb.GetStatusRequest()))
     assert (status.model, status.state, status.registry) == ("demo", "ready", "ok")
     assert (status.block_size, status.block_bytes) == (32, 64)
-    assert [(pool.name, pool.desired, [one.worker_id for one in pool.workers]) for pool in status.pools] == [
+    assert [
+        (pool.name, pool.desired, [one.worker_id for one in pool.workers]) for pool in status.pools
+    ] == [
         ("prefill", 1, ["prefill-0"]),
         ("decode", 2, ["decode-0"]),
     ]
@@ -40,7 +42,9 @@ async def test_status(router: RouterHarness, admin: ClusterServiceStub) -> None:
     assert status.router.rss_bytes > 0
 
 
-async def test_status_while_the_registry_is_away(router: RouterHarness, admin: ClusterServiceStub) -> None:
+async def test_status_while_the_registry_is_away(
+    router: RouterHarness, admin: ClusterServiceStub
+) -> None:
     router.registry.away = True
     status = cluster_status_from_proto(await admin.GetStatus(pb.GetStatusRequest()))
     assert status.registry == "Redis at memory: away"
@@ -115,21 +119,29 @@ async def test_restart_workers(
     assert status.restarting == tuple(chosen)
 
 
-async def test_workers_without_room_are_shown(router: RouterHarness, admin: ClusterServiceStub) -> None:
-    router.registry.without_room = (PendingWorker("decode-1", "decode", "no Ray node has room for CPU 1"),)
+async def test_workers_without_room_are_shown(
+    router: RouterHarness, admin: ClusterServiceStub
+) -> None:
+    router.registry.without_room = (
+        PendingWorker("decode-1", "decode", "no Ray node has room for CPU 1"),
+    )
     status = cluster_status_from_proto(await admin.GetStatus(pb.GetStatusRequest()))
     assert status.pending == router.registry.without_room
     assert {pool.name: len(pool.workers) for pool in status.pools} == {"prefill": 1, "decode": 1}
 
 
-async def test_a_restart_of_nobody_restarts_nobody(router: RouterHarness, admin: ClusterServiceStub) -> None:
+async def test_a_restart_of_nobody_restarts_nobody(
+    router: RouterHarness, admin: ClusterServiceStub
+) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await admin.RestartWorkers(pb.RestartWorkersRequest(names=["decode", "decode-9"]))
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
     assert router.registry.restarting == set()
 
 
-async def test_nothing_is_changed_without_a_registry(router: RouterHarness, admin: ClusterServiceStub) -> None:
+async def test_nothing_is_changed_without_a_registry(
+    router: RouterHarness, admin: ClusterServiceStub
+) -> None:
     router.registry.away = True
     for call in (
         admin.SetPoolSize(pb.SetPoolSizeRequest(prefill=2)),

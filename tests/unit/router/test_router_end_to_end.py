@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc
 import pytest
-from support.fake_worker import FakeWorkerServer, answer, next_token
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from support.fake_worker import FakeWorkerServer, answer, next_token
 from support.router_harness import DEMO, RouterHarness, inference_stub, running_router
 
 from kvrelay.errors import (
@@ -42,7 +42,9 @@ PROMPT = tuple(range(10, 50))
 SHORT = (11, 12, 13)
 
 
-def ask(request_id: str = "", max_tokens: int = 8, prompt: tuple[int, ...] = PROMPT, **more: Any) -> GenerateRequest:
+def ask(
+    request_id: str = "", max_tokens: int = 8, prompt: tuple[int, ...] = PROMPT, **more: Any
+) -> GenerateRequest:
     sampling = replace(SamplingOptions(max_tokens=max_tokens, seed=7), **more)
     return GenerateRequest(request_id=request_id, token_ids=prompt, sampling=sampling)
 
@@ -52,7 +54,10 @@ async def collect(
 ) -> list[GenerateResponse]:
     """Raises the typed error."""
     try:
-        return [response_from_proto(one) async for one in stub.Generate(request_to_proto(request), timeout=timeout_s)]
+        return [
+            response_from_proto(one)
+            async for one in stub.Generate(request_to_proto(request), timeout=timeout_s)
+        ]
     except grpc.aio.AioRpcError as error:
         raise error_from_rpc(error) from None
 
@@ -105,7 +110,9 @@ async def test_disaggregated_answer_with_its_account(stub: InferenceServiceStub)
         "tokenize", "queue", "reserve", "prefill_queue", "prefill", "return", "emit",
     ]  # fmt: skip
     assert sum(seconds for _, seconds in last.ledger.phases) == last.ledger.ttft_seconds > 0
-    assert [(one.decode_worker, one.outcome) for one in last.ledger.attempts] == [("decode-0", "finished")]
+    assert [(one.decode_worker, one.outcome) for one in last.ledger.attempts] == [
+        ("decode-0", "finished")
+    ]
     assert last.usage is not None
     assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (40, 8)
     assert all(one.ledger is None and one.usage is None for one in responses[:-1])
@@ -121,15 +128,21 @@ async def test_short_prompt_takes_the_local_path(stub: InferenceServiceStub) -> 
 async def test_text_in_and_out(stub: InferenceServiceStub) -> None:
     tokenizer = Tokenizer.load(DEMO)
     prompt = tuple(tokenizer.encode("Once upon a time"))
-    request = GenerateRequest(prompt="Once upon a time", sampling=SamplingOptions(max_tokens=12, seed=7))
+    request = GenerateRequest(
+        prompt="Once upon a time", sampling=SamplingOptions(max_tokens=12, seed=7)
+    )
     responses = await collect(stub, request)
     assert tokens_of(responses) == (expected := answer(prompt, 7, 12))
     assert "".join(one.text for one in responses) == tokenizer.decode(expected)
 
 
 async def test_chat_goes_through_the_template(stub: InferenceServiceStub) -> None:
-    request = GenerateRequest(messages=(("user", "hello"),), sampling=SamplingOptions(max_tokens=3, seed=7))
-    prompt = tuple(Tokenizer.load(DEMO).encode("<s><|user|>hello</s><|assistant|>", add_special_tokens=False))
+    request = GenerateRequest(
+        messages=(("user", "hello"),), sampling=SamplingOptions(max_tokens=3, seed=7)
+    )
+    prompt = tuple(
+        Tokenizer.load(DEMO).encode("<s><|user|>hello</s><|assistant|>", add_special_tokens=False)
+    )
     assert tokens_of(await collect(stub, request)) == answer(prompt, 7, 3)
 
 
@@ -266,17 +279,23 @@ async def test_list_models(stub: InferenceServiceStub) -> None:
 
 
 @pytest.mark.parametrize("held", ["prefill-0", "decode-0"])
-async def test_cancel_frees_both_workers(router: RouterHarness, stub: InferenceServiceStub, held: str) -> None:
+async def test_cancel_frees_both_workers(
+    router: RouterHarness, stub: InferenceServiceStub, held: str
+) -> None:
     router.workers[held].may_step.clear()
     call = stub.Generate(request_to_proto(ask(max_tokens=500)))
     reading = asyncio.create_task(call.read())
-    await until(lambda: bool(router.workers[held].worker.sequences or router.workers[held].worker.prompts))
+    await until(
+        lambda: bool(router.workers[held].worker.sequences or router.workers[held].worker.prompts)
+    )
     call.cancel()
     await asyncio.wait({reading})
     await until(lambda: idle(router))
 
 
-async def test_cancel_in_mid_stream_frees_the_decode_worker(router: RouterHarness, stub: InferenceServiceStub) -> None:
+async def test_cancel_in_mid_stream_frees_the_decode_worker(
+    router: RouterHarness, stub: InferenceServiceStub
+) -> None:
     call = stub.Generate(request_to_proto(ask(max_tokens=4000)))
     for _ in range(3):
         await call.read()
@@ -285,7 +304,9 @@ async def test_cancel_in_mid_stream_frees_the_decode_worker(router: RouterHarnes
     assert router.workers["decode-0"].worker.commands[-1].__class__.__name__ == "Abort"
 
 
-async def test_deadline_on_a_worker_that_hangs(router: RouterHarness, stub: InferenceServiceStub) -> None:
+async def test_deadline_on_a_worker_that_hangs(
+    router: RouterHarness, stub: InferenceServiceStub
+) -> None:
     router.workers["decode-0"].may_step.clear()
     with pytest.raises(DeadlineExceeded) as caught:
         await collect(stub, ask(prompt=SHORT), timeout_s=0.5)
@@ -326,7 +347,9 @@ async def test_decode_worker_dies_in_mid_stream_and_the_tokens_stay_the_same(cou
     assert [one.outcome for one in ledger.attempts] == [f"{victim} was lost", "finished"]
 
 
-async def test_prefill_worker_dies_while_it_computes(router: RouterHarness, stub: InferenceServiceStub) -> None:
+async def test_prefill_worker_dies_while_it_computes(
+    router: RouterHarness, stub: InferenceServiceStub
+) -> None:
     router.workers["prefill-0"].may_step.clear()
     responses = asyncio.create_task(collect(stub, ask()))
     await until(lambda: bool(router.workers["prefill-0"].worker.prompts))
@@ -337,7 +360,9 @@ async def test_prefill_worker_dies_while_it_computes(router: RouterHarness, stub
     await until(lambda: idle(router))
 
 
-async def test_full_decode_worker_is_waited_for(router: RouterHarness, stub: InferenceServiceStub) -> None:
+async def test_full_decode_worker_is_waited_for(
+    router: RouterHarness, stub: InferenceServiceStub
+) -> None:
     decode = router.workers["decode-0"].worker
     decode.refuse = "full"
     responses = asyncio.create_task(collect(stub, ask()))
@@ -384,22 +409,29 @@ async def test_full_queue_refuses_the_next() -> None:
         assert tokens_of(await waiting) == answer(PROMPT, 7, 8)
 
 
-async def test_registry_that_is_away_stops_nothing(router: RouterHarness, stub: InferenceServiceStub) -> None:
+async def test_registry_that_is_away_stops_nothing(
+    router: RouterHarness, stub: InferenceServiceStub
+) -> None:
     router.registry.away = True
     for _ in range(2):
         assert tokens_of(await collect(stub, ask())) == answer(PROMPT, 7, 8)
 
 
-async def test_registry_that_was_flushed_stops_nothing(router: RouterHarness, stub: InferenceServiceStub) -> None:
+async def test_registry_that_was_flushed_stops_nothing(
+    router: RouterHarness, stub: InferenceServiceStub
+) -> None:
     entries = dict(router.registry.entries)
     router.registry.entries.clear()
     published = len(router.registry.published)
-    await until(lambda: len(router.registry.published) > published)  # a beat later, polls have seen it empty
+    # A beat later, polls have seen it empty
+    await until(lambda: len(router.registry.published) > published)
     assert tokens_of(await collect(stub, ask())) == answer(PROMPT, 7, 8)
     router.registry.entries |= entries
 
 
-async def test_worker_that_comes_back_is_a_new_one(router: RouterHarness, stub: InferenceServiceStub) -> None:
+async def test_worker_that_comes_back_is_a_new_one(
+    router: RouterHarness, stub: InferenceServiceStub
+) -> None:
     await router.kill("decode-0")
     again: FakeWorkerServer = await router.add("decode-0", "decode", epoch=2)
     assert tokens_of(await collect(stub, ask())) == answer(PROMPT, 7, 8)
@@ -436,7 +468,9 @@ async def test_drain_refuses_new_requests_and_lets_the_others_end(
     await asyncio.wait_for(router.task, 10)
 
 
-async def test_second_signal_ends_it_at_once(router: RouterHarness, stub: InferenceServiceStub) -> None:
+async def test_second_signal_ends_it_at_once(
+    router: RouterHarness, stub: InferenceServiceStub
+) -> None:
     router.workers["decode-0"].may_step.clear()
     flying = asyncio.create_task(collect(stub, ask(prompt=SHORT)))
     await until(lambda: bool(router.workers["decode-0"].worker.sequences))

@@ -27,8 +27,12 @@ from kvrelay.wire.status import error_from_rpc
 SHORT = (11, 12, 13)
 
 
-def ask(request_id: str = "", max_tokens: int = 8, prompt: tuple[int, ...] = SHORT) -> GenerateRequest:
-    return GenerateRequest(request_id=request_id, token_ids=prompt, sampling=SamplingOptions(max_tokens, seed=7))
+def ask(
+    request_id: str = "", max_tokens: int = 8, prompt: tuple[int, ...] = SHORT
+) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=request_id, token_ids=prompt, sampling=SamplingOptions(max_tokens, seed=7)
+    )
 
 
 async def tokens(stub: InferenceServiceStub, request: GenerateRequest) -> list[int]:
@@ -51,10 +55,15 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 async def dies_of(router: RouterHarness, request_id: str, after: int) -> list[str]:
-    """Kills each worker that runs the request when the attempt has given so many tokens; a new one takes its place."""
+    """Kills each worker that runs the request when the attempt has given so many tokens; a new one
+    takes its place.
+    """
 
     def poisonous(one: Running) -> bool:
-        return one.spec.request_id == request_id and len(one.token_ids) - len(one.spec.token_ids) >= after
+        return (
+            one.spec.request_id == request_id
+            and len(one.token_ids) - len(one.spec.token_ids) >= after
+        )
 
     killed: list[str] = []
     for server in router.workers.values():
@@ -62,7 +71,9 @@ async def dies_of(router: RouterHarness, request_id: str, after: int) -> list[st
     with suppress(asyncio.CancelledError):
         while len(killed) < 9:
             await asyncio.sleep(0.002)
-            for name in [name for name, server in router.workers.items() if not server.may_step.is_set()]:
+            for name in [
+                name for name, server in router.workers.items() if not server.may_step.is_set()
+            ]:
                 await router.kill(name)
                 killed.append(name)
                 successor = await router.add(name, "decode", 1 + len(killed))
@@ -71,15 +82,22 @@ async def dies_of(router: RouterHarness, request_id: str, after: int) -> list[st
 
 
 @pytest.mark.parametrize(("after", "workers"), [(0, 2), (5, 3)])
-async def test_a_poisonous_request_is_stopped_and_those_beside_it_are_unharmed(after: int, workers: int) -> None:
+async def test_a_poisonous_request_is_stopped_and_those_beside_it_are_unharmed(
+    after: int, workers: int
+) -> None:
     async with running_router(prefill=0, decode=2) as router, inference_stub(router.grpc) as stub:
         for server in router.workers.values():
             server.pace_s = 0.02
         killer = asyncio.create_task(dies_of(router, "poison", after))
-        others = [asyncio.create_task(tokens(stub, ask(f"r{one}", 60, (*SHORT, one)))) for one in range(20, 26)]
+        others = [
+            asyncio.create_task(tokens(stub, ask(f"r{one}", 60, (*SHORT, one))))
+            for one in range(20, 26)
+        ]
         with pytest.raises(Internal, match=rf"{workers} workers died"):
             await tokens(stub, ask("poison", 60, (99, 98)))
-        assert await asyncio.gather(*others) == [answer((*SHORT, one), 7, 60) for one in range(20, 26)]
+        assert await asyncio.gather(*others) == [
+            answer((*SHORT, one), 7, 60) for one in range(20, 26)
+        ]
         with pytest.raises(FailedPrecondition, match="quarantine"):
             await tokens(stub, ask("again", 60, (99, 98)))
         killer.cancel()
@@ -97,7 +115,9 @@ async def test_a_worker_that_hears_and_is_not_heard_is_left_and_found_again() ->
             router.registry.entries["cut"] = replace(cut.worker.info, address=proxy.address)
             cut.pace_s = 0.02
             running = asyncio.create_task(tokens(stub, ask("moved", 100)))
-            await until(lambda: any(len(one.token_ids) > 10 for one in cut.worker.sequences.values()))
+            await until(
+                lambda: any(len(one.token_ids) > 10 for one in cut.worker.sequences.values())
+            )
             proxy.passes["down"].clear()
             other.worker.refuse = ""
             assert await running == answer(SHORT, 7, 100)
@@ -108,7 +128,7 @@ async def test_a_worker_that_hears_and_is_not_heard_is_left_and_found_again() ->
             assert await tokens(stub, ask("next", 8)) == answer(SHORT, 7, 8), "it is found again"
 
 
-async def test_a_client_that_does_not_read_costs_no_more_than_its_answer_and_ends_at_its_deadline() -> None:
+async def test_a_client_that_does_not_read_costs_its_answer_and_ends_at_its_deadline() -> None:
     async with running_router(prefill=0, decode=1) as router, inference_stub(router.grpc) as stub:
         idle = stub.Generate(request_to_proto(ask("idle", 4000)), timeout=2.0)
         decode = router.workers["decode-0"].worker

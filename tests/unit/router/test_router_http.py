@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
-from support.fake_worker import answer
-from support.router_harness import DEMO, RouterHarness, running_router
 from starlette.requests import ClientDisconnect
 from structlog.testing import capture_logs
+from support.fake_worker import answer
+from support.router_harness import DEMO, RouterHarness, running_router
 
 import kvrelay
 from kvrelay.tokenizer.tokenizer import Tokenizer
@@ -39,10 +39,18 @@ async def http(router: RouterHarness) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def body(prompt: object = PROMPT, **more: Any) -> dict[str, Any]:
-    return {"model": "demo", "prompt": prompt, "max_tokens": 8, "seed": 7, "return_token_ids": True} | more
+    return {
+        "model": "demo",
+        "prompt": prompt,
+        "max_tokens": 8,
+        "seed": 7,
+        "return_token_ids": True,
+    } | more
 
 
-async def events(http: httpx.AsyncClient, path: str, request: dict[str, Any]) -> list[dict[str, Any]]:
+async def events(
+    http: httpx.AsyncClient, path: str, request: dict[str, Any]
+) -> list[dict[str, Any]]:
     """All events of a stream; checks that it ends with [DONE]."""
     async with http.stream("POST", path, json=request | {"stream": True}) as response:
         assert response.status_code == 200
@@ -65,7 +73,8 @@ async def test_completion(http: httpx.AsyncClient) -> None:
     assert (choice["token_ids"], choice["text"]) == (expected, TOKENIZER.decode(expected))
     assert (choice["index"], choice["finish_reason"], choice["logprobs"]) == (0, "length", None)
     assert found["usage"] == {
-        "prompt_tokens": 40, "completion_tokens": 8, "total_tokens": 48, "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens": 40, "completion_tokens": 8, "total_tokens": 48,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }  # fmt: skip
     account = found["kvrelay"]
     assert account["path"] == "disaggregated"
@@ -79,7 +88,9 @@ async def test_streamed_completion(http: httpx.AsyncClient) -> None:
     expected = answer(tuple(PROMPT), 7, 8)
     assert [one for choice in choices for one in choice["token_ids"]] == expected
     assert "".join(choice["text"] for choice in choices) == TOKENIZER.decode(expected)
-    assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["length"]
+    assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + [
+        "length"
+    ]
     assert len({chunk["id"] for chunk in chunks}) == 1
     assert ["kvrelay" in chunk for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     assert "usage" not in chunks[-1]
@@ -117,18 +128,36 @@ async def test_text_prompt_and_logprobs(http: httpx.AsyncClient) -> None:
     request = body("Once upon a time", logprobs=2)
     (choice,) = (await http.post("/v1/completions", json=request)).json()["choices"]
     logprobs = choice["logprobs"]
-    assert len(logprobs["tokens"]) == len(logprobs["token_logprobs"]) == len(logprobs["text_offset"]) == 8
+    assert (
+        len(logprobs["tokens"])
+        == len(logprobs["token_logprobs"])
+        == len(logprobs["text_offset"])
+        == 8
+    )
     assert logprobs["token_logprobs"][0] == -0.5
-    streamed = [chunk["choices"][0]["logprobs"] for chunk in await events(http, "/v1/completions", request)]
+    streamed = [
+        chunk["choices"][0]["logprobs"] for chunk in await events(http, "/v1/completions", request)
+    ]
     assert [one for part in streamed if part for one in part["tokens"]] == logprobs["tokens"]
-    assert [one for part in streamed if part for one in part["text_offset"]] == logprobs["text_offset"]
+    assert [one for part in streamed if part for one in part["text_offset"]] == logprobs[
+        "text_offset"
+    ]
 
 
 async def test_chat(http: httpx.AsyncClient) -> None:
-    request = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "seed": 7, "return_token_ids": True}
+    request = {
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": 8,
+        "seed": 7,
+        "return_token_ids": True,
+    }
     prompt = tuple(TOKENIZER.encode("<s><|user|>hello</s><|assistant|>", add_special_tokens=False))
     expected = answer(prompt, 7, 8)
-    found = (await http.post("/v1/chat/completions", json=request | {"logprobs": True, "top_logprobs": 1})).json()
+    found = (
+        await http.post(
+            "/v1/chat/completions", json=request | {"logprobs": True, "top_logprobs": 1}
+        )
+    ).json()
     (choice,) = found["choices"]
     assert choice["message"] == {"role": "assistant", "content": TOKENIZER.decode(expected)}
     assert choice["token_ids"] == expected
@@ -141,16 +170,24 @@ async def test_chat(http: httpx.AsyncClient) -> None:
     assert chunks[0]["object"] == "chat.completion.chunk"
 
 
-async def test_disconnect_of_a_stream_frees_the_workers(router: RouterHarness, http: httpx.AsyncClient) -> None:
-    async with http.stream("POST", "/v1/completions", json=body(max_tokens=4000, stream=True)) as response:
+async def test_disconnect_of_a_stream_frees_the_workers(
+    router: RouterHarness, http: httpx.AsyncClient
+) -> None:
+    async with http.stream(
+        "POST", "/v1/completions", json=body(max_tokens=4000, stream=True)
+    ) as response:
         await anext(response.aiter_lines())
     await freed(router)
 
 
-async def test_disconnect_while_waiting_frees_the_workers(router: RouterHarness, http: httpx.AsyncClient) -> None:
+async def test_disconnect_while_waiting_frees_the_workers(
+    router: RouterHarness, http: httpx.AsyncClient
+) -> None:
     router.workers["decode-0"].may_step.clear()
     for streamed in (False, True):
-        asking = asyncio.create_task(http.post("/v1/completions", json=body(SHORT, stream=streamed)))
+        asking = asyncio.create_task(
+            http.post("/v1/completions", json=body(SHORT, stream=streamed))
+        )
         async with asyncio.timeout(10):
             while not router.workers["decode-0"].worker.sequences:
                 await asyncio.sleep(0.005)
@@ -228,7 +265,9 @@ async def test_bodies_that_cannot_be_read(http: httpx.AsyncClient) -> None:
     assert (await http.post("/v1/completions", content=b"[" * 10**5)).status_code == 400
     assert (await http.post("/v1/completions", content=b" " * (4 * 2**20 + 1))).status_code == 413
     bomb = gzip.compress(b" " * 10**7)
-    assert (await http.post("/v1/completions", content=bomb, headers={"content-encoding": "gzip"})).status_code == 415
+    assert (
+        await http.post("/v1/completions", content=bomb, headers={"content-encoding": "gzip"})
+    ).status_code == 415
     assert (await http.get("/v1/completions")).status_code == 405
     missing = await http.get("/no/such/path")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, 404)
@@ -248,7 +287,10 @@ async def test_bodies_that_cannot_be_read(http: httpx.AsyncClient) -> None:
 )
 async def test_bodies_that_are_not_clean_json(http: httpx.AsyncClient, content: bytes) -> None:
     response = await http.post("/v1/completions", content=content)
-    assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert (response.status_code, response.json()["error"]["type"]) == (
+        400,
+        "invalid_request_error",
+    )
 
 
 async def test_methods(http: httpx.AsyncClient) -> None:
@@ -264,7 +306,9 @@ async def test_request_ids(http: httpx.AsyncClient) -> None:
     assert given.headers["x-request-id"] == "mine-1"
     assert given.json()["id"] == "cmpl-mine-1"
     assert given.json()["kvrelay"]["request_id"] == "mine-1"
-    in_body = await http.post("/v1/completions", json=body(request_id="mine-2"), headers={"x-request-id": "other"})
+    in_body = await http.post(
+        "/v1/completions", json=body(request_id="mine-2"), headers={"x-request-id": "other"}
+    )
     assert in_body.headers["x-request-id"] == "mine-2"
     made = await http.post("/v1/completions", json=body())
     assert made.json()["id"] == "cmpl-" + made.headers["x-request-id"]
@@ -287,7 +331,9 @@ async def test_unexpected_errors_keep_their_reason_in_the_log(
 
     monkeypatch.setattr("router.frontend.frontend.Intake.tokenize", broken)
     with capture_logs() as lines:
-        response = await http.post("/v1/completions", json=body(), headers={"x-request-id": "unlucky"})
+        response = await http.post(
+            "/v1/completions", json=body(), headers={"x-request-id": "unlucky"}
+        )
     assert (response.status_code, response.headers["x-request-id"]) == (500, "unlucky")
     assert response.json()["error"]["type"] == "internal_error"
     assert "unlucky" in response.json()["error"]["message"]
@@ -298,10 +344,15 @@ async def test_unexpected_errors_keep_their_reason_in_the_log(
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_n_choices(http: httpx.AsyncClient, streamed: bool) -> None:
     request = body([PROMPT, SHORT], n=2)
-    expected = [answer(tuple(one.token_ids), one.sampling.seed or 0, 8) for one in parse_completion(request).requests]
+    expected = [
+        answer(tuple(one.token_ids), one.sampling.seed or 0, 8)
+        for one in parse_completion(request).requests
+    ]
     tokens: list[list[int]] = [[], [], [], []]
     if streamed:
-        chunks = await events(http, "/v1/completions", request | {"stream_options": {"include_usage": True}})
+        chunks = await events(
+            http, "/v1/completions", request | {"stream_options": {"include_usage": True}}
+        )
         assert all(chunk["usage"] is None for chunk in chunks[:-1])
         for chunk in chunks:
             for choice in chunk["choices"]:
@@ -337,7 +388,9 @@ async def test_texts_that_a_model_without_a_tokenizer_cannot_give(
     router: RouterHarness, http: httpx.AsyncClient, field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Text, "has_tokenizer", False)
-    response = await http.post("/v1/completions", json=body(**{field: 1 if field == "logprobs" else True}))
+    response = await http.post(
+        "/v1/completions", json=body(**{field: 1 if field == "logprobs" else True})
+    )
     assert (response.status_code, response.json()["error"]["param"]) == (404, field)
     assert not any(one.worker.commands for one in router.workers.values())
 
@@ -353,7 +406,9 @@ async def test_an_error_of_any_kind_in_a_stream_reaches_its_reader(
         assert (await http.post("/v1/completions", json=body())).status_code == 500
         (error,) = await events(http, "/v1/completions", body())
     assert error["error"]["code"] == 500
-    assert [line["event"] for line in lines if "unexpected" in line["event"]] == ["unexpected error"] * 2
+    assert [line["event"] for line in lines if "unexpected" in line["event"]] == [
+        "unexpected error"
+    ] * 2
     await freed(router)
 
 
@@ -383,9 +438,14 @@ async def test_a_stream_whose_start_cannot_be_sent_is_cancelled() -> None:
 
 
 async def test_echo(http: httpx.AsyncClient) -> None:
-    for prompt, text in (("Once upon a time", "Once upon a time"), (PROMPT, TOKENIZER.decode(PROMPT))):
+    for prompt, text in (
+        ("Once upon a time", "Once upon a time"),
+        (PROMPT, TOKENIZER.decode(PROMPT)),
+    ):
         plain = (await http.post("/v1/completions", json=body(prompt))).json()["choices"][0]["text"]
-        echoed = (await http.post("/v1/completions", json=body(prompt, echo=True, n=2))).json()["choices"]
+        echoed = (await http.post("/v1/completions", json=body(prompt, echo=True, n=2))).json()[
+            "choices"
+        ]
         assert echoed[0]["text"] == text + plain
         assert echoed[1]["text"].startswith(text)
         chunks = await events(http, "/v1/completions", body(prompt, echo=True))
@@ -404,7 +464,9 @@ async def test_usage_in_each_chunk(http: httpx.AsyncClient) -> None:
 
 
 async def test_headers_of_a_stream(http: httpx.AsyncClient) -> None:
-    async with http.stream("POST", "/v1/completions", json=body(stream=True, request_id="s-1")) as response:
+    async with http.stream(
+        "POST", "/v1/completions", json=body(stream=True, request_id="s-1")
+    ) as response:
         await response.aread()
     assert response.headers["cache-control"] == "no-cache"
     assert response.headers["x-accel-buffering"] == "no"
@@ -437,14 +499,24 @@ async def test_models_health_and_tokens(http: httpx.AsyncClient) -> None:
     health = await http.get("/health")
     assert (health.status_code, health.json()) == (200, {"status": "ready"})
     tokens = (await http.post("/tokenize", json={"prompt": "Once upon"})).json()
-    assert tokens == {"count": len(tokens["tokens"]), "max_model_len": 4096, "tokens": TOKENIZER.encode("Once upon")}
-    spelt = (await http.post("/tokenize", json={"prompt": "Once upon", "return_token_strs": True})).json()
+    assert tokens == {
+        "count": len(tokens["tokens"]),
+        "max_model_len": 4096,
+        "tokens": TOKENIZER.encode("Once upon"),
+    }
+    spelt = (
+        await http.post("/tokenize", json={"prompt": "Once upon", "return_token_strs": True})
+    ).json()
     assert len(spelt["token_strs"]) == spelt["count"]
     assert spelt["token_strs"] == ["<s>", "Once", "Ġupon"]
     text = (await http.post("/detokenize", json={"tokens": tokens["tokens"]})).json()
     assert text == {"prompt": "Once upon"}
-    chat = (await http.post("/tokenize", json={"messages": [{"role": "user", "content": "hi"}]})).json()
-    assert chat["tokens"] == TOKENIZER.encode("<s><|user|>hi</s><|assistant|>", add_special_tokens=False)
+    chat = (
+        await http.post("/tokenize", json={"messages": [{"role": "user", "content": "hi"}]})
+    ).json()
+    assert chat["tokens"] == TOKENIZER.encode(
+        "<s><|user|>hi</s><|assistant|>", add_special_tokens=False
+    )
     for path, bad in (
         ("/tokenize", {"prompt": 5}),
         ("/detokenize", {"tokens": ["a"]}),
@@ -453,7 +525,9 @@ async def test_models_health_and_tokens(http: httpx.AsyncClient) -> None:
         assert (await http.post(path, json=bad)).status_code == 400
 
 
-async def test_health_without_a_decode_worker(router: RouterHarness, http: httpx.AsyncClient) -> None:
+async def test_health_without_a_decode_worker(
+    router: RouterHarness, http: httpx.AsyncClient
+) -> None:
     await router.kill("decode-0")
     async with asyncio.timeout(10):
         while (await http.get("/health")).status_code != 503:
@@ -466,7 +540,8 @@ async def test_metrics(http: httpx.AsyncClient) -> None:
     text = (await http.get("/metrics")).text
     for line in (
         'kvrelay_request_success_total{finished_reason="length",model_name="demo"} 2.0',
-        'kvrelay_path_decision_total{model_name="demo",path="disaggregated",why="least_loaded"} 1.0',
+        'kvrelay_path_decision_total{model_name="demo",path="disaggregated",why="least_loaded"} '
+        "1.0",
         'kvrelay_path_decision_total{model_name="demo",path="local",why="short_prompt"} 1.0',
         'kvrelay_prompt_tokens_total{model_name="demo"} 43.0',
         'kvrelay_generation_tokens_total{model_name="demo"} 16.0',
@@ -475,8 +550,10 @@ async def test_metrics(http: httpx.AsyncClient) -> None:
         'kvrelay_handoff_seconds_count{model_name="demo"} 1.0',
         'kvrelay_handoff_bytes_total{model_name="demo"} 64.0',
         'kvrelay_num_requests_running{model_name="demo",pool="decode",worker="decode-0"} 0.0',
-        'kvrelay_spec_decode_num_draft_tokens_total{model_name="demo",pool="decode",worker="decode-0"} 0.0',
-        'kvrelay_spec_decode_num_accepted_tokens_total{model_name="demo",pool="decode",worker="decode-0"} 0.0',
+        "kvrelay_spec_decode_num_draft_tokens_total"
+        '{model_name="demo",pool="decode",worker="decode-0"} 0.0',
+        "kvrelay_spec_decode_num_accepted_tokens_total"
+        '{model_name="demo",pool="decode",worker="decode-0"} 0.0',
         'kvrelay_pool_replicas{model_name="demo",pool="decode",state="ready"} 1.0',
     ):
         assert line in text

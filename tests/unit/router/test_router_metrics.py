@@ -42,7 +42,8 @@ def test_scaling_decisions_by_direction() -> None:
 
 def test_a_message_of_many_tokens_is_as_many_observations() -> None:
     metrics = Metrics("demo")
-    metrics.tokens(None, 4, 1.0, 1.2)  # type: ignore[arg-type]  # the stream is asked at its first token only
+    # The stream is asked at its first token only
+    metrics.tokens(None, 4, 1.0, 1.2)  # type: ignore[arg-type]
     metrics.tokens(None, 0, 1.2, 1.3)  # type: ignore[arg-type]  # none was left after a stop string
     read = metrics.registry.get_sample_value
     labels = {"model_name": "demo"}

@@ -11,12 +11,20 @@ from router.core.path_policy import Assignment, Wait, WorkerView, assign
 NOBODY = frozenset[str]()
 
 
-def prefill(name: str, queued: int = 0, cached: int = 0, full: bool = False, last: int = 0) -> WorkerView:
-    return WorkerView(name, "prefill", full, queued_tokens=queued, cached_tokens=cached, last_assigned=last)
+def prefill(
+    name: str, queued: int = 0, cached: int = 0, full: bool = False, last: int = 0
+) -> WorkerView:
+    return WorkerView(
+        name, "prefill", full, queued_tokens=queued, cached_tokens=cached, last_assigned=last
+    )
 
 
-def decode(name: str, held: int = 0, cached: int = 0, full: bool = False, last: int = 0) -> WorkerView:
-    return WorkerView(name, "decode", full, held_tokens=held, cached_tokens=cached, last_assigned=last)
+def decode(
+    name: str, held: int = 0, cached: int = 0, full: bool = False, last: int = 0
+) -> WorkerView:
+    return WorkerView(
+        name, "decode", full, held_tokens=held, cached_tokens=cached, last_assigned=last
+    )
 
 
 def config(policy: PolicyName = "kv_aware", local_below_tokens: int = 64) -> RouterConfig:
@@ -26,13 +34,17 @@ def config(policy: PolicyName = "kv_aware", local_below_tokens: int = 64) -> Rou
 @pytest.mark.parametrize(
     ("workers", "num_tokens", "path", "why"),
     [
-        ([decode("d"), prefill("p")], 12, "local", "12 uncached prompt tokens are below local_below_tokens=64"),
-        ([decode("d"), prefill("p")], 63, "local", "63 uncached prompt tokens are below local_below_tokens=64"),
-        ([decode("d"), prefill("p")], 64, "disaggregated", "p has the least to do, 0 tokens queued"),
+        ([decode("d"), prefill("p")], 12, "local", "12 uncached prompt tokens are below "
+                                                   "local_below_tokens=64"),
+        ([decode("d"), prefill("p")], 63, "local", "63 uncached prompt tokens are below "
+                                                   "local_below_tokens=64"),
+        ([decode("d"), prefill("p")], 64, "disaggregated", "p has the least to do, 0 tokens "
+                                                           "queued"),
         ([decode("d", cached=850), prefill("p")], 900, "local",
          "50 uncached prompt tokens are below local_below_tokens=64"),
         ([decode("d")], 900, "local", "no prefill worker is ready"),
-        ([decode("d"), prefill("p", cached=512)], 900, "disaggregated", "p should hold 512 of 900 prompt tokens"),
+        ([decode("d"), prefill("p", cached=512)], 900, "disaggregated", "p should hold 512 of 900 "
+                                                                        "prompt tokens"),
     ],
 )  # fmt: skip
 def test_path_and_why(workers: list[WorkerView], num_tokens: int, path: str, why: str) -> None:
@@ -53,7 +65,9 @@ def test_path_and_why(workers: list[WorkerView], num_tokens: int, path: str, why
         ("kv_aware", [prefill("p0", last=3), prefill("p1", last=2)], "p1"),
     ],
 )
-def test_choice_of_the_prefill_worker(policy: PolicyName, workers: list[WorkerView], chosen: str) -> None:
+def test_choice_of_the_prefill_worker(
+    policy: PolicyName, workers: list[WorkerView], chosen: str
+) -> None:
     decision = assign([decode("d"), *workers], 900, NOBODY, config(policy))
     assert isinstance(decision, Assignment)
     assert decision.prefill == chosen
@@ -69,7 +83,9 @@ def test_choice_of_the_prefill_worker(policy: PolicyName, workers: list[WorkerVi
         ("kv_aware", [decode("d0", full=True), decode("d1", held=9000)], "d1"),
     ],
 )
-def test_choice_of_the_decode_worker(policy: PolicyName, workers: list[WorkerView], chosen: str) -> None:
+def test_choice_of_the_decode_worker(
+    policy: PolicyName, workers: list[WorkerView], chosen: str
+) -> None:
     decision = assign([*workers, prefill("p")], 900, NOBODY, config(policy))
     assert isinstance(decision, Assignment)
     assert decision.decode == chosen
@@ -80,7 +96,11 @@ def test_choice_of_the_decode_worker(policy: PolicyName, workers: list[WorkerVie
     [
         ([], "no decode worker is ready", True),
         ([prefill("p")], "no decode worker is ready", True),
-        ([decode("d0", full=True), decode("d1", full=True), prefill("p")], "all 2 decode workers are full", False),
+        (
+            [decode("d0", full=True), decode("d1", full=True), prefill("p")],
+            "all 2 decode workers are full",
+            False,
+        ),
         ([decode("d"), prefill("p", full=True)], "all 1 prefill workers are full", False),
     ],
 )
@@ -99,7 +119,9 @@ def test_workers_that_failed_the_request_are_the_last_resort() -> None:
 
 
 def test_threshold_of_zero_never_takes_the_local_path_while_there_is_a_prefill_worker() -> None:
-    decision = assign([decode("d", cached=899), prefill("p")], 900, NOBODY, config(local_below_tokens=0))
+    decision = assign(
+        [decode("d", cached=899), prefill("p")], 900, NOBODY, config(local_below_tokens=0)
+    )
     assert isinstance(decision, Assignment)
     assert decision.path == "disaggregated"
 
@@ -118,13 +140,17 @@ def sick(worker: WorkerView) -> WorkerView:
     ("workers", "chosen"),
     [
         ([sick(decode("d0")), decode("d1", held=900), prefill("p")], ("p", "d1")),
-        ([sick(decode("d0")), sick(decode("d1", held=900)), prefill("p")], ("p", "d0")),  # rather than none
-        ([sick(decode("d0")), decode("d1", full=True), prefill("p")], None),  # it will have room again
+        # Rather than none
+        ([sick(decode("d0")), sick(decode("d1", held=900)), prefill("p")], ("p", "d0")),
+        # It will have room again
+        ([sick(decode("d0")), decode("d1", full=True), prefill("p")], None),
         ([decode("d"), sick(prefill("p0")), prefill("p1", queued=900)], ("p1", "d")),
         ([decode("d"), sick(prefill("p0"))], ("", "d")),
     ],
 )
-def test_sick_workers_get_no_new_work(workers: list[WorkerView], chosen: tuple[str, str] | None) -> None:
+def test_sick_workers_get_no_new_work(
+    workers: list[WorkerView], chosen: tuple[str, str] | None
+) -> None:
     decision = assign(workers, 900, NOBODY, config())
     assert (None if isinstance(decision, Wait) else (decision.prefill, decision.decode)) == chosen
 
@@ -137,7 +163,9 @@ def test_sick_workers_get_no_new_work(workers: list[WorkerView], chosen: tuple[s
         ({("p0", "d"), ("p1", "d")}, "", "none of 2 prefill workers is fit and can hand over to d"),
     ],
 )
-def test_pairs_that_cannot_hand_over_are_not_chosen(broken: set[tuple[str, str]], chosen: str, why: str) -> None:
+def test_pairs_that_cannot_hand_over_are_not_chosen(
+    broken: set[tuple[str, str]], chosen: str, why: str
+) -> None:
     workers = [decode("d"), prefill("p0"), prefill("p1", queued=900)]
     decision = assign(workers, 900, NOBODY, config(), frozenset(broken))
     assert isinstance(decision, Assignment)

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from support import fake_worker
 import pytest
+from support import fake_worker
 from support.fake_worker import answer
 from support.router_harness import inference_stub
 
@@ -45,7 +45,9 @@ class Cluster:
         self.processes[name] = await start(fake_worker.__file__, name, self.redis_url)
 
     async def add_router(self, config: Path) -> None:
-        router = await start(*self.program, "router", "-c", str(config), stdout=asyncio.subprocess.PIPE)
+        router = await start(
+            *self.program, "router", "-c", str(config), stdout=asyncio.subprocess.PIPE
+        )
         self.processes["router"] = router
         assert router.stdout is not None
         line = (await asyncio.wait_for(router.stdout.readline(), 30)).decode()
@@ -84,7 +86,9 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
             await made.close()
 
 
-async def test_frozen_worker_is_left_and_when_it_thaws_nothing_comes_twice(cluster: Cluster) -> None:
+async def test_frozen_worker_is_left_and_when_it_thaws_nothing_comes_twice(
+    cluster: Cluster,
+) -> None:
     request = GenerateRequest(token_ids=PROMPT, sampling=SamplingOptions(max_tokens=150, seed=7))
     responses: list[GenerateResponse] = []
     async with inference_stub(cluster.grpc) as stub:
@@ -108,7 +112,9 @@ async def test_frozen_worker_is_left_and_when_it_thaws_nothing_comes_twice(clust
     ]
 
 
-async def test_killed_worker_is_left_at_once_and_sigterm_ends_the_router_with_code_zero(cluster: Cluster) -> None:
+async def test_killed_worker_is_left_at_once_and_sigterm_ends_the_router_with_code_zero(
+    cluster: Cluster,
+) -> None:
     await cluster.add_worker("decode-1")
     router = cluster.processes["router"]
     request = GenerateRequest(token_ids=PROMPT, sampling=SamplingOptions(max_tokens=100, seed=7))
@@ -142,8 +148,9 @@ main()
 """
 
 
-HANGING = "import router.main\nrouter.main.DRAIN_GRACE_S, router.main.END_S = 1.0, 1.0\n" + STUCK.replace(
-    "await close(self)", "await asyncio.Event().wait()"
+HANGING = (
+    "import router.main\nrouter.main.DRAIN_GRACE_S, router.main.END_S = 1.0, 1.0\n"
+    + STUCK.replace("await close(self)", "await asyncio.Event().wait()")
 )
 
 
@@ -165,7 +172,9 @@ async def exit_code_after_sigterm(program: str, folder: Path) -> int:
 
 
 async def test_threads_that_never_end_do_not_keep_the_process(tmp_path: Path) -> None:
-    """As one that tokenizes or parses what a client sent: Python waits for its threads, without a bound."""
+    """As one that tokenizes or parses what a client sent: Python waits for its threads, without a
+    bound.
+    """
     assert await exit_code_after_sigterm(STUCK, tmp_path) == 0
 
 

@@ -6,7 +6,9 @@ from support.router_simulation import Simulation
 
 @pytest.mark.parametrize("first", range(0, 200, 20))
 def test_every_request_ends_once_with_the_right_tokens(first: int) -> None:
-    """Twenty histories each; a failure names its seed, and `python tests/support/router_simulation.py` runs more."""
+    """Twenty histories each; a failure names its seed, and `python
+    tests/support/router_simulation.py` runs more.
+    """
     for seed in range(first, first + 20):
         try:
             Simulation(seed).run()

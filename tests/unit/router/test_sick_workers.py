@@ -1,4 +1,6 @@
-"""Workers that die, fail, are slow or leave, and requests that kill them: a whole router's core in virtual time."""
+"""Workers that die, fail, are slow or leave, and requests that kill them: a whole router's core in
+virtual time.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,20 @@ LONG = tuple(range(20, 60))
 SHORT = (1, 2, 3)
 
 
-def ask(cluster: VirtualCluster, name: str, prompt: tuple[int, ...] = SHORT, tokens: int = 40) -> None:
+def ask(
+    cluster: VirtualCluster, name: str, prompt: tuple[int, ...] = SHORT, tokens: int = 40
+) -> None:
     sampling = SamplingParams(max_tokens=tokens, seed=3)
     cluster.submit(Request(name, prompt, sampling, cluster.now, cluster.now + 600.0))
 
 
 def attempts(cluster: VirtualCluster) -> int:
     """Sequences that workers were asked to run."""
-    return sum(isinstance(command, RunLocal) for worker in cluster.workers.values() for command in worker.commands)
+    return sum(
+        isinstance(command, RunLocal)
+        for worker in cluster.workers.values()
+        for command in worker.commands
+    )
 
 
 # Deaths
@@ -50,7 +58,9 @@ def test_killing_a_worker_every_ten_seconds_costs_nobody_an_answer() -> None:
     check_books(cluster.dispatcher)
     assert len(cluster.deaths) == 12
     assert number > 400
-    moved = [one for one in cluster.records.values() if one.request.request_id not in cluster.refused]
+    moved = [
+        one for one in cluster.records.values() if one.request.request_id not in cluster.refused
+    ]
     assert not cluster.refused
     assert all(one.whole for one in moved)
 
@@ -65,7 +75,9 @@ def test_killing_a_worker_every_ten_seconds_costs_nobody_an_answer() -> None:
 @pytest.mark.parametrize("decode", [1, 2, 4])
 def test_poison_is_stopped_and_others_are_unharmed(dies_at: int, workers: int, decode: int) -> None:
     cluster = VirtualCluster(0, decode)
-    cluster.poisonous = lambda _worker, request_id, tokens: request_id == "poison" and tokens == dies_at
+    cluster.poisonous = lambda _worker, request_id, tokens: (
+        request_id == "poison" and tokens == dies_at
+    )
     for number in range(6):
         ask(cluster, f"r{number}", tokens=60)
         if number == 2:
@@ -105,7 +117,9 @@ def test_poison_at_one_place_of_the_answer_is_stopped() -> None:
 
 def test_poison_among_prompts_kills_two_prefill_workers() -> None:
     cluster = VirtualCluster(2, 2)
-    cluster.poisonous = lambda worker, request_id, _tokens: worker.startswith("p") and request_id == "poison"
+    cluster.poisonous = lambda worker, request_id, _tokens: (
+        worker.startswith("p") and request_id == "poison"
+    )
     for name in ("a", "poison", "b", "c"):
         ask(cluster, name, (*LONG, ord(name[0])))
     cluster.settle()
@@ -142,9 +156,9 @@ def test_leaving_a_draining_worker_costs_nothing() -> None:
         for key in list(worker.sequences):
             del worker.sequences[key]
             cluster.hear(worker_id, Failed(*key, Code.UNAVAILABLE, DRAINING))
-        assert [one.info.state for one in cluster.dispatcher._workers if one.info.worker_id == worker_id] == [
-            "draining"
-        ]
+        assert [
+            one.info.state for one in cluster.dispatcher._workers if one.info.worker_id == worker_id
+        ] == ["draining"]
         cluster.run(0.5)
         cluster.dispatcher.workers_changed([replace(worker.info, state="ready")], cluster.now)
     cluster.settle()
@@ -237,7 +251,11 @@ def test_a_pair_that_cannot_hand_over_is_left_alone_and_both_go_on_with_others()
         if isinstance(command, Prefill)
     }
     assert used >= {("p0", "d1"), ("p1", "d0")}, "both go on with others"
-    tries = [one for one in cluster.workers["p0"].commands if isinstance(one, Prefill) and one.target.worker_id == "d0"]
+    tries = [
+        one
+        for one in cluster.workers["p0"].commands
+        if isinstance(one, Prefill) and one.target.worker_id == "d0"
+    ]
     assert len(tries) <= 3, "one, then after 5 and 10 seconds"
     assert cluster.dispatcher.sick == (), "neither is blamed"
 
@@ -257,7 +275,9 @@ def always(_: SequenceSpec) -> bool:
 
 
 @pytest.mark.parametrize(("prefill", "decode"), [(0, 1), (0, 3), (1, 1), (2, 2)])
-def test_requests_that_no_worker_has_a_token_for_cost_two_attempts_and_harm_nobody(prefill: int, decode: int) -> None:
+def test_requests_that_no_worker_has_a_token_for_cost_two_attempts_and_harm_nobody(
+    prefill: int, decode: int
+) -> None:
     cluster = VirtualCluster(prefill, decode)
     for worker in cluster.workers.values():
         worker.faults = poisonous
@@ -290,8 +310,12 @@ def test_requests_that_no_worker_has_a_token_for_cost_two_attempts_and_harm_nobo
     )
 
 
-@pytest.mark.parametrize(("prefill", "decode", "sick"), [(0, 2, "d0"), (2, 1, "p0"), (1, 1, "p0"), (0, 3, "d2")])
-def test_a_worker_that_has_no_token_where_others_have_one_is_blamed(prefill: int, decode: int, sick: str) -> None:
+@pytest.mark.parametrize(
+    ("prefill", "decode", "sick"), [(0, 2, "d0"), (2, 1, "p0"), (1, 1, "p0"), (0, 3, "d2")]
+)
+def test_a_worker_that_has_no_token_where_others_have_one_is_blamed(
+    prefill: int, decode: int, sick: str
+) -> None:
     cluster = VirtualCluster(prefill, decode)
     cluster.workers[sick].faults = always
     for number in range(60):
@@ -341,7 +365,9 @@ def test_a_slow_decode_worker_is_ejected_and_comes_back_when_it_is_well(workers:
     assert (sick.worker_id, sick.cause) == ("d0", "slow")
     assert "times as slow as the median" in sick.reason
     late = [
-        one for one in cluster.records.values() if one.request.arrival > 30 and one.ended_at - one.request.arrival > 3
+        one
+        for one in cluster.records.values()
+        if one.request.arrival > 30 and one.ended_at - one.request.arrival > 3
     ]
     assert len(late) <= 3, "only a probe now and then meets it"
     cluster.slow.clear()

@@ -30,7 +30,9 @@ class Words:
 @pytest.fixture
 def stream() -> Stream:
     request = Request("a", (1, 2, 3), SamplingParams(seed=0), arrival=0.0, deadline=60.0)
-    life = Lifecycle(request, Settings(max_attempts=3, lease_seconds=10.0, transport="auto"), RetryBudget())
+    life = Lifecycle(
+        request, Settings(max_attempts=3, lease_seconds=10.0, transport="auto"), RetryBudget()
+    )
     return Stream(life, Words(), MonotonicClock(), Turns())
 
 
@@ -43,7 +45,12 @@ async def test_tokens_that_wait_are_sent_together(stream: Stream) -> None:
     stream.push(emit(1, 6, 7), 1.1)
     stream.end(End("a", "length"), 1.1)
     (only,) = [one async for one in stream.responses()]
-    assert (only.index, only.token_ids, only.text, only.finish_reason) == (0, (5, 6, 7), " 5 6 7", "length")
+    assert (only.index, only.token_ids, only.text, only.finish_reason) == (
+        0,
+        (5, 6, 7),
+        " 5 6 7",
+        "length",
+    )
 
 
 async def test_an_error_does_not_pass_for_the_end_of_an_answer(stream: Stream) -> None:
@@ -68,7 +75,9 @@ async def test_a_reader_that_left_takes_nothing_along(stream: Stream) -> None:
     assert only.token_ids == (5,)
 
 
-async def test_tokens_that_come_before_an_error_while_the_client_is_busy_are_sent(stream: Stream) -> None:
+async def test_tokens_that_come_before_an_error_while_the_client_is_busy_are_sent(
+    stream: Stream,
+) -> None:
     stream.push(emit(0, 5), 1.0)
     responses = stream.responses()
     assert (await anext(responses)).token_ids == (5,)
@@ -79,7 +88,9 @@ async def test_tokens_that_come_before_an_error_while_the_client_is_busy_are_sen
         await anext(responses)
 
 
-async def test_a_stop_string_that_the_last_allowed_token_completes_is_the_reason_for_all(stream: Stream) -> None:
+async def test_a_stop_string_that_the_last_allowed_token_completes_is_the_reason_for_all(
+    stream: Stream,
+) -> None:
     class Stops(Words):
         def push(self, token_id: int) -> str:
             self.stopped = True

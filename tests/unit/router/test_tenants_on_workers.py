@@ -1,4 +1,6 @@
-"""Tenants of a router with TLS and tokens over a real worker: what they do not share, and the commands."""
+"""Tenants of a router with TLS and tokens over a real worker: what they do not share, and the
+commands.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ from support.worker_harness import workers
 from kvrelay.client import AsyncClient
 from kvrelay.config.schema import ClusterConfig
 
-PROMPT = "Once upon a time there was a brave little fox named Ruby. She lived in a small house by the river. " * 4
+PROMPT = (
+    "Once upon a time there was a brave little fox named Ruby. She lived in a small house by the "
+    "river. " * 4
+)
 OPTIONS = {"max_tokens": 8, "temperature": 0.0, "ignore_eos": True}
 
 
@@ -90,11 +95,25 @@ async def test_a_tenant_finds_its_own_prefixes_and_nobody_elses(cluster: Cluster
             answer = await client.generate(PROMPT, **OPTIONS)
         cached.append((name, answer.usage.cached_tokens > 0))
         answers.add(answer.token_ids)
-    assert cached == [("acme", False), ("acme", True), ("other", False), ("other", True), ("acme", True)]
+    assert cached == [
+        ("acme", False),
+        ("acme", True),
+        ("other", False),
+        ("other", True),
+        ("acme", True),
+    ]
     assert len(answers) == 1
 
-    # Users of one tenant who give a cache_salt share with those who give the same, at either listener.
-    asked = [("acme", "ann"), ("acme", "ann"), ("acme", "bob"), ("other", "ann"), ("acme", None), ("acme", "bob")]
+    # Users of one tenant who give a cache_salt share with those who give the same, at either
+    # listener.
+    asked = [
+        ("acme", "ann"),
+        ("acme", "ann"),
+        ("acme", "bob"),
+        ("other", "ann"),
+        ("acme", None),
+        ("acme", "bob"),
+    ]
     cached = []
     for name, salt in asked:
         async with AsyncClient(cluster.grpc, token=cluster.tokens[name], tls=ca) as client:
@@ -117,12 +136,27 @@ async def test_a_tenant_finds_its_own_prefixes_and_nobody_elses(cluster: Cluster
         assert (await http.get("/metrics")).status_code == 401
         for salt, found in (("ann", True), ("eve", False)):
             body = {"prompt": PROMPT, **OPTIONS, "cache_salt": salt}
-            said = await http.post("/v1/completions", json=body, headers=bearer(cluster.tokens["acme"]))
+            said = await http.post(
+                "/v1/completions", json=body, headers=bearer(cluster.tokens["acme"])
+            )
             assert (said.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0) == found
         ours = (await http.get("/metrics", headers=bearer(cluster.tokens["ops"]))).text
-        assert 'kvrelay_tenant_requests_total{finished_reason="length",model_name="demo",tenant="acme"} 10.0' in ours
+        assert (
+            "kvrelay_tenant_requests_total"
+            '{finished_reason="length",model_name="demo",tenant="acme"} 10.0' in ours
+        )
 
-    load = ("--num-requests", "3", "--rate", "inf", "--prompt-tokens", "20", "--output-tokens", "4", "--allow-local")
+    load = (
+        "--num-requests",
+        "3",
+        "--rate",
+        "inf",
+        "--prompt-tokens",
+        "20",
+        "--output-tokens",
+        "4",
+        "--allow-local",
+    )
     for target in (cluster.grpc, cluster.http):
         code, said = await command(cluster, "ops", "loadtest", "run", "--target", target, *load)
         assert code == 0, said
@@ -135,6 +169,8 @@ async def test_a_tenant_finds_its_own_prefixes_and_nobody_elses(cluster: Cluster
     code, said = await command(cluster, "acme", "status", "--admin", cluster.admin)
     assert (code, said.count("\n")) == (1, 1)
     assert "tenant acme has the role client; this needs admin" in said
-    code, said = await command(cluster, "acme", "generate", "Once", "--target", cluster.grpc, "--max-tokens", "3")
+    code, said = await command(
+        cluster, "acme", "generate", "Once", "--target", cluster.grpc, "--max-tokens", "3"
+    )
     assert code == 0, said
     assert not any(token in said for token in cluster.tokens.values())

@@ -63,7 +63,9 @@ def test_requests_that_did_not_wait_are_not_counted() -> None:
         ([(50, 4096), (64, 64)] * 100, 64, 5.7),  # as long as answers are
     ],
 )
-def test_how_long_a_request_will_be_served(answers: list[tuple[int, int]], max_tokens: int, expected: float) -> None:
+def test_how_long_a_request_will_be_served(
+    answers: list[tuple[int, int]], max_tokens: int, expected: float
+) -> None:
     made = Throughput()
     for tokens, room in answers:
         made.finished(0.1 * tokens, 10, tokens, room)

@@ -25,7 +25,12 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from support.router_harness import running_router
 
 from kvrelay.clock import MonotonicClock
-from kvrelay.wire.inference import GenerateRequest, InferenceServiceStub, SamplingOptions, request_to_proto
+from kvrelay.wire.inference import (
+    GenerateRequest,
+    InferenceServiceStub,
+    SamplingOptions,
+    request_to_proto,
+)
 from router.observability.tracing import Tracing
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -37,7 +42,9 @@ class Collector(TraceServiceServicer):
     def __init__(self) -> None:
         self.requests: list[ExportTraceServiceRequest] = []
 
-    def Export(self, request: ExportTraceServiceRequest, context: grpc.ServicerContext) -> ExportTraceServiceResponse:
+    def Export(
+        self, request: ExportTraceServiceRequest, context: grpc.ServicerContext
+    ) -> ExportTraceServiceResponse:
         self.requests.append(request)
         return ExportTraceServiceResponse()
 
@@ -90,7 +97,11 @@ class Collector(TraceServiceServicer):
 def attributes(span: Span) -> dict[str, Any]:
     def plain(value: Any) -> Any:
         kind = value.WhichOneof("value")
-        return [plain(one) for one in value.array_value.values] if kind == "array_value" else getattr(value, kind)
+        return (
+            [plain(one) for one in value.array_value.values]
+            if kind == "array_value"
+            else getattr(value, kind)
+        )
 
     return {one.key: plain(one.value) for one in span.attributes}
 
@@ -103,7 +114,9 @@ async def test_a_request_is_a_trace_whose_phases_follow_each_other(
     with collector.over_grpc() if protocol == "grpc" else collector.over_http() as endpoint:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
-        request = GenerateRequest("mine", token_ids=PROMPT, sampling=SamplingOptions(max_tokens=4, seed=7))
+        request = GenerateRequest(
+            "mine", token_ids=PROMPT, sampling=SamplingOptions(max_tokens=4, seed=7)
+        )
         body = {"model": "demo", "prompt": list(PROMPT), "max_tokens": 4}
         async with running_router() as router:
             async with grpc.aio.insecure_channel(router.grpc) as channel:
@@ -114,9 +127,14 @@ async def test_a_request_is_a_trace_whose_phases_follow_each_other(
                     pass
             async with httpx.AsyncClient(base_url=router.http) as http:
                 headers = {"traceparent": TRACEPARENT}
-                assert (await http.post("/v1/completions", json=body, headers=headers)).status_code == 200
+                assert (
+                    await http.post("/v1/completions", json=body, headers=headers)
+                ).status_code == 200
                 assert (await http.post("/v1/completions", json=body)).status_code == 200
-    resources = {one.key: one.value.string_value for one in collector.requests[0].resource_spans[0].resource.attributes}
+    resources = {
+        one.key: one.value.string_value
+        for one in collector.requests[0].resource_spans[0].resource.attributes
+    }
     assert resources["service.name"] == "kvrelay"
     roots = [span for span in collector.spans if span.kind == Span.SPAN_KIND_SERVER]
     assert [(root.trace_id.hex() == TRACE, root.parent_span_id.hex()) for root in roots] == [
@@ -132,7 +150,9 @@ async def test_a_request_is_a_trace_whose_phases_follow_each_other(
         assert {"prefill", "decode"} <= set(names)
         assert phases[0].start_time_unix_nano == root.start_time_unix_nano
         for before, after in itertools.pairwise(phases):
-            assert abs(before.end_time_unix_nano - after.start_time_unix_nano) < 1000, "no gap but by rounding"
+            assert abs(before.end_time_unix_nano - after.start_time_unix_nano) < 1000, (
+                "no gap but by rounding"
+            )
         assert phases[-1].end_time_unix_nano <= root.end_time_unix_nano + 1000
     said = attributes(roots[0])
     assert roots[0].name == f"text_completion {said['gen_ai.request.model']}"
@@ -140,7 +160,10 @@ async def test_a_request_is_a_trace_whose_phases_follow_each_other(
     assert (said["gen_ai.usage.input_tokens"], said["gen_ai.usage.output_tokens"]) == (40, 4)
     assert (said["gen_ai.request.max_tokens"], said["gen_ai.request.seed"]) == (4, 7)
     assert said["gen_ai.response.finish_reasons"] == ["length"]
-    assert (said["kvrelay.prefill_worker"], said["kvrelay.decode_worker"]) == ("prefill-0", "decode-0")
+    assert (said["kvrelay.prefill_worker"], said["kvrelay.decode_worker"]) == (
+        "prefill-0",
+        "decode-0",
+    )
     assert said["kvrelay.path"] == "disaggregated"
 
 
@@ -174,7 +197,9 @@ async def test_it_is_off_unless_an_endpoint_is_named(
         ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "few"),
     ],
 )
-async def test_a_wrong_variable_costs_the_traces_only(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wrong_variable_costs_the_traces_only(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "traceidratio")
     monkeypatch.setenv(name, value)

@@ -80,7 +80,10 @@ def test_good_requests_pass(request_: GenerateRequest) -> None:
         (sampling(seed=2**63), "seed"),
         (sampling(presence_penalty=2.1), "presence_penalty"),
         (sampling(frequency_penalty=-2.1), "frequency_penalty"),
-        *((sampling(repetition_penalty=one), "repetition_penalty") for one in (0.0, 5e-324, 1e-38, 0.0099, 100.1)),
+        *(
+            (sampling(repetition_penalty=one), "repetition_penalty")
+            for one in (0.0, 5e-324, 1e-38, 0.0099, 100.1)
+        ),
         (sampling(logprobs=21), "logprobs"),
         (sampling(logprobs=-1), "logprobs"),
         (sampling(min_tokens=-1), "min_tokens"),
@@ -96,7 +99,14 @@ def test_good_requests_pass(request_: GenerateRequest) -> None:
         (sampling(logit_bias=tuple((one, 1.0) for one in range(301))), "logit_bias"),
         *(
             (sampling(**{name: value}), name)
-            for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+            for name in (
+                "temperature",
+                "top_p",
+                "min_p",
+                "presence_penalty",
+                "frequency_penalty",
+                "repetition_penalty",
+            )
             for value in (math.nan, math.inf, -math.inf)
         ),
     ],
@@ -109,7 +119,11 @@ def test_bad_fields_are_named(bad: GenerateRequest, field: str) -> None:
 
 
 def test_an_error_says_value_and_range() -> None:
-    with pytest.raises(InvalidArgument, match=r"^repetition_penalty is 1e-38; allowed is 0.01 to 100$"):
+    with pytest.raises(
+        InvalidArgument,
+        match=r"^repetition_penalty is 1e-38; allowed is 0.01 to "
+        r"100$",
+    ):
         check_request(sampling(repetition_penalty=1e-38), CARD)
     with pytest.raises(InvalidArgument, match=r"^top_p is -1.0; allowed is above 0, at most 1$"):
         check_request(sampling(top_p=-1.0), CARD)
@@ -126,12 +140,14 @@ def test_an_error_says_value_and_range() -> None:
         frequency_penalty=st.floats(-2, 2),
         logprobs=st.integers(0, 20),
         seed=st.integers(0, 2**63 - 1),
-        logit_bias=st.dictionaries(st.integers(0, CARD.vocab_size - 1), st.floats(-100, 100), max_size=5).map(
-            lambda bias: tuple(bias.items())
-        ),
+        logit_bias=st.dictionaries(
+            st.integers(0, CARD.vocab_size - 1), st.floats(-100, 100), max_size=5
+        ).map(lambda bias: tuple(bias.items())),
     )
 )
-def test_what_openai_allows_is_allowed_and_no_worker_refuses_what_a_router_lets_in(asked: GenerateRequest) -> None:
+def test_what_openai_allows_is_allowed_and_no_worker_refuses_what_a_router_lets_in(
+    asked: GenerateRequest,
+) -> None:
     check_request(asked, CARD)
     admitted = admit_sampling(asked, "r", 10, 4096)
     check_params(admitted, CARD.vocab_size)

@@ -59,7 +59,15 @@ def test_names_colors_and_numbers_of_answers_come_from_the_story() -> None:
         for asked, answer in tale.answers:
             if asked.startswith("What is the name of the") and answer.startswith("There is no"):
                 continue
-            words = set(re.findall(r"[A-Z][a-z]+|\d+", answer)) - {"The", "There", "It", "No", "Yes", "An", "They"}
+            words = set(re.findall(r"[A-Z][a-z]+|\d+", answer)) - {
+                "The",
+                "There",
+                "It",
+                "No",
+                "Yes",
+                "An",
+                "They",
+            }
             assert words <= set(re.findall(r"\w+", tale.text)), (tale.text, asked, answer)
 
 

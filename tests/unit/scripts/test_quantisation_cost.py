@@ -32,9 +32,13 @@ def runner() -> Iterator[ModelRunner]:
     runner.close()
 
 
-def test_perplexity_is_that_of_the_models_card(runner: ModelRunner, documents: list[Tokens]) -> None:
+def test_perplexity_is_that_of_the_models_card(
+    runner: ModelRunner, documents: list[Tokens]
+) -> None:
     model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
-    assert quantisation_cost.perplexity(runner, documents) == pytest.approx(perplexity(model, documents), rel=1e-4)
+    assert quantisation_cost.perplexity(runner, documents) == pytest.approx(
+        perplexity(model, documents), rel=1e-4
+    )
 
 
 def test_greedy_answers_are_those_of_generate_and_then_the_likeliest(
@@ -43,7 +47,9 @@ def test_greedy_answers_are_those_of_generate_and_then_the_likeliest(
     prompts = [ids[: len(ids) // 2] for ids in documents]
     model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
     expected = [
-        model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=20)[0, len(prompt) :].tolist()
+        model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=20)[
+            0, len(prompt) :
+        ].tolist()
         for prompt in prompts
     ]
     answers = greedy(runner, prompts, 20, batch=2)
@@ -56,7 +62,13 @@ def test_greedy_answers_are_those_of_generate_and_then_the_likeliest(
 
 @pytest.mark.parametrize(
     ("answer", "expected", "position"),
-    [([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1], [1, 3], 1), ([1, 3], [1], 1), ([2], [1], 0)],
+    [
+        ([1, 2], [1, 2], None),
+        ([1, 2], [1, 3], 1),
+        ([1], [1, 3], 1),
+        ([1, 3], [1], 1),
+        ([2], [1], 0),
+    ],
 )
 def test_where_answers_part(answer: Tokens, expected: Tokens, position: int | None) -> None:
     assert first_difference(answer, expected) == position
@@ -65,8 +77,14 @@ def test_where_answers_part(answer: Tokens, expected: Tokens, position: int | No
 def test_a_worse_model_costs_more(documents: list[Tokens], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantisation_cost, "ANSWER_TOKENS", 12)
     prompts = [ids[: len(ids) // 2] for ids in documents]
-    plain, int8 = costs(FOLDER, {"plain": {"dtype": "float32"}, "int8": {"kv_dtype": "int8"}}, documents, prompts)
-    assert (plain.same_tokens, plain.same_answers, plain.median_first_difference) == (plain.tokens, 5, None)
+    plain, int8 = costs(
+        FOLDER, {"plain": {"dtype": "float32"}, "int8": {"kv_dtype": "int8"}}, documents, prompts
+    )
+    assert (plain.same_tokens, plain.same_answers, plain.median_first_difference) == (
+        plain.tokens,
+        5,
+        None,
+    )
     assert plain.kv_bytes_per_token == 5 * 2 * 2 * 64 * 4
     assert int8.kv_bytes_per_token == 5 * 2 * 2 * (64 + 2)
     assert int8.tokens == plain.tokens
@@ -89,7 +107,9 @@ def test_the_command_prints_a_table_or_json(
     assert all(row["answers"] == 1 for row in rows)
 
 
-@pytest.mark.parametrize("arguments", [["--answers", "0"], ["--documents", "2", "--answers", "3"], ["--answers", "x"]])
+@pytest.mark.parametrize(
+    "arguments", [["--answers", "0"], ["--documents", "2", "--answers", "3"], ["--answers", "x"]]
+)
 def test_bad_usage_exits_2_with_a_line(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

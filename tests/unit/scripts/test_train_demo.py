@@ -39,7 +39,10 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     for name, seed in (("one", 7), ("two", 7), ("other", 8)):
         train_demo.run(tmp_path / name, steps=3, seed=seed, threads=1)
     assert files(tmp_path / "one") == files(tmp_path / "two")
-    assert files(tmp_path / "one")["model.safetensors"] != files(tmp_path / "other")["model.safetensors"]
+    assert (
+        files(tmp_path / "one")["model.safetensors"]
+        != files(tmp_path / "other")["model.safetensors"]
+    )
 
 
 def test_it_learns_and_the_folder_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,7 +77,9 @@ def test_the_learning_rate_warms_up_and_falls() -> None:
     rates = [train_demo.learning_rate(step, 2000) for step in range(2000)]
     peak = train_demo.PEAK_LEARNING_RATE
     assert rates[: train_demo.WARM_UP_STEPS] == sorted(rates[: train_demo.WARM_UP_STEPS])
-    assert rates[train_demo.WARM_UP_STEPS :] == sorted(rates[train_demo.WARM_UP_STEPS :], reverse=True)
+    assert rates[train_demo.WARM_UP_STEPS :] == sorted(
+        rates[train_demo.WARM_UP_STEPS :], reverse=True
+    )
     assert max(rates) == pytest.approx(peak)
     assert rates[-1] == pytest.approx(peak / 10, rel=1e-3)
 
@@ -106,7 +111,10 @@ def test_ngram_baselines_by_hand() -> None:
     ],
 )
 def test_bad_usage_exits_2_with_a_line(
-    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["train_demo.py", *arguments])
     with pytest.raises(SystemExit) as caught:
@@ -115,7 +123,9 @@ def test_bad_usage_exits_2_with_a_line(
     assert message in capsys.readouterr().err
 
 
-def test_help_names_the_options(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_the_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "argv", ["train_demo.py", "--help"])
     with pytest.raises(SystemExit) as caught:
         train_demo.main()

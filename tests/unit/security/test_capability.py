@@ -10,12 +10,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrelay.errors import PermissionDenied
-from kvrelay.security.capability import FetchGrant, Grant, PushGrant, check_capability, make_capability, make_key
+from kvrelay.security.capability import (
+    FetchGrant,
+    Grant,
+    PushGrant,
+    check_capability,
+    make_capability,
+    make_key,
+)
 
 texts = st.text(max_size=8)
 numbers = st.integers(0, 2**63 - 1)
 pushes = st.builds(
-    PushGrant, texts, numbers, texts, texts, numbers, numbers, numbers, numbers, st.floats(0, 1e6, exclude_min=True)
+    PushGrant,
+    texts,
+    numbers,
+    texts,
+    texts,
+    numbers,
+    numbers,
+    numbers,
+    numbers,
+    st.floats(0, 1e6, exclude_min=True),
 )
 fetches = st.builds(FetchGrant, texts, numbers, texts, texts, texts, numbers, numbers)
 grants = pushes | fetches
@@ -28,14 +44,22 @@ def test_what_was_granted_passes(key: bytes, grant: Grant) -> None:
 
 
 @given(keys, grants, st.data())
-def test_any_single_changed_field_makes_it_invalid(key: bytes, grant: Grant, data: st.DataObject) -> None:
+def test_any_single_changed_field_makes_it_invalid(
+    key: bytes, grant: Grant, data: st.DataObject
+) -> None:
     capability = make_capability(key, grant)
     for field in fields(grant):
         old = getattr(grant, field.name)
         other: st.SearchStrategy[Any] = (
-            texts if isinstance(old, str) else st.floats(0, 1e6) if isinstance(old, float) else numbers
+            texts
+            if isinstance(old, str)
+            else st.floats(0, 1e6)
+            if isinstance(old, float)
+            else numbers
         )
-        changed = replace(grant, **{field.name: data.draw(other.filter(lambda new, old=old: new != old))})
+        changed = replace(
+            grant, **{field.name: data.draw(other.filter(lambda new, old=old: new != old))}
+        )
         with pytest.raises(PermissionDenied):
             check_capability(key, changed, capability)
 

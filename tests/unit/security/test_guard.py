@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from support.certificates import DAY, Certificates, all_roles
 from structlog.testing import capture_logs
+from support.certificates import DAY, Certificates, all_roles
 
 from kvrelay.security.authority import Authority
 from kvrelay.security.credentials import Credentials
@@ -52,13 +52,18 @@ class Recorder(grpc.GenericRpcHandler):  # type: ignore[misc]
             self.ran.append(name)
             return b""
 
-        kind = "_".join("stream" if one else "unary" for one in (method.client_streaming, method.server_streaming))
+        kind = "_".join(
+            "stream" if one else "unary"
+            for one in (method.client_streaming, method.server_streaming)
+        )
         make = getattr(grpc, f"{kind}_rpc_method_handler")
         return make(answers if method.server_streaming else answer)
 
 
 @asynccontextmanager
-async def serving(credentials: Credentials | None, guard: RoleGuard) -> AsyncIterator[tuple[str, Recorder]]:
+async def serving(
+    credentials: Credentials | None, guard: RoleGuard
+) -> AsyncIterator[tuple[str, Recorder]]:
     recorder = Recorder()
     server = grpc.aio.server(interceptors=[guard])
     server.add_generic_rpc_handlers((recorder,))
@@ -71,8 +76,11 @@ async def serving(credentials: Credentials | None, guard: RoleGuard) -> AsyncIte
 
 
 async def status_of(channel: grpc.aio.Channel, service: str, method: Any) -> grpc.StatusCode:
-    kind = "_".join("stream" if one else "unary" for one in (method.client_streaming, method.server_streaming))
-    request = () if method.client_streaming else (b"",)  # gRPC ends a call as cancelled if an iterator of it fails late
+    kind = "_".join(
+        "stream" if one else "unary" for one in (method.client_streaming, method.server_streaming)
+    )
+    # GRPC ends a call as cancelled if an iterator of it fails late
+    request = () if method.client_streaming else (b"",)
     call = getattr(channel, kind)(f"/{service}/{method.name}")(*request, timeout=20)
     try:
         if method.server_streaming:
@@ -88,18 +96,27 @@ async def status_of(channel: grpc.aio.Channel, service: str, method: Any) -> grp
 def channel_of(address: str, made: Certificates, name: str) -> grpc.aio.Channel:
     pair = [(made.folder / f"{name}{part}.pem").read_bytes() for part in ("-key", "")]
     credentials = grpc.ssl_channel_credentials((made.folder / "ca.pem").read_bytes(), *pair)
-    return grpc.aio.secure_channel(address, credentials, [("grpc.ssl_target_name_override", WORKER_NAME)])
+    return grpc.aio.secure_channel(
+        address, credentials, [("grpc.ssl_target_name_override", WORKER_NAME)]
+    )
 
 
 def test_the_table_knows_every_service() -> None:
     assert {service for service, _ in METHODS} <= set(ALLOWED)
     internal = {name for name, roles in ALLOWED.items() if {"router", "worker"} & set(roles)}
-    assert internal == {"kvrelay.v1.WorkerService", "kvrelay.v1.KvTransferService", "grpc.health.v1.Health"}
+    assert internal == {
+        "kvrelay.v1.WorkerService",
+        "kvrelay.v1.KvTransferService",
+        "grpc.health.v1.Health",
+    }
 
 
 async def test_each_method_is_for_its_roles_alone(tmp_path: Path) -> None:
     made = all_roles(tmp_path)
-    async with serving(Credentials.internal(made.security, "worker"), RoleGuard()) as (address, recorder):
+    async with serving(Credentials.internal(made.security, "worker"), RoleGuard()) as (
+        address,
+        recorder,
+    ):
         for role in ROLES:
             async with channel_of(address, made, role) as channel:
                 for service, method in METHODS:
@@ -107,9 +124,15 @@ async def test_each_method_is_for_its_roles_alone(tmp_path: Path) -> None:
                     with capture_logs() as logs:
                         code = await status_of(channel, service, method)
                     if role in ALLOWED[service]:
-                        assert (code, recorder.ran) == (grpc.StatusCode.OK, [f"/{service}/{method.name}"]), (role, logs)
+                        assert (code, recorder.ran) == (
+                            grpc.StatusCode.OK,
+                            [f"/{service}/{method.name}"],
+                        ), (role, logs)
                     else:
-                        assert (code, recorder.ran) == (grpc.StatusCode.PERMISSION_DENIED, []), (role, method.name)
+                        assert (code, recorder.ran) == (grpc.StatusCode.PERMISSION_DENIED, []), (
+                            role,
+                            method.name,
+                        )
                         assert [line["method"] for line in logs] == [f"/{service}/{method.name}"]
                         assert role in logs[0]["reason"]
 
@@ -118,16 +141,28 @@ async def test_a_certificate_without_a_role_is_nobodys(tmp_path: Path) -> None:
     made = all_roles(tmp_path)
     made.write("nobody", made.by_hand(()))
     service, method = METHODS[0]
-    async with serving(Credentials.internal(made.security, "worker"), RoleGuard()) as (address, recorder):
+    async with serving(Credentials.internal(made.security, "worker"), RoleGuard()) as (
+        address,
+        recorder,
+    ):
         async with channel_of(address, made, "nobody") as channel:
             assert await status_of(channel, service, method) is grpc.StatusCode.UNAUTHENTICATED
         assert recorder.ran == []
 
 
-async def test_where_clients_have_a_ca_of_their_own_a_certificate_without_a_role_is_a_clients(tmp_path: Path) -> None:
+async def test_where_clients_have_a_ca_of_their_own_a_certificate_without_a_role_is_a_clients(
+    tmp_path: Path,
+) -> None:
     made = all_roles(tmp_path)
     made.write("nobody", made.by_hand(()))
-    files = Files(f"{tmp_path}/worker.pem", f"{tmp_path}/worker-key.pem", f"{tmp_path}/ca.pem", None, ("server",), "x")
+    files = Files(
+        f"{tmp_path}/worker.pem",
+        f"{tmp_path}/worker-key.pem",
+        f"{tmp_path}/ca.pem",
+        None,
+        ("server",),
+        "x",
+    )
     found = {}
     async with (
         serving(Credentials(files), RoleGuard(without_role="client")) as (address, _),
@@ -139,7 +174,9 @@ async def test_where_clients_have_a_ca_of_their_own_a_certificate_without_a_role
     assert allowed == {"kvrelay.v1.InferenceService"}
 
 
-async def test_who_shows_no_certificate_of_the_ca_does_not_get_beyond_the_handshake(tmp_path: Path) -> None:
+async def test_who_shows_no_certificate_of_the_ca_does_not_get_beyond_the_handshake(
+    tmp_path: Path,
+) -> None:
     made = all_roles(tmp_path)
     (tmp_path / "other").mkdir()
     other = Certificates(tmp_path / "other", Authority(DAY))
@@ -147,7 +184,10 @@ async def test_who_shows_no_certificate_of_the_ca_does_not_get_beyond_the_handsh
     stranger = [(other.folder / name).read_bytes() for name in ("router-key.pem", "router.pem")]
     ca = (made.folder / "ca.pem").read_bytes()
     override = [("grpc.ssl_target_name_override", WORKER_NAME)]
-    async with serving(Credentials.internal(made.security, "worker"), RoleGuard()) as (address, recorder):
+    async with serving(Credentials.internal(made.security, "worker"), RoleGuard()) as (
+        address,
+        recorder,
+    ):
         channels: Sequence[grpc.aio.Channel] = (
             grpc.aio.insecure_channel(address),
             grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(ca), override),
@@ -160,11 +200,15 @@ async def test_who_shows_no_certificate_of_the_ca_does_not_get_beyond_the_handsh
 
 
 async def test_nobody_passes_for_a_worker_without_a_workers_certificate(tmp_path: Path) -> None:
-    """A router that is sent to another address, by a forged entry in Redis, tells nothing to who answers there."""
+    """A router that is sent to another address, by a forged entry in Redis, tells nothing to who
+    answers there.
+    """
     made = all_roles(tmp_path)
     router = Credentials.internal(made.security, "router")
     for impostor in ("router", "admin", "client"):
-        files = Files(f"{tmp_path}/{impostor}.pem", f"{tmp_path}/{impostor}-key.pem", None, None, (), "x")
+        files = Files(
+            f"{tmp_path}/{impostor}.pem", f"{tmp_path}/{impostor}-key.pem", None, None, (), "x"
+        )
         async with serving(Credentials(files), RoleGuard()) as (address, recorder):
             async with worker_channel(address, router) as channel:
                 assert await status_of(channel, *METHODS[0]) is grpc.StatusCode.UNAVAILABLE
@@ -176,7 +220,10 @@ async def test_nobody_passes_for_a_worker_without_a_workers_certificate(tmp_path
 
 
 async def test_without_tls_a_guard_lets_nobody_in() -> None:
-    async with serving(None, RoleGuard()) as (address, recorder), grpc.aio.insecure_channel(address) as channel:
+    async with (
+        serving(None, RoleGuard()) as (address, recorder),
+        grpc.aio.insecure_channel(address) as channel,
+    ):
         for service, method in METHODS:
             assert await status_of(channel, service, method) is grpc.StatusCode.UNAUTHENTICATED
         assert recorder.ran == []

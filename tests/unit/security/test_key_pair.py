@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from support.certificates import DAY, Certificates, all_roles
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
+from support.certificates import DAY, Certificates, all_roles
 
 from kvrelay.config.schema import SecurityConfig
 from kvrelay.errors import ConfigError
@@ -41,7 +41,9 @@ def _another_key(made: Certificates) -> None:
     (made.folder / "worker-key.pem").write_bytes((made.folder / "router-key.pem").read_bytes())
 
 
-def _role(*names: x509.GeneralName, usage: tuple[x509.ObjectIdentifier, ...] = ()) -> Callable[[Certificates], None]:
+def _role(
+    *names: x509.GeneralName, usage: tuple[x509.ObjectIdentifier, ...] = ()
+) -> Callable[[Certificates], None]:
     def write(made: Certificates) -> None:
         made.write("worker", made.by_hand(names, *usage))
 
@@ -78,10 +80,14 @@ BROKEN: dict[str, tuple[Callable[[Certificates], object], str]] = {
         lambda made: (made.folder / "ca.pem").write_bytes(b"x" * 2**21),
         "security.tls.ca: {}/ca.pem is larger than 1048576 bytes",
     ),
-    "key with a password": (_locked_key, "security.tls.worker.key: the key in {}/worker-key.pem has a password"),
+    "key with a password": (
+        _locked_key,
+        "security.tls.worker.key: the key in {}/worker-key.pem has a password",
+    ),
     "another's key": (
         _another_key,
-        "security.tls.worker.key: {}/worker-key.pem is not the key of the certificate in {}/worker.pem",
+        "security.tls.worker.key: {}/worker-key.pem is not the key of the certificate in "
+        "{}/worker.pem",
     ),
     "ended": (
         lambda made: made.issue("worker", lifetime=timedelta(minutes=-1)),
@@ -95,17 +101,27 @@ BROKEN: dict[str, tuple[Callable[[Certificates], object], str]] = {
         lambda made: made.issue("router", "worker"),
         "security.tls.worker.cert: {}/worker.pem has the role router; it must have worker",
     ),
-    "no role": (_role(NAME), "security.tls.worker.cert: {}/worker.pem has no role; it must have worker"),
+    "no role": (
+        _role(NAME),
+        "security.tls.worker.cert: {}/worker.pem has no role; it must have worker",
+    ),
     "two roles": (
         _role(WORKER, NAME, x509.UniformResourceIdentifier(uri("admin"))),
-        "security.tls.worker.cert: {}/worker.pem has the role worker and admin; it must have worker",
+        "security.tls.worker.cert: {}/worker.pem has the role worker and admin; it must have "
+        "worker",
     ),
-    "no name": (_role(WORKER), "security.tls.worker.cert: {}/worker.pem lacks the DNS name kvrelay-worker"),
+    "no name": (
+        _role(WORKER),
+        "security.tls.worker.cert: {}/worker.pem lacks the DNS name kvrelay-worker",
+    ),
     "for clients only": (
         _role(WORKER, NAME, usage=(ExtendedKeyUsageOID.CLIENT_AUTH,)),
         "security.tls.worker.cert: {}/worker.pem is not for TLS servers",
     ),
-    "of another CA": (_stranger, "security.tls.worker.cert: {}/worker.pem is not signed by the CA in {}/ca.pem"),
+    "of another CA": (
+        _stranger,
+        "security.tls.worker.cert: {}/worker.pem is not signed by the CA in {}/ca.pem",
+    ),
     "no CA's certificate": (
         lambda made: made.issue("client", "ca"),
         "security.tls.ca: {}/ca.pem holds 'CN=kvrelay client', which is not a CA's certificate",
@@ -114,7 +130,9 @@ BROKEN: dict[str, tuple[Callable[[Certificates], object], str]] = {
 
 
 @pytest.mark.parametrize(("spoil", "says"), BROKEN.values(), ids=BROKEN.keys())
-def test_a_bad_file_is_named(tmp_path: Path, spoil: Callable[[Certificates], object], says: str) -> None:
+def test_a_bad_file_is_named(
+    tmp_path: Path, spoil: Callable[[Certificates], object], says: str
+) -> None:
     made = all_roles(tmp_path, ("router", "worker"))
     assert Credentials.internal(made.security, "worker") is not None
     spoil(made)
@@ -139,4 +157,8 @@ def test_a_process_needs_its_own_files_only(tmp_path: Path) -> None:
 
 
 def test_without_tls_there_are_none() -> None:
-    assert Credentials.internal(SecurityConfig(), "worker") is Credentials.public(SecurityConfig()) is None
+    assert (
+        Credentials.internal(SecurityConfig(), "worker")
+        is Credentials.public(SecurityConfig())
+        is None
+    )

@@ -1,4 +1,6 @@
-"""Certificates are replaced while everything runs, and one ends in mid-run: real workers and certificates."""
+"""Certificates are replaced while everything runs, and one ends in mid-run: real workers and
+certificates.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from support.certificates import DAY, Certificates, all_roles
 from structlog.testing import capture_logs
+from support.certificates import DAY, Certificates, all_roles
 from support.transfer_ends import LAYOUT
 from support.worker_harness import Session, Workers, workers
 
@@ -91,14 +93,18 @@ async def tries_of_a_router(info: WorkerInfo, credentials: Credentials | None) -
     assert listener.found == 0
 
 
-async def test_a_certificate_that_ends_in_mid_run(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+async def test_a_certificate_that_ends_in_mid_run(
+    tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
     made = all_roles(tmp_path, ("router", "worker"))
     async with workers(tiny_model("llama"), config(made), "decode-0", "prefill-0") as running:
         with capture_logs() as logs:
             cert, _ = made.issue("worker", lifetime=SHORT)
             ends = datetime.now(UTC) + SHORT
             decode, prefill = await running.session("decode-0"), await running.session("prefill-0")
-            info = await until_published(running, lambda info: " ended at " in info.load.certificate_note)
+            info = await until_published(
+                running, lambda info: " ended at " in info.load.certificate_note
+            )
             assert datetime.now(UTC) > ends - timedelta(seconds=1)
             assert info.load.certificate_note.startswith(f"{cert} ended at {ends:%Y-%m-%d %H:%M}")
 
@@ -108,26 +114,34 @@ async def test_a_certificate_that_ends_in_mid_run(tiny_model: Callable[..., Path
             # What is new is refused, by name of the reason, between workers too.
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await running.session("decode-0")
-            assert error_from_rpc(refused.value).message.startswith("TLS handshake failed: CERTIFICATE_VERIFY_FAILED")
+            assert error_from_rpc(refused.value).message.startswith(
+                "TLS handshake failed: CERTIFICATE_VERIFY_FAILED"
+            )
             failed = await relayed(prefill, decode, spec("refused"))
             assert isinstance(failed, Failed)
             assert "certificate has expired" in failed.message
             await tries_of_a_router(info, Credentials.internal(made.security, "router"))
             refusals = [line for line in logs if line["event"] == "no session"]
             assert [line["log_level"] for line in refusals] == ["warning"], "however often it tries"
-            assert refusals[0]["reason"].endswith("CERTIFICATE_VERIFY_FAILED: certificate has expired")
+            assert refusals[0]["reason"].endswith(
+                "CERTIFICATE_VERIFY_FAILED: certificate has expired"
+            )
             told = [line["reason"] for line in logs if line["event"] == "certificate needs care"]
             assert len(told) == 4, "each worker: soon, then over"
             assert [" ends in " in reason for reason in told] == [True, True, False, False]
             assert all(reason.startswith(str(cert)) for reason in told)
 
             made.issue("worker")
-            assert isinstance(await relayed(prefill, await running.session("decode-0"), spec("again")), HandedOff)
+            assert isinstance(
+                await relayed(prefill, await running.session("decode-0"), spec("again")), HandedOff
+            )
             await until_published(running, lambda info: info.load.certificate_note == "")
     assert [line["event"] for line in logs].count("certificate is well again") >= 1
 
 
-async def test_workers_take_new_certificates_of_a_new_ca(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+async def test_workers_take_new_certificates_of_a_new_ca(
+    tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
     """All is replaced at once; sessions of the time before go on."""
     made = all_roles(tmp_path, ("router", "worker"))
     async with workers(tiny_model("llama"), config(made), "decode-0", "prefill-0") as running:
@@ -168,7 +182,11 @@ def test_broken_files_change_nothing_but_the_log(tmp_path: Path) -> None:
         (timedelta(days=13, hours=1), "/w.pem ends in 13 days, at 2030-01-01 00:00:00 UTC"),
         (timedelta(hours=5), "/w.pem ends in 5 hours, at 2030-01-01 00:00:00 UTC"),
         (timedelta(seconds=1), "/w.pem ends in 1 hours, at 2030-01-01 00:00:00 UTC"),
-        (timedelta(), "/w.pem ended at 2030-01-01 00:00:00 UTC: connections that stand go on, new ones are refused"),
+        (
+            timedelta(),
+            "/w.pem ended at 2030-01-01 00:00:00 UTC: connections that stand go on, new "
+            "ones are refused",
+        ),
     ],
     ids=str,
 )
@@ -183,7 +201,9 @@ async def test_https_takes_new_certificates(tmp_path: Path) -> None:
     made = all_roles(tmp_path, ("router",))
     credentials = Credentials.public(made.security)
     assert credentials is not None
-    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", ssl=ssl_context(credentials))
+    server = await asyncio.start_server(
+        lambda _, writer: writer.close(), "127.0.0.1", ssl=ssl_context(credentials)
+    )
     port = server.sockets[0].getsockname()[1]
     trusting = ssl.create_default_context(cafile=tmp_path / "ca.pem")
 
@@ -235,7 +255,9 @@ async def test_https_asks_for_certificates_of_the_clients_ca(tmp_path: Path) -> 
     await server.wait_closed()
 
 
-async def test_pushes_after_a_change_take_a_connection_with_the_new_certificate(tmp_path: Path) -> None:
+async def test_pushes_after_a_change_take_a_connection_with_the_new_certificate(
+    tmp_path: Path,
+) -> None:
     """And those before it keep theirs, until the next change."""
     made = all_roles(tmp_path, ("worker",))
     channels = Channels(LAYOUT, Credentials.internal(made.security, "worker"))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from support.certificates import Certificates, all_roles
 from structlog.testing import capture_logs
+from support.certificates import Certificates, all_roles
 from support.worker_harness import workers
 
 import decode_worker.main
@@ -47,23 +47,32 @@ async def test_routers_and_workers_are_let_in_for_their_own_calls_alone(
     router, worker = (Credentials.internal(made.security, role) for role in ("router", "worker"))
     async with workers(tiny_model("llama"), config(made), "decode-0") as running:
         (info,) = await running.registry.workers()
-        for credentials, calls in ((router, {"push": False, "drain": True}), (worker, {"push": True, "drain": False})):
+        for credentials, calls in (
+            (router, {"push": False, "drain": True}),
+            (worker, {"push": True, "drain": False}),
+        ):
             async with worker_channel(info.address, credentials) as channel:
                 push = kv_push(channel)()
                 await push.done_writing()
                 refused = await push.code() is grpc.StatusCode.PERMISSION_DENIED
                 assert refused != calls["push"]
                 try:
-                    await WorkerServiceStub(channel).GetWorkerStatus(pb.GetWorkerStatusRequest(), timeout=20)
+                    await WorkerServiceStub(channel).GetWorkerStatus(
+                        pb.GetWorkerStatusRequest(), timeout=20
+                    )
                     refused = False
                 except grpc.aio.AioRpcError as error:
                     refused = error.code() is grpc.StatusCode.PERMISSION_DENIED
                 assert refused != calls["drain"]
         with pytest.raises(Unavailable):
             await drain_worker(info.address, 1.0, None)
-        admin = [(tmp_path / name).read_bytes() for name in ("ca.pem", "admin-key.pem", "admin.pem")]
+        admin = [
+            (tmp_path / name).read_bytes() for name in ("ca.pem", "admin-key.pem", "admin.pem")
+        ]
         options = [("grpc.ssl_target_name_override", WORKER_NAME)]
-        async with grpc.aio.secure_channel(info.address, grpc.ssl_channel_credentials(*admin), options) as channel:
+        async with grpc.aio.secure_channel(
+            info.address, grpc.ssl_channel_credentials(*admin), options
+        ) as channel:
             with pytest.raises(grpc.aio.AioRpcError, match="not for admin"):
                 await WorkerServiceStub(channel).Drain(pb.DrainRequest(), timeout=20)
         (info,) = await running.registry.workers()
@@ -72,7 +81,9 @@ async def test_routers_and_workers_are_let_in_for_their_own_calls_alone(
         assert (await running.session("decode-0")).info.worker_id == "decode-0"
 
 
-@pytest.mark.parametrize(("tls", "transport", "warned"), [(True, "gloo", 1), (True, "grpc", 0), (False, "gloo", 0)])
+@pytest.mark.parametrize(
+    ("tls", "transport", "warned"), [(True, "gloo", 1), (True, "grpc", 0), (False, "gloo", 0)]
+)
 async def test_a_transport_beside_tls_is_warned_of_at_the_start(
     tiny_model: Callable[..., Path], tmp_path: Path, tls: bool, transport: str, warned: int
 ) -> None:
@@ -81,7 +92,9 @@ async def test_a_transport_beside_tls_is_warned_of_at_the_start(
         async with workers(tiny_model("llama"), config(made, transport), "decode-0"):
             pass
     found = [line for line in logs if line["event"].startswith("KV travels without encryption")]
-    assert [(line["transport"], line["log_level"]) for line in found] == [(transport, "warning")] * warned
+    assert [(line["transport"], line["log_level"]) for line in found] == [
+        (transport, "warning")
+    ] * warned
 
 
 async def test_a_worker_with_a_routers_certificate_does_not_start(
@@ -89,15 +102,22 @@ async def test_a_worker_with_a_routers_certificate_does_not_start(
 ) -> None:
     made = all_roles(tmp_path)
     made.issue("router", "worker")
-    settings = WorkerSettings("decode-0", "decode", str(tiny_model("llama")), "unix:///nowhere", config(made))
+    settings = WorkerSettings(
+        "decode-0", "decode", str(tiny_model("llama")), "unix:///nowhere", config(made)
+    )
     with pytest.raises(ConfigError, match="has the role router; it must have worker"):
         await decode_worker.main.serve(settings, StopRequest())
 
 
 @asynccontextmanager
 async def silent(made: Certificates, number: int) -> AsyncIterator[set[asyncio.Task[bytes]]]:
-    """Connections to a worker's server that say nothing; each task lasts as long as its connection."""
-    async with _server("127.0.0.1", 2**20, Credentials.internal(made.security, "worker"), None) as (server, address):
+    """Connections to a worker's server that say nothing; each task lasts as long as its
+    connection.
+    """
+    async with _server("127.0.0.1", 2**20, Credentials.internal(made.security, "worker"), None) as (
+        server,
+        address,
+    ):
         await server.start()
         port = int(address.rpartition(":")[2])
         connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(number)]
@@ -107,7 +127,9 @@ async def silent(made: Certificates, number: int) -> AsyncIterator[set[asyncio.T
             await asyncio.gather(writer.wait_closed(), return_exceptions=True)
 
 
-async def test_connections_that_say_nothing_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_that_say_nothing_are_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(host, "MAX_CONNECTIONS", 6)
     async with silent(all_roles(tmp_path), 16) as connections:
         pending = connections
@@ -117,7 +139,9 @@ async def test_connections_that_say_nothing_are_few(tmp_path: Path, monkeypatch:
         assert len(pending) == 6
 
 
-async def test_connections_that_say_nothing_do_not_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_that_say_nothing_do_not_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(host, "HANDSHAKE_MS", 300)
     async with silent(all_roles(tmp_path), 4) as connections, asyncio.timeout(30):
         await asyncio.gather(*connections)

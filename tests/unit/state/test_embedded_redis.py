@@ -93,7 +93,9 @@ async def test_dies_with_its_parent(tmp_path: Path) -> None:
     await _until_ended(pid)
 
 
-async def test_a_server_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_a_server_that_does_not_start_says_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     broken = tmp_path / "redis-server"
     broken.write_text("#!/bin/sh\nexit 3\n")
     broken.chmod(0o755)

@@ -29,7 +29,9 @@ from kvrelay.types import (
 )
 
 
-def worker(worker_id: str = "decode-0", epoch: int = 1, pool: PoolName = "decode", **changes: object) -> WorkerInfo:
+def worker(
+    worker_id: str = "decode-0", epoch: int = 1, pool: PoolName = "decode", **changes: object
+) -> WorkerInfo:
     info = WorkerInfo(
         worker_id=worker_id,
         pool=pool,
@@ -77,7 +79,9 @@ async def registry(server: EmbeddedRedis) -> AsyncIterator[Registry]:
         yield connected
 
 
-async def test_epochs_are_unique_over_concurrent_callers(server: EmbeddedRedis, registry: Registry) -> None:
+async def test_epochs_are_unique_over_concurrent_callers(
+    server: EmbeddedRedis, registry: Registry
+) -> None:
     async with await Registry.connect(server.url) as other:
         epochs = await asyncio.gather(*((registry, other)[i % 2].next_epoch() for i in range(50)))
     assert len(set(epochs)) == 50
@@ -94,7 +98,9 @@ async def test_an_entry_expires_without_heartbeat(registry: Registry) -> None:
     await _eventually(lambda: _no_workers(registry))
 
 
-async def test_an_older_incarnation_cannot_overwrite_or_remove_a_later_one(registry: Registry) -> None:
+async def test_an_older_incarnation_cannot_overwrite_or_remove_a_later_one(
+    registry: Registry,
+) -> None:
     await registry.publish_worker(worker(epoch=7))
     with pytest.raises(FailedPrecondition, match="epoch 6 was succeeded by epoch 7"):
         await registry.publish_worker(worker(epoch=6))
@@ -108,11 +114,14 @@ async def test_an_older_incarnation_cannot_overwrite_or_remove_a_later_one(regis
 async def test_epochs_stay_unique_after_redis_lost_everything(registry: Registry) -> None:
     epochs = [await registry.next_epoch() for _ in range(3)]
     await registry._call("FLUSHALL")
-    await registry.publish_worker(worker(epoch=epochs[-1]))  # the next heartbeat of a worker that lived on
+    # The next heartbeat of a worker that lived on
+    await registry.publish_worker(worker(epoch=epochs[-1]))
     assert await registry.next_epoch() > epochs[-1]
     await registry._call("FLUSHALL")
     future = epochs[-1] + 10**9
-    assert await registry.next_epoch(future) == future + 1, "as a worker says that had it in another pool"
+    assert await registry.next_epoch(future) == future + 1, (
+        "as a worker says that had it in another pool"
+    )
 
 
 def _entry(**changes: object) -> str:
@@ -170,11 +179,15 @@ async def test_junk_is_skipped_with_one_warning(registry: Registry, junk: str) -
     with capture_logs() as logs:
         for _ in range(3):
             assert [info.worker_id for info in await registry.workers()] == ["prefill-0"]
-    assert [(line["log_level"], line["key"]) for line in logs] == [("warning", "'kvrelay:worker:decode-0'")]
+    assert [(line["log_level"], line["key"]) for line in logs] == [
+        ("warning", "'kvrelay:worker:decode-0'")
+    ]
     assert all(line["reason"].isprintable() and len(line["reason"]) < 600 for line in logs)
 
 
-async def test_a_key_of_another_type_or_with_control_characters_is_skipped(registry: Registry) -> None:
+async def test_a_key_of_another_type_or_with_control_characters_is_skipped(
+    registry: Registry,
+) -> None:
     await registry._call("RPUSH", "kvrelay:worker:list", "x")
     await registry._call("SET", "kvrelay:worker:\x1b[31m", encode(worker()))
     with capture_logs() as logs:
@@ -196,9 +209,13 @@ async def test_a_rightful_worker_replaces_junk(registry: Registry) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"worker_id": "a b"}, {"address": "host:1"}, {"model_id": "\x00"}, {"epoch": -1}], ids=str
+    "bad",
+    [{"worker_id": "a b"}, {"address": "host:1"}, {"model_id": "\x00"}, {"epoch": -1}],
+    ids=str,
 )
-async def test_nobody_publishes_what_nobody_would_read(registry: Registry, bad: dict[str, object]) -> None:
+async def test_nobody_publishes_what_nobody_would_read(
+    registry: Registry, bad: dict[str, object]
+) -> None:
     with pytest.raises(InvalidArgument, match="WorkerInfo: "):
         await registry.publish_worker(worker(**bad))  # type: ignore[arg-type]
 
@@ -217,7 +234,8 @@ def test_any_bytes_decode_or_raise_value_error(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "good", ["localhost:1", "127.0.0.1:65535", "10.1.2.3:80", "100.64.0.1:80", "[::1]:5", "[fd00::1]:5"]
+    "good",
+    ["localhost:1", "127.0.0.1:65535", "10.1.2.3:80", "100.64.0.1:80", "[::1]:5", "[fd00::1]:5"],
 )
 def test_private_addresses(good: str) -> None:
     assert check_address(good) == good
@@ -234,7 +252,9 @@ async def test_where_workers_listen_on_loopback_none_elsewhere_is_believed(
         with capture_logs() as logs:
             for _ in range(2):
                 assert [info.worker_id for info in await local.workers()] == ["decode-1"]
-    assert [line["reason"] for line in logs] == ["'address 10.1.2.3:80 is not on loopback, as listen.worker_host is'"]
+    assert [line["reason"] for line in logs] == [
+        "'address 10.1.2.3:80 is not on loopback, as listen.worker_host is'"
+    ]
 
 
 async def test_desired_sizes(registry: Registry) -> None:
@@ -261,7 +281,9 @@ async def test_scaling_is_fenced_and_never_overrides_an_operator(registry: Regis
     new = await leads(registry, "b")
     assert new.term > old.term
     assert not await registry.scale({"decode": (5, 6)}, old), "the old leader woke up"
-    assert not await registry.scale({"decode": (5, 6)}, replace(new, owner="a")), "the same term by another owner"
+    assert not await registry.scale({"decode": (5, 6)}, replace(new, owner="a")), (
+        "the same term by another owner"
+    )
     assert await registry.scale({"decode": (5, 4)}, new)
     assert await registry.desired() == {"decode": 4}
 
@@ -283,10 +305,14 @@ async def test_one_leader_at_a_time(registry: Registry) -> None:
     assert first == LeaseRecord("a", 1, 1)
     assert await registry.renew_lease("b", 0) == first, "it is not free"
     assert await registry.renew_lease("a", 1) == LeaseRecord("a", 1, 2), "renewing keeps the term"
-    assert await registry.renew_lease("b", 1, first) == LeaseRecord("a", 1, 2), "it was renewed meanwhile"
+    assert await registry.renew_lease("b", 1, first) == LeaseRecord("a", 1, 2), (
+        "it was renewed meanwhile"
+    )
     await registry.release_lease("b")
     assert (await registry.renew_lease("b", 1)).owner == "a", "only its owner can give it back"
-    assert await registry.renew_lease("b", 1, LeaseRecord("a", 1, 2)) == LeaseRecord("b", 2, 1), "it has ended"
+    assert await registry.renew_lease("b", 1, LeaseRecord("a", 1, 2)) == LeaseRecord("b", 2, 1), (
+        "it has ended"
+    )
     await registry.release_lease("b")
     assert await registry.renew_lease("a", 2) == LeaseRecord("a", 3, 1)
 
@@ -303,14 +329,18 @@ async def test_a_term_exceeds_all_that_anybody_knows(registry: Registry) -> None
     assert (await registry.renew_lease("c", 0)).term == 1, "nobody knows of any"
 
 
-async def test_a_worker_that_comes_up_after_its_controller_was_succeeded_is_refused(registry: Registry) -> None:
+async def test_a_worker_that_comes_up_after_its_controller_was_succeeded_is_refused(
+    registry: Registry,
+) -> None:
     old = await leads(registry, "a")
     assert await registry.next_epoch(0, old)
     await registry.release_lease("a")
     assert await registry.next_epoch(0, old), "nobody has the lease"
     new = await leads(registry, "b")
     for claim in (old, replace(new, owner="a")):
-        with pytest.raises(FailedPrecondition, match=f"controller a started this worker in term {claim.term}"):
+        with pytest.raises(
+            FailedPrecondition, match=f"controller a started this worker in term {claim.term}"
+        ):
             await registry.next_epoch(0, claim)
     assert await registry.next_epoch(0, new)
     assert await registry.next_epoch(0, Claim("c", new.term + 1)), "Redis has lost that lease"
@@ -324,7 +354,9 @@ async def test_epochs_that_redis_has_lost_are_not_given_again(registry: Registry
 
 
 @pytest.mark.parametrize("junk", ["junk", "-5", "1e400", "nan", "1.5", str(2**60)])
-async def test_junk_in_the_lease_does_not_stop_scaling_for_good(registry: Registry, junk: str) -> None:
+async def test_junk_in_the_lease_does_not_stop_scaling_for_good(
+    registry: Registry, junk: str
+) -> None:
     await registry._call("SET", "kvrelay:leader", junk)
     await registry._call("SET", "kvrelay:term", junk)
     assert await registry.renew_lease("a", 0) == LeaseRecord("a", 1, 1)
@@ -348,7 +380,11 @@ async def test_controllers(registry: Registry) -> None:
 
 async def test_a_lease_counts_once_enough_replicas_have_it(server: EmbeddedRedis) -> None:
     async with await Registry.connect(server.url, confirm_replicas=1) as registry:
-        with pytest.raises(Unavailable, match=r"0 replicas have confirmed .* redis.confirm_replicas is 1"):
+        with pytest.raises(
+            Unavailable,
+            match=r"0 replicas have confirmed .* "
+            r"redis.confirm_replicas is 1",
+        ):
             await registry.renew_lease("a", 0)
 
 

@@ -41,7 +41,12 @@ def test_the_first_difference_is_named_with_its_margin() -> None:
     got, expected = {"g": (5, 6, 7), "s": (1, 2)}, {"g": (5, 9, 7), "s": (1, 3)}
     path = compare("p", [GREEDY, SAMPLED], got, expected, "e", margin)
     greedy, sampled = path.differences
-    assert (greedy.position, greedy.got, greedy.expected, greedy.logit_margin) == (1, 6, 9, 1 + 600 + 90_000)
+    assert (greedy.position, greedy.got, greedy.expected, greedy.logit_margin) == (
+        1,
+        6,
+        9,
+        1 + 600 + 90_000,
+    )
     assert (sampled.position, sampled.logit_margin) == (1, None)
     report = Report("m", "bfloat16", 2, (path,))
     assert not report.identical

@@ -8,9 +8,9 @@ import pytest
 from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
-from support.hostile_requests import GRPC_MESSAGES
 from hypothesis import given
 from hypothesis import strategies as st
+from support.hostile_requests import GRPC_MESSAGES
 
 from kvrelay.errors import InvalidArgument
 from kvrelay.v1 import inference_pb2 as pb
@@ -31,7 +31,9 @@ def cost(data: bytes, message: Descriptor = REQUEST) -> int:
 def test_each_repeated_field_that_a_client_can_send_has_a_bound() -> None:
     """What is new in a .proto file has to be thought about; without a bound it is refused."""
     pool = descriptor_pool.Default()
-    services = [pool.FindServiceByName(one) for one in (inference.SERVICE_NAME, cluster.SERVICE_NAME)]
+    services = [
+        pool.FindServiceByName(one) for one in (inference.SERVICE_NAME, cluster.SERVICE_NAME)
+    ]
     methods = [method for service in services for method in service.methods]
     assert len(methods) > 5
     fields = {field.full_name for method in methods for field in repeated_fields(method.input_type)}
@@ -41,9 +43,10 @@ def test_each_repeated_field_that_a_client_can_send_has_a_bound() -> None:
 @pytest.mark.parametrize("name", BOUNDS)
 def test_a_field_at_its_bound_passes_and_one_over_it_is_named(name: str) -> None:
     kind, _, field = name.rpartition(".")
-    message = {"kvrelay.v1.SamplingParams": pb.SamplingParams.DESCRIPTOR, REQUEST.full_name: REQUEST}.get(
-        kind, descriptor_pool.Default().FindMessageTypeByName(kind)
-    )
+    message = {
+        "kvrelay.v1.SamplingParams": pb.SamplingParams.DESCRIPTOR,
+        REQUEST.full_name: REQUEST,
+    }.get(kind, descriptor_pool.Default().FindMessageTypeByName(kind))
     number = message.fields_by_name[field].number
     entry = bytes([number << 3 | 2, 0])
     packed = message.fields_by_name[field].is_packed
@@ -92,9 +95,14 @@ def test_what_our_clients_write_passes(request: pb.GenerateRequest) -> None:
 
 
 @given(_requests, st.data())
-def test_counts_are_those_that_the_parser_finds(request: pb.GenerateRequest, data: st.DataObject) -> None:
-    """A bound below what is there refuses, one that is not below does not, however the message is cut and joined."""
-    written = request.SerializeToString() + data.draw(_requests).SerializeToString()  # which merges the two
+def test_counts_are_those_that_the_parser_finds(
+    request: pb.GenerateRequest, data: st.DataObject
+) -> None:
+    """A bound below what is there refuses, one that is not below does not, however the message is
+    cut and joined.
+    """
+    # Which merges the two
+    written = request.SerializeToString() + data.draw(_requests).SerializeToString()
     merged = pb.GenerateRequest.FromString(written)
     for name, count in (
         ("token_ids", len(merged.token_ids)),

@@ -1,4 +1,6 @@
-"""What earlier releases wrote is read as they meant it, and no field's number ever changes its meaning."""
+"""What earlier releases wrote is read as they meant it, and no field's number ever changes its
+meaning.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,16 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.unknown_fields import UnknownFieldSet
-from write_wire_golden import CONVERTERS, NEXT, descriptors, messages, plain, registry, serialized, values
+from write_wire_golden import (
+    CONVERTERS,
+    NEXT,
+    descriptors,
+    messages,
+    plain,
+    registry,
+    serialized,
+    values,
+)
 
 from kvrelay import types
 from kvrelay.state.registry_codec import decode
@@ -25,7 +36,10 @@ from kvrelay.state.registry_codec import decode
 GOLDEN = Path(__file__).parent / "golden"
 RELEASES = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
 PACKAGE = "kvrelay.v1"
-AGAIN = "run scripts/write_wire_golden.py and look at its diff: it is what changes for peers of other releases"
+AGAIN = (
+    "run scripts/write_wire_golden.py and look at its diff: it is what changes for peers of other "
+    "releases"
+)
 
 
 def golden(release: str, name: str) -> Any:
@@ -56,7 +70,9 @@ def reserved(message: Message) -> Retired:
 
 
 def contains(now: Any, then: Any, where: str, without: Collection[str] = ()) -> None:
-    """Every member of `then` but those `without` is in `now` with the same value; `now` may have more."""
+    """Every member of `then` but those `without` is in `now` with the same value; `now` may have
+    more.
+    """
     if isinstance(then, dict):
         assert isinstance(now, dict), where
         for name, value in then.items():
@@ -79,7 +95,9 @@ def test_there_is_a_release_besides_this_tree() -> None:
 
 def test_the_examples_of_this_tree_are_what_it_writes() -> None:
     assert described(NEXT) == descriptors(), AGAIN
-    assert golden(NEXT, "messages") == {name: serialized(one).hex() for name, one in messages()}, AGAIN
+    assert golden(NEXT, "messages") == {name: serialized(one).hex() for name, one in messages()}, (
+        AGAIN
+    )
     assert golden(NEXT, "values") == json.loads(json.dumps(values())), AGAIN
     assert golden(NEXT, "registry") == registry(), AGAIN
 
@@ -90,16 +108,26 @@ def test_what_a_release_wrote_is_read_to_equal_values(release: str) -> None:
     for file in described(release).file:
         pool.Add(file)
     examples = golden(release, "messages")
-    assert examples.keys() <= {name for name, _ in messages()}, "a message or a member of a oneof is gone"
+    assert examples.keys() <= {name for name, _ in messages()}, (
+        "a message or a member of a oneof is gone"
+    )
     for name, hexadecimal in examples.items():
         data = bytes.fromhex(hexadecimal)
-        then = GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name.partition('.')[0]}")).FromString(data)
+        then = GetMessageClass(
+            pool.FindMessageTypeByName(f"{PACKAGE}.{name.partition('.')[0]}")
+        ).FromString(data)
         now = present(name).FromString(data)
         retired = reserved(now)
         unknown = {field.field_number for field in UnknownFieldSet(now)}
-        assert unknown <= retired.numbers, f"{name}: a field of {release} is unknown now and not reserved"
+        assert unknown <= retired.numbers, (
+            f"{name}: a field of {release} is unknown now and not reserved"
+        )
         told = {"preserving_proto_field_name": True}
-        meant = {key: value for key, value in MessageToDict(then, **told).items() if key not in retired.names}
+        meant = {
+            key: value
+            for key, value in MessageToDict(then, **told).items()
+            if key not in retired.names
+        }
         assert MessageToDict(now, **told) == meant, name
 
 
@@ -155,8 +183,14 @@ def breaks(then: FileDescriptorSet, now: FileDescriptorSet) -> list[str]:
             if _oneof(message, field) != _oneof(other, successor):
                 found.append(f"{what} has changed its oneof")
         for span in message.reserved_range:
-            lost = [number for number in range(span.start, span.end) if number in numbers or number not in kept]
-            found += [f"{name}: number {number} was reserved and is not any more" for number in lost]
+            lost = [
+                number
+                for number in range(span.start, span.end)
+                if number in numbers or number not in kept
+            ]
+            found += [
+                f"{name}: number {number} was reserved and is not any more" for number in lost
+            ]
     methods = dict(_methods(now))
     for method, signature in _methods(then):
         if methods.get(method) != signature:
@@ -181,7 +215,9 @@ def test_no_number_of_a_release_means_something_else_now(release: str) -> None:
     assert breaks(described(release), descriptors()) == []
 
 
-@pytest.mark.parametrize("change", ["name", "type", "number", "oneof", "message", "method", "reserved"])
+@pytest.mark.parametrize(
+    "change", ["name", "type", "number", "oneof", "message", "method", "reserved"]
+)
 def test_a_change_that_would_be_misunderstood_is_found(change: str) -> None:
     then, now = descriptors(), descriptors()
     file = next(one for one in now.file if one.name.endswith("transfer.proto"))

@@ -37,10 +37,15 @@ PLAIN = {
     "min_tokens": INT32,
     "logit_bias": BIAS,
 }
-SAMPLING = st.builds(wire.SamplingOptions, **{name: st.none() | values for name, values in GIVEN.items()}, **PLAIN)
+SAMPLING = st.builds(
+    wire.SamplingOptions, **{name: st.none() | values for name, values in GIVEN.items()}, **PLAIN
+)
 PARAMS = st.builds(
     SamplingParams,
-    **{name: st.none() | values if name in ("seed", "logprobs") else values for name, values in GIVEN.items()},
+    **{
+        name: st.none() | values if name in ("seed", "logprobs") else values
+        for name, values in GIVEN.items()
+    },
     **PLAIN,
 )
 REQUESTS = st.builds(
@@ -55,7 +60,9 @@ REQUESTS = st.builds(
     resume=TOKENS,
     cache_salt=st.none() | TEXT,
 )
-LOGPROBS = st.builds(TokenLogprobs, NUMBER, st.lists(st.tuples(INT32, NUMBER), max_size=3).map(tuple))
+LOGPROBS = st.builds(
+    TokenLogprobs, NUMBER, st.lists(st.tuples(INT32, NUMBER), max_size=3).map(tuple)
+)
 HANDOFFS = st.builds(Handoff, TEXT, INT64, INT64, INT64, INT64, NUMBER, NUMBER)
 LEDGERS = st.builds(
     Ledger,
@@ -66,7 +73,8 @@ LEDGERS = st.builds(
     e2e_seconds=NUMBER,
     handoff=st.none() | HANDOFFS,
     attempts=st.lists(
-        st.builds(Attempt, st.sampled_from(["local", "disaggregated"]), TEXT, TEXT, TEXT, TEXT), max_size=3
+        st.builds(Attempt, st.sampled_from(["local", "disaggregated"]), TEXT, TEXT, TEXT, TEXT),
+        max_size=3,
     ).map(tuple),
 )
 RESPONSES = st.builds(
@@ -103,10 +111,16 @@ def test_complete_parameters_survive_the_wire(params: SamplingParams) -> None:
 
 
 def test_every_field_of_the_contract_has_a_place() -> None:
-    assert {one.name for one in fields(wire.GenerateRequest)} == set(pb.GenerateRequest.DESCRIPTOR.fields_by_name)
-    assert {one.name for one in fields(wire.GenerateResponse)} == set(pb.GenerateResponse.DESCRIPTOR.fields_by_name)
+    assert {one.name for one in fields(wire.GenerateRequest)} == set(
+        pb.GenerateRequest.DESCRIPTOR.fields_by_name
+    )
+    assert {one.name for one in fields(wire.GenerateResponse)} == set(
+        pb.GenerateResponse.DESCRIPTOR.fields_by_name
+    )
     for kind in (wire.SamplingOptions, SamplingParams):
-        assert {one.name for one in fields(kind)} == set(pb.SamplingParams.DESCRIPTOR.fields_by_name)
+        assert {one.name for one in fields(kind)} == set(
+            pb.SamplingParams.DESCRIPTOR.fields_by_name
+        )
 
 
 def test_unset_is_kept_apart_from_zero() -> None:
@@ -119,7 +133,10 @@ def test_unset_is_kept_apart_from_zero() -> None:
 
 
 def test_models_survive_the_wire() -> None:
-    models = (wire.ModelInfo("demo", 4096, "float32", "LlamaForCausalLM"), wire.ModelInfo("b", 1, "bfloat16", ""))
+    models = (
+        wire.ModelInfo("demo", 4096, "float32", "LlamaForCausalLM"),
+        wire.ModelInfo("b", 1, "bfloat16", ""),
+    )
     assert wire.models_from_proto(wire.models_to_proto(models)) == models
 
 
@@ -137,7 +154,9 @@ def test_models_survive_the_wire() -> None:
         ("messages", wire.GenerateRequest(messages=("hello",))),  # type: ignore[arg-type]
     ],
 )
-def test_a_value_that_does_not_fit_is_refused_by_name(field: str, request_: wire.GenerateRequest) -> None:
+def test_a_value_that_does_not_fit_is_refused_by_name(
+    field: str, request_: wire.GenerateRequest
+) -> None:
     with pytest.raises(InvalidArgument, match=field) as caught:
         wire.request_to_proto(request_)
     assert caught.value.field == field

@@ -34,7 +34,8 @@ LAYOUTS = st.builds(
 )
 FRAMES = st.one_of(
     st.builds(
-        KvOpen, st.text(max_size=5), INT32, INT64, INT64, INT64, st.text(max_size=5), st.text(max_size=5),
+        KvOpen, st.text(max_size=5), INT32, INT64, INT64, INT64, st.text(max_size=5),
+        st.text(max_size=5),
         st.none() | st.builds(SharedSegment, INT32, INT32, INT64, UINT64),
         st.text(max_size=5), st.text(max_size=5), st.none() | LAYOUTS,
         st.none() | st.builds(RemoteArena, st.binary(max_size=70), UINT64, INT64, INT32),
@@ -96,7 +97,10 @@ GOOD = frame_to_bytes(KvBlocks(1, 2, 3, 0, 4, 5, (6, 7), (b"payload",), (8, 9)))
         (b"\x0a\x05ab", "bytes are no hand-off frame"),
         (b"\xff" * 20, "bytes are no hand-off frame"),
         (b"\x80\x02rubbish", "bytes are no hand-off frame"),
-        (b"\x0a\x80\x80\x04" + b"\x5a\x00" * 2**15, "65540 bytes are too many for a frame that brings no KV"),
+        (
+            b"\x0a\x80\x80\x04" + b"\x5a\x00" * 2**15,
+            "65540 bytes are too many for a frame that brings no KV",
+        ),
     ],
 )
 def test_rubbish_is_refused(data: bytes, says: str) -> None:

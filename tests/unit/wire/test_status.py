@@ -63,7 +63,9 @@ async def serve(servicer: wire.InferenceServiceServicer) -> AsyncIterator[str]:
 async def failure(target: str, seconds: float = 5.0) -> KvRelayError:
     async with grpc.aio.insecure_channel(target) as channel:
         with pytest.raises(grpc.RpcError) as caught:
-            await wire.InferenceServiceStub(channel).ListModels(wire.pb.ListModelsRequest(), timeout=seconds)
+            await wire.InferenceServiceStub(channel).ListModels(
+                wire.pb.ListModelsRequest(), timeout=seconds
+            )
     return error_from_rpc(caught.value, target)
 
 
@@ -121,7 +123,9 @@ async def test_a_status_that_kvrelay_does_not_use_is_internal() -> None:
 
 
 async def test_a_refused_call_keeps_nothing_of_its_message() -> None:
-    """Without the garbage collector, which comes late where there is much: refused messages would fill the memory."""
+    """Without the garbage collector, which comes late where there is much: refused messages would
+    fill the memory.
+    """
 
     class Large:
         pass
@@ -141,7 +145,9 @@ async def test_a_refused_call_keeps_nothing_of_its_message() -> None:
 
     server = grpc.aio.server()
     handler = grpc.unary_unary_rpc_method_handler(refuse)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", {"Refuse": handler}),))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("test.Service", {"Refuse": handler}),)
+    )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     gc.disable()

@@ -69,15 +69,19 @@ routers = st.builds(
     ttft_p95_ms=st.none() | seconds,
     itl_p95_ms=st.none() | seconds,
 )
-controllers = st.builds(ControllerInfo, names, st.sampled_from(("standby", "claiming", "leading")), counts)
+controllers = st.builds(
+    ControllerInfo, names, st.sampled_from(("standby", "claiming", "leading")), counts
+)
 statuses = st.builds(
     ClusterStatus,
     model=names,
     state=states,
-    pools=st.lists(st.builds(PoolStatus, pools, counts, st.lists(workers, max_size=2).map(tuple)), max_size=2).map(
-        tuple
-    ),
-    decisions=st.lists(st.builds(ScalingDecision, seconds, pools, counts, counts, names), max_size=2).map(tuple),
+    pools=st.lists(
+        st.builds(PoolStatus, pools, counts, st.lists(workers, max_size=2).map(tuple)), max_size=2
+    ).map(tuple),
+    decisions=st.lists(
+        st.builds(ScalingDecision, seconds, pools, counts, counts, names), max_size=2
+    ).map(tuple),
     router=routers,
     block_bytes=sizes,
     block_size=counts,
@@ -96,9 +100,13 @@ def test_a_status_survives_the_wire(status: ClusterStatus) -> None:
 
 def test_a_workers_status_is_taken_from_its_registry_entry() -> None:
     load = WorkerLoad(running=3, blocks_held=7)
-    info = WorkerInfo("decode-0", "decode", 4, "ready", "127.0.0.1:1", "demo", "00", 16, 64, "host", 4096, load)
+    info = WorkerInfo(
+        "decode-0", "decode", 4, "ready", "127.0.0.1:1", "demo", "00", 16, 64, "host", 4096, load
+    )
     status = WorkerStatus.of(info)
-    assert status == WorkerStatus("decode-0", "decode", 4, "ready", "127.0.0.1:1", load, model_id="demo")
+    assert status == WorkerStatus(
+        "decode-0", "decode", 4, "ready", "127.0.0.1:1", load, model_id="demo"
+    )
     assert worker_status_from_proto(worker_status_to_proto(status)) == status
 
 
@@ -109,19 +117,29 @@ def test_an_unknown_pool_is_refused() -> None:
 
 
 def test_a_newer_routers_words_leave_the_rest_of_its_status_readable() -> None:
-    future, known = "encode", cluster.pb.WorkerStatus(worker_id="decode-0", pool="decode", state="dreaming\x1b")
+    future, known = (
+        "encode",
+        cluster.pb.WorkerStatus(worker_id="decode-0", pool="decode", state="dreaming\x1b"),
+    )
     status = cluster_status_from_proto(
         cluster.pb.ClusterStatus(
             state="asleep",
             pools=[
                 cluster.pb.PoolStatus(name=future),
-                cluster.pb.PoolStatus(name="decode", workers=[known, cluster.pb.WorkerStatus(pool=future)]),
+                cluster.pb.PoolStatus(
+                    name="decode", workers=[known, cluster.pb.WorkerStatus(pool=future)]
+                ),
             ],
-            decisions=[cluster.pb.ScalingDecision(pool=future), cluster.pb.ScalingDecision(pool="decode", after=2)],
+            decisions=[
+                cluster.pb.ScalingDecision(pool=future),
+                cluster.pb.ScalingDecision(pool="decode", after=2),
+            ],
             pending=[cluster.pb.PendingWorker(pool=future)],
         )
     )
     assert status.state == "asleep"
-    assert [(pool.name, [one.state for one in pool.workers]) for pool in status.pools] == [("decode", ["dreaming "])]
+    assert [(pool.name, [one.state for one in pool.workers]) for pool in status.pools] == [
+        ("decode", ["dreaming "])
+    ]
     assert [one.after for one in status.decisions] == [2]
     assert not status.pending

@@ -25,7 +25,8 @@ from kvrelay.wire.worker import (
     pb,
 )
 
-# Strategies come from the dataclasses themselves, so a field that the conversion forgets fails here.
+# Strategies come from the dataclasses themselves, so a field that the conversion forgets fails
+# here.
 PROTO_INTS = st.integers(0, 2**31 - 1)
 st.register_type_strategy(int, PROTO_INTS)
 st.register_type_strategy(float, st.floats(0, 1e9))
@@ -36,23 +37,35 @@ st.register_type_strategy(
         types.SamplingParams,
         seed=PROTO_INTS,
         logprobs=st.none() | PROTO_INTS,
-        logit_bias=st.dictionaries(PROTO_INTS, st.floats(-100, 100)).map(lambda bias: tuple(sorted(bias.items()))),
+        logit_bias=st.dictionaries(PROTO_INTS, st.floats(-100, 100)).map(
+            lambda bias: tuple(sorted(bias.items()))
+        ),
     ),
 )
 st.register_type_strategy(
     Protocol,
     st.builds(
-        Protocol, PROTO_INTS, PROTO_INTS, st.lists(st.sampled_from(["a", "b"])).map(tuple), st.sampled_from(["", "1.0"])
+        Protocol,
+        PROTO_INTS,
+        PROTO_INTS,
+        st.lists(st.sampled_from(["a", "b"])).map(tuple),
+        st.sampled_from(["", "1.0"]),
     ),
 )
 SPEC = types.SequenceSpec("a", 0, (1,), 1, types.SamplingParams())
 COMMANDS = st.one_of(
-    *(st.from_type(kind) for kind in (messages.Reserve, messages.Prefill, messages.RunLocal, messages.Renew)),
+    *(
+        st.from_type(kind)
+        for kind in (messages.Reserve, messages.Prefill, messages.RunLocal, messages.Renew)
+    ),
     st.from_type(messages.Abort),
     st.from_type(Hello),
 )
 EVENTS = st.one_of(
-    *(st.from_type(kind) for kind in (messages.Reserved, messages.Refused, messages.TokenBatch, messages.HandedOff)),
+    *(
+        st.from_type(kind)
+        for kind in (messages.Reserved, messages.Refused, messages.TokenBatch, messages.HandedOff)
+    ),
     st.builds(messages.Failed, code=st.sampled_from(Code)),
     st.from_type(Welcome),
 )
@@ -98,16 +111,21 @@ def test_an_impossible_value_fails_its_own_sequence_only() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [messages.Reserve, messages.Prefill, messages.RunLocal, messages.Renew, messages.Abort, Hello]
+    "command",
+    [messages.Reserve, messages.Prefill, messages.RunLocal, messages.Renew, messages.Abort, Hello],
 )
 @given(st.data())
-def test_a_commands_sequence_is_found_without_its_values(command: type, data: st.DataObject) -> None:
+def test_a_commands_sequence_is_found_without_its_values(
+    command: type, data: st.DataObject
+) -> None:
     made = data.draw(st.from_type(command))
     key = command_key(command_to_proto(made))
     if isinstance(made, messages.Renew | Hello):
         assert key is None
     else:
-        assert key == ((made.request_id, made.attempt) if isinstance(made, messages.Abort) else made.spec.key)
+        assert key == (
+            (made.request_id, made.attempt) if isinstance(made, messages.Abort) else made.spec.key
+        )
 
 
 @pytest.mark.parametrize("seconds", [math.inf, -math.inf, math.nan, 1e300])
@@ -117,7 +135,11 @@ def test_a_commands_sequence_is_found_without_its_values(command: type, data: st
         lambda seconds: messages.HandedOff("r", 0, types.Handoff("shm", 1, 1, 1, 0, seconds, 0.1)),
         lambda seconds: messages.HandedOff("r", 0, types.Handoff("shm", 1, 1, 1, 0, 0.1, seconds)),
         lambda seconds: messages.TokenBatch(
-            (messages.SequenceTokens("r", 0, 0, (5,), prefill=types.PrefillTimings(0.1, seconds, 0, 1)),)
+            (
+                messages.SequenceTokens(
+                    "r", 0, 0, (5,), prefill=types.PrefillTimings(0.1, seconds, 0, 1)
+                ),
+            )
         ),
     ],
 )
@@ -133,7 +155,9 @@ def test_times_that_nobody_measured_are_an_error(
     "tokens",
     [
         pb.SequenceTokens(request_id="r", token_ids=[5, -1]),
-        pb.SequenceTokens(request_id="r", logprobs=[inference.pb.TokenLogprobs(top=[{"token_id": -1}])]),
+        pb.SequenceTokens(
+            request_id="r", logprobs=[inference.pb.TokenLogprobs(top=[{"token_id": -1}])]
+        ),
         pb.SequenceTokens(request_id="r", token_ids=[5], finish_reason="tired"),
     ],
 )

@@ -23,5 +23,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     engine = Engine(ModelRunner.run)
-    monkeypatch.setattr(ModelRunner, "run", lambda runner, *arguments: engine.step(runner, *arguments))
+    monkeypatch.setattr(
+        ModelRunner, "run", lambda runner, *arguments: engine.step(runner, *arguments)
+    )
     return engine

@@ -36,12 +36,16 @@ def apart(size: int, engine: Engine) -> dict[int, int | Exception]:
 
 
 sizes_and_culprits = st.integers(1, 64).flatmap(
-    lambda size: st.tuples(st.just(size), st.frozensets(st.integers(0, size - 1), min_size=1, max_size=3))
+    lambda size: st.tuples(
+        st.just(size), st.frozensets(st.integers(0, size - 1), min_size=1, max_size=3)
+    )
 )
 
 
 @given(sizes_and_culprits)
-def test_only_the_culprits_fail_and_the_others_get_what_is_theirs(case: tuple[int, frozenset[int]]) -> None:
+def test_only_the_culprits_fail_and_the_others_get_what_is_theirs(
+    case: tuple[int, frozenset[int]],
+) -> None:
     size, culprits = case
     engine = Engine(culprits)
     outcomes = apart(size, engine)
@@ -66,7 +70,9 @@ def test_an_engine_that_does_nothing_is_not_asked_for_each_sequence(size: int) -
 def test_neighbours_of_many_culprits_side_by_side_are_not_taken_for_more_of_them(
     size: int, data: st.DataObject
 ) -> None:
-    """As when one client has sent many of a kind at one time, and others were there before or came after."""
+    """As when one client has sent many of a kind at one time, and others were there before or came
+    after.
+    """
     first = data.draw(st.integers(0, size - 1))
     count = data.draw(st.integers(1, max(1, size // 2)))
     culprits = frozenset(range(first, min(size, first + count)))

@@ -16,17 +16,32 @@ from kvrelay.engine.base.step_input import OnLayer
 from kvrelay.engine.runner import ModelRunner, Segment
 from kvrelay.engine.sampling.sampler import Sampled
 from kvrelay.errors import Code
-from kvrelay.messages import Abort, Failed, HandedOff, Prefill, Reserve, Reserved, RunLocal, TokenBatch
+from kvrelay.messages import (
+    Abort,
+    Failed,
+    HandedOff,
+    Prefill,
+    Reserve,
+    Reserved,
+    RunLocal,
+    TokenBatch,
+)
 from kvrelay.types import SamplingParams, SequenceSpec
 from kvrelay.wire.transfer import KvBlocks
 
 CONFIG = ClusterConfig.model_validate(
-    {"model": {"dtype": "float32"}, "kv": {"block_size": 8, "memory": "4MiB"}, "decode": {"max_batch": 4}}
+    {
+        "model": {"dtype": "float32"},
+        "kv": {"block_size": 8, "memory": "4MiB"},
+        "decode": {"max_batch": 4},
+    }
 )
 PROMPT = tuple(range(2, 63))
 
 
-def spec(request_id: str, token_ids: tuple[int, ...] = PROMPT, max_tokens: int = 12) -> SequenceSpec:
+def spec(
+    request_id: str, token_ids: tuple[int, ...] = PROMPT, max_tokens: int = 12
+) -> SequenceSpec:
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, seed=5, ignore_eos=True)
     return SequenceSpec(request_id, 0, token_ids, len(token_ids), params)
 
@@ -46,7 +61,9 @@ async def test_a_transport_that_cannot_work_fails_its_request_and_not_the_worker
             await decode.send(Reserve(spec(transport), 5.0, "prefill-0"))
             reserved = await decode.event()
             assert isinstance(reserved, Reserved)
-            await prefill.send(Prefill(spec(transport), replace(reserved.target, transport=transport)))
+            await prefill.send(
+                Prefill(spec(transport), replace(reserved.target, transport=transport))
+            )
             if transport == "nccl":
                 assert (await failure(prefill)).code is Code.UNIMPLEMENTED
                 await decode.send(Abort(transport, 0))
@@ -115,7 +132,9 @@ async def test_nobody_finds_blocks_that_a_failed_step_did_not_compute(
             assert first.prefill.cached_tokens == 0
 
 
-async def test_routers_with_requests_of_one_name_do_not_meet(tiny_model: Callable[..., Path]) -> None:
+async def test_routers_with_requests_of_one_name_do_not_meet(
+    tiny_model: Callable[..., Path],
+) -> None:
     async with workers(tiny_model("llama"), CONFIG, "decode-0") as running:
         one, two = await running.session("decode-0"), await running.session("decode-0")
         await one.send(RunLocal(spec("a", max_tokens=60)))
@@ -149,7 +168,10 @@ async def test_a_prompt_that_the_model_cannot_run_spoils_no_step(
         assert isinstance(reserved, Reserved)
         await prefill.send(Prefill(spec("bad", token_ids), reserved.target))
         assert (await failure(prefill)).code is Code.INVALID_ARGUMENT
-        for bad in (RunLocal(spec("bad", token_ids)), Reserve(spec("bad", token_ids), 5.0, "prefill-0")):
+        for bad in (
+            RunLocal(spec("bad", token_ids)),
+            Reserve(spec("bad", token_ids), 5.0, "prefill-0"),
+        ):
             await decode.send(bad)
             assert (await failure(decode)).code is Code.INVALID_ARGUMENT
         await prefill.send(Prefill(spec("a"), reserved.target))
@@ -159,7 +181,9 @@ async def test_a_prompt_that_the_model_cannot_run_spoils_no_step(
         await running.settled()
 
 
-async def test_a_token_that_the_model_does_not_have_is_its_own_requests_affair(tiny_model: Callable[..., Path]) -> None:
+async def test_a_token_that_the_model_does_not_have_is_its_own_requests_affair(
+    tiny_model: Callable[..., Path],
+) -> None:
     async with workers(tiny_model("llama"), CONFIG, "decode-0") as running:
         decode = await running.session("decode-0")
         await decode.send(RunLocal(spec("good", max_tokens=30)))

@@ -27,7 +27,11 @@ async def test_a_worker_whose_books_are_off_says_so(
     async with workers(tiny_model("llama"), CONFIG, "decode-0") as running, asyncio.timeout(30):
         decode = await running.session("decode-0")
         tokens = (3, 4, 5)
-        await decode.send(RunLocal(SequenceSpec("a", 0, tokens, len(tokens), SamplingParams(seed=1, max_tokens=3))))
+        await decode.send(
+            RunLocal(
+                SequenceSpec("a", 0, tokens, len(tokens), SamplingParams(seed=1, max_tokens=3))
+            )
+        )
         await decode.answer()
         while True:
             (info,) = await running.registry.workers()

@@ -15,7 +15,9 @@ def test_it_is_the_share_of_the_window() -> None:
     busy.began(103.0)
     assert busy.share(104.0) == pytest.approx(0.3), "the step that runs counts"
     busy.ended(105.0)
-    assert busy.share(111.0) == pytest.approx((1 + 2) / WINDOW_S), "of the first span what is in the window"
+    assert busy.share(111.0) == pytest.approx((1 + 2) / WINDOW_S), (
+        "of the first span what is in the window"
+    )
     assert busy.share(200.0) == 0.0
 
 

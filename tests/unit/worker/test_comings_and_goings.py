@@ -1,4 +1,6 @@
-"""Requests that are aborted, repeated or orphaned at any moment leave nothing behind on either worker."""
+"""Requests that are aborted, repeated or orphaned at any moment leave nothing behind on either
+worker.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from kvrelay.types import SamplingParams, SequenceSpec
 CONFIG = ClusterConfig.model_validate(
     {
         "model": {"dtype": "float32"},
-        "kv": {"block_size": 8, "memory": "84KiB"},  # few blocks, so that sequences wait and are preempted
+        # Few blocks, so that sequences wait and are preempted
+        "kv": {"block_size": 8, "memory": "84KiB"},
         "prefill": {"chunk_tokens": 16},
         "decode": {"chunk_tokens": 16, "max_batch": 6},
     }
@@ -55,11 +58,15 @@ class Router:
         draw = self._draw
         tail = tuple(draw.randrange(2, 120) for _ in range(draw.randint(1, 60)))
         tokens = SHARED + tail if draw.random() < 0.5 else tail
-        params = SamplingParams(max_tokens=draw.randint(1, 30), seed=number, ignore_eos=draw.random() < 0.7)
+        params = SamplingParams(
+            max_tokens=draw.randint(1, 30), seed=number, ignore_eos=draw.random() < 0.7
+        )
         one = SequenceSpec(f"r{number}", draw.randint(0, 3), tokens, len(tokens), params)
         self._specs[one.key] = one
         await self._decode(
-            Reserve(one, draw.choice([0.05, 5.0]), "prefill-0") if draw.random() < 0.6 else RunLocal(one)
+            Reserve(one, draw.choice([0.05, 5.0]), "prefill-0")
+            if draw.random() < 0.6
+            else RunLocal(one)
         )
 
     async def give_up(self) -> None:
@@ -79,10 +86,14 @@ class Router:
             if isinstance(event, Reserved) and self._draw.random() < 0.8:
                 spec = self._specs[event.request_id, event.attempt]
                 transport = self._draw.choice(["memory", "shm", "grpc"])
-                await self._sessions["prefill-0"].send(Prefill(spec, replace(event.target, transport=transport)))
+                await self._sessions["prefill-0"].send(
+                    Prefill(spec, replace(event.target, transport=transport))
+                )
 
 
-@pytest.mark.parametrize(("seed", "speculation"), [(0, None), (1, None), (2, SPECULATION), (3, SPECULATION)])
+@pytest.mark.parametrize(
+    ("seed", "speculation"), [(0, None), (1, None), (2, SPECULATION), (3, SPECULATION)]
+)
 async def test_whatever_happens_every_block_comes_back(
     tiny_model: Callable[..., Path], seed: int, speculation: SpeculationConfig | None
 ) -> None:

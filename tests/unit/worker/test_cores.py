@@ -39,7 +39,9 @@ def free(folder: Path | None = None) -> set[int]:
 def holder(count: int, folder: Path) -> Iterator[tuple[subprocess.Popen[str], set[int]]]:
     """Another process that takes cores, and what it got."""
     command = [sys.executable, "-c", HOLDER, str(count), str(folder)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         try:
             yield process, {int(core) for core in process.stdout.readline().split()}
@@ -70,7 +72,9 @@ def test_the_dead_hold_nothing(tmp_path: Path) -> None:
 def test_a_child_does_not_keep_what_its_parent_took(tmp_path: Path) -> None:
     ours = Cores(len(HERE), tmp_path)
     command = [sys.executable, "-c", "print('runs', flush=True); input()"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False) as child:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False
+    ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"runs\n"
         ours.release()
@@ -116,7 +120,11 @@ async def test_a_worker_that_is_told_to_pins_its_engine(
     config = ClusterConfig.model_validate({"kv": {"memory": "4MiB"}})
     async with workers(tiny_model("llama"), config, "decode-0", pin=pin):
         engines = [thread for thread in threading.enumerate() if thread.name.startswith("engine")]
-        bound = [os.sched_getaffinity(thread.native_id) for thread in engines if thread.native_id is not None]
+        bound = [
+            os.sched_getaffinity(thread.native_id)
+            for thread in engines
+            if thread.native_id is not None
+        ]
         if pin:
             assert {min(HERE)} in bound
             assert free() == set()

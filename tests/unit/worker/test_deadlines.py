@@ -1,4 +1,6 @@
-"""No step is spent, and no peer waited for, once nobody wants the answer any more. Time is a clock of the test's."""
+"""No step is spent, and no peer waited for, once nobody wants the answer any more. Time is a clock
+of the test's.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,17 @@ PROMPT = tuple(range(2, 63))
 LEASE_S = 1e6
 
 
-def spec(request_id: str, deadline_s: float | None, token_ids: tuple[int, ...] = PROMPT) -> SequenceSpec:
+def spec(
+    request_id: str, deadline_s: float | None, token_ids: tuple[int, ...] = PROMPT
+) -> SequenceSpec:
     params = SamplingParams(temperature=0.0, max_tokens=4, seed=1, ignore_eos=True)
     return SequenceSpec(request_id, 0, token_ids, len(token_ids), params, deadline_s=deadline_s)
 
 
 @pytest.fixture
-async def running(tiny_model: Callable[..., Path], clock: ManualClock, engine: Engine) -> AsyncIterator[Workers]:
+async def running(
+    tiny_model: Callable[..., Path], clock: ManualClock, engine: Engine
+) -> AsyncIterator[Workers]:
     async with workers(tiny_model("llama"), CONFIG, "prefill-0", "decode-0") as both:
         engine.start()
         yield both
@@ -48,7 +54,9 @@ async def failed(session: Session, request_id: str) -> None:
     assert "deadline" in event.message
 
 
-async def test_a_deadline_that_is_over_on_arrival_is_told_at_once(running: Workers, engine: Engine) -> None:
+async def test_a_deadline_that_is_over_on_arrival_is_told_at_once(
+    running: Workers, engine: Engine
+) -> None:
     decode = await running.session("decode-0")
     for command in (RunLocal(spec("a", 0.0)), Reserve(spec("a", -1.0), LEASE_S, "prefill-0")):
         await decode.send(command)
@@ -56,7 +64,9 @@ async def test_a_deadline_that_is_over_on_arrival_is_told_at_once(running: Worke
     assert engine.steps == []
 
 
-async def test_queued_work_is_dropped_without_a_step(running: Workers, engine: Engine, clock: ManualClock) -> None:
+async def test_queued_work_is_dropped_without_a_step(
+    running: Workers, engine: Engine, clock: ManualClock
+) -> None:
     decode = await running.session("decode-0")
     engine.free.clear()
     await decode.send(RunLocal(spec("first", 10.0)))
@@ -72,7 +82,9 @@ async def test_queued_work_is_dropped_without_a_step(running: Workers, engine: E
     await running.settled()
 
 
-async def test_a_stream_ends_when_its_time_is_over(running: Workers, engine: Engine, clock: ManualClock) -> None:
+async def test_a_stream_ends_when_its_time_is_over(
+    running: Workers, engine: Engine, clock: ManualClock
+) -> None:
     decode = await running.session("decode-0")
     engine.free.clear()
     await decode.send(RunLocal(spec("a", 10.0)))
@@ -83,7 +95,9 @@ async def test_a_stream_ends_when_its_time_is_over(running: Workers, engine: Eng
     await running.settled()
 
 
-async def test_a_prompt_is_given_up_between_two_chunks(running: Workers, engine: Engine, clock: ManualClock) -> None:
+async def test_a_prompt_is_given_up_between_two_chunks(
+    running: Workers, engine: Engine, clock: ManualClock
+) -> None:
     prefill, decode = await running.session("prefill-0"), await running.session("decode-0")
     one = spec("a", 10.0)
     await decode.send(Reserve(replace(one, deadline_s=None), LEASE_S, "prefill-0"))
@@ -109,14 +123,18 @@ async def test_a_reservation_ends_with_its_request(running: Workers, clock: Manu
     await running.settled()
 
 
-async def test_a_decode_worker_that_takes_no_bytes_is_not_waited_for(running: Workers, clock: ManualClock) -> None:
+async def test_a_decode_worker_that_takes_no_bytes_is_not_waited_for(
+    running: Workers, clock: ManualClock
+) -> None:
     prefill, decode = await running.session("prefill-0"), await running.session("decode-0")
     one = spec("a", 10.0)
     await decode.send(Reserve(replace(one, deadline_s=None), LEASE_S, "prefill-0"))
     reserved = await decode.event()
     assert isinstance(reserved, Reserved)
     async with silent_peer() as (address, _):
-        await prefill.send(Prefill(one, replace(reserved.target, address=address, transport="grpc")))
+        await prefill.send(
+            Prefill(one, replace(reserved.target, address=address, transport="grpc"))
+        )
         assert (await prefill.tokens()).index == 0
         clock.advance(10.0)
         await failed(prefill, "a")
@@ -133,7 +151,9 @@ async def test_a_prefix_cache_elsewhere_that_does_not_answer_is_not_waited_for(
     reserved = await decode.event()
     assert isinstance(reserved, Reserved)
     async with silent_peer() as (address, asked):
-        await prefill.send(Prefill(one, reserved.target, PrefixSource("decode-9", address, len(PROMPT))))
+        await prefill.send(
+            Prefill(one, reserved.target, PrefixSource("decode-9", address, len(PROMPT)))
+        )
         await asyncio.wait_for(asked.wait(), 60)
         clock.advance(10.0)
         await failed(prefill, "a")

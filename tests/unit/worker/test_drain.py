@@ -1,4 +1,6 @@
-"""A worker that drains lets go of everything: by itself within its grace, and by handing it back after that."""
+"""A worker that drains lets go of everything: by itself within its grace, and by handing it back
+after that.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def spec(request_id: str, max_tokens: int = 4) -> SequenceSpec:
 
 
 @pytest.fixture
-async def running(tiny_model: Callable[..., Path], clock: ManualClock, engine: Engine) -> AsyncIterator[Workers]:
+async def running(
+    tiny_model: Callable[..., Path], clock: ManualClock, engine: Engine
+) -> AsyncIterator[Workers]:
     async with workers(tiny_model("llama"), CONFIG, "prefill-0", "decode-0") as both:
         engine.start()
         yield both
@@ -58,7 +62,10 @@ async def at_rest(running: Workers, **states: str) -> None:
     async with asyncio.timeout(30):
         while True:
             infos = await running.settled()
-            if {info.pool: info.state for info in infos} == {"prefill": "ready", "decode": "ready"} | states:
+            if {info.pool: info.state for info in infos} == {
+                "prefill": "ready",
+                "decode": "ready",
+            } | states:
                 return
             await asyncio.sleep(0.05)
 
@@ -75,7 +82,9 @@ async def test_what_is_left_when_the_grace_is_over_is_handed_back(
     await drain(decode.info, 30.0)
     clock.advance(29.9)
     await decode.send(RunLocal(spec("new")))
-    assert await decode.event() == Refused("new", 0, "draining"), "nothing new, and nothing given up within the grace"
+    assert await decode.event() == Refused("new", 0, "draining"), (
+        "nothing new, and nothing given up within the grace"
+    )
     clock.advance(0.1)
     assert {(await handed_back(decode)).request_id for _ in range(2)} == {"streams", "leases"}
     engine.free.set()
@@ -109,7 +118,9 @@ async def test_a_prompt_that_a_prefill_worker_hands_back_is_computed_elsewhere(
     reserved = await decode.event()
     assert isinstance(reserved, Reserved)
     async with silent_peer() as (address, _):
-        await prefill.send(Prefill(spec("a"), replace(reserved.target, address=address, transport="grpc")))
+        await prefill.send(
+            Prefill(spec("a"), replace(reserved.target, address=address, transport="grpc"))
+        )
         first = await prefill.tokens()
         await drain(prefill.info, 0.0)
         assert (await handed_back(prefill)).request_id == "a"

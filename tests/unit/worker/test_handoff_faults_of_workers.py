@@ -1,5 +1,5 @@
-"""Hand-offs between whole workers that are cut short or tampered with: what the next request finds, and whose blocks
-are free again."""
+"""Hand-offs between whole workers that are cut short or tampered with: what the next request finds,
+and whose blocks are free again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,16 @@ from kv_transfer.prefix_export import Lending
 from kv_transfer.receiver import Receiver
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Code, Unavailable
-from kvrelay.messages import Abort, Failed, HandedOff, Prefill, Reserve, Reserved, RunLocal, TokenBatch
+from kvrelay.messages import (
+    Abort,
+    Failed,
+    HandedOff,
+    Prefill,
+    Reserve,
+    Reserved,
+    RunLocal,
+    TokenBatch,
+)
 from kvrelay.types import SamplingParams, SequenceSpec
 from kvrelay.wire.transfer import FetchRequest, Frame, KvBlocks, KvCommit, KvReceipt
 from prefill_worker.fetch_cost_model import Worth
@@ -128,7 +137,9 @@ async def test_kv_that_was_tampered_with_is_in_no_prefix_cache(
     tampered = 0
 
     async def flip(frames: Frames) -> Changed:
-        """A bit of a digest: to the receiver that is the same as a bit of the KV, which not all frames carry."""
+        """A bit of a digest: to the receiver that is the same as a bit of the KV, which not all
+        frames carry.
+        """
         nonlocal tampered
         async for frame in frames:
             if isinstance(frame, KvBlocks) and not tampered:
@@ -140,7 +151,8 @@ async def test_kv_that_was_tampered_with_is_in_no_prefix_cache(
     await begin(prefill, decode, spec("a"), transport)
     failed = await failure(prefill)
     assert tampered == 1
-    assert failed.code in (Code.DATA_LOSS, Code.UNAVAILABLE)  # the latter where gRPC loses the reason
+    # The latter where gRPC loses the reason
+    assert failed.code in (Code.DATA_LOSS, Code.UNAVAILABLE)
     await decode.send(Abort("a", 0))
     await decode.send(Reserve(spec("a", 1), 10.0, "prefill-0"))
     reserved = await decode.event()
@@ -153,7 +165,11 @@ async def test_kv_that_was_tampered_with_is_in_no_prefix_cache(
 
 @pytest.mark.parametrize("transport", ["memory", "shm", "grpc", "gloo"])
 async def test_cancelled_between_the_end_of_prefill_and_the_commit(
-    running: Workers, prefill: Session, decode: Session, monkeypatch: pytest.MonkeyPatch, transport: str
+    running: Workers,
+    prefill: Session,
+    decode: Session,
+    monkeypatch: pytest.MonkeyPatch,
+    transport: str,
 ) -> None:
     """Both hear of it; nothing is committed, though the lease would last for a minute."""
     hold = Hold(KvCommit)
@@ -180,7 +196,9 @@ async def test_the_decode_worker_gives_up_while_frames_are_on_their_way(
     transport: str,
     why: str,
 ) -> None:
-    """It is told to, or its lease ends. The prefill worker hears of it from nobody else, and gives up as well."""
+    """It is told to, or its lease ends. The prefill worker hears of it from nobody else, and gives
+    up as well.
+    """
     hold = Hold(KvBlocks)
     between(monkeypatch, hold)
     await begin(prefill, decode, spec("a"), transport)

@@ -44,13 +44,20 @@ async def relay(prefill: Session, decode: Session, transport: str) -> tuple[list
 
 
 @pytest.mark.parametrize("transport", ["memory", "shm", "grpc", "gloo"])
-async def test_int8_kv_gives_the_tokens_of_the_local_path(tiny_model: Callable[..., Path], transport: str) -> None:
-    async with workers(tiny_model("llama"), config("int8"), "prefill-0", "decode-0", "decode-1") as running:
-        prefill, decode, alone = [await running.session(name) for name in ("prefill-0", "decode-0", "decode-1")]
+async def test_int8_kv_gives_the_tokens_of_the_local_path(
+    tiny_model: Callable[..., Path], transport: str
+) -> None:
+    async with workers(
+        tiny_model("llama"), config("int8"), "prefill-0", "decode-0", "decode-1"
+    ) as running:
+        prefill, decode, alone = [
+            await running.session(name) for name in ("prefill-0", "decode-0", "decode-1")
+        ]
         tokens, handoff = await relay(prefill, decode, transport)
         assert (handoff.transport, handoff.blocks) == (transport, 8)
         assert handoff.bytes == 8 * handoff.block_bytes
-        assert handoff.block_bytes == 8 * 2 * 2 * 2 * (12 + 2)  # tokens, layers, K and V, heads, values and scale
+        # Tokens, layers, K and V, heads, values and scale
+        assert handoff.block_bytes == 8 * 2 * 2 * 2 * (12 + 2)
         await alone.send(RunLocal(spec("local")))
         assert await alone.answer() == tokens
         for info in await running.settled():

@@ -64,7 +64,9 @@ async def test_the_tokens_are_those_of_the_local_path(
     monkeypatch.setattr(Push, "send", noted)
     monkeypatch.setattr(ModelRunner, "run", watched)
     async with workers(tiny_model("llama"), CONFIG, "prefill-0", "decode-0", "decode-1") as running:
-        prefill, decode, alone = [await running.session(name) for name in ("prefill-0", "decode-0", "decode-1")]
+        prefill, decode, alone = [
+            await running.session(name) for name in ("prefill-0", "decode-0", "decode-1")
+        ]
         await decode.send(Reserve(spec("a"), 10.0, "prefill-0"))
         reserved = await decode.event()
         assert isinstance(reserved, Reserved)

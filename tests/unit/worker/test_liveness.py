@@ -24,10 +24,16 @@ from kvrelay.worker import process, step_watch
 from kvrelay.worker.step_watch import StepHung
 
 CONFIG = ClusterConfig.model_validate(
-    {"model": {"dtype": "float32"}, "kv": {"block_size": 8, "memory": "4MiB"}, "decode": {"max_batch": 4}}
+    {
+        "model": {"dtype": "float32"},
+        "kv": {"block_size": 8, "memory": "4MiB"},
+        "decode": {"max_batch": 4},
+    }
 )
 PROMPT = tuple(range(2, 63))
-SPEC = SequenceSpec("a", 0, PROMPT, len(PROMPT), SamplingParams(temperature=0.0, max_tokens=4, seed=1))
+SPEC = SequenceSpec(
+    "a", 0, PROMPT, len(PROMPT), SamplingParams(temperature=0.0, max_tokens=4, seed=1)
+)
 
 
 async def until_state(registry: Registry, state: str) -> WorkerInfo:
@@ -59,10 +65,14 @@ async def test_a_step_that_hangs_ends_its_sessions_and_its_worker(
         async with workers(tiny_model("llama"), CONFIG, "decode-0") as running:
             decode = await running.session("decode-0")
             await decode.send(RunLocal(SPEC))
-            with pytest.raises(grpc.aio.AioRpcError, match="decode-0 cannot go on: a step of 61 tokens"):
+            with pytest.raises(
+                grpc.aio.AioRpcError, match="decode-0 cannot go on: a step of 61 tokens"
+            ):
                 await decode.event()  # an error, since it may be the request's fault
             stuck = await until_state(running.registry, "stuck")
-            assert not stuck.load.empty, "it has let go of nothing that its engine may still write to"
+            assert not stuck.load.empty, (
+                "it has let go of nothing that its engine may still write to"
+            )
             await asyncio.Event().wait()  # the worker's end ends this
 
     try:
@@ -79,7 +89,9 @@ async def test_a_worker_is_given_no_work_before_its_first_real_steps(
     computing, released = threading.Event(), threading.Event()
     run = ModelRunner.run
 
-    def slow(runner: ModelRunner, segments: Sequence[Segment], on_layer: OnLayer | None = None) -> list[list[Sampled]]:
+    def slow(
+        runner: ModelRunner, segments: Sequence[Segment], on_layer: OnLayer | None = None
+    ) -> list[list[Sampled]]:
         computing.set()
         released.wait(60)
         return run(runner, segments, on_layer)
@@ -145,7 +157,9 @@ asyncio.run(main())
 """
 
 
-async def test_a_process_whose_engine_hangs_ends_and_shows_where(tiny_model: Callable[..., Path]) -> None:
+async def test_a_process_whose_engine_hangs_ends_and_shows_where(
+    tiny_model: Callable[..., Path],
+) -> None:
     async with EmbeddedRedis() as redis:
         arguments = (str(tiny_model("llama")), redis.url, CONFIG.model_dump_json())
         child = await asyncio.create_subprocess_exec(
@@ -185,7 +199,9 @@ asyncio.run(process.run_in_process("decode-0", freeze()))
 
 
 async def test_a_process_whose_event_loop_is_frozen_ends_and_shows_where() -> None:
-    child = await asyncio.create_subprocess_exec(sys.executable, "-c", _FROZEN_LOOP, stderr=asyncio.subprocess.PIPE)
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _FROZEN_LOOP, stderr=asyncio.subprocess.PIPE
+    )
     _, stderr = await asyncio.wait_for(child.communicate(), 60)
     assert child.returncode == 1
     assert "frozen_here" in stderr.decode()

@@ -11,8 +11,8 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 from support.wire_mutations import UNKNOWN, mutations
-from unit.worker.test_relay import CONFIG, oracle, relay, spec
 from support.worker_harness import Session, workers
+from unit.worker.test_relay import CONFIG, oracle, relay, spec
 from write_wire_golden import example
 
 from kvrelay.messages import Abort, RunLocal, TokenBatch
@@ -29,7 +29,9 @@ def odd_commands(kind: str, request_id: str) -> list[Message]:
     message = cast(pb.SessionRequest, example(descriptor, descriptor.fields_by_name[kind]))
     body = getattr(message, kind)
     if kind in ("reserve", "prefill", "run_local"):
-        body.spec.CopyFrom(command_to_proto(RunLocal(spec(request_id, max_tokens=2))).run_local.spec)
+        body.spec.CopyFrom(
+            command_to_proto(RunLocal(spec(request_id, max_tokens=2))).run_local.spec
+        )
     found = []
     for number, (_, odd) in enumerate(mutations(message)):
         made = getattr(odd, kind)
@@ -53,7 +55,9 @@ async def answer(session: Session, request_id: str) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", [field.name for field in pb.SessionRequest.DESCRIPTOR.fields])
-async def test_an_odd_command_is_its_own_sequences_trouble(kind: str, tiny_model: Callable[..., Path]) -> None:
+async def test_an_odd_command_is_its_own_sequences_trouble(
+    kind: str, tiny_model: Callable[..., Path]
+) -> None:
     model = tiny_model()
     expected = oracle(model, spec("x").token_ids, TOKENS)
     odd = odd_commands(kind, "victim")
@@ -75,7 +79,9 @@ async def test_an_odd_command_is_its_own_sequences_trouble(kind: str, tiny_model
     assert info.load.integrity_ok, info.load.integrity_error
 
 
-async def test_odd_prefills_leave_a_prefill_worker_as_it_was(tiny_model: Callable[..., Path]) -> None:
+async def test_odd_prefills_leave_a_prefill_worker_as_it_was(
+    tiny_model: Callable[..., Path],
+) -> None:
     model = tiny_model()
     async with workers(model, CONFIG, "prefill-0", "decode-0") as running:
         prefill, decode = [await running.session(name) for name in ("prefill-0", "decode-0")]
@@ -97,13 +103,19 @@ async def test_odd_prefills_leave_a_prefill_worker_as_it_was(tiny_model: Callabl
         assert tokens == oracle(model, one.token_ids, TOKENS)
 
 
-async def test_a_router_of_a_protocol_that_does_not_fit_is_told_so(tiny_model: Callable[..., Path]) -> None:
+async def test_a_router_of_a_protocol_that_does_not_fit_is_told_so(
+    tiny_model: Callable[..., Path],
+) -> None:
     async with workers(tiny_model(), CONFIG, "decode-0") as running:
         (info,) = await running.registry.workers()
         assert info.protocol.version == VERSION
         async with grpc.aio.insecure_channel(info.address) as channel:
             call = WorkerServiceStub(channel).Session()
-            await call.write(command_to_proto(Hello("router-9", Protocol(VERSION + 7, VERSION + 3, release="9.0"))))
+            await call.write(
+                command_to_proto(
+                    Hello("router-9", Protocol(VERSION + 7, VERSION + 3, release="9.0"))
+                )
+            )
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call.read()
         assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION

@@ -68,16 +68,26 @@ HELD = (len(PROMPT) + NEW_TOKENS - 1) // SIZE * SIZE  # the last token's KV is n
 
 
 async def begin(
-    prefill: Session, decode: Session, one: SequenceSpec, source: Source | None, transport: str = "auto"
+    prefill: Session,
+    decode: Session,
+    one: SequenceSpec,
+    source: Source | None,
+    transport: str = "auto",
 ) -> None:
     await decode.send(Reserve(one, 10.0, "prefill-0"))
     reserved = await decode.event()
     assert isinstance(reserved, Reserved), reserved
-    await prefill.send(Prefill(one, replace(reserved.target, transport=transport), source and source(one, prefill)))
+    await prefill.send(
+        Prefill(one, replace(reserved.target, transport=transport), source and source(one, prefill))
+    )
 
 
 async def relay(
-    prefill: Session, decode: Session, one: SequenceSpec, source: Source | None, transport: str = "auto"
+    prefill: Session,
+    decode: Session,
+    one: SequenceSpec,
+    source: Source | None,
+    transport: str = "auto",
 ) -> tuple[list[int], Handoff, PrefillTimings]:
     await begin(prefill, decode, one, source, transport)
     first = await prefill.tokens()
@@ -99,10 +109,15 @@ async def test_the_second_turn_computes_and_sends_only_what_is_new(
     running: Workers, prefill: Session, decode: Session, transport: str
 ) -> None:
     prompt = await first_turn(decode)
-    tokens, handoff, timings = await relay(prefill, decode, spec("second", prompt), source(decode), transport)
+    tokens, handoff, timings = await relay(
+        prefill, decode, spec("second", prompt), source(decode), transport
+    )
     assert (timings.fetched_tokens, timings.cached_tokens) == (HELD, HELD)
     assert timings.chunks == -(-(len(prompt) - HELD) // 32)
-    assert (handoff.cached_blocks, handoff.blocks) == (HELD // SIZE, -(-len(prompt) // SIZE) - HELD // SIZE)
+    assert (handoff.cached_blocks, handoff.blocks) == (
+        HELD // SIZE,
+        -(-len(prompt) // SIZE) - HELD // SIZE,
+    )
     alone = await running.session("decode-1")
     await alone.send(RunLocal(spec("local", prompt)))
     assert await alone.answer() == tokens
@@ -115,7 +130,8 @@ async def test_the_second_turn_computes_and_sends_only_what_is_new(
 async def test_what_is_there_already_is_not_fetched(
     prefill: Session, decode: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Worth, "fetching", lambda *_: True)  # of this model, computing a block is sooner
+    # Of this model, computing a block is sooner
+    monkeypatch.setattr(Worth, "fetching", lambda *_: True)
     prompt = await first_turn(decode)
     await relay(prefill, decode, spec("own"), None)  # the first turn's prompt
     _, _, timings = await relay(prefill, decode, spec("second", prompt), source(decode))
@@ -125,11 +141,15 @@ async def test_what_is_there_already_is_not_fetched(
 
 async def test_a_source_that_holds_less_than_was_thought(prefill: Session, decode: Session) -> None:
     prompt = await first_turn(decode)
-    _, _, timings = await relay(prefill, decode, spec("second", prompt), source(decode, len(prompt)))
+    _, _, timings = await relay(
+        prefill, decode, spec("second", prompt), source(decode, len(prompt))
+    )
     assert timings.fetched_tokens == HELD
 
 
-async def test_a_source_that_holds_nothing(running: Workers, prefill: Session, decode: Session) -> None:
+async def test_a_source_that_holds_nothing(
+    running: Workers, prefill: Session, decode: Session
+) -> None:
     prompt = await first_turn(decode)
     alone = await running.session("decode-1")
     tokens, _, timings = await relay(prefill, decode, spec("second", prompt), source(alone))
@@ -140,7 +160,9 @@ async def test_a_source_that_holds_nothing(running: Workers, prefill: Session, d
 
 async def test_another_tenants_blocks_are_not_found(prefill: Session, decode: Session) -> None:
     prompt = await first_turn(decode)
-    _, handoff, timings = await relay(prefill, decode, spec("second", prompt, salt="other"), source(decode))
+    _, handoff, timings = await relay(
+        prefill, decode, spec("second", prompt, salt="other"), source(decode)
+    )
     assert (timings.fetched_tokens, timings.cached_tokens, handoff.cached_blocks) == (0, 0, 0)
 
 
@@ -236,7 +258,8 @@ async def test_a_source_that_does_not_answer_is_not_waited_for_longer_than_it_wo
     monkeypatch.setattr(Lending, "_lend", silent)
     monkeypatch.setattr(Worth, "fetching", lambda *_: True)
     prompt = await first_turn(decode)
-    await relay(prefill, decode, spec("measured", tuple(range(70, 99))), None)  # from now on it knows its own speed
+    # From now on it knows its own speed
+    await relay(prefill, decode, spec("measured", tuple(range(70, 99))), None)
     tokens, _, timings = await relay(prefill, decode, spec("second", prompt), source(decode))
     assert timings.fetched_tokens == 0
     assert len(tokens) == NEW_TOKENS

@@ -1,4 +1,6 @@
-"""Hand-offs between workers of unlike degrees of tensor parallelism, and a worker whose rank freezes."""
+"""Hand-offs between workers of unlike degrees of tensor parallelism, and a worker whose rank
+freezes.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,15 @@ from support.worker_harness import Session, Workers, workers
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.parallel.group import RankGroup
 from kvrelay.engine.runner import ModelRunner
-from kvrelay.messages import HandedOff, Prefill, PrefixSource, Reserve, Reserved, RunLocal, TokenBatch
+from kvrelay.messages import (
+    HandedOff,
+    Prefill,
+    PrefixSource,
+    Reserve,
+    Reserved,
+    RunLocal,
+    TokenBatch,
+)
 from kvrelay.types import Handoff, PrefillTimings, SamplingParams, SequenceSpec
 from kvrelay.worker import step_watch
 from kvrelay.worker.step_watch import StepHung
@@ -48,7 +58,11 @@ def spec(request_id: str, prompt: tuple[int, ...], salt: str) -> SequenceSpec:
 
 
 async def relay(
-    sender: Session, receiver: Session, one: SequenceSpec, transport: str, source: PrefixSource | None
+    sender: Session,
+    receiver: Session,
+    one: SequenceSpec,
+    transport: str,
+    source: PrefixSource | None,
 ) -> tuple[list[int], Handoff, PrefillTimings]:
     await receiver.send(Reserve(one, 10.0, "prefill-0"))
     reserved = await receiver.event()
@@ -61,14 +75,20 @@ async def relay(
     return [*first.token_ids, *await receiver.answer()], handed_off.handoff, first.prefill
 
 
-def greedy(folder: Path, prompt: tuple[int, ...], kv_dtype: str, count: int = NEW_TOKENS) -> list[int]:
+def greedy(
+    folder: Path, prompt: tuple[int, ...], kv_dtype: str, count: int = NEW_TOKENS
+) -> list[int]:
     """What one process answers, all in one step and then token by token."""
-    runner = ModelRunner.load(str(folder), kv_bytes=4 << 20, kv_dtype=kv_dtype, block_size=BLOCK, kernels="torch")  # type: ignore[arg-type]
+    runner = ModelRunner.load(
+        str(folder), kv_bytes=4 << 20, kv_dtype=kv_dtype, block_size=BLOCK, kernels="torch"
+    )  # type: ignore[arg-type]
     return answer_of(runner, prompt, GREEDY, count)
 
 
 async def each_way(model: Path, running: Workers, kv_dtype: str) -> None:
-    """Over each transport; in a second turn, whose beginning the decode worker has and lends; and on the local path."""
+    """Over each transport; in a second turn, whose beginning the decode worker has and lends; and
+    on the local path.
+    """
     first = greedy(model, PROMPT, kv_dtype)
     longer = (*PROMPT, *first, *SECOND_TURN)
     second = greedy(model, longer, kv_dtype)
@@ -83,7 +103,11 @@ async def each_way(model: Path, running: Workers, kv_dtype: str) -> None:
         source = receiver.source(one, len(PROMPT) + NEW_TOKENS - 1, sender.info)
         tokens, handoff, timings = await relay(sender, receiver, one, transport, source)
         assert tokens == second
-        assert handoff.cached_blocks == timings.cached_tokens // BLOCK == (len(PROMPT) + NEW_TOKENS - 1) // BLOCK
+        assert (
+            handoff.cached_blocks
+            == timings.cached_tokens // BLOCK
+            == (len(PROMPT) + NEW_TOKENS - 1) // BLOCK
+        )
         assert timings.fetched_tokens == 2 * BLOCK
     await receiver.send(RunLocal(spec("local", PROMPT, "")))
     assert await receiver.answer() == first
@@ -104,20 +128,29 @@ async def with_too_few_blocks(model: Path, running: Workers) -> None:
         assert isinstance(event, TokenBatch), event
         for tokens in event.sequences:
             answers[tokens.request_id] += tokens.token_ids
-    assert [answers[f"{i}"] for i in range(3)] == [greedy(model, one, "auto", MANY_TOKENS) for one in prompts]
+    assert [answers[f"{i}"] for i in range(3)] == [
+        greedy(model, one, "auto", MANY_TOKENS) for one in prompts
+    ]
     assert any(info.load.preemptions for info in await running.settled()), "one was preempted"
 
 
 @pytest.fixture(autouse=True)
 def _always_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Worth, "fetching", lambda *_: True)  # of this model, computing a block is sooner
+    # Of this model, computing a block is sooner
+    monkeypatch.setattr(Worth, "fetching", lambda *_: True)
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
-async def test_two_ranks_prefill_and_one_decodes(tiny_model: Callable[..., Path], kv_dtype: str) -> None:
-    async with workers(tiny_model("llama"), config(2, 1, dtype=kv_dtype), "prefill-0", "decode-0") as running:
+async def test_two_ranks_prefill_and_one_decodes(
+    tiny_model: Callable[..., Path], kv_dtype: str
+) -> None:
+    async with workers(
+        tiny_model("llama"), config(2, 1, dtype=kv_dtype), "prefill-0", "decode-0"
+    ) as running:
         await each_way(tiny_model("llama"), running, kv_dtype)
-        degrees = {info.worker_id: info.tensor_parallel for info in await running.registry.workers()}
+        degrees = {
+            info.worker_id: info.tensor_parallel for info in await running.registry.workers()
+        }
         assert degrees == {"prefill-0": 2, "decode-0": 1}
 
 
@@ -139,7 +172,8 @@ async def test_one_prefills_and_two_ranks_decode_of_which_one_freezes(
             await each_way(tiny_model("llama"), running, "auto")
             await with_too_few_blocks(tiny_model("llama"), running)
             decode = await running.session("decode-0")
-            monkeypatch.setattr(step_watch, "LEAST_S", 1.0)  # only now: until then the machine may be slow
+            # Only now: until then the machine may be slow
+            monkeypatch.setattr(step_watch, "LEAST_S", 1.0)
             os.kill(groups[0].pids[0], signal.SIGSTOP)
             await decode.send(RunLocal(spec("a", PROMPT, "")))
             await asyncio.Event().wait()  # the worker's end ends this

@@ -8,12 +8,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 from support.worker_harness import Session, workers
+from transformers import AutoModelForCausalLM
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Code
-from kvrelay.messages import Abort, Failed, HandedOff, Prefill, Refused, Renew, Reserve, Reserved, RunLocal, TokenBatch
+from kvrelay.messages import (
+    Abort,
+    Failed,
+    HandedOff,
+    Prefill,
+    Refused,
+    Renew,
+    Reserve,
+    Reserved,
+    RunLocal,
+    TokenBatch,
+)
 from kvrelay.types import SamplingParams, SequenceSpec
 
 CONFIG = ClusterConfig.model_validate(
@@ -28,7 +39,9 @@ PROMPT = tuple(range(2, 63))
 
 
 def spec(request_id: str, token_ids: tuple[int, ...] = PROMPT, **sampling: object) -> SequenceSpec:
-    params = SamplingParams(**{"temperature": 0.0, "max_tokens": 12, "seed": 5, "ignore_eos": True, **sampling})  # type: ignore[arg-type]
+    params = SamplingParams(
+        **{"temperature": 0.0, "max_tokens": 12, "seed": 5, "ignore_eos": True, **sampling}
+    )  # type: ignore[arg-type]
     return SequenceSpec(request_id, 0, token_ids, len(token_ids), params)
 
 
@@ -39,7 +52,9 @@ def oracle(model: Path, token_ids: tuple[int, ...], count: int) -> list[int]:
     return list(output[0, len(token_ids) :].tolist())
 
 
-async def relay(prefill: Session, decode: Session, one: SequenceSpec, transport: str) -> tuple[list[int], HandedOff]:
+async def relay(
+    prefill: Session, decode: Session, one: SequenceSpec, transport: str
+) -> tuple[list[int], HandedOff]:
     await decode.send(Reserve(one, 10.0, "prefill-0"))
     reserved = await decode.event()
     assert isinstance(reserved, Reserved), reserved
@@ -52,13 +67,17 @@ async def relay(prefill: Session, decode: Session, one: SequenceSpec, transport:
 
 
 async def failure(session: Session) -> object:
-    """The next event but for tokens: a push may be refused before the last chunk is computed, or after it."""
+    """The next event but for tokens: a push may be refused before the last chunk is computed, or
+    after it.
+    """
     event = await session.event()
     return await session.event() if isinstance(event, TokenBatch) else event
 
 
 @pytest.mark.parametrize("transport", ["memory", "shm", "grpc"])
-async def test_the_relay_gives_the_tokens_of_generate(tiny_model: Callable[..., Path], transport: str) -> None:
+async def test_the_relay_gives_the_tokens_of_generate(
+    tiny_model: Callable[..., Path], transport: str
+) -> None:
     model = tiny_model("llama")
     async with workers(model, CONFIG, "prefill-0", "decode-0") as running:
         prefill, decode = await running.session("prefill-0"), await running.session("decode-0")
@@ -71,7 +90,9 @@ async def test_the_relay_gives_the_tokens_of_generate(tiny_model: Callable[..., 
 
         again, handed_off = await relay(prefill, decode, spec("b"), transport)
         assert again == tokens
-        assert handed_off.handoff.cached_blocks == 7, "the decode worker kept the full blocks of the prompt"
+        assert handed_off.handoff.cached_blocks == 7, (
+            "the decode worker kept the full blocks of the prompt"
+        )
         assert handed_off.handoff.blocks == 1
 
         await decode.send(RunLocal(spec("c")))
@@ -124,7 +145,9 @@ async def test_a_repeated_prefill_is_run_once(tiny_model: Callable[..., Path]) -
         assert refused.request_id == "b"
 
 
-async def test_a_lease_that_is_not_renewed_ends_and_gives_its_blocks_back(tiny_model: Callable[..., Path]) -> None:
+async def test_a_lease_that_is_not_renewed_ends_and_gives_its_blocks_back(
+    tiny_model: Callable[..., Path],
+) -> None:
     async with workers(tiny_model("llama"), CONFIG, "prefill-0", "decode-0") as running:
         prefill, decode = await running.session("prefill-0"), await running.session("decode-0")
         await decode.send(Reserve(spec("a"), 0.2, "prefill-0"))
@@ -147,7 +170,9 @@ async def test_a_renewed_lease_lasts(tiny_model: Callable[..., Path]) -> None:
         assert isinstance(reserved, Reserved)
         await decode.send(Renew((reserved.target.lease_id,), 60.0))
         await decode.send(RunLocal(spec("b", max_tokens=60)))
-        assert len(await decode.answer()) == 60, "takes longer than the lease did at first, or not: it holds anyway"
+        assert len(await decode.answer()) == 60, (
+            "takes longer than the lease did at first, or not: it holds anyway"
+        )
         await prefill.send(Prefill(spec("a"), reserved.target))
         await prefill.tokens()
         assert isinstance(await prefill.event(), HandedOff)
@@ -177,7 +202,9 @@ async def test_when_a_router_goes_its_sequences_go(tiny_model: Callable[..., Pat
         assert isinstance(await failure(prefill), Failed)
 
 
-async def test_a_prompt_past_the_context_is_refused_by_the_worker_itself(tiny_model: Callable[..., Path]) -> None:
+async def test_a_prompt_past_the_context_is_refused_by_the_worker_itself(
+    tiny_model: Callable[..., Path],
+) -> None:
     async with workers(tiny_model("llama"), CONFIG, "decode-0") as running:
         decode = await running.session("decode-0")
         await decode.send(RunLocal(spec("a", tuple(range(100)) * 3)))

@@ -23,7 +23,13 @@ from kvrelay.worker import host
 from kvrelay.worker.settings import WorkerSettings
 
 PROMPT = tuple(range(2, 63))
-SPEC = SequenceSpec("r", 0, PROMPT, len(PROMPT), SamplingParams(temperature=0.0, max_tokens=8, seed=1, ignore_eos=True))
+SPEC = SequenceSpec(
+    "r",
+    0,
+    PROMPT,
+    len(PROMPT),
+    SamplingParams(temperature=0.0, max_tokens=8, seed=1, ignore_eos=True),
+)
 
 
 def config(**unlike: object) -> ClusterConfig:
@@ -75,7 +81,10 @@ async def test_a_worker_changes_over_with_its_weights(
     monkeypatch.setattr(host, "load_model", counted)
     model = str(tiny_model("llama"))
     async with EmbeddedRedis() as redis, await Registry.connect(redis.url) as registry:
-        fresh, decode = Roles(), WorkerSettings("decode-0", "decode", model, redis.url, config(**unlike))
+        fresh, decode = (
+            Roles(),
+            WorkerSettings("decode-0", "decode", model, redis.url, config(**unlike)),
+        )
         running = asyncio.create_task(fresh.serve(decode))
         expected = await answer(await ready(registry, "decode"))
         fresh()
@@ -84,7 +93,10 @@ async def test_a_worker_changes_over_with_its_weights(
         loads.clear()
         gc.collect()  # what earlier tests have left in cycles is none of this one's
         before = arenas()
-        roles, prefill = Roles(), WorkerSettings("prefill-0", "prefill", model, redis.url, config(**unlike))
+        roles, prefill = (
+            Roles(),
+            WorkerSettings("prefill-0", "prefill", model, redis.url, config(**unlike)),
+        )
         running = asyncio.create_task(roles.serve(prefill))
         first = await ready(registry, "prefill")
         await registry._call("FLUSHALL")
@@ -102,10 +114,14 @@ async def test_a_worker_changes_over_with_its_weights(
         await running
 
 
-async def test_one_that_was_told_to_end_does_not_change_over(tiny_model: Callable[..., Path]) -> None:
+async def test_one_that_was_told_to_end_does_not_change_over(
+    tiny_model: Callable[..., Path],
+) -> None:
     async with EmbeddedRedis() as redis, await Registry.connect(redis.url) as registry:
         for turns_first in (True, False):
-            settings = WorkerSettings("prefill-0", "prefill", str(tiny_model("llama")), redis.url, config())
+            settings = WorkerSettings(
+                "prefill-0", "prefill", str(tiny_model("llama")), redis.url, config()
+            )
             roles = Roles()
             running = asyncio.create_task(roles.serve(settings))
             await ready(registry, "prefill")
@@ -121,7 +137,10 @@ async def test_one_that_was_told_to_end_does_not_change_over(tiny_model: Callabl
 @pytest.mark.parametrize("pool", ["prefill", "decode"])
 @pytest.mark.parametrize("unlike", [{}, {"block_size": 16}], ids=str)
 async def test_a_worker_stands_by_and_joins_either_pool(
-    tiny_model: Callable[..., Path], unlike: dict[str, object], pool: PoolName, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Callable[..., Path],
+    unlike: dict[str, object],
+    pool: PoolName,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[int] = []
     of = ModelRunner.of
@@ -143,7 +162,9 @@ async def test_a_worker_stands_by_and_joins_either_pool(
         made.clear()
 
         roles = Roles()
-        settings = WorkerSettings("standby-0", "decode", model, redis.url, config(**unlike), standby=True)
+        settings = WorkerSettings(
+            "standby-0", "decode", model, redis.url, config(**unlike), standby=True
+        )
         running = asyncio.create_task(roles.serve(settings))
         async with asyncio.timeout(60):
             while [one.state for one in await registry.standbys()] != ["ready"]:
@@ -165,7 +186,9 @@ async def test_a_worker_stands_by_and_joins_either_pool(
 async def test_a_standby_worker_that_is_told_to_end_ends(tiny_model: Callable[..., Path]) -> None:
     async with EmbeddedRedis() as redis, await Registry.connect(redis.url) as registry:
         roles = Roles()
-        settings = WorkerSettings("standby-0", "decode", str(tiny_model("llama")), redis.url, config(), standby=True)
+        settings = WorkerSettings(
+            "standby-0", "decode", str(tiny_model("llama")), redis.url, config(), standby=True
+        )
         running = asyncio.create_task(roles.serve(settings))
         async with asyncio.timeout(60):
             while not await registry.standbys():
@@ -183,7 +206,9 @@ async def test_readiness_is_told_at_once_and_not_with_the_next_heartbeat(
     monkeypatch.setattr(host, "TTL_S", 3600.0)
     async with EmbeddedRedis() as redis, await Registry.connect(redis.url) as registry:
         roles = Roles()
-        settings = WorkerSettings("decode-0", "decode", str(tiny_model("llama")), redis.url, config())
+        settings = WorkerSettings(
+            "decode-0", "decode", str(tiny_model("llama")), redis.url, config()
+        )
         running = asyncio.create_task(roles.serve(settings))
         await ready(registry, "decode")
         roles()

@@ -17,7 +17,9 @@ def sequence(
     tokens: range | list[int], *, prompt_len: int | None = None, salt: str = "", **sampling: object
 ) -> Sequence:
     tokens = tuple(tokens)
-    spec = SequenceSpec("r", 0, tokens, prompt_len or len(tokens), SamplingParams(seed=0, **sampling), salt)  # type: ignore[arg-type]
+    spec = SequenceSpec(
+        "r", 0, tokens, prompt_len or len(tokens), SamplingParams(seed=0, **sampling), salt
+    )  # type: ignore[arg-type]
     return Sequence(spec, arrived=0.0, hasher=BlockHasher(4, salt))
 
 

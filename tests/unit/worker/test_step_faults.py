@@ -1,4 +1,6 @@
-"""A sequence that a step goes wrong for ends alone: its neighbours' answers are what they are without it."""
+"""A sequence that a step goes wrong for ends alone: its neighbours' answers are what they are
+without it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,16 @@ from kv_transfer.plan import Layers
 from kv_transfer.sender import Push
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Code
-from kvrelay.messages import Abort, Failed, HandedOff, Prefill, Reserve, Reserved, RunLocal, TokenBatch
+from kvrelay.messages import (
+    Abort,
+    Failed,
+    HandedOff,
+    Prefill,
+    Reserve,
+    Reserved,
+    RunLocal,
+    TokenBatch,
+)
 from kvrelay.types import SamplingParams, SequenceSpec, TokenLogprobs
 from prefill_worker import worker as prefill_worker
 
@@ -27,7 +38,11 @@ PATHS: dict[str, dict[str, Any]] = {
     "native": {"kv": {"block_size": 16}},
     "torch": {"kv": {"block_size": 8}},
     "int8 kv": {"kv": {"block_size": 16, "dtype": "int8"}},
-    "int8 weights": {"kv": {"block_size": 16}, "decode": {"weights": "int8"}, "prefill": {"weights": "int8"}},
+    "int8 weights": {
+        "kv": {"block_size": 16},
+        "decode": {"weights": "int8"},
+        "prefill": {"weights": "int8"},
+    },
     "speculation": {
         "kv": {"block_size": 16},
         "decode": {"speculation": {"kind": "ngram", "tokens": 4, "min_ngram": 1, "max_batch": 12}},
@@ -51,7 +66,9 @@ def config(path: str) -> ClusterConfig:
 
 def neighbours(max_tokens: int = 24) -> list[SequenceSpec]:
     return [
-        spec(f"good-{n}", tuple(range(2 + n, 12 + 3 * n)) * 2, replace(params, max_tokens=max_tokens))
+        spec(
+            f"good-{n}", tuple(range(2 + n, 12 + 3 * n)) * 2, replace(params, max_tokens=max_tokens)
+        )
         for n, params in enumerate(PARAMS)
     ]
 
@@ -62,7 +79,9 @@ def poisoned(count: int = 1) -> list[SequenceSpec]:
 
 
 def spec(request_id: str, token_ids: tuple[int, ...], params: SamplingParams) -> SequenceSpec:
-    return SequenceSpec(request_id, 0, token_ids, len(token_ids), replace(params, seed=params.seed or 0))
+    return SequenceSpec(
+        request_id, 0, token_ids, len(token_ids), replace(params, seed=params.seed or 0)
+    )
 
 
 @asynccontextmanager
@@ -96,7 +115,9 @@ async def collect(session: Session, specs: list[SequenceSpec]) -> tuple[Answers,
     return answers, failures
 
 
-async def run_local(session: Session, specs: list[SequenceSpec]) -> tuple[Answers, dict[str, Failed]]:
+async def run_local(
+    session: Session, specs: list[SequenceSpec]
+) -> tuple[Answers, dict[str, Failed]]:
     for one in specs:
         await session.send(RunLocal(one))
     return await collect(session, specs)
@@ -116,7 +137,9 @@ async def test_each_kind_of_fault_ends_its_sequence_alone(
         decode = await running.session("decode-0")
         expected, none = await run_local(decode, good)
         assert none == {}
-        for attempt, (kind, at) in enumerate(((kind, at) for kind in LOGITS + RAISED for at in (0, 6)), 1):
+        for attempt, (kind, at) in enumerate(
+            ((kind, at) for kind in LOGITS + RAISED for at in (0, 6)), 1
+        ):
             faults.marks, faults.seen = {MARK: (kind, at)}, {}
             mixed = [replace(one, attempt=attempt) for one in (*good[:2], *poisoned(), *good[2:])]
             answers, failures = await run_local(decode, mixed)
@@ -175,12 +198,17 @@ async def test_prompts_that_prefill_workers_cannot_compute_fail_alone(
 
 @pytest.mark.parametrize("transport", ["shm", "grpc"])
 async def test_layers_that_left_before_a_step_raised_are_those_of_the_step_that_worked(
-    tiny_model: Callable[..., Path], faults: StepFaults, transport: str, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Callable[..., Path],
+    faults: StepFaults,
+    transport: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pushed: list[int] = []
     send = Push.send
 
-    def noted(push: Push, first: int, blocks: SequenceOf[int], layers: Layers | None = None) -> None:
+    def noted(
+        push: Push, first: int, blocks: SequenceOf[int], layers: Layers | None = None
+    ) -> None:
         pushed.append(len(faults.steps))
         send(push, first, blocks, layers)
 
@@ -241,7 +269,9 @@ async def test_nobody_finds_the_kv_of_a_sequence_that_failed(
     async with running_workers(tiny_model("llama"), "native", "decode-0") as running:
         decode = await running.session("decode-0")
         expected, _ = await run_local(decode, [bad])
-        for attempt, (kind, cached) in enumerate((("nan", 48), (None, 0), ("raise", 48), (None, 0)), 1):
+        for attempt, (kind, cached) in enumerate(
+            (("nan", 48), (None, 0), ("raise", 48), (None, 0)), 1
+        ):
             faults.marks = {MARK: (kind, 4)} if kind else {}
             again = replace(bad, attempt=attempt)
             await decode.send(RunLocal(again))
@@ -254,11 +284,12 @@ async def test_nobody_finds_the_kv_of_a_sequence_that_failed(
                 assert [*tokens.token_ids, *answers["bad-0"][0]] == expected["bad-0"][0]
 
 
-async def test_a_batch_is_split_in_few_steps_and_an_engine_that_fails_for_all_is_not_split_to_the_end(
+async def test_a_batch_is_split_in_few_steps_and_a_failing_engine_not_to_the_end(
     tiny_model: Callable[..., Path], faults: StepFaults
 ) -> None:
     good = [
-        spec(f"good-{n}", (2 + n, *range(60, 70)), replace(PARAMS[0], logprobs=None, max_tokens=3)) for n in range(15)
+        spec(f"good-{n}", (2 + n, *range(60, 70)), replace(PARAMS[0], logprobs=None, max_tokens=3))
+        for n in range(15)
     ]
     async with running_workers(tiny_model("llama"), "native", "decode-0") as running:
         decode = await running.session("decode-0")
@@ -266,7 +297,9 @@ async def test_a_batch_is_split_in_few_steps_and_an_engine_that_fails_for_all_is
         faults.steps.clear()
         answers, failures = await run_local(decode, [*good[:9], *poisoned(), *good[9:]])
         assert set(failures) == {"bad-0"}
-        assert all(len(tokens) == 3 for one, (tokens, _) in answers.items() if one.startswith("good"))
+        assert all(
+            len(tokens) == 3 for one, (tokens, _) in answers.items() if one.startswith("good")
+        )
         plain = len(faults.steps)
         assert plain <= 20, faults.steps  # a few to take all in, three of all, and 2 log2(16) more
         faults.marks = {one.token_ids[0]: ("raise", 0) for one in good}
@@ -277,7 +310,9 @@ async def test_a_batch_is_split_in_few_steps_and_an_engine_that_fails_for_all_is
         assert len(faults.steps) < 2 * len(good)
 
 
-async def test_less_memory_than_a_step_needs_fails_nobody(tiny_model: Callable[..., Path], faults: StepFaults) -> None:
+async def test_less_memory_than_a_step_needs_fails_nobody(
+    tiny_model: Callable[..., Path], faults: StepFaults
+) -> None:
     good = neighbours()
     async with running_workers(tiny_model("llama"), "native", "decode-0") as running:
         decode = await running.session("decode-0")
@@ -293,7 +328,11 @@ async def test_less_memory_than_a_step_needs_fails_nobody(tiny_model: Callable[.
 
 FLAWS: list[dict[str, Any]] = [
     *({"temperature": one} for one in (float("nan"), float("inf"), -1.0, -5e-324)),
-    *({name: one} for name in ("top_p", "min_p") for one in (float("nan"), float("inf"), -1e-300, 1.5)),
+    *(
+        {name: one}
+        for name in ("top_p", "min_p")
+        for one in (float("nan"), float("inf"), -1e-300, 1.5)
+    ),
     {"top_p": 0.0},
     *({"repetition_penalty": one} for one in (float("nan"), 0.0, 1e-38, 5e-324, -1.0, 1e38)),
     *(
@@ -308,19 +347,26 @@ FLAWS: list[dict[str, Any]] = [
     {"logprobs": -1},
     {"logprobs": 2**31 - 1},
     {"seed": None},
-    *({"logit_bias": (one,)} for one in ((128, 1.0), (2**31 - 1, 1.0), (-1, 1.0), (5, float("nan")), (5, 1e300))),
+    *(
+        {"logit_bias": (one,)}
+        for one in ((128, 1.0), (2**31 - 1, 1.0), (-1, 1.0), (5, float("nan")), (5, 1e300))
+    ),
     *({"stop_token_ids": one} for one in ((128,), (-1,), (2**31 - 1,), (5,) * 2000)),
 ]
 
 
-async def test_no_value_that_a_peer_sends_reaches_the_others(tiny_model: Callable[..., Path]) -> None:
+async def test_no_value_that_a_peer_sends_reaches_the_others(
+    tiny_model: Callable[..., Path],
+) -> None:
     """Each in a command of its own, among neighbours; as the wire carries it."""
     good = neighbours(max_tokens=60)
     bad = [
         replace(spec(f"bad-{n}", (9, 8, 7), PARAMS[1]), sampling=replace(PARAMS[1], **flaw))
         for n, flaw in enumerate(FLAWS)
     ]
-    bad += [replace(spec(f"bad-len-{n}", (9, 8, 7), PARAMS[1]), prompt_len=n) for n in (-1, 0, 4, 2**30)]
+    bad += [
+        replace(spec(f"bad-len-{n}", (9, 8, 7), PARAMS[1]), prompt_len=n) for n in (-1, 0, 4, 2**30)
+    ]
     async with running_workers(tiny_model("llama"), "native", "decode-0", "prefill-0") as running:
         decode, prefill = await running.session("decode-0"), await running.session("prefill-0")
         expected, _ = await run_local(decode, good)

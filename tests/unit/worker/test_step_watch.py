@@ -69,8 +69,12 @@ def test_a_pause_of_the_whole_process_is_no_hang() -> None:
     assert watch.age_s <= 2 * LOOK_S
 
 
-@given(st.lists(st.tuples(st.integers(1, 4096), st.floats(0, 100)), max_size=30), st.integers(1, 4096))
-def test_a_step_that_is_as_slow_as_another_of_its_size_never_hangs(steps: list[tuple[int, float]], tokens: int) -> None:
+@given(
+    st.lists(st.tuples(st.integers(1, 4096), st.floats(0, 100)), max_size=30), st.integers(1, 4096)
+)
+def test_a_step_that_is_as_slow_as_another_of_its_size_never_hangs(
+    steps: list[tuple[int, float]], tokens: int
+) -> None:
     watch = measured(*steps)
     watch.began(tokens, 0.0)
     alike = [seconds for size, seconds in steps if size.bit_length() == tokens.bit_length()]

@@ -1,4 +1,6 @@
-"""Streams of a tenant that fills a real worker's batch give way to another tenant's request, and go on."""
+"""Streams of a tenant that fills a real worker's batch give way to another tenant's request, and go
+on.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from kvrelay.clock import ManualClock
 from kvrelay.config.schema import ClusterConfig
 
 LONG = 250  # tokens of an answer
-PROMPTS = tuple("Once upon a time there was a brave little fox named " + name for name in ("Ruby", "Tom"))
+PROMPTS = tuple(
+    "Once upon a time there was a brave little fox named " + name for name in ("Ruby", "Tom")
+)
 
 
 @dataclass
@@ -30,10 +34,14 @@ class Cluster:
     http: str
     tokens: dict[str, str]
 
-    async def ask(self, tenant: str, prompt: str, max_tokens: int, begun: asyncio.Event | None = None) -> Completion:
+    async def ask(
+        self, tenant: str, prompt: str, max_tokens: int, begun: asyncio.Event | None = None
+    ) -> Completion:
         """`begun` is set when a few tokens are there."""
         async with AsyncClient(self.grpc, token=self.tokens[tenant]) as client:
-            stream = client.generate(prompt, max_tokens=max_tokens, seed=len(prompt), ignore_eos=True)
+            stream = client.generate(
+                prompt, max_tokens=max_tokens, seed=len(prompt), ignore_eos=True
+            )
             async for token in stream:
                 if begun is not None and token.index == 3:
                     begun.set()
@@ -57,7 +65,9 @@ async def cluster(
 ) -> AsyncIterator[Cluster]:
     """`clock`: a step that the test holds does not look like one that hangs."""
     tokens = Tokens(tmp_path / "tokens.yaml")
-    made = {name: tokens.add(name) for name in ("hog", "other")} | {"ops": tokens.add("ops", roles=["admin"])}
+    made = {name: tokens.add(name) for name in ("hog", "other")} | {
+        "ops": tokens.add("ops", roles=["admin"])
+    }
     names: tuple[str, ...] = request.param
     config = ClusterConfig.model_validate(
         {
@@ -70,17 +80,27 @@ async def cluster(
             "security": {"tokens_file": str(tokens.path)},
         }
     )
-    async with workers(Path(DEMO), config, *names) as running, router_before(config, running.registry) as words:
+    async with (
+        workers(Path(DEMO), config, *names) as running,
+        router_before(config, running.registry) as words,
+    ):
         try:
-            yield Cluster(running, words["grpc"], f"http://{words['http'].removeprefix('http://')}", made)
+            yield Cluster(
+                running, words["grpc"], f"http://{words['http'].removeprefix('http://')}", made
+            )
         finally:
             engine.free.set()
 
 
 @pytest.mark.parametrize(
-    "cluster", [("decode-0",), ("prefill-0", "decode-0")], ids=["local", "disaggregated"], indirect=True
+    "cluster",
+    [("decode-0",), ("prefill-0", "decode-0")],
+    ids=["local", "disaggregated"],
+    indirect=True,
 )
-async def test_preempted_streams_have_the_tokens_of_undisturbed_ones(cluster: Cluster, engine: Engine) -> None:
+async def test_preempted_streams_have_the_tokens_of_undisturbed_ones(
+    cluster: Cluster, engine: Engine
+) -> None:
     undisturbed = [await cluster.ask("hog", prompt, LONG) for prompt in PROMPTS]
 
     begun = [asyncio.Event() for _ in PROMPTS]

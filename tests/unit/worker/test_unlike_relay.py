@@ -36,7 +36,9 @@ def spec(request_id: str, token_ids: tuple[int, ...] = PROMPT) -> SequenceSpec:
     return SequenceSpec(request_id, 0, token_ids, len(token_ids), params)
 
 
-async def relay(prefill: Session, decode: Session, one: SequenceSpec, transport: str) -> tuple[list[int], Handoff]:
+async def relay(
+    prefill: Session, decode: Session, one: SequenceSpec, transport: str
+) -> tuple[list[int], Handoff]:
     await decode.send(Reserve(one, 10.0, "prefill-0"))
     reserved = await decode.event()
     assert isinstance(reserved, Reserved), reserved
@@ -52,10 +54,14 @@ async def relay(prefill: Session, decode: Session, one: SequenceSpec, transport:
 async def test_unlike_block_sizes_give_the_tokens_of_the_local_path(
     tiny_model: Callable[..., Path], transport: str, theirs: int, ours: int
 ) -> None:
-    """8 and 24 are without kernels, so the order within blocks is another one too. The second turn is partly cached."""
+    """8 and 24 are without kernels, so the order within blocks is another one too. The second turn
+    is partly cached.
+    """
     unlike = config({"block_size": theirs}, {"block_size": ours})
     async with workers(tiny_model("llama"), unlike, "prefill-0", "decode-0", "decode-1") as running:
-        prefill, decode, alone = [await running.session(name) for name in ("prefill-0", "decode-0", "decode-1")]
+        prefill, decode, alone = [
+            await running.session(name) for name in ("prefill-0", "decode-0", "decode-1")
+        ]
         prompt = PROMPT
         for turn in range(2):
             one = spec(f"turn-{turn}", prompt)
@@ -72,8 +78,12 @@ async def test_unlike_block_sizes_give_the_tokens_of_the_local_path(
 
 
 @pytest.mark.parametrize(("prefill_dtype", "decode_dtype"), [("int8", "auto"), ("auto", "int8")])
-async def test_int8_on_one_side(tiny_model: Callable[..., Path], prefill_dtype: str, decode_dtype: str) -> None:
-    """The wire carries the sender's bytes; what int8 costs is not more than where both sides have it."""
+async def test_int8_on_one_side(
+    tiny_model: Callable[..., Path], prefill_dtype: str, decode_dtype: str
+) -> None:
+    """The wire carries the sender's bytes; what int8 costs is not more than where both sides have
+    it.
+    """
     unlike = config({"dtype": prefill_dtype}, {"dtype": decode_dtype})
     async with workers(tiny_model("llama"), unlike, "prefill-0", "decode-0") as running:
         prefill, decode = [await running.session(name) for name in ("prefill-0", "decode-0")]
@@ -85,7 +95,9 @@ async def test_int8_on_one_side(tiny_model: Callable[..., Path], prefill_dtype: 
             assert info.load.integrity_ok, info.load.integrity_error
 
 
-async def test_one_side_without_kernels(tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_side_without_kernels(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_compiler() -> None:
         raise NativeUnavailable("there is none here")
 

@@ -1,4 +1,6 @@
-"""The kernels as users have them, and built for processors that have fewer instructions, or a matrix unit."""
+"""The kernels as users have them, and built for processors that have fewer instructions, or a
+matrix unit.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ import pytest
 from kvrelay.compiler import compiled
 from kvrelay.engine.native import build, ops, program
 
-OTHERS = {  # what is optimised is slow to compile; with AVX2 it shows what the optimiser does to sums
+# What is optimised is slow to compile; with AVX2 it shows what the optimiser does to sums
+OTHERS = {
     "avx2": ["-march=x86-64-v3", "-O1"],
     "baseline": ["-march=x86-64", "-O0"],
     "tiles": ["-march=native", "-O0", "-DKVRELAY_EMULATE_TILES"],
@@ -24,7 +27,9 @@ NEEDED = {"avx2": " avx2 ", "baseline": " sse2 "}  # of the processor
 
 @pytest.fixture(scope="session")
 def other_library(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ctypes.CDLL]:
-    """other_library(name) -> the kernels built for such a processor, once for all processes that test."""
+    """other_library(name) -> the kernels built for such a processor, once for all processes that
+    test.
+    """
     here = tmp_path_factory.getbasetemp()
     folder = here.parent if "PYTEST_XDIST_WORKER" in os.environ else here
 
@@ -40,8 +45,13 @@ def other_library(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], c
     return library
 
 
-@pytest.fixture(scope="module", params=["native", *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)])
-def kernels(request: pytest.FixtureRequest, other_library: Callable[[str], ctypes.CDLL]) -> Iterator[str]:
+@pytest.fixture(
+    scope="module",
+    params=["native", *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)],
+)
+def kernels(
+    request: pytest.FixtureRequest, other_library: Callable[[str], ctypes.CDLL]
+) -> Iterator[str]:
     """Lets all operations of a module run by one library after the other."""
     name: str = request.param
     with pytest.MonkeyPatch.context() as patch:

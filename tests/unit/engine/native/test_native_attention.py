@@ -51,13 +51,20 @@ class Shape:
     def layout(self) -> KvLayout:
         stored = NAMES[self.dtype] if self.kv_dtype == "auto" else "int8"
         return KvLayout(
-            (LayerKv(self.kv_heads, self.k_dim, self.v_dim),), self.block_size, stored, word=4 // self.dtype.itemsize
+            (LayerKv(self.kv_heads, self.k_dim, self.v_dim),),
+            self.block_size,
+            stored,
+            word=4 // self.dtype.itemsize,
         )
 
     @property
     def sinks(self) -> torch.Tensor | None:
         generator = torch.Generator().manual_seed(5)
-        return torch.randn(self.kv_heads * self.group, generator=generator) if self.with_sinks else None
+        return (
+            torch.randn(self.kv_heads * self.group, generator=generator)
+            if self.with_sinks
+            else None
+        )
 
     def sequence(self, tokens: int, seed: int) -> Tensors:
         generator = torch.Generator().manual_seed(seed)
@@ -66,7 +73,11 @@ class Shape:
         def tensor(heads: int, dim: int) -> torch.Tensor:
             return torch.randn(tokens, heads, dim, generator=generator).to(self.dtype)
 
-        return Tensors(tensor(heads, self.k_dim), tensor(self.kv_heads, self.k_dim), tensor(self.kv_heads, self.v_dim))
+        return Tensors(
+            tensor(heads, self.k_dim),
+            tensor(self.kv_heads, self.k_dim),
+            tensor(self.kv_heads, self.v_dim),
+        )
 
 
 SHAPES = st.builds(
@@ -121,10 +132,14 @@ class Arena:
         self.kv = KvPool(shape.layout, len(blocks))
         self.kv.buffer.fill_(255)  # NaN, of int8 the scales
         random.Random(seed).shuffle(blocks)
-        self.tables = [[blocks.pop() for _ in range(shape.layout.blocks_for(len(one)))] for one in sequences]
+        self.tables = [
+            [blocks.pop() for _ in range(shape.layout.blocks_for(len(one)))] for one in sequences
+        ]
         self.batch = PagedBatch(self.kv)
         self.done = [0] * len(sequences)
-        self.found = [[torch.empty(0, *one.v.shape[1:]).repeat(1, shape.group, 1)] for one in sequences]
+        self.found = [
+            [torch.empty(0, *one.v.shape[1:]).repeat(1, shape.group, 1)] for one in sequences
+        ]
 
     def step(self, counts: dict[int, int], *, transposed: bool = False) -> None:
         """Computes the next tokens of some sequences: index -> how many."""
@@ -158,9 +173,13 @@ class Arena:
             self.done[index] += part.new
 
     def run(self, chunk: int) -> list[torch.Tensor]:
-        """The rest of all, `chunk` tokens at a time; what each sequence's tokens gave, [T, Hq, Dv]."""
+        """The rest of all, `chunk` tokens at a time; what each sequence's tokens gave, [T, Hq,
+        Dv].
+        """
         while left := {
-            i: min(chunk, len(one) - self.done[i]) for i, one in enumerate(self.sequences) if self.done[i] < len(one)
+            i: min(chunk, len(one) - self.done[i])
+            for i, one in enumerate(self.sequences)
+            if self.done[i] < len(one)
         }:
             self.step(left, transposed=chunk % 2 == 1)
         return [torch.cat(found[1:]) for found in self.found]
@@ -189,7 +208,13 @@ def test_wide_heads_and_many_that_share_one(shape: Shape) -> None:
 
 
 @settings(max_examples=40)
-@given(SHAPES, st.integers(1, 100), st.lists(st.integers(1, 40), min_size=1), LENGTHS, st.integers(0, 10**6))
+@given(
+    SHAPES,
+    st.integers(1, 100),
+    st.lists(st.integers(1, 40), min_size=1),
+    LENGTHS,
+    st.integers(0, 10**6),
+)
 def test_a_token_does_not_depend_on_the_chunks_or_the_batch(
     shape: Shape, length: int, chunks: list[int], lengths: list[int], seed: int
 ) -> None:
@@ -208,7 +233,9 @@ def test_a_token_does_not_depend_on_the_chunks_or_the_batch(
 
 @settings(max_examples=25)
 @given(SHAPES, st.integers(1, 40), st.integers(1, 40), st.integers(0, 10**6))
-def test_stored_values_are_in_the_order_that_the_layout_says(shape: Shape, length: int, chunk: int, seed: int) -> None:
+def test_stored_values_are_in_the_order_that_the_layout_says(
+    shape: Shape, length: int, chunk: int, seed: int
+) -> None:
     sequence = shape.sequence(length, seed)
     arena = Arena(shape, [sequence], seed)
     before = arena.kv.buffer.clone()
@@ -216,13 +243,21 @@ def test_stored_values_are_in_the_order_that_the_layout_says(shape: Shape, lengt
     layer = arena.kv.layers[0]
     size, word = shape.block_size, 4 // shape.dtype.itemsize
     (table,) = arena.tables
-    keys = [torch.stack([keys_of(head, shape.k_dim, size, word) for head in layer.k[block]], 1) for block in table]
-    values = [torch.stack([values_of(head, shape.v_dim, size, word) for head in layer.v[block]], 1) for block in table]
+    keys = [
+        torch.stack([keys_of(head, shape.k_dim, size, word) for head in layer.k[block]], 1)
+        for block in table
+    ]
+    values = [
+        torch.stack([values_of(head, shape.v_dim, size, word) for head in layer.v[block]], 1)
+        for block in table
+    ]
     found = [torch.cat(one)[:length] for one in (keys, values)]
     if shape.kv_dtype == "int8":
         assert layer.k_scale is not None
         assert layer.v_scale is not None
-        for tensor, stored, scales in zip((sequence.k, sequence.v), found, (layer.k_scale, layer.v_scale), strict=True):
+        for tensor, stored, scales in zip(
+            (sequence.k, sequence.v), found, (layer.k_scale, layer.v_scale), strict=True
+        ):
             wanted, wanted_scale = quantise(tensor)
             assert torch.equal(stored, wanted)
             assert torch.equal(scales[table].transpose(1, 2).flatten(0, 1)[:length], wanted_scale)
@@ -235,15 +270,22 @@ def test_stored_values_are_in_the_order_that_the_layout_says(shape: Shape, lengt
 
 
 def keys_of(head: torch.Tensor, dim: int, size: int, word: int) -> torch.Tensor:
-    """A block's keys of one head as [block_size, dim], from groups of keys, each [words][keys of the group]."""
+    """A block's keys of one head as [block_size, dim], from groups of keys, each [words][keys of
+    the group].
+    """
     group = 32 if size % 32 == 0 else 16
     return head.view(size // group, dim // word, group, word).permute(0, 2, 1, 3).reshape(size, dim)
 
 
 def values_of(head: torch.Tensor, dim: int, size: int, word: int) -> torch.Tensor:
-    """A block's values of one head as [block_size, dim], from panels of columns, each [words][columns]."""
+    """A block's values of one head as [block_size, dim], from panels of columns, each
+    [words][columns].
+    """
     panels = head.split([size * min(32, dim - column) for column in range(0, dim, 32)])
-    return torch.cat([panel.view(size // word, -1, word).transpose(1, 2).reshape(size, -1) for panel in panels], 1)
+    return torch.cat(
+        [panel.view(size // word, -1, word).transpose(1, 2).reshape(size, -1) for panel in panels],
+        1,
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -260,7 +302,9 @@ def test_what_is_no_number_stays_visible_in_its_sequence(dtype: torch.dtype, kv_
 
 def test_which_models_suit() -> None:
     def suits(k_dim: int, block_size: int, dtype: torch.dtype) -> bool:
-        return PagedBatch.suits(KvLayout((LayerKv(1, k_dim, 3),), block_size, NAMES.get(dtype, "float16")), dtype)
+        return PagedBatch.suits(
+            KvLayout((LayerKv(1, k_dim, 3),), block_size, NAMES.get(dtype, "float16")), dtype
+        )
 
     assert suits(2, 16, torch.bfloat16)
     assert suits(1, 48, torch.float32)

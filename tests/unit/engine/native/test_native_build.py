@@ -79,12 +79,20 @@ def test_the_library_is_another_one_for_other_sources(tmp_path: Path) -> None:
     assert compiling.key(["g++"], sources) != key
 
 
-def test_processes_that_build_at_the_same_time(cache: Path, kernels_here: Path, tmp_path: Path) -> None:
+def test_processes_that_build_at_the_same_time(
+    cache: Path, kernels_here: Path, tmp_path: Path
+) -> None:
     script = compiler(tmp_path / "c++", COPYING.format(library=kernels_here))
-    program = "from kvrelay.engine.native.build import library; library().kvrelay_set_threads(1); print('loaded')"
+    program = (
+        "from kvrelay.engine.native.build import library; library().kvrelay_set_threads(1); "
+        "print('loaded')"
+    )
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", program], env={**os.environ, "CXX": script}, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", program],
+            env={**os.environ, "CXX": script},
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for _ in range(3)
     ]
@@ -107,7 +115,9 @@ def failing_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def compiler_of_rubbish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     script = COPYING.format(library="/proc/self/status")
     monkeypatch.setenv("CXX", compiler(tmp_path / "c++", script))
-    return r"native-[0-9a-f]{16}.so cannot be written or loaded: .*; remove it, or set XDG_CACHE_HOME"
+    return (
+        r"native-[0-9a-f]{16}.so cannot be written or loaded: .*; remove it, or set XDG_CACHE_HOME"
+    )
 
 
 def folder_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -124,7 +134,8 @@ def file_for_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize(
-    "spoil", [no_compiler, failing_compiler, compiler_of_rubbish, folder_of_others, file_for_a_folder]
+    "spoil",
+    [no_compiler, failing_compiler, compiler_of_rubbish, folder_of_others, file_for_a_folder],
 )
 def test_without_kernels_torch_serves_and_the_reason_is_told(
     spoil: Callable[[Path, pytest.MonkeyPatch], str],
@@ -146,7 +157,9 @@ def test_without_kernels_torch_serves_and_the_reason_is_told(
         ModelRunner.load(folder, block_size=16, kv_bytes=1 << 20, weights="int8")
 
 
-def test_a_processor_that_multiplies_wrongly_is_told_before_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_that_multiplies_wrongly_is_told_before_it_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ops.check()
 
     def nothing(reference: Any) -> None:  # all zeros, of the first product, which is in float32
@@ -154,7 +167,13 @@ def test_a_processor_that_multiplies_wrongly_is_told_before_it_serves(monkeypatc
         ctypes.memset(call.y, 0, call.rows * call.outputs * 4)
 
     monkeypatch.setattr(
-        program, "library", lambda: SimpleNamespace(kvrelay_linear=nothing, kvrelay_quantize=lambda _: None)
+        program,
+        "library",
+        lambda: SimpleNamespace(kvrelay_linear=nothing, kvrelay_quantize=lambda _: None),
     )
-    with pytest.raises(NativeUnavailable, match=r"the kernels give wrong products on this processor: 100.0% off"):
+    with pytest.raises(
+        NativeUnavailable,
+        match=r"the kernels give wrong products on this "
+        r"processor: 100.0% off",
+    ):
         ops.check()

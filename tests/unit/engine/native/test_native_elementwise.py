@@ -31,7 +31,10 @@ def broadcast(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 
     a, b = (
         tensor(
-            [draw(st.sampled_from([size, size, 1])) for size in shape][draw(st.integers(0, len(shape) - 1)) :], dtype
+            [draw(st.sampled_from([size, size, 1])) for size in shape][
+                draw(st.integers(0, len(shape) - 1)) :
+            ],
+            dtype,
         )
         for dtype in (draw(DTYPES), draw(DTYPES))
     )
@@ -50,25 +53,32 @@ def test_sums_and_products(tensors: tuple[torch.Tensor, torch.Tensor, torch.Tens
 
 @settings(max_examples=100)
 @given(broadcast())
-def test_copies_negatives_and_silu(tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
+def test_copies_negatives_and_silu(
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> None:
     a, _, y = tensors
     wide = a.expand(y.shape)
     assert torch.equal(elementwise(Operation.COPY, y, a), wide.to(y.dtype))
     assert torch.equal(elementwise(Operation.NEGATE, y, a), (-wide.float()).to(y.dtype))
     exact = torch.nn.functional.silu(wide.double())
     elementwise(Operation.SILU, y, a)
-    torch.testing.assert_close(y.double(), exact, rtol=max(1e-6, torch.finfo(y.dtype).eps / 2), atol=1e-30)
+    torch.testing.assert_close(
+        y.double(), exact, rtol=max(1e-6, torch.finfo(y.dtype).eps / 2), atol=1e-30
+    )
 
 
 def test_rounding_is_to_nearest_even_and_keeps_what_is_special() -> None:
-    bits = torch.arange(0x3F800000, 0x3F800000 + 0x30001, 0x1000, dtype=torch.int32)  # ties, and around them
+    # Ties, and around them
+    bits = torch.arange(0x3F800000, 0x3F800000 + 0x30001, 0x1000, dtype=torch.int32)
     special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, 3.4e38, torch.nan])
     x = torch.cat((bits.view(torch.float32), -bits.view(torch.float32), special))
     for lying in (x, x[:, None].expand(-1, 20), x[:, None].expand(-1, 20).T):
         y = elementwise(Operation.COPY, torch.empty(lying.shape, dtype=torch.bfloat16), lying)
         wanted = lying.bfloat16()
         assert torch.equal(y.isnan(), wanted.isnan())
-        assert torch.equal(y.nan_to_num(0).view(torch.int16), wanted.nan_to_num(0).view(torch.int16))
+        assert torch.equal(
+            y.nan_to_num(0).view(torch.int16), wanted.nan_to_num(0).view(torch.int16)
+        )
 
 
 def test_silu_far_from_zero() -> None:
@@ -79,7 +89,9 @@ def test_silu_far_from_zero() -> None:
 
 @given(seed=st.integers(0, 10**6), rows=st.integers(1, 5), columns=st.integers(1, 40), dtype=DTYPES)
 @settings(max_examples=30)
-def test_a_value_does_not_depend_on_its_place(seed: int, rows: int, columns: int, dtype: torch.dtype) -> None:
+def test_a_value_does_not_depend_on_its_place(
+    seed: int, rows: int, columns: int, dtype: torch.dtype
+) -> None:
     x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)).to(dtype)
     y = silu(x)
     for column in range(columns):

@@ -24,11 +24,20 @@ def random(seed: int, *shape: int) -> torch.Tensor:
 
 def rows_apart(x: torch.Tensor, padding: int) -> torch.Tensor:
     """The same values, with others between one row and the next."""
-    return torch.cat((x, torch.full((len(x), padding), torch.nan, dtype=x.dtype)), 1)[:, : x.shape[1]]
+    return torch.cat((x, torch.full((len(x), padding), torch.nan, dtype=x.dtype)), 1)[
+        :, : x.shape[1]
+    ]
 
 
 @settings(max_examples=60)
-@given(seed=st.integers(0, 10**6), dtype=DTYPES, rows=ROWS, words=WORDS, outputs=OUTPUTS, padding=st.integers(0, 3))
+@given(
+    seed=st.integers(0, 10**6),
+    dtype=DTYPES,
+    rows=ROWS,
+    words=WORDS,
+    outputs=OUTPUTS,
+    padding=st.integers(0, 3),
+)
 @pytest.mark.parametrize("biased", [False, True])
 def test_equals_the_product(
     biased: bool, seed: int, dtype: torch.dtype, rows: int, words: int, outputs: int, padding: int
@@ -61,9 +70,15 @@ def test_a_row_does_not_depend_on_the_others(
         assert torch.equal(linear(x[40 - rows :], weight, None), together[40 - rows :])
 
 
-@given(seed=st.integers(0, 10**6), dtype=DTYPES, shape=st.sampled_from([(2, 3, 8), (1, 5, 8), (8,), (2, 0, 8)]))
+@given(
+    seed=st.integers(0, 10**6),
+    dtype=DTYPES,
+    shape=st.sampled_from([(2, 3, 8), (1, 5, 8), (8,), (2, 0, 8)]),
+)
 @settings(max_examples=20)
-def test_leading_dimensions_and_transposed_views(seed: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_leading_dimensions_and_transposed_views(
+    seed: int, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
     x = random(seed, *reversed(shape)).to(dtype).permute(*reversed(range(len(shape))))
     weight = PackedWeight.of(random(seed + 1, 5, 8).to(dtype))
     y = linear(x, weight, None)
@@ -71,7 +86,14 @@ def test_leading_dimensions_and_transposed_views(seed: int, dtype: torch.dtype, 
     assert torch.equal(y.reshape(-1, 5), linear(x.reshape(-1, 8).contiguous(), weight, None))
 
 
-@given(seed=st.integers(0, 10**6), dtype=DTYPES, rows=ROWS, words=WORDS, outputs=OUTPUTS, padding=st.integers(0, 3))
+@given(
+    seed=st.integers(0, 10**6),
+    dtype=DTYPES,
+    rows=ROWS,
+    words=WORDS,
+    outputs=OUTPUTS,
+    padding=st.integers(0, 3),
+)
 @settings(max_examples=60)
 def test_int8_is_the_product_of_integers(
     seed: int, dtype: torch.dtype, rows: int, words: int, outputs: int, padding: int
@@ -79,11 +101,14 @@ def test_int8_is_the_product_of_integers(
     """Values that are integers times a power of two and reach 127 are quantised without loss."""
     generator = torch.Generator().manual_seed(seed)
     x, weight = (
-        torch.randint(-127, 128, (count, 4 * words), generator=generator).to(dtype) for count in (rows, outputs)
+        torch.randint(-127, 128, (count, 4 * words), generator=generator).to(dtype)
+        for count in (rows, outputs)
     )
     x[:, 0], weight[:, -1] = 127, -127
     exact = x.double() @ weight.double().T
-    powers_x, powers_w = (2.0 ** torch.randint(-9, 9, (n,), generator=generator) for n in (rows, outputs))
+    powers_x, powers_w = (
+        2.0 ** torch.randint(-9, 9, (n,), generator=generator) for n in (rows, outputs)
+    )
     x, weight = x * powers_x[:, None].to(dtype), weight * powers_w[:, None].to(dtype)
     y = linear(rows_apart(x, padding), PackedWeight.of(weight, int8=True), None)
     scaled = exact.float() * (powers_x[:, None] * powers_w)
@@ -92,7 +117,9 @@ def test_int8_is_the_product_of_integers(
 
 @given(seed=st.integers(0, 10**6), dtype=DTYPES, rows=ROWS, words=WORDS, outputs=OUTPUTS)
 @settings(max_examples=40)
-def test_int8_is_near_the_product(seed: int, dtype: torch.dtype, rows: int, words: int, outputs: int) -> None:
+def test_int8_is_near_the_product(
+    seed: int, dtype: torch.dtype, rows: int, words: int, outputs: int
+) -> None:
     x, bias = random(seed, rows, 4 * words).to(dtype), random(seed + 2, outputs).to(dtype)
     weight = random(seed + 1, outputs, 4 * words).to(dtype)
     y = linear(x, PackedWeight.of(weight, int8=True), bias)
@@ -102,10 +129,18 @@ def test_int8_is_near_the_product(seed: int, dtype: torch.dtype, rows: int, word
     sums = [m.double().abs().sum(1) for m in (x, weight)]
     bound = (sums[0][:, None] * largest[1] + largest[0][:, None] * sums[1]) / 254
     bound += 4 * words * largest[0][:, None] * largest[1] / 254**2
-    assert ((y.double() - exact).abs() <= bound * 1.001 + torch.finfo(dtype).eps * exact.abs() + 1e-6).all()
+    assert (
+        (y.double() - exact).abs() <= bound * 1.001 + torch.finfo(dtype).eps * exact.abs() + 1e-6
+    ).all()
 
 
-@given(seed=st.integers(0, 10**6), dtype=DTYPES, rows=ROWS, columns=st.integers(1, 70), padding=st.integers(0, 3))
+@given(
+    seed=st.integers(0, 10**6),
+    dtype=DTYPES,
+    rows=ROWS,
+    columns=st.integers(1, 70),
+    padding=st.integers(0, 3),
+)
 @settings(max_examples=40)
 def test_rows_are_quantised_to_the_nearest(
     seed: int, dtype: torch.dtype, rows: int, columns: int, padding: int
@@ -122,7 +157,9 @@ def test_rows_are_quantised_to_the_nearest(
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_zeros_and_what_is_no_number(dtype: torch.dtype, int8: bool) -> None:
-    """A row of zeros gives the bias; what is no number stays visible in its row, and in no other."""
+    """A row of zeros gives the bias; what is no number stays visible in its row, and in no
+    other.
+    """
     weight, bias = random(0, 40, 24).to(dtype), random(1, 40).to(dtype)
     weight[7] = 0
     packed = PackedWeight.of(weight, int8=int8)
@@ -145,11 +182,18 @@ def test_unpacked_is_what_was_packed(dtype: torch.dtype) -> None:
     weight = random(0, 70, 24).to(dtype)
     assert torch.equal(PackedWeight.of(weight).unpacked(), weight)
     back = PackedWeight.of(weight, int8=True).unpacked()
-    assert ((back - weight.float()).abs() <= weight.float().abs().amax(1, keepdim=True) / 254 * 1.001).all()
+    assert (
+        (back - weight.float()).abs() <= weight.float().abs().amax(1, keepdim=True) / 254 * 1.001
+    ).all()
 
 
 def test_words_must_be_whole() -> None:
-    assert [PackedWeight.fits(n, torch.bfloat16) for n in (1, 2, 3, 4)] == [False, True, False, True]
+    assert [PackedWeight.fits(n, torch.bfloat16) for n in (1, 2, 3, 4)] == [
+        False,
+        True,
+        False,
+        True,
+    ]
     assert [PackedWeight.fits(n, torch.int8) for n in (2, 4, 6, 8)] == [False, True, False, True]
     assert PackedWeight.fits(1, torch.float32)
     assert not PackedWeight.fits(4, torch.float16)

@@ -44,7 +44,9 @@ def test_equals_the_definition(
     weight = random(seed + 1, columns).to(dtype)
     y = rms_norm(x, weight, epsilon, weight_offset=weight_offset, round_before=round_before)
     exact = (
-        x.double() / (x.double().square().mean(1, keepdim=True) + epsilon).sqrt() * (weight.double() + weight_offset)
+        x.double()
+        / (x.double().square().mean(1, keepdim=True) + epsilon).sqrt()
+        * (weight.double() + weight_offset)
     )
     assert y.dtype == dtype
     eps = torch.finfo(dtype).eps  # two roundings to dtype are within one eps
@@ -52,7 +54,9 @@ def test_equals_the_definition(
 
 
 def test_where_it_is_rounded() -> None:
-    """The two forms are unlike in the last bit, and each is what torch's operators in that order give."""
+    """The two forms are unlike in the last bit, and each is what torch's operators in that order
+    give.
+    """
     x, weight = random(0, 200, 64).bfloat16(), random(1, 64).bfloat16()
     normal = x.float() * torch.rsqrt(x.float().square().mean(1, keepdim=True) + 1e-6)
     before, after = normal.bfloat16() * weight, (normal * weight.float()).bfloat16()
@@ -64,7 +68,9 @@ def test_where_it_is_rounded() -> None:
 
 @given(seed=st.integers(0, 10**6), dtype=DTYPES, columns=COLUMNS)
 @settings(max_examples=20)
-def test_shapes_views_and_other_rows_change_nothing(seed: int, dtype: torch.dtype, columns: int) -> None:
+def test_shapes_views_and_other_rows_change_nothing(
+    seed: int, dtype: torch.dtype, columns: int
+) -> None:
     x = random(seed, columns, 3, 4).to(dtype).permute(2, 1, 0)
     weight = random(seed + 1, columns).to(dtype)
     y = rms_norm(x, weight, 1e-6)

@@ -51,12 +51,18 @@ def test_rows_and_values(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("heads", [1, 3])
 def test_attention(dtype: torch.dtype, kv_dtype: str, heads: int) -> None:
     own = "float32" if dtype == torch.float32 else "bfloat16"
-    layout = KvLayout((LayerKv(heads, 24, 40),), 16, own if kv_dtype == "own" else kv_dtype, word=4 // dtype.itemsize)
+    layout = KvLayout(
+        (LayerKv(heads, 24, 40),),
+        16,
+        own if kv_dtype == "own" else kv_dtype,
+        word=4 // dtype.itemsize,
+    )
     lengths = [1, 1, 1, 40, 2, 70, 1]
     tables = [[8 * i + j for j in range(8)] for i in range(len(lengths))]
     rows = sum(lengths)
     q, k, v = (
-        random(i, 1, n, rows, dim).to(dtype) for i, (n, dim) in enumerate([(heads * 4, 24), (heads, 24), (heads, 40)])
+        random(i, 1, n, rows, dim).to(dtype)
+        for i, (n, dim) in enumerate([(heads * 4, 24), (heads, 24), (heads, 40)])
     )
     found = []
     for threads in (1, 2, 3):
