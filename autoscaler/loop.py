@@ -48,7 +48,7 @@ class Autoscaler:
         try:
             await self._look()
         except Unavailable:
-            self._states.clear()  # nobody knows what the wishes were in the meantime
+            self._states.clear()  # nobody knows what the recommendations were in the meantime
             raise
 
     async def _look(self) -> None:

@@ -44,8 +44,8 @@ def require_gpus(config: ClusterConfig, found: float, standby: int = 0) -> None:
         )
         raise ConfigError(
             f"resources.num_gpus: the workers need {sum(needed.values()):g} GPUs ({each}), and Ray "
-            f"finds {found:g} on "
-            "this machine; set it lower, for instance 0.5 to share one, or 0 for the CPU"
+            f"finds {found:g} on this machine; set it lower, for instance 0.5 to share one, or 0 "
+            "for the CPU"
         )
 
 

@@ -348,9 +348,8 @@ class LocalCluster:
             if time.monotonic() > gives_up_at:
                 raise ConfigError(
                     f"redis.url: another cluster runs on this Redis ({found}), and two would take "
-                    f"each other's "
-                    "workers; end that one, or give this one a database of its own, such as "
-                    "redis://HOST:PORT/1"
+                    "each other's workers; end that one, or give this one a database of its own, "
+                    "such as redis://HOST:PORT/1"
                 )
             await asyncio.sleep(_LOOK_S)
 

@@ -381,8 +381,7 @@ class Registry:
                 if confirmed < self._confirm_replicas:
                     raise Unavailable(
                         f"Redis at {self._where}: {confirmed} replicas have confirmed the lease "
-                        f"within "
-                        f"{_TIMEOUT_S / 2:g} s, and redis.confirm_replicas is "
+                        f"within {_TIMEOUT_S / 2:g} s, and redis.confirm_replicas is "
                         f"{self._confirm_replicas}"
                     )
         return LeaseRecord(

@@ -1,4 +1,4 @@
-"""The HTTP door: a real uvicorn server, asked by httpx."""
+"""The HTTP endpoint: a real uvicorn server, asked by httpx."""
 
 from __future__ import annotations
 
@@ -329,7 +329,7 @@ async def test_unexpected_errors_keep_their_reason_in_the_log(
     async def broken(*_: object) -> None:
         raise ZeroDivisionError("secret detail")
 
-    monkeypatch.setattr("router.frontend.frontend.Intake.tokenize", broken)
+    monkeypatch.setattr("router.frontend.frontend.Frontend.tokenize", broken)
     with capture_logs() as lines:
         response = await http.post(
             "/v1/completions", json=body(), headers={"x-request-id": "unlucky"}

@@ -1,5 +1,5 @@
-"""Who gets in at a router's doors: every route and every method, asked with no token, a wrong one,
-a wrong role.
+"""Who gets in at a router's endpoints: every route and every method, asked with no token, a wrong
+one, a wrong role.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ async def code(
 async def test_every_rpc_refuses_who_has_no_token_or_the_wrong_one_or_the_wrong_role(
     cluster: Cluster,
 ) -> None:
-    doors = {
+    endpoints = {
         cluster.router.grpc: (
             cluster.client,
             cluster.admin,
@@ -205,7 +205,7 @@ async def test_every_rpc_refuses_who_has_no_token_or_the_wrong_one_or_the_wrong_
             },
         ),
     }
-    for target, (right, wrong, expected) in doors.items():
+    for target, (right, wrong, expected) in endpoints.items():
         paths = await methods(target, right)
         health = {f"/grpc.health.v1.Health/{one}" for one in ("Check", "Watch")}
         reflection = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
