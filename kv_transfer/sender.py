@@ -211,7 +211,7 @@ class Push:
         except KvRelayError as error:
             self.error = error
         except Exception as error:  # whatever it is, it is this push's alone and has to be told
-            log.exception("push failed", request=self._key[0], worker=self._target.worker_id)
+            log.exception("kv_push_failed", request=self._key[0], worker=self._target.worker_id)
             self.error = Internal(f"the push broke off: {error}")
         finally:
             self._taken.set()

@@ -110,7 +110,7 @@ class Fetcher:
         except grpc.aio.AioRpcError as error:
             reason = error_from_rpc(error, source.address).message
             log.info(
-                "prefix not fetched",
+                "prefix_fetch_failed",
                 request=spec.request_id,
                 worker=source.worker_id,
                 reason=reason,

@@ -109,7 +109,7 @@ async def run_router(
     )
     if credentials is not None and config.transfer.bypasses_tls:
         log.warning(
-            "KV travels without encryption; only transport grpc has it",
+            "kv_transfer_not_encrypted",
             transport=config.transfer.transport,
         )
     certificates = [one for one in (credentials, endpoints) if one is not None]

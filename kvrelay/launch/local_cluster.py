@@ -270,9 +270,7 @@ class LocalCluster:
             deaths = deaths.and_at(time.monotonic())
             if isinstance(error, ConfigError) or len(deaths.times) > _CONTROLLER_DEATHS:
                 return error
-            log.error(
-                "controller ended; starts again", reason=error.message, deaths=len(deaths.times)
-            )
+            log.error("controller_restarting", reason=error.message, deaths=len(deaths.times))
             await asyncio.sleep(max(0.0, deaths.replace_at - time.monotonic()))
             self._controller = await self._start_controller()
 

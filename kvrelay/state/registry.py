@@ -486,7 +486,7 @@ class Registry:
             if len(self._warned) >= _WARNINGS_KEPT:
                 self._warned.clear()
             self._warned[key] = reason
-            log.warning("skipped a value in Redis", key=ascii(key), reason=ascii(reason))
+            log.warning("registry_value_skipped", key=ascii(key), reason=ascii(reason))
 
 
 def _encoded(value: DataclassInstance) -> str:

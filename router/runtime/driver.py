@@ -170,7 +170,7 @@ class Driver:
 
     def worker_found(self, info: WorkerInfo) -> None:
         log.info(
-            "worker found",
+            "worker_found",
             worker=info.worker_id,
             pool=info.pool,
             epoch=info.epoch,
@@ -181,7 +181,7 @@ class Driver:
         self._workers_changed()
 
     def worker_lost(self, worker_id: str, expected: bool) -> None:
-        log.info("worker lost", worker=worker_id)
+        log.info("worker_lost", worker=worker_id)
         now = self._clock.now()
         self._carry_out(self.dispatcher.worker_lost(worker_id, now, expected), now)
         self._workers_changed()
@@ -227,9 +227,7 @@ class Driver:
             found = await self._registry.workers()
         except Unavailable as error:
             if self.registry_state == "ok":
-                log.warning(
-                    "registry is away; going on from its last snapshot", error=error.message
-                )
+                log.warning("registry_unavailable", error=error.message)
             self.registry_state = error.message
             return
         self.registry_state = "ok"

@@ -25,14 +25,14 @@ MUTANTS = (
     Mutant(
         "capability of a fetch",
         LENDING,
-        "check_capability(self.key, self._grant(wish), wish.capability)",
+        "check_capability(self.key, self._grant(request), request.capability)",
         "pass",
         ("unit/kv_transfer/test_capabilities.py::test_nobody_else_gets_it_nor_more_of_it",),
     ),
     Mutant(
         "a fetch goes as far as it was granted",
         LENDING,
-        "if tokens > wish.granted_tokens:",
+        "if tokens > request.granted_tokens:",
         "if False:",
         ("unit/kv_transfer/test_capabilities.py::test_nobody_else_gets_it_nor_more_of_it",),
     ),

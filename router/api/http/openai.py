@@ -269,7 +269,7 @@ async def _events(
     except KvRelayError as error:
         yield event(error_body(error))
     except Exception:
-        log.exception("unexpected error", request=request_id)
+        log.exception("unexpected_error", request=request_id)
         yield event(error_body(unexpected(request_id)))
     finally:
         choices.cancel()

@@ -407,7 +407,7 @@ async def test_an_error_of_any_kind_in_a_stream_reaches_its_reader(
         (error,) = await events(http, "/v1/completions", body())
     assert error["error"]["code"] == 500
     assert [line["event"] for line in lines if "unexpected" in line["event"]] == [
-        "unexpected error"
+        "unexpected_error"
     ] * 2
     await freed(router)
 
