@@ -193,11 +193,11 @@ class Fleet:
             match = _READY.match(await child.line())
         assert match is not None
         endpoints = Endpoints(*match.groups())
-        endpoints = [
+        channels = [
             await self._exits.enter_async_context(self.client_channel(endpoint))
             for endpoint in (endpoints.grpc, endpoints.admin)
         ]
-        self.routers.append(FleetRouter(child, endpoints, *endpoints, log))
+        self.routers.append(FleetRouter(child, endpoints, *channels, log))
         return self.routers[-1]
 
     def client_channel(self, address: str, *others: tuple[str, int]) -> grpc.aio.Channel:
