@@ -16,6 +16,9 @@ from kvrelay.errors import InvalidArgument, KvRelayError
 
 
 def main() -> int:
+    """Runs the benchmark and prints the report as JSON. Returns the exit code: 0, 1, or 2 for a bad
+    argument.
+    """
     default = Options()
     parser = argparse.ArgumentParser(prog="python -m kvrelay.bench", description=__doc__)
     parser.add_argument("--model", default=default.model)

@@ -25,23 +25,31 @@ from typing import Any, Protocol
 
 
 class Engine(Protocol):
-    """One model on given cores. Prompts are new to it: it reuses nothing of an earlier one."""
+    """One model on given cores. The engine reuses nothing from earlier prompts."""
 
     def facts(self) -> dict[str, Any]:
-        """What it is and how it runs; at least its name."""
+        """Returns a description of the engine and its settings. The key `name` is required."""
         ...
 
-    def prefill(self, prompt: list[int]) -> float: ...
+    def prefill(self, prompt: list[int]) -> float:
+        """Prefills one prompt; returns seconds to its first token."""
+        ...
 
-    def open(self, prompts: list[list[int]]) -> None: ...
+    def open(self, prompts: list[list[int]]) -> None:
+        """Prefills a batch of prompts and keeps it open for `decode`."""
+        ...
 
-    def decode(self, steps: int) -> float: ...
+    def decode(self, steps: int) -> float:
+        """Runs `steps` decode steps on the open batch; returns seconds."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Drops the open batch."""
+        ...
 
 
 def serve(load: Callable[[dict[str, Any]], Engine]) -> None:
-    """Runs until stdin ends. What the engine's libraries print goes to stderr."""
+    """Answers orders until stdin ends. Output of the engine's libraries goes to stderr."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
