@@ -41,12 +41,13 @@ _PRIVATE = tuple(
 _FREE_TEXT = {"reason", "integrity_error", "certificate_note"}
 # Also *_bytes and *_tokens. Other integers are int32 on the wire.
 _INT64 = {"epoch", "preemptions", "finished", "failed"}
+# Sizes must be at least 1. Other numbers are counts, which may be 0.
 _SIZES = {
     "block_size",
     "block_bytes",
     "max_model_len",
     "tensor_parallel",
-}  # At least 1; other numbers are counts, which may be 0.
+}
 
 T = TypeVar("T", bound="DataclassInstance")
 
