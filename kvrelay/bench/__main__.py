@@ -16,8 +16,8 @@ from kvrelay.errors import InvalidArgument, KvRelayError
 
 
 def main() -> int:
-    """Runs the benchmark and prints the report as JSON. Returns the exit code: 0, 1, or 2 for a bad
-    argument.
+    """Runs the benchmark and prints the report as JSON. Returns the exit code: 0 for success, 2 for
+    an invalid argument, 1 for another error.
     """
     default = Options()
     parser = argparse.ArgumentParser(prog="python -m kvrelay.bench", description=__doc__)

@@ -54,7 +54,7 @@ class EngineProcess:
         """Starts the engine and returns after the engine has generated a token. `ready_seconds` is
         the time from the process start to that token. `command` begins with an absolute path.
         """
-        # - closed in __exit__
+        # `__exit__` closes the file.
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         started = time.perf_counter()
         self._process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Starts, watches and stops workers, each as a Ray actor."""
+"""Starts, watches and stops workers. Each worker is a Ray actor."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ class LocalCluster:
             self._folder = Path(tempfile.mkdtemp(prefix="kvrelay-"))
             self._exits.callback(shutil.rmtree, self._folder)
             if self._quiet:
-                # - the stack closes it
+                # The stack closes the file.
                 self._log_file = self._exits.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
             url = self._config.redis.url
             self._sole = url == "embedded"

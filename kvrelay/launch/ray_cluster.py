@@ -20,7 +20,7 @@ from ray._private.authentication.authentication_token_setup import (
 )
 from ray._private.gcs_utils import create_gcs_channel
 
-# Compiled, and its stub lacks it
+# The module is compiled, and its stub lacks this name.
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 from ray.core.generated import gcs_pb2, gcs_service_pb2, gcs_service_pb2_grpc
 

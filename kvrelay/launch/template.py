@@ -1,9 +1,9 @@
 """A template process that has imported everything a worker needs. Each worker is forked from it, so
 a start takes no imports.
 
-      actor ── connects, writes settings ──▶ template ── forks ──▶ worker
-        └──────── drain, stop, turn ────────────────────────────────▶ │
-        ◀──────── started, then how it ended ──────────────────────── ┘
+    actor ── connects, writes settings ──▶ template ── forks ──▶ worker
+      └──────── drain, stop, turn ────────────────────────────────▶ │
+      ◀──────── started, then how it ended ──────────────────────── ┘
 
 The messages are lines of JSON over a Unix socket in a folder that only this user can enter. The
 worker belongs to the actor and ends when the actor does. The template imports while Ray starts;

@@ -22,8 +22,7 @@ _FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')
 _STACK_BYTES = 2**18
 # Most frames of a stack in the log.
 _FRAMES = 12
-# seconds
-BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)  # seconds
 
 log = get_logger("loop")
 

@@ -1,18 +1,18 @@
 """The shared state of the cluster in Redis: data that must outlive a process. Heartbeats can
 restore all of it.
 
-      kvrelay:epoch, kvrelay:term            counters
-      kvrelay:worker:ID, kvrelay:router:ID   heartbeats, each with a time to live
-      kvrelay:controller:ID                  heartbeat of a controller, leading or not
-      kvrelay:pending:ID                     heartbeat for a worker that no node has room for
-      kvrelay:standby:ID                     heartbeat of a worker without a pool
-      kvrelay:changes                        channel: the state of a worker has changed
-      kvrelay:leader                         hash: the controllers' lease: owner, term, beat
-      kvrelay:desired                        hash: pool -> desired number of workers
-      kvrelay:names                          hash: pool -> number of the next worker's name
-      kvrelay:drains, kvrelay:restarts       sets: ids of workers to drain, to restart
-      kvrelay:decisions                      list: the last scaling decisions, newest first
-      kvrelay:probe:ID                       written by `check_writable`
+    kvrelay:epoch, kvrelay:term            counters
+    kvrelay:worker:ID, kvrelay:router:ID   heartbeats, each with a time to live
+    kvrelay:controller:ID                  heartbeat of a controller, leading or not
+    kvrelay:pending:ID                     heartbeat for a worker that no node has room for
+    kvrelay:standby:ID                     heartbeat of a worker without a pool
+    kvrelay:changes                        channel: the state of a worker has changed
+    kvrelay:leader                         hash: the controllers' lease: owner, term, beat
+    kvrelay:desired                        hash: pool -> desired number of workers
+    kvrelay:names                          hash: pool -> number of the next worker's name
+    kvrelay:drains, kvrelay:restarts       sets: ids of workers to drain, to restart
+    kvrelay:decisions                      list: the last scaling decisions, newest first
+    kvrelay:probe:ID                       written by `check_writable`
 
 All values are treated as untrusted input: a value that does not parse is skipped with one warning.
 """

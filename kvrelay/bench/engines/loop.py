@@ -1,18 +1,18 @@
-"""What an engine's process does: reads orders from stdin, one JSON object a line, and answers each
-with one on stdout.
+"""The main loop of an engine's process. It reads orders from stdin, one JSON object per line, and
+answers each order with one JSON object on stdout.
 
-Run by the Python of another project too, so it needs nothing but the standard library.
+The Python of another project runs this module too, so it imports only the standard library.
 
-The first order is the settings: model, or shape where it has no checkpoint; device, threads, cores,
-max_model_len, kv_bytes, and what the engine understands beyond. The answer comes when the first
-token was generated. Then, until stdin ends:
+The first order contains the settings: model, or shape if there is no checkpoint; device, threads,
+cores, max_model_len, kv_bytes, and further settings that the engine supports. The answer follows
+when the engine has generated its first token. Then, until stdin ends:
 
     {"do": "prefill", "prompt": [ids]}     -> {"seconds": to the prompt's first token}
     {"do": "open", "prompts": [[ids], …]}  -> {}         prefills a batch of sequences
     {"do": "decode", "steps": n}           -> {"seconds": for n steps of the whole batch}
-    {"do": "close"}                        -> {}         forgets the batch
+    {"do": "close"}                        -> {}         drops the batch
 
-An order that fails is answered with {"error": why} and ends the process.
+An order that fails is answered with {"error": reason} and ends the process.
 """
 
 from __future__ import annotations

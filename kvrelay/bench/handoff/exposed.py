@@ -75,7 +75,7 @@ async def _working(
     try:
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(worker.run())
-            # - the engine first runs warm-up steps and has no event for their end
+            # The engine runs warm-up steps first, and there is no event for their end.
             while worker.state != "ready":  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             yield worker
