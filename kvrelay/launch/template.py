@@ -265,7 +265,7 @@ def _take_orders(orders: IO[str], roles: Roles, loop: asyncio.AbstractEventLoop)
     except RuntimeError:
         if not loop.is_closed():
             raise
-        # The worker is ending already, so orders no longer matter.
+        # It ends already, and there is nobody to give an order to.
     time.sleep(_ORPHAN_S)
     os._exit(_FAILED)
 
