@@ -4,7 +4,8 @@ they do not trust their peers.
 The bounds keep float32 arithmetic safe: within them, a penalty or a temperature never turns a
 finite logit into NaN, and overflows are clamped (`kvrelay.engine.sampling.penalties`). The bounds
 include all values that OpenAI allows. Other servers clamp a temperature just above 0, or divide by
-it; kvrelay samples greedily below LEAST_TEMPERATURE, which is the limit for temperature 0.
+it. kvrelay samples greedily below LEAST_TEMPERATURE, because greedy sampling is the limit as the
+temperature goes to 0.
 """
 
 from __future__ import annotations

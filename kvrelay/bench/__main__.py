@@ -1,5 +1,5 @@
-"""`kvrelay bench engine --json` for a machine that has torch and transformers, but not what the
-command line needs.
+"""Runs `kvrelay bench engine --json` on a machine that has torch and transformers, but lacks the
+other dependencies of the command line.
 
 python -m kvrelay.bench --device cuda --model-shape llama-3.1-8b
 """

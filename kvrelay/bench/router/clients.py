@@ -87,8 +87,8 @@ class GrpcClient:
 
 
 class HttpClient:
-    """One connection for one request at a time. Of the events, the client only counts `word`, the
-    text of each token.
+    """One connection for one request at a time. The client does not parse the events; it counts
+    `word`, the text of each token.
     """
 
     def __init__(self, address: str, word: bytes, said: defaultdict[str, list[float]]) -> None:
