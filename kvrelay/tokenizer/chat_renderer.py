@@ -1,8 +1,8 @@
 """The process that renders chat templates. Templates are untrusted code from a model folder.
 
-`chat.py` runs this file. Each request on stdin is a line {"template", "variables", "lengths",
-"timeout_s"}. The texts follow it: role and content of each message, with these lengths in bytes.
-The process first writes {"ready": true} to stdout. Then it writes for each request a line
+`chat_template.py` runs this file. Each request on stdin is a line {"template", "variables",
+"lengths", "timeout_s"}. The texts follow it: role and content of each message, with these lengths
+in bytes. The process first writes {"ready": true} to stdout. Then it writes for each request a line
 {"error"}, or a line {"length"} followed by a text of that many bytes. It exits when stdin ends.
 """
 
