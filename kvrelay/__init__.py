@@ -1,10 +1,10 @@
 """Disaggregated prefill/decode serving of large language models.
 
-`Client` and `AsyncClient` talk to a cluster. `generate` gives a `Stream` or `AsyncStream`: iterate
-it for each `GenerateResponse`, or take the whole `Completion`, which says with its `Ledger` where
-the time went. Every error that they raise is a `KvRelayError`: `Unavailable`, `DeadlineExceeded`
-and so on, named like gRPC's status codes. Names are imported upon first use, so that `import
-kvrelay` costs nothing.
+`Client` and `AsyncClient` talk to a cluster. `generate` returns a `Stream` or an `AsyncStream`.
+Iterate over the stream to get each `GenerateResponse`, or take the whole `Completion`, whose
+`Ledger` says where the time went. Every error that the clients raise is a `KvRelayError`. The
+subclasses have the names of gRPC's status codes: `Unavailable`, `DeadlineExceeded` and so on. The
+package imports each name on first use, so `import kvrelay` itself is cheap.
 """
 
 from __future__ import annotations
@@ -86,5 +86,6 @@ def __getattr__(name: str) -> Any:
         return import_module("importlib.metadata").version("kvrelay")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    errors = import_module("kvrelay.errors")  # first, since it needs no gRPC
+    # Looked up first, because this module does not import gRPC.
+    errors = import_module("kvrelay.errors")
     return getattr(errors if hasattr(errors, name) else import_module("kvrelay.client"), name)

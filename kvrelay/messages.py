@@ -1,8 +1,8 @@
-"""What a router and a worker say to each other, one frozen value per message.
+"""The messages between a router and a worker, one frozen dataclass per message.
 
-Commands go down a session to a worker, events come up. Both carry (request_id, attempt): a worker
-runs a command once however often it arrives, and a router drops the events of an attempt that it
-gave up.
+Commands go from the router to the worker, events from the worker to the router. Both carry
+(request_id, attempt). A worker runs a command once, even if it arrives several times. A router
+drops the events of an attempt that it has given up.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from kvrelay.errors import Code
 from kvrelay.types import FinishReason, Handoff, PrefillTimings, SequenceSpec, TokenLogprobs
 
-# Why a worker that is about to leave refuses new sequences and ends those that it has
+# The reason with which a draining worker refuses new sequences and fails its current ones.
 DRAINING = "draining"
 
-# How the message begins where a step gave nothing to one sequence of its batch
+# Prefix of the message when a step gave no token for one sequence of its batch.
 SEQUENCE_FAULT = "sequence fault"
 
 
 @dataclass(frozen=True, slots=True)
 class HandoffTarget:
-    """A worker's promise of blocks, and how to reach them."""
+    """A lease of blocks on a worker, and how to reach them."""
 
     worker_id: str
     address: str
@@ -29,14 +29,18 @@ class HandoffTarget:
     lease_id: int
     generation: int
     num_blocks: int
-    cached_tokens: int  # leading tokens whose KV the decode worker already holds, in whole blocks
+    # Leading tokens, in whole blocks, whose KV the decode worker already holds.
+    cached_tokens: int
     layout_hash: str
     host_id: str
-    transport: str = "auto"  # filled in by the router
-    device: str = "cpu"  # that its KV lies on: cpu, cuda, or how many GPUs share it
-    # Leave to push, see kvrelay/security/capability.py
+    # Set by the router.
+    transport: str = "auto"
+    # Device of the worker's KV: cpu, cuda, or the number of GPUs that share it.
+    device: str = "cpu"
+    # Permission to push; see kvrelay/security/capability.py.
     capability: str = field(default="", repr=False)
-    protocol: int = 0  # version that the worker speaks
+    # Protocol version of the worker.
+    protocol: int = 0
 
 
 # Commands
@@ -44,28 +48,30 @@ class HandoffTarget:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Decode worker: hold blocks for this sequence and run it once its KV is committed."""
+    """To a decode worker: lease blocks for this sequence, and run it once its KV is committed."""
 
     spec: SequenceSpec
     lease_seconds: float
-    prefill_worker: str  # the one that may push to them
+    # The only worker that may push to these blocks.
+    prefill_worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixSource:
-    """A worker whose prefix cache probably holds more of a sequence than the prefill worker's
-    own.
+    """A worker whose prefix cache probably holds more of a sequence than the prefill worker's own
+    cache.
     """
 
     worker_id: str
     address: str
     cached_tokens: int
-    capability: str = field(default="", repr=False)  # leave to fetch them for this request
+    # Permission to fetch these tokens for this request.
+    capability: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """Prefill worker: build the KV, push it to the target, report the first token."""
+    """To a prefill worker: compute the KV, push it to the target, and report the first token."""
 
     spec: SequenceSpec
     target: HandoffTarget
@@ -74,19 +80,23 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class RunLocal:
-    """Decode worker: prefill and decode this sequence by yourself."""
+    """To a decode worker: prefill and decode this sequence on this worker."""
 
     spec: SequenceSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Renew:
+    """To a decode worker: extend these leases by `lease_seconds`."""
+
     lease_ids: tuple[int, ...]
     lease_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
+    """To any worker: stop this attempt and release its resources."""
+
     request_id: str
     attempt: int
 
@@ -99,6 +109,8 @@ Command = Reserve | Prefill | RunLocal | Renew | Abort
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
+    """From a decode worker: the blocks are leased; `target` says where to push."""
+
     request_id: str
     attempt: int
     target: HandoffTarget
@@ -106,16 +118,19 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The worker will not take the sequence now; another may."""
+    """The worker does not accept the sequence now; another worker may."""
 
     request_id: str
     attempt: int
-    reason: str  # full, or the worker's state: starting, DRAINING, stuck
+    # full, or the worker's state: starting, DRAINING, stuck.
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceTokens:
-    """New tokens of one sequence. `index` counts from the answer's start over all attempts."""
+    """New tokens of one sequence. `index` counts from the start of the answer, over all
+    attempts.
+    """
 
     request_id: str
     attempt: int
@@ -123,19 +138,22 @@ class SequenceTokens:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
-    prefill: PrefillTimings | None = None  # with the first token of an attempt
+    # Set with the first token of an attempt.
+    prefill: PrefillTimings | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """What one engine step gave one router."""
+    """All tokens of one engine step for one router."""
 
     sequences: tuple[SequenceTokens, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class HandedOff:
-    """Prefill worker: the decode worker acknowledged the commit; my part is done."""
+    """From a prefill worker: the decode worker has acknowledged the commit, and the prefill is
+    complete.
+    """
 
     request_id: str
     attempt: int
@@ -144,12 +162,12 @@ class HandedOff:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The attempt is over on this worker. INVALID_ARGUMENT ends the request; other codes may be
-    retried.
+    """The attempt has ended on this worker. INVALID_ARGUMENT ends the request; the router may retry
+    other codes.
 
-    UNAVAILABLE with a message that begins with DRAINING: the worker leaves, and nothing is wrong
-    with the request. INTERNAL with one that begins with SEQUENCE_FAULT: the model has no next token
-    for this sequence, by its own fault or the worker's, which another worker's attempt tells.
+    - UNAVAILABLE with a message that begins with DRAINING: the worker leaves; the request is fine.
+    - INTERNAL with a message that begins with SEQUENCE_FAULT: the model gave no next token for this
+      sequence. The cause is the sequence or the worker; an attempt on another worker shows which.
     """
 
     request_id: str
@@ -159,10 +177,12 @@ class Failed:
 
     @property
     def drains(self) -> bool:
+        """Whether the attempt failed because the worker drains."""
         return self.code is Code.UNAVAILABLE and self.message.startswith(DRAINING)
 
     @property
     def of_sequence(self) -> bool:
+        """Whether the attempt failed because the model gave no next token for this sequence."""
         return self.code is Code.INTERNAL and self.message.startswith(SEQUENCE_FAULT)
 
 

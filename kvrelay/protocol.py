@@ -1,9 +1,9 @@
-"""The protocol version that this build speaks, and which peers it works with. docs/versions.md has
-the promises.
+"""The protocol version of this build, and the peers that it works with. See docs/versions.md for
+the compatibility promises.
 
-The version counts up with each change that a peer has to know of. A peer that names no version
-speaks version 0: builds before versions were exchanged. Optional parts have names, so that each of
-two ends uses what both have.
+The version increases with each change that affects peers. A peer that sends no version speaks
+version 0, like builds from before versions were exchanged. Optional features have names; two ends
+use the features that both have.
 """
 
 from __future__ import annotations
@@ -17,25 +17,30 @@ from kvrelay.errors import FailedPrecondition
 VERSION = 1
 OLDEST = 0
 FEATURES = ("full_model_id", "system_fingerprint", "unknown_ignored")
-MAX_FEATURES = 64  # names that a peer may give, and characters of each
+# Most features that a peer may send. MAX_TEXT bounds the characters of each.
+MAX_FEATURES = 64
 MAX_TEXT = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """What one end of a connection speaks. The default is that of a peer that says nothing."""
+    """The protocol of one end of a connection. The default stands for a peer that sends nothing."""
 
     version: int = 0
-    oldest: int = 0  # the oldest version of a peer that this end works with
+    # The oldest peer version that this end works with.
+    oldest: int = 0
     features: tuple[str, ...] = field(default=())
-    release: str = ""  # of kvrelay, for people
+    # Release of kvrelay, for people.
+    release: str = ""
 
     def __str__(self) -> str:
         release = f" (kvrelay {printable(self.release)})" if self.release else ""
         return f"protocol {self.version}{release}"
 
     def refuses(self, peer: Protocol) -> str:
-        """Why this end and `peer` do not work together, and what to upgrade; empty if they do."""
+        """Returns why this end and `peer` do not work together, and what to upgrade. Empty if they
+        do.
+        """
         if peer.version < self.oldest:
             return f"it speaks {peer}; {self} works with {self.oldest} and newer; upgrade the peer"
         if self.version < peer.oldest:
@@ -46,21 +51,24 @@ class Protocol:
         return ""
 
     def check(self, peer: Protocol, name: str) -> None:
-        """Raises FailedPrecondition, which names the peer and both versions."""
+        """Raises FailedPrecondition if the two ends do not work together. The message names the
+        peer and both versions.
+        """
         if reason := self.refuses(peer):
             raise FailedPrecondition(f"{printable(name)} is refused: {reason}", field="protocol")
 
 
 @cache
 def ours() -> Protocol:
-    """Of this process."""
+    """Returns the protocol of this process."""
     try:
         release = version("kvrelay")
-    except PackageNotFoundError:  # run from a source tree
+    except PackageNotFoundError:
+        # kvrelay runs from a source tree.
         release = ""
     return Protocol(VERSION, OLDEST, FEATURES, release)
 
 
 def printable(text: str) -> str:
-    """At most MAX_TEXT characters, none of which moves a terminal's cursor."""
+    """Returns at most MAX_TEXT characters, with unprintable characters replaced by spaces."""
     return "".join(one if one.isprintable() else " " for one in text[:MAX_TEXT])

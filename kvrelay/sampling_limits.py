@@ -1,10 +1,11 @@
-"""Which sampling values are allowed. One table for routers, which refuse a request, and workers,
-which trust no peer.
+"""The allowed sampling values. Routers use this table to reject requests; workers use it because
+they do not trust their peers.
 
-The bounds keep float32 arithmetic sane: within them a penalty or a temperature never makes a finite
-logit a NaN, and what overflows is clamped (`kvrelay.engine.sampling.penalties`). They contain all
-that OpenAI allows. Other servers clamp a temperature just above 0, or divide by it; here it is
-greedy below LEAST_TEMPERATURE, which is its limit.
+The bounds keep float32 arithmetic safe: within them, a penalty or a temperature never turns a
+finite logit into NaN, and overflows are clamped (`kvrelay.engine.sampling.penalties`). The bounds
+include all values that OpenAI allows. Other servers clamp a temperature just above 0, or divide by
+it. kvrelay samples greedily below LEAST_TEMPERATURE, because greedy sampling is the limit as the
+temperature goes to 0.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ INT32 = 2**31 - 1
 MAX_SEED = 2**63 - 1
 MAX_LOGPROBS = 20
 MAX_BIAS = 100.0
-MAX_LOGIT_BIAS = 300  # entries
+# Entries.
+MAX_LOGIT_BIAS = 300
 MAX_STOP_TOKENS = 1024
 
-# The least temperature that is drawn with; in float32 the smallest ones are 0, and 0 / 0 is no
-# number.
+# The least temperature for random sampling. In float32 the smallest temperatures are 0, and 0 / 0
+# is NaN.
 LEAST_TEMPERATURE = 1e-5
 
 
@@ -60,14 +62,15 @@ LIMITS: Mapping[str, Limit] = {
     "min_tokens": Limit(0, INT32),
     "logprobs": Limit(0, MAX_LOGPROBS),
 }
-SEED = Limit(0, MAX_SEED)  # for clients; a draw takes any integer
+# For clients; the sampler accepts any integer.
+SEED = Limit(0, MAX_SEED)
 _LIMITS = tuple(LIMITS.items())
 _numbers = attrgetter(*LIMITS)
 
 
 def check_numbers(sampling: object) -> None:
-    """Of anything with SamplingParams' fields; None is unset. Raises InvalidArgument naming the
-    field.
+    """Checks an object with the fields of SamplingParams. None means unset. Raises InvalidArgument
+    naming the field.
     """
     for value, (name, limit) in zip(_numbers(sampling), _LIMITS, strict=True):
         if value is not None and not limit.least <= value <= limit.most:
@@ -75,7 +78,7 @@ def check_numbers(sampling: object) -> None:
 
 
 def check_bias(logit_bias: tuple[tuple[int, float], ...]) -> None:
-    """Raises InvalidArgument for a bias that is no number from -MAX_BIAS to MAX_BIAS."""
+    """Raises InvalidArgument for a bias that is not a number from -MAX_BIAS to MAX_BIAS."""
     for token_id, bias in logit_bias:
         if not -MAX_BIAS <= bias <= MAX_BIAS:
             raise bad_value(
@@ -84,10 +87,10 @@ def check_bias(logit_bias: tuple[tuple[int, float], ...]) -> None:
 
 
 def check_params(params: SamplingParams, vocab_size: int) -> None:
-    """All of it that a draw reads. Raises InvalidArgument naming the field, the value and what is
-    allowed.
+    """Checks all parameters that the sampler reads. Raises InvalidArgument naming the field, the
+    value and the allowed values.
 
-    Costs less than a microsecond where there is no logit_bias.
+    Takes less than a microsecond without logit_bias.
     """
     check_numbers(params)
     if params.seed is None and params.temperature >= LEAST_TEMPERATURE:
@@ -102,8 +105,8 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
 
 
 def check_sizes(params: SamplingParams, vocab_size: int) -> None:
-    """What a worker checks of a sequence once, when it comes. Raises InvalidArgument as
-    `check_params` does.
+    """The checks that a worker makes once per sequence, on arrival. Raises InvalidArgument like
+    `check_params`.
     """
     for name, count, most in (
         ("logit_bias", len(params.logit_bias), MAX_LOGIT_BIAS),
@@ -119,4 +122,7 @@ def check_sizes(params: SamplingParams, vocab_size: int) -> None:
 
 
 def bad_value(field: str, value: object, allowed: str) -> InvalidArgument:
+    """Returns the error for a field whose value is not allowed. The message is limited to 100
+    characters of the value.
+    """
     return InvalidArgument(f"{field} is {value!r:.100}; allowed is {allowed}", field=field)

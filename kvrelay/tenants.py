@@ -1,4 +1,4 @@
-"""Who a request is served for, and what that one may use."""
+"""Tenants: the owners of requests, and their limits."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
-# Who asks for answers; who reads the figures of the whole cluster; who operates it, and reads them
-# too.
+# client sends requests. monitor reads the metrics of the whole cluster. admin operates the cluster
+# and reads its metrics too.
 Role = Literal["client", "monitor", "admin"]
 
 CLIENT: frozenset[Role] = frozenset({"client"})
@@ -18,30 +18,36 @@ ANY_ROLE: frozenset[Role] = CLIENT | MONITOR
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """As the tokens file describes it. None is no limit; limits per minute hold on each router by
-    itself.
+    """A tenant, as the tokens file describes it. None means no limit. Limits per minute apply on
+    each router separately.
     """
 
     name: str = ""
     roles: frozenset[Role] = CLIENT
-    weight: float = 1.0  # share of the queue and of the batch beside other tenants that wait
-    max_running: int | None = None  # requests that have workers at one time
+    # Share of the queue and of the batch, relative to other waiting tenants.
+    weight: float = 1.0
+    # Most requests that have workers at the same time.
+    max_running: int | None = None
     requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None  # of prompts and answers together
-    # The most urgent that it may ask for: lower goes first, before all other tenants'
+    # Tokens of prompts and answers together.
+    tokens_per_minute: int | None = None
+    # The most urgent priority that the tenant may request. Lower values run first, before those of
+    # all other tenants.
     min_priority: int | None = None
-    salt: str = ""  # of its prefix-cache keys; no two tenants have one in common
+    # Salt of the tenant's prefix-cache keys; different for each tenant.
+    salt: str = ""
 
     @property
     def sees_cluster(self) -> bool:
-        """Whether it may read figures that other tenants' requests have a part in."""
+        """Whether the tenant may read metrics that include other tenants' requests."""
         return bool(self.roles & MONITOR)
 
     def salt_for(self, cache_salt: str | None) -> str:
-        """The salt of a request's prefix-cache keys.
+        """Returns the salt of a request's prefix-cache keys.
 
-        With a `cache_salt`, BLAKE2b of it, keyed by the tenant's own salt. So whatever a client
-        gives, the result is the salt of no other tenant and of no request without a cache_salt.
+        With a `cache_salt`, this is its BLAKE2b, keyed by the tenant's own salt. So for any value
+        from a client, the result differs from the salts of other tenants and of requests without a
+        cache_salt.
         """
         if cache_salt is None:
             return self.salt
@@ -52,12 +58,13 @@ class Tenant:
         return digest.hexdigest()
 
     def scoped(self, request_id: str) -> str:
-        """Unique among all tenants' requests; a tenant's name has no slash."""
+        """Returns a request id that is unique among all tenants. Tenant names contain no slash."""
         return f"{self.name}/{request_id}" if self.name else request_id
 
     def unscoped(self, request_id: str) -> str:
-        """As the tenant itself calls the request."""
+        """Returns the request id as the tenant knows it."""
         return request_id.removeprefix(f"{self.name}/") if self.name else request_id
 
 
-ANONYMOUS = Tenant(roles=ANY_ROLE)  # everybody, where there is no tokens file
+# The tenant of all requests if there is no tokens file.
+ANONYMOUS = Tenant(roles=ANY_ROLE)

@@ -1,4 +1,4 @@
-"""Values that more than one component speaks of. Frozen, slotted, free of I/O."""
+"""Value types that several components share. Frozen, slotted, without I/O."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from typing import Literal
 from kvrelay.protocol import Protocol
 
 PoolName = Literal["prefill", "decode"]
-# Of a worker's process: a pool, or to take a place in either
+# The role of a worker's process: a pool, or standby for either pool.
 Role = Literal["prefill", "decode", "standby"]
 Path = Literal["disaggregated", "local"]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
-# See `kvrelay.worker.base.Worker.state`
+# See `kvrelay.worker.base.Worker.state`.
 WorkerState = Literal["starting", "ready", "draining", "stuck"]
 POOLS: tuple[PoolName, PoolName] = ("prefill", "decode")
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
-SCALE_DTYPE = "bfloat16"  # of the scales of quantised values
+# Dtype of the scales of quantised values.
+SCALE_DTYPE = "bfloat16"
 _FINGERPRINT = re.compile(r"fp_([A-Za-z0-9_-]{0,64})\.([A-Za-z0-9_-]{0,64})")
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn. Values are validated by `router.frontend.validation`; here they are
-    taken as they are.
+    """How tokens are sampled. `router.frontend.validation` validates the values; this class does
+    not.
 
-    temperature 0 is greedy. top_k 0, top_p 1 and min_p 0 are off. The draw at absolute position p
-    of a sequence depends on (seed, p) and the logits only. `logprobs` None: none; N >= 0: the
-    sampled token's and the N most likely.
+    temperature 0 is greedy. top_k 0, top_p 1 and min_p 0 are off. The sample at absolute position p
+    of a sequence depends only on (seed, p) and the logits. `logprobs` None: none; N >= 0: the
+    sampled token and the N most likely tokens.
     """
 
     max_tokens: int = 64
@@ -54,7 +55,7 @@ class SamplingParams:
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """Natural-log probability of the sampled token, and (token id, logprob) of the most likely
-    ones.
+    tokens.
     """
 
     logprob: float
@@ -63,32 +64,38 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class SequenceSpec:
-    """A sequence to run, complete: any worker of the pool can take it up from here."""
+    """The complete state of a sequence to run. Any worker of the pool can continue it."""
 
     request_id: str
     attempt: int
-    token_ids: tuple[int, ...]  # the prompt, then the tokens that earlier attempts emitted
+    # The prompt, then the tokens that earlier attempts emitted.
+    token_ids: tuple[int, ...]
     prompt_len: int
-    sampling: SamplingParams  # seed is set
+    # The seed is set.
+    sampling: SamplingParams
     salt: str = ""
     priority: int = 0
-    # Left when it was sent: a duration, so that machines' clocks may differ
+    # Time left when the spec was sent. A duration, because the clocks of machines may differ.
     deadline_s: float | None = None
-    tenant: str = ""  # whose cached blocks its own are counted with
-    weight: float = 1.0  # of that tenant: its share of the worker beside other tenants
+    # The tenant to which the cached blocks of this sequence are charged.
+    tenant: str = ""
+    # Weight of the tenant: its share of the worker relative to other tenants.
+    weight: float = 1.0
 
     @property
     def key(self) -> tuple[str, int]:
+        """Identifies the attempt: (request id, attempt)."""
         return self.request_id, self.attempt
 
     @property
     def num_emitted(self) -> int:
+        """Number of tokens that earlier attempts emitted."""
         return len(self.token_ids) - self.prompt_len
 
 
 @dataclass(frozen=True, slots=True)
 class LayerKv:
-    """KV of one layer and one token: `kv_heads` vectors of `k_dim` and as many of `v_dim`
+    """KV of one layer and one token: `kv_heads` vectors of `k_dim` values, and as many of `v_dim`
     values.
     """
 
@@ -107,39 +114,43 @@ class KvRegion:
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """How KV lies in an arena of bytes: region after region, without gaps.
+    """The layout of KV in an arena of bytes: region after region, without gaps.
 
-    In each region block n lies at n times the region's block bytes; so a run of adjacent blocks is
-    one contiguous range per region. int8 is quantised: one scale for each token's vector in each
-    head, in regions of their own.
+    In each region, block n begins at n times the region's block bytes. So a run of adjacent blocks
+    is one contiguous range per region. int8 is quantised, with one scale for each token's vector in
+    each head; the scales are in separate regions.
 
-    Within a block, tokens lie one after the other, [block_size, kv_heads, dim]. With `word` values
-    to a word of four bytes of the dtype that the model attends in, heads come first and the order
-    is the one that the CPU kernels read (see `engine/native/kernels/panels.h`).
+    Within a block, tokens follow each other: [block_size, kv_heads, dim]. If `word` is set, it is
+    the number of values per four-byte packed element, in the dtype that the model attends in. Then
+    heads come first, and the order is the one that the CPU kernels read (see
+    `engine/native/kernels/panels.h`).
 
-    With tensor parallelism each rank has an equal share of the heads, in an arena of its own; these
-    lie one after the other, and block n of the whole is block n of each of them.
+    With tensor parallelism, each rank has an equal share of the heads in its own arena. The arenas
+    follow each other. Block n of the whole consists of block n of each arena.
     """
 
-    layers: tuple[LayerKv, ...]  # with all heads
-    block_size: int  # tokens
-    dtype: str  # of K and V
+    # With the heads of all ranks.
+    layers: tuple[LayerKv, ...]
+    # Tokens.
+    block_size: int
+    # Dtype of K and V.
+    dtype: str
     word: int | None = None
     ranks: int = 1
 
     @property
     def regions(self) -> tuple[KvRegion, ...]:
-        """K of layer 0, V of layer 0, K of layer 1, ...; where KV is quantised, before these their
-        scales likewise.
+        """K of layer 0, V of layer 0, K of layer 1, and so on. With quantised KV, the scales come
+        first, in the same order.
 
-        Scales lie first because they are wider: so every region is aligned, whatever the number of
-        blocks. All of this for each rank in turn.
+        The scales come first because they are wider: so every region is aligned for any number of
+        blocks. The list repeats for each rank.
         """
         return self._regions_of_rank * self.ranks
 
     @property
     def share(self) -> KvLayout:
-        """Of one rank's arena."""
+        """The layout of one rank's arena."""
         if self.ranks == 1:
             return self
         layers = tuple(
@@ -185,22 +196,29 @@ class KvLayout:
 
     @property
     def block_bytes(self) -> int:
+        """Bytes of one block in all regions of all ranks."""
         return sum(self.region_block_bytes)
 
     def arena_bytes(self, num_blocks: int) -> int:
+        """Returns the bytes of an arena with `num_blocks` blocks."""
         return num_blocks * self.block_bytes
 
     def hash(self, model_id: str) -> str:
-        """Equal on two workers if and only if they can exchange blocks as they are."""
+        """Returns a hash that is equal on two workers if and only if they can exchange blocks
+        without conversion.
+        """
         text = f"{model_id}|{self.layers}|{self.block_size}|{self.dtype}|{self.word}|{self.ranks}"
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def blocks_for(self, num_tokens: int) -> int:
+        """Returns the number of blocks for `num_tokens` tokens, rounded up."""
         return math.ceil(num_tokens / self.block_size)
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
+    """Token counts of one request. `cached_tokens` are part of the prompt tokens."""
+
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
@@ -208,8 +226,8 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Handoff:
-    """One KV hand-off. bytes = blocks x block_bytes; cached_blocks were not sent since the receiver
-    had them.
+    """One KV hand-off. bytes = blocks x block_bytes. The `cached_blocks` were not sent, because the
+    receiver had them.
     """
 
     transport: str
@@ -217,24 +235,34 @@ class Handoff:
     block_bytes: int
     bytes: int
     cached_blocks: int
-    seconds: float  # first frame to acknowledged commit
-    exposed_seconds: float  # end of prefill compute to acknowledged commit
-    why: str = ""  # why that transport
+    # From the first frame to the acknowledged commit.
+    seconds: float
+    # From the end of the prefill's compute to the acknowledged commit.
+    exposed_seconds: float
+    # Why this transport was chosen.
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillTimings:
-    queue_seconds: float  # accepted by the worker to first chunk
-    compute_seconds: float  # first chunk to first token
-    cached_tokens: int  # that needed no computing
+    """The times and token counts of one prefill, measured by the worker."""
+
+    # From the acceptance by the worker to the first chunk.
+    queue_seconds: float
+    # From the first chunk to the first token.
+    compute_seconds: float
+    # Tokens that needed no compute.
+    cached_tokens: int
     chunks: int
-    fetched_tokens: int = 0  # of the cached ones, from another worker's prefix cache
-    fetch_seconds: float = 0.0  # within queue_seconds
+    # Part of the cached tokens that came from another worker's prefix cache.
+    fetched_tokens: int = 0
+    # Part of queue_seconds.
+    fetch_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A worker pair that tried to serve the request, why it was chosen, and how that ended."""
+    """One attempt to serve a request: the workers, the reason for their choice, and the outcome."""
 
     path: Path
     why: str
@@ -245,7 +273,9 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Where a request's time went, on the router's clock; `phases` add up to `ttft_seconds`."""
+    """Where the time of a request went, by the router's clock. The `phases` add up to
+    `ttft_seconds`.
+    """
 
     phases: tuple[tuple[str, float], ...] = ()
     ttft_seconds: float = 0.0
@@ -258,7 +288,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """What a worker says of itself with each heartbeat."""
+    """The load that a worker reports with each heartbeat."""
 
     running: int = 0
     waiting: int = 0
@@ -275,44 +305,50 @@ class WorkerLoad:
     integrity_ok: bool = True
     integrity_error: str = ""
     preemptions: int = 0
-    draft_tokens: int = 0  # guessed by speculation
-    accepted_tokens: int = 0  # of these, those that were right
+    # Tokens that speculation drafted.
+    draft_tokens: int = 0
+    # Draft tokens that were accepted.
+    accepted_tokens: int = 0
     queue_wait_p95_ms: float = 0.0
-    certificate_note: str = ""  # that its certificate ends soon or has ended
-    step_age_s: float = 0.0  # of the step that runs; 0 while none does
-    # In use: of a prefill worker's time, of a decode worker's batch slots or blocks
+    # A notice that the worker's certificate expires soon or has expired.
+    certificate_note: str = ""
+    # Age of the current step; 0 between steps.
+    step_age_s: float = 0.0
+    # Share in use: of a prefill worker's time, or of a decode worker's batch slots or blocks.
     busy_share: float = 0.0
-    blocks_leased: int = 0  # of those held: for prompts whose KV is still to come
+    # Part of blocks_held: blocks for prompts whose KV has not arrived yet.
+    blocks_leased: int = 0
 
     @property
     def empty(self) -> bool:
+        """Whether the worker has no running or waiting sequence and no lease."""
         return not (self.running or self.waiting or self.leases)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelVersion:
-    """Which bytes of a model a worker loaded, or gave the tokens of an answer.
+    """A hash of the model files that a worker loaded, or that gave the tokens of an answer.
 
-    Workers of protocol 0 know a hash of some bytes only, `sampled`; `full` is empty there.
+    Workers of protocol 0 know only `sampled`, a hash of some of the bytes; `full` is then empty.
     """
 
     full: str = ""
     sampled: str = ""
 
     def is_same(self, other: ModelVersion) -> bool:
-        """By all bytes where both know these, otherwise by those that both know."""
+        """Compares the full hashes if both have one, otherwise the sampled hashes."""
         if self.full and other.full:
             return self.full == other.full
         return self.sampled == other.sampled
 
     @property
     def fingerprint(self) -> str:
-        """What clients are told of it; `from_fingerprint` reads it back."""
+        """The fingerprint that clients see. `from_fingerprint` parses it."""
         return f"fp_{self.full}.{self.sampled}" if self.full or self.sampled else ""
 
     @classmethod
     def from_fingerprint(cls, text: str) -> ModelVersion:
-        """Raises ValueError for what is no fingerprint."""
+        """Parses a fingerprint. Raises ValueError for any other text."""
         found = _FINGERPRINT.fullmatch(text)
         if found is None:
             raise ValueError(f"{text!r:.100} is no fingerprint of a model")
@@ -330,7 +366,8 @@ class WorkerInfo:
     pool: PoolName
     epoch: int
     state: WorkerState
-    address: str  # HOST:PORT of its gRPC server
+    # HOST:PORT of the worker's gRPC server.
+    address: str
     model_id: str
     layout_hash: str
     block_size: int
@@ -338,19 +375,25 @@ class WorkerInfo:
     host_id: str
     max_model_len: int
     load: WorkerLoad = field(default_factory=WorkerLoad)
-    pid: int = 0  # on its own host
-    # Processes that share the model's weights and KV heads, this one included
+    # Process id on the worker's host.
+    pid: int = 0
+    # Number of processes that share the model's weights and KV heads, including this one.
     tensor_parallel: int = 1
-    started_by: str = ""  # the controller that owns its process
-    term: int = 0  # of that controller's lease when it started the worker
+    # The controller that owns the worker's process.
+    started_by: str = ""
+    # Term of that controller's lease when it started the worker.
+    term: int = 0
     protocol: Protocol = field(default_factory=Protocol)
-    sampled_model_id: str = ""  # as workers of protocol 0 name the same model
-    tokenizer_id: str = ""  # hash of the files that define the vocabulary
-    vocab_size: int = 0  # 0: the worker does not say
+    # The id of the same model on workers of protocol 0.
+    sampled_model_id: str = ""
+    # Hash of the files that define the vocabulary.
+    tokenizer_id: str = ""
+    # 0: the worker does not report it.
+    vocab_size: int = 0
 
     @property
     def model(self) -> ModelVersion:
-        """Of the files that the worker loaded."""
+        """The version of the model files that the worker loaded."""
         if self.protocol.version < 1:
             return ModelVersion("", self.model_id)
         return ModelVersion(self.model_id, self.sampled_model_id)
@@ -358,39 +401,43 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class StandbyWorker:
-    """A worker of no pool: its weights are loaded, and it can take a place in either pool within a
+    """A worker without a pool. Its weights are loaded, and it can join either pool within a
     second.
     """
 
     worker_id: str
-    state: Literal["starting", "ready"]  # ready: its engine has run real steps
+    # ready: the engine has run real steps.
+    state: Literal["starting", "ready"]
     host_id: str
-    pid: int  # on its own host
+    # Process id on the worker's host.
+    pid: int
     weight_bytes: int
     rss_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class PendingWorker:
-    """One that is wanted and that no node has room for."""
+    """A requested worker that no node has room for."""
 
     worker_id: str
     pool: Role
-    reason: str  # what is missing
+    # The missing resources.
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """The controllers' lease as Redis has it. `owner` is empty while nobody has taken it."""
+    """The controllers' lease, as stored in Redis. `owner` is empty while the lease is free."""
 
     owner: str = ""
     term: int = 0
-    beat: int = 0  # renewals in this term
+    # Number of renewals in this term.
+    beat: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a leading controller shows with each of its writes."""
+    """Proof of leadership that a controller sends with each of its writes."""
 
     owner: str
     term: int
@@ -405,11 +452,14 @@ class ControllerInfo:
 
     controller_id: str
     state: ControllerState
-    term: int = 0  # of its lease; 0 while it has none
+    # Term of the controller's lease; 0 without a lease.
+    term: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingDecision:
+    """A change of a pool's size, with its reason. `unix_time` is in seconds."""
+
     unix_time: float
     pool: PoolName
     before: int
@@ -419,18 +469,21 @@ class ScalingDecision:
 
 @dataclass(frozen=True, slots=True)
 class RouterLoad:
-    """A router's entry in the registry. p95 over its last measuring window; None when nothing was
-    measured in it.
+    """A router's entry in the registry. p95 values cover the last measuring window; None if nothing
+    was measured in it.
     """
 
     router_id: str
     running: int = 0
-    waiting: int = 0  # requests that no decode worker has reserved blocks for
-    waiting_tokens: int = 0  # prompt tokens of those
+    # Requests for which no decode worker has reserved blocks.
+    waiting: int = 0
+    # Prompt tokens of the waiting requests.
+    waiting_tokens: int = 0
     finished: int = 0
     failed: int = 0
     rss_bytes: int = 0
     ttft_p95_ms: float | None = None
     itl_p95_ms: float | None = None
     certificate_note: str = ""
-    protocol: int = 0  # version that it speaks
+    # Protocol version of the router.
+    protocol: int = 0

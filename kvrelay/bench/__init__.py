@@ -1,1 +1,1 @@
-"""Micro-benchmarks against this machine's own measured limits."""
+"""Micro-benchmarks that compare kvrelay with the measured limits of this machine."""

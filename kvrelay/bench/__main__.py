@@ -1,5 +1,5 @@
-"""`kvrelay bench engine --json` for a machine that has torch and transformers, but not what the
-command line needs.
+"""Runs `kvrelay bench engine --json` on a machine that has torch and transformers, but lacks the
+other dependencies of the command line.
 
 python -m kvrelay.bench --device cuda --model-shape llama-3.1-8b
 """
@@ -16,6 +16,9 @@ from kvrelay.errors import InvalidArgument, KvRelayError
 
 
 def main() -> int:
+    """Runs the benchmark and prints the report as JSON. Returns the exit code: 0 for success, 2 for
+    an invalid argument, 1 for another error.
+    """
     default = Options()
     parser = argparse.ArgumentParser(prog="python -m kvrelay.bench", description=__doc__)
     parser.add_argument("--model", default=default.model)

@@ -1,4 +1,4 @@
-"""What a model must compute and read, from its shapes alone."""
+"""The FLOPs and bytes of a model, computed from its shapes alone."""
 
 from __future__ import annotations
 
@@ -17,50 +17,55 @@ from kvrelay.engine.model.checkpoint import find_checkpoint
 from kvrelay.errors import InvalidArgument
 from kvrelay.types import DTYPE_BYTES
 
-_TABLES = ("embed_tokens", "wte", "wpe", "embed_positions")  # of which a token reads one row
+# Tables: each token reads one row of them.
+_TABLES = ("embed_tokens", "wte", "wpe", "embed_positions")
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """flops: floating point operations, a multiply-add counts as two. bytes: read from memory."""
+    """flops: floating-point operations; a multiply-add counts as two. bytes: read from memory."""
 
     flops: float
     bytes: float
 
     def compute_seconds(self, limits: Limits, dtype: str) -> float:
+        """Returns the least time for the FLOPs, in seconds, at the measured rate of `dtype`."""
         return self.flops / limits.matrix_rate(dtype)
 
     def memory_seconds(self, limits: Limits) -> float:
+        """Returns the least time for the bytes, in seconds, at the measured bandwidth."""
         return self.bytes / limits.bandwidth
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCost:
-    """A dense decoder. Sizes of matrices in elements."""
+    """The cost of a dense decoder. Matrix sizes are in elements."""
 
     layers: int
     heads: int
     kv_heads: int
     head_dim: int
-    body: int  # all matrices but tables and head: each token is multiplied by them
-    head: int  # vocabulary x hidden: only tokens whose logits are wanted
+    # All matrices except tables and head. Each token is multiplied by them.
+    body: int
+    # vocabulary x hidden. Only tokens whose logits are needed are multiplied by it.
+    head: int
     max_model_len: int
     vocab_size: int
     dtype: str
 
     def kv_token_bytes(self) -> int:
-        """2 · layers · kv_heads · head_dim · bytes per value."""
+        """KV bytes per token: 2 · layers · kv_heads · head_dim · bytes per value."""
         return 2 * self.layers * self.kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
 
     def weight_bytes(self, dtype: str) -> int:
-        """Of the matrices that a decode step reads, if they are kept in `dtype`."""
+        """Bytes of the matrices that a decode step reads if they are stored in `dtype`."""
         return (self.body + self.head) * DTYPE_BYTES[dtype]
 
     def prefill(self, tokens: int, chunk_tokens: int, weights: str) -> Work:
-        """A prompt in chunks, and its first token.
+        """The cost of a prompt that is prefilled in chunks, up to its first token.
 
-        FLOPs are 2 · body · tokens + 2 · head, and attention's 4 · layers · heads · head_dim ·
-        tokens² / 2. Each chunk reads the weights, and the KV of those before it.
+        The FLOPs are 2 · body · tokens + 2 · head, plus 4 · layers · heads · head_dim · tokens² / 2
+        for attention. Each chunk reads the weights and the KV of the chunks before it.
         """
         attention = 4 * self.layers * self.heads * self.head_dim * tokens**2 / 2
         chunks = math.ceil(tokens / chunk_tokens)
@@ -71,8 +76,8 @@ class ModelCost:
         )
 
     def decode(self, batch: int, context: int, weights: str) -> Work:
-        """One step of a batch of sequences of `context` tokens. The batch shares one reading of the
-        weights.
+        """The cost of one decode step for a batch of sequences of `context` tokens. The batch reads
+        the weights once.
         """
         attention = 4 * self.layers * self.heads * self.head_dim * context * batch
         return Work(
@@ -82,10 +87,10 @@ class ModelCost:
 
 
 def model_cost(path: str) -> ModelCost:
-    """Of the checkpoint in a folder or of a hub id, whose weights are not read.
+    """Returns the cost of the checkpoint in a folder or under a hub id. Does not read the weights.
 
-    Raises ModelRefused, and InvalidArgument for a model of experts, of which a token uses only
-    some.
+    Raises ModelRefused. Raises InvalidArgument for a mixture-of-experts model, because a token uses
+    only some of the experts.
     """
     checkpoint = find_checkpoint(path)
     config: Any = AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
@@ -94,9 +99,12 @@ def model_cost(path: str) -> ModelCost:
 
 
 def shape_cost(shape: str) -> ModelCost:
-    """Of a model of which only the shape is known. Raises InvalidArgument as `model_cost` does."""
+    """Returns the cost of a model of which only the shape is known. Raises InvalidArgument like
+    `model_cost`.
+    """
     model = random_model(shape, "meta")
-    parameters = model.named_parameters()  # a tied one once, as the table
+    # A tied parameter appears once, as the table.
+    parameters = model.named_parameters()
     matrices = ((name, list(one.shape)) for name, one in parameters if one.dim() > 1)
     return _cost(shape, model.config, matrices, DTYPE)
 
@@ -124,7 +132,8 @@ def _cost(
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         body=body,
-        head=head or table,  # tied: the table of embeddings is the head
+        # With tied weights, the embedding table is the head.
+        head=head or table,
         max_model_len=config.max_position_embeddings,
         vocab_size=config.vocab_size,
         dtype=dtype,
@@ -132,7 +141,7 @@ def _cost(
 
 
 def _matrices(files: tuple[Path, ...]) -> Iterator[tuple[str, list[int]]]:
-    """Name and shape of each tensor with two dimensions or more."""
+    """Yields the name and the shape of each tensor with two or more dimensions."""
     for file in files:
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - not a mapping

@@ -1,4 +1,4 @@
-"""Measures engines beside each other: the same inputs, one engine at a time, in turns."""
+"""Measures several engines on the same inputs. The engines take turns; only one runs at a time."""
 
 from __future__ import annotations
 
@@ -10,34 +10,52 @@ from typing import Protocol
 
 from kvrelay.bench.cases import DecodeCase, PrefillCase
 
-DECODE_STEPS = 8  # in one run
+# Steps in one run.
+DECODE_STEPS = 8
 _SEED = 0
 
 
 class Engine(Protocol):
-    """What `EngineProcess` does."""
+    """The interface that `EngineProcess` implements."""
 
     @property
-    def name(self) -> str: ...
-    def prefill(self, prompt: list[int]) -> float: ...
-    def open(self, prompts: list[list[int]]) -> None: ...
-    def decode(self, steps: int) -> float: ...
-    def close(self) -> None: ...
+    def name(self) -> str:
+        """Name and version of the engine, for the report."""
+        ...
+
+    def prefill(self, prompt: list[int]) -> float:
+        """Prefills one prompt; returns seconds to its first token."""
+        ...
+
+    def open(self, prompts: list[list[int]]) -> None:
+        """Prefills a batch of prompts and keeps it open for `decode`."""
+        ...
+
+    def decode(self, steps: int) -> float:
+        """Runs `steps` decode steps on the open batch; returns seconds."""
+        ...
+
+    def close(self) -> None:
+        """Drops the open batch."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """seconds: of a whole prompt, or of one decode step; by engine, one for each run."""
+    """seconds: for each engine, one value per run, for a whole prompt or for one decode step."""
 
     case: PrefillCase | DecodeCase
     seconds: Mapping[str, tuple[float, ...]]
 
     def median(self, engine: str) -> float:
+        """Returns the median of the engine's runs, in seconds."""
         return median(self.seconds[engine])
 
 
 def tokens_beyond(runs: int) -> int:
-    """How far a decode case's sequences grow past its context."""
+    """Number of tokens by which the sequences of a decode case grow past the context of the
+    case.
+    """
     return DECODE_STEPS * (runs // 2 + 1)
 
 
@@ -48,8 +66,8 @@ def measure(
     vocab_size: int,
     done: Callable[[], None],
 ) -> list[Measured]:
-    """Each case `runs` times on each engine, in turns, after a run that does not count; `done` is
-    called for each.
+    """Measures each case `runs` times on each engine. The engines take turns. A first run of each
+    engine does not count. Calls `done` after each case.
     """
     results = []
     random = Random(_SEED)
@@ -77,8 +95,8 @@ def _prefill(
 def _decode(
     case: DecodeCase, engines: Sequence[Engine], runs: int, vocab_size: int, random: Random
 ) -> Measured:
-    """The sequences grow as they are measured; they begin shorter, so that `context` is the
-    mean.
+    """Measures a decode case. The sequences grow during the measurement, so they start shorter:
+    `context` is the mean length.
     """
     seconds: dict[str, list[float]] = {engine.name: [] for engine in engines}
     before = max(1, case.context - DECODE_STEPS * (2 + runs) // 2)

@@ -1,4 +1,4 @@
-"""An engine in a process of its own, from this side."""
+"""Runs an engine in a separate process. This module is the parent's side."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from typing import Any, Self
 from kvrelay.errors import DeadlineExceeded, Unavailable
 from kvrelay.process.child import bound_to_parent
 
-_READY_WITHIN_S = 900.0  # an engine may compile its model first
+# Long, because an engine may compile its model first.
+_READY_WITHIN_S = 900.0
 _ANSWER_WITHIN_S = 900.0
 _END_WITHIN_S = 10.0
 
@@ -24,14 +25,16 @@ KVRELAY = (sys.executable, "-m", "kvrelay.bench.engines.kvrelay_engine")
 
 
 def vllm_command(python: str) -> tuple[str, ...]:
-    """`python` is the absolute path of the interpreter that has vLLM."""
+    """Returns the command for vLLM. `python` is the absolute path of the interpreter that has
+    vLLM.
+    """
     script = Path(__file__).parent / "engines" / "vllm_engine.py"
     return ("/usr/bin/env", f"LD_PRELOAD={vllm_preload(python)}", python, str(script))
 
 
 def vllm_preload(python: str) -> str:
-    """What vLLM's manual asks for on a CPU, where it is installed: the OpenMP that comes with it,
-    and tcmalloc.
+    """Returns the libraries that vLLM's manual recommends to preload on a CPU, where they are
+    installed: the OpenMP that vLLM ships, and tcmalloc.
     """
     openmp = Path(python).parent.parent / "lib" / "libiomp5.so"
     tcmalloc = find_library("tcmalloc_minimal")
@@ -41,17 +44,17 @@ def vllm_preload(python: str) -> str:
 
 
 class EngineProcess:
-    """Speaks the lines of `engines/loop.py`. Use as a context manager.
+    """Speaks the line protocol of `engines/loop.py`. Use as a context manager.
 
-    Every method raises Unavailable for an engine that ended or failed, with the last line that it
-    printed, and DeadlineExceeded for one that does not answer.
+    Every method raises Unavailable if the engine ended or failed, with the last line that the
+    engine printed. Every method raises DeadlineExceeded if the engine does not answer.
     """
 
     def __init__(self, command: tuple[str, ...], settings: dict[str, Any]) -> None:
-        """`command` begins with an absolute path. Returns when the engine has generated a token,
-        `ready_seconds` after its process was started.
+        """Starts the engine and returns after the engine has generated a token. `ready_seconds` is
+        the time from the process start to that token. `command` begins with an absolute path.
         """
-        # - closed in __exit__
+        # `__exit__` closes the file.
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         started = time.perf_counter()
         self._process = subprocess.Popen(
@@ -70,20 +73,23 @@ class EngineProcess:
 
     @property
     def name(self) -> str:
+        """Name and version, as the engine reports them."""
         return str(self.facts["name"])
 
     def prefill(self, prompt: list[int]) -> float:
-        """Seconds to the first token."""
+        """Prefills one prompt; returns seconds to its first token."""
         return float(self._ask({"do": "prefill", "prompt": prompt})["seconds"])
 
     def open(self, prompts: list[list[int]]) -> None:
+        """Prefills a batch of prompts and keeps it open for `decode`."""
         self._ask({"do": "open", "prompts": prompts})
 
     def decode(self, steps: int) -> float:
-        """Seconds for that many steps of the open batch."""
+        """Runs `steps` decode steps on the open batch; returns seconds."""
         return float(self._ask({"do": "decode", "steps": steps})["seconds"])
 
     def close(self) -> None:
+        """Drops the open batch."""
         self._ask({"do": "close"})
 
     def __enter__(self) -> Self:
@@ -104,8 +110,8 @@ class EngineProcess:
             print(json.dumps(order), file=self._process.stdin, flush=True)
         except BrokenPipeError as error:
             raise Unavailable(self._obituary()) from error
-        # One answer for each order, so nothing waits in the file's own buffer. (`select` takes no
-        # large descriptors.)
+        # Each order gets one answer, so no second line can wait in the file's buffer. `select` does
+        # not accept large descriptors, so this is `poll`.
         answered = select.poll()
         answered.register(self._process.stdout, select.POLLIN)
         if not answered.poll(within_s * 1000):
@@ -128,7 +134,9 @@ class EngineProcess:
         return f"the engine's process ended without an answer: {last}"
 
     def _end(self) -> None:
-        """Its stdin's end tells it to go; it is killed if it stays."""
+        """Closes the engine's stdin, which tells the engine to exit. Kills the engine if it does
+        not exit in time.
+        """
         try:
             self._process.communicate(timeout=_END_WITHIN_S)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""What is measured, and on what."""
+"""The model, the machine and the cores of a benchmark."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from kvrelay.models import resolve_model
 
 
 def model_folder(model: str) -> str:
+    """Returns the folder of a model: a folder, a hub id, or the name of the reference model. Raises
+    InvalidArgument if there is no such model.
+    """
     if model == NAME:
         return str(reference_model())
     try:
@@ -20,7 +23,7 @@ def model_folder(model: str) -> str:
 
 
 def machine_name() -> str:
-    """The processor's name, as the kernel has it."""
+    """Returns the name of the processor from /proc/cpuinfo."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     return next(
         (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
@@ -29,7 +32,9 @@ def machine_name() -> str:
 
 
 def first_cores(count: int) -> tuple[int, ...]:
-    """Of those that this process may use. Raises InvalidArgument if there are not as many."""
+    """Returns the first `count` cores that this process may use. Raises InvalidArgument if there
+    are fewer.
+    """
     allowed = sorted(os.sched_getaffinity(0))
     if count > len(allowed):
         raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""What a GPU can do at most: measured, not looked up."""
+"""The limits of a GPU, measured rather than looked up."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ _TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """products: rows, columns and depth. read_bytes: of a stream, many times a last-level cache."""
+    """products: rows, columns and depth of each matrix product. read_bytes: size of the stream,
+    many times the last-level cache.
+    """
 
     products: tuple[tuple[int, int, int], ...]
     read_bytes: int
-    seconds: float  # of one measurement, at least
+    # Least duration of one measurement.
+    seconds: float
 
 
 FULL = Sizes(((4096, 14336, 4096), (8192, 8192, 8192), (16384, 8192, 8192)), 4 * 2**30, 0.3)
@@ -29,8 +32,8 @@ QUICK = Sizes(((4096, 14336, 4096),), 2**30, 0.1)
 
 @torch.inference_mode()
 def measure_gpu_limits(device: torch.device, threads: int, sizes: Sizes) -> Limits:
-    """Leaves no memory behind. float32 is measured as torch multiplies it unless told otherwise:
-    without TF32.
+    """Measures matrix rates and memory bandwidth. Frees the memory that it used. float32 is
+    measured with torch's default: without TF32.
     """
     rates = {}
     for dtype in ("float32", "bfloat16", "int8"):
@@ -49,7 +52,7 @@ def measure_gpu_limits(device: torch.device, threads: int, sizes: Sizes) -> Limi
 def _matrix_rate(
     device: torch.device, dtype: str, shape: tuple[int, int, int], seconds: float
 ) -> float:
-    """Operations per second; 0 where torch cannot multiply this dtype here."""
+    """Returns operations per second, or 0 if torch cannot multiply this dtype on the device."""
     rows, columns, depth = shape
     way: Callable[[], object]
     if dtype == "int8":
@@ -62,13 +65,14 @@ def _matrix_rate(
         way = lambda: linear(x, weight)  # noqa: E731
     try:
         way()
-    except RuntimeError:  # torch's answer to a dtype for which it has no kernel here
+    except RuntimeError:
+        # torch raises this for a dtype for which the device has no kernel.
         return 0.0
     return 2 * rows * columns * depth / _seconds(way, device, seconds)
 
 
 def _read_rate(device: torch.device, sizes: Sizes) -> float:
-    """Bytes per second of the fastest of several reductions."""
+    """Returns bytes per second of the fastest of several reductions."""
     values = torch.ones(sizes.read_bytes // 4, dtype=torch.float32, device=device)
     matrix = values.view(-1, 1024)
     vector = torch.ones(1024, device=device)
@@ -81,8 +85,9 @@ def _read_rate(device: torch.device, sizes: Sizes) -> float:
 
 
 def _seconds(work: Callable[[], object], device: torch.device, at_least: float) -> float:
-    """Of one call, the best of some tries. The calls of a try are started together: the device
-    never waits for the host, and its end is seen once."""
+    """Returns the seconds of one call, the best of several tries. All calls of a try are enqueued
+    together, so the device never waits for the host, and the try synchronises once at its end.
+    """
     calls = 1
     best = float("inf")
     tries = 0

@@ -1,4 +1,4 @@
-"""What a processor can do at most: measured, not looked up."""
+"""The limits of a processor, measured rather than looked up."""
 
 from __future__ import annotations
 
@@ -10,32 +10,40 @@ from pathlib import Path
 
 import torch
 
-_LEAST_SECONDS = 0.15  # of one measurement; the best of several counts
+# Least duration of a measurement, over all its tries; the best try counts.
+_LEAST_SECONDS = 0.15
 _TRIES = 3
 _STREAM_BYTES = (256 * 2**20, 512 * 2**20, 1024 * 2**20)
-_CACHE_SHARE = 4  # a stream is at least as many times as large as the last-level cache
-# Rows, columns and depth of products: the ones of a chunk of a prompt by weights, and larger square
-# ones.
+# A stream is at least this many times as large as the last-level cache.
+_CACHE_SHARE = 4
+# Rows, columns and depth of the matrix products: a prompt chunk multiplied by weights, and larger
+# square products.
 _PRODUCTS = ((512, 2816, 1024), (512, 1024, 2816), (1024, 1024, 1024), (1024, 4096, 4096))
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """matrix_rates: by dtype, floating point (or integer) operations per second, a multiply-add
-    counts as two; only dtypes that torch can multiply here. bandwidth: bytes per second, read in
-    sequence from memory."""
+    """matrix_rates: by dtype, floating-point (or integer) operations per second; a multiply-add
+    counts as two. Only dtypes that torch can multiply on this machine are included. bandwidth:
+    bytes per second of sequential reads from memory.
+    """
 
-    threads: int  # of the host
+    # Threads of the host.
+    threads: int
     matrix_rates: dict[str, float]
     bandwidth: float
 
     def matrix_rate(self, dtype: str) -> float:
-        """float16 is taken to run as bfloat16 does; what torch cannot multiply here, as float32."""
+        """Returns the rate of `dtype`. float16 is assumed to run at the rate of bfloat16, and a
+        dtype that torch cannot multiply on this machine at the rate of float32.
+        """
         dtype = "bfloat16" if dtype == "float16" else dtype
         return self.matrix_rates.get(dtype, self.matrix_rates["float32"])
 
     def best(self, other: Limits) -> Limits:
-        """Of two measurements of the same cores: what disturbs one makes it lower, never higher."""
+        """Returns the higher figures of two measurements of the same cores. Interference can only
+        lower a measurement.
+        """
         rates = {
             dtype: max(rate, other.matrix_rates[dtype]) for dtype, rate in self.matrix_rates.items()
         }
@@ -43,7 +51,9 @@ class Limits:
 
 
 def measure_limits(threads: int, *, quick: bool = False) -> Limits:
-    """Takes some seconds. Sets torch's threads for the whole process."""
+    """Measures this machine, which takes some seconds. Sets torch's threads for the whole
+    process.
+    """
     torch.set_num_threads(threads)
     products = _PRODUCTS[:1] if quick else _PRODUCTS
     rates = {}
@@ -60,7 +70,9 @@ def measure_limits(threads: int, *, quick: bool = False) -> Limits:
 
 @torch.inference_mode()
 def _matrix_rates(dtype: str, rows: int, columns: int, depth: int) -> list[float]:
-    """Of each way in which torch multiplies this dtype; none where it cannot."""
+    """Returns the rate of each method by which torch multiplies this dtype; empty if torch
+    cannot.
+    """
     ways: list[Callable[[], object]] = []
     if dtype == "int8":
         a = torch.randint(-127, 127, (rows, depth), dtype=torch.int8)
@@ -77,15 +89,16 @@ def _matrix_rates(dtype: str, rows: int, columns: int, depth: int) -> list[float
     for way in ways:
         try:
             way()
-        except RuntimeError:  # torch's answer to a dtype for which it has no kernel here
+        except RuntimeError:
+            # torch raises this for a dtype for which this machine has no kernel.
             continue
         rates.append(2 * rows * columns * depth / _seconds(way))
     return rates
 
 
 def _read_rate(size: int) -> float:
-    """Bytes per second of the fastest of several reductions over `size` bytes that lie on huge
-    pages if possible.
+    """Returns bytes per second of the fastest of several reductions over `size` bytes. The bytes
+    lie on huge pages if possible.
     """
     memory = mmap.mmap(-1, size)
     memory.madvise(mmap.MADV_HUGEPAGE)
@@ -102,7 +115,7 @@ def _read_rate(size: int) -> float:
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """Of one call, the best of some tries that are long enough to measure."""
+    """Returns the seconds of one call: the best of several tries, each long enough to measure."""
     best = float("inf")
     for _ in range(_TRIES):
         calls = 0
@@ -115,7 +128,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _last_level_cache_bytes() -> int:
-    """0 where the kernel does not say."""
+    """Returns 0 if the kernel does not report the size."""
     sizes = [
         int(text.removesuffix("K")) * 1024
         for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")

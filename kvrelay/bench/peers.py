@@ -1,4 +1,4 @@
-"""Engines that kvrelay's is measured beside."""
+"""The engines that kvrelay's engine is compared with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ GENERATE_BATCH = (sys.executable, "-m", "kvrelay.bench.engines.generate_batch_en
 
 
 def peer_command(peer: str, *, has_checkpoint: bool) -> tuple[str, ...]:
-    """What runs it. Raises InvalidArgument for one that is unknown, or does not run the model."""
+    """Returns the command that runs the peer. Raises InvalidArgument for an unknown peer, and for a
+    peer that cannot run the model.
+    """
     name, _, path = peer.partition("=")
     if peer == "generate_batch":
         return GENERATE_BATCH

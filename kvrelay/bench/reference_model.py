@@ -1,5 +1,5 @@
-"""m200: a Llama of 190 million parameters with random weights, which is what benchmarks run unless
-told otherwise.
+"""m200, the default model of the benchmarks: a Llama of 190 million parameters with random
+weights.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ _CONFIG = NAMED[NAME]
 
 
 def reference_model() -> Path:
-    """The folder of its checkpoint in bfloat16, written on first use to the user's cache folder;
-    0.39 GB.
+    """Returns the folder of the bfloat16 checkpoint (0.39 GB). The first call writes it to the
+    user's cache folder.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = cache / "kvrelay" / NAME
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # Written aside and renamed: what is there is whole, and of two that write at once one wins.
+        # The checkpoint is written to a temporary folder and renamed. So the folder is always
+        # complete, and if two processes write at once, one of them wins.
         with tempfile.TemporaryDirectory(dir=folder.parent) as aside:
             write_model(Path(aside) / NAME, _CONFIG)
             (Path(aside) / NAME).rename(folder)
@@ -36,9 +37,7 @@ def reference_model() -> Path:
 
 
 def write_model(folder: Path, config: LlamaConfig) -> None:
-    """Writes weights from a fixed seed and a tokenizer with a word for each token id: t0, t1,
-    ...
-    """
+    """Writes weights from a fixed seed, and a tokenizer with one word per token id: t0, t1, ..."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)

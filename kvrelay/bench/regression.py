@@ -1,4 +1,4 @@
-"""How times grow."""
+"""Regressions: how the times grow with batch, context and prompt length."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from kvrelay.bench.engine_bench import Measured
 
 @dataclass(frozen=True, slots=True)
 class DecodeFit:
-    """A step's seconds as step_seconds + sequence_seconds · batch + kv_byte_seconds · bytes of KV,
-    by least squares.
+    """The seconds of a step as step_seconds + sequence_seconds · batch + kv_byte_seconds · bytes of
+    KV, fitted by least squares.
 
-    r2 is the share of the variance that this explains.
+    r2 is the share of the variance that the fit explains.
     """
 
     step_seconds: float
@@ -27,8 +27,8 @@ class DecodeFit:
 
 
 def decode_fit(results: Sequence[Measured], engine: str, cost: ModelCost) -> DecodeFit | None:
-    """None where the cases leave the line open: it takes two batches and two contexts, and one case
-    more.
+    """Fits the decode cases of one engine. Returns None if the cases do not determine the fit,
+    which takes two batches, two contexts, and one case more.
     """
     points = [
         (result.case, result.median(engine))
@@ -53,8 +53,8 @@ def decode_fit(results: Sequence[Measured], engine: str, cost: ModelCost) -> Dec
 def prefill_growth(
     results: Sequence[Measured], engine: str, long: int = 4096, short: int = 512
 ) -> float | None:
-    """A token's time in a prompt of `long` tokens, relative to one of `short` tokens; None where
-    one is missing.
+    """Returns the time per token in a prompt of `long` tokens, relative to a prompt of `short`
+    tokens. Returns None if one of the two is missing.
     """
     times = {
         one.case.tokens: one.median(engine) for one in results if isinstance(one.case, PrefillCase)

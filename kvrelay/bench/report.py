@@ -1,4 +1,4 @@
-"""What the engines did, beside what the machine allows."""
+"""The results of the engines, beside the limits of the machine."""
 
 from __future__ import annotations
 
@@ -15,59 +15,73 @@ from kvrelay.bench.regression import decode_fit, prefill_growth
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The least seconds that a case can take: a roofline."""
+    """The least seconds that a case can take, by the roofline model."""
 
     compute_seconds: float
     memory_seconds: float
 
     @property
     def seconds(self) -> float:
+        """The larger of the two bounds, in seconds."""
         return max(self.compute_seconds, self.memory_seconds)
 
     @property
     def name(self) -> str:
+        """The resource that bounds the case: `compute` or `memory`."""
         return "compute" if self.compute_seconds > self.memory_seconds else "memory"
 
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """The first engine is ours; a peer follows where there is one."""
+    """Results of `kvrelay bench engine`. The first engine is kvrelay's; a peer follows if there is
+    one.
+    """
 
     model: str
     machine: str
-    device: str  # cpu or cuda
+    # cpu or cuda.
+    device: str
     cores: tuple[int, ...]
     limits: Limits
     cost: ModelCost
-    weights: str  # dtype in which they are read
+    # The dtype in which the weights are read.
+    weights: str
     chunk_tokens: int
-    engines: Mapping[str, Mapping[str, Any]]  # facts and ready_seconds, by name
+    # By engine name: facts and ready_seconds.
+    engines: Mapping[str, Mapping[str, Any]]
     results: tuple[Measured, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Names of the engines, kvrelay's first."""
         return tuple(self.engines)
 
     @property
     def prefill(self) -> tuple[Measured, ...]:
+        """Results of the prefill cases."""
         return tuple(one for one in self.results if isinstance(one.case, PrefillCase))
 
     @property
     def decode(self) -> tuple[Measured, ...]:
+        """Results of the decode cases."""
         return tuple(one for one in self.results if isinstance(one.case, DecodeCase))
 
     def bound(self, case: PrefillCase | DecodeCase) -> Bound:
+        """Returns the roofline bound of a case on this machine."""
         work = case.work(self.cost, self.chunk_tokens, self.weights)
         return Bound(
             work.compute_seconds(self.limits, self.weights), work.memory_seconds(self.limits)
         )
 
     def ratio(self, result: Measured) -> float | None:
-        """The peer's time by ours: above 1, ours is ahead."""
+        """Returns the peer's time divided by kvrelay's; above 1, kvrelay is faster. None without a
+        peer.
+        """
         ours, *peers = self.names
         return result.median(peers[0]) / result.median(ours) if peers else None
 
     def as_dict(self) -> dict[str, Any]:
+        """Returns the report as plain data for JSON, with the derived figures."""
         return {
             "model": self.model,
             "machine": self.machine,

@@ -1,4 +1,4 @@
-"""The whole of `kvrelay bench engine`."""
+"""The implementation of `kvrelay bench engine`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kvrelay.bench.report import EngineReport
 from kvrelay.engine.base.device import find_device
 from kvrelay.types import POOLS, PoolName
 
-# Over the largest batch: sequences end within blocks, and engines keep some blocks to themselves
+# Room beyond the largest batch: sequences end within blocks, and engines reserve some blocks.
 _KV_SLACK = 1.25
 
 Progress = Callable[[str, int], Callable[[], None]]
@@ -32,34 +32,43 @@ Progress = Callable[[str, int], Callable[[], None]]
 
 @dataclass(frozen=True, slots=True)
 class Options:
+    """Options of `kvrelay bench engine`."""
+
     model: str = NAME
-    shape: str | None = None  # of a model with random weights, in place of `model`
-    device: str = "cpu"  # or cuda
-    weights: str = "auto"  # or a dtype that the engine can turn them into
-    threads: int | None = None  # None is one, or with a GPU all that there are
+    # The shape of a model with random weights, which replaces `model`.
+    shape: str | None = None
+    # cpu or cuda.
+    device: str = "cpu"
+    # auto, or a dtype to which the engine can convert the weights.
+    weights: str = "auto"
+    # None: one thread, or with a GPU one per available core.
+    threads: int | None = None
     chunk_tokens: int = 512
     runs: int = 5
     peer: str | None = None
     quick: bool = False
 
     def load(self, pool: PoolName) -> dict[str, Any]:
-        """What `ModelRunner.of` is given in a worker of that pool, beyond what every engine is
-        told.
+        """Returns the arguments that a worker of the pool passes to `ModelRunner.of`, in addition
+        to those that every engine gets.
         """
         return {} if self.weights == "auto" else {"weights": self.weights}
 
     @property
     def on_gpu(self) -> bool:
+        """Whether the engines run on a GPU."""
         return self.device != "cpu"
 
     def cores(self) -> tuple[int, ...]:
-        """With one thread on each. Raises InvalidArgument if there are not as many."""
+        """Returns the cores to use, one thread on each. Raises InvalidArgument if there are too
+        few.
+        """
         return first_cores(self.threads or (len(os.sched_getaffinity(0)) if self.on_gpu else 1))
 
 
 def run(options: Options, progress: Progress) -> EngineReport:
-    """Raises InvalidArgument for an option; ModelRefused too; Unavailable if an engine does not run
-    the model.
+    """Runs the benchmark. Raises InvalidArgument for a bad option, ModelRefused for the model, and
+    Unavailable if an engine cannot run the model.
     """
     find_device(options.device)
     cores = options.cores()
@@ -129,8 +138,8 @@ def _start(command: tuple[str, ...], settings: dict[str, Any], progress: Progres
 
 
 def _limits(options: Options, cores: tuple[int, ...], progress: Progress) -> Limits:
-    """Of the GPU or the cores that the engines run on. Measured before them and after them; the
-    better counts.
+    """Measures the GPU or the cores that the engines run on. Called before and after the engines;
+    the better result counts.
     """
     measured = progress("limits of this machine", 1)
     if options.on_gpu:

@@ -1,4 +1,4 @@
-"""Models of which only the shape is known: their weights are random, made where they run."""
+"""Models of which only the shape is known. Their random weights are made on the device."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ NAMED = {
 
 
 def shape_config(shape: str) -> PretrainedConfig:
-    """A named one, or that of a folder with a config.json. Raises InvalidArgument."""
+    """Returns a named shape, or the config.json of a folder. Raises InvalidArgument for an unknown
+    name or an unreadable config.
+    """
     if shape in NAMED:
         return NAMED[shape]
     if not (Path(shape) / "config.json").is_file():
@@ -65,8 +67,8 @@ def shape_config(shape: str) -> PretrainedConfig:
 
 
 def random_model(shape: str, device: str, **options: Any) -> PreTrainedModel:
-    """In bfloat16 on `device`, or of no memory on the device meta; `options` are
-    `from_config`'s.
+    """Returns a bfloat16 model with random weights on `device`. On the meta device, the model takes
+    no memory. `options` are passed to `from_config`.
     """
     with torch.device(device), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""A report on a terminal."""
+"""Formats an engine report for the terminal."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from kvrelay.bench.report import EngineReport
 
 
 def report_view(report: EngineReport) -> RenderableType:
-    """Times in milliseconds, medians; shares are the limit's time by ours; a ratio above 1 is a
-    peer that is slower.
+    """Returns the tables. Times are medians in milliseconds. A share is the limit's time divided by
+    kvrelay's. A ratio above 1 means that the peer is slower.
     """
     limits = report.limits
     rates = ", ".join(f"{dtype} {rate / 1e12:.3f}" for dtype, rate in limits.matrix_rates.items())

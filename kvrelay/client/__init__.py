@@ -1,4 +1,4 @@
-"""The SDK: a blocking client and its asyncio twin over one core without I/O."""
+"""The SDK: a blocking client and an asyncio client over one shared core without I/O."""
 
 from kvrelay.client.aio import AsyncClient, AsyncStream
 from kvrelay.client.answer import Completion, Token

@@ -1,4 +1,4 @@
-"""The operator's client: what a cluster is doing, and the hand on its pools."""
+"""The operator's client: reads the state of a cluster and controls its pools."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from kvrelay.client.hints import with_hint
 from kvrelay.wire import cluster as wire
 from kvrelay.wire.status import error_from_rpc
 
-# A router that vanished without a word ends `watch`. Servers of kvrelay bear a ping each 5 s.
+# Keepalive pings end `watch` when the router disappears without closing the connection. kvrelay's
+# servers accept a ping every 5 s.
 _KEEPALIVE = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
-    # Of those that gRPC sends to measure bandwidth, by default a minute
+    # Timeout of the pings that gRPC sends to measure bandwidth. The default is one minute.
     ("grpc.http2.ping_timeout_ms", 5_000),
 )
 
@@ -27,9 +28,8 @@ class AdminClient:
     """A blocking client of a cluster's admin listener. Every call is made once and takes at most
     `timeout` seconds.
 
-    token, tls: as Client takes them; the token is one with the role admin.
-
-    Raises InvalidArgument for a target that is not HOST:PORT.
+    token, tls: as for Client; the token must have the role admin. Raises InvalidArgument for a
+    target that is not HOST:PORT.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class AdminClient:
         self._stub = wire.ClusterServiceStub(self._channel)
 
     def status(self) -> wire.ClusterStatus:
+        """Returns the status of the cluster. Raises KvRelayError if the call fails."""
         with self._errors():
             return wire.cluster_status_from_proto(
                 self._stub.GetStatus(
@@ -62,10 +63,10 @@ class AdminClient:
             )
 
     def watch(self, interval_seconds: float = 1.0) -> Iterator[wire.ClusterStatus]:
-        """The status now and after each interval, until the caller has had enough.
+        """Yields the status now and after each interval, until the caller closes the iterator.
 
-        Raises Unavailable when the router is gone; one that vanished without a word is noticed
-        within 15 s.
+        Raises Unavailable when the router is gone. A router that disappears without closing the
+        connection is detected within 15 s.
         """
         request = wire.pb.WatchStatusRequest(interval_seconds=interval_seconds)
         call = self._stub.WatchStatus(request, metadata=self._metadata)
@@ -79,8 +80,8 @@ class AdminClient:
     def set_pool_size(
         self, *, prefill: int | None = None, decode: int | None = None
     ) -> tuple[int, int]:
-        """Sets the wanted number of workers; None leaves a pool alone. Returns both, (prefill,
-        decode).
+        """Sets the desired number of workers. None leaves a pool unchanged. Returns the desired
+        sizes of both pools: (prefill, decode).
         """
         with self._errors():
             response = self._stub.SetPoolSize(
@@ -91,15 +92,19 @@ class AdminClient:
         return response.prefill, response.decode
 
     def drain(self, worker_id: str) -> None:
-        """Lets a worker finish what it holds, then stops it; returns when it has begun."""
+        """Lets a worker finish its requests, then stops the worker. Returns when the drain has
+        begun.
+        """
         with self._errors():
             request = wire.pb.DrainWorkerRequest(worker_id=worker_id)
             self._stub.DrainWorker(request, timeout=self._timeout, metadata=self._metadata)
 
     def restart(self, *names: str) -> tuple[str, ...]:
-        """Replaces the named workers, those of the named pools, or all, one at a time in each pool.
+        """Replaces the named workers, the workers of the named pools, or all workers, one at a time
+        in each pool.
 
-        Returns their names when it has begun; what is left of them to replace is in each status.
+        Returns the names of the workers when the restart has begun. Each status lists the workers
+        that still have to be replaced.
         """
         with self._errors():
             response = self._stub.RestartWorkers(
@@ -110,6 +115,7 @@ class AdminClient:
         return tuple(response.worker_ids)
 
     def close(self) -> None:
+        """Closes the channel."""
         self._channel.close()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""The asyncio client: the blocking one's twin, method by method."""
+"""The asyncio client. It has the same methods as the blocking client."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from kvrelay.wire import inference as wire
 
 
 class AsyncClient(BaseClient):
-    """A client of one cluster for asyncio, on one event loop. Close it, or use it in `async
-    with`.
+    """A client of one cluster for asyncio, on one event loop. Call `close`, or use the client in
+    `async with`.
     """
 
     _grpc = grpc.aio
@@ -34,21 +34,23 @@ class AsyncClient(BaseClient):
         timeout: float | None = None,
         **options: Unpack[GenerateOptions],
     ) -> AsyncStream:
-        """Starts an answer. Nothing is sent before the stream is read, and `timeout` seconds count
-        from then.
+        """Returns the stream of an answer. The first read sends the request; `timeout` seconds
+        count from then.
 
-        Raises InvalidArgument at once for values of the wrong kind. Failures while reading are
-        tried again, elsewhere if possible, from the token where they happened; what is final is
-        raised from the stream.
+        Raises InvalidArgument at once for values of the wrong type. The stream retries a failed
+        call from the last token received, on another router if possible. The stream raises an error
+        that no retry can fix.
         """
         return AsyncStream(self, self._retry(timeout), prompt, options)
 
     async def models(self, *, timeout: float | None = None) -> tuple[wire.ModelInfo, ...]:  # noqa: ASYNC109
-        """The models that the cluster serves."""
+        """Returns the models that the cluster serves."""
         return await self._list_models(self._retry(timeout))
 
     async def wait_ready(self, timeout: float = 60.0) -> None:  # noqa: ASYNC109
-        """Returns once a router answers; raises why none did when `timeout` seconds have passed."""
+        """Returns when a router answers. After `timeout` seconds, raises the error of the last
+        attempt.
+        """
         await self._list_models(self._retry(timeout, patient=True))
 
     async def _list_models(self, retry: Retry) -> tuple[wire.ModelInfo, ...]:
@@ -69,7 +71,7 @@ class AsyncClient(BaseClient):
                 await self._sleep(retry.failed(self._typed(error, retry.target), time.monotonic()))
 
     async def close(self) -> None:
-        """Ends the calls under way; their streams raise Cancelled."""
+        """Ends the calls in progress; their streams raise Cancelled."""
         self._closed = True
         for channel in self._channels:
             await channel.close()
@@ -87,8 +89,8 @@ class AsyncClient(BaseClient):
 
 
 class AsyncStream(BaseStream):
-    """An answer as it comes: iterate for its responses, or await it whole. Leaving it early cancels
-    the request.
+    """The stream of an answer. Iterate over it to get the responses, or await it to get the whole
+    answer. Leaving the stream early cancels the request.
     """
 
     _client: AsyncClient
@@ -109,7 +111,7 @@ class AsyncStream(BaseStream):
         raise StopAsyncIteration
 
     async def result(self) -> Completion:
-        """Reads the rest and returns the whole answer."""
+        """Reads the remaining responses and returns the whole answer."""
         async for _ in self:
             pass
         return self._answer.completion(self._retry.calls)
@@ -118,7 +120,9 @@ class AsyncStream(BaseStream):
         return self.result().__await__()
 
     async def tokens(self) -> AsyncIterator[Token]:
-        """The tokens that are left, one by one. Whoever stops early finds the rest here again."""
+        """Yields the remaining tokens, one by one. A caller that stops early gets the rest from the
+        next call.
+        """
         for token in self._take():
             yield token
         async for response in self:
@@ -126,7 +130,7 @@ class AsyncStream(BaseStream):
                 yield token
 
     def cancel(self) -> None:
-        """Ends the request unless it has finished; reading on raises Cancelled."""
+        """Cancels the request unless it has finished. Further reads raise Cancelled."""
         self._left()
         self._drop_call()
 
@@ -142,7 +146,9 @@ class AsyncStream(BaseStream):
         self.cancel()
 
     async def _drain(self, call: Any) -> None:
-        """The answer is whole; how its call ends changes nothing."""
+        """Reads the end of the call. The answer is complete, so the status of the call does not
+        matter.
+        """
         if self._client._forked:
             return
         try:
@@ -164,11 +170,13 @@ class AsyncStream(BaseStream):
             message = await self._call.read()
         except asyncio.CancelledError:
             if not _task_cancelled():
-                self._finished()  # raises Cancelled if our `cancel` ended the call
+                # Raises Cancelled if `cancel` ended the call.
+                self._finished()
                 client._raise_if_closed()
             raise
         except grpc.RpcError as error:
-            self._finished()  # raises Cancelled if our `cancel` ended the call
+            # Raises Cancelled if `cancel` ended the call.
+            self._finished()
             raise client._typed(error, index) from error
         if message is grpc.aio.EOF:
             raise Unavailable(f"{target}: the stream ended before the answer did")
@@ -176,8 +184,8 @@ class AsyncStream(BaseStream):
 
 
 def _task_cancelled() -> bool:
-    """Whether a CancelledError is this task's; gRPC raises it as well when its call or its channel
-    is ended.
+    """Whether a CancelledError cancels this task. gRPC raises CancelledError too, when its call or
+    its channel ends.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -1,4 +1,4 @@
-"""One answer as it arrives. Pure: no I/O, and time is an argument."""
+"""One answer, assembled from its responses. Pure: no I/O, and time is an argument."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from kvrelay.wire.inference import GenerateRequest, GenerateResponse
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A finished answer. Seconds are the client's own; the ledger's are the router's."""
+    """A finished answer. `ttft_seconds` and `e2e_seconds` are measured by the client, the ledger by
+    the router.
+    """
 
     request_id: str
     text: str
@@ -23,23 +25,28 @@ class Completion:
     path: Path | None
     why: str
     ledger: Ledger | None
-    ttft_seconds: float | None  # first call to first token; None for an answer without tokens
-    e2e_seconds: float  # first call to last token
-    calls: int  # 1 unless a call failed and the answer went on in another
-    system_fingerprint: str = ""  # of the model that gave it; empty where the router does not say
+    # Seconds from the first call to the first token; None for an answer without tokens.
+    ttft_seconds: float | None
+    # Seconds from the first call to the last token.
+    e2e_seconds: float
+    # 1, plus one for each failed call after which another call continued the answer.
+    calls: int
+    # Fingerprint of the model that gave the answer; empty if the router does not send it.
+    system_fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token of an answer. `logprobs` if they were asked for."""
+    """One token of an answer. `logprobs` is set if the request asked for it."""
 
-    index: int  # in the answer, from 0
+    # Position in the answer, from 0.
+    index: int
     token_id: int
     logprobs: TokenLogprobs | None
 
 
 def tokens_of(response: GenerateResponse) -> Iterator[Token]:
-    """A response's tokens, one by one."""
+    """Yields the tokens of a response, one by one."""
     for offset, token_id in enumerate(response.token_ids):
         yield Token(
             response.index + offset,
@@ -49,11 +56,14 @@ def tokens_of(response: GenerateResponse) -> Iterator[Token]:
 
 
 class Answer:
-    """Collects responses over any number of calls: drops what it has, refuses what leaves a gap."""
+    """Collects responses over any number of calls. Drops repeated responses and raises DataLoss for
+    a gap.
+    """
 
     def __init__(self, request: GenerateRequest) -> None:
         self._request = request
-        self._started: float | None = None  # with the first call
+        # Time of the first call.
+        self._started: float | None = None
         self._first_token_at: float | None = None
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
@@ -64,19 +74,21 @@ class Answer:
 
     @property
     def finished(self) -> bool:
+        """Whether the last response has arrived."""
         return self._last is not None
 
     @property
     def num_tokens(self) -> int:
+        """Number of tokens received."""
         return len(self._token_ids)
 
     def begin(self, now: float) -> None:
-        """A call is made. The answer's times count from the first."""
+        """Notes that a call begins. The times of the answer count from the first call."""
         if self._started is None:
             self._started = now
 
     def request(self) -> GenerateRequest:
-        """What the next call asks for: the rest of the answer."""
+        """Returns the request of the next call: the rest of the answer."""
         return replace(
             self._request,
             resume=self._request.resume + tuple(self._token_ids),
@@ -84,10 +96,11 @@ class Answer:
         )
 
     def receive(self, response: GenerateResponse, now: float) -> bool:
-        """Takes a response in; returns False if it repeats what is here already.
+        """Adds a response. Returns False if the response repeats tokens that have arrived already.
 
-        Raises DataLoss if tokens before it are missing or it repeats some of its tokens only: its
-        text cannot be cut. The rest of the answer must then be asked for again.
+        Raises DataLoss if tokens before the response are missing, or if the response repeats only
+        some of its tokens, because its text cannot be cut. The caller must then request the rest of
+        the answer again.
         """
         have = len(self._request.resume) + len(self._token_ids)
         end = response.index + len(response.token_ids)
@@ -106,6 +119,9 @@ class Answer:
         return True
 
     def completion(self, calls: int) -> Completion:
+        """Returns the finished answer. `calls` is the number of calls that it took. Asserts
+        `finished`.
+        """
         last = self._last
         assert last is not None, "the answer is not finished"
         assert last.finish_reason is not None

@@ -1,4 +1,4 @@
-"""What the blocking and the asyncio client have in common: everything but I/O."""
+"""The shared core of the blocking and the asyncio client: everything but I/O."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ from kvrelay.wire.status import error_from_rpc
 Tls: TypeAlias = bool | bytes | str | os.PathLike[str] | grpc.ChannelCredentials
 _MAX_PEM_BYTES = 2**20
 _TARGET = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[^:/\s\[\]]+):\d{1,5}$")
-_PATIENT = RetryPolicy(max_attempts=2**31, max_backoff_s=0.5)  # the deadline ends it
-# gRPC's own waits between connection attempts: short, so that a router which is back is found soon.
+# The deadline ends the attempts.
+_PATIENT = RetryPolicy(max_attempts=2**31, max_backoff_s=0.5)
+# gRPC's own waits between connection attempts. They are short, so that the client soon finds a
+# router that is back.
 CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
-    # A name may stand for several routers (a headless Service); gRPC would keep to the first of
-    # them otherwise.
+    # One name may stand for several routers (a headless Service). By default, gRPC would use only
+    # the first of them.
     ("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}'),
 )
 
 
 def check_target(target: str) -> None:
-    """Raises InvalidArgument for what is not HOST:PORT."""
+    """Raises InvalidArgument unless `target` is HOST:PORT."""
     if not _TARGET.match(target):
         raise InvalidArgument(f"{target!r} is not a target; give HOST:PORT", field="target")
 
@@ -43,20 +45,23 @@ def check_target(target: str) -> None:
 class BaseClient:
     """A client of one cluster.
 
-    targets: HOST:PORT of a router, or several; when one is unavailable the next is tried. timeout:
-    seconds for a call with all its retries, where the call itself names none. token: sent as a
-    bearer token; without tls, anyone on the way can read it. tls: True trusts what this machine
-    trusts. A path names a file of PEM certificates of the authorities to trust instead; bytes are
-    its content. `grpc.ssl_channel_credentials(...)` is for the rest, as a client certificate.
-    Without tls nothing is encrypted.
+    - targets: HOST:PORT of one or more routers. When one router is unavailable, the client tries
+      the next.
+    - timeout: seconds for a call with all its retries, unless the call sets its own.
+    - token: sent as a bearer token. Without tls, anyone on the network path can read the token.
+    - tls: True trusts the authorities that this machine trusts. A path names a PEM file with the
+      certificates of the authorities to trust instead; bytes are the content of such a file. Use
+      `grpc.ssl_channel_credentials(...)` for other settings, for example a client certificate.
+      Without tls, nothing is encrypted.
 
-    A client that was used does not survive a fork, as gRPC's connections do not: the child's calls
-    raise FailedPrecondition. Make a client in each process, or none before the fork. Raises
-    InvalidArgument for a target that is not HOST:PORT, a token that is not one word, or tls that
-    holds no certificate.
+    A client that has made a call cannot be used after a fork, because gRPC's connections cannot:
+    calls in the child raise FailedPrecondition. Create a client in each process, or create none
+    before the fork. Raises InvalidArgument for a target that is not HOST:PORT, a token that is not
+    one word, or tls without a certificate.
     """
 
-    _grpc: ClassVar[Any]  # grpc or grpc.aio
+    # The module grpc or grpc.aio.
+    _grpc: ClassVar[Any]
 
     def __init__(
         self,
@@ -76,14 +81,16 @@ class BaseClient:
         self._policy = retry or RetryPolicy()
         self._metadata = bearer(token)
         self._credentials = channel_credentials(tls)
-        self._lock = threading.Lock()  # two threads may come with the first call
-        self._pid = 0  # of the process that the channels are in
+        # Two threads may make the first call at the same time.
+        self._lock = threading.Lock()
+        # Id of the process that opened the channels.
+        self._pid = 0
         self._channels: list[Any] = []
         self._stubs: list[wire.InferenceServiceStub] = []
         self._closed = False
 
     def _stub(self, index: int) -> wire.InferenceServiceStub:
-        """Of the target with that index. Its channel connects upon first use."""
+        """Returns the stub of the target with that index. Its channel connects on first use."""
         self._raise_if_closed()
         with self._lock:
             if not self._channels:
@@ -100,7 +107,7 @@ class BaseClient:
 
     @property
     def _forked(self) -> bool:
-        """Whether this is a child of the process that the channels are in."""
+        """Whether this process is a fork of the process that opened the channels."""
         return self._pid not in (0, os.getpid())
 
     def _raise_if_closed(self) -> None:
@@ -114,8 +121,9 @@ class BaseClient:
             )
 
     def _typed(self, error: grpc.RpcError, index: int) -> KvRelayError:
-        """Of a call to the target with that index, which its user has not cancelled: gRPC says
-        CANCELLED also for those that a server which ends at once has not looked at yet.
+        """Returns the typed error of a failed call to the target with that index. The caller has
+        not cancelled the call. gRPC also reports CANCELLED for calls that a server had not yet
+        accepted when it shut down; these become Unavailable.
         """
         typed = with_hint(error_from_rpc(error, self.targets[index]))
         if isinstance(typed, Cancelled) and not self._closed:
@@ -138,8 +146,9 @@ class BaseClient:
 
 
 def bearer(token: str | None) -> tuple[tuple[str, str], ...]:
-    """Metadata of each call. White space around the token, as a file's last newline, is left
-    out.
+    """Returns the metadata of each call. White space around the token, for example the last newline
+    of a file, is removed. Raises InvalidArgument for a token that is not one word of printable
+    ASCII.
     """
     if token is None:
         return ()
@@ -153,6 +162,9 @@ def bearer(token: str | None) -> tuple[tuple[str, str], ...]:
 
 
 def channel_credentials(tls: Tls) -> grpc.ChannelCredentials | None:
+    """Returns the channel credentials for `tls`, or None without TLS. Raises InvalidArgument for a
+    value of another type, an unreadable file, or content without a certificate.
+    """
     if tls is False or tls is None:
         return None
     if tls is True:
@@ -187,19 +199,24 @@ def _read(path: str | os.PathLike[str]) -> bytes:
 
 
 class BaseStream:
-    """An answer under way. The twins read responses; what to make of them is decided here."""
+    """The shared core of the streams: the subclasses read responses, and this class decides how to
+    handle them.
+    """
 
     def __init__(
         self, client: BaseClient, retry: Retry, prompt: str | None, options: GenerateOptions
     ) -> None:
         request = build_request(prompt, options)
-        wire.request_to_proto(request)  # raises InvalidArgument here, where the mistake is
+        # Converted once here, so that InvalidArgument points at the caller's mistake.
+        wire.request_to_proto(request)
         self._client = client
         self._answer = Answer(request)
         self._retry = retry
-        self._call: Any = None  # under way; of grpc or grpc.aio
+        # The call in progress, of grpc or grpc.aio.
+        self._call: Any = None
         self._error: KvRelayError | None = None
-        self._untaken: deque[Token] = deque()  # of what was received
+        # Tokens that were received but not yet read by the caller.
+        self._untaken: deque[Token] = deque()
 
     def __repr__(self) -> str:
         state = (
@@ -215,8 +232,8 @@ class BaseStream:
         )
 
     def _finished(self) -> bool:
-        """Raises the error that ended the answer, if one did, and FailedPrecondition in a forked
-        process.
+        """Whether the answer is complete. Raises the error that ended the answer, if any, and
+        FailedPrecondition in a forked process.
         """
         if self._error is not None:
             raise self._error
@@ -225,21 +242,23 @@ class BaseStream:
         return self._answer.finished
 
     def _begin(self) -> tuple[wire.pb.GenerateRequest, float]:
-        """The next call's message and timeout in seconds."""
+        """Returns the message and the timeout in seconds of the next call."""
         now = time.monotonic()
         timeout = self._retry.begin(now)
         self._answer.begin(now)
         return wire.request_to_proto(self._answer.request()), timeout
 
     def _receive(self, response: wire.GenerateResponse) -> bool:
-        """Returns whether the response is news."""
+        """Adds a response; returns whether it brought anything new."""
         news = self._answer.receive(response, time.monotonic())
         if news:
             self._retry.progress()
         return news
 
     def _failed(self, error: KvRelayError) -> float:
-        """Seconds until the next call; raises the error when there is to be none."""
+        """Returns the seconds until the next call. Raises the error when there is no further
+        call.
+        """
         try:
             return self._retry.failed(error, time.monotonic())
         except KvRelayError:
@@ -251,8 +270,8 @@ class BaseStream:
             self._error = Cancelled("the stream was left before the answer's end")
 
     def _take(self, response: wire.GenerateResponse | None = None) -> Iterator[Token]:
-        """The tokens that nobody has taken yet, one by one, and the response's. Those not asked for
-        stay.
+        """Yields the tokens that the caller has not read yet, including those of `response`. Tokens
+        that the caller does not request stay in the queue.
         """
         if response is not None:
             self._untaken.extend(tokens_of(response))
@@ -261,5 +280,6 @@ class BaseStream:
 
     def _drop_call(self) -> None:
         call, self._call = self._call, None
-        if call is not None and not self._client._forked:  # gRPC's locks may not survive a fork
+        # gRPC's locks may not survive a fork.
+        if call is not None and not self._client._forked:
             call.cancel()

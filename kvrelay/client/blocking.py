@@ -21,8 +21,8 @@ from kvrelay.wire import inference as wire
 class Client(BaseClient):
     """A blocking client of one cluster.
 
-    Threads may share it. A stream is read by one thread at a time, and cancelled by any. Close it,
-    or use it in `with`.
+    Threads may share a client. One thread at a time reads a stream; any thread may cancel it. Call
+    `close`, or use the client in `with`.
     """
 
     _grpc = grpc
@@ -35,21 +35,23 @@ class Client(BaseClient):
         timeout: float | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Stream:
-        """Starts an answer. Nothing is sent before the stream is read, and `timeout` seconds count
-        from then.
+        """Returns the stream of an answer. The first read sends the request; `timeout` seconds
+        count from then.
 
-        Raises InvalidArgument at once for values of the wrong kind. Failures while reading are
-        tried again, elsewhere if possible, from the token where they happened; what is final is
-        raised from the stream.
+        Raises InvalidArgument at once for values of the wrong type. The stream retries a failed
+        call from the last token received, on another router if possible. The stream raises an error
+        that no retry can fix.
         """
         return Stream(self, self._retry(timeout), prompt, options)
 
     def models(self, *, timeout: float | None = None) -> tuple[wire.ModelInfo, ...]:
-        """The models that the cluster serves."""
+        """Returns the models that the cluster serves."""
         return self._list_models(self._retry(timeout))
 
     def wait_ready(self, timeout: float = 60.0) -> None:
-        """Returns once a router answers; raises why none did when `timeout` seconds have passed."""
+        """Returns when a router answers. After `timeout` seconds, raises the error of the last
+        attempt.
+        """
         self._list_models(self._retry(timeout, patient=True))
 
     def _list_models(self, retry: Retry) -> tuple[wire.ModelInfo, ...]:
@@ -66,7 +68,7 @@ class Client(BaseClient):
                 self._sleep(retry.failed(self._typed(error, retry.target), time.monotonic()))
 
     def close(self) -> None:
-        """Ends the calls under way; their streams raise Cancelled."""
+        """Ends the calls in progress; their streams raise Cancelled."""
         self._closed = True
         for channel in self._channels:
             channel.close()
@@ -84,8 +86,8 @@ class Client(BaseClient):
 
 
 class Stream(BaseStream):
-    """An answer as it comes: iterate for its responses, or call `result`. Leaving it early cancels
-    the request.
+    """The stream of an answer. Iterate over it to get the responses, or call `result`. Leaving the
+    stream early cancels the request.
     """
 
     _client: Client
@@ -102,30 +104,33 @@ class Stream(BaseStream):
                 self._drop_call()
                 self._client._sleep(self._failed(error))
         if self._call is not None and not self._client._forked:
-            with suppress(grpc.RpcError):  # the answer is whole; how its call ends changes nothing
+            # The answer is complete, so the status of the call does not matter.
+            with suppress(grpc.RpcError):
                 next(self._call, None)
         raise StopIteration
 
     def result(self) -> Completion:
-        """Reads the rest and returns the whole answer."""
+        """Reads the remaining responses and returns the whole answer."""
         for _ in self:
             pass
         return self._answer.completion(self._retry.calls)
 
     @property
     def text(self) -> str:
-        """The whole answer's text; reads the rest first."""
+        """The text of the whole answer. Reads the remaining responses first."""
         return self.result().text
 
     def tokens(self) -> Iterator[Token]:
-        """The tokens that are left, one by one. Whoever stops early finds the rest here again."""
+        """Yields the remaining tokens, one by one. A caller that stops early gets the rest from the
+        next call.
+        """
         yield from self._take()
         for response in self:
             yield from self._take(response)
 
     def cancel(self) -> None:
-        """Ends the request unless it has finished; reading on raises Cancelled. Any thread may call
-        this.
+        """Cancels the request unless it has finished. Further reads raise Cancelled. Any thread may
+        call this method.
         """
         self._left()
         self._drop_call()
@@ -150,12 +155,14 @@ class Stream(BaseStream):
             call = self._call = client._stub(index).Generate(
                 request, timeout=timeout, metadata=client._metadata
             )
-            if self._error is not None:  # another thread cancelled before it could see the call
+            # Another thread cancelled before it could see the call.
+            if self._error is not None:
                 call.cancel()
         try:
             return wire.response_from_proto(next(call))
         except StopIteration:
             raise Unavailable(f"{target}: the stream ended before the answer did") from None
         except grpc.RpcError as error:
-            self._finished()  # raises Cancelled if our `cancel` ended the call
+            # Raises Cancelled if `cancel` ended the call.
+            self._finished()
             raise client._typed(error, index) from error

@@ -1,5 +1,5 @@
-"""What a command shows a cluster and whom it trusts. It comes from files: everybody can see a
-command's arguments.
+"""The credentials of a command: its token and its TLS files. They come from files, because every
+user of the machine can see the arguments of a command.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ _MAX_BYTES = 2**16
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """`tls_ca` switches TLS on for HOST:PORT; a client certificate is shown in addition.
+    """`tls_ca` switches on TLS for HOST:PORT. A client certificate may be used in addition.
 
-    Raises InvalidArgument, here and where a file is read; no message has what a file holds.
+    Raises InvalidArgument for options that do not fit together, and when a file cannot be read or
+    used. No error message contains the content of a file.
     """
 
     token_file: Path | None = None
@@ -34,6 +35,9 @@ class Connection:
             raise InvalidArgument("--tls-cert needs --tls-ca", field="tls_cert")
 
     def token(self) -> str | None:
+        """Reads the token; None without a token file. Raises InvalidArgument if the file does not
+        hold one token.
+        """
         if self.token_file is None:
             return None
         text = _read(self.token_file, "--token-file").decode("ascii", "replace").strip()
@@ -44,7 +48,9 @@ class Connection:
         return text
 
     def tls(self) -> bool | grpc.ChannelCredentials:
-        """As the clients take it."""
+        """Returns the value for the clients' `tls` argument. Raises InvalidArgument if a file
+        cannot be read.
+        """
         if self.tls_ca is None:
             return False
         ca = _read(self.tls_ca, "--tls-ca")
@@ -55,12 +61,15 @@ class Connection:
         )
 
     def ssl_context(self) -> ssl.SSLContext:
-        """For https; without a CA of its own it trusts what this machine does."""
+        """Returns a context for https. Without a CA, it trusts the authorities that this machine
+        trusts. Raises InvalidArgument if a file cannot be used.
+        """
         try:
             context = ssl.create_default_context(cafile=self.tls_ca)
             if self.tls_cert is not None:
                 context.load_cert_chain(self.tls_cert, self.tls_key)
-        except OSError as error:  # ssl.SSLError is one
+        except OSError as error:
+            # ssl.SSLError is an OSError.
             files = ", ".join(
                 str(one) for one in (self.tls_ca, self.tls_cert, self.tls_key) if one is not None
             )

@@ -1,4 +1,4 @@
-"""What to do about a connection that failed, in words for people: gRPC says only what its library
+"""Adds advice to the errors of failed connections. gRPC's own messages only say what its library
 saw.
 """
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from kvrelay.errors import Code, KvRelayError
 
-# (code, what the message has, what to do). The first that fits is taken.
+# (code, text in the message, advice). The first match applies.
 _HINTS = (
     (
         Code.UNAVAILABLE,
@@ -52,7 +52,7 @@ _HINTS = (
 
 
 def with_hint(error: KvRelayError) -> KvRelayError:
-    """The same error; its message says what to do where that is known."""
+    """Returns the same error. If there is advice for the error, its message now ends with it."""
     for code, words, hint in _HINTS:
         if error.code is code and words in error.message:
             error.message = f"{error.message}. {hint[0].upper()}{hint[1:]}"

@@ -1,4 +1,4 @@
-"""From the keyword arguments of `generate` to a request."""
+"""Builds a request from the keyword arguments of `generate`."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from typing import Any, TypedDict
 from kvrelay.errors import InvalidArgument
 from kvrelay.wire.inference import GenerateRequest, SamplingOptions
 
-Message = Mapping[str, str] | tuple[str, str]  # {"role": ..., "content": ...}, or the pair
+# {"role": ..., "content": ...}, or the pair.
+Message = Mapping[str, str] | tuple[str, str]
 
 
 class GenerateOptions(TypedDict, total=False):
-    """What `generate` takes besides the prompt. What is left out, or None, takes the cluster's
-    default.
+    """The options of `generate` besides the prompt. An option that is missing or None takes the
+    cluster's default.
 
-    Give one of prompt, messages and token_ids. The client draws a `seed` when there is none, so
-    that an answer which goes on at another router goes on as it would have. `resume` holds token
-    ids of this very answer from an earlier process; give the same seed with it, and the fingerprint
-    that came with them.
+    Give exactly one of prompt, messages and token_ids. Without a `seed`, the client draws one, so
+    that an answer that continues at another router continues with the same tokens. `resume` holds
+    the token ids that an earlier process received of the same answer; give the same seed and the
+    fingerprint of these tokens with it.
 
-    Requests share cached KV with those of the same tenant and `cache_salt` only. Give each user a
-    secret one, and nobody else can tell by the time to the first token what that user has asked
-    before.
+    Requests share cached KV only with requests of the same tenant and the same `cache_salt`. Give
+    each user a secret salt: then no other user can infer earlier prompts from the time to first
+    token.
     """
 
     messages: Sequence[Message] | None
@@ -46,10 +47,12 @@ class GenerateOptions(TypedDict, total=False):
     logit_bias: Mapping[int, float] | None
     logprobs: int | None
     request_id: str | None
-    priority: int | None  # lower goes first
+    # Lower values run first.
+    priority: int | None
     resume: Sequence[int] | None
     cache_salt: str | None
-    system_fingerprint: str | None  # of the model that gave the tokens in `resume`
+    # Fingerprint of the model that gave the tokens in `resume`.
+    system_fingerprint: str | None
 
 
 _SAMPLING = frozenset(one.name for one in fields(SamplingOptions))
@@ -57,8 +60,8 @@ _SEQUENCES = frozenset({"token_ids", "stop", "stop_token_ids", "resume"})
 
 
 def build_request(prompt: str | None, options: GenerateOptions) -> GenerateRequest:
-    """Raises InvalidArgument, naming the field, for values of the wrong kind; the router checks the
-    rest.
+    """Raises InvalidArgument, naming the field, for values of the wrong type. The router checks
+    everything else. Raises TypeError for an unknown option.
     """
     given: dict[str, Any] = {"seed": secrets.randbits(63)}
     for name, value in options.items():
@@ -76,7 +79,7 @@ def build_request(prompt: str | None, options: GenerateOptions) -> GenerateReque
 
 
 def _plain(name: str, value: Any) -> Any:
-    """The value as the request holds it: tuples all the way down."""
+    """Returns the value in the form that the request holds: nested tuples."""
     try:
         match name:
             case "messages":

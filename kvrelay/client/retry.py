@@ -1,4 +1,4 @@
-"""When and where a client calls again. Pure: time is an argument, chance a function."""
+"""When a client retries, and at which target. Pure: time is an argument, randomness a function."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from kvrelay.errors import (
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Bounds on calling again. `max_attempts` 1 never does.
+    """Bounds on retries. With `max_attempts` 1 there are none.
 
-    The wait before round n of the targets is drawn evenly from [0, min(max_backoff_s,
-    initial_backoff_s x 2^(n-1))] ("full jitter"), on top of the delay that the server asked for.
+    The wait before round n of the targets is drawn uniformly from [0, min(max_backoff_s,
+    initial_backoff_s x 2^(n-1))] ("full jitter") and added to the delay that the server asked for.
     """
 
-    max_attempts: int = 5  # calls in a row that brought no token
+    # Consecutive calls without a new token.
+    max_attempts: int = 5
     initial_backoff_s: float = 0.1
     max_backoff_s: float = 5.0
 
 
 class Retry:
-    """The calls made for one answer: which target is next, and how long to wait before it."""
+    """The calls made for one answer: the next target, and the wait before the call."""
 
     def __init__(
         self,
@@ -40,19 +41,22 @@ class Retry:
         timeout: float,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        """timeout: seconds from the first call on."""
+        """timeout: seconds from the first call. draw: returns a random number in [0, 1)."""
         self._policy = policy
         self._num_targets = num_targets
         self._timeout = timeout
-        self._deadline = math.inf  # until the first call
+        # Set by the first call.
+        self._deadline = math.inf
         self._draw = draw
-        self._failures = 0  # since the last progress
+        # Consecutive failures since the last progress.
+        self._failures = 0
         self.calls = 0
-        self.target = 0  # index of the next call's target
+        # Index of the target of the next call.
+        self.target = 0
 
     def begin(self, now: float) -> float:
-        """Counts a call; returns its timeout in seconds. Raises DeadlineExceeded if there is no
-        time left.
+        """Counts a call and returns its timeout in seconds. Raises DeadlineExceeded if no time is
+        left.
         """
         if not self.calls:
             self._deadline = now + self._timeout
@@ -62,14 +66,15 @@ class Retry:
         return self._deadline - now
 
     def progress(self) -> None:
-        """The call brought something new: whatever fails next is a new failure."""
+        """Resets the count of failures, because the call brought something new."""
         self._failures = 0
 
     def failed(self, error: KvRelayError, now: float) -> float:
-        """Seconds to wait before the next call; raises `error` when there is to be none.
+        """Returns the seconds to wait before the next call. Raises `error` when there is no further
+        call.
 
-        Each target is tried once without waiting; then rounds of all of them follow, with growing
-        waits.
+        Each target is tried once without a wait. Then the rounds over all targets follow, with
+        growing waits.
         """
         self._failures += 1
         if self._failures >= self._policy.max_attempts or not self._passing(error):
@@ -87,15 +92,15 @@ class Retry:
         return wait
 
     def _passing(self, error: KvRelayError) -> bool:
-        """Whether the same request may succeed later, or elsewhere."""
+        """Whether the same request may succeed later or at another target."""
         match error:
             case Unavailable() | DataLoss():
                 return True
             case ResourceExhausted():
-                # Without: a limit, which holds tomorrow as well
+                # Without retry_after_s, the limit is permanent.
                 return error.retry_after_s is not None
             case FailedPrecondition():
-                # The router has not yet seen that our last call under this id is over
+                # The router has not yet noticed that the last call with this request id has ended.
                 return self.calls > 1
             case _:
                 return False

@@ -1,1 +1,1 @@
-"""C++ kernels, compiled for this processor or taken from an image."""
+"""C++ kernels, compiled for this processor or taken prebuilt from an image."""

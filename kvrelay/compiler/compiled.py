@@ -1,7 +1,6 @@
-"""C++ that is compiled for this processor, once: the libraries are kept in the user's cache folder.
+"""Compiles C++ for this processor, once. The libraries are kept in the user's cache folder.
 
-Where there are libraries that somebody compiled before (kvrelay.compiler.prebuilt), one of those is
-taken.
+A prebuilt library (kvrelay.compiler.prebuilt) is used instead if there is one.
 """
 
 from __future__ import annotations
@@ -23,7 +22,9 @@ from kvrelay.compiler import prebuilt
 
 
 class NativeUnavailable(Exception):
-    """Kernels cannot be compiled or loaded here; the message says why and what helps."""
+    """The kernels cannot be compiled or loaded on this machine. The message gives the cause and a
+    remedy.
+    """
 
 
 FLAGS = [
@@ -36,13 +37,14 @@ FLAGS = [
     "-fopenmp",
     "-fPIC",
 ]
-SECONDS = 180  # for the compiler, per file
+# Timeout of the compiler, per file.
+SECONDS = 180
 
 
 @functools.cache
 def compiled(sources: Path) -> ctypes.CDLL:
-    """A folder's files as one library. The first call on a machine takes some seconds. Raises
-    NativeUnavailable.
+    """Returns the files of a folder as one library. The first call on a machine takes some seconds.
+    Raises NativeUnavailable.
     """
     path = prebuilt.find(sources, frozenset(_processor().split()))
     try:
@@ -61,6 +63,9 @@ def compiled(sources: Path) -> ctypes.CDLL:
 
 
 def find_compiler() -> list[str]:
+    """Returns the command of the C++ compiler: the one in CXX, else g++, else c++. Raises
+    NativeUnavailable if there is none.
+    """
     for command in (os.environ.get("CXX", "").split(), ["g++"], ["c++"]):
         if command and shutil.which(command[0]):
             return command
@@ -68,7 +73,9 @@ def find_compiler() -> list[str]:
 
 
 def _cache_folder() -> Path:
-    """Only its owner may write to it, since what lies there is loaded."""
+    """Returns the cache folder. Only its owner may write to it, because the libraries in it are
+    loaded.
+    """
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(root) / "kvrelay"
     try:
@@ -86,8 +93,8 @@ def _cache_folder() -> Path:
 
 
 def key(compiler: list[str], sources: Path) -> str:
-    """Of everything that the library depends on: the sources, how they are compiled, and the
-    processor.
+    """Returns a hash of everything that the library depends on: the sources, the compiler command
+    and flags, and the processor.
     """
     digest = hashlib.sha256()
     for source in sorted(sources.iterdir()):
@@ -98,16 +105,18 @@ def key(compiler: list[str], sources: Path) -> str:
 
 
 def _processor() -> str:
-    """The line of /proc/cpuinfo that says what instructions it has."""
+    """Returns the line of /proc/cpuinfo that lists the instruction sets of the processor."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
 def build(compiler: list[str], sources: Path, path: Path, options: Sequence[str] = ()) -> None:
-    """`options` go beyond FLAGS; the last of each kind counts.
+    """Compiles the sources into the library `path`. `options` follow FLAGS; the last option of each
+    kind takes effect.
 
-    Processes that build at the same time each write a file of their own; the last one to be renamed
-    stays."""
+    Processes that build at the same time write separate files. The process that renames its file
+    last determines the result. Raises NativeUnavailable.
+    """
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         files = sorted(sources.glob("*.cpp"))
         objects = [Path(folder, file.name).with_suffix(".o") for file in files]

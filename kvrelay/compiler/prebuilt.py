@@ -1,5 +1,5 @@
-"""C++ that was compiled elsewhere, once for each kind of processor: for images, which have no
-compiler.
+"""Libraries that were compiled elsewhere, one for each kind of processor. They are for container
+images, which have no compiler.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """A kind of processor: how to compile for it, and by what /proc/cpuinfo shows that it is
-    one.
+    """A kind of processor: its compiler options, and the flags in /proc/cpuinfo by which it is
+    recognised.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Processor:
     flags: tuple[str, ...]
 
 
-# The first that fits is taken; the kernels have code of their own for each but the last
+# The first match applies. The kernels have special code for each kind except the last.
 PROCESSORS = (
     Processor(
         "amx",
@@ -54,8 +54,8 @@ PROCESSORS = (
 
 
 def library(sources: Path, processor: Processor) -> str:
-    """The file's name: with a digest of the sources, so that one of other sources is never
-    loaded.
+    """Returns the file name of a library. The name contains a hash of the sources, so a library of
+    other sources is never loaded.
     """
     digest = hashlib.sha256()
     for source in sorted(sources.iterdir()):
@@ -64,7 +64,9 @@ def library(sources: Path, processor: Processor) -> str:
 
 
 def find(sources: Path, flags: frozenset[str]) -> Path | None:
-    """The library for a processor with these flags; None if there is none, or no folder of them."""
+    """Returns the library for a processor with these flags. Returns None if there is no such
+    library, or if the environment variable is not set.
+    """
     folder = os.environ.get(VARIABLE)
     if not folder:
         return None

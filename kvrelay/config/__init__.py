@@ -1,1 +1,1 @@
-"""The cluster configuration, policies and tokens files."""
+"""The cluster configuration, autoscaling policies and tokens files."""

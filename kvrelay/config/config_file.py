@@ -1,4 +1,4 @@
-"""Reads YAML configuration. Whatever is wrong is one ConfigError that begins with FILE:LINE:
+"""Reads YAML configuration. Every problem is one ConfigError that begins with FILE:LINE:
 key.path.
 """
 
@@ -20,9 +20,10 @@ from kvrelay.errors import ConfigError
 
 Config = TypeVar("Config", bound=BaseModel)
 
-_MAX_MESSAGE = 400  # characters
+# Characters.
+_MAX_MESSAGE = 400
 
-# Command-line options that stand for a key; errors name the option that the user typed.
+# Command-line options that override a key. Errors name the option that the user typed.
 _OPTIONS = {
     "model.path": "--model",
     "prefill.replicas": "--prefill",
@@ -34,8 +35,8 @@ _OPTIONS = {
 
 
 def load_config(path: Path | None, overrides: Mapping[str, object] | None = None) -> ClusterConfig:
-    """The defaults, changed by the file, changed by `overrides` (dotted keys); paths of files come
-    out absolute.
+    """Returns the defaults, overridden by the file, overridden by `overrides` (dotted keys). File
+    paths in the result are absolute.
 
     Raises ConfigError for a bad file, a bad override, or a bad autoscaling policy file.
     """
@@ -56,7 +57,8 @@ def load_config(path: Path | None, overrides: Mapping[str, object] | None = None
     try:
         rules = load_policy(policy)
     except ConfigError as error:
-        if os.path.isfile(policy):  # False also for a path that no file can have
+        # isfile returns False also for a path that no file can have.
+        if os.path.isfile(policy):
             raise
         where = file.where(("autoscaling",)) if from_file else "option"
         raise ConfigError(f"{where}: autoscaling: {error.message}"[:_MAX_MESSAGE]) from None
@@ -76,12 +78,12 @@ def load_config(path: Path | None, overrides: Mapping[str, object] | None = None
 
 
 def load_policy(path: Path) -> AutoscalingPolicy:
-    """Raises ConfigError."""
+    """Reads a policy file. Raises ConfigError."""
     return validated(AutoscalingPolicy, YamlFile.read(path), {})
 
 
 def _absolute(paths: Any, folder: Path) -> Any:
-    """Mappings of mappings of paths, each as seen from that folder."""
+    """Resolves nested mappings of paths relative to `folder`."""
     match paths:
         case dict():
             return {key: _absolute(inner, folder) for key, inner in paths.items()}
@@ -91,7 +93,9 @@ def _absolute(paths: Any, folder: Path) -> Any:
 
 
 def _set(data: dict[str, Any], keys: list[str], value: object) -> None:
-    """Where the file has no mapping to put it into, the file's own error is reported instead."""
+    """Sets a nested key. Does nothing if the file has a value that is not a mapping on the way; the
+    validation of the file reports that value.
+    """
     for key in keys[:-1]:
         inner = data.setdefault(key, {})
         if not isinstance(inner, dict):
@@ -107,10 +111,12 @@ def validated(
     *,
     show_values: bool = True,
 ) -> Config:
-    """Raises ConfigError; without `show_values` for a file whose values are not for logs."""
+    """Validates the file against the model `kind`. Raises ConfigError. With show_values=False, the
+    error contains no values of the file, for files whose values must not appear in logs.
+    """
     try:
-        # By way of JSON: its strict mode takes lists for tuples, but neither booleans nor strings
-        # for numbers.
+        # Validation goes through JSON. Its strict mode accepts lists for tuples, but neither
+        # booleans nor strings for numbers.
         return kind.model_validate_json(json.dumps(file.data, default=str), strict=True)
     except ValidationError as error:
         loc, first = min(
@@ -126,13 +132,15 @@ def validated(
 
 
 def _loc(error: ErrorDetails) -> KeyPath:
-    """Where the bad value is, which a check of a whole mapping knows better than pydantic."""
+    """Returns the location of the bad value. A validator of a whole mapping knows the location more
+    precisely than pydantic.
+    """
     raised = error.get("ctx", {}).get("error")
     return error["loc"] + (raised.at if isinstance(raised, BadValue) else ())
 
 
 def _explain(error: ErrorDetails, kind: type[BaseModel], show_values: bool) -> str:
-    """What is wrong with a value and what is allowed there."""
+    """Returns what is wrong with a value and what is allowed."""
     given, context = error["input"], error.get("ctx", {})
     match error["type"]:
         case "extra_forbidden":
@@ -183,7 +191,7 @@ def _shown(value: object) -> str:
 
 
 def _keys_at(kind: type[BaseModel], loc: KeyPath) -> list[str]:
-    """Keys of the mapping at `loc` in a configuration of that kind."""
+    """Returns the keys of the mapping at `loc` in a configuration of that kind."""
     section = kind
     for part in loc:
         if isinstance(part, str):
@@ -192,7 +200,7 @@ def _keys_at(kind: type[BaseModel], loc: KeyPath) -> list[str]:
 
 
 def _section_in(annotation: Any) -> type[BaseModel] | None:
-    """The model in `Model`, `Model | None` or `tuple[Model, ...]`."""
+    """Returns the model in `Model`, `Model | None` or `tuple[Model, ...]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for inner in get_args(annotation) if (found := _section_in(inner))), None)

@@ -1,6 +1,4 @@
-"""Addresses of Redis: a server's, or those of the Sentinels that know which server is the
-primary.
-"""
+"""URLs of Redis: one server, or the Sentinels that know which server is the primary."""
 
 from __future__ import annotations
 
@@ -16,12 +14,13 @@ _DEFAULT_PORT = 26379
 class Sentinels:
     """redis+sentinel://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...]/SERVICE[?db=N]
 
-    User and password are Redis's; with rediss+sentinel:// both Redis and the Sentinels are spoken
-    to over TLS.
+    User and password are those of Redis. With rediss+sentinel://, the connections to Redis and to
+    the Sentinels use TLS.
     """
 
     addresses: tuple[tuple[str, int], ...]
-    service: str  # the name under which they watch the primary
+    # The name under which the Sentinels monitor the primary.
+    service: str
     db: int = 0
     username: str | None = None
     password: str | None = None
@@ -29,7 +28,9 @@ class Sentinels:
 
     @classmethod
     def parse(cls, url: str) -> Sentinels | None:
-        """None for a URL of one server. Raises ValueError saying what is wrong."""
+        """Parses a Sentinel URL. Returns None for the URL of a single server. Raises ValueError
+        with the reason.
+        """
         scheme = _SCHEME.match(url)
         if scheme is None:
             return None
@@ -57,7 +58,7 @@ class Sentinels:
 
 
 def hosts_of(url: str) -> tuple[str, ...]:
-    """Names or addresses of all hosts in the URL. Raises ValueError."""
+    """Returns the names or addresses of all hosts in the URL. Raises ValueError."""
     sentinels = Sentinels.parse(url)
     if sentinels is not None:
         return tuple(host for host, _ in sentinels.addresses)

@@ -1,4 +1,4 @@
-"""A cluster's configuration: one YAML file, frozen once loaded."""
+"""The schema of a cluster's configuration: one YAML file, frozen once loaded."""
 
 from __future__ import annotations
 
@@ -41,14 +41,15 @@ PolicyName = Literal["kv_aware", "least_loaded", "round_robin"]
 MetricName = Literal[
     "queue_depth", "queue_tokens", "queue_wait_p95_ms", "kv_occupancy", "ttft_p95_ms", "itl_p95_ms"
 ]
-ENDPOINTS = ("grpc", "http", "admin")  # listeners of a router, by their keys in `listen`
+# Listeners of a router, by their keys in `listen`.
+ENDPOINTS = ("grpc", "http", "admin")
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 Count = Annotated[int, Field(ge=0, strict=True)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 def is_address(value: str) -> bool:
-    """HOST:PORT."""
+    """Whether `value` is HOST:PORT with a port from 0 to 65535."""
     match = _ADDRESS.match(value)
     return match is not None and int(match[2]) <= 65535
 
@@ -63,7 +64,9 @@ Address = Annotated[str, AfterValidator(_address)]
 
 
 def parse_size(text: str | int) -> int:
-    """Bytes from `1GiB`, `512 MB` or a plain number; raises ValueError with the allowed units."""
+    """Returns the bytes of `1GiB`, `512 MB` or a plain number. Raises ValueError with the allowed
+    units.
+    """
     if isinstance(text, int) and not isinstance(text, bool):
         return text
     match = _SIZE.match(str(text).strip())
@@ -75,7 +78,9 @@ def parse_size(text: str | int) -> int:
 
 
 class BadValue(ValueError):
-    """Of a key inside the mapping that is checked; `at` is the way to it from there."""
+    """A bad value inside the mapping that a validator checks. `at` is the path from the mapping to
+    the value.
+    """
 
     def __init__(self, message: str, at: tuple[str | int, ...]) -> None:
         super().__init__(message)
@@ -83,32 +88,42 @@ class BadValue(ValueError):
 
 
 class Section(BaseModel):
-    """A mapping of the file. Unknown keys are errors, values do not change once loaded."""
+    """A mapping in the file. Unknown keys are errors. Values cannot change after loading."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class ModelConfig(Section):
-    path: str = "demo"  # a folder, a hub id, or demo
+    """The served model."""
+
+    # A folder, a hub id, or demo.
+    path: str = "demo"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    max_model_len: PositiveInt | None = None  # cut to what the model allows
+    # Tokens; capped at the maximum of the model.
+    max_model_len: PositiveInt | None = None
 
 
-KvDtype = Literal["auto", "int8"]  # auto: the model's own
-BlockSize = Annotated[int, Field(ge=1, le=1024, strict=True)]  # tokens
+# auto: the dtype of the model.
+KvDtype = Literal["auto", "int8"]
+# Tokens per block.
+BlockSize = Annotated[int, Field(ge=1, le=1024, strict=True)]
 Memory = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
 
 
 class KvConfig(Section):
+    """The KV cache of the workers of both pools, unless a pool overrides it."""
+
     dtype: KvDtype = "auto"
-    block_size: BlockSize = 32  # what the CPU kernels read at once
-    memory: Memory = 2**30  # per worker
+    # Tokens; the CPU kernels read this many at once.
+    block_size: BlockSize = 32
+    # Bytes per worker.
+    memory: Memory = 2**30
     digest: bool = True
     prefix_cache: bool = True
 
 
 class PoolKvConfig(Section):
-    """What one pool has unlike the other; the hand-off converts."""
+    """Overrides of `kv` for one pool. The hand-off converts between the formats."""
 
     dtype: KvDtype | None = None
     block_size: BlockSize | None = None
@@ -116,11 +131,11 @@ class PoolKvConfig(Section):
 
 
 class Resources(Section):
-    """What Ray reserves for one worker."""
+    """Resources that Ray reserves for one worker."""
 
     num_cpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1
     num_gpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0
-    # Bind a pool to nodes that offer them
+    # Custom resources bind a pool to the nodes that offer them.
     custom: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = {}
 
     @field_validator("custom")
@@ -134,33 +149,40 @@ class Resources(Section):
         return value
 
 
-# Processes that share one worker's model
+# Number of processes that share one worker's model.
 TensorParallel = Annotated[int, Field(ge=1, le=64, strict=True)]
-# Auto: the checkpoint's own; int8: linear layers in 8 bits, activations too
+# auto: the checkpoint's dtype. int8: linear layers with 8-bit weights and activations.
 Weights = Literal["auto", "int8"]
 
 
 class PrefillConfig(Section):
+    """The prefill pool."""
+
     replicas: Count = 1
     resources: Resources = Resources()
     tensor_parallel: TensorParallel = 1
-    threads: PositiveInt = 1  # of each of these processes
+    # Threads of each process of a worker.
+    threads: PositiveInt = 1
     weights: Weights = "auto"
     kv: PoolKvConfig = PoolKvConfig()
-    chunk_tokens: PositiveInt = 512  # prompt tokens in one step
+    # Prompt tokens per step.
+    chunk_tokens: PositiveInt = 512
 
 
 class SpeculationConfig(Section):
-    """Guesses the next tokens from earlier ones that followed the same n tokens, and computes
-    several in one step.
+    """N-gram speculation: drafts the next tokens from earlier tokens that followed the same n
+    tokens, and verifies several tokens in one step.
     """
 
     kind: Literal["ngram"] = "ngram"
-    # Guessed at most for one sequence in one step
+    # Most draft tokens for one sequence in one step.
     tokens: Annotated[int, Field(ge=1, le=64, strict=True)] = 4
-    min_ngram: PositiveInt = 2  # tokens that must have come before alike
-    max_ngram: PositiveInt = 4  # tokens that are compared; the longest match wins
-    # Sequences; where more decode, a step is no longer bound by reading the weights
+    # Least number of tokens that must match.
+    min_ngram: PositiveInt = 2
+    # Most tokens that are compared; the longest match wins.
+    max_ngram: PositiveInt = 4
+    # Sequences. In a larger batch, reading the weights no longer bounds a step, so speculation is
+    # off.
     max_batch: PositiveInt = 8
 
     @model_validator(mode="after")
@@ -171,41 +193,53 @@ class SpeculationConfig(Section):
 
 
 class DecodeConfig(Section):
+    """The decode pool."""
+
     replicas: PositiveInt = 1
     resources: Resources = Resources()
     tensor_parallel: TensorParallel = 1
-    threads: PositiveInt = 1  # of each of these processes
+    # Threads of each process of a worker.
+    threads: PositiveInt = 1
     weights: Weights = "auto"
     kv: PoolKvConfig = PoolKvConfig()
-    max_batch: PositiveInt = 32  # sequences on one worker: decoding, prefilling, or reserved
-    chunk_tokens: PositiveInt = 256  # prompt tokens prefilled beside the batch in one step
+    # Batch slots of one worker: sequences that are decoding, prefilling or reserved.
+    max_batch: PositiveInt = 32
+    # Prompt tokens that one step prefills beside the batch.
+    chunk_tokens: PositiveInt = 256
     speculation: SpeculationConfig | None = None
 
 
 class TransferConfig(Section):
+    """The hand-off of KV between the pools. `lease_s` is in seconds."""
+
     transport: TransportName = "auto"
     lease_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0
 
     @property
     def bypasses_tls(self) -> bool:
-        """KV travels on connections of the transport's own, which know neither authentication nor
-        encryption.
+        """Whether KV travels on the transport's own connections, which support neither
+        authentication nor encryption.
         """
         return self.transport in ("gloo", "nccl", "nixl")
 
 
 class RouterConfig(Section):
+    """Routing, queueing and retries in the router."""
+
     policy: PolicyName = "kv_aware"
     local_below_tokens: Count = 64
     max_queue: PositiveInt = 1024
     max_attempts: PositiveInt = 5
     default_deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
-    preemption: bool = True  # running requests give way to those of tenants below their share
+    # Preempts running requests in favour of tenants below their share.
+    preemption: bool = True
 
 
 class RedisConfig(Section):
+    """The Redis that holds the shared state of the cluster."""
+
     url: str = "embedded"
-    # Replicas that must have the controllers' lease before it counts.
+    # Replicas that must acknowledge the controllers' lease before the lease is valid.
     confirm_replicas: Annotated[int, Field(ge=0, le=16)] = 0
 
     @field_validator("url")
@@ -221,11 +255,15 @@ class RedisConfig(Section):
 
 
 class MetricTarget(Section):
+    """One autoscaling metric and its target value."""
+
     name: MetricName
     target: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class PoolPolicy(Section):
+    """The autoscaling policy of one pool. Delays are in seconds."""
+
     min_replicas: Count = 1
     max_replicas: PositiveInt = 1
     metrics: tuple[MetricTarget, ...] = ()
@@ -245,61 +283,78 @@ class PoolPolicy(Section):
 
 
 class AutoscalingPolicy(Section):
-    """One entry per pool; a pool without one keeps the size it was given."""
+    """One policy per pool. A pool without a policy keeps its configured size."""
 
     prefill: PoolPolicy | None = None
     decode: PoolPolicy | None = None
-    # Workers change over from a pool that has one to spare to one that grows
+    # Workers move from a pool with a worker to spare to a pool that grows.
     rebalance: bool = False
-    # Loaded workers of no pool, which replace the dead
+    # Loaded workers without a pool. They replace dead workers.
     standby: Annotated[int, Field(ge=0, le=64, strict=True)] = 0
     interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
 
     def pool(self, name: PoolName) -> PoolPolicy | None:
+        """Returns the policy of a pool; None if the pool has no policy."""
         return self.prefill if name == "prefill" else self.decode
 
 
 class KeyPairConfig(Section):
-    """PEM files, each read by the processes that it is for."""
+    """PEM files. Each file is read by the processes that use it."""
 
-    cert: str  # the certificate, then those between it and the CA
-    key: str  # without a password
+    # The certificate, followed by the intermediate certificates up to the CA.
+    cert: str
+    # Without a password.
+    key: str
 
 
 class PublicKeyPairConfig(KeyPairConfig):
-    # Clients must show a certificate that it signed; null: they show none
+    """PEM files of the listeners for clients."""
+
+    # Clients must present a certificate that this CA signed. null: no client certificate.
     client_ca: str | None = None
 
 
 class TlsConfig(Section):
-    """Certificates of the cluster's own connections, which are mutual, and of those that clients
-    make.
+    """Certificates of the connections inside the cluster, which use mutual TLS, and of the
+    connections from clients.
     """
 
-    ca: str  # signs every component's certificate
-    router: KeyPairConfig  # of routers and controllers
+    # Signs the certificate of every component.
+    ca: str
+    # For routers and controllers.
+    router: KeyPairConfig
     worker: KeyPairConfig
-    public: PublicKeyPairConfig | None = None  # what clients see; null: the router's
+    # The certificate for clients; null: the router's.
+    public: PublicKeyPairConfig | None = None
 
 
 class SecurityConfig(Section):
+    """TLS and authentication."""
+
     tls: TlsConfig | None = None
-    tokens_file: str | None = None  # tenants and their tokens
+    # The tenants and their tokens.
+    tokens_file: str | None = None
 
 
 class ListenConfig(Section):
+    """Addresses of the listeners. Router addresses are HOST:PORT."""
+
     grpc: Address = "127.0.0.1:50051"
     http: Address = "127.0.0.1:8000"
     admin: Address = "127.0.0.1:50052"
-    # That workers bind and announce, auto: their Ray node's; private network only
+    # The host that workers bind and announce. auto: the address of the worker's Ray node. Use a
+    # private network only.
     worker_host: str = "127.0.0.1"
 
     @property
     def workers_on_loopback(self) -> bool:
+        """Whether workers listen on a loopback address."""
         return is_loopback(f"{self.worker_host}:0")
 
 
 class ClusterConfig(Section):
+    """The whole configuration of a cluster."""
+
     model: ModelConfig = ModelConfig()
     kv: KvConfig = KvConfig()
     prefill: PrefillConfig = PrefillConfig()
@@ -307,7 +362,8 @@ class ClusterConfig(Section):
     transfer: TransferConfig = TransferConfig()
     router: RouterConfig = RouterConfig()
     redis: RedisConfig = RedisConfig()
-    autoscaling: str | None = None  # policy file, relative to this one
+    # The policy file, relative to this file.
+    autoscaling: str | None = None
     listen: ListenConfig = ListenConfig()
     security: SecurityConfig = SecurityConfig()
 
@@ -342,7 +398,9 @@ class ClusterConfig(Section):
 
     @model_validator(mode="after")
     def _others_are_kept_out(self) -> ClusterConfig:
-        """An address that others can reach needs what tells them apart and hides what they say."""
+        """Rejects an address that other machines can reach unless authentication and encryption are
+        configured.
+        """
         needs = {
             "security.tls": self.security.tls,
             "security.tokens_file": self.security.tokens_file,
@@ -360,10 +418,10 @@ class ClusterConfig(Section):
 
     @property
     def bound_to_pools(self) -> tuple[str, str] | None:
-        """A key of the pools by which a worker of one cannot serve in the other, and what of it;
-        None if it can.
+        """Returns the key by which a worker of one pool cannot serve in the other pool, and the
+        reason. Returns None if a worker can serve in both.
 
-        KV memory is made anew for each role, so `kv` may differ.
+        A worker allocates its KV memory again for each role, so `kv` may differ.
         """
         for key in ("resources", "tensor_parallel", "threads", "weights"):
             if getattr(self.prefill, key) != getattr(self.decode, key):
@@ -373,10 +431,11 @@ class ClusterConfig(Section):
         return None
 
     def pool(self, name: PoolName) -> PrefillConfig | DecodeConfig:
+        """Returns the section of a pool."""
         return self.prefill if name == "prefill" else self.decode
 
     def pool_kv(self, pool: PoolName) -> KvConfig:
-        """`kv` with what the pool has of its own."""
+        """Returns `kv` with the overrides of the pool."""
         return self.kv.model_copy(update=self.pool(pool).kv.model_dump(exclude_none=True))
 
 
@@ -388,7 +447,7 @@ def _exposed(address: str, missing: list[str]) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Of HOST:PORT."""
+    """Whether the host of HOST:PORT is a loopback address."""
     host = address.rpartition(":")[0].strip("[]")
     if host == "localhost":
         return True

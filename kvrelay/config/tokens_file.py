@@ -1,8 +1,8 @@
-"""The file of tenants and of what their tokens hash to.
+"""The file of tenants and the hashes of their tokens.
 
-A token is random (`new_token`), so its SHA-256 neither tells it nor can be searched for it: the
-file is no store of secrets. It still says who may come in, so only those who run the cluster should
-be able to write it.
+A token is random (`new_token`), so its SHA-256 neither reveals the token nor allows a search for
+it: the file contains no secrets. The file still decides who has access, so only the operators of
+the cluster should be able to write it.
 """
 
 from __future__ import annotations
@@ -21,21 +21,25 @@ from kvrelay.config.schema import BadValue, PositiveInt, Section
 from kvrelay.config.yaml_file import YamlFile
 from kvrelay.tenants import ANY_ROLE, Role, Tenant
 
-PREFIX = "kvr_"  # by which scanners for leaked secrets know a token
+# Scanners for leaked secrets recognise a token by this prefix.
+PREFIX = "kvr_"
 TOKEN_BYTES = 32
-MAX_TENANTS = 1000  # each may have series of its own in the metrics
-MAX_TOKENS = 16  # of one tenant; two are needed to change one without a gap
+# Bounded, because each tenant may have metric series of its own.
+MAX_TENANTS = 1000
+# Per tenant. Two are needed to rotate a token without a gap.
+MAX_TOKENS = 16
 T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def new_token() -> str:
+    """Returns a new random token."""
     return PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
 
 
 def digest_of(token: str) -> str:
-    """As the file has it."""
+    """Returns the SHA-256 of a token in the form that the file uses."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -49,7 +53,8 @@ def _name(value: str) -> str:
 
 
 def _digest(value: str) -> str:
-    if not _DIGEST.fullmatch(value):  # the message does not repeat what may be the token itself
+    # The message does not repeat the value, because the value may be the token itself.
+    if not _DIGEST.fullmatch(value):
         raise ValueError(
             "must be a token's SHA-256 as 64 hexadecimal digits; `kvrelay token new` prints both"
         )
@@ -66,6 +71,8 @@ def _some(most: int) -> Callable[[tuple[T, ...]], tuple[T, ...]]:
 
 
 class TenantEntry(Section):
+    """One tenant in the file: its token hashes, roles, weight and limits."""
+
     name: Annotated[str, AfterValidator(_name)]
     tokens_sha256: Annotated[
         tuple[Annotated[str, AfterValidator(_digest)], ...], AfterValidator(_some(MAX_TOKENS))
@@ -75,10 +82,11 @@ class TenantEntry(Section):
     max_running: PositiveInt | None = None
     requests_per_minute: PositiveInt | None = None
     tokens_per_minute: PositiveInt | None = None
-    # None may push in unless it is told so
+    # By default, a tenant cannot raise its priority.
     min_priority: Annotated[int, Field(ge=-(2**31), lt=2**31, strict=True)] = 0
 
     def tenant(self) -> Tenant:
+        """Returns the tenant without its token hashes, and with its cache salt."""
         values = self.model_dump(exclude={"tokens_sha256", "roles"})
         return Tenant(
             **values, roles=frozenset(self.roles), salt=_salt(self.name, self.tokens_sha256[0])
@@ -86,6 +94,8 @@ class TenantEntry(Section):
 
 
 class TokensFile(Section):
+    """The whole tokens file. Names and token hashes must be unique."""
+
     tenants: Annotated[tuple[TenantEntry, ...], AfterValidator(_some(MAX_TENANTS))]
 
     @model_validator(mode="after")
@@ -107,8 +117,8 @@ class TokensFile(Section):
 
 
 def load_tokens(path: Path) -> Mapping[bytes, Tenant]:
-    """Each tenant under the SHA-256 of each of its tokens. Raises ConfigError, which repeats no
-    value of the file.
+    """Returns each tenant by the SHA-256 of each of its tokens. Raises ConfigError, whose message
+    contains no value of the file.
     """
     file = validated(TokensFile, YamlFile.read(path), {}, show_values=False)
     return {
@@ -119,11 +129,12 @@ def load_tokens(path: Path) -> Mapping[bytes, Tenant]:
 
 
 def _salt(name: str, first_digest: str) -> str:
-    """Equal on all routers with the same file and over their restarts, and not to be guessed by
-    another tenant.
+    """Returns the cache salt of a tenant. The salt is equal on all routers with the same file, also
+    after a restart, and other tenants cannot guess it.
 
-    The names of KV blocks are hashes that are fast rather than cryptographic: who knew the salt
-    could look for a prompt whose blocks have the names of another tenant's. A change of the
-    tenant's first token leaves its cached prefixes unused until they are evicted.
+    KV blocks are identified by hashes that are fast rather than cryptographic. A tenant that knew
+    the salt of another tenant could search for a prompt whose block hashes collide with those of
+    the other tenant. When the tenant's first token changes, its cached prefixes stay unused until
+    they are evicted.
     """
     return hashlib.sha256(f"kvrelay prefix cache\0{name}\0{first_digest}".encode()).hexdigest()

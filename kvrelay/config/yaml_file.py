@@ -1,4 +1,4 @@
-"""A YAML file read as plain data, with the line of every key. Only what JSON could say is
+"""Reads a YAML file as plain data, with the line of every key. Only data that JSON can represent is
 accepted.
 """
 
@@ -22,17 +22,22 @@ KeyPath = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class YamlFile:
-    name: str  # as the user gave it; empty for no file
+    """The data of a YAML file, and the lines of its keys."""
+
+    # The name that the user gave; empty if there is no file.
+    name: str
     data: dict[str, Any]
-    lines: dict[KeyPath, int]  # from 1
+    # Counted from 1.
+    lines: dict[KeyPath, int]
 
     @classmethod
     def empty(cls) -> YamlFile:
+        """Returns the data of an absent file: an empty mapping."""
         return cls("", {}, {})
 
     @classmethod
     def read(cls, path: Path) -> YamlFile:
-        """A file without content is an empty mapping. Raises ConfigError."""
+        """Reads a file. A file without content is an empty mapping. Raises ConfigError."""
         text = _text(path)
         lines: dict[KeyPath, int] = {}
         try:
@@ -50,8 +55,8 @@ class YamlFile:
         return cls(str(path), data, lines)
 
     def line(self, loc: KeyPath) -> int:
-        """Line of the key, or of the nearest mapping around it when the file lacks it; 1 when it
-        has neither.
+        """Returns the line of the key, or of the nearest enclosing mapping if the file lacks the
+        key, or 1 if it has neither.
         """
         for length in range(len(loc), 0, -1):
             if loc[:length] in self.lines:
@@ -59,11 +64,12 @@ class YamlFile:
         return 1
 
     def where(self, loc: KeyPath) -> str:
+        """Returns FILE:LINE of the key; empty if there is no file."""
         return f"{self.name}:{self.line(loc)}" if self.name else ""
 
 
 def key_text(loc: KeyPath) -> str:
-    """prefill.metrics[0].target"""
+    """Formats a key path, for example prefill.metrics[0].target."""
     return "".join(
         f"[{part}]" if isinstance(part, int) else f".{_printable(part)}" for part in loc
     ).lstrip(".")
@@ -89,8 +95,8 @@ def _text(path: Path) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Numbers are decimal (YAML 1.1 would read 010 as 8 and 1:30 as 90), and there are no dates and
-    no merge keys.
+    """A YAML loader without dates and merge keys. Numbers are decimal: YAML 1.1 would read 010 as 8
+    and 1:30 as 90.
     """
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's own form
@@ -100,10 +106,12 @@ class _Loader(yaml.SafeLoader):
         self._depth = 0
 
     def document(self, lines: dict[KeyPath, int]) -> dict[str, Any]:
-        """The file's mapping. Raises yaml.MarkedYAMLError."""
+        """Returns the mapping of the file. Raises yaml.MarkedYAMLError."""
         try:
             node = self.get_single_node()
-        except (ValueError, OverflowError):  # PyYAML's own on an escape such as "\U00110000"
+        except (ValueError, OverflowError):
+            # PyYAML raises these for an escape that stands for no character, for example
+            # "\U00110000".
             raise yaml.MarkedYAMLError(problem=_NOT_UNICODE, problem_mark=self.get_mark()) from None
         if node is None or (data := self._plain(node, (), lines)) is None:
             return {}
@@ -114,6 +122,9 @@ class _Loader(yaml.SafeLoader):
         return data
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Composes a node. Raises yaml.MarkedYAMLError for anchors, aliases, tags, and nesting
+        deeper than the limit.
+        """
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
             raise yaml.MarkedYAMLError(
@@ -131,8 +142,8 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def _plain(self, node: yaml.Node, loc: KeyPath, lines: dict[KeyPath, int]) -> Any:
-        """str, int, float, bool, None, and lists and dicts of them; enters the line of each
-        location into `lines`.
+        """Converts a node to str, int, float, bool or None, or to lists and dicts of them. Records
+        the line of each location in `lines`.
         """
         lines.setdefault(loc, node.start_mark.line + 1)
         if isinstance(node, yaml.SequenceNode):
@@ -141,7 +152,8 @@ class _Loader(yaml.SafeLoader):
             ]
         if isinstance(node, yaml.ScalarNode):
             self._check_text(node)
-            if not node.value.isprintable():  # no name, path, address or number has any
+            # Names, paths, addresses and numbers contain only printable characters.
+            if not node.value.isprintable():
                 problem = "a line break or control character in a value"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
             return self.construct_object(node)
@@ -161,7 +173,8 @@ class _Loader(yaml.SafeLoader):
         return mapping
 
     def _check_text(self, node: yaml.ScalarNode) -> None:
-        if any("\ud800" <= char <= "\udfff" for char in node.value):  # half of a surrogate pair
+        # Half of a surrogate pair.
+        if any("\ud800" <= char <= "\udfff" for char in node.value):
             raise yaml.MarkedYAMLError(problem=_NOT_UNICODE, problem_mark=node.start_mark)
 
 

@@ -1,8 +1,8 @@
-"""Workers as Ray actors. The only package that knows Ray, which places, starts, watches and stops
-workers and carries no request.
+"""Workers as Ray actors. This is the only package that imports Ray. Ray places, starts, watches and
+stops workers; it carries no requests.
 """
 
 import os
 
-# Read when Ray is imported: lines of workers' logs that are alike count
+# Ray reads this when it is imported. Without it, Ray would drop repeated lines of workers' logs.
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")

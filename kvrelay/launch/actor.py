@@ -1,4 +1,4 @@
-"""What runs in a Ray actor's process: one worker."""
+"""The code of a Ray actor's process: one worker."""
 
 from __future__ import annotations
 
@@ -25,34 +25,39 @@ log = get_logger("launch")
 
 
 class WorkerActor:
-    """One worker in a process of its own. `run` lasts as long as the worker does."""
+    """One worker in its own process. `run` returns when the worker has ended."""
 
     def __init__(
         self, settings: WorkerSettings, variables: Mapping[str, str], template: str = ""
     ) -> None:
-        """`variables` are added to the environment, of which torch reads some when it is imported.
-        `template` is the socket of this machine's, if it has one.
+        """`variables` are added to the environment; torch reads some of them when it is imported.
+        `template` is the socket of this machine's template process, or empty.
         """
         os.environ.update(variables)
         self._settings = settings
         self._variables = variables
         self._template = template
         self._forked: ForkedWorker | None = None
-        self._orders: list[dict[str, object]] = []  # that came before it
-        self._roles = Roles()  # of this process, where there is no template
+        # Orders that came before the forked worker was requested.
+        self._orders: list[dict[str, object]] = []
+        # For this process, if there is no template.
+        self._roles = Roles()
 
     async def node(self) -> str:
-        """Ray's id of the node that the worker is on."""
+        """Returns Ray's id of the node that the worker runs on."""
         return str(ray.get_runtime_context().get_node_id())
 
     async def run(self) -> None:
+        """Serves until the worker is told to end, in a forked process if there is a template.
+        Raises the error that ended the worker.
+        """
         configure_logging()
         settings = on_this_node(self._settings)
         orphaned = asyncio.create_task(self._orphaned())
         try:
             with _on_sigterm(partial(asyncio.get_running_loop().call_soon_threadsafe, self._drain)):
                 if not await self._served_by_fork(settings):
-                    # Not at the top: a forked worker needs none of it here.
+                    # Imported here, because a forked worker needs none of it in this process.
                     from kvrelay.worker.process import run_in_process
 
                     await run_in_process(settings.worker_id, self._roles.serve(settings))
@@ -63,10 +68,10 @@ class WorkerActor:
             orphaned.cancel()
 
     async def _orphaned(self) -> None:
-        """Until the raylet that started this process has died, and nobody can stop or replace this
-        worker any more.
+        """Returns when the raylet that started this process has died. After that, nothing can stop
+        or replace this worker.
 
-        Ray lets it run on for as long as `run` does, so it drains and ends by itself.
+        Ray lets the process run as long as `run` does, so the worker drains and ends by itself.
         """
         raylet = os.getppid()
         while True:
@@ -77,8 +82,8 @@ class WorkerActor:
                 return
 
     async def _served_by_fork(self, settings: WorkerSettings) -> bool:
-        """Serves in a process forked from the template, to its end. False, at once, where there is
-        no template.
+        """Serves in a process forked from the template until that process ends. Returns False at
+        once if there is no template.
         """
         if not self._template:
             return False
@@ -97,7 +102,7 @@ class WorkerActor:
         return True
 
     def _tell(self, **order: object) -> None:
-        """An order for the forked worker, which may not be asked for yet."""
+        """Sends an order to the forked worker. Orders that come before the fork are kept for it."""
         self._orders.append(order)
         if self._forked is not None:
             self._forked.tell(**order)
@@ -107,28 +112,31 @@ class WorkerActor:
         self._tell(drain=True)
 
     async def drain(self) -> None:
-        """Ends `run` when all that the worker holds is finished or handed back; called twice, at
-        once.
+        """Ends `run` when all requests of the worker are finished or handed back. A second call
+        ends `run` at once.
         """
         self._drain()
 
     async def turn(self, pool: PoolName) -> None:
-        """`run` goes on in that pool; what the worker holds is lost."""
+        """Switches the worker to that pool; `run` continues. The worker loses its current
+        requests.
+        """
         self._roles.turn(pool)
         self._tell(turn=pool)
 
     async def stop(self) -> None:
-        """Ends `run`, streams or not."""
+        """Ends `run` at once, even with streams in progress."""
         self._roles.now()
         self._tell(stop=True)
 
 
 @contextmanager
 def _on_sigterm(call: Callable[[], object]) -> Iterator[None]:
-    """Has SIGTERM call this, in the main thread.
+    """Registers `call` as the action for SIGTERM, in the main thread.
 
-    Only the main thread may set a handler, and that is Ray's: async actors are made and run in
-    another one. So it is what Ray's own handler calls to end the process that is replaced.
+    Only the main thread may set a signal handler, and Ray uses the main thread: async actors are
+    created and run in another thread. So this replaces the function that Ray's own handler calls to
+    end the process.
     """
     module = ray._private.worker
     ends_process = getattr(module, _ENDS_PROCESS, None)
@@ -142,9 +150,9 @@ def _on_sigterm(call: Callable[[], object]) -> Iterator[None]:
 
 
 def on_this_node(settings: WorkerSettings) -> WorkerSettings:
-    """The settings with what differs from host to host: where the model lies, and, for
-    `worker_host: auto`, the address under which other Ray nodes reach this one. Raises NotFound for
-    a model that is not on this host.
+    """Returns the settings with the values that differ between hosts: the folder of the model, and
+    for `worker_host: auto` the address under which other Ray nodes reach this node. Raises NotFound
+    for a model that is not on this host.
     """
     settings = replace(settings, model_path=resolve_model(settings.model_path))
     listen = settings.config.listen

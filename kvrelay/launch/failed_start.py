@@ -1,4 +1,4 @@
-"""What to make of workers that end in an error before any worker of the cluster has served."""
+"""Decides what to do about workers that fail before any worker of the cluster has served."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ _CURABLE = (ConnectionError, TimeoutError, MemoryError)
 
 @dataclass(frozen=True, slots=True)
 class FailedStart:
+    """A worker that ended before it could serve."""
+
     worker_id: str
-    reason: str  # in one line
-    error: KvRelayError | None = None  # what no other start would cure; None where one may
+    # One line.
+    reason: str
+    # An error that no restart can fix; None if a restart may help.
+    error: KvRelayError | None = None
 
 
 def failed_start(worker_id: str, cause: BaseException | None, words: str) -> FailedStart:
-    """Of a worker that ended with `cause`, or whose process has just gone; `words` are what Ray
-    says of it.
+    """Classifies a worker that ended with `cause`, or whose process disappeared (`cause` is None).
+    `words` is Ray's message.
 
-    An error of the code, a file that is missing or a disk that is full come back with each start.
+    A bug, a missing file or a full disk fails again with each start.
     """
     reason = next(iter(words.strip().splitlines()), "") or "its process ended"
     if isinstance(cause, NotFound):
@@ -43,13 +47,13 @@ def failed_start(worker_id: str, cause: BaseException | None, words: str) -> Fai
 
 
 class FailedStarts:
-    """Counts them until there is no point in another one."""
+    """Counts failed starts and decides when further attempts are pointless."""
 
     def __init__(self) -> None:
         self._deaths = 0
 
     def verdict(self, failed: FailedStart) -> KvRelayError | None:
-        """The error to end with, or None to go on."""
+        """Returns the error to end with, or None to continue."""
         if failed.error is not None:
             return failed.error
         self._deaths += 1

@@ -1,4 +1,4 @@
-"""Starts, watches and stops workers, each as a Ray actor."""
+"""Starts, watches and stops workers. Each worker is a Ray actor."""
 
 from __future__ import annotations
 
@@ -25,13 +25,16 @@ from kvrelay.worker.settings import WorkerSettings
 
 _STOP_TIMEOUT_S = 5.0
 _LOOK_S = 1.0
-_ASK_S = 5.0  # for Ray to say what its nodes have
+# Timeout for asking Ray about its nodes.
+_ASK_S = 5.0
 
 log = get_logger("launch")
 
 
 def require_gpus(config: ClusterConfig, found: float, standby: int = 0) -> None:
-    """Raises ConfigError if the workers to start with would wait for GPUs that never come."""
+    """Raises ConfigError if the initial workers need more GPUs than Ray found, because they would
+    wait forever.
+    """
     prefill, decode = config.prefill, config.decode
     needed = {
         "prefill": prefill.replicas * prefill.resources.num_gpus,
@@ -53,15 +56,21 @@ def require_gpus(config: ClusterConfig, found: float, standby: int = 0) -> None:
 class _Running:
     role: Role
     needs: Amounts
-    node_id: str  # where it is or is meant to be; nothing while no node has room
+    # The node of the worker, or the planned node until the worker has started. Empty while no node
+    # has room.
+    node_id: str
     actor: ActorHandle
-    placed: bool = False  # it has said where it is
-    waits_for: str = ""  # why no node has room
+    # The worker's process has reported its node.
+    placed: bool = False
+    # Why no node has room; empty if a node has.
+    waits_for: str = ""
     ended: asyncio.Task[None] = field(init=False)
 
 
 class RayLauncher:
-    """Satisfies `autoscaler.actuator.Launcher`. `cluster` has been entered, and outlives this."""
+    """Implements `autoscaler.actuator.Launcher` with Ray. `cluster` must be entered before and must
+    outlive the launcher.
+    """
 
     def __init__(
         self,
@@ -70,8 +79,8 @@ class RayLauncher:
         lease: Lease | None = None,
         template: str = "",
     ) -> None:
-        """`settings` is what every worker gets, but for its id, its pool and the claim of `lease`;
-        `template` is the socket of this machine's.
+        """`settings` holds the settings of every worker, except its id, its pool and the claim of
+        `lease`. `template` is the socket of this machine's template process, or empty.
         """
         self._template = template
         self._settings = settings
@@ -83,34 +92,36 @@ class RayLauncher:
         self._failed: asyncio.Queue[FailedStart] = asyncio.Queue()
 
     def alive(self) -> Mapping[str, Role]:
-        """Workers whose actor was asked for and has not ended; pending ones too."""
+        """Returns the workers whose actor was requested and has not ended, including pending
+        workers.
+        """
         return {worker_id: one.role for worker_id, one in self._running.items()}
 
     def pending(self) -> Mapping[str, str]:
-        """Those of them that no node has room for, and what is missing. They start when there is
-        room, on nodes that Ray's own autoscaler adds for them too.
+        """Returns the alive workers that no node has room for, with the missing resources. They
+        start when there is room. Nodes that Ray's own autoscaler adds for them count too.
         """
         return {
             worker_id: one.waits_for for worker_id, one in self._running.items() if one.waits_for
         }
 
     async def start(self, role: Role, worker_id: str) -> None:
-        """Asks Ray for a worker. Once it serves or stands by, it is in the registry. Raises
-        Unavailable if Ray does not answer, or once this controller does not lead.
+        """Requests a worker from Ray. The worker is in the registry once it serves or stands by.
+        Raises Unavailable if Ray does not answer, or if this controller is no longer the leader.
         """
-        # A standby worker's resources are those of both
+        # The resources of a standby worker are equal in both pools.
         pool: PoolName = "decode" if role == "standby" else role
         section = self._settings.config.pool(pool)
         amounts = needs(section.resources)
         chosen = place(role, amounts, await self._nodes())
         node_id = "" if chosen.node is None else chosen.node.node_id
-        # Not by Ray's runtime environment, whose agent would have to come up before a worker
-        # starts.
+        # The variables are passed as an argument, not in Ray's runtime environment, whose agent
+        # would have to start before the worker can.
         variables = {"OMP_NUM_THREADS": str(section.threads), "OMP_WAIT_POLICY": "PASSIVE"}
         if level := os.environ.get(LEVEL_VARIABLE):
-            # Other hosts' raylets have an environment of their own
+            # The raylets of other hosts have their own environment.
             variables[LEVEL_VARIABLE] = level
-        # Only now: Ray may have taken its time
+        # Claimed only now, because the call to Ray may have been slow.
         claim = None if self._lease is None else self._lease.claim()
         actor = (
             ray.remote(WorkerActor)
@@ -119,7 +130,8 @@ class RayLauncher:
                 num_gpus=section.resources.num_gpus,
                 resources=section.resources.custom,
                 scheduling_strategy=_strategy(node_id),
-                max_restarts=0,  # the actuator replaces the dead, under a new epoch
+                # The actuator replaces dead workers, under a new epoch.
+                max_restarts=0,
             )
             .remote(
                 replace(
@@ -142,7 +154,7 @@ class RayLauncher:
         running.ended = asyncio.create_task(self._watch(worker_id, running, arrival))
 
     async def drain(self, worker_id: str) -> None:
-        """Lets a worker finish within DRAIN_GRACE_S, then stops it."""
+        """Lets a worker finish its requests within DRAIN_GRACE_S, then stops the worker."""
         running = self._running.get(worker_id)
         if running is not None:
             running.actor.drain.remote()
@@ -150,8 +162,8 @@ class RayLauncher:
             await self.stop(worker_id)
 
     async def turn(self, worker_id: str, pool: PoolName) -> None:
-        """Has a worker go on in another pool, with the weights that it has. It has been drained, or
-        stands by.
+        """Switches a worker to another pool; it keeps its weights. The worker must have been
+        drained, or stand by.
         """
         running = self._running.get(worker_id)
         if running is not None:
@@ -159,14 +171,14 @@ class RayLauncher:
             running.actor.turn.remote(pool)
 
     async def ended(self) -> None:
-        """Until a worker's process has ended, since this returned last. Ray tells within
-        milliseconds.
+        """Waits until the process of a worker has ended since the last return of this method. Ray
+        reports an end within milliseconds.
         """
         await self._ended.wait()
         self._ended.clear()
 
     async def stop(self, worker_id: str) -> None:
-        """Stops a worker now; kills it if it does not end in time."""
+        """Stops a worker now. Kills the worker if it does not end in time."""
         running = self._running.get(worker_id)
         if running is None:
             return
@@ -177,22 +189,23 @@ class RayLauncher:
         await running.ended
 
     async def stop_all(self) -> None:
+        """Stops all workers now. Kills those that do not end in time."""
         await asyncio.gather(*(self.stop(worker_id) for worker_id in list(self._running)))
 
     async def refused(self) -> InvalidArgument:
-        """Waits until a worker ends because its model or configuration cannot be served where it
-        is; returns why.
+        """Waits until a worker ends because its model or configuration cannot be served on its
+        node. Returns the error.
         """
         return await self._refused.get()
 
     async def failed(self) -> FailedStart:
-        """Waits until a worker ends by itself for any other reason; returns that. It may have
-        served before.
+        """Waits until a worker ends by itself for any other reason. Returns the failure. The worker
+        may have served before.
         """
         return await self._failed.get()
 
     async def look_for_room(self) -> None:
-        """Keeps `pending` true, until cancelled."""
+        """Keeps `pending` up to date until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_S)
             if any(not one.placed for one in self._running.values()):
@@ -202,7 +215,9 @@ class RayLauncher:
                     log.warning("placement_unknown", reason=error.message)
 
     def _note_room(self, nodes: list[Node]) -> None:
-        """One after the other, so that each sees the room that those before it take."""
+        """Updates `pending`. Places the waiting workers one after the other, so that each placement
+        accounts for the earlier ones.
+        """
         there = {node.node_id for node in nodes}
         for worker_id, one in self._running.items():
             if one.placed or (one.node_id in there and not one.waits_for):
@@ -211,11 +226,12 @@ class RayLauncher:
             if chosen.node is None:
                 one.node_id = ""
                 self._note_pending(worker_id, one, chosen.reason)
-            else:  # Ray sees it, too, and may take another node
+            else:
+                # Ray sees the free node too, and may choose another one.
                 one.node_id, one.waits_for = chosen.node.node_id, ""
 
     async def _nodes(self) -> list[Node]:
-        """With our workers on them."""
+        """Returns the nodes with this launcher's workers on them."""
         try:
             async with asyncio.timeout(_ASK_S):
                 nodes = await asyncio.to_thread(self._cluster.nodes)
@@ -234,7 +250,9 @@ class RayLauncher:
         running.waits_for = reason
 
     async def _note_arrival(self, worker_id: str, running: _Running) -> None:
-        """Raises RayError if it does not come to that; `_watch` says why."""
+        """Records the node on which a worker has started. Raises RayError if the worker does not
+        start; `_watch` reports the reason.
+        """
         running.node_id = await asyncio.wrap_future(running.actor.node.remote().future())
         running.placed, running.waits_for = True, ""
         log.info("worker_process_started", worker=worker_id, node=running.node_id)
@@ -266,7 +284,9 @@ class RayLauncher:
 
 
 def _strategy(node_id: str) -> NodeAffinitySchedulingStrategy | str:
-    """Where Ray puts it: on that node, or on another one, should that have no room after all."""
+    """Returns Ray's scheduling strategy: the given node, or another node if the given node has no
+    room after all.
+    """
     if not node_id:
         return "SPREAD"
     return NodeAffinitySchedulingStrategy(node_id, soft=True, _spill_on_unavailable=True)

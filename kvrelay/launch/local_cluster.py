@@ -1,7 +1,8 @@
-"""A whole cluster of this process: Redis, a controller with its Ray workers, and a router, each a
-child process.
+"""A whole cluster under this process: Redis, a controller with its Ray workers, and a router, each
+in a child process.
 
-On a Ray that runs already, workers are on its nodes, and Redis is one that runs already, too.
+With an existing Ray cluster, the workers run on the nodes of that cluster, and Redis must exist
+too.
 """
 
 from __future__ import annotations
@@ -36,22 +37,28 @@ from kvrelay.state.registry import Registry
 
 _READY = re.compile(r"^kvrelay ready grpc=(\S+) http=(\S+) admin=(\S+)$")
 _START_TIMEOUT_S = 300.0
-_NODES_TIMEOUT_S = 900.0  # on a Ray cluster, which may have to add nodes first
+# For an existing Ray cluster, which may have to add nodes first.
+_NODES_TIMEOUT_S = 900.0
 _DRAIN_TIMEOUT_S = 60.0
-_STOP_TIMEOUT_S = 45.0  # of a controller, which drains its workers
+# For a controller, which drains its workers.
+_STOP_TIMEOUT_S = 45.0
 _BAD_USAGE = 2
-_CONTROLLER_DEATHS = 5  # within the time that `Deaths` remembers; one more, and the cluster ends
-_ENTRIES_END_S = 4.0  # of a worker that was killed: its time to live in Redis, and one more second
+# Within the window that `Deaths` keeps. One more death ends the cluster.
+_CONTROLLER_DEATHS = 5
+# Lifetime of the registry entries of killed workers: their time to live in Redis, plus one second.
+_ENTRIES_END_S = 4.0
 _LOOK_S = 0.2
-_SHOWN = 3  # workers in an error
-_LAST_WORDS = 20  # lines of the log that go with an error
+# Most workers that an error lists.
+_SHOWN = 3
+# Most log lines that an error quotes.
+_LAST_WORDS = 20
 
 log = get_logger("cluster")
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where a router listens: HOST:PORT of gRPC and admin, URL of HTTP."""
+    """The addresses of a router: HOST:PORT of gRPC and admin, URL of HTTP."""
 
     grpc: str
     http: str
@@ -62,7 +69,7 @@ class Endpoints:
 
 
 class Child:
-    """A `kvrelay` command in a process of its own, which dies with this one."""
+    """A `kvrelay` command in a child process, which ends with this process."""
 
     def __init__(
         self, name: str, process: asyncio.subprocess.Process, reason_file: Path | None = None
@@ -79,11 +86,11 @@ class Child:
         log_file: IO[bytes] | None = None,
         reason_file: Path | None = None,
     ) -> Child:
-        """A router's stdout is read here; all other output goes to `log_file`, or to this process's
-        stderr.
+        """Starts the command. This process reads the stdout of a router. All other output goes to
+        `log_file`, or else to this process's stderr.
 
-        Why it failed goes into `reason_file` where there is one, and from there into the error that
-        `end` returns.
+        If the command fails, it writes the reason to `reason_file`, if given; `end` returns that
+        reason in its error.
         """
         environment = {name: value for name, value in os.environ.items() if name != REASON_FILE}
         if reason_file is not None:
@@ -94,12 +101,13 @@ class Child:
             stdout=asyncio.subprocess.PIPE if name == "router" else log_file or sys.stderr,
             stderr=log_file,
             env=environment,
-            start_new_session=True,  # a Ctrl-C is for the parent, which stops its children in order
+            # Ctrl-C must reach only the parent, which stops its children in order.
+            start_new_session=True,
         )
         return cls(name, process, reason_file)
 
     async def line(self) -> str:
-        """The next line of stdout. If the process ends first, raises what `end` returns."""
+        """Returns the next line of stdout. Raises the error of `end` if the process ends first."""
         assert self.process.stdout is not None
         line = await self.process.stdout.readline()
         if not line:
@@ -107,7 +115,7 @@ class Child:
         return line.decode().rstrip("\n")
 
     async def end(self) -> KvRelayError:
-        """Waits until it has ended by itself; returns the error that this is."""
+        """Waits until the process has ended by itself. Returns the corresponding error."""
         code = await self.process.wait()
         reason = self._reason()
         if code == _BAD_USAGE:
@@ -120,14 +128,14 @@ class Child:
         )
 
     def _reason(self) -> str:
-        """In its own words, or nothing."""
+        """Returns the reason that the process wrote; empty if it wrote none."""
         try:
             return "" if self._reason_file is None else self._reason_file.read_text()
         except OSError:
             return ""
 
     async def stop(self, timeout_s: float) -> int:
-        """Asks it to end, and ends it after `timeout_s`; returns its exit code."""
+        """Asks the process to end, and kills it after `timeout_s`. Returns its exit code."""
         if self.process.returncode is None:
             send_signal(self.process, signal.SIGTERM)
             try:
@@ -139,7 +147,9 @@ class Child:
         return await self.process.wait()
 
     def kill(self) -> None:
-        """With all that it has started: some of Ray's processes would live on for a minute."""
+        """Kills the process and everything it has started. Some of Ray's processes would otherwise
+        live for another minute.
+        """
         if self.process.returncode is None:
             for pid in family(self.process.pid):
                 with contextlib.suppress(ProcessLookupError):
@@ -147,10 +157,12 @@ class Child:
 
 
 class LocalCluster:
-    """Async context manager: on entry everything runs and serves, on exit it has drained and ended.
+    """Async context manager. After entry, the whole cluster serves. On exit, the cluster drains and
+    ends.
 
-    `quiet` keeps the parts' logs off this process's stderr. Raises Unavailable when a part does not
-    start, ConfigError for a model that is not there or that the workers refuse.
+    `quiet` keeps the logs of the components off this process's stderr. Raises Unavailable when a
+    component does not start, and ConfigError for a missing model or a model that the workers
+    refuse.
     """
 
     def __init__(
@@ -159,7 +171,8 @@ class LocalCluster:
         self._config = config
         self._ray_address = ray_address
         self._quiet = quiet
-        self._sole = False  # nobody else has this cluster's Redis
+        # No other process uses the Redis of this cluster.
+        self._sole = False
         self._log_file: IO[bytes] | None = None
         self._exits = AsyncExitStack()
         self._folder = Path()
@@ -169,14 +182,14 @@ class LocalCluster:
         self._controllers_end: asyncio.Task[KvRelayError] | None = None
 
     async def __aenter__(self) -> LocalCluster:
-        # Before anything is started for nothing.
+        # Checked before any process is started.
         await asyncio.to_thread(check_machine, self._config, is_local=self._ray_address is None)
         model = resolve_model(self._config.model.path)
         try:
             self._folder = Path(tempfile.mkdtemp(prefix="kvrelay-"))
             self._exits.callback(shutil.rmtree, self._folder)
             if self._quiet:
-                # - the stack closes it
+                # The stack closes the file.
                 self._log_file = self._exits.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
             url = self._config.redis.url
             self._sole = url == "embedded"
@@ -186,7 +199,8 @@ class LocalCluster:
             update: dict[str, object] = {
                 "redis": self._config.redis.model_copy(update={"url": url})
             }
-            if self._ray_address is None:  # elsewhere each host finds it by itself
+            # On an existing Ray cluster, each host finds the model itself.
+            if self._ray_address is None:
                 update["model"] = self._config.model.model_copy(update={"path": model})
             self._config = self._config.model_copy(update=update)
             await self._begin()
@@ -211,12 +225,12 @@ class LocalCluster:
 
     @property
     def config(self) -> ClusterConfig:
-        """As it runs: model and Redis resolved."""
+        """The configuration in effect, with the resolved model and Redis URL."""
         return self._config
 
     async def add_router(self, config: ClusterConfig) -> Endpoints:
-        """Starts a router over the same workers; returns once it serves. `config` derives from
-        `self.config`.
+        """Starts another router for the same workers. Returns its endpoints once it serves.
+        `config` must derive from `self.config`.
         """
         router = await Child.start(
             "router",
@@ -230,7 +244,7 @@ class LocalCluster:
         return await self._ready(router)
 
     async def wait(self) -> None:
-        """Until a part has ended by itself for good; raises what that is."""
+        """Waits until a component has ended for good. Raises the corresponding error."""
         assert self._controllers_end is not None, "not started"
         ends = [asyncio.create_task(child.end()) for child in self._routers]
         try:
@@ -258,10 +272,11 @@ class LocalCluster:
         )
 
     async def _keep_controller(self) -> KvRelayError:
-        """Starts the controller again when it ends by itself; returns why, if that is of no use.
+        """Restarts the controller when it ends by itself. Returns the error when restarts do not
+        help.
 
-        Its workers end with it. Until there are others, requests wait at the router, and streams go
-        on where they were.
+        The workers end with the controller. Until there are new workers, requests wait at the
+        router. Streams then continue where they stopped.
         """
         assert self._controller is not None
         deaths = Deaths()
@@ -283,13 +298,15 @@ class LocalCluster:
         remove_abandoned_folders()
 
     def kill(self) -> None:
-        """Ends everything at once, streams or not."""
+        """Kills all processes at once, even with streams in progress."""
         for child in (*self._routers, self._controller):
             if child is not None:
                 child.kill()
 
     async def _ready(self, router: Child) -> Endpoints:
-        """Waits for the router's line, or for the controller's end, whichever comes first."""
+        """Waits for the router's ready line or for the end of the controller, whichever comes
+        first.
+        """
         assert self._controller is not None
         line = asyncio.create_task(router.line())
         failed = asyncio.create_task(self._controller.end())
@@ -315,9 +332,10 @@ class LocalCluster:
         return Endpoints(*match.groups())
 
     async def _begin(self) -> None:
-        """What an earlier cluster on this Redis wanted of its pools is over.
+        """Overwrites the desired pool sizes that an earlier cluster left on this Redis.
 
-        Raises Unavailable, and ConfigError where that cluster still runs.
+        Raises Unavailable if Redis does not answer, and ConfigError if the earlier cluster still
+        runs.
         """
         try:
             connected = await Registry.connect(self._config.redis.url)
@@ -333,8 +351,8 @@ class LocalCluster:
             )
 
     async def _check_alone(self, registry: Registry) -> None:
-        """Entries of workers that were killed end by themselves; those of another cluster's come
-        again.
+        """Raises ConfigError if another cluster runs on this Redis. The registry entries of killed
+        workers expire; the entries of another cluster are renewed.
         """
 
         async def others() -> str:
@@ -352,7 +370,7 @@ class LocalCluster:
             await asyncio.sleep(_LOOK_S)
 
     async def _pending(self) -> str:
-        """What workers wait for, if it is for room."""
+        """Returns the workers that wait for room, with the reasons; empty if there are none."""
         async with await Registry.connect(self._config.redis.url) as registry:
             return "".join(
                 f"; {one.worker_id} waits for room: {one.reason}"
@@ -360,7 +378,7 @@ class LocalCluster:
             )
 
     def _last_words(self) -> str:
-        """The end of the parts' logs, if they were kept from the user."""
+        """Returns the end of the components' logs, if `quiet` hid them from the user."""
         if self._log_file is None:
             return ""
         self._log_file.seek(0)
@@ -370,7 +388,7 @@ class LocalCluster:
         return self._folder / f"{next(self._numbers)}.reason"
 
     def _write(self, config: ClusterConfig) -> str:
-        """The configuration as a file for a child; JSON is YAML too."""
+        """Writes the configuration to a file for a child process. JSON is valid YAML."""
         path = self._folder / f"{next(self._numbers)}.yaml"
         path.write_text(json.dumps(config.model_dump(mode="json"), indent=1))
         return str(path)

@@ -1,8 +1,8 @@
-"""Which Ray node a worker is started on. Pure.
+"""Chooses the Ray node of a worker. Pure.
 
-Each pool is spread over the nodes first, all workers second, so that a host which is lost takes as
-little as possible of either pool with it. One reservation is for a whole worker, with all ranks of
-its tensor-parallel group: a group is on one node, or nowhere.
+A placement spreads each pool over the nodes first, and all workers second. So the loss of a host
+costs either pool as few workers as possible. One reservation covers a whole worker, including all
+ranks of its tensor-parallel group: a group is never split between nodes.
 """
 
 from __future__ import annotations
@@ -13,40 +13,48 @@ from dataclasses import dataclass, replace
 from kvrelay.config.schema import Resources
 from kvrelay.types import Role
 
-_SHOWN = 3  # nodes in a reason
-_EXACT = 1e-6  # Ray counts in ten-thousandths
+# Most nodes that a reason lists.
+_SHOWN = 3
+# Tolerance; Ray counts resources in ten-thousandths.
+_EXACT = 1e-6
 
-Amounts = Mapping[str, float]  # by Ray's names: CPU, GPU, and those of custom resources
+# By Ray's names: CPU, GPU, and the names of custom resources.
+Amounts = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A Ray node that takes new actors."""
+    """A Ray node that accepts new actors."""
 
     node_id: str
-    address: str  # IP
+    # IP address.
+    address: str
     total: Amounts
     free: Amounts
-    workers: tuple[Role, ...] = ()  # of ours, that are there or on their way there
+    # kvrelay's workers that run on the node or are starting there.
+    workers: tuple[Role, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    node: Node | None  # None: no node has room
+    """The chosen node, and the reason for the choice."""
+
+    # None: no node has room.
+    node: Node | None
     reason: str
 
 
 def needs(resources: Resources) -> dict[str, float]:
-    """What one worker takes of its node."""
+    """Returns the resources that one worker needs."""
     amounts = {"CPU": resources.num_cpus, "GPU": resources.num_gpus, **resources.custom}
     return {name: amount for name, amount in amounts.items() if amount}
 
 
 def with_workers(nodes: Iterable[Node], workers: Iterable[tuple[str, Role, Amounts]]) -> list[Node]:
-    """The nodes with our workers on them, each given as (node id, pool, what it needs).
+    """Returns the nodes with the given workers on them. Each worker is (node id, pool, resources).
 
-    Ray's word on what is free is some moments old: it may lack workers that were just started. So a
-    node has no more than what these leave of its total.
+    Ray's report of free resources is slightly old and may lack workers that have just started. So
+    the free resources of a node are at most its total minus the resources of these workers.
     """
     workers = list(workers)
     result = []
@@ -63,8 +71,8 @@ def with_workers(nodes: Iterable[Node], workers: Iterable[tuple[str, Role, Amoun
 
 
 def place(role: Role, amounts: Amounts, nodes: Sequence[Node]) -> Placement:
-    """The node with the fewest workers of the pool, of these the one with the fewest workers, of
-    those with room.
+    """Chooses a node among those with room: the node with the fewest workers of the pool, then the
+    node with the fewest workers.
     """
     roomy = [node for node in nodes if _holds(node.free, amounts)]
     if not roomy:

@@ -1,5 +1,5 @@
-"""What a worker's process does: it serves in one pool, and may change over to the other with its
-weights.
+"""The life of a worker's process: it serves in one pool, and may switch to the other pool with its
+loaded weights.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ log = get_logger("worker")
 
 
 class Roles:
-    """One role after the other, each with an epoch, a server and KV memory of its own. Owns the
-    weights.
+    """Serves in one role after the other. Each role has its own epoch, server and KV memory. Owns
+    the weights.
 
-    Called, it drains and ends; called again, it ends at once: as for a process that gets SIGTERM.
+    The first call of the object drains and ends; the second call ends at once, like two SIGTERMs.
     """
 
     def __init__(self) -> None:
@@ -30,25 +30,26 @@ class Roles:
         self._stop()
 
     def now(self) -> None:
-        """Ends, whatever it holds."""
+        """Ends at once, even with requests in progress."""
         self._next = None
         self._stop.now()
 
     def turn(self, pool: PoolName) -> None:
-        """From now on serves in `pool`: for a worker that has been drained, or that stands by,
-        loaded or not yet. One that was told to end, ends.
+        """Switches to `pool`. The worker must have been drained or be on standby, with its weights
+        loaded or not. Does nothing if the worker was told to end.
         """
         if not self._stop.drain.is_set():
             self._next = pool
             self._stop.now()
 
     async def serve(self, settings: WorkerSettings) -> None:
-        """Loads the weights, then serves, first in the settings' pool, until told to end. A standby
-        worker waits until it is told which pool to join.
+        """Loads the weights, then serves until told to end, at first in the pool of the settings. A
+        standby worker waits until it is told which pool to join.
 
         Raises ModelRefused, ConfigError, Unavailable, StepHung, RankLost.
         """
-        # Not at the top: whoever launches workers imports this and needs no torch.
+        # Imported here, because processes that launch workers import this module and do not need
+        # torch.
         import decode_worker.main
         import prefill_worker.main
         from kv_transfer.transport_selection import host_id
@@ -74,7 +75,8 @@ class Roles:
             self._next, self._stop = None, StopRequest()
         while True:
             epoch = await mains[settings.pool].serve(settings, self._stop, model, runner)
-            runner = None  # its KV memory is gone
+            # The runner's KV memory has been freed.
+            runner = None
             if self._next is None:
                 return
             log.info("pool_switch_started", worker=settings.worker_id, pool=self._next)

@@ -1,4 +1,4 @@
-"""What keeps a cluster from running on this machine, found before anything is started."""
+"""Checks that a cluster can run on this machine, before any process is started."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from kvrelay.models.model_files import check_model_files
 from kvrelay.security.credentials import Credentials
 from kvrelay.types import POOLS
 
-_ROOM_BYTES = 32 * 2**20  # for the logs and sockets of a start
-# In /dev, of drivers that Ray knows
+# For the logs and sockets of a start.
+_ROOM_BYTES = 32 * 2**20
+# Files in /dev, of the drivers that Ray supports.
 _GPU_DEVICES = ("nvidia[0-9]*", "nvidiactl", "dxg", "kfd", "accel*")
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -27,8 +28,8 @@ _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.lim
 def check_machine(config: ClusterConfig, *, is_local: bool) -> None:
     """Raises a KvRelayError that says what is wrong and what to do.
 
-    is_local: workers run on this machine alone; otherwise what they need is checked where they
-    start.
+    is_local: the workers run on this machine only. Otherwise, the resources of the workers are
+    checked where they start.
     """
     if config.security.tokens_file is not None:
         load_tokens(Path(config.security.tokens_file))
@@ -51,11 +52,12 @@ def _model_bytes(config: ClusterConfig) -> int:
         raise ConfigError(f"model.path: {error.message}") from None
     if Path(config.model.path).is_dir():
         return check_model_files(Path(folder))
-    return 0  # of the hub: its weights may be on their way
+    # A hub model, whose weights may not be downloaded yet.
+    return 0
 
 
 def _check_ports(config: ClusterConfig) -> None:
-    """Each address is free, and asked for once."""
+    """Checks that each address is free and configured only once."""
     with contextlib.ExitStack() as held:
         for endpoint in ENDPOINTS:
             address: str = getattr(config.listen, endpoint)
@@ -77,7 +79,8 @@ def _bound(host: str, port: int) -> Iterator[None]:
     with socket.socket(family, kind, protocol) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(target)
-        listener.listen(1)  # SO_REUSEADDR lets two bind, and one listen
+        # With SO_REUSEADDR, two sockets can bind an address, but only one can listen.
+        listener.listen(1)
         yield
 
 
@@ -91,7 +94,7 @@ def _temporary_folder() -> str:
 
 
 def _check_room(folder: Path, hint: str) -> None:
-    """For the files of a start."""
+    """Raises Unavailable if the folder has no room for the files of a start."""
     try:
         with tempfile.TemporaryFile(dir=folder, prefix="kvrelay-") as file:
             os.posix_fallocate(file.fileno(), 0, _ROOM_BYTES)
@@ -104,7 +107,9 @@ def _check_room(folder: Path, hint: str) -> None:
 
 
 def _check_memory(config: ClusterConfig, weights: int, total: int) -> None:
-    """Each worker alone has to fit; how many do together depends on how full their caches are."""
+    """Checks that each worker fits by itself. How many workers fit together depends on how full
+    their caches are.
+    """
     for pool in POOLS:
         section, kv = config.pool(pool), config.pool_kv(pool).memory
         if section.replicas and not section.resources.num_gpus and kv + weights > total:
@@ -116,16 +121,19 @@ def _check_memory(config: ClusterConfig, weights: int, total: int) -> None:
 
 
 def memory_bytes() -> int:
-    """That this process and its children may have."""
+    """Returns the memory that this process and its children may use, in bytes."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for path in _CGROUP_LIMITS:
-        with contextlib.suppress(OSError, ValueError):  # no such control group, or the word max
+        # There is no such control group, or the file contains the word max.
+        with contextlib.suppress(OSError, ValueError):
             total = min(total, int(Path(path).read_text()))
     return total
 
 
 def _check_gpus(config: ClusterConfig) -> None:
-    """Whether there are enough is Ray's to say; that there is none can be seen at once."""
+    """Raises ConfigError if workers need GPUs and this machine has no GPU driver. Ray checks later
+    whether there are enough GPUs.
+    """
     needed = {
         pool: config.pool(pool).replicas * config.pool(pool).resources.num_gpus
         for pool in POOLS

@@ -1,4 +1,4 @@
-"""A Ray cluster's address, and what a configuration needs so that workers may run on any of its
+"""The address of a Ray cluster, and the configuration that workers need to run on any of its
 nodes.
 """
 
@@ -8,7 +8,8 @@ from kvrelay.config.redis_url import hosts_of
 from kvrelay.config.schema import ClusterConfig, is_address, is_loopback
 from kvrelay.errors import ConfigError
 
-AUTO = "auto"  # the Ray that runs on this machine, or the one that RAY_ADDRESS names
+# The Ray that runs on this machine, or the Ray that RAY_ADDRESS names.
+AUTO = "auto"
 
 
 def check_ray_address(address: str) -> None:
@@ -23,7 +24,7 @@ def check_ray_address(address: str) -> None:
 
 
 def check_reachable(config: ClusterConfig) -> None:
-    """Raises ConfigError unless workers on any host could reach Redis and be reached."""
+    """Raises ConfigError unless workers on any host can reach Redis and are reachable."""
     url = config.redis.url
     if url == "embedded" or url.startswith("unix:"):
         raise ConfigError(

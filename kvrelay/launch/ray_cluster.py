@@ -1,5 +1,5 @@
-"""The Ray that workers run on: one that runs already, perhaps on many machines, or one of this
-process.
+"""The Ray that workers run on: an existing Ray cluster, possibly of many machines, or a local Ray
+that this process starts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ray._private.authentication.authentication_token_setup import (
 )
 from ray._private.gcs_utils import create_gcs_channel
 
-# Compiled, and its stub lacks it
+# The module is compiled, and its stub lacks this name.
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 from ray.core.generated import gcs_pb2, gcs_service_pb2, gcs_service_pb2_grpc
 
@@ -34,7 +34,8 @@ from kvrelay.types import PoolName
 
 _LOOK_S = 1.0
 _CONNECT_S = 5.0
-_OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum; KV never goes through it
+# Ray's minimum; KV never passes through the object store.
+_OBJECT_STORE_BYTES = 80 * 2**20
 _QUIET_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_metrics_collection": "0",
@@ -45,21 +46,22 @@ _TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 
 
 class RayCluster:
-    """Context manager; this process is Ray's driver inside it, and workers end with it.
-
-    Raises ConfigError for what is no address, Unavailable if no Ray is there that takes this
+    """Context manager. Inside it, this process is Ray's driver, and the workers end with this
     process.
+
+    Raises ConfigError for an invalid address, and Unavailable if no Ray accepts this process.
     """
 
     def __init__(self, address: str | None = None, num_cpus: float | None = None) -> None:
-        """Without an address a local Ray is started, which offers `num_cpus` logical CPUs."""
+        """Without an address, starts a local Ray that offers `num_cpus` logical CPUs."""
         if address is not None:
             check_ray_address(address)
         self._address = address
         self._num_cpus = num_cpus
         self._folder = RayFolder()
         self._own_token = False
-        self._raylet: int | None = None  # of a local Ray
+        # Process id of a local Ray's raylet.
+        self._raylet: int | None = None
 
     def __enter__(self) -> RayCluster:
         for name, value in _QUIET_RAY.items():
@@ -90,20 +92,22 @@ class RayCluster:
             self._folder.__exit__(None, None, None)
         if self._own_token:
             del os.environ[_TOKEN_PATH]
-            AuthenticationTokenLoader.instance().reset_cache()  # this process's, for another Ray
+            # This process may use another Ray later, with another token.
+            AuthenticationTokenLoader.instance().reset_cache()
 
     @property
     def is_local(self) -> bool:
-        """Of one node, which is this machine, and which nobody else uses."""
+        """Whether Ray has one node: this machine, used by no other process."""
         return self._address is None
 
     @property
     def gpus(self) -> float:
+        """Number of GPUs that Ray finds."""
         return float(ray.cluster_resources().get("GPU", 0))
 
     def nodes(self) -> list[Node]:
-        """Those that take new actors, as Ray sees them at the moment; it is asked, and this thread
-        waits.
+        """Returns the nodes that accept new actors, as Ray reports them now. Blocks the calling
+        thread until Ray answers.
         """
         free: Mapping[str, Mapping[str, float]] = state.available_resources_per_node()
         leaving = state.state.get_draining_nodes()
@@ -115,13 +119,13 @@ class RayCluster:
 
     @property
     def is_lost(self) -> bool:
-        """A local Ray's raylet has ended: no worker can be started or stopped any more, and they
-        end by themselves.
+        """Whether the raylet of a local Ray has ended. Then no worker can be started or stopped any
+        more, and the workers end by themselves.
         """
         return self._raylet is not None and command_of(self._raylet) != "raylet"
 
     async def lost(self) -> None:
-        """Waits until it is so, and raises that."""
+        """Waits until `is_lost`, then raises Unavailable."""
         while True:
             if self.is_lost:
                 raise Unavailable("Ray's raylet ended")
@@ -130,11 +134,12 @@ class RayCluster:
     def _start(self) -> None:
         self._folder.__enter__()
         if _TOKEN_PATH not in os.environ and "RAY_AUTH_TOKEN" not in os.environ:
-            # Who connects to Ray runs code, so a local one wants a token. Ray's own choice would be
-            # one in the home folder, as readable as that is, and the same for every Ray of this
-            # user.
+            # Every process that connects to Ray can run code, so a local Ray gets a token. Ray's
+            # default is a token in the home folder, which is as readable as the home folder and
+            # shared by all Rays of this user.
             path = Path(self._folder.path, "token")
-            path.touch(mode=0o600)  # Ray opens the folder to everybody
+            # Ray makes the folder readable for all users.
+            path.touch(mode=0o600)
             path.write_text(secrets.token_hex(32))
             os.environ[_TOKEN_PATH] = str(path)
             self._own_token = True
@@ -151,16 +156,15 @@ class RayCluster:
 
     def _connect(self, address: str) -> None:
         if address == AUTO:
-            # As `ray.init` does for it
+            # `ray.init` does the same.
             maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
         _knock(services.canonicalize_bootstrap_address_or_die(address))
         ray.init(address=address, logging_level="error", namespace="kvrelay")
 
 
 def _knock(head: str) -> None:
-    """Raises Unavailable unless a Ray of this version answers, of which this machine is a node.
-
-    `ray.init` would go on trying for ever.
+    """Raises Unavailable unless a Ray of this version answers at `head` and this machine is one of
+    its nodes. `ray.init` would retry forever.
     """
     with create_gcs_channel(head) as channel:
         try:
@@ -190,7 +194,7 @@ def _knock(head: str) -> None:
 
 
 def _is_here(host: str) -> bool:
-    """Whether it is an address of this machine."""
+    """Whether `host` is an address of this machine."""
     with socket.socket(
         socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM
     ) as probe:
@@ -204,10 +208,10 @@ def _is_here(host: str) -> bool:
 def local_cpus(
     config: ClusterConfig, most_workers: Mapping[PoolName, int], standby: int = 0
 ) -> float:
-    """Logical CPUs for a local Ray, so that it holds the largest pools that the configuration
-    allows.
+    """Returns the number of logical CPUs for a local Ray, enough for the largest pools that the
+    configuration allows.
 
-    On one machine workers share cores: there is nothing to wait for when there are fewer cores than
+    Workers on one machine share cores, so workers need not wait if there are fewer cores than
     workers.
     """
     wanted = (

@@ -1,5 +1,5 @@
-"""Where a local Ray keeps its sockets and logs, for as long as the process lives that started
-it.
+"""The folder of a local Ray's sockets and logs. It exists as long as the process that started
+Ray.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ import tempfile
 from pathlib import Path
 from types import TracebackType
 
-PARENT = Path("/tmp")  # not TMPDIR: a Unix socket's path is short
+# Not TMPDIR, because the path of a Unix socket must be short.
+PARENT = Path("/tmp")
 _PREFIX = "kvrelay-ray-"
-# Locked by the process whose folder it is; the kernel unlocks it when that ends, however
+# The process that owns the folder locks this file. The kernel releases the lock when the process
+# ends for any reason.
 _LOCK = "owner"
 
 
 class RayFolder:
-    """Context manager; `path` is valid inside it. Entered, it also takes away folders of those who
-    were killed.
+    """Context manager; `path` is valid inside it. On entry, removes the folders of killed
+    processes.
     """
 
     def __init__(self) -> None:
@@ -40,14 +42,15 @@ class RayFolder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)  # Ray's last words may still be written
+        # Ray may still be writing its last log lines.
+        shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
 
 def remove_abandoned_folders() -> None:
-    """Those of this user whose owner has ended."""
+    """Removes the folders of this user whose owner process has ended."""
     for folder in PARENT.glob(f"{_PREFIX}*"):
-        # Another's, locked by its owner, or just made and not yet locked
+        # The folder belongs to another user, is locked by its owner, or is new and not locked yet.
         with contextlib.suppress(OSError):
             if folder.stat(follow_symlinks=False).st_uid == os.getuid():
                 _remove_if_abandoned(folder)

@@ -1,13 +1,13 @@
-"""A process that has imported all that a worker needs and is forked for each one, so that a start
-takes no imports.
+"""A template process that has imported everything a worker needs. Each worker is forked from it, so
+a start takes no imports.
 
     actor ── connects, writes settings ──▶ template ── forks ──▶ worker
       └──────── drain, stop, turn ────────────────────────────────▶ │
       ◀──────── started, then how it ended ──────────────────────── ┘
 
-Lines of JSON over a Unix socket in a folder that only this user can enter. The worker belongs to
-the actor: it ends when the actor does. The template imports in parallel with the start of Ray;
-those who connect meanwhile wait.
+The messages are lines of JSON over a Unix socket in a folder that only this user can enter. The
+worker belongs to the actor and ends when the actor does. The template imports while Ray starts;
+actors that connect meanwhile wait.
 """
 
 from __future__ import annotations
@@ -38,20 +38,24 @@ from kvrelay.process.telemetry import configure_logging, flush_logs, get_logger
 from kvrelay.types import Claim
 from kvrelay.worker.settings import WorkerSettings
 
-_BACKLOG = 128  # workers that start while the template imports
-_ORPHAN_S = 5.0  # that a worker may take to end after its actor
+# Workers that start while the template imports.
+_BACKLOG = 128
+# Time in which a worker must end after its actor.
+_ORPHAN_S = 5.0
 _FAILED = 1
 
 log = get_logger("launch")
 
 
 class Template:
-    """Context manager: the template process of this machine runs inside it; `path` is its
+    """Context manager. The template process of this machine runs inside it; `path` is its
     socket.
     """
 
     def __init__(self, threads: int) -> None:
-        """threads: what OpenMP takes from the environment when torch is imported."""
+        """threads: the number of threads that OpenMP reads from the environment when torch is
+        imported.
+        """
         self._threads = threads
         self._folder = ""
         self._process: subprocess.Popen[bytes] | None = None
@@ -59,8 +63,8 @@ class Template:
 
     @classmethod
     def suits(cls, config: ClusterConfig) -> bool:
-        """Whether workers can be forked: not on GPUs, whose driver wants each process's own
-        environment.
+        """Whether workers can be forked. All pools must have the same number of threads and no
+        GPUs, because the GPU driver needs an environment per process.
         """
         pools = (config.prefill, config.decode)
         return (
@@ -71,8 +75,8 @@ class Template:
     def __enter__(self) -> Template:
         self._folder = tempfile.mkdtemp(prefix="kvrelay-template-")
         self.path = os.path.join(self._folder, "socket")
-        # Made here, so that it is there from now on; when the template ends, nobody listens any
-        # more.
+        # Created here, so that the socket exists from now on. Connections fail once the template
+        # ends.
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(self.path)
             listener.listen(_BACKLOG)
@@ -97,18 +101,21 @@ class Template:
         trace: TracebackType | None,
     ) -> None:
         assert self._process is not None
-        self._process.kill()  # it holds nothing
+        # The template holds no state.
+        self._process.kill()
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def settings_to_json(settings: WorkerSettings) -> dict[str, Any]:
+    """Returns the settings as plain data for JSON, for `settings_from_json`."""
     values = {name: getattr(settings, name) for name in settings.__slots__}
     claim = None if settings.claim is None else asdict(settings.claim)
     return {**values, "config": settings.config.model_dump(mode="json"), "claim": claim}
 
 
 def settings_from_json(values: dict[str, Any]) -> WorkerSettings:
+    """Reads the settings that `settings_to_json` wrote."""
     claim = None if values["claim"] is None else Claim(**values["claim"])
     return WorkerSettings(
         **{**values, "config": ClusterConfig.model_validate(values["config"]), "claim": claim}
@@ -116,20 +123,23 @@ def settings_from_json(values: dict[str, Any]) -> WorkerSettings:
 
 
 def _error(name: str, message: str) -> Exception:
-    """What a worker ended of: kvrelay's and Python's own errors as they were, others as
-    Unavailable.
+    """Rebuilds the error that ended a worker: kvrelay's and Python's own errors by their type,
+    others as Unavailable.
     """
     kind = getattr(errors, name, None) or getattr(builtins, name, None)
     if isinstance(kind, type) and issubclass(kind, Exception):
         try:
             return kind(message)
-        except TypeError:  # it wants more than a message
+        except TypeError:
+            # The constructor needs more than a message.
             return RuntimeError(f"{name}: {message}")
     return errors.Unavailable(f"{name}: {message}")
 
 
 class ForkedWorker:
-    """A worker that the template was asked for, as its actor sees it. Lives on one event loop."""
+    """A worker that was requested from the template, as seen by its actor. Belongs to one event
+    loop.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -139,24 +149,26 @@ class ForkedWorker:
     async def ask(
         cls, path: str, settings: WorkerSettings, variables: Mapping[str, str]
     ) -> ForkedWorker:
-        """Raises OSError if no template is there."""
+        """Requests a worker from the template at `path`. Raises OSError if there is no template."""
         worker = cls(*await asyncio.open_unix_connection(path))
         worker.tell(settings=settings_to_json(settings), variables=dict(variables))
         return worker
 
     def tell(self, **order: object) -> None:
-        """An order, such as drain=True or turn="decode"."""
+        """Sends an order, for example drain=True or turn="decode"."""
         self._writer.write(json.dumps(order).encode() + b"\n")
 
     async def started(self) -> bool:
-        """Waits until the worker's process runs. False: the template ended before."""
+        """Waits until the worker's process runs. Returns False if the template ended before."""
         try:
             return bool(await self._reader.readline())
         except ConnectionError:
             return False
 
     async def ended(self) -> None:
-        """Waits until the worker has ended; raises what it ended of."""
+        """Waits until the worker has ended. Raises the error that ended the worker, or Unavailable
+        if its process died.
+        """
         try:
             line = await self._reader.readline()
         except ConnectionError:
@@ -170,10 +182,11 @@ class ForkedWorker:
 
 
 def main(descriptor: int) -> None:
-    """The template, on a socket that listens. Until it is killed."""
+    """Runs the template on a listening socket, until it is killed."""
     listener = socket.socket(fileno=descriptor)
     _import_all()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel takes away those that have ended
+    # The kernel then reaps ended children.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         connection, _ = listener.accept()
         if os.fork() == 0:
@@ -183,18 +196,20 @@ def main(descriptor: int) -> None:
 
 
 def _import_all() -> None:
-    gc.disable()  # it would look again and again through what stays
+    # The collector would repeatedly scan objects that stay alive.
+    gc.disable()
     import decode_worker.main  # noqa: F401
     import prefill_worker.main  # noqa: F401
 
     gc.enable()
     gc.collect()
-    gc.freeze()  # so that the collector of no worker copies these pages
+    # So that the collectors of the workers do not write to, and so copy, these pages.
+    gc.freeze()
     assert threading.active_count() == 1, "a thread would not outlive the fork"
 
 
 def _worker(connection: socket.socket) -> None:
-    """In the forked process, which ends here."""
+    """Runs the worker in the forked process, and ends the process."""
     code = _FAILED
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -206,15 +221,16 @@ def _worker(connection: socket.socket) -> None:
         connection.sendall(json.dumps(result).encode() + b"\n")
         code = 0
     except (OSError, ValueError) as error:
-        sys.stderr.write(f"worker: {error}\n")  # the actor is gone
+        # The actor is gone.
+        sys.stderr.write(f"worker: {error}\n")
     finally:
         flush_logs()
         os._exit(code)
 
 
 async def _serve(settings: WorkerSettings, orders: IO[str]) -> dict[str, str]:
-    """Serves until it is told to end; how it ended."""
-    # Not at the top: whoever launches workers imports this and needs no torch.
+    """Serves until told to end. Returns how the worker ended."""
+    # Imported here, because processes that launch workers import this module and do not need torch.
     from kvrelay.worker.process import run_in_process
 
     configure_logging()
@@ -233,8 +249,8 @@ async def _serve(settings: WorkerSettings, orders: IO[str]) -> dict[str, str]:
 
 
 def _take_orders(orders: IO[str], roles: Roles, loop: asyncio.AbstractEventLoop) -> None:
-    """In a thread of its own, until the actor is gone; then the worker ends, whether its event loop
-    comes by or not.
+    """Receives orders in a separate thread until the actor is gone. Then ends the worker, even if
+    its event loop is blocked.
     """
     try:
         for line in orders:

@@ -1,1 +1,3 @@
-"""The load harness: a planned load, sent open loop, and what it measured."""
+"""The load test: plans a load, sends it in an open or a closed loop, and reports the
+measurements.
+"""

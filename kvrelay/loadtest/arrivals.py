@@ -1,4 +1,4 @@
-"""When requests arrive in an open-loop test."""
+"""The arrival times of an open-loop test."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from kvrelay.loadtest.rate import Rate, arrivals, seconds_of
 def arrival_times(
     rate: Rate, burstiness: float, count: int | None, duration: float | None, random: Random
 ) -> list[float]:
-    """Seconds after the start, ascending; ends at `count` arrivals, after `duration` seconds or
-    with the rate.
+    """Returns ascending times in seconds after the start. They end at `count` arrivals, after
+    `duration` seconds, or with the rate.
 
-    The gaps are drawn from a gamma distribution with mean 1/rate and shape `burstiness`: 1 is a
-    Poisson process, less comes in bursts, more is more even, and infinity is constant. An infinite
-    rate lets all arrive at once.
+    The gaps are drawn from a gamma distribution with mean 1/rate and shape `burstiness`. Shape 1 is
+    a Poisson process; a smaller shape is burstier, a larger one more even, and infinity is
+    constant. With an infinite rate, all requests arrive at once.
     """
 
     def gap(_stage: int) -> float:

@@ -1,4 +1,4 @@
-"""What a target's Prometheus counters say of its prefix caches."""
+"""The Prometheus counters of a target's prefix cache."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvrelay.errors import Internal
 
-# kvrelay's names and vLLM's, which mean the same: tokens looked up, tokens found.
+# kvrelay's names and vLLM's names have the same meaning: tokens looked up, tokens found.
 _COUNTER = re.compile(
     r"^(?:kvrelay_|vllm:)prefix_cache_(hits|queries)(?:_total)?(?:\{.*\})? "
     r"(\S+)",
@@ -18,21 +18,23 @@ _NUMBER = re.compile(r"\d+(\.\d*)?([eE][+-]?\d{1,2})?$")
 
 @dataclass(frozen=True, slots=True)
 class PrefixCache:
-    """In tokens, since the server's start or since an earlier look."""
+    """Counters in tokens, since the start of the server or since an earlier reading."""
 
     hits: int
     queries: int
 
     def since(self, before: PrefixCache) -> PrefixCache | None:
-        """None if they went backwards: the server has started again in between."""
+        """Returns the increase since `before`. Returns None if a counter decreased, because then
+        the server has restarted.
+        """
         if self.hits < before.hits or self.queries < before.queries:
             return None
         return PrefixCache(self.hits - before.hits, self.queries - before.queries)
 
 
 def read_counters(exposition: str) -> PrefixCache | None:
-    """From what /metrics answers; None if they are not in it. Raises Internal for one that is no
-    number.
+    """Reads the counters from the text of /metrics. Returns None if they are missing. Raises
+    Internal for a value that is not a number.
     """
     found = {"hits": 0.0, "queries": 0.0}
     series = _COUNTER.findall(exposition)

@@ -1,4 +1,4 @@
-"""How long prompts and answers are, in tokens."""
+"""Distributions of prompt and answer lengths, in tokens."""
 
 from __future__ import annotations
 
@@ -15,24 +15,32 @@ _FORMS = "write a number, LOW-HIGH, or lognormal:median=M,sigma=S,min=A,max=B"
 
 
 class Lengths(Protocol):
-    @property
-    def mean(self) -> float: ...
+    """A distribution of lengths in tokens."""
 
-    def draw(self, random: Random) -> int: ...
+    @property
+    def mean(self) -> float:
+        """Expected length."""
+        ...
+
+    def draw(self, random: Random) -> int:
+        """Draws one length."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Each length from low to high, both included, equally often."""
+    """The uniform distribution over the lengths from low to high, both included."""
 
     low: int
     high: int
 
     @property
     def mean(self) -> float:
+        """Expected length."""
         return (self.low + self.high) / 2
 
     def draw(self, random: Random) -> int:
+        """Draws one length."""
         return random.randint(self.low, self.high)
 
     def __str__(self) -> str:
@@ -41,8 +49,8 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """exp of a normal variable with mean ln(median) and deviation sigma, rounded and cut to [low,
-    high].
+    """A log-normal distribution: exp of a normal variable with mean ln(median) and standard
+    deviation sigma, rounded and clamped to [low, high].
     """
 
     median: float
@@ -52,8 +60,9 @@ class LogNormal:
 
     @property
     def mean(self) -> float:
-        """Between the cuts lies exp(mu + sigma^2 / 2) (F(b - sigma) - F(a - sigma)), F of (ln x -
-        mu) / sigma.
+        """Expected length. The part between the bounds is exp(mu + sigma^2 / 2) (F(b - sigma) - F(a
+        - sigma)). F is the standard normal distribution function; a and b are (ln x - mu) / sigma
+        of low and high.
         """
         mu, sigma = math.log(self.median), self.sigma
         if not sigma:
@@ -66,6 +75,7 @@ class LogNormal:
         return self.low * below + within + self.high * above
 
     def draw(self, random: Random) -> int:
+        """Draws one length."""
         return max(
             self.low,
             min(self.high, round(random.lognormvariate(math.log(self.median), self.sigma))),
@@ -78,7 +88,7 @@ class LogNormal:
 
 
 def parse_lengths(text: str, field: str) -> Lengths:
-    """`256`, `32-512` or `lognormal:median=400,sigma=0.8,min=32,max=2048`. Raises
+    """Parses `256`, `32-512` or `lognormal:median=400,sigma=0.8,min=32,max=2048`. Raises
     InvalidArgument.
     """
     try:

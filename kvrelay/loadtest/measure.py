@@ -1,4 +1,4 @@
-"""One test: sends a plan to a target and gathers all that can be known of it."""
+"""Runs one test: sends a plan to a target and collects all measurements."""
 
 from __future__ import annotations
 
@@ -22,18 +22,23 @@ from kvrelay.loadtest.workload import PlannedRequest
 
 @dataclass(frozen=True, slots=True)
 class Run:
+    """The plan and the settings of one test."""
+
     plan: Iterable[PlannedRequest]
-    options: dict[str, Any]  # for the report
+    # Recorded in the report.
+    options: dict[str, Any]
     slos: tuple[Slo, ...]
-    concurrency: int | None = None  # slots of a closed loop; None: open loop
-    duration: float | None = None  # seconds of a closed loop
+    # Slots of a closed loop; None: open loop.
+    concurrency: int | None = None
+    # Seconds of a closed loop.
+    duration: float | None = None
 
 
 async def measure(
     target: Target, run: Run, done: Callable[[Row], None], stop: asyncio.Event
 ) -> Report:
-    """`done` sees each row as it comes; `stop` ends the test early. What fails is in the report,
-    not raised.
+    """Runs a test and returns its report. Calls `done` with each row as it is complete. `stop` ends
+    the test early. Failed requests are rows of the report; they are not raised.
     """
     prompts: dict[int, Sequence[int]] = {}
     requests = _noting(run.plan, prompts)
@@ -58,7 +63,9 @@ async def measure(
 
 
 async def _counters(target: Target) -> PrefixCache | None:
-    """None if they do not come: what was or will be measured must not be lost for them."""
+    """Returns None if the target does not answer, because a missing counter must not abort the
+    test.
+    """
     try:
         return await target.counters()
     except KvRelayError:
@@ -68,7 +75,7 @@ async def _counters(target: Target) -> PrefixCache | None:
 def _noting(
     plan: Iterable[PlannedRequest], prompts: dict[int, Sequence[int]]
 ) -> Iterator[PlannedRequest]:
-    """Keeps the token ids of what is sent."""
+    """Keeps the token ids of the requests that are sent."""
     for index, request in enumerate(plan):
         if request.token_ids is not None:
             prompts[index] = request.token_ids

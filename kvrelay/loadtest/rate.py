@@ -1,4 +1,4 @@
-"""How many requests arrive per second, over time."""
+"""The request rate over time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The rate goes in a straight line from `first` to `last` requests per second."""
+    """A stage in which the rate changes linearly from `first` to `last` requests per second."""
 
     first: float
     last: float
@@ -24,13 +24,13 @@ class Stage:
 
     @property
     def arrivals(self) -> float:
-        """Expected in the whole stage."""
+        """Expected number of arrivals in the whole stage."""
         mean = (self.first + self.last) / 2
         return mean * self.seconds if mean else 0.0
 
     def time_of(self, arrivals: float) -> float:
-        """Seconds after the stage's start when so many arrivals are expected: rate t + slope t^2 /
-        2 = arrivals.
+        """Returns the time in seconds after the start of the stage at which `arrivals` arrivals are
+        expected. It solves rate t + slope t^2 / 2 = arrivals.
         """
         if arrivals == 0 or math.isinf(self.first):
             return 0.0
@@ -44,30 +44,34 @@ class Stage:
         return rate if math.isinf(self.seconds) else f"{rate}:{self.seconds:g}"
 
 
-Rate = tuple[Stage, ...]  # one after another
+# Stages, one after the other.
+Rate = tuple[Stage, ...]
 
 
 def constant(rate: float) -> Rate:
+    """Returns an endless constant rate, in requests per second."""
     return (Stage(rate, rate),)
 
 
 def rate_text(rate: Rate) -> str:
-    """What `parse_rate` reads."""
+    """Formats a rate so that `parse_rate` can read it."""
     return ",".join(map(str, rate))
 
 
 def seconds_of(rate: Rate) -> float:
+    """Returns the duration of all stages in seconds; infinite for an endless rate."""
     return math.fsum(stage.seconds for stage in rate)
 
 
 def arrivals(
     rate: Sequence[Stage], gap: Callable[[int], float], first: float = 0.0
 ) -> Iterator[float]:
-    """Times of arrivals in seconds after the start, the first when `first` others could be expected
-    before it.
+    """Yields the arrival times in seconds after the start. The first arrival is at the time by
+    which `first` arrivals are expected.
 
-    gap(n) draws, in stage n, how many expected arrivals lie between one arrival and the next: 1 in
-    the mean. Gaps are stretched by the rate, and one that a stage ends in goes on in the next.
+    gap(n) draws, for stage n, the number of expected arrivals between two consecutive arrivals,
+    with mean 1. The rate scales each gap. A gap that spans the end of a stage continues in the next
+    stage.
     """
     begin, due = 0.0, first
     for number, stage in enumerate(rate):
@@ -79,7 +83,7 @@ def arrivals(
 
 
 def parse_rate(text: str) -> Rate:
-    """`4`, `inf`, `1:30,2:30` (steps) or `1-6:60` (a ramp). Raises InvalidArgument."""
+    """Parses `4`, `inf`, `1:30,2:30` (steps) or `1-6:60` (a ramp). Raises InvalidArgument."""
     try:
         stages = tuple(_stage(part) for part in text.split(","))
     except ValueError as error:

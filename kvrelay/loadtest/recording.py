@@ -1,4 +1,4 @@
-"""What pools did, as a record that a scaling policy can be tried on: from a load test's report, or
+"""The history of the pools, on which a scaling policy can be tried: from a load test's report, or
 from a CSV file.
 """
 
@@ -20,14 +20,15 @@ from kvrelay.loadtest.report.statistics import percentile
 from kvrelay.loadtest.report.sweep_report import Report
 from kvrelay.types import POOLS, PoolName
 
-LATENCY_WINDOW_S = 10.0  # that a percentile is of
+# Time window of a percentile.
+LATENCY_WINDOW_S = 10.0
 _KEYS = ("seconds", "pool", "size", "ready")
 METRICS: tuple[MetricName, ...] = get_args(MetricName)
 
 
 def moments_of(report: Report) -> list[Moment]:
-    """Of each look at the cluster while the test ran. Raises InvalidArgument for a report without a
-    timeline.
+    """Returns the moments at which the test sampled the cluster. Raises InvalidArgument for a
+    report without a timeline.
     """
     if report.timeline is None or not report.timeline.samples:
         raise InvalidArgument(
@@ -59,11 +60,13 @@ def moments_of(report: Report) -> list[Moment]:
                 "kv_occupancy": one.kv_share - one.leased_share,
                 "queue_depth": one.waiting + (sample.waiting if pool == awaited else 0),
             }
-            if pool == "prefill":  # how many tokens wait in the router is not in the timeline
+            # The timeline does not record how many tokens wait in the router.
+            if pool == "prefill":
                 metrics["queue_tokens"] = one.waiting_tokens
             metrics |= shared
             if pool == "prefill" and sample.waiting and awaited == "decode":
-                # It counts the wait for a batch slot, which no prefill worker shortens
+                # This TTFT includes the wait for a batch slot, which more prefill workers do not
+                # shorten.
                 metrics.pop("ttft_p95_ms", None)
             pools[pool] = PoolSnapshot(one.desired, one.workers, metrics, one.busy_share)
         moments.append(Moment(sample.at_s, pools))
@@ -71,10 +74,10 @@ def moments_of(report: Report) -> list[Moment]:
 
 
 def read_moments(file: Path) -> list[Moment]:
-    """CSV with the columns seconds, pool, size, ready and any of a policy's metrics; one row a pool
-    and moment.
+    """Reads a CSV file with the columns seconds, pool, size, ready and any of a policy's metrics,
+    one row per pool and moment.
 
-    An empty field is a metric that was not known. Raises InvalidArgument, naming the line.
+    An empty field is an unknown metric. Raises InvalidArgument, naming the line.
     """
     try:
         with file.open(encoding="utf-8", newline="") as lines:

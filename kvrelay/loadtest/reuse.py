@@ -1,5 +1,5 @@
-"""How much of the prompts a prefix cache could have held, and how much the target says that it
-did.
+"""Compares the prefix reuse that was possible for the prompts of a test with the reuse that the
+target reports.
 """
 
 from __future__ import annotations
@@ -12,25 +12,31 @@ from dataclasses import dataclass
 from kvrelay.loadtest.counters import PrefixCache
 from kvrelay.loadtest.report.row import Row
 
-Prompt = Sequence[int]  # token ids
+# Token ids.
+Prompt = Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """In prompt tokens of the answered requests. A cache reuses whole blocks and leaves the last
-    token to compute.
+    """Counts in prompt tokens of the answered requests. A cache reuses whole blocks and leaves at
+    least the last token to compute.
     """
 
     block_tokens: int
     prompt: int
-    unlimited: int  # that a cache without limits would hold, if each prompt were computed at once
-    # Of these, the tokens of prompts whose first token had come before the request was sent
+    # Reusable with an unlimited cache, if each prompt were computed instantly.
+    unlimited: int
+    # Reusable with an unlimited cache that holds a prompt only from its first token on.
     computed: int
-    reported: int  # by the target, request by request
-    counters: PrefixCache | None = None  # the target's own, from before the test to after it
+    # Sum of the counts that the target reported per request.
+    reported: int
+    # Increase of the target's own counters during the test.
+    counters: PrefixCache | None = None
 
     def shares(self) -> dict[str, float]:
-        """Of the prompt tokens; the counters' hits of their queries."""
+        """Returns the counts as shares of the prompt tokens. `counters` is hits divided by
+        queries.
+        """
         shares = {"unlimited": self.unlimited, "computed": self.computed, "reported": self.reported}
         found = {
             name: tokens / self.prompt if self.prompt else 0.0 for name, tokens in shares.items()
@@ -46,7 +52,9 @@ def measure_reuse(
     block_tokens: int,
     counters: PrefixCache | None = None,
 ) -> Reuse:
-    """prompts: by place in the plan. counters: what the target's grew by."""
+    """Computes the reuse of one test. prompts: by position in the plan. counters: the increase of
+    the target's counters.
+    """
     answered = [row for row in rows if row.ok and row.ttft_s is not None]
     by_arrival = sorted(answered, key=lambda row: (row.scheduled_s, row.index))
     seen: set[int] = set()
@@ -66,9 +74,12 @@ def measure_reuse(
 
 
 def _computed(prompts: Mapping[int, Prompt], rows: Sequence[Row], block_tokens: int) -> int:
-    """Like an unlimited cache, but a prompt's blocks are there from its first token on."""
+    """Counts like an unlimited cache that holds the blocks of a prompt only from its first token
+    on.
+    """
     seen: set[int] = set()
-    computing: list[tuple[float, int]] = []  # when a prompt's first token came, and which
+    # When the first token of a prompt came, and the prompt's position.
+    computing: list[tuple[float, int]] = []
     total = 0
     for row in sorted(rows, key=lambda row: row.scheduled_s + row.late_s):
         assert row.ttft_s is not None
@@ -89,7 +100,7 @@ def _reusable(prompt: Prompt, block_tokens: int, seen: set[int]) -> int:
 
 
 def _prefixes(prompt: Prompt, block_tokens: int) -> Iterator[int]:
-    """A hash for each whole block, of it and all before it."""
+    """Yields a hash for each whole block, over the block and all blocks before it."""
     before = 0
     for end in range(block_tokens, len(prompt) + 1, block_tokens):
         before = hash((before, tuple(prompt[end - block_tokens : end])))

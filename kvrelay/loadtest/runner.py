@@ -1,8 +1,8 @@
-"""Runs a planned load.
+"""Sends a planned load.
 
-Open loop: a request starts when it is due, however many are still under way. Closed loop: a number
-of slots, each of which sends its next request when the last one is answered. Either way latency
-counts from when the request was due.
+In an open loop, a request starts when it is due, however many requests are in progress. In a closed
+loop, each of a fixed number of slots sends its next request when the previous request is answered.
+In both, latency counts from the time when the request was due.
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ from typing import Any, Protocol
 from kvrelay.loadtest.report.row import Row
 from kvrelay.loadtest.workload import PlannedRequest
 
-# A slot of a closed loop waits after a failure, longer after each in a row: a target that is gone
-# fails at once.
+# A slot of a closed loop pauses after a failure, longer after each consecutive failure, because a
+# target that is down fails at once.
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 1.0
 
 
 class Sender(Protocol):
+    """Sends single requests to a target."""
+
     async def send(self, request: PlannedRequest, start: float) -> Row:
-        """Sends it now; `start` is the test's start on time.perf_counter. Failures are rows too."""
+        """Sends the request now and returns its row; failures are rows too. `start` is the start of
+        the test on time.perf_counter.
+        """
         ...
 
 
@@ -51,10 +55,10 @@ async def run_load(
     done: Callable[[Row], None],
     stop: asyncio.Event | None = None,
 ) -> tuple[Row, ...]:
-    """Open loop. One row for each request, in the plan's order; `done` sees each when it is
-    complete.
+    """Runs an open loop. Returns one row per request, in the order of the plan. Calls `done` with
+    each complete row.
 
-    `stop` ends the test at once; requests that were under way then have no row.
+    `stop` ends the test at once. Requests in progress at that time have no row.
     """
     run = _Run(sender, done)
 
@@ -76,10 +80,10 @@ async def run_closed_loop(
     done: Callable[[Row], None],
     stop: asyncio.Event | None = None,
 ) -> tuple[Row, ...]:
-    """Like `run_load`, but a request is due when one of `concurrency` slots is free; none starts
-    after `duration` s.
+    """Runs a closed loop, like `run_load`. A request is due when one of `concurrency` slots is
+    free. No request starts after `duration` seconds.
 
-    A slot whose request failed is free again after a pause.
+    A slot whose request failed pauses before it is free again.
     """
     run = _Run(sender, done)
     waiting = enumerate(plan)

@@ -14,9 +14,12 @@ METRICS = ("ttft", "tpot", "e2e")
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Raises InvalidArgument for what no request can be measured by."""
+    """One objective. Raises InvalidArgument for an unknown metric or a bound that is not positive
+    and finite.
+    """
 
-    metric: str  # one of METRICS
+    # One of METRICS.
+    metric: str
     milliseconds: float
 
     def __post_init__(self) -> None:
@@ -27,8 +30,8 @@ class Slo:
             )
 
     def met(self, row: Row) -> bool:
-        """A request with one token has no TPOT, so it cannot miss one; one that failed meets
-        nothing.
+        """Whether a request met the objective. A request with one token has no TPOT and so meets
+        every TPOT objective. A failed request meets none.
         """
         seconds: float | None = getattr(row, f"{self.metric}_s")
         if seconds is None:
@@ -37,7 +40,7 @@ class Slo:
 
 
 def parse_slos(texts: Sequence[str]) -> tuple[Slo, ...]:
-    """`ttft:200`, `tpot:50`, `e2e:2000`, in milliseconds. Raises InvalidArgument."""
+    """Parses `ttft:200`, `tpot:50`, `e2e:2000`, in milliseconds. Raises InvalidArgument."""
     slos = {}
     for text in texts:
         metric, _, number = text.partition(":")

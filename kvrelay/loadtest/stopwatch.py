@@ -1,4 +1,4 @@
-"""Times one request."""
+"""Measures the times of one request."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from kvrelay.loadtest.report.row import Row
 
 
 class Stopwatch:
-    """Started when a request is sent, told of each token that comes, asked for the row."""
+    """Starts when a request is sent, records each token, and builds the row."""
 
     def __init__(self, start: float, at: float) -> None:
-        """start: of the test, on time.perf_counter. at: when the request was due, in seconds after
-        it.
+        """start: start of the test on time.perf_counter. at: when the request is due, in seconds
+        after the start.
         """
         self._due = start + at
         self._row: dict[str, Any] = {"scheduled_s": at, "late_s": time.perf_counter() - self._due}
@@ -23,12 +23,15 @@ class Stopwatch:
         self._tokens = 0
 
     def tokens(self, count: int) -> None:
+        """Records the arrival of `count` tokens."""
         if count:
             self._times.append(time.perf_counter())
             self._tokens += count
 
     def answered(self, output_tokens: int | None = None, **facts: Any) -> Row:
-        """output_tokens: if the target tells them; else those that came are counted."""
+        """Returns the row of an answered request. output_tokens: the count that the target reports;
+        by default, the tokens that arrived are counted.
+        """
         times = self._times
         return Row(
             **self._row,
@@ -40,6 +43,7 @@ class Stopwatch:
         )
 
     def failed(self, error: KvRelayError) -> Row:
+        """Returns the row of a failed request."""
         return Row(
             **self._row,
             e2e_s=time.perf_counter() - self._due,

@@ -1,4 +1,6 @@
-"""Goodput against rate: how fast requests may come while enough of them meet their objectives."""
+"""Measures goodput over the rate: the highest request rate at which enough requests meet their
+objectives.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +10,36 @@ from dataclasses import dataclass
 
 from kvrelay.loadtest.report.sweep_report import Report
 
-Offer = Callable[[float], Awaitable[Report]]  # a run at a rate
-# Of the largest objective, that arrivals should last: in a shorter run a queue that grows misses
-# nothing yet.
+# Runs a test at a rate.
+Offer = Callable[[float], Awaitable[Report]]
+# A run should last this many times the largest objective. In a shorter run, a growing queue does
+# not yet miss any objective.
 _LASTING = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    attainment: float  # share of the requests that must meet every objective
-    runs: tuple[tuple[float, Report], ...]  # by rate, ascending
+    """The runs of a sweep."""
+
+    # Share of the requests that must meet every objective.
+    attainment: float
+    # By rate, ascending.
+    runs: tuple[tuple[float, Report], ...]
 
     def good(self, report: Report) -> bool:
-        """An interrupted run never is: its slowest requests have no row."""
+        """Whether a run reached the attainment. An interrupted run never does, because its slowest
+        requests have no row.
+        """
         return not report.interrupted and report.good_share >= self.attainment
 
     @property
     def best_rate(self) -> float | None:
-        """The highest rate that was good enough; None if none was."""
+        """The highest rate whose run reached the attainment; None if no run did."""
         return max((rate for rate, report in self.runs if self.good(report)), default=None)
 
     @property
     def dead(self) -> tuple[tuple[float, Report], ...]:
-        """Runs in which nothing was answered, though nobody interrupted them. One ends the
-        sweep.
-        """
+        """Runs without any answer that were not interrupted. Such a run ends the sweep."""
         return tuple(
             (rate, report)
             for rate, report in self.runs
@@ -41,7 +48,7 @@ class Sweep:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Those of the runs, and of runs that were too short."""
+        """The warnings of all runs, and warnings about runs that were too short."""
         return tuple(
             f"at {rate:.4g}/s: {one}"
             for rate, report in self.runs
@@ -63,13 +70,13 @@ def _short(report: Report) -> tuple[str, ...]:
 
 
 def _over(report: Report) -> bool:
-    """Whether a sweep ends with this run."""
+    """Whether the sweep ends with this run."""
     return report.interrupted or not report.answered
 
 
 async def try_rates(offer: Offer, rates: Sequence[float], attainment: float) -> Sweep:
-    """Each of them, in ascending order. A run that is interrupted, or gets no answer at all, ends
-    the sweep.
+    """Runs a test at each rate, in ascending order. A run that is interrupted or gets no answer
+    ends the sweep.
     """
     runs = []
     for rate in sorted(rates):
@@ -83,12 +90,12 @@ async def try_rates(offer: Offer, rates: Sequence[float], attainment: float) -> 
 async def bisect(
     offer: Offer, low: float, high: float, precision: float, attainment: float
 ) -> Sweep:
-    """Looks for the highest good rate from `low` to `high`, until it is known to a factor of 1 +
+    """Searches for the highest good rate between `low` and `high`, to within a factor of 1 +
     precision.
 
-    Halves the interval by ratio; so it supposes that a lower rate is never worse. Both ends are
-    tried first: if the low one is not good or the high one is, nothing lies between. A run that is
-    interrupted, or gets no answer at all, ends the search.
+    The search halves the interval by ratio, so it assumes that a lower rate is never worse. It
+    tries both ends first: if `low` is not good or `high` is good, the search ends. A run that is
+    interrupted or gets no answer ends the search too.
     """
     sweep = Sweep(attainment, ())
 

@@ -1,4 +1,4 @@
-"""What a test sends, and when: drawn from one seed."""
+"""A synthetic workload: the requests and their times, drawn from one seed."""
 
 from __future__ import annotations
 
@@ -47,15 +47,19 @@ _WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    at: float  # seconds after the test's start
+    """One request of a plan."""
+
+    # Seconds after the start of the test.
+    at: float
     prompt: str | None
-    token_ids: tuple[int, ...] | None  # in place of a prompt
+    # Replaces the prompt.
+    token_ids: tuple[int, ...] | None
     output_tokens: int
     seed: int
 
     def variant(self, number: int, vocab_size: int) -> PlannedRequest:
-        """As long, but it shares no prefix with the same request's other variants, so no cache
-        helps it.
+        """Returns a request of the same length that shares no prefix with the other variants, so no
+        cache helps it.
         """
         if self.token_ids is None:
             return replace(self, prompt=f"{number} {self.prompt}")
@@ -66,17 +70,24 @@ class PlannedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    rate: Rate | None  # None: closed loop, each request is due at once
+    """The parameters of a synthetic workload."""
+
+    # None: closed loop, in which each request is due at once.
+    rate: Rate | None
     burstiness: float
     num_requests: int | None
-    duration: float | None  # seconds
+    # Seconds.
+    duration: float | None
     prompt_tokens: Lengths
     output_tokens: Lengths
-    text: bool  # as many common words instead of token ids
+    # Prompts are common words, as many as the drawn length, instead of token ids.
+    text: bool
     seed: int
 
     def plan(self, vocab_size: int, max_model_len: int = 0) -> Iterator[PlannedRequest]:
-        """Token ids are below vocab_size. A closed loop without num_requests has no end."""
+        """Yields the requests. Token ids are below vocab_size. A closed loop without num_requests
+        is endless.
+        """
         random = Random(self.seed)
         times: list[float] | repeat[float]
         if self.rate is not None:
@@ -85,12 +96,13 @@ class Workload:
             )
         else:
             times = repeat(0.0) if self.num_requests is None else repeat(0.0, self.num_requests)
-        # Millions of drawn tokens then are so many pointers, not so many numbers
+        # A list shares its int objects: millions of drawn tokens then take one pointer each, not
+        # one int each.
         ids = list(range(vocab_size))
         return (self._request(at, ids, random) for at in times)
 
     def options(self) -> dict[str, Any]:
-        """What was asked for, as JSON's values."""
+        """Returns the options of the workload as JSON values."""
         return {
             "rate": None if self.rate is None else rate_text(self.rate),
             "burstiness": "inf" if math.isinf(self.burstiness) else self.burstiness,

@@ -1,4 +1,4 @@
-"""The models that come with kvrelay, and what a model's name may be."""
+"""The bundled models, and the resolution of model names."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
 def resolve_model(path: str) -> str:
-    """Where to load `path` from: `demo` is the bundled folder; an existing folder and a hub id stay
-    as they are.
+    """Returns the location to load `path` from. `demo` becomes the bundled folder; an existing
+    folder or a hub id stays as it is.
 
     Raises NotFound for anything else.
     """
@@ -31,17 +31,19 @@ def resolve_model(path: str) -> str:
 
 
 def local_folder(path: str) -> str:
-    """Of what `resolve_model` returned: the folder itself, or, of a hub id, that of the hub's cache
-    on this host, with configuration and tokenizer in it; they are downloaded where they are not
-    cached. Raises NotFound.
+    """Returns the local folder for a result of `resolve_model`: the folder itself, or for a hub id
+    the folder in this host's hub cache with the configuration and the tokenizer. Downloads these
+    files if they are not cached. Raises NotFound.
     """
     if Path(path).is_dir():
         return path
-    from huggingface_hub import snapshot_download  # here: most models are folders
+    # Imported here, because most models are folders.
+    from huggingface_hub import snapshot_download
 
     try:
         return str(snapshot_download(path, allow_patterns=["*.json", "*.jinja"]))
-    except Exception as error:  # network, hub or name: the library has many kinds of these
+    except Exception as error:
+        # The library has many error types for network, hub and name errors.
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise NotFound(
             f"model {path!r}: there is no such folder, and the Hugging Face hub does not give it: "

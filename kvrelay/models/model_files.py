@@ -1,4 +1,4 @@
-"""A model folder's files, looked at without any library of models: for processes that only start
+"""Checks the files of a model folder without a model library, for processes that only start
 others.
 """
 
@@ -13,14 +13,15 @@ from kvrelay.models.model_json import read_model_json
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
-_MAX_HEADER = 100 * 2**20  # bytes, as the safetensors format has it
+# Bytes; the limit of the safetensors format.
+_MAX_HEADER = 100 * 2**20
 
 
 def check_model_files(folder: Path) -> int:
-    """Bytes of weights. Raises ModelRefused for a folder that lacks something, or whose weights are
-    cut short.
+    """Returns the bytes of the weights. Raises ModelRefused for a folder with missing files or
+    truncated weights.
 
-    A worker checks all that is left when it loads them.
+    The worker checks everything else when it loads the model.
     """
     if not (folder / "config.json").exists():
         raise ModelRefused(
@@ -48,7 +49,7 @@ def check_model_files(folder: Path) -> int:
 
 
 def _check_weights(file: Path) -> int:
-    """Bytes in the file, which are as many as its header says."""
+    """Returns the bytes of the file. Raises ModelRefused unless the size matches the header."""
     try:
         with file.open("rb") as opened:
             size = file.stat().st_size

@@ -1,8 +1,9 @@
-"""Which files of a model's folder decide what it answers, and hashes of them.
+"""The files of a model folder that determine its answers, and their hashes.
 
-The hashes are XXH3 with 128 bits. They tell apart what an operator puts there: a fine-tune, another
-revision, a shard that was not copied to its end. They do not stop somebody who makes two files with
-one hash on purpose; whoever can write to a model's folder can change the answers anyway.
+The hashes are XXH3 with 128 bits. They distinguish the contents that operators deploy: a fine-tune,
+another revision, or a shard that was not fully copied. They do not stop an attacker who constructs
+two files with the same hash. An attacker who can write to the model folder can change the answers
+anyway.
 """
 
 from __future__ import annotations
@@ -32,11 +33,10 @@ SETTINGS = (
 
 
 def tokenizer_id(folder: Path) -> str:
-    """Hash of the files that give token ids their texts; empty where there are none, or they cannot
-    be read.
+    """Returns a hash of the files that map token ids to text. Empty if there are none, or if they
+    cannot be read.
 
-    A router that tokenizes with other files than those of a worker's model would ask it for
-    nonsense.
+    A router with other tokenizer files than the worker's model would send wrong token ids.
     """
     digest = xxhash.xxh3_128()
     found = False

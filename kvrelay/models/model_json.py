@@ -1,4 +1,4 @@
-"""A JSON file of a model folder."""
+"""Reads a JSON file of a model folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from kvrelay.errors import ModelRefused
 
 
 def read_model_json(path: Path) -> dict[str, Any]:
-    """The object in it. Raises ModelRefused if it cannot be read or is none."""
+    """Returns the JSON object in the file. Raises ModelRefused if the file cannot be read or is not
+    a JSON object.
+    """
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:

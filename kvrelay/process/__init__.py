@@ -1,1 +1,3 @@
-"""What every process needs: logs, child processes, an end, and a watch over its event loop."""
+"""Shared parts of every process: logs, child processes, shutdown, and monitoring of the event
+loop.
+"""

@@ -1,4 +1,4 @@
-"""Child processes that do not outlive their parent, and what the kernel knows of processes."""
+"""Child processes that end with their parent, and process information from the kernel."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ REASON_FILE = "KVRELAY_REASON_FILE"
 started it.
 """
 
-# Runs in place of the program until it is one: asks the kernel for SIGKILL when the parent dies
-# (PR_SET_PDEATHSIG is 1), in a process of its own because a preexec_fn is unsafe once the parent
-# has threads.
+# Runs before the program, in the same process. It asks the kernel for SIGKILL when the parent dies
+# (PR_SET_PDEATHSIG is 1), then replaces itself with the program. A preexec_fn would be unsafe once
+# the parent has threads.
 _EXEC_BOUND_TO_PARENT = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)
@@ -26,10 +26,11 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def bound_to_parent(program: str, *arguments: str) -> list[str]:
-    """The command line that runs `program`, an absolute path, and has it killed when this process
-    dies.
+    """Returns the command line that runs `program`, an absolute path, and kills it when this
+    process dies.
 
-    The kernel ties the child to the thread that starts it: start it from one that lasts.
+    The kernel ties the child to the thread that starts it, so start it from a thread that lives as
+    long as the process.
     """
     return [
         sys.executable,
@@ -44,10 +45,10 @@ def bound_to_parent(program: str, *arguments: str) -> list[str]:
 
 
 def send_signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    """To one that was not yet seen to end.
+    """Sends a signal to a process that has not been seen to end.
 
-    The process's own `send_signal` looks whether it runs, and takes the exit status of one that
-    does not away from asyncio, which then complains and tells 255.
+    The `send_signal` of the process polls it, and for an ended process takes the exit status away
+    from asyncio. asyncio then logs a warning and reports 255.
     """
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
@@ -55,7 +56,7 @@ def send_signal(process: asyncio.subprocess.Process, number: signal.Signals) -> 
 
 
 async def stop(process: asyncio.subprocess.Process, timeout_s: float) -> int:
-    """Asks it to end, and ends it after `timeout_s`; returns its exit code."""
+    """Asks the process to end, and kills it after `timeout_s`. Returns its exit code."""
     send_signal(process, signal.SIGTERM)
     try:
         async with asyncio.timeout(timeout_s):
@@ -66,18 +67,18 @@ async def stop(process: asyncio.subprocess.Process, timeout_s: float) -> int:
 
 
 def family(pid: int) -> list[int]:
-    """The process and all that it and its children have started, as far as they live."""
+    """Returns the ids of the process and of all its live descendants."""
     children: list[int] = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            # Threads come and go meanwhile
+            # Threads may start and end during the loop.
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 children += map(int, (thread / "children").read_text().split())
     return [pid, *(one for child in children for one in family(child))]
 
 
 def command_of(pid: int) -> str:
-    """Of a process that runs; nothing, if it does not."""
+    """Returns the name of a running process; empty if it does not run."""
     try:
         name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
     except FileNotFoundError:

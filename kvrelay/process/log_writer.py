@@ -1,5 +1,5 @@
-"""Lines of log on their way to stderr. A thread writes them: who logs never waits for a pipe that
-nobody reads.
+"""Writes log lines to stderr in a separate thread, so that logging never blocks on a pipe that is
+not read.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import sys
 import threading
 from collections import deque
 
-MAX_LINES = 10_000  # that wait; more are dropped and counted
-FLUSH_S = 1.0  # for what is left when the process ends
+# Most lines in the queue; further lines are dropped and counted.
+MAX_LINES = 10_000
+# Time for the remaining lines when the process ends.
+FLUSH_S = 1.0
 
 
 class LogWriter:
-    """A logger as structlog wraps it: each of its methods takes one whole line."""
+    """A logger for structlog to wrap. Each method takes one complete line."""
 
     def __init__(self, max_lines: int = MAX_LINES) -> None:
         self._max_lines = max_lines
@@ -27,12 +29,13 @@ class LogWriter:
         self._thread: threading.Thread | None = None
 
     def info(self, line: str) -> None:
+        """Queues a line without blocking. Drops the line if the queue is full."""
         with self._changed:
             if len(self._lines) >= self._max_lines:
                 self._dropped += 1
                 return
             self._lines.append(line)
-            # The first line, or that of a forked process
+            # No thread yet: this is the first line, or the first in a forked process.
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="log", daemon=True)
                 self._thread.start()
@@ -42,7 +45,7 @@ class LogWriter:
     debug = warning = error = critical = info
 
     def flush(self, seconds: float = FLUSH_S) -> None:
-        """Until every line is written, `seconds` at most."""
+        """Waits until every line is written, for at most `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: not self._lines and not self._writing, seconds)
 
@@ -58,7 +61,7 @@ class LogWriter:
                 self._writing = True
             try:
                 _write("".join(f"{line}\n" for line in (*lines, *_told(dropped))))
-            # The reader has gone, the disk is full, the stream is closed
+            # The reader is gone, the disk is full, or the stream is closed.
             except (OSError, ValueError):
                 with self._changed:
                     self._dropped += dropped + len(lines)
@@ -75,15 +78,16 @@ def _told(dropped: int) -> list[str]:
 
 
 def _write(text: str) -> None:
-    """Past the stream's buffer, whose lock would be held at the interpreter's end if the write
-    never returned.
+    """Writes to the file descriptor, without the stream's buffer. If the write never returned, the
+    buffer's lock would block the exit of the interpreter.
     """
     stream = sys.stderr
     if stream is None:
         return
     try:
         descriptor = stream.fileno()
-    except (OSError, ValueError):  # a stand-in without a file
+    except (OSError, ValueError):
+        # A replacement stream without a file.
         descriptor = -1
     if descriptor < 0:
         stream.write(text)

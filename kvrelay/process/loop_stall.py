@@ -1,4 +1,4 @@
-"""How long an event loop was kept from its other work, and by what."""
+"""Measures how long an event loop is blocked, and by what."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from dataclasses import dataclass, field
 from kvrelay.process.telemetry import get_logger
 
 BEAT_S = 0.02
-SAMPLE_S = 0.25  # after which the stack of the loop's thread is taken
-_LOOK_S = 0.1  # between two looks of the watchdog thread
+# Stall after which the stack of the loop's thread is sampled.
+SAMPLE_S = 0.25
+# Polling interval of the watchdog thread.
+_LOOK_S = 0.1
 _FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')
 _STACK_BYTES = 2**18
-_FRAMES = 12  # of a stack in the log
+# Most frames of a stack in the log.
+_FRAMES = 12
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)  # seconds
 
 log = get_logger("loop")
@@ -26,16 +29,21 @@ log = get_logger("loop")
 
 @dataclass(slots=True)
 class StallCounts:
-    """Of all beats: how late they were, in seconds."""
+    """The lateness of all beats, in seconds."""
 
-    # The last is for all above
+    # The last bucket is for all larger values.
     buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
     total_s: float = 0.0
     worst_s: float = 0.0
-    worst_cpu_s: float = 0.0  # of the loop's thread, from one beat to the next
-    stack: str = ""  # of the loop's thread in the last stall that was long enough to be sampled
+    # CPU time of the loop's thread between two beats.
+    worst_cpu_s: float = 0.0
+    # Stack of the loop's thread in the last stall that was long enough to be sampled.
+    stack: str = ""
 
     def add(self, late_s: float, cpu_s: float) -> None:
+        """Counts one beat: its lateness, and the CPU time of the loop's thread since the previous
+        beat.
+        """
         self.buckets[bisect_left(BUCKETS, late_s)] += 1
         self.total_s += late_s
         self.worst_s = max(self.worst_s, late_s)
@@ -43,27 +51,28 @@ class StallCounts:
 
 
 class LoopStalls:
-    """Measures the event loop that it is started on.
+    """Measures the event loop that `run` runs on.
 
-    A callback that is due every BEAT_S runs late by as long as others run. Beside the wall time
-    stands the processor time of the loop's thread: on a busy machine a beat is late although
-    nothing on the loop took long, and then only the former is large. A thread takes the loop's
-    stack while a stall lasts, if the interpreter's lock is free.
+    A callback is due every BEAT_S; other callbacks delay it by their own duration. The CPU time of
+    the loop's thread is recorded beside the wall time. On a busy machine a beat can be late
+    although no callback took long; then only the wall time is large. A watchdog thread samples the
+    loop's stack during a stall, if the interpreter's lock is free.
     """
 
     def __init__(self, process: str, beat_s: float = BEAT_S) -> None:
-        """`process` is what the log calls it."""
+        """`process` is the name in the log."""
         self.counts = StallCounts()
         self._process = process
         self._beat_s = beat_s
         self._due = 0.0
         self._cpu = 0.0
-        self._sampled: str | None = None  # during the stall that lasts
+        # The stack sampled in the current stall.
+        self._sampled: str | None = None
         self._ended = threading.Event()
         self._handle: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Measures until cancelled."""
         loop = asyncio.get_running_loop()
         thread = threading.Thread(
             target=self._watch, args=(threading.get_ident(),), name="loop stalls", daemon=True
@@ -101,12 +110,12 @@ class LoopStalls:
 
 
 def _stack_of(ident: int) -> str:
-    """The innermost frames of a thread that runs. Frames must not be walked in Python: they end
-    meanwhile.
+    """Returns the innermost frames of a running thread. Python code must not walk these frames,
+    because they may end meanwhile.
     """
     file = os.memfd_create("stack")
     try:
-        # Without giving up the interpreter's lock
+        # faulthandler does not release the interpreter's lock.
         faulthandler.dump_traceback(file, all_threads=True)
         text = os.pread(file, _STACK_BYTES, 0).decode(errors="replace")
     finally:

@@ -1,15 +1,18 @@
-"""How a part of a cluster is asked to end: first in peace, then at once."""
+"""Asks a component to end: first with a drain, then at once."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 
-DRAIN_GRACE_S = 30.0  # for what is in flight to end by itself
+# Time for requests in progress to finish.
+DRAIN_GRACE_S = 30.0
 
 
 class StopRequest:
-    """SIGTERM or SIGINT, or a call: the first asks for a drain, the second for an end at once."""
+    """A stop request by SIGTERM, SIGINT or a call. The first asks for a drain, the second for an
+    immediate end.
+    """
 
     def __init__(self) -> None:
         self.drain = asyncio.Event()
@@ -19,11 +22,11 @@ class StopRequest:
         (self.halt if self.drain.is_set() else self.drain).set()
 
     def now(self) -> None:
-        """As both together."""
+        """Requests the drain and the immediate end together."""
         self.drain.set()
         self.halt.set()
 
     def install(self) -> None:
-        """To be called in the main thread, on its running loop."""
+        """Installs the signal handlers. Call this in the main thread, on its running loop."""
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self)

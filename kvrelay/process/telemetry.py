@@ -1,6 +1,6 @@
-"""Structured logs on stderr: key=value lines for people, one JSON object a line for machines.
+"""Structured logs on stderr: key=value lines on a terminal, one JSON object per line otherwise.
 
-Logged are names, numbers and reasons; never prompts, tokens or credentials.
+Logs contain names, numbers and reasons; never prompts, tokens or credentials.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from kvrelay.errors import InvalidArgument
 from kvrelay.process.log_writer import LogWriter
 
 LEVELS = ("debug", "info", "warning", "error")
-# In the environment, so that the processes of a cluster inherit it
+# An environment variable, so that the processes of a cluster inherit it.
 LEVEL_VARIABLE = "KVRELAY_LOG_LEVEL"
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 _WRITER = LogWriter()
 
 
 def configure_logging(default: str = "info") -> None:
-    """Sets the process-wide log format, and its threshold to KVRELAY_LOG_LEVEL or else `default`.
+    """Sets the process-wide log format, and the threshold: KVRELAY_LOG_LEVEL, or else `default`.
 
-    Raises InvalidArgument for a level that is not one of LEVELS.
+    Raises InvalidArgument for a level that is not in LEVELS.
     """
     level = (os.environ.get(LEVEL_VARIABLE) or default).lower()
     if level not in LEVELS:
@@ -59,19 +59,19 @@ def configure_logging(default: str = "info") -> None:
 
 
 def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
-    """A logger whose lines carry `component=name`."""
+    """Returns a logger whose lines carry `component=name`."""
     logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(component=name)
     return logger
 
 
 def flush_logs() -> None:
-    """Until all that was logged is written, for a second at most. A process that ends normally does
-    so by itself.
+    """Waits until all log lines are written, for at most one second. A process that exits normally
+    does this by itself.
     """
     _WRITER.flush()
 
 
 def trace_id(traceparent: str) -> str | None:
-    """Of a W3C `traceparent`; None if there is none, or it is not valid."""
+    """Returns the trace id of a W3C `traceparent`; None if it is missing or invalid."""
     match = _TRACEPARENT.fullmatch(traceparent)
     return match[1] if match and int(match[1], 16) else None

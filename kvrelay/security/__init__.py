@@ -1,3 +1,3 @@
-"""Who is who between the cluster's parts: certificates with roles, and capabilities for single
-transfers.
+"""Identities and permissions inside the cluster: certificates with roles, and capabilities for
+single transfers.
 """

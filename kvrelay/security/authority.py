@@ -1,4 +1,4 @@
-"""A CA of one's own, and certificates for each role, to try TLS out with."""
+"""A private CA and certificates for each role, for trying out TLS."""
 
 from __future__ import annotations
 
@@ -18,21 +18,26 @@ from kvrelay.errors import ConfigError, InvalidArgument
 from kvrelay.security.tls_roles import ROLES, WORKER_NAME, Role, uri
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
-_BACKDATED = timedelta(hours=1)  # clocks of other machines may be behind
+# The clocks of other machines may be behind.
+_BACKDATED = timedelta(hours=1)
 _SERVERS: tuple[Role, ...] = ("router", "worker")
 
 
 @dataclass(frozen=True, slots=True)
 class Issued:
+    """A certificate and its private key."""
+
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
 
     @property
     def certificate_pem(self) -> bytes:
+        """The certificate in PEM."""
         return self.certificate.public_bytes(serialization.Encoding.PEM)
 
     @property
     def key_pem(self) -> bytes:
+        """The private key in PEM (PKCS #8), without a password."""
         return self.key.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
@@ -41,7 +46,7 @@ class Issued:
 
 
 class Authority:
-    """Signs what it is asked to; its own certificate is `issued`."""
+    """Signs certificates. The authority's own certificate is `issued`."""
 
     def __init__(self, lifetime: timedelta, now: datetime | None = None) -> None:
         key = ec.generate_private_key(ec.SECP256R1())
@@ -55,8 +60,8 @@ class Authority:
     def issue(
         self, role: Role, hosts: Sequence[str], lifetime: timedelta, now: datetime | None = None
     ) -> Issued:
-        """A certificate of the role. Those of servers are for this machine and `hosts`, DNS names
-        or IP addresses.
+        """Issues a certificate for a role. Server certificates are valid for this machine and for
+        `hosts`, which are DNS names or IP addresses.
 
         Raises InvalidArgument for a host that is neither.
         """
@@ -85,10 +90,10 @@ class Authority:
 
 
 def write_certificates(folder: Path, hosts: Sequence[str], lifetime: timedelta) -> None:
-    """ca.pem, ROLE.pem and their -key.pem, readable by their user alone.
+    """Writes ca.pem, ROLE.pem and the matching -key.pem files, readable only by the user.
 
-    Raises ConfigError, before anything is written, if one of them is there or the folder cannot be
-    had; InvalidArgument for a host that is none.
+    Raises ConfigError, before anything is written, if one of the files exists. Raises ConfigError
+    if the folder cannot be written to, and InvalidArgument for an invalid host.
     """
     authority = Authority(lifetime)
     made = {"ca": authority.issued}
@@ -131,7 +136,7 @@ def _builder(
 
 
 def _key_usage(*, signs: bool) -> x509.KeyUsage:
-    """Of a CA, or of an end of a connection."""
+    """Returns the key usage of a CA, or of an end of a connection."""
     return x509.KeyUsage(
         digital_signature=not signs,
         key_cert_sign=signs,

@@ -1,10 +1,10 @@
-"""Leave to move KV, once and for one purpose: what is granted, and a MAC over it that only the
-granting side can make.
+"""Single-purpose permissions to move KV. A capability is a MAC over a grant; only the granting side
+can compute it.
 
-A certificate says that its holder is a worker. A capability says that this worker may write this
-request's KV to the blocks of this lease, or read the beginning of this request's KV. So neither a
-worker gone wrong nor, where there is no TLS, another process of the host reaches blocks that no
-router has assigned to it.
+A certificate proves that its holder is a worker. A capability proves that this worker may write
+this request's KV to the blocks of this lease, or read the beginning of this request's KV. So a
+faulty worker cannot reach blocks that no router has assigned to it. Without TLS, neither can
+another process of the host.
 """
 
 from __future__ import annotations
@@ -22,47 +22,57 @@ _MAC_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class PushGrant:
-    """A worker may push one request's KV to another's lease. All numbers are those of the lease
-    when it was granted.
+    """Permission for a worker to push one request's KV to a lease of another worker. All numbers
+    are those of the lease when it was granted.
     """
 
     request_id: str
     attempt: int
-    sender: str  # worker id
-    receiver: str  # worker id
+    # Worker id.
+    sender: str
+    # Worker id.
+    receiver: str
     lease_id: int
     epoch: int
     generation: int
     num_blocks: int
-    seconds: float  # a duration, since clocks differ; the lease table knows when it ends
+    # A duration, because clocks differ. The lease table knows when the lease ends.
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class FetchGrant:
-    """A worker may have the beginning of one request's KV pushed to its address from another's
-    prefix cache.
+    """Permission for a worker to have the beginning of one request's KV pushed to its address from
+    another worker's prefix cache.
     """
 
     request_id: str
     attempt: int
-    borrower: str  # worker id
-    address: str  # of the borrower
-    lender: str  # worker id
-    epoch: int  # of the lender
-    tokens: int  # from the request's start, at most
+    # Worker id.
+    borrower: str
+    # Address of the borrower.
+    address: str
+    # Worker id.
+    lender: str
+    # Epoch of the lender.
+    epoch: int
+    # Most tokens, from the start of the request.
+    tokens: int
 
 
 Grant = PushGrant | FetchGrant
 
 
 def make_key() -> bytes:
-    """A secret for one incarnation of a worker: what an earlier one granted is worth nothing."""
+    """Returns a secret for one incarnation of a worker. The capabilities of earlier incarnations
+    become invalid.
+    """
     return secrets.token_bytes(KEY_BYTES)
 
 
 def make_capability(key: bytes, grant: Grant) -> str:
-    """Keyed BLAKE2b (RFC 7693), in hex, over the kind of grant and its fields, each with its length
-    before it.
+    """Returns the keyed BLAKE2b (RFC 7693), in hex, over the kind of the grant and its fields. Each
+    value is preceded by its length.
     """
     mac = hashlib.blake2b(key=key, digest_size=_MAC_BYTES)
     for value in (type(grant).__name__, *astuple(grant)):
@@ -73,7 +83,7 @@ def make_capability(key: bytes, grant: Grant) -> str:
 
 
 def check_capability(key: bytes, grant: Grant, shown: str) -> None:
-    """Takes the same time whatever is wrong. Raises PermissionDenied."""
+    """Raises PermissionDenied for a wrong capability. The comparison takes constant time."""
     if not hmac.compare_digest(make_capability(key, grant).encode(), shown.encode()):
         raise PermissionDenied(
             f"the capability is not one for this {type(grant).__name__} of request "

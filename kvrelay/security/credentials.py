@@ -1,4 +1,4 @@
-"""What one process shows its peers and whom it believes, as the files are now."""
+"""The certificates and keys of one process, reloaded when their files change."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ log = get_logger("security")
 
 
 class Credentials:
-    """Certificates are replaced by replacing their files: connections made from then on use the new
-    ones, those that are there go on. Files that are broken, or half written, change nothing but the
-    log.
+    """A certificate is replaced by replacing its files. New connections use the new files; existing
+    connections continue. Broken or partly written files are logged and otherwise ignored.
 
-    Any thread may ask: gRPC does so from its own, in each handshake.
+    Thread-safe: gRPC calls this from its own threads, in each handshake.
     """
 
     def __init__(self, files: Files) -> None:
-        """Raises ConfigError."""
+        """Loads the files. Raises ConfigError."""
         self.files = files
         self._lock = threading.Lock()
         self._seen = self._signature()
         self._current = load(files, _now())
-        self._refused = ""  # why the files, as last seen, were not taken
+        # Why the current files were rejected; empty if they were accepted.
+        self._refused = ""
         self._told = ""
 
     @classmethod
     def internal(
         cls, security: SecurityConfig, role: Literal["router", "worker"]
     ) -> Credentials | None:
-        """Of a router or controller, or of a worker, for connections within the cluster; None
-        without TLS.
+        """Returns the credentials for connections inside the cluster, of a router or controller, or
+        of a worker. Returns None without TLS.
 
         Raises ConfigError.
         """
@@ -53,11 +53,13 @@ class Credentials:
 
     @classmethod
     def public(cls, security: SecurityConfig) -> Credentials | None:
-        """Of the listeners for clients and operators; None without TLS. Raises ConfigError."""
+        """Returns the credentials of the listeners for clients and operators; None without TLS.
+        Raises ConfigError.
+        """
         return None if security.tls is None else cls(_public_files(security.tls))
 
     def current(self) -> KeyPair:
-        """The same object as long as nothing has changed."""
+        """Returns the current key pair. The object stays the same until the files change."""
         with self._lock:
             signature = self._signature()
             if signature != self._seen:
@@ -66,8 +68,8 @@ class Credentials:
             return self._current
 
     def trouble(self, now: datetime | None = None) -> str:
-        """What an operator should do something about, or nothing: the certificate ends soon, has
-        ended, or its successor is not to be used. Says it in the log, too, when it is news.
+        """Returns what an operator should fix: the certificate expires soon, has expired, or its
+        replacement cannot be used. Returns an empty string if there is nothing. Logs each change.
         """
         pair = self.current()
         text = expiry.notice(self.files.cert, pair.ends, now or _now())
@@ -96,8 +98,8 @@ class Credentials:
             log.warning("certificate_rejected", reason=error.message)
 
     def _signature(self) -> tuple[tuple[int, int, int] | None, ...]:
-        """Changes when one of the files does. A mounted Kubernetes secret is a link that comes to
-        lead elsewhere.
+        """Returns a value that changes when one of the files changes. It follows links, because a
+        mounted Kubernetes secret is a link whose target changes.
         """
         paths = (self.files.cert, self.files.key, self.files.ca)
         return tuple(_stat(path) for path in paths if path is not None)

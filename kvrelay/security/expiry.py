@@ -1,4 +1,4 @@
-"""What to say of a certificate's end. Pure."""
+"""Messages about the expiry of a certificate. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ for holidays.
 
 
 def notice(path: str, ends: datetime, now: datetime) -> str:
-    """Nothing as long as there is time."""
+    """Returns a message if the certificate has expired or expires soon; empty otherwise."""
     date = f"{ends:%Y-%m-%d %H:%M:%S} UTC"
     if now >= ends:
         return (

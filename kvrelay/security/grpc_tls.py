@@ -1,5 +1,5 @@
-"""gRPC servers and channels, with TLS where there are credentials. Nothing else in the cluster
-opens one.
+"""gRPC servers and channels, with TLS if there are credentials. All gRPC connections of the cluster
+are opened here.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ Option = tuple[str, str | int]
 
 
 def listen(server: grpc.aio.Server, address: str, credentials: Credentials | None) -> int:
-    """Adds a port at HOST:PORT; returns its number. Raises RuntimeError if it cannot be had."""
+    """Adds a listener at HOST:PORT and returns its port. Raises RuntimeError if the address is not
+    available.
+    """
     if credentials is None:
         return int(server.add_insecure_port(address))
     return int(server.add_secure_port(address, server_credentials(credentials)))
 
 
 def server_credentials(credentials: Credentials) -> grpc.ServerCredentials:
-    """Each handshake takes the files as they are then. With a CA, who shows no certificate of it
-    ends there.
+    """Returns server credentials. Each handshake uses the current files. If there is a CA, a client
+    without a certificate of that CA fails the handshake.
     """
     shown = credentials.current()
 
@@ -48,10 +50,11 @@ def _configuration(pair: KeyPair) -> grpc.ServerCertificateConfiguration:
 def worker_channel(
     address: str, credentials: Credentials | None, options: Sequence[Option] = ()
 ) -> grpc.aio.Channel:
-    """To a worker at HOST:PORT, of which the CA and the name of workers are verified, and not the
-    address.
+    """Returns a channel to a worker at HOST:PORT. TLS verifies the CA and the common name of all
+    workers, not the address.
 
-    It keeps the certificate that the files hold now; whoever connects anew makes a new channel.
+    The channel keeps the certificate that the files hold now. Create a new channel for each
+    reconnection.
     """
     if credentials is None:
         return grpc.aio.insecure_channel(address, options)

@@ -1,4 +1,4 @@
-"""Who may call what: the role in the peer's certificate against a table of services."""
+"""Authorises calls: checks the role in the peer's certificate against a table of services."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kvrelay.wire import status
 log = get_logger("security")
 
 ALLOWED: Mapping[str, tuple[Role, ...]] = {
-    # A controller has a router's certificate: it drains workers
+    # Controllers use a router's certificate; they drain workers.
     "kvrelay.v1.WorkerService": ("router",),
     "kvrelay.v1.KvTransferService": ("worker",),
     "kvrelay.v1.ClusterService": ("admin",),
@@ -34,7 +34,7 @@ ALLOWED: Mapping[str, tuple[Role, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Peer:
-    """Who is at the other end, as its certificate says."""
+    """The peer of a call, as its certificate identifies it."""
 
     name: str
     role: Role
@@ -42,26 +42,26 @@ class _Peer:
 
 
 class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Ends calls of the wrong role before their handler sees anything of them.
+    """Rejects calls from the wrong role before their handler runs.
 
-    For servers that ask for certificates: a peer without one, or with one of another CA, does not
-    get beyond TLS's handshake. `without_role` is what a certificate that names no role passes for,
-    where it does.
+    For servers that require certificates: a peer without a certificate, or with a certificate of
+    another CA, fails the TLS handshake. `without_role` is the role of a certificate that names no
+    role; None rejects such a certificate.
     """
 
     def __init__(self, without_role: Role | None = None) -> None:
         self._without_role = without_role
-        self._calls: dict[int, _Peer] = {}  # under way, by the identity of their contexts
+        # Calls in progress, by the id of their context.
+        self._calls: dict[int, _Peer] = {}
         self._told: set[_Peer] = set()
 
     async def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
+        """Wraps the handler of a call with the check of the role."""
         handler = await continuation(details)
         return None if handler is None else self._guarded(handler, details.method)
 
     def tell_of_ended(self, now: datetime | None = None) -> None:
-        """Says once in the log when the certificate has ended that a peer of a call under way came
-        with.
-        """
+        """Logs once for each peer with a call in progress whose certificate has expired."""
         now = now or datetime.now(UTC)
         ended = {peer for peer in self._calls.values() if peer.ends <= now}
         for peer in ended - self._told:
@@ -101,7 +101,7 @@ class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             del self._calls[id(context)]
 
     async def _peer(self, context: grpc.aio.ServicerContext, method: str) -> _Peer:
-        """Aborts the call if the method is not for it."""
+        """Returns the peer. Aborts the call if the peer may not call the method."""
         try:
             return self._check(context.auth_context(), context.peer(), method)
         except KvRelayError as error:

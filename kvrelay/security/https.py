@@ -11,8 +11,8 @@ log = get_logger("security")
 
 
 def ssl_context(credentials: Credentials) -> ssl.SSLContext:
-    """Of a server. Each handshake takes the files as they are then; connections that are there go
-    on.
+    """Returns the context of a server. Each handshake uses the current files; existing connections
+    continue.
     """
     shown = credentials.current()
     latest = _context(credentials)
@@ -23,19 +23,21 @@ def ssl_context(credentials: Credentials) -> ssl.SSLContext:
         if current is not shown:
             try:
                 latest = _context(credentials)
-            except OSError as error:  # the files changed again; the next handshake looks anew
+            except OSError as error:
+                # The files changed again. The next handshake checks them again.
                 log.warning("certificate_rejected", reason=str(error))
                 return
             shown = current
         connection.context = latest
 
     first = _context(credentials)
-    first.sni_callback = renew  # runs in each handshake, whether the client names a server or not
+    # Runs in each handshake, whether or not the client sends a server name.
+    first.sni_callback = renew
     return first
 
 
 def _context(credentials: Credentials) -> ssl.SSLContext:
-    """Raises OSError, of which ssl.SSLError is one."""
+    """Loads the files. Raises OSError, the base class of ssl.SSLError."""
     files = credentials.files
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

@@ -1,5 +1,5 @@
-"""A certificate, its key and the CA to believe, from PEM files. What is wrong is a ConfigError that
-names the file.
+"""Loads a certificate, its key and the trusted CA from PEM files. Every problem is a ConfigError
+that names the file.
 """
 
 from __future__ import annotations
@@ -21,26 +21,32 @@ from kvrelay.errors import ConfigError
 from kvrelay.security.tls_roles import WORKER_NAME, Role, dns_names, roles_of
 
 Side = Literal["client", "server"]
-_MAX_BYTES = 2**20  # of a file; a bundle of all public CAs has a quarter of that
+# Per file. A bundle of all public CAs has a quarter of that.
+_MAX_BYTES = 2**20
 _USAGE = {"client": ExtendedKeyUsageOID.CLIENT_AUTH, "server": ExtendedKeyUsageOID.SERVER_AUTH}
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Where a key pair comes from, and what it has to be good for."""
+    """The files of a key pair, and the uses that its certificate must allow."""
 
     cert: str
     key: str
-    ca: str | None  # that its peers' certificates are signed by; none: they show none
-    role: Role | None  # none: any, and of any CA
+    # The CA of the peers' certificates; None: peers present no certificate.
+    ca: str | None
+    # None: any role, and a certificate of any CA.
+    role: Role | None
     sides: tuple[Side, ...]
-    where: str  # the configuration's name for it, as security.tls.worker
+    # The name in the configuration, for example security.tls.worker.
+    where: str
     ca_where: str = "security.tls.ca"
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """All in PEM. `chain` begins with the certificate, which is valid until `ends`."""
+    """PEM data. `chain` begins with the certificate of the process. The chain is valid until
+    `ends`.
+    """
 
     chain: bytes
     key: bytes = field(repr=False)
@@ -49,8 +55,8 @@ class KeyPair:
 
 
 def load(files: Files, now: datetime) -> KeyPair:
-    """Raises ConfigError unless a peer that believes the same CA would accept what is in the files
-    at that time.
+    """Loads the files. Raises ConfigError unless a peer with the same CA would accept the
+    certificate at the time `now`.
     """
     chain_pem = _read(files.cert, f"{files.where}.cert")
     key_pem = _read(files.key, f"{files.where}.key")
@@ -93,7 +99,7 @@ def _certificates(pem: bytes, path: str, where: str) -> list[x509.Certificate]:
 
 
 def _public_key(pem: bytes, path: str, where: str) -> bytes:
-    """Of the private key in the file."""
+    """Returns the encoded public key of the private key in the file."""
     try:
         return _encoded(serialization.load_pem_private_key(pem, password=None).public_key())
     except TypeError:
@@ -129,8 +135,8 @@ def _check_time(
 
 
 def _check_usage(certificate: x509.Certificate, files: Files) -> None:
-    """Its role, the name that it is verified by, and whether it may stand on these sides of a
-    connection.
+    """Checks the role, the DNS name of workers, and whether the certificate allows the given sides
+    of a connection.
     """
     where, path = f"{files.where}.cert", files.cert
     if files.role is not None:
@@ -148,7 +154,8 @@ def _check_usage(certificate: x509.Certificate, files: Files) -> None:
     try:
         usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except x509.ExtensionNotFound:
-        return  # good for everything
+        # Without the extension, all uses are allowed.
+        return
     for side in files.sides:
         if _USAGE[side] not in usage:
             raise ConfigError(
@@ -174,7 +181,9 @@ def _authorities(pem: bytes, path: str, where: str, now: datetime) -> list[x509.
 
 
 def _is_signed(chain: list[x509.Certificate], authorities: list[x509.Certificate]) -> bool:
-    """Each of the chain by the next one, the last by one of the authorities."""
+    """Whether each certificate of the chain is signed by the next one, and the last by one of the
+    authorities.
+    """
     return all(_signed_by(one, issuer) for one, issuer in pairwise(chain)) and any(
         _signed_by(chain[-1], one) for one in authorities
     )

@@ -1,4 +1,4 @@
-"""What a certificate's holder may be: one of four roles, which stands in the certificate."""
+"""The role of a certificate's holder. A certificate contains one of four roles."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ certificate does not pass for a worker's.
 
 
 def uri(role: Role) -> str:
-    """The subject alternative name that gives a certificate the role."""
+    """Returns the subject alternative name that gives a certificate the role."""
     return f"kvrelay://role/{role}"
 
 
 def roles_of(certificate: x509.Certificate) -> tuple[Role, ...]:
-    """None for a certificate that was not made for kvrelay."""
+    """Returns the roles in a certificate; empty for a certificate that was not made for kvrelay."""
     uris = _alternative_names(certificate, x509.UniformResourceIdentifier)
     return tuple(role for role in ROLES if uri(role) in uris)
 
 
 def dns_names(certificate: x509.Certificate) -> list[str]:
+    """Returns the DNS names among the certificate's subject alternative names."""
     return _alternative_names(certificate, x509.DNSName)
 
 

@@ -1,1 +1,1 @@
-"""What the components know of each other, in Redis."""
+"""The shared state of the components, in Redis."""

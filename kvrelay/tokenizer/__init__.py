@@ -1,1 +1,3 @@
-"""Texts and chat templates. The router uses these; neither torch nor transformers is imported."""
+"""Tokenizers and chat templates for the router. This package imports neither torch nor
+transformers.
+"""

@@ -1,10 +1,9 @@
-"""The process that renders chat templates, which are code from a model folder and not to be
-trusted.
+"""The process that renders chat templates. Templates are untrusted code from a model folder.
 
-`chat.py` runs this file. Each request on stdin is a line {"template", "variables", "lengths",
-"timeout_s"}, followed by the texts that have these lengths in bytes, role and content of each
-message. On stdout is first {"ready": true}, then for each request a line {"error"}, or {"length"}
-followed by a text of so many bytes. It ends with its stdin.
+`chat_template.py` runs this file. Each request on stdin is a line {"template", "variables",
+"lengths", "timeout_s"}. The texts follow it: role and content of each message, with these lengths
+in bytes. The process first writes {"ready": true} to stdout. Then it writes for each request a line
+{"error"}, or a line {"length"} followed by a text of that many bytes. It exits when stdin ends.
 """
 
 from __future__ import annotations
@@ -16,14 +15,18 @@ import signal
 import sys
 from typing import Any, BinaryIO
 
-MEMORY_BYTES = 512 * 2**20  # that a template may take
-MAX_ERROR = 1000  # characters
-GRACE_S = 1.0  # the parent kills first; this is for a parent that is gone
+# Most memory that a template may take.
+MEMORY_BYTES = 512 * 2**20
+# Characters.
+MAX_ERROR = 1000
+# The parent's timeout is shorter; this one is for a process whose parent is gone.
+GRACE_S = 1.0
 
 
 def main() -> None:
+    """Renders the requests on stdin until it ends."""
     requests, replies = sys.stdin.buffer, _private_stdout()
-    # Rendering needs none, and starts ten times faster
+    # Rendering does not need torch, and the process starts ten times faster without it.
     sys.modules["torch"] = None  # type: ignore[assignment]
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -40,7 +43,7 @@ def main() -> None:
     _send(replies, {"ready": True})
     for line in requests:
         request = json.loads(line)
-        # SIGALRM ends the process
+        # SIGALRM ends the process.
         signal.setitimer(signal.ITIMER_REAL, request["timeout_s"] + GRACE_S)
         read = [
             requests.read(length).decode(errors="surrogatepass") for length in request["lengths"]
@@ -60,15 +63,15 @@ def main() -> None:
 
 
 def _private_stdout() -> BinaryIO:
-    """The stdout of the process; prints of libraries go to stderr from now on."""
+    """Returns the stdout of the process. From now on, prints of libraries go to stderr."""
     private = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return private
 
 
 def _limit_resources() -> None:
-    """Bounded memory, no writing of files. Called after the imports, which map much memory that
-    they do not use.
+    """Limits the memory and forbids writing files. Called after the imports, which map much memory
+    that they do not use.
     """
     with open("/proc/self/statm") as statm:
         mapped = int(statm.read().split()[0]) * resource.getpagesize()

@@ -1,4 +1,4 @@
-"""Conversations to prompts, by the chat template of the model folder."""
+"""Converts conversations to prompts with the chat template of the model folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from kvrelay.process.child import send_signal
 _RENDERER = Path(__file__).with_name("chat_renderer.py")
 _START_S = 60.0
 _MAX_REPLY_BYTES = 16 * 2**20
-_READ_BYTES = 2**20  # of a reply at one time
+# Most bytes of a reply that are read at once.
+_READ_BYTES = 2**20
 _ENVIRONMENT = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 _TOKEN_NAMES = (
     "bos_token",
@@ -33,24 +34,25 @@ _TOKEN_NAMES = (
 
 
 class ChatTemplate:
-    """Renders in a child process of its own, one conversation at a time.
+    """Renders in a separate child process, one conversation at a time.
 
-    A template is code of the model folder. It runs in the sandbox of transformers, in a process
-    that is started on first use and killed when it takes too long; the next call starts a fresh
-    one.
+    A template is code from the model folder. It runs in the sandbox of transformers, in a process
+    that starts on first use. A process that exceeds the timeout is killed, and the next call starts
+    a new one.
     """
 
     def __init__(self, template: str, variables: Mapping[str, str]) -> None:
         self._template = template
-        self._variables = dict(variables)  # such as bos_token
+        # For example bos_token.
+        self._variables = dict(variables)
         self._turn = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
         self._closed = False
 
     @classmethod
     def load(cls, model_folder: str | Path) -> ChatTemplate:
-        """Raises NotFound when the folder has no chat template, ModelRefused when its files cannot
-        be read.
+        """Loads the template of a model folder. Raises NotFound if the folder has no chat template,
+        and ModelRefused if its files cannot be read.
         """
         folder = Path(model_folder)
         described = folder / "tokenizer_config.json"
@@ -67,17 +69,17 @@ class ChatTemplate:
         return cls(template, {name: text for name, text in tokens.items() if text is not None})
 
     async def render(self, messages: Sequence[tuple[str, str]], timeout_s: float = 2.0) -> str:
-        """The prompt for (role, content) pairs, up to where the answer begins.
+        """Returns the prompt for (role, content) pairs, up to the beginning of the answer.
 
-        It holds the special tokens, so it is to be encoded without adding any. Raises
-        InvalidArgument with the template's words when it refuses the messages, DeadlineExceeded
-        after `timeout_s` of rendering, Unavailable when the process does not start or this object
-        is closed.
+        The prompt contains the special tokens, so encode it without adding any. Raises
+        InvalidArgument with the template's message when the template rejects the messages,
+        DeadlineExceeded after `timeout_s` of rendering, and Unavailable when the process does not
+        start or this object is closed.
         """
         if not messages:
             raise InvalidArgument("messages is empty; send at least one", field="messages")
-        # Texts follow their lengths as they are: to write megabytes as JSON would hold up the event
-        # loop.
+        # The texts follow their lengths as raw bytes, because writing megabytes as JSON would block
+        # the event loop.
         texts = [text.encode(errors="surrogatepass") for message in messages for text in message]
         request = {
             "template": self._template,
@@ -90,7 +92,8 @@ class ChatTemplate:
             try:
                 reply = await self._ask(await self._started(), request, texts, timeout_s)
             finally:
-                if reply is None:  # the pipe may still hold this call's answer
+                # The pipe may still contain the answer to this call.
+                if reply is None:
                     await self._end()
         if "text" not in reply:
             raise InvalidArgument(
@@ -100,7 +103,7 @@ class ChatTemplate:
         return reply["text"]
 
     async def aclose(self) -> None:
-        """Ends the process. A call under way fails with Unavailable."""
+        """Ends the process. A call in progress fails with Unavailable."""
         self._closed = True
         if self._process is not None:
             send_signal(self._process, signal.SIGKILL)
@@ -120,11 +123,13 @@ class ChatTemplate:
                 stdout=asyncio.subprocess.PIPE,
                 limit=_READ_BYTES,
                 env={**os.environ, **_ENVIRONMENT},
-                start_new_session=True,  # Ctrl-C at the terminal is for the parent
+                # Ctrl-C at the terminal is for the parent.
+                start_new_session=True,
             )
             async with asyncio.timeout(_START_S):
                 ready = await _line(self._process)
-        except OSError as error:  # TimeoutError is one
+        except OSError as error:
+            # TimeoutError is an OSError.
             reason = str(error) or f"no answer within {_START_S:g} s"
             raise Unavailable(f"the chat template's process does not start: {reason}") from error
         if not ready:
@@ -171,12 +176,13 @@ class ChatTemplate:
             assert process.stdin is not None
             send_signal(process, signal.SIGKILL)
             process.stdin.close()
-            await process.communicate()  # reads the pipe to its end and reaps the process
+            # Reads the pipe to its end and reaps the process.
+            await process.communicate()
 
 
 async def _line(process: asyncio.subprocess.Process) -> bytes:
-    """The next whole line; empty when the process is gone or the line too long. What was written is
-    sent first.
+    """Returns the next whole line; empty if the process is gone or the line is too long. Flushes
+    pending writes first.
     """
     assert process.stdin is not None
     assert process.stdout is not None
@@ -189,7 +195,7 @@ async def _line(process: asyncio.subprocess.Process) -> bytes:
 
 
 async def _text(process: asyncio.subprocess.Process, length: int) -> dict[str, str] | None:
-    """The reply of so many bytes; None when it is too long or the process is gone."""
+    """Returns the reply of `length` bytes; None if it is too long or the process is gone."""
     assert process.stdout is not None
     if length > _MAX_REPLY_BYTES:
         return None
@@ -213,8 +219,8 @@ def _read(path: Path) -> str | None:
 
 
 def _template_of(entry: Any) -> str | None:
-    """The `chat_template` of a tokenizer_config.json: text, or a list of named texts of which
-    `default` counts.
+    """Returns the `chat_template` of a tokenizer_config.json: a text, or the text named `default`
+    in a list.
     """
     if isinstance(entry, list):
         named = {item.get("name"): item.get("template") for item in entry if isinstance(item, dict)}
@@ -223,6 +229,6 @@ def _template_of(entry: Any) -> str | None:
 
 
 def _token_text(entry: Any) -> str | None:
-    """A token of a tokenizer_config.json: text, or an object with its text as `content`."""
+    """Returns a token of a tokenizer_config.json: a text, or the `content` of an object."""
     text = entry.get("content") if isinstance(entry, dict) else entry
     return text if isinstance(text, str) else None

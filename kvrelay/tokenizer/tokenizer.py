@@ -1,4 +1,6 @@
-"""Text to token ids and back, token by token. Neither torch nor transformers is imported here."""
+"""Converts text to token ids, and token ids to text, token by token. This module imports neither
+torch nor transformers.
+"""
 
 from __future__ import annotations
 
@@ -11,32 +13,37 @@ from typing import Any
 
 import tokenizers
 
-# A call has one text, and is in a thread that can wait
+# A call has a single text and runs in a thread that may block, so parallelism does not help.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from kvrelay.errors import ModelRefused, NotFound
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-_TRIAL = "a \N{GRINNING FACE}\n0"  # some of it is unknown to most small vocabularies
-_NFC = 4  # by which composing characters may shorten text, at most
-_BYTES = [f"<0x{number:02X}>" for number in range(256)]  # tokens that a vocabulary falls back to
-# Tokens of context, and of text held back because it does not end with a whole character
+# Most small vocabularies lack some of these characters.
+_TRIAL = "a \N{GRINNING FACE}\n0"
+# Most by which the composition of characters (NFC) can shorten text.
+_NFC = 4
+# Byte-fallback tokens of a vocabulary.
+_BYTES = [f"<0x{number:02X}>" for number in range(256)]
+# Most tokens of context, and of text held back because it does not end with a whole character.
 _MAX_WINDOW = 64
 
 
 class Tokenizer:
-    """A model's `tokenizer.json`."""
+    """The tokenizer of a model's `tokenizer.json`."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        backend.no_truncation()  # the file may carry settings of its training
+        # The file may contain settings from the training.
+        backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self._lengths: dict[int, int] = {}  # token id -> characters of its text
+        # Token id -> characters of its text.
+        self._lengths: dict[int, int] = {}
 
     @classmethod
     def load(cls, model_folder: str | Path) -> Tokenizer:
-        """Raises NotFound when the folder has no tokenizer.json, ModelRefused when the file is
-        broken.
+        """Loads the tokenizer of a model folder. Raises NotFound if the folder has no
+        tokenizer.json, and ModelRefused if the file is broken.
         """
         path = Path(model_folder) / "tokenizer.json"
         if not path.is_file():
@@ -47,11 +54,12 @@ class Tokenizer:
             )
         try:
             found = cls(tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8")))
-            found.decode(found.encode(_TRIAL))  # what is missing in it may show only now
+            # Missing parts of the file may show only in use.
+            found.decode(found.encode(_TRIAL))
             return found
         except (KeyboardInterrupt, SystemExit):
             raise
-        # The library raises nothing more special, and where its Rust panics, less
+        # The library raises plain Exception, and for a panic in its Rust code a BaseException.
         except BaseException as error:
             raise ModelRefused(
                 f"{path} is not a usable tokenizer: {error!s:.300}", field="model"
@@ -59,28 +67,27 @@ class Tokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """Number of tokens, special ones included."""
+        """Number of tokens, including special tokens."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     @cached_property
     def max_id(self) -> int:
-        """The largest id; vocab_size - 1 unless the ids have holes."""
+        """The largest token id: vocab_size - 1 unless the ids have gaps."""
         return max(self._backend.get_vocab(with_added_tokens=True).values())
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids of the tokens that stand for no text, such as the end of a sequence."""
+        """Ids of the special tokens, which have no text, for example the end of a sequence."""
         return frozenset(
             id_ for id_, token in self._backend.get_added_tokens_decoder().items() if token.special
         )
 
     @cached_property
     def max_token_bytes(self) -> int | None:
-        """The most bytes of UTF-8 that one token can stand for; None where a token may stand for
-        any number.
+        """Most bytes of UTF-8 that one token can represent; None if there is no bound.
 
-        That is so where the tokenizer drops or merges text: an unknown word that becomes one token,
-        spaces that a special token takes with it, a normalizer that is not known here.
+        There is no bound if the tokenizer drops or merges text: an unknown word that becomes one
+        token, spaces that a special token absorbs, or an unknown normalizer.
         """
         described = json.loads(self._backend.to_str())
         model = described["model"]
@@ -97,38 +104,40 @@ class Tokenizer:
             _keeps_text(described.get(step), step) for step in ("normalizer", "pre_tokenizer")
         ):
             return None
-        # A character of the vocabulary stands for four bytes at most: itself, in UTF-8. Where bytes
-        # are written as characters, it stands for one.
+        # A character of a vocabulary entry represents at most four bytes: itself, in UTF-8. In a
+        # byte-level vocabulary, each character represents one byte.
         longest = max(map(len, model["vocab"])) * (1 if as_characters else 4)
         special = max((len(one.content.encode()) for one in added), default=1)
         return max(longest, special) * (_NFC if "NFC" in _kinds(described.get("normalizer")) else 1)
 
     def fewest_tokens(self, text: str) -> int:
-        """A number that the tokens of the text cannot be fewer than, from its length alone."""
+        """Returns a lower bound for the number of tokens of the text, computed from its length
+        alone.
+        """
         most = self.max_token_bytes
         return 0 if most is None else -(-len(text.encode(errors="surrogatepass")) // most)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids; with special tokens as the tokenizer adds them, e.g. one that begins a
-        sequence.
+        """Returns the token ids. With `add_special_tokens`, the tokenizer adds its special tokens,
+        e.g. at the beginning of a sequence.
 
-        A text that a chat template made has them already: pass False. Python's lock is free
-        meanwhile, as it is not in `tokenizers.Tokenizer.encode`: other threads go on while
-        megabytes are encoded.
+        Pass False for text from a chat template, which already contains the special tokens. This
+        method releases Python's lock, unlike `tokenizers.Tokenizer.encode`, so other threads run
+        while megabytes are encoded.
         """
         return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def encode_within(
         self, text: str, most: int, add_special_tokens: bool = True
     ) -> list[int] | int:
-        """As `encode`, but for more than `most` tokens their number alone: a list of them is not
-        made.
+        """Encodes like `encode`. For more than `most` tokens, returns only their number, without
+        building the list.
         """
         encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         return encoding.ids if len(encoding) <= most else len(encoding)
 
     def length_of(self, ids: Sequence[int]) -> int:
-        """Characters of their text."""
+        """Returns the number of characters in the text of the ids."""
         if len(ids) != 1:
             return len(self.decode(ids))
         length = self._lengths.get(ids[0])
@@ -137,22 +146,21 @@ class Tokenizer:
         return length
 
     def spell(self, ids: Iterable[int]) -> list[str]:
-        """Each token as the vocabulary has it, with its marks for spaces and bytes; ids that are no
-        token are empty.
+        """Returns each token as the vocabulary spells it, with its marks for spaces and bytes.
+        Unknown ids give empty strings.
         """
         return [self._backend.id_to_token(one) or "" for one in ids]
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        """Text of the ids. Bytes that are no UTF-8 show as U+FFFD; ids that are no token show as
-        nothing.
-        """
-        if len(ids) > _MAX_WINDOW:  # Python's lock is free meanwhile, as in `encode`
+        """Returns the text of the ids. Invalid UTF-8 becomes U+FFFD; unknown ids give no text."""
+        # `decode_batch` releases Python's lock, as in `encode`.
+        if len(ids) > _MAX_WINDOW:
             return self._backend.decode_batch([ids], skip_special_tokens=skip_special)[0]
         return self._backend.decode(ids, skip_special_tokens=skip_special)
 
 
 def _kinds(step: Mapping[str, Any] | None) -> Iterator[str]:
-    """Of a step of tokenizer.json and of its parts."""
+    """Yields the types of a step of tokenizer.json and of its parts."""
     return (one["type"] for one in _parts(step))
 
 
@@ -166,7 +174,7 @@ def _parts(step: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
 
 
 def _keeps_text(step: Mapping[str, Any] | None, name: str) -> bool:
-    """Whether the step is one that drops nothing."""
+    """Whether the step drops no text."""
     return all(_keeps(part, name) for part in _parts(step))
 
 
@@ -183,11 +191,11 @@ def _keeps(part: Mapping[str, Any], name: str) -> bool:
 
 
 class TextStream:
-    """Text of a growing sequence, up to the first stop string.
+    """The text of a growing sequence, up to the first stop string.
 
-    Pieces of `push` and `finish`, joined, are the decoded sequence, or what of it lies before the
-    stop string. A piece never holds half a character, nor text that may turn out to be the
-    beginning of a stop string.
+    The joined pieces of `push` and `finish` are the decoded sequence, cut before the first stop
+    string. A piece never contains part of a character, nor text that may be the beginning of a stop
+    string.
     """
 
     def __init__(
@@ -198,24 +206,24 @@ class TextStream:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string was met. What is pushed from then on shows nothing."""
+        """Whether a stop string was found. Later tokens then give no text."""
         return self._stop.met
 
     def push(self, token_id: int) -> str:
-        """The text that may be shown now that `token_id` has come."""
+        """Adds a token. Returns the text that can be shown now."""
         return self._stop.push(self._text.push(token_id))
 
     def finish(self) -> str:
-        """The text that was held back. To be called once, after the last token."""
+        """Returns the text that was held back. Call once, after the last token."""
         return self._stop.push(self._text.finish()) + self._stop.finish()
 
 
 class _Detokenizer:
-    """Decodes a short window: the tokens shown last, as context for the decoder, and those not
+    """Decodes a short window of tokens: those shown last, as context for the decoder, and those not
     shown yet.
 
-    `tokenizers.decoders.DecodeStream` works alike, but it does not give out what it holds at the
-    end, repeats the prompt when that ends within a character, and holds invalid bytes without a
+    `tokenizers.decoders.DecodeStream` is similar, but it does not return the held text at the end,
+    repeats the prompt if the prompt ends within a character, and holds invalid bytes without a
     bound.
     """
 
@@ -223,8 +231,9 @@ class _Detokenizer:
         self._tokenizer = tokenizer
         self._special_ids = tokenizer.special_ids
         self._window = list(prompt_ids[-_MAX_WINDOW:])
-        self._context = len(self._window)  # tokens
-        # Characters of the window's text
+        # Tokens.
+        self._context = len(self._window)
+        # Characters of the window's text.
         self._shown = len(tokenizer.decode(self._window).rstrip(_REPLACEMENT))
 
     def push(self, token_id: int) -> str:
@@ -232,7 +241,7 @@ class _Detokenizer:
             return ""
         self._window.append(token_id)
         text = self._tokenizer.decode(self._window)
-        # Perhaps the beginning of a character
+        # The text may end with part of a character.
         half = text.endswith(_REPLACEMENT) or len(text) == self._shown
         if half and len(self._window) - self._context < _MAX_WINDOW:
             return ""
@@ -250,7 +259,7 @@ class _Detokenizer:
 
 
 class _StopStrings:
-    """Passes text on until the first stop string is complete, cuts it off there, and drops the
+    """Passes text on until the first stop string is complete. Cuts the text there and drops the
     rest.
     """
 
@@ -283,7 +292,7 @@ class _StopStrings:
         return "" if self.met else self._held
 
     def _open(self) -> int:
-        """Length of the longest end of the held text that begins a stop string."""
+        """Returns the length of the longest suffix of the held text that begins a stop string."""
         longest = max(map(len, self._strings), default=0)
         for length in range(min(longest - 1, len(self._held)), 0, -1):
             if any(stop.startswith(self._held[-length:]) for stop in self._strings):

@@ -1,1 +1,1 @@
-"""Proves that every path through a cluster gives the same tokens."""
+"""Verifies that every path through a cluster gives the same tokens."""

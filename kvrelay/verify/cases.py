@@ -1,4 +1,4 @@
-"""The requests that a verification sends down every path."""
+"""The requests that a verification sends over every path."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from kvrelay.client import GenerateOptions
 
-_LENGTHS = (1, 512)  # prompt tokens, drawn log-uniformly
-_ANSWERS = (16, 96)  # tokens
+# Prompt tokens, drawn log-uniformly.
+_LENGTHS = (1, 512)
+# Tokens.
+_ANSWERS = (16, 96)
 _SAMPLINGS: tuple[GenerateOptions, ...] = (
     {"temperature": 0.7},
     {"temperature": 1.0, "top_k": 20},
@@ -21,27 +23,29 @@ _SAMPLINGS: tuple[GenerateOptions, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One request. Greedy ones are compared with transformers' own `generate`, all with each
-    other.
+    """One request. Greedy answers are compared with transformers' own `generate`, and all answers
+    with each other.
     """
 
     name: str
     token_ids: tuple[int, ...]
-    options: GenerateOptions  # for the client; token_ids is among them
+    # For the client; they include token_ids.
+    options: GenerateOptions
 
     @property
     def greedy(self) -> bool:
+        """Whether the request samples greedily."""
         return self.options["temperature"] == 0
 
 
 def make_cases(count: int, vocab_size: int, max_model_len: int, seed: int = 0) -> list[Case]:
-    """`count` requests of mixed length, greedy and seeded sampling in turn; the same for the same
-    arguments.
+    """Returns `count` requests of mixed length, alternating greedy and seeded sampling. Equal
+    arguments give equal requests.
     """
     draw = random.Random(seed)
     cases = []
     for number in range(count):
-        # Leaves room for a prompt in a small context
+        # Leaves room for a prompt in a small context.
         answer = min(draw.randint(*_ANSWERS), max_model_len // 2)
         longest = min(_LENGTHS[1], max_model_len - answer)
         length = min(longest, round(_LENGTHS[0] * (longest / _LENGTHS[0]) ** draw.random()))

@@ -1,5 +1,5 @@
-"""What transformers' own `generate` answers: one process, one request at a time, no code of
-ours.
+"""The reference answers of transformers' own `generate`: one process, one request at a time, no
+kvrelay code.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ class Reference:
 
     @property
     def vocab_size(self) -> int:
+        """Number of tokens in the model's vocabulary."""
         return int(self._model.config.vocab_size)
 
     @torch.inference_mode()
     def greedy(self, cases: list[Case], done: Callable[[], None]) -> dict[str, tuple[int, ...]]:
-        """Token ids of the greedy cases' answers, by name; `done` is called after each."""
+        """Returns the token ids of the greedy cases' answers, by case name. Calls `done` after each
+        case.
+        """
         answers = {}
         for case in cases:
             prompt = torch.tensor([case.token_ids])
@@ -40,7 +43,8 @@ class Reference:
                 attention_mask=torch.ones_like(prompt),
                 max_new_tokens=case.options["max_tokens"],
                 do_sample=False,
-                pad_token_id=0,  # one sequence at a time is never padded
+                # A single sequence is never padded.
+                pad_token_id=0,
             )
             answers[case.name] = tuple(output[0, len(case.token_ids) :].tolist())
             done()
@@ -48,6 +52,8 @@ class Reference:
 
     @torch.inference_mode()
     def margin(self, case: Case, prefix: tuple[int, ...], ours: int, theirs: int) -> float:
-        """How far apart the logits of two next tokens are after the prompt and `prefix`."""
+        """Returns the difference between the logits of two next tokens after the prompt and
+        `prefix`.
+        """
         logits = self._model(torch.tensor([case.token_ids + prefix])).logits[0, -1].float()
         return float((logits[theirs] - logits[ours]).abs())

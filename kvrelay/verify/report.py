@@ -1,4 +1,4 @@
-"""How the answers of several paths compare."""
+"""Compares the answers of several paths."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ Margin = Callable[[Case, tuple[int, ...], int, int], float]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where an answer parts from the expected one; a token of None is the end of the answer."""
+    """The first difference between an answer and the expected answer. A token of None is the end of
+    an answer.
+    """
 
     case: str
     position: int
     expected: int | None
     got: int | None
-    # Of the two tokens, in the reference model; None for a sampled or shorter answer
+    # Difference between the logits of the two tokens in the reference model; None for a sampled or
+    # shorter answer.
     logit_margin: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class PathReport:
-    """One path against what was expected of it."""
+    """The comparison of one path with its expected answers."""
 
     path: str
     expected: str
@@ -40,12 +43,15 @@ class PathReport:
 
     @property
     def median_margin(self) -> float | None:
+        """Median logit margin of the differences; None if none has a margin."""
         margins = [one.logit_margin for one in self.differences if one.logit_margin is not None]
         return median(margins) if margins else None
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
+    """The result of a verification."""
+
     model: str
     dtype: str
     requests: int
@@ -53,9 +59,11 @@ class Report:
 
     @property
     def identical(self) -> bool:
+        """Whether all answers of all paths are as expected."""
         return all(path.identical == path.compared for path in self.paths)
 
     def as_dict(self) -> dict[str, Any]:
+        """Returns the report as plain data for JSON, with the derived figures."""
         return {
             **asdict(self),
             "identical": self.identical,
@@ -79,7 +87,7 @@ def compare(
     margin: Margin,
     note: str = "",
 ) -> PathReport:
-    """Compares the cases that both have."""
+    """Compares the cases that both `got` and `expected` contain."""
     both = [case for case in cases if case.name in got and case.name in expected]
     differences = tuple(
         _difference(case, got[case.name], expected[case.name], margin)

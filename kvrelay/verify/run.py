@@ -1,4 +1,4 @@
-"""Sends the same requests down every path of a cluster of its own."""
+"""Starts a cluster and sends the same requests over each of its paths."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from kvrelay.verify.report import Answers, Report, compare
 from kvrelay.wire.cluster import ClusterServiceStub, cluster_status_from_proto, pb
 
 _CONCURRENCY = 16
-_ALL = 2**30  # tokens: every prompt is shorter
+# Tokens; more than any prompt has.
+_ALL = 2**30
 _KILL_TRIES = 5
-_KILL_AT = 60  # responses, or fewer when there are few tokens
+# Responses; fewer if there are few tokens.
+_KILL_AT = 60
 _REPLACED_WITHIN_S = 60.0
 _GENERATE = "transformers' generate"
 _LOCAL = "the local path"
@@ -33,9 +35,9 @@ Progress = Callable[[str, int], Callable[[], None]]
 
 
 async def verify(config: ClusterConfig, requests: int, progress: Progress) -> Report:
-    """Starts a cluster with two decode workers and three routers, and compares.
+    """Starts a cluster with two decode workers and three routers, and compares the answers.
 
-    Raises Internal when an answer took another path than it was meant to.
+    Raises Internal if an answer took another path than intended.
     """
     local_only = _with(config, decode={"replicas": 2}, router={"local_below_tokens": _ALL})
     async with LocalCluster(local_only, quiet=True) as cluster:
@@ -64,8 +66,8 @@ async def verify(config: ClusterConfig, requests: int, progress: Progress) -> Re
         completions = await _complete(routers["local"], cases, progress("local path", len(cases)))
         _check_path(completions, "local")
         local = _answers(completions)
-        # generate knows no int8 KV: then it is a measure of the local path, which is one of the
-        # others.
+        # `generate` does not support int8 KV. Then it only checks the local path, which is the
+        # reference for the other paths.
         quantised = any(config.pool_kv(pool).dtype == "int8" for pool in POOLS)
         expected, expected_name = (
             (local, _LOCAL) if quantised else ({**local, **generate}, _EXPECTED)
@@ -102,7 +104,9 @@ async def _complete(
     done: Callable[[], None],
     streaming: Callable[[], None] = lambda: None,
 ) -> dict[str, Completion]:
-    """All cases through one router, some at a time; `streaming` is called whenever tokens come."""
+    """Sends all cases through one router, at most _CONCURRENCY at a time. Calls `streaming` for
+    each response.
+    """
     slots = asyncio.Semaphore(_CONCURRENCY)
     completions: dict[str, Completion] = {}
 
@@ -123,8 +127,8 @@ def _answers(completions: dict[str, Completion]) -> Answers:
 
 
 def _check_path(completions: dict[str, Completion], wanted: str) -> None:
-    """Each must have gone by that transport, or locally. An answer of one token leaves nothing to
-    hand over.
+    """Raises Internal unless each answer used the given transport, or the local path. Answers of
+    one token have no hand-off and are not checked.
     """
     for name, completion in completions.items():
         handoff = completion.ledger.handoff if completion.ledger is not None else None
@@ -136,10 +140,11 @@ def _check_path(completions: dict[str, Completion], wanted: str) -> None:
 async def _after_death(
     router: Endpoints, cases: list[Case], kill_at: int, progress: Progress
 ) -> tuple[dict[str, Completion], int]:
-    """Kills a decode worker after `kill_at` responses; if no request was on it any more, another
-    after half as many.
+    """Kills a decode worker after `kill_at` responses. If no request was on the worker at that
+    time, tries again with another worker after half as many responses.
 
-    Returns how many requests were on it.
+    Returns the answers, and the number of requests that were on the killed worker. Raises Internal
+    if no try hit a request.
     """
     killed: set[int] = set()
     for tried in range(_KILL_TRIES):
@@ -168,7 +173,7 @@ async def _after_death(
 
 
 async def _decode_worker_pid(router: Endpoints, killed: set[int]) -> int:
-    """Of a ready decode worker, once there are two besides those that were killed."""
+    """Returns the process id of a ready decode worker, once there are two that were not killed."""
     async with (
         grpc.aio.insecure_channel(router.admin) as channel,
         asyncio.timeout(_REPLACED_WITHIN_S),
@@ -189,7 +194,7 @@ async def _decode_worker_pid(router: Endpoints, killed: set[int]) -> int:
 
 
 def _with(config: ClusterConfig, **sections: dict[str, object]) -> ClusterConfig:
-    """A copy with some keys of some sections changed."""
+    """Returns a copy of the configuration with some keys of some sections changed."""
     return config.model_copy(
         update={
             name: getattr(config, name).model_copy(update=keys) for name, keys in sections.items()

@@ -1,4 +1,6 @@
-"""The operator's view of a cluster: proto/kvrelay/v1/cluster.proto to frozen values and back."""
+"""The operator's view of a cluster: converts proto/kvrelay/v1/cluster.proto to and from frozen
+dataclasses.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ _CONTROLLER_STATES: tuple[ControllerState, ...] = get_args(ControllerState)
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """What an operator sees of a worker."""
+    """The status of a worker, for operators."""
 
     worker_id: str
     pool: PoolName
@@ -64,18 +66,22 @@ class WorkerStatus:
     address: str
     load: WorkerLoad
     pid: int = 0
-    unfit: str = ""  # why the router that answers gives it no new work
-    tensor_parallel: int = 1  # processes that share the weights and KV heads
-    protocol: int = 0  # version that it speaks
+    # Why the answering router gives the worker no new requests; empty if it does.
+    unfit: str = ""
+    # Number of processes that share the weights and KV heads.
+    tensor_parallel: int = 1
+    # Protocol version of the worker.
+    protocol: int = 0
     model_id: str = ""
 
     @property
     def host(self) -> str:
-        """Of its address."""
+        """The host of the worker's address."""
         return self.address.rpartition(":")[0]
 
     @classmethod
     def of(cls, info: WorkerInfo, unfit: str = "") -> WorkerStatus:
+        """Builds the status from the worker's entry in the registry."""
         return cls(
             info.worker_id,
             info.pool,
@@ -93,6 +99,8 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
+    """The status of a pool and its workers."""
+
     name: PoolName
     desired: int
     workers: tuple[WorkerStatus, ...]
@@ -100,32 +108,44 @@ class PoolStatus:
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
+    """The status of a whole cluster, as one router sees it."""
+
     model: str
-    state: WorkerState  # of the router
+    # State of the router.
+    state: WorkerState
     pools: tuple[PoolStatus, ...]
-    decisions: tuple[ScalingDecision, ...]  # newest first
+    # Newest first.
+    decisions: tuple[ScalingDecision, ...]
     router: RouterLoad
     block_bytes: int
-    block_size: int  # tokens
-    registry: str  # ok, or what is wrong with Redis
-    restarting: tuple[str, ...] = ()  # workers that are still to be replaced, as an operator asked
-    pending: tuple[PendingWorker, ...] = ()  # wanted ones that no node has room for
-    standby: tuple[StandbyWorker, ...] = ()  # of no pool; they take the places of workers that die
-    controllers: tuple[ControllerInfo, ...] = ()  # at most one leads
-    protocol: Protocol = field(default_factory=Protocol)  # of the router
+    # Tokens.
+    block_size: int
+    # ok, or the problem with Redis.
+    registry: str
+    # Workers that still have to be replaced, as an operator requested.
+    restarting: tuple[str, ...] = ()
+    # Requested workers that no node has room for.
+    pending: tuple[PendingWorker, ...] = ()
+    # Workers without a pool. They replace workers that die.
+    standby: tuple[StandbyWorker, ...] = ()
+    # At most one leads.
+    controllers: tuple[ControllerInfo, ...] = ()
+    # Protocol of the router.
+    protocol: Protocol = field(default_factory=Protocol)
 
 
 def status_request() -> pb.GetStatusRequest:
-    """Says which protocol this end speaks."""
+    """Returns a status request with the protocol of this end."""
     return pb.GetStatusRequest(protocol=protocol_to_proto(ours()))
 
 
 def check_client(request: pb.GetStatusRequest) -> None:
-    """Raises FailedPrecondition for a client whose protocol does not fit."""
+    """Raises FailedPrecondition for a client with an incompatible protocol."""
     ours().check(protocol_from_proto(request.protocol), "the admin client")
 
 
 def worker_status_to_proto(worker: WorkerStatus) -> pb.WorkerStatus:
+    """Converts the status of a worker to its message."""
     return pb.WorkerStatus(
         worker_id=worker.worker_id,
         pool=worker.pool,
@@ -142,7 +162,9 @@ def worker_status_to_proto(worker: WorkerStatus) -> pb.WorkerStatus:
 
 
 def worker_status_from_proto(message: pb.WorkerStatus) -> WorkerStatus:
-    """A state of a future version is taken as it is. Raises InvalidArgument for an unknown pool."""
+    """Converts a message to the status of a worker. Keeps unknown states of future versions. Raises
+    InvalidArgument for an unknown pool.
+    """
     return WorkerStatus(
         worker_id=message.worker_id,
         pool=_pool(message.pool),
@@ -159,6 +181,7 @@ def worker_status_from_proto(message: pb.WorkerStatus) -> WorkerStatus:
 
 
 def cluster_status_to_proto(status: ClusterStatus) -> pb.ClusterStatus:
+    """Converts the status of a cluster to its message."""
     return pb.ClusterStatus(
         model=status.model,
         state=status.state,
@@ -199,8 +222,8 @@ def cluster_status_to_proto(status: ClusterStatus) -> pb.ClusterStatus:
 
 
 def cluster_status_from_proto(message: pb.ClusterStatus) -> ClusterStatus:
-    """What is of a pool that this version does not know is left out; a state of a future version is
-    taken as it is.
+    """Converts a message to the status of a cluster. Omits pools that this version does not know.
+    Keeps unknown states of future versions.
     """
     return ClusterStatus(
         model=message.model,

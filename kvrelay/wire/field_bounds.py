@@ -1,7 +1,7 @@
-"""Counts of a serialized message's fields, before anything is made of them. Pure.
+"""Counts the fields of a serialized message before it is parsed. Pure.
 
-Parsing makes an object of each entry of a repeated field: an empty one costs two bytes on the wire,
-and dozens here.
+The parser creates an object for each entry of a repeated field. An empty entry takes two bytes on
+the wire, but dozens in memory.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from kvrelay.errors import InvalidArgument
 from kvrelay.wire.varint import Malformed, decode
 
-MAX_FIELDS = 2**14  # of a message and those within it; 4096 chat messages have 12,288
-MAX_DEPTH = 16  # messages within messages
-FIELD_COST = 64  # of a field, in bytes that cost as much to look at
+# Including nested messages. 4096 chat messages have 12,288 fields.
+MAX_FIELDS = 2**14
+# Levels of nested messages.
+MAX_DEPTH = 16
+# Bytes that take as long to inspect as one field.
+FIELD_COST = 64
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_CONTINUED = bytes(range(0x80, 0x100))  # bytes of a varint that others follow
+# Varint bytes that are followed by another byte.
+_CONTINUED = bytes(range(0x80, 0x100))
 _FIXED_SIZES = {_FIXED64: 8, _FIXED32: 4}
 _FIXED_KINDS = {
     **dict.fromkeys(
@@ -35,13 +39,16 @@ _NOT_PACKED = (
     FieldDescriptor.TYPE_MESSAGE,
     FieldDescriptor.TYPE_GROUP,
 )
-Bounds = Mapping[str, int]  # entries of a repeated or map field, by its full name
+# Most entries of a repeated or map field, by its full name.
+Bounds = Mapping[str, int]
 
 
 def repeated_fields(
     message: Descriptor, _seen: frozenset[str] = frozenset()
 ) -> Iterator[FieldDescriptor]:
-    """Those of the message and of the messages within it; maps are repeated fields too."""
+    """Yields the repeated fields of the message and of its nested messages. Map fields are repeated
+    fields too.
+    """
     for field in message.fields:
         if field.is_repeated:
             yield field
@@ -50,11 +57,12 @@ def repeated_fields(
 
 
 def check_fields(data: bytes, message: Descriptor, bounds: Bounds) -> Generator[int, None, None]:
-    """Yields what was looked at since the last yield, in bytes and their like.
+    """Checks the fields of a serialized message. Yields the work since the last yield, in bytes or
+    their equivalent.
 
-    Raises InvalidArgument naming the field for one with more entries than its bound, or without
-    one, and for a message of too many fields. Bytes that are no message of this kind are left to
-    the parser, which costs little on them.
+    Raises InvalidArgument, naming the field, for a repeated field with more entries than its bound,
+    or with entries but no bound. Raises InvalidArgument for a message with too many fields. Bytes
+    that are not a message of this type are left to the parser, which rejects them cheaply.
     """
     try:
         yield from _check(data, message, bounds)
@@ -111,8 +119,8 @@ def _check(data: bytes, message: Descriptor, bounds: Bounds) -> Generator[int, N
 
 
 def _packed(data: bytes, field: FieldDescriptor) -> int:
-    """Entries of one occurrence; the last byte of a varint, and no other, has its highest bit
-    unset.
+    """Returns the entries in one packed occurrence. Only the last byte of a varint has its highest
+    bit unset.
     """
     size = _FIXED_KINDS.get(field.type)
     return len(data.translate(None, _CONTINUED)) if size is None else len(data) // size

@@ -1,4 +1,6 @@
-"""The public endpoint's messages: proto/kvrelay/v1/inference.proto to frozen values and back."""
+"""The messages of the public API: converts proto/kvrelay/v1/inference.proto to and from frozen
+dataclasses.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """Sampling as a client asked for it: None is unset, and takes SamplingParams' default."""
+    """The sampling options of a client. None means unset and takes the default of
+    SamplingParams.
+    """
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -79,6 +83,7 @@ class SamplingOptions:
     logprobs: int | None = None
 
     def with_defaults(self) -> SamplingParams:
+        """Returns the parameters, with the defaults of SamplingParams for unset options."""
         return SamplingParams(
             **{name: value for name in _FIELDS if (value := getattr(self, name)) is not None}
         )
@@ -90,28 +95,34 @@ _OPTIONAL = tuple(one.name for one in fields(SamplingOptions) if one.default is 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """What a client asks for, not yet validated. Exactly one of prompt, messages and token_ids
-    should be there.
+    """A client's request, not yet validated. Exactly one of prompt, messages and token_ids should
+    be set.
     """
 
     request_id: str = ""
     model: str = ""
     prompt: str | None = None
-    messages: tuple[tuple[str, str], ...] = ()  # (role, content)
+    # (role, content) pairs.
+    messages: tuple[tuple[str, str], ...] = ()
     token_ids: tuple[int, ...] = ()
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     priority: int = 0
-    resume: tuple[int, ...] = ()  # token ids of this answer that the client already has
-    cache_salt: str | None = field(default=None, repr=False)  # see `Tenant.salt_for`
-    system_fingerprint: str = ""  # of the model that gave these; another one is refused
+    # Token ids of this answer that the client already has.
+    resume: tuple[int, ...] = ()
+    # See `Tenant.salt_for`.
+    cache_salt: str | None = field(default=None, repr=False)
+    # Fingerprint of the model that gave the tokens in `resume`. A router with another model rejects
+    # the request.
+    system_fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateResponse:
-    """Some tokens of an answer. What follows logprobs stands in the last response only."""
+    """Some tokens of an answer. Only the last response sets the fields after `logprobs`."""
 
     request_id: str
-    index: int  # of the first token here, counted from the answer's start
+    # Index of the first token of this response, counted from the start of the answer.
+    index: int
     token_ids: tuple[int, ...] = ()
     text: str = ""
     logprobs: tuple[TokenLogprobs, ...] = ()
@@ -120,7 +131,8 @@ class GenerateResponse:
     path: Path | None = None
     why: str = ""
     ledger: Ledger | None = None
-    system_fingerprint: str = ""  # of the model; in the first response with tokens, too
+    # Fingerprint of the model. The first response with tokens sets this field too.
+    system_fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +140,18 @@ class ModelInfo:
     """A model that a router serves."""
 
     id: str
-    max_model_len: int  # tokens, prompt and answer together
+    # Tokens of prompt and answer together.
+    max_model_len: int
     dtype: str
     architecture: str
-    vocab_size: int = 0  # token ids are below it; 0 where a router does not say
+    # Token ids are below this number; 0 if the router does not report it.
+    vocab_size: int = 0
 
 
 def request_to_proto(request: GenerateRequest) -> pb.GenerateRequest:
-    """Raises InvalidArgument, naming the field, for a value that the message cannot hold."""
+    """Converts a request to its message. Raises InvalidArgument, naming the field, for a value that
+    the message cannot hold.
+    """
     message = pb.GenerateRequest(sampling=sampling_to_proto(request.sampling))
     for name in ("request_id", "model", "prompt", "priority", "cache_salt", "system_fingerprint"):
         _set(message, name, getattr(request, name))
@@ -153,6 +169,7 @@ def request_to_proto(request: GenerateRequest) -> pb.GenerateRequest:
 
 
 def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
+    """Converts a message to an unvalidated request."""
     return GenerateRequest(
         request_id=message.request_id,
         model=message.model,
@@ -168,6 +185,7 @@ def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
 
 
 def response_to_proto(response: GenerateResponse) -> pb.GenerateResponse:
+    """Converts a response to its message. Unset fields stay unset."""
     message = pb.GenerateResponse(
         request_id=response.request_id,
         index=response.index,
@@ -192,6 +210,7 @@ def response_to_proto(response: GenerateResponse) -> pb.GenerateResponse:
 
 
 def response_from_proto(message: pb.GenerateResponse) -> GenerateResponse:
+    """Converts a message to a response."""
     return GenerateResponse(
         request_id=message.request_id,
         index=message.index,
@@ -208,7 +227,9 @@ def response_from_proto(message: pb.GenerateResponse) -> GenerateResponse:
 
 
 def sampling_to_proto(sampling: SamplingOptions | SamplingParams) -> pb.SamplingParams:
-    """Raises InvalidArgument, naming the field, for a value that the message cannot hold."""
+    """Converts sampling options to their message. Raises InvalidArgument, naming the field, for a
+    value that the message cannot hold.
+    """
     message = pb.SamplingParams()
     for name in (*_OPTIONAL, "ignore_eos", "min_tokens"):
         _set(message, name, getattr(sampling, name))
@@ -224,6 +245,7 @@ def sampling_to_proto(sampling: SamplingOptions | SamplingParams) -> pb.Sampling
 
 
 def sampling_from_proto(message: pb.SamplingParams) -> SamplingOptions:
+    """Converts a message to sampling options. Unset fields become None."""
     return SamplingOptions(**_given(message))
 
 
@@ -231,7 +253,9 @@ params_to_proto = sampling_to_proto
 
 
 def params_from_proto(message: pb.SamplingParams) -> SamplingParams:
-    """A complete set of parameters, as one component of the cluster gives it to another."""
+    """Converts a message to a complete set of parameters, as components of the cluster exchange
+    it.
+    """
     return SamplingParams(**_given(message))
 
 
@@ -246,10 +270,12 @@ def _given(message: pb.SamplingParams) -> dict[str, Any]:
 
 
 def finish_reason_from_proto(text: str) -> FinishReason | None:
+    """Converts the text on the wire; empty becomes None."""
     return cast(FinishReason, text) if text else None
 
 
 def logprobs_to_proto(logprobs: TokenLogprobs) -> pb.TokenLogprobs:
+    """Converts the logprobs of one token to their message."""
     return pb.TokenLogprobs(
         logprob=logprobs.logprob,
         top=[
@@ -260,18 +286,22 @@ def logprobs_to_proto(logprobs: TokenLogprobs) -> pb.TokenLogprobs:
 
 
 def logprobs_from_proto(message: pb.TokenLogprobs) -> TokenLogprobs:
+    """Converts a message to the logprobs of one token."""
     return TokenLogprobs(message.logprob, tuple((one.token_id, one.logprob) for one in message.top))
 
 
 def handoff_to_proto(handoff: Handoff) -> pb.Handoff:
+    """Converts a hand-off to its message."""
     return _to_message(pb.Handoff, handoff)
 
 
 def handoff_from_proto(message: pb.Handoff) -> Handoff:
+    """Converts a message to a hand-off."""
     return _to_value(Handoff, message)
 
 
 def ledger_to_proto(ledger: Ledger) -> pb.Ledger:
+    """Converts a ledger to its message."""
     return pb.Ledger(
         phases=[pb.Phase(name=name, seconds=seconds) for name, seconds in ledger.phases],
         ttft_seconds=ledger.ttft_seconds,
@@ -284,6 +314,7 @@ def ledger_to_proto(ledger: Ledger) -> pb.Ledger:
 
 
 def ledger_from_proto(message: pb.Ledger) -> Ledger:
+    """Converts a message to a ledger."""
     return Ledger(
         phases=tuple((phase.name, phase.seconds) for phase in message.phases),
         ttft_seconds=message.ttft_seconds,
@@ -296,10 +327,12 @@ def ledger_from_proto(message: pb.Ledger) -> Ledger:
 
 
 def models_to_proto(models: Sequence[ModelInfo]) -> pb.ListModelsResponse:
+    """Converts the models of a router to the response that lists them."""
     return pb.ListModelsResponse(models=[_to_message(pb.Model, model) for model in models])
 
 
 def models_from_proto(message: pb.ListModelsResponse) -> tuple[ModelInfo, ...]:
+    """Converts the response that lists the models of a router."""
     return tuple(_to_value(ModelInfo, model) for model in message.models)
 
 
@@ -308,17 +341,19 @@ ValueT = TypeVar("ValueT")
 
 
 def _to_message(kind: type[MessageT], value: Any) -> MessageT:
-    """A message whose fields are named like the dataclass's."""
+    """Builds a message that has the fields of the dataclass."""
     return kind(**{one.name: getattr(value, one.name) for one in fields(value)})
 
 
 def _to_value(kind: type[ValueT], message: Message) -> ValueT:
-    """A dataclass whose fields are named like the message's."""
+    """Builds a dataclass that has the fields of the message."""
     return kind(**{one.name: getattr(message, one.name) for one in fields(cast(Any, kind))})
 
 
 def _set(message: Message, name: str, value: object) -> None:
-    """Sets a scalar field, None leaves it unset."""
+    """Sets a scalar field; None leaves it unset. Raises InvalidArgument for a value that does not
+    fit.
+    """
     if value is None:
         return
     try:

@@ -1,4 +1,4 @@
-"""`kvrelay.protocol.Protocol` to proto/kvrelay/v1/cluster.proto and back."""
+"""Converts `kvrelay.protocol.Protocol` to and from proto/kvrelay/v1/cluster.proto."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from kvrelay.v1 import cluster_pb2 as pb
 
 
 def protocol_to_proto(protocol: Protocol) -> pb.Protocol:
+    """Converts a protocol to its message."""
     return pb.Protocol(
         version=protocol.version,
         oldest=protocol.oldest,
@@ -16,8 +17,8 @@ def protocol_to_proto(protocol: Protocol) -> pb.Protocol:
 
 
 def protocol_from_proto(message: pb.Protocol) -> Protocol:
-    """Whatever a peer sends: texts are cut and made printable. A message that is not there is
-    version 0.
+    """Converts a peer's message to a protocol. Accepts any content: long texts are cut and made
+    printable. A missing message becomes version 0.
     """
     features = tuple(
         one for one in message.features[:MAX_FEATURES] if len(one) <= MAX_TEXT and one.isprintable()

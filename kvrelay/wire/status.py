@@ -1,4 +1,4 @@
-"""Errors on gRPC: `kvrelay.errors` to status, details and trailing metadata, and back."""
+"""Errors on gRPC: converts `kvrelay.errors` to and from status, details and trailing metadata."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from kvrelay.errors import Code, KvRelayError, error_for
 
 FIELD_KEY = "kvrelay-field"
 RETRY_KEY = "grpc-retry-pushback-ms"
-_MAX_DETAILS = 1000  # characters; all of a response's metadata must stay below 8 KiB
+# Characters. All metadata of a response must stay below 8 KiB.
+_MAX_DETAILS = 1000
 
 _STATUS = {status.value[0]: status for status in grpc.StatusCode}
 
 
 async def abort(context: grpc.aio.ServicerContext, error: KvRelayError) -> NoReturn:
-    """Ends the call with the error's status; what the error knows besides goes into trailing
-    metadata.
+    """Aborts the call with the status of the error. The field and the retry delay of the error go
+    into the trailing metadata.
     """
-    # Its frames hold the call's message, in a cycle that only the garbage collector would break.
+    # The frames of the traceback refer to the message of the call, in a cycle that only the garbage
+    # collector would free.
     error.with_traceback(None)
     error.__cause__ = error.__context__ = None
     metadata = []
@@ -36,10 +38,11 @@ async def abort(context: grpc.aio.ServicerContext, error: KvRelayError) -> NoRet
 
 
 def error_from_rpc(error: grpc.RpcError, target: str = "") -> KvRelayError:
-    """The typed error of a failed call, of grpc or grpc.aio, whether kvrelay or gRPC itself set the
-    status.
+    """Returns the typed error of a failed call of grpc or grpc.aio. Either kvrelay or gRPC itself
+    may have set the status.
 
-    A message of gRPC's own names the target. A status that kvrelay does not use becomes Internal.
+    The message of the result begins with `target`, if given. A status that kvrelay does not use
+    becomes Internal.
     """
     status: grpc.StatusCode = error.code()
     details: str = error.details() or status.name
@@ -59,7 +62,7 @@ def _text_items(metadata: Iterable[tuple[str, str | bytes]] | None) -> dict[str,
 
 
 def _readable(details: str) -> str:
-    """gRPC's report of a failed connection, cut to what a reader can use."""
+    """Shortens gRPC's report of a failed connection to its useful part."""
     if details.startswith(
         ("failed to connect to all addresses", "connections to all backends failing")
     ):

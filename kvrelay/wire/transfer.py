@@ -1,8 +1,9 @@
-"""A hand-off's messages: proto/kvrelay/v1/transfer.proto to frozen values and back.
+"""The messages of a hand-off: converts proto/kvrelay/v1/transfer.proto to and from frozen
+dataclasses.
 
-Frames are written and read as bytes, not through generated code: a payload of some MiB is copied
-once on its way out of an arena and not at all on its way in. What is on the wire is the message
-that the .proto file describes.
+Frames are encoded and decoded as bytes, without the generated code. So a payload of several MiB is
+copied once when it leaves an arena, and not at all when it arrives. The bytes on the wire are those
+of the message in the .proto file.
 """
 
 from __future__ import annotations
@@ -64,11 +65,11 @@ class SharedSegment:
 
 @dataclass(frozen=True, slots=True)
 class RemoteArena:
-    """The sender's arena, of `size` bytes, for a receiver that reads it without the sender's help.
+    """The sender's arena of `size` bytes, for a receiver that reads it without the sender's help.
 
     nixl: `access` is the metadata of the sender's agent, `start` an address in the sender's
-    process. cuda_ipc: `access` is the handle of the allocation, `start` counts from where that
-    begins. `device`: the sender's GPU, or -1.
+    process. cuda_ipc: `access` is the handle of the allocation, `start` an offset from the
+    beginning of the allocation. `device`: the sender's GPU, or -1.
     """
 
     access: bytes
@@ -79,7 +80,9 @@ class RemoteArena:
 
 @dataclass(frozen=True, slots=True)
 class KvOpen:
-    """Which lease the push is for, what lies in the sender's blocks, and how its bytes travel."""
+    """Opens a push: names the lease, describes the sender's blocks, and says how their bytes
+    travel.
+    """
 
     request_id: str
     attempt: int
@@ -88,50 +91,61 @@ class KvOpen:
     generation: int
     layout_hash: str
     transport: str
-    segment: SharedSegment | None = None  # memory, shm
-    rendezvous: str = ""  # gloo, nccl: HOST:PORT/NAME of the sender's store and of the group in it
+    # For memory and shm.
+    segment: SharedSegment | None = None
+    # For gloo and nccl: HOST:PORT/NAME of the sender's store and of the group in it.
+    rendezvous: str = ""
     model_id: str = ""
-    layout: KvLayout | None = None  # of the sender's arena; none is one like the receiver's
-    arena: RemoteArena | None = None  # nixl, cuda_ipc
-    digest: str = "xxh3"  # the kind that blocks' digests are of
-    sender: str = ""  # worker id
-    capability: str = field(default="", repr=False)  # as the target has it
-    protocol: Protocol = field(default_factory=ours)  # of the sender
+    # Layout of the sender's arena; None: the same as the receiver's.
+    layout: KvLayout | None = None
+    # For nixl and cuda_ipc.
+    arena: RemoteArena | None = None
+    # The algorithm of the block digests.
+    digest: str = "xxh3"
+    # Worker id.
+    sender: str = ""
+    # The capability from the target.
+    capability: str = field(default="", repr=False)
+    # Protocol of the sender.
+    protocol: Protocol = field(default_factory=ours)
 
 
 @dataclass(frozen=True, slots=True)
 class KvBlocks:
-    """Some layers of blocks first to first + count - 1 of the sequence, as the sender counts
-    blocks.
+    """Some layers of the blocks first to first + count - 1 of the sequence, in the sender's block
+    numbering.
     """
 
-    sequence: int  # 0, 1, 2, ... within the push
+    # 0, 1, 2, ... within the push.
+    sequence: int
     first: int
     count: int
     first_layer: int
     num_layers: int
     num_bytes: int
-    # Of each block: of these layers' bytes in plan order; none when they are off
+    # One digest per block, over the bytes of these layers in plan order. Empty if digests are off.
     digests: tuple[int, ...] = ()
-    payload: tuple[Buffer, ...] = ()  # grpc: the bytes, in pieces
-    # Block numbers in the sender's arena, where the receiver reads them from there
+    # For grpc: the bytes, in pieces.
+    payload: tuple[Buffer, ...] = ()
+    # Block numbers in the sender's arena, if the receiver reads the blocks from there.
     source_blocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class KvCommit:
-    """The end of a push. `digest` is what `commit_digest` makes of it."""
+    """Ends a push. `digest` is the result of `commit_digest`."""
 
     frames: int
     digest: int
     first_token: int
-    num_tokens: int  # tokens whose KV was sent or is cached
+    # Tokens whose KV was sent or is cached.
+    num_tokens: int
 
 
 def commit_digest(blocks: xxhash.xxh3_64, first_token: int, num_tokens: int) -> int:
-    """XXH3-64 over all blocks' digests, which `blocks` has taken in, and the two numbers: the
-    answer goes on from the first token, so it has to be right as the KV has. Each is 8 bytes,
-    little endian.
+    """Returns XXH3-64 over the digests of all blocks, which `blocks` already contains, and the two
+    numbers. Each number is 8 bytes, little endian. The first token is included because the answer
+    continues from it, so it must be as correct as the KV.
     """
     whole = blocks.copy()
     for number in (first_token, num_tokens):
@@ -141,7 +155,7 @@ def commit_digest(blocks: xxhash.xxh3_64, first_token: int, num_tokens: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class KvReceipt:
-    """What the receiver took over: blocks sent, and their bytes."""
+    """The receiver's confirmation: the number of blocks received, and their bytes."""
 
     blocks: int
     bytes: int
@@ -149,26 +163,31 @@ class KvReceipt:
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """Asks for the KV of these tokens, to be pushed to the asking worker's lease.
+    """Requests the KV of these tokens. The KV is pushed to the lease of the requesting worker.
 
-    Tokens whose KV the target has cached are not pushed. A worker of 0.1, which knows blocks by
-    64-bit hashes, sends no tokens.
+    Tokens whose KV is cached at the target are not pushed. A worker of release 0.1, which
+    identifies blocks by 64-bit hashes, sends no tokens.
     """
 
     request_id: str
     attempt: int
-    token_ids: tuple[int, ...]  # from the sequence's start to where its KV is wanted
+    # From the start of the sequence to the end of the requested KV.
+    token_ids: tuple[int, ...]
     target: HandoffTarget
-    granted_tokens: int  # from the request's start, that the capability is for
+    # Tokens that the capability covers, from the start of the request.
+    granted_tokens: int
     capability: str = field(repr=False)
-    salt: str = field(default="", repr=False)  # of the sequence
-    protocol: Protocol = field(default_factory=ours)  # of the asking worker
+    # Salt of the sequence.
+    salt: str = field(default="", repr=False)
+    # Protocol of the requesting worker.
+    protocol: Protocol = field(default_factory=ours)
 
 
 Frame = KvOpen | KvBlocks | KvCommit
 
 
 def frame_to_bytes(frame: Frame) -> bytes:
+    """Encodes a frame. A payload is copied once."""
     match frame:
         case KvOpen():
             return pb.KvFrame(open=_open_to_proto(frame)).SerializeToString()
@@ -185,10 +204,10 @@ def frame_to_bytes(frame: Frame) -> bytes:
 
 
 def frame_from_bytes(data: bytes) -> Frame:
-    """The payload is a view of `data`. Raises FailedPrecondition for what is no frame that this
-    version knows.
+    """Decodes a frame; its payload is a view of `data`. Raises FailedPrecondition for bytes that
+    are not a frame known to this version.
 
-    Allocates nothing that a length in the data could make larger than the data itself.
+    A length in the data cannot cause an allocation larger than the data itself.
     """
     try:
         if data[:1] == _BLOCKS_TAG:
@@ -212,7 +231,8 @@ def frame_from_bytes(data: bytes) -> Frame:
             )
 
 
-_MAX_BYTES_WITHOUT_KV = 2**16  # empty layers in an open frame would take many times their own size
+# Limited, because empty layers in an open frame take many times their size in memory.
+_MAX_BYTES_WITHOUT_KV = 2**16
 _BLOCKS_TAG = varint.tag(pb.KvFrame.BLOCKS_FIELD_NUMBER)
 _PAYLOAD_TAG = varint.tag(pb.KvBlocks.PAYLOAD_FIELD_NUMBER)
 
@@ -235,7 +255,9 @@ def _blocks_to_bytes(frame: KvBlocks) -> bytes:
 
 
 def _blocks_from_bytes(data: bytes) -> KvBlocks:
-    """The payload's field is the last one, so that the others can be read without it."""
+    """Decodes a blocks frame. The payload is the last field, so the other fields can be parsed
+    without it.
+    """
     view = memoryview(data)
     length, start = varint.decode(view, len(_BLOCKS_TAG))
     whole = start + length
@@ -350,23 +372,25 @@ def _layout_from_proto(message: pb.KvLayout) -> KvLayout:
 
 
 def receipt_to_proto(receipt: KvReceipt) -> pb.KvReceipt:
+    """Converts a receipt to its message."""
     return pb.KvReceipt(blocks=receipt.blocks, bytes=receipt.bytes)
 
 
 def receipt_from_proto(message: pb.KvReceipt) -> KvReceipt:
+    """Converts a message to a receipt."""
     return KvReceipt(message.blocks, message.bytes)
 
 
 def kv_push(channel: grpc.aio.Channel) -> grpc.aio.StreamUnaryMultiCallable:
-    """KvTransferService.Push; frames go in as `frame_to_bytes` makes them."""
+    """Returns the stub of KvTransferService.Push. It takes frames encoded by `frame_to_bytes`."""
     return channel.stream_unary(
         f"/{SERVICE_NAME}/Push", response_deserializer=pb.KvReceipt.FromString
     )
 
 
 async def kv_fetch(channel: grpc.aio.Channel, request: FetchRequest, timeout_s: float) -> int:
-    """KvTransferService.Fetch: how many blocks were pushed, of the leading ones, within `timeout_s`
-    seconds.
+    """Calls KvTransferService.Fetch. Returns the number of leading blocks that were pushed within
+    `timeout_s` seconds.
 
     Raises grpc.aio.AioRpcError.
     """
@@ -390,6 +414,7 @@ async def kv_fetch(channel: grpc.aio.Channel, request: FetchRequest, timeout_s: 
 
 
 def fetch_request_from_proto(message: pb.FetchRequest) -> FetchRequest:
+    """Converts a message to a fetch request."""
     target = target_from_proto(message.target)
     return FetchRequest(
         message.request_id,
@@ -407,7 +432,9 @@ Method = Callable[..., Any]
 
 
 def add_kv_transfer_servicer(push: Method, fetch: Method | None, server: grpc.aio.Server) -> None:
-    """Serves KvTransferService; `push` is given frames as bytes."""
+    """Registers KvTransferService on the server. `push` receives frames as bytes. None for `fetch`
+    leaves out Fetch.
+    """
     methods = {
         "Push": grpc.stream_unary_rpc_method_handler(
             push, response_serializer=pb.KvReceipt.SerializeToString

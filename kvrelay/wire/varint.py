@@ -1,4 +1,4 @@
-"""As much of protobuf's encoding as it takes to find a large field without copying it.
+"""The part of protobuf's encoding that is needed to find a large field without copying it.
 
 https://protobuf.dev/programming-guides/encoding
 """
@@ -13,10 +13,11 @@ _MAX_VARINT_BYTES = 10
 
 
 class Malformed(ValueError):
-    """The bytes are not protobuf's."""
+    """The bytes are not valid protobuf."""
 
 
 def encoded(value: int) -> bytes:
+    """Encodes a non-negative number as a varint."""
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
@@ -26,12 +27,12 @@ def encoded(value: int) -> bytes:
 
 
 def tag(field: int) -> bytes:
-    """Of a field that says how long it is."""
+    """Returns the tag of a length-delimited field."""
     return encoded(field << 3 | _LENGTH)
 
 
 def decode(data: memoryview, at: int) -> tuple[int, int]:
-    """(the number at this place, where it ends)."""
+    """Decodes the varint at `at`. Returns (number, end position). Raises Malformed."""
     value = 0
     for i in range(_MAX_VARINT_BYTES):
         if at + i >= len(data):
@@ -44,8 +45,8 @@ def decode(data: memoryview, at: int) -> tuple[int, int]:
 
 
 def fields(data: memoryview, at: int) -> Iterator[tuple[int, int, int, int]]:
-    """(field, where it begins, where its value begins, where that ends), from `at` to the end of
-    `data`.
+    """Yields (field number, start of the field, start of its value, end of its value), from `at` to
+    the end of `data`. Raises Malformed.
     """
     while at < len(data):
         key, first = decode(data, at)

@@ -1,5 +1,5 @@
-"""Session messages between routers and workers: proto/kvrelay/v1/worker.proto to `kvrelay.messages`
-and back.
+"""The session messages between routers and workers: converts proto/kvrelay/v1/worker.proto to and
+from `kvrelay.messages`.
 """
 
 from __future__ import annotations
@@ -75,17 +75,17 @@ class Welcome:
 
     worker_id: str
     epoch: int
-    # Makes capabilities to fetch from its prefix cache
+    # Key for the capabilities to fetch from the worker's prefix cache.
     lending_key: bytes = field(default=b"", repr=False)
     protocol: Protocol = field(default_factory=ours)
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What a router makes of one message on a session.
+    """The content of one message on a session, decoded by a router.
 
-    `malformed`: attempts that the message has impossible values for, as if the worker had failed
-    them. The worker itself knows nothing of that.
+    `malformed`: the attempts for which the message has impossible values. The router treats them as
+    failed, although the worker does not know of the failure.
     """
 
     events: tuple[Event | Welcome, ...] = ()
@@ -93,6 +93,7 @@ class Decoded:
 
 
 def command_to_proto(command: Command | Hello) -> pb.SessionRequest:
+    """Converts a command to its message."""
     match command:
         case Hello(router_id, protocol):
             return pb.SessionRequest(
@@ -125,7 +126,9 @@ def command_to_proto(command: Command | Hello) -> pb.SessionRequest:
 
 
 def command_key(message: pb.SessionRequest) -> tuple[str, int] | None:
-    """(request id, attempt) of the sequence that the command is about, if it is about one."""
+    """Returns the (request id, attempt) of the command's sequence; None if the command is not about
+    a sequence.
+    """
     match message.WhichOneof("command"):
         case "reserve" | "prefill" | "run_local" as kind:
             spec = getattr(message, kind).spec
@@ -137,8 +140,8 @@ def command_key(message: pb.SessionRequest) -> tuple[str, int] | None:
 
 
 def command_from_proto(message: pb.SessionRequest) -> Command | Hello | None:
-    """None for a command of a future version. Raises InvalidArgument for durations that are
-    none.
+    """Converts a message to a command. Returns None for a command of a future version. Raises
+    InvalidArgument for invalid durations.
     """
     match message.WhichOneof("command"):
         case "hello":
@@ -172,6 +175,7 @@ def command_from_proto(message: pb.SessionRequest) -> Command | Hello | None:
 
 
 def event_to_proto(event: Event | Welcome) -> pb.SessionResponse:
+    """Converts an event to its message."""
     match event:
         case Welcome(worker_id, epoch, lending_key, protocol):
             welcome = pb.Welcome(worker_id=worker_id, epoch=epoch, lending_key=lending_key)
@@ -206,7 +210,9 @@ def event_to_proto(event: Event | Welcome) -> pb.SessionResponse:
 
 
 def event_from_proto(message: pb.SessionResponse) -> Event | Welcome:
-    """Raises InvalidArgument for a message of a future version, and for times that are none."""
+    """Converts a message to an event. Raises InvalidArgument for an event of a future version, and
+    for invalid times.
+    """
     match message.WhichOneof("event"):
         case "welcome":
             welcome = message.welcome
@@ -241,8 +247,8 @@ def event_from_proto(message: pb.SessionResponse) -> Event | Welcome:
 
 
 def decode_events(message: pb.SessionResponse) -> Decoded:
-    """Never raises: an impossible value fails the sequence that it is about, and no other one.
-    Empty for an event of a future version.
+    """Decodes a message without raising: an impossible value fails only the sequence that it
+    belongs to. An event of a future version gives an empty result.
     """
     kind = message.WhichOneof("event")
     if kind is None:
@@ -315,10 +321,12 @@ def _source_to_proto(source: PrefixSource | None) -> pb.PrefixSource | None:
 
 
 def target_to_proto(target: HandoffTarget) -> pb.HandoffTarget:
+    """Converts a hand-off target to its message."""
     return pb.HandoffTarget(**{name: getattr(target, name) for name in _TARGET_FIELDS})
 
 
 def target_from_proto(message: pb.HandoffTarget) -> HandoffTarget:
+    """Converts a message to a hand-off target."""
     return HandoffTarget(**{name: getattr(message, name) for name in _TARGET_FIELDS})
 
 
@@ -345,8 +353,8 @@ def _tokens_to_proto(tokens: SequenceTokens) -> pb.SequenceTokens:
 
 
 def _tokens_from_proto(message: pb.SequenceTokens) -> SequenceTokens:
-    """Once for each token that is streamed: what is not there is not looked into. Raises
-    InvalidArgument.
+    """Decodes the tokens of one sequence. This runs for each streamed token, so it skips fields
+    that are not set. Raises InvalidArgument.
     """
     token_ids = tuple(message.token_ids)
     logprobs = tuple(map(logprobs_from_proto, message.logprobs)) if message.logprobs else ()
@@ -368,8 +376,8 @@ def _tokens_from_proto(message: pb.SequenceTokens) -> SequenceTokens:
 
 
 def _finish_reason(text: str) -> FinishReason:
-    """Raises InvalidArgument for a reason of a future version, which no client would know
-    either.
+    """Raises InvalidArgument for a finish reason of a future version, because clients would not
+    know it either.
     """
     reason = _FINISH_REASONS.get(text)
     if reason is None:
@@ -388,8 +396,8 @@ def _check_lease(seconds: float) -> None:
 
 
 def _check_times(*seconds: float) -> None:
-    """Raises InvalidArgument for times that no worker has measured: their sums would be no
-    numbers.
+    """Raises InvalidArgument for times that no worker can have measured, because sums with them
+    would not be numbers.
     """
     if not all(abs(one) <= _LONGEST_S for one in seconds):
         raise InvalidArgument(

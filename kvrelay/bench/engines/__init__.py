@@ -1,3 +1,3 @@
-"""Engines under measurement, each in a process of its own that is told what to do in lines of
+"""The measured engines. Each engine runs in its own process and receives orders as lines of
 JSON.
 """

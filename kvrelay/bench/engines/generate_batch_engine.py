@@ -1,5 +1,5 @@
-"""The continuous batching of transformers, `generate_batch`, as it chooses its own attention and
-graphs here.
+"""The continuous batching of transformers, `generate_batch`. transformers chooses the attention and
+the graphs by itself.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from typing import Any
 
 from kvrelay.bench.engines.loop import serve
 
-BLOCK_TOKENS = 256  # its own default
+# The default of transformers.
+BLOCK_TOKENS = 256
 
 
 class GenerateBatch:
-    """It takes whole requests only, so a batch is prefilled anew for each measurement, and what is
-    counted is read from the times at which its tokens came."""
+    """`generate_batch` accepts whole requests only. So each measurement prefills the batch again,
+    and the measured times are read from the timestamps of the generated tokens.
+    """
 
     def __init__(self, settings: dict[str, Any]) -> None:
         import torch
@@ -39,28 +41,36 @@ class GenerateBatch:
         self._step_tokens: int = max(settings["chunk_tokens"], 2 * settings["most_batch"])
         self._generation = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
         self._config = ContinuousBatchingConfig(
-            # The rest of the memory
+            # The default would use the rest of the memory.
             num_blocks=settings["kv_tokens"] // BLOCK_TOKENS + 2 * settings["most_batch"],
-            max_batch_tokens=self._step_tokens,  # is not its own
+            # Differs from the default of transformers.
+            max_batch_tokens=self._step_tokens,
             max_requests_per_batch=settings["most_batch"],
-            allow_block_sharing=False,  # prompts are new
+            # All prompts are new, so there is nothing to share.
+            allow_block_sharing=False,
         )
         self._batch: list[list[int]] = []
 
     def facts(self) -> dict[str, Any]:
+        """Returns the name, the tokens per step and the attention implementation."""
         name = f"transformers {self._version} generate_batch"
         return {"name": name, "chunk_tokens": self._step_tokens, "attention": self._attention}
 
     def prefill(self, prompt: list[int]) -> float:
-        """From when its scheduler begins with the prompt, which is when ours would."""
+        """Returns seconds from the moment when the scheduler starts the prompt, where kvrelay's
+        measurement starts too, to the first token.
+        """
         (result,) = self._generate([prompt], 1)
         return float(result.timestamps[0] - result.lifespan[0])
 
     def open(self, prompts: list[list[int]]) -> None:
+        """Stores the batch. `decode` prefills it again for each measurement."""
         self._batch = prompts
 
     def decode(self, steps: int) -> float:
-        """Of the sequence that begins last: all others decode beside it until it is done."""
+        """Returns the seconds for `steps` tokens of the sequence that begins last. All other
+        sequences decode beside it until it is done.
+        """
         prompt_tokens = sum(map(len, self._batch))
         ahead = math.ceil(prompt_tokens / (self._step_tokens - len(self._batch))) + len(self._batch)
         results = self._generate(self._batch, 1 + steps + ahead)
@@ -69,16 +79,17 @@ class GenerateBatch:
         assert all(result.timestamps[-1] >= ended for result in results), (
             "a step is a token for each sequence"
         )
-        # The sequences grow, as other engines' do.
+        # The sequences grow, as they do in the other engines.
         grown = zip(self._batch, results, strict=True)
         self._batch = [[*prompt, *result.generated_tokens[:steps]] for prompt, result in grown]
         return float(ended - began)
 
     def close(self) -> None:
+        """Drops the batch."""
         self._batch = []
 
     def _generate(self, prompts: list[list[int]], max_new_tokens: int) -> Sequence[Any]:
-        """In the order of the prompts."""
+        """Returns the results in the order of the prompts."""
         results = list(
             self._model.generate_batch(
                 prompts,

@@ -1,4 +1,4 @@
-"""kvrelay's engine, driven as workers drive it."""
+"""kvrelay's engine, called in the same way as the workers call it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ NAME = "kvrelay"
 
 
 class Kvrelay:
-    """Each sequence of a batch lies on adjacent blocks, where the allocator puts it while there is
+    """Places each sequence of a batch on adjacent blocks, as the allocator does while there is
     room.
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        # As in a worker's environment; read when torch is loaded, so the engine is imported after
-        # it.
+        # Same variables as in a worker. torch reads them when it is loaded, so the engine is
+        # imported afterwards.
         os.environ |= {"OMP_NUM_THREADS": str(settings["threads"]), "OMP_WAIT_POLICY": "PASSIVE"}
         import torch
 
@@ -48,10 +48,11 @@ class Kvrelay:
         self._sample = SampleRequest
         self._greedy = SamplingParams(temperature=0, ignore_eos=True)
         self._chunk_tokens: int = settings["chunk_tokens"]
-        # Tokens, of which the last is not computed yet, and blocks
+        # For each sequence: its tokens, of which the last is not computed yet, and its blocks.
         self._batch: list[tuple[list[int], range]] = []
 
     def facts(self) -> dict[str, Any]:
+        """Returns the name, the chunk size in tokens, and which kernels and graphs are in use."""
         return {
             "name": NAME,
             "chunk_tokens": self._chunk_tokens,
@@ -61,17 +62,20 @@ class Kvrelay:
         }
 
     def prefill(self, prompt: list[int]) -> float:
+        """Prefills one prompt in chunks; returns seconds to its first token."""
         started = time.perf_counter()
         self._first_token(prompt, range(self._runner.num_blocks))
         return time.perf_counter() - started
 
     def open(self, prompts: list[list[int]]) -> None:
+        """Prefills a batch of prompts, each on an equal share of the blocks."""
         share = self._runner.num_blocks // len(prompts)
         for i, prompt in enumerate(prompts):
             blocks = range(i * share, (i + 1) * share)
             self._batch.append(([*prompt, self._first_token(prompt, blocks)], blocks))
 
     def decode(self, steps: int) -> float:
+        """Runs `steps` decode steps on the open batch; returns seconds."""
         started = time.perf_counter()
         for _ in range(steps):
             segments = [
@@ -87,6 +91,7 @@ class Kvrelay:
         return time.perf_counter() - started
 
     def close(self) -> None:
+        """Drops the open batch."""
         self._batch = []
 
     def _first_token(self, prompt: list[int], blocks: Sequence[int]) -> int:

@@ -1,18 +1,18 @@
-"""What an engine's process does: reads orders from stdin, one JSON object a line, and answers each
-with one on stdout.
+"""The main loop of an engine's process. It reads orders from stdin, one JSON object per line, and
+answers each order with one JSON object on stdout.
 
-Run by the Python of another project too, so it needs nothing but the standard library.
+The Python of another project runs this module too, so it imports only the standard library.
 
-The first order is the settings: model, or shape where it has no checkpoint; device, threads, cores,
-max_model_len, kv_bytes, and what the engine understands beyond. The answer comes when the first
-token was generated. Then, until stdin ends:
+The first order contains the settings: model, or shape if there is no checkpoint; device, threads,
+cores, max_model_len, kv_bytes, and further settings that the engine supports. The answer follows
+when the engine has generated its first token. Then, until stdin ends:
 
     {"do": "prefill", "prompt": [ids]}     -> {"seconds": to the prompt's first token}
     {"do": "open", "prompts": [[ids], …]}  -> {}         prefills a batch of sequences
     {"do": "decode", "steps": n}           -> {"seconds": for n steps of the whole batch}
-    {"do": "close"}                        -> {}         forgets the batch
+    {"do": "close"}                        -> {}         drops the batch
 
-An order that fails is answered with {"error": why} and ends the process.
+An order that fails is answered with {"error": reason} and ends the process.
 """
 
 from __future__ import annotations
@@ -25,23 +25,31 @@ from typing import Any, Protocol
 
 
 class Engine(Protocol):
-    """One model on given cores. Prompts are new to it: it reuses nothing of an earlier one."""
+    """One model on given cores. The engine reuses nothing from earlier prompts."""
 
     def facts(self) -> dict[str, Any]:
-        """What it is and how it runs; at least its name."""
+        """Returns a description of the engine and its settings. The key `name` is required."""
         ...
 
-    def prefill(self, prompt: list[int]) -> float: ...
+    def prefill(self, prompt: list[int]) -> float:
+        """Prefills one prompt; returns seconds to its first token."""
+        ...
 
-    def open(self, prompts: list[list[int]]) -> None: ...
+    def open(self, prompts: list[list[int]]) -> None:
+        """Prefills a batch of prompts and keeps it open for `decode`."""
+        ...
 
-    def decode(self, steps: int) -> float: ...
+    def decode(self, steps: int) -> float:
+        """Runs `steps` decode steps on the open batch; returns seconds."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Drops the open batch."""
+        ...
 
 
 def serve(load: Callable[[dict[str, Any]], Engine]) -> None:
-    """Runs until stdin ends. What the engine's libraries print goes to stderr."""
+    """Answers orders until stdin ends. Output of the engine's libraries goes to stderr."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 

@@ -1,5 +1,5 @@
-"""vLLM's offline engine, in one process. Run as a script by the Python that has vLLM, which need
-not have kvrelay.
+"""vLLM's offline engine, in one process. Runs as a script under the Python that has vLLM. That
+Python does not need kvrelay.
 """
 
 from __future__ import annotations
@@ -8,13 +8,15 @@ import os
 import time
 from typing import Any
 
-# A script's own folder is on its path
+# The folder of a script is on its import path.
 from loop import Engine, serve  # type: ignore[import-not-found]
 
 GIB = 2**30
 
 
 class Vllm:
+    """vLLM's `LLMEngine`, stepped by hand, with prefix caching off."""
+
     def __init__(self, settings: dict[str, Any]) -> None:
         cores = ",".join(map(str, settings["cores"]))
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores
@@ -30,7 +32,7 @@ class Vllm:
             max_model_len=settings["max_model_len"],
             enable_prefix_caching=False,
             disable_log_stats=True,
-            # On a GPU it would take nearly all memory, and there is another engine.
+            # On a GPU, vLLM would take nearly all memory, but another engine shares the GPU.
             **(
                 {"kv_cache_memory_bytes": settings["kv_bytes"]}
                 if settings["device"] != "cpu"
@@ -41,6 +43,7 @@ class Vllm:
         self._room = settings["max_model_len"]
 
     def facts(self) -> dict[str, Any]:
+        """Returns the name, the tokens per step, and whether the scheduler is asynchronous."""
         scheduler = self._engine.vllm_config.scheduler_config
         return {
             "name": self._name,
@@ -49,6 +52,7 @@ class Vllm:
         }
 
     def prefill(self, prompt: list[int]) -> float:
+        """Prefills one prompt; returns seconds to its first token."""
         started = time.perf_counter()
         self._add(prompt, 1)
         while self._engine.has_unfinished_requests():
@@ -56,8 +60,8 @@ class Vllm:
         return time.perf_counter() - started
 
     def open(self, prompts: list[list[int]]) -> None:
-        """Until each sequence has a first token; those that had theirs early are some tokens ahead
-        then.
+        """Steps until each sequence has its first token. Sequences that got their first token early
+        are then some tokens ahead.
         """
         missing = {self._add(prompt, self._room - len(prompt)) for prompt in prompts}
         self._open = list(missing)
@@ -67,6 +71,7 @@ class Vllm:
             }
 
     def decode(self, steps: int) -> float:
+        """Runs `steps` decode steps on the open batch; returns seconds."""
         started = time.perf_counter()
         for _ in range(steps):
             tokens = self._engine.step()
@@ -74,6 +79,7 @@ class Vllm:
         return time.perf_counter() - started
 
     def close(self) -> None:
+        """Aborts the open batch and steps until the engine is idle."""
         self._engine.abort_request(self._open)
         while self._engine.has_unfinished_requests():
             self._engine.step()

@@ -1,3 +1,3 @@
-"""`kvrelay bench handoff`: how fast KV travels between two workers, and how much of that a request
-waits for.
+"""`kvrelay bench handoff`: the KV transfer rate between two workers, and the part of the transfer
+that a request waits for.
 """

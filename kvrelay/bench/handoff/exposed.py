@@ -1,5 +1,5 @@
-"""What a request waits for its hand-off, and what sending costs a real prefill worker on its one
-core.
+"""How long a request waits for its hand-off, and how much sending slows down a real prefill worker
+on one core.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ from prefill_worker.worker import PrefillWorker
 
 @dataclass(frozen=True, slots=True)
 class Exposed:
-    """Medians, in seconds. `alone` is the prefill's time when its KV goes nowhere."""
+    """Medians, in seconds. `alone` is the duration of the prefill without a hand-off."""
 
     transport: str
     tokens: int
     num_bytes: int
     prefill: float
     alone: float
-    exposed: float  # end of prefill to acknowledged commit
+    # From the end of the prefill to the acknowledged commit.
+    exposed: float
 
 
 class _Nowhere:
-    """Stands for the sender where the KV is to stay where it is."""
+    """Replaces the sender when the KV is not sent anywhere."""
 
     error = None
 
@@ -74,7 +75,7 @@ async def _working(
     try:
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(worker.run())
-            # - its engine runs steps first, and tells nobody when
+            # The engine runs warm-up steps first, and there is no event for their end.
             while worker.state != "ready":  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             yield worker
@@ -92,8 +93,8 @@ async def measure_exposed(
     core: int,
     progress: Progress,
 ) -> list[Exposed]:
-    """Prompts of these lengths; `core` is the receiving process's. The engine runs in a thread of
-    this process.
+    """Measures prompts of the given lengths. `core` is the core of the receiving process. The
+    engine runs in a thread of this process.
     """
     num_blocks = runner.layout.blocks_for(max(prompts))
     settings = Settings(runner.layout, num_blocks, runner.model_id, digests=True, core=core)
@@ -114,7 +115,8 @@ async def measure_exposed(
         _working(runner, _Nowhere(), chunk_tokens) as alone,
     ):
         for tokens in prompts:
-            for transport in transports:  # connects, and records the steps
+            # A run that does not count: it connects, and records the steps.
+            for transport in transports:
                 await _prefill(worker, peer, rng, tokens, transport)
             without: list[float] = []
             rows: dict[str, list[_Row]] = {transport: [] for transport in transports}
@@ -155,8 +157,8 @@ async def _prefill(
     *,
     stays: bool = False,
 ) -> _Row:
-    """One prompt and its hand-off; none where its KV stays, since its answer ends with its first
-    token.
+    """Runs one prompt and its hand-off. With `stays` there is no hand-off, because the answer ends
+    with its first token.
     """
     (request_id, attempt), target = await peer.grant(
         worker.runner.layout.blocks_for(tokens), transport

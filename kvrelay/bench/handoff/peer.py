@@ -1,4 +1,4 @@
-"""The receiving process, from this side."""
+"""The parent's side of the receiving process."""
 
 from __future__ import annotations
 
@@ -20,11 +20,15 @@ _request_numbers = count()
 
 
 class Peer:
+    """The receiving process, which grants leases over its stdin and stdout."""
+
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
     async def grant(self, num_blocks: int, transport: str) -> tuple[tuple[str, int], HandoffTarget]:
-        """A lease of as many blocks, and the key of the request that it is for."""
+        """Requests a lease of `num_blocks` blocks. Returns the key of the request that owns the
+        lease, and the hand-off target. Raises Unavailable if the process ended.
+        """
         request_id = f"bench-{next(_request_numbers)}"
         request = {"request_id": request_id, "num_blocks": num_blocks, "transport": transport}
         assert self._process.stdin is not None
@@ -41,7 +45,7 @@ class Peer:
 
 @asynccontextmanager
 async def receiving(settings: Settings) -> AsyncIterator[Peer]:
-    """Raises Unavailable if it does not start."""
+    """Starts a receiving process. Raises Unavailable if it does not start."""
     process = await asyncio.create_subprocess_exec(
         *bound_to_parent(
             sys.executable, "-m", "kvrelay.bench.handoff.receiving", settings.as_json()

@@ -1,6 +1,4 @@
-"""How fast a hand-off is, from the first blocks given to an open push to the acknowledged
-commit.
-"""
+"""Hand-off rates: from the first blocks sent on an open push to the acknowledged commit."""
 
 from __future__ import annotations
 
@@ -21,24 +19,29 @@ from kvrelay.types import KvLayout
 
 TRANSPORTS = ("shm", "grpc", "gloo")
 _MODEL = "bench"
-_PASSES = 3  # for each run that is asked for: a hand-off is short
+# Passes for each requested run, because a hand-off is short.
+_PASSES = 3
 _LIMIT_OF = {"shm": "memcpy", "grpc": "loopback", "gloo": "loopback", "nixl": "memcpy"}
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
+    """The rate of one transport at one size."""
+
     transport: str
     num_bytes: int
     digests: bool
-    seconds: float  # median
+    # Median.
+    seconds: float
 
     @property
     def bytes_per_second(self) -> float:
+        """Payload bytes per second."""
         return self.num_bytes / self.seconds
 
     @property
     def limit(self) -> str:
-        """The figure of WireLimits that bounds it."""
+        """The field of WireLimits that bounds this transport."""
         return _LIMIT_OF[self.transport]
 
 
@@ -50,8 +53,8 @@ async def measure_rates(
     core: int,
     progress: Progress,
 ) -> list[Rate]:
-    """Each size over each transport, with digests and without in turns; `core` is the receiving
-    processes'.
+    """Measures each size over each transport, alternating with and without digests. `core` is the
+    core of the receiving processes.
     """
     num_blocks = max(sizes) // layout.block_bytes
     source = KvPool(layout, num_blocks)
@@ -70,7 +73,7 @@ async def measure_rates(
                 for _ in range(1 + _PASSES * runs):
                     for end, found in zip(ends, seconds, strict=True):
                         found.append(await end.hand_over(transport, count))
-                # The first one connects, and does not count.
+                # The first pass connects and does not count.
                 rates += [
                     Rate(transport, count * layout.block_bytes, digests, median(found[1:]))
                     for digests, found in zip((True, False), seconds, strict=True)
@@ -86,7 +89,7 @@ class _End:
     peer: Peer
 
     async def hand_over(self, transport: str, count: int) -> float:
-        """Seconds."""
+        """Hands over `count` blocks; returns seconds."""
         key, target = await self.peer.grant(count, transport)
         push = self.sender.open(key, target)
         await push.opened()
@@ -98,7 +101,7 @@ class _End:
 
 @asynccontextmanager
 async def _end(source: KvPool, num_blocks: int, digests: bool, core: int) -> AsyncIterator[_End]:
-    """A sender, and a process that receives from it."""
+    """Starts a sender and a process that receives from it."""
     layout = source.layout
     sender = Sender(
         source,

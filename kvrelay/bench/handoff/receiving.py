@@ -1,7 +1,8 @@
-"""A decode worker's end of hand-offs in a process of its own, without a model: `python -m …
-SETTINGS`, as JSON.
+"""The decode worker's end of hand-offs, in a separate process without a model. The argument is
+`Settings` as JSON: `python -m … SETTINGS`.
 
-Reads a line of JSON for each lease to grant and answers with its target; ends with stdin.
+Reads a line of JSON for each lease to grant and answers with the hand-off target. Exits when stdin
+ends.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ from kvrelay.types import KvLayout, LayerKv
 from kvrelay.wire.transfer import add_kv_transfer_servicer
 from kvrelay.worker.heap import keep_freed_memory
 
-SENDER = "sending"  # worker id of the other end
+# Worker id of the sending end.
+SENDER = "sending"
 _LEASE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
+    """Settings of the receiving process, passed as JSON on its command line."""
+
     layout: KvLayout
     num_blocks: int
     model_id: str
@@ -40,10 +44,12 @@ class Settings:
     core: int
 
     def as_json(self) -> str:
+        """Returns the settings as JSON, for `from_json`."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Settings:
+        """Reads the settings that `as_json` wrote."""
         fields = json.loads(text)
         layout = fields.pop("layout")
         layout["layers"] = tuple(LayerKv(**layer) for layer in layout["layers"])
@@ -51,11 +57,13 @@ class Settings:
 
 
 async def main(settings: Settings) -> None:
+    """Serves hand-offs on the core of the settings until stdin ends."""
     os.sched_setaffinity(0, {settings.core})
     keep_freed_memory()
     without_kernel()
     pool = KvPool(settings.layout, settings.num_blocks)
-    pool.buffer.zero_()  # so that no hand-off pays for a page's first use
+    # Touches each page, so that no hand-off pays for the first use of a page.
+    pool.buffer.zero_()
     leases = LeaseTable(epoch=1)
     clock = MonotonicClock()
     receiver = Receiver(
@@ -98,7 +106,7 @@ async def main(settings: Settings) -> None:
 
 
 def _forget(lease: Lease, first_token: int, num_tokens: int) -> Any:
-    """The next lease may have the same blocks."""
+    """Does nothing with a committed lease. The next lease may use the same blocks."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The whole of `kvrelay bench handoff`."""
+"""The implementation of `kvrelay bench handoff`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,12 @@ _EXPOSED_OVER = ("shm", "grpc")
 
 @dataclass(frozen=True, slots=True)
 class Options:
+    """Options of `kvrelay bench handoff`."""
+
     model: str
     transports: tuple[str, ...]
-    cores: tuple[int, int]  # the prefill worker's and the decode worker's
+    # Core of the prefill worker, core of the decode worker.
+    cores: tuple[int, int]
     chunk_tokens: int
     runs: int
     quick: bool
@@ -35,22 +38,25 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class HandoffReport:
+    """Results of `kvrelay bench handoff`."""
+
     model: str
     machine: str
     cores: tuple[int, int]
     chunk_tokens: int
-    without_kernel: str  # why blocks were copied and digested in two passes, or nothing
+    # Why blocks were copied and digested in two passes; empty if the kernel did both.
+    without_kernel: str
     limits: WireLimits
     rates: tuple[Rate, ...]
     exposed: tuple[Exposed, ...]
 
     def share(self, rate: Rate) -> float:
-        """Of the machine's limit."""
+        """The rate as a share of the limit of this machine."""
         limit: float = getattr(self.limits, rate.limit)
         return rate.bytes_per_second / limit
 
     def digest_cost(self, rate: Rate) -> float:
-        """How much longer it takes than without digests, as a share of that."""
+        """The extra time for digests, as a share of the time without digests."""
         same = (
             one
             for one in self.rates
@@ -60,6 +66,7 @@ class HandoffReport:
         return rate.seconds / without.seconds - 1
 
     def as_dict(self) -> dict[str, Any]:
+        """Returns the report as plain data for JSON, with the derived figures."""
         rates = [
             {
                 **asdict(rate),
@@ -94,8 +101,8 @@ def _limits(options: Options, progress: Progress) -> WireLimits:
 
 
 def run(options: Options, progress: Progress) -> HandoffReport:
-    """Raises InvalidArgument for the model, ModelRefused too; Unavailable if a process does not
-    start or ends.
+    """Runs the benchmark. Raises InvalidArgument or ModelRefused for the model, and Unavailable if
+    a process does not start or ends early.
     """
     sizes, prompts = (_SIZES[:3], _PROMPTS[:1]) if options.quick else (_SIZES, _PROMPTS)
     reason = without_kernel()
@@ -103,7 +110,8 @@ def run(options: Options, progress: Progress) -> HandoffReport:
     os.sched_setaffinity(0, {options.cores[0]})
     keep_freed_memory()
     path = model_folder(options.model)
-    longest = max(prompts) + 2  # the answer goes on after its first token
+    # The answer continues after its first token.
+    longest = max(prompts) + 2
     runner = ModelRunner.load(
         path,
         kv_bytes=2 * longest * model_cost(path).kv_token_bytes(),

@@ -1,4 +1,4 @@
-"""A report on a terminal."""
+"""Formats a hand-off report for the terminal."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _MIB = 2**20
 
 
 def report_view(report: HandoffReport) -> RenderableType:
-    """Rates are from the first blocks given to an open push to the acknowledged commit; all figures
-    are medians.
+    """Returns the tables. Rates are measured from the first blocks sent on an open push to the
+    acknowledged commit. All figures are medians.
     """
     limits = report.limits
     passes = limits.loopback_passes

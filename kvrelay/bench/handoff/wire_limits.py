@@ -1,5 +1,5 @@
-"""What this machine can move at most: memory to memory by one core, and over one loopback
-connection by two.
+"""Transfer limits of this machine: memory to memory with one core, and over one loopback connection
+with two cores.
 """
 
 from __future__ import annotations
@@ -41,28 +41,31 @@ while True:
 
 @dataclass(frozen=True, slots=True)
 class WireLimits:
-    """Bytes per second of each pass, in the order that they were made."""
+    """Bytes per second of each pass, in the order of the passes."""
 
     memcpy_passes: tuple[float, ...]
     loopback_passes: tuple[float, ...]
 
     @property
     def memcpy(self) -> float:
+        """Median rate from memory to memory, in bytes per second."""
         return median(self.memcpy_passes)
 
     @property
     def loopback(self) -> float:
+        """Median rate over one loopback connection, in bytes per second."""
         return median(self.loopback_passes)
 
     def joined(self, other: WireLimits) -> WireLimits:
+        """Returns the passes of both measurements."""
         return WireLimits(
             self.memcpy_passes + other.memcpy_passes, self.loopback_passes + other.loopback_passes
         )
 
 
 def measure_wire_limits(cores: tuple[int, int]) -> WireLimits:
-    """Several passes each, over several connections. Binds the thread that calls it to the first
-    core meanwhile.
+    """Measures several passes of each limit, over several connections. Binds the calling thread to
+    the first core during the measurement.
     """
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {cores[0]})
@@ -84,10 +87,10 @@ def _memcpy() -> list[float]:
 
 
 def _loopback(core: int) -> list[float]:
-    """From memory to memory: blocking writes from one large buffer, whose other end reads into
-    another.
+    """Measures one loopback connection from memory to memory. The sender makes blocking writes from
+    one large buffer; the other end reads into another buffer.
 
-    The connection's first pass, in which its buffers grow, does not count.
+    The first pass does not count, because the buffers of the connection grow during it.
     """
     data = np.ones(_BYTES, dtype=np.uint8).data
     rates = []

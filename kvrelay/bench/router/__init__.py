@@ -1,1 +1,1 @@
-"""What a router costs, with workers that answer at once."""
+"""The cost of the router, measured with mock workers."""

@@ -1,4 +1,4 @@
-"""Clients that do as little as they can: what they cost, the router does not."""
+"""Minimal clients, so that the measured cost is the router's."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from kvrelay.wire.inference import (
 
 @dataclass(slots=True)
 class Received:
-    """Of all streams; latencies are in seconds, from when a worker said a token to when a client
-    had it.
+    """Totals over all streams. Latencies are in seconds, from when a worker emits a token to when a
+    client receives it.
     """
 
     requests: int = 0
@@ -33,18 +33,26 @@ class Received:
 
 
 class Client(Protocol):
-    """Runs one request to its end, counting what comes. Raises Unavailable for an answer that is
-    not whole.
+    """Runs one request to its end and counts what arrives. Raises Unavailable for an incomplete
+    answer.
     """
 
     async def run(
         self, request_id: str, prompt: tuple[int, ...], max_tokens: int, received: Received
-    ) -> None: ...
+    ) -> None:
+        """Runs one request and adds its counts to `received`. Raises Unavailable for an incomplete
+        answer.
+        """
+        ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Closes the connection."""
+        ...
 
 
 class GrpcClient:
+    """A gRPC client with a channel of its own."""
+
     def __init__(self, target: str, said: defaultdict[str, list[float]]) -> None:
         self._channel = grpc.aio.insecure_channel(
             target, options=[("grpc.use_local_subchannel_pool", 1)]
@@ -55,6 +63,9 @@ class GrpcClient:
     async def run(
         self, request_id: str, prompt: tuple[int, ...], max_tokens: int, received: Received
     ) -> None:
+        """Runs one request and adds its counts to `received`. Raises Unavailable for an incomplete
+        answer.
+        """
         sampling = SamplingOptions(max_tokens=max_tokens, ignore_eos=True, temperature=0.0)
         request = GenerateRequest(request_id=request_id, token_ids=prompt, sampling=sampling)
         got = 0
@@ -71,12 +82,13 @@ class GrpcClient:
             raise Unavailable(f"{request_id} got {got} of {max_tokens} tokens")
 
     async def close(self) -> None:
+        """Closes the channel."""
         await self._channel.close()
 
 
 class HttpClient:
-    """One connection, for one request at a time. Of the events it only counts `word`, the text of
-    each token.
+    """One connection for one request at a time. The client does not parse the events; it counts
+    `word`, the text of each token.
     """
 
     def __init__(self, address: str, word: bytes, said: defaultdict[str, list[float]]) -> None:
@@ -89,6 +101,9 @@ class HttpClient:
     async def run(
         self, request_id: str, prompt: tuple[int, ...], max_tokens: int, received: Received
     ) -> None:
+        """Runs one request and adds its counts to `received`. Raises Unavailable if the router
+        rejects the request or the answer is incomplete.
+        """
         if self._streams is None:
             self._streams = await asyncio.open_connection(self._host, self._port)
         reader, writer = self._streams
@@ -110,7 +125,8 @@ class HttpClient:
         if not status.startswith(b"HTTP/1.1 200 "):
             raise Unavailable(f"{request_id}: {status.decode(errors='replace').splitlines()[0]}")
         got = 0
-        tail = b""  # what the next piece may complete
+        # The last bytes, which the next piece may complete.
+        tail = b""
         while b"0\r\n\r\n" not in tail:
             piece = await reader.read(2**16)
             if not piece:
@@ -129,6 +145,7 @@ class HttpClient:
             raise Unavailable(f"{request_id} got {got} of {max_tokens} tokens")
 
     async def close(self) -> None:
+        """Closes the connection, if there is one."""
         if self._streams is not None:
             self._streams[1].close()
             await self._streams[1].wait_closed()

@@ -20,10 +20,10 @@ _HEARTBEAT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class MockPools:
-    """How many mock workers there are and how fast they are.
+    """The number and the speed of the mock workers.
 
-    Each has a batch of `slots` sequences and takes a step every `step_s` seconds, which gives each
-    sequence of a decode worker one more `token`, always the same.
+    Each worker has a batch of `slots` sequences and takes a step every `step_s` seconds. A step
+    gives each sequence of a decode worker one more `token`, which is always the same.
     """
 
     prefill: int
@@ -41,16 +41,17 @@ async def mock_cluster(
     said: defaultdict[str, list[float]] | None = None,
     tokens_file: Path | None = None,
 ) -> AsyncIterator[RouterProcess]:
-    """Starts a router on `core`, and its workers in this process; yields the router once it is
+    """Starts a router on `core` and its workers in this process. Yields the router once it is
     ready.
 
-    `said` gets, by request id, the times on time.perf_counter at which a worker gave each token.
-    Raises Unavailable if the router does not become ready.
+    `said` receives, by request id, the time.perf_counter times at which a worker emitted each
+    token. Raises Unavailable if the router does not become ready.
     """
     said = defaultdict(list) if said is None else said
     async with (
         EmbeddedRedis() as redis,
-        # Before there are gRPC threads, which would hear of the fork.
+        # The router starts before this process has gRPC threads, because gRPC would notice the
+        # fork.
         starting_router(
             redis.url,
             model_folder("demo"),

@@ -1,4 +1,4 @@
-"""Workers without an engine: they speak the session protocol, and tokens come at a given pace."""
+"""Workers without an engine. They speak the session protocol and emit tokens at a given pace."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class _Sequence:
 
 
 class AtOnceWorker(WorkerServiceServicer):
-    """One worker of either pool. A prefill worker answers in the moment that it is asked.
+    """One worker of either pool. A prefill worker answers immediately.
 
-    `token` is what each sequence says, over and over. `said` gets, for each request, when each
-    token was said, on time.perf_counter.
+    `token` is the token that each sequence emits in every step. `said` receives, for each request,
+    the time.perf_counter time at which each token was emitted.
     """
 
     def __init__(
@@ -85,14 +85,17 @@ class AtOnceWorker(WorkerServiceServicer):
         peers[worker_id] = self
 
     async def start(self) -> None:
+        """Starts the gRPC server."""
         await self._server.start()
 
     async def stop(self) -> None:
+        """Stops the gRPC server without a grace period."""
         await self._server.stop(None)
 
     async def Session(
         self, request_iterator: AsyncIterator[pb.SessionRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.SessionResponse]:
+        """Serves one router session: welcomes the router, then sends events until the call ends."""
         await anext(request_iterator)
         yield event_to_proto(Welcome(self.info.worker_id, self.info.epoch))
         reader = asyncio.create_task(self._obey(request_iterator))
@@ -103,8 +106,8 @@ class AtOnceWorker(WorkerServiceServicer):
             reader.cancel()
 
     async def run(self, interval: float, offset: float) -> None:
-        """A step each `interval` seconds, from `offset` on, until cancelled. Steps that are late
-        are made up for.
+        """Takes a step every `interval` seconds, starting after `offset`, until cancelled. Late
+        steps are made up for.
         """
         due = time.perf_counter() + offset
         while True:

@@ -1,4 +1,4 @@
-"""A router on a core of its own, and what it has used."""
+"""A router on a core of its own, and its resource use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class RouterProcess:
-    """`grpc` and `http` are HOST:PORT, once it is ready."""
+    """A router process. `grpc` and `http` are HOST:PORT once the router is ready."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.grpc = ""
@@ -31,7 +31,9 @@ class RouterProcess:
         self._process = process
 
     async def ready(self) -> None:
-        """Raises Unavailable if it does not get there."""
+        """Waits until the router is ready. Raises Unavailable if the router ends or the wait times
+        out.
+        """
         assert self._process.stdout is not None
         try:
             line = await asyncio.wait_for(self._process.stdout.readline(), _READY_S)
@@ -45,12 +47,14 @@ class RouterProcess:
         self.grpc, self.http = words["grpc"], words["http"].removeprefix("http://")
 
     def cpu_seconds(self) -> float:
-        """User and system time of all its threads."""
+        """Returns user and system time of all threads of the router, in seconds."""
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS
 
     async def end(self, timeout_s: float) -> int | None:
-        """Sends SIGTERM; the exit code, or None if the process is still there after `timeout_s`."""
+        """Sends SIGTERM. Returns the exit code, or None if the process is still running after
+        `timeout_s`.
+        """
         self._process.terminate()
         try:
             return await asyncio.wait_for(self._process.wait(), timeout_s)
@@ -58,6 +62,7 @@ class RouterProcess:
             return None
 
     def resident_bytes(self) -> int:
+        """Returns the resident memory of the router, in bytes."""
         return int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]) * _PAGE
 
 
@@ -71,7 +76,9 @@ async def starting_router(
     core: int,
     tokens_file: Path | None = None,
 ) -> AsyncIterator[RouterProcess]:
-    """It gets ready when as many workers are in the registry."""
+    """Starts a router. The router becomes ready when `prefill` and `decode` workers are in the
+    registry.
+    """
     config = {
         "model": {"path": model},
         "listen": {"grpc": "127.0.0.1:0", "http": "127.0.0.1:0", "admin": "127.0.0.1:0"},
@@ -97,7 +104,8 @@ def _write(folder: str, config: dict[str, Any]) -> Path:
 async def _start(config: Path, core: int) -> asyncio.subprocess.Process:
     command = bound_to_parent(sys.executable, "-m", "kvrelay.cli.main", "router", "-c", str(config))
     allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})  # which the child inherits
+    # The child inherits the affinity.
+    os.sched_setaffinity(0, {core})
     try:
         return await asyncio.create_subprocess_exec(
             *command,

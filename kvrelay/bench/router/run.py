@@ -1,4 +1,4 @@
-"""The whole of `kvrelay bench router`."""
+"""The implementation of `kvrelay bench router`."""
 
 from __future__ import annotations
 
@@ -21,74 +21,96 @@ from kvrelay.bench.run import Progress
 from kvrelay.tokenizer.tokenizer import Tokenizer
 
 Endpoint = Literal["grpc", "http"]
-_BATCH = 32  # sequences of a decode worker, which has batch slots for twice as many
+# Sequences of a decode worker, which has batch slots for twice as many.
+_BATCH = 32
 _PROMPT_TOKENS = 256
-_SHORT = 80  # tokens of a prompt: enough for the prefill pool
+# Tokens of a short prompt: enough for the prefill pool.
+_SHORT = 80
 _OUTPUT_TOKENS = 512
-_VOCABULARY = range(10, 300)  # of the bundled model: no special token
-_LETTERS = 4  # more than that are no part of what else stands in an event
+# Token ids of the bundled model, without special tokens.
+_VOCABULARY = range(10, 300)
+# A word with more letters than this occurs nowhere else in an event.
+_LETTERS = 4
 _WARM_UP_S = 2.0
-_ADMISSION_S = 0.006  # more of it for each stream, as all begin at once
+# Extra warm-up per stream, because all streams begin at once.
+_ADMISSION_S = 0.006
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    cores: tuple[int, int]  # the router's, and that of workers and clients
-    seconds: float  # of each case
-    requests: int  # one after the other, for the growth of memory
+    """Options of `kvrelay bench router`."""
+
+    # Core of the router, core of workers and clients.
+    cores: tuple[int, int]
+    # Duration of each case.
+    seconds: float
+    # Number of sequential requests for the measurement of memory growth.
+    requests: int
     quick: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
+    """One measured load."""
+
     endpoint: Endpoint
     streams: int
-    tokens_per_second: int  # that the workers give
+    # Rate at which the workers emit tokens.
+    tokens_per_second: int
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
+    """Results of one case."""
+
     case: Case
     tokens_per_second: float
     tokens_per_message: float
-    router_core: float  # share of one core that the router used
-    latency_p50: float  # seconds that the router adds to a token
+    # Share of one core that the router used.
+    router_core: float
+    # Seconds that the router adds to a token.
+    latency_p50: float
     latency_p99: float
 
     @property
     def tokens_per_core(self) -> float:
-        """Tokens in a second of the router's processor time."""
+        """Tokens per second of the router's CPU time."""
         return self.tokens_per_second / self.router_core
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Of the router's resident memory."""
+    """Growth of the router's resident memory."""
 
     requests: int
-    resident: tuple[int, ...]  # bytes, after each tenth of the requests
+    # Bytes, after each tenth of the requests.
+    resident: tuple[int, ...]
     requests_per_second: float
 
     @property
     def half(self) -> int:
-        """Bytes after half of them: what the router remembers of prefixes has reached its bound by
-        then.
+        """Bytes after half of the requests. By then, the router's index of prefixes has reached its
+        bound.
         """
         return self.resident[4]
 
     @property
     def whole(self) -> int:
+        """Bytes after all requests."""
         return self.resident[-1]
 
 
 @dataclass(frozen=True, slots=True)
 class RouterReport:
+    """Results of `kvrelay bench router`."""
+
     machine: str
     cores: tuple[int, int]
     cases: tuple[Measured, ...]
     growth: Growth
 
     def as_dict(self) -> dict[str, Any]:
+        """Returns the report as plain data for JSON, with the derived figures."""
         cases = [{**asdict(one), "tokens_per_core": one.tokens_per_core} for one in self.cases]
         return {**asdict(self), "cases": cases}
 
@@ -103,8 +125,8 @@ _QUICK_CASES = (Case("grpc", 32, 1_000), Case("http", 32, 500))
 
 
 async def run(options: Options, progress: Progress) -> RouterReport:
-    """Raises Unavailable if the router or its registry does not start, or an answer is not
-    whole.
+    """Runs the benchmark. Raises Unavailable if the router or its registry does not start, or if an
+    answer is incomplete.
     """
     os.sched_setaffinity(0, {options.cores[1]})
     cases = _QUICK_CASES if options.quick else _CASES
@@ -119,7 +141,9 @@ async def run(options: Options, progress: Progress) -> RouterReport:
 
 
 async def _measure(case: Case, options: Options) -> Measured:
-    """Streams that never cease: one ends, the next one begins."""
+    """Measures a constant number of streams: when a request ends, its stream starts the next
+    request.
+    """
     said: defaultdict[str, list[float]] = defaultdict(list)
     received = Received()
     pools = _pools(case.streams // _BATCH, case.streams / case.tokens_per_second)
@@ -158,7 +182,7 @@ async def _measure(case: Case, options: Options) -> Measured:
 
 
 async def _grow(options: Options, progress: Progress) -> Growth:
-    """Requests of a few tokens, one after the other on each of some streams."""
+    """Measures memory over short requests, one after the other on each of several streams."""
     said: defaultdict[str, list[float]] = defaultdict(list)
     number = 500 if options.quick else options.requests
     done = progress("requests", 10)
@@ -201,7 +225,7 @@ def _client(
 
 @cache
 def _a_word() -> tuple[int, bytes]:
-    """A token that is a word, and its text."""
+    """Returns a token that is a word, and the text of the token."""
     tokenizer = Tokenizer.load(model_folder("demo"))
     for token in range(tokenizer.vocab_size):
         text = tokenizer.decode([token])
@@ -221,7 +245,7 @@ async def _stream(number: int, client: Client, received: Received) -> None:
 
 
 async def _while_all_live(tasks: list[asyncio.Task[None]], seconds: float) -> None:
-    """Raises what one of them raises."""
+    """Waits for `seconds`. Raises the exception of a task that fails."""
     done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
     for one in done:
         one.result()

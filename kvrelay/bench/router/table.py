@@ -1,4 +1,4 @@
-"""A report on a terminal."""
+"""Formats a router report for the terminal."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ _MIB = 2**20
 
 
 def report_view(report: RouterReport) -> RenderableType:
+    """Returns the table of cases and a line about memory."""
     growth = report.growth
     head = (
         f"{report.machine}; the router on core {report.cores[0]}, workers and clients on core "

@@ -1,4 +1,4 @@
-"""Reports as one self-contained page each: no network, no framework, light and dark."""
+"""Renders reports as self-contained HTML pages: no network, no framework, light and dark theme."""
 
 from kvrelay.loadtest.html_report.page import compare_page, page
 

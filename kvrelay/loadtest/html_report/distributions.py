@@ -1,4 +1,6 @@
-"""Latency samples as curves: cumulative shares, and histograms that several runs can share."""
+"""Latency samples as curves: cumulative distributions, and histograms with bins shared by several
+runs.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,18 @@ from typing import Any
 from kvrelay.loadtest.report.statistics import percentile
 
 BINS = 48
-_STEPS = 200  # of the cumulative curve
-_LONG_TAIL = 12.0  # p99 over median, from which the axis is logarithmic
+# Points of the cumulative curve.
+_STEPS = 200
+# Ratio of p99 to median above which the axis is logarithmic.
+_LONG_TAIL = 12.0
 Json = dict[str, Any]
 
 
 def distribution(samples: Sequence[Sequence[float]]) -> Json | None:
-    """samples: of each run, seconds. None if no run has any. What it returns is in milliseconds.
+    """samples: for each run, values in seconds. Returns the curves in milliseconds, or None if no
+    run has values.
 
-    The axis ends a little above the highest p99; `beyond` counts what lies outside.
+    The axis ends slightly above the highest p99; `beyond` counts the values outside.
     """
     runs = [sorted(value * 1000 for value in sample) for sample in samples]
     filled = [run for run in runs if run]

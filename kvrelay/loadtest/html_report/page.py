@@ -1,4 +1,4 @@
-"""Puts a report, a sweep or two reports beside each other into the page."""
+"""Renders a report, a sweep, or a comparison of two reports as an HTML page."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from kvrelay.loadtest.report.series import binned
 from kvrelay.loadtest.report.sweep_report import Report
 from kvrelay.loadtest.sweep import Sweep
 
-MAX_GANTT = 240  # requests
-MAX_POINTS = 2000  # of a series over time
+# Requests.
+MAX_GANTT = 240
+# Points of a time series.
+MAX_POINTS = 2000
 Json = dict[str, Any]
 Point = TypeVar("Point")
 
 
 def page(result: Report | Sweep) -> str:
-    """A whole HTML document."""
+    """Returns a complete HTML document."""
     if isinstance(result, Sweep):
-        # The page shows the run at the goodput; without one, the slowest.
+        # The page shows the run at the goodput rate, or the slowest run if there is no such rate.
         rate = result.best_rate
         shown = [one for one in result.runs if one[0] == rate] or list(result.runs[:1])
         names = [f"{one:.4g} requests/s" for one, _ in shown]
@@ -35,7 +37,7 @@ def page(result: Report | Sweep) -> str:
 
 
 def compare_page(reports: tuple[Report, Report], names: tuple[str, str]) -> str:
-    """A whole HTML document, the second report beside the first."""
+    """Returns a complete HTML document that compares the two reports."""
     return _document("Comparison", reports, names, None)
 
 
@@ -51,8 +53,7 @@ def _document(
         else {},
         "runs": [_run(report, name) for report, name in zip(reports, names, strict=True)],
     }
-    # A script element ends at the first "</"; within JSON's strings any "<" may be written as an
-    # escape.
+    # A script element ends at the first "</". Inside JSON strings, "<" may be written as an escape.
     text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     script = "\n".join(map(_part, ("page.kit.js", "page.plots.js", "page.timeline.js", "page.js")))
     parts = {"style": _part("page.css"), "script": script, "data": text}
@@ -123,12 +124,14 @@ def _sweep(sweep: Sweep) -> Json:
 
 
 def _thinned(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Every n-th, so that there are not too many to draw."""
+    """Returns every n-th point, so that at most MAX_POINTS are drawn."""
     return tuple(points[:: -(-len(points) // MAX_POINTS) or 1])
 
 
 def _paths(rows: Sequence[Row]) -> list[tuple[tuple[str, str], int]]:
-    """By path and reason, its figures taken out: they differ from request to request."""
+    """Counts requests by path and reason. Numbers in a reason are masked, because they differ
+    between requests.
+    """
     return Counter((row.path or "not told", _reason(row.why)) for row in rows).most_common(12)
 
 
@@ -147,7 +150,7 @@ def _errors(rows: Sequence[Row]) -> list[Json]:
 
 
 def _gantt(rows: Sequence[Row]) -> Json:
-    """Every n-th request, so that there are not too many."""
+    """Returns every n-th request, so that at most MAX_GANTT are drawn."""
     step = -(-len(rows) // MAX_GANTT) or 1
     return {"step": step, "rows": [_bar(row) for row in rows[::step]]}
 

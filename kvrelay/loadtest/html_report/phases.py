@@ -1,4 +1,4 @@
-"""The phases of a request as the page shows them, from its ledger."""
+"""The phases of a request that the page shows, derived from its ledger."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ from collections.abc import Sequence
 
 from kvrelay.loadtest.report.row import Row
 
-# Phases in which the first token travels; the hand-off goes on beside them
+# Phases in which the first token travels to the client. The hand-off runs in parallel.
 _AFTER_PREFILL = ("return", "emit")
-Segment = tuple[str, float, float]  # kind, from, to
+# Kind, start, end.
+Segment = tuple[str, float, float]
 
 
 def segments(row: Row) -> list[Segment]:
-    """Of an answered request, in seconds after the test's start, in order and without gaps.
+    """Returns the segments of an answered request, in seconds after the start of the test, in order
+    and without gaps.
 
-    send: the client and the network; queue; prefill; handoff: what of it came after the end of
-    prefill; decode. The first token is out at the end of prefill. Without a ledger: first (up to
-    the first token) and decode.
+    The kinds are send (the client and the network), queue, prefill, handoff (the part after the end
+    of prefill) and decode. The first token is out at the end of prefill. Without a ledger, the
+    kinds are first (up to the first token) and decode.
     """
     if row.ttft_s is None or row.e2e_s is None:
         return []
@@ -24,7 +26,8 @@ def segments(row: Row) -> list[Segment]:
     ledger = row.ledger
     if ledger is None or not ledger.phases:
         return [("first", row.scheduled_s, first), ("decode", first, end)]
-    now = max(row.scheduled_s, first - ledger.ttft_seconds)  # when the router had it
+    # When the router received the request.
+    now = max(row.scheduled_s, first - ledger.ttft_seconds)
     found = [("send", row.scheduled_s, now)]
     before = [one for one in ledger.phases if one[0] not in _AFTER_PREFILL]
     steps = [("prefill" if name == "prefill" else "queue", seconds) for name, seconds in before]
@@ -41,8 +44,8 @@ def segments(row: Row) -> list[Segment]:
 
 
 def ttft_parts(rows: Sequence[Row]) -> dict[str, float]:
-    """Mean seconds of the ledger's phases, and of the client and the network before them; empty
-    without ledgers.
+    """Returns the mean seconds of the ledger's phases, and of the client and the network before
+    them. Empty without ledgers.
     """
     sums: dict[str, float] = {}
     told = 0

@@ -1,1 +1,1 @@
-"""What a load test says of its requests."""
+"""The results of a load test."""

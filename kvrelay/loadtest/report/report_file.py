@@ -1,4 +1,4 @@
-"""Reports and sweeps as JSON files."""
+"""Reads and writes reports and sweeps as JSON files."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Json = dict[str, Any]
 
 
 def save(result: Report | Sweep, file: Path) -> None:
-    """Raises InvalidArgument if the file cannot be written."""
+    """Writes a report or a sweep as JSON. Raises InvalidArgument if the file cannot be written."""
     document = sweep_to_json(result) if isinstance(result, Sweep) else report_to_json(result)
     write(file, json.dumps(document, allow_nan=False) + "\n")
 
 
 def write(file: Path, text: str) -> None:
-    """Raises InvalidArgument if the file cannot be written."""
+    """Writes a text file. Raises InvalidArgument if the file cannot be written."""
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -37,7 +37,7 @@ def write(file: Path, text: str) -> None:
 
 
 def load(file: Path) -> Report | Sweep:
-    """Reads what `save` wrote; the numbers are computed again from the rows. Raises
+    """Reads a file that `save` wrote, and computes the figures again from the rows. Raises
     InvalidArgument.
     """
     try:
@@ -65,7 +65,7 @@ def load(file: Path) -> Report | Sweep:
 
 
 def load_report(file: Path) -> Report:
-    """Of one run. Raises InvalidArgument."""
+    """Reads the report of a single run. Raises InvalidArgument."""
     found = load(file)
     if isinstance(found, Sweep):
         raise InvalidArgument(f"{file}: a sweep; give what `kvrelay loadtest run --json` wrote")
@@ -73,6 +73,7 @@ def load_report(file: Path) -> Report:
 
 
 def report_to_json(report: Report) -> Json:
+    """Returns the report as plain data for JSON."""
     return {
         "format": FORMAT,
         "options": report.options,
@@ -94,7 +95,9 @@ def report_to_json(report: Report) -> Json:
 
 
 def report_from_json(document: Json) -> Report:
-    """Raises AttributeError, KeyError, TypeError or ValueError for what is no report."""
+    """Reads the data that `report_to_json` returned. Raises AttributeError, KeyError, TypeError or
+    ValueError if the data is not a report.
+    """
     reuse, timeline = document.get("reuse"), document.get("timeline")
     return Report(
         options=_options(document["options"]),
@@ -109,7 +112,7 @@ def report_from_json(document: Json) -> Report:
 
 
 def _options(found: object) -> Json:
-    """What is computed with is checked, the rest is only shown."""
+    """Checks the options that later computations use. Other options are only displayed."""
     options = read(dict[str, Any], found)
     read(float | None, options.get("duration"))  # type: ignore[arg-type]
     if options.get("cut") is not None and read(Cut, options["cut"]).of_tokens < 1:
@@ -118,6 +121,7 @@ def _options(found: object) -> Json:
 
 
 def sweep_to_json(sweep: Sweep) -> Json:
+    """Returns the sweep as plain data for JSON."""
     return {
         "format": SWEEP_FORMAT,
         "attainment": sweep.attainment,
@@ -128,7 +132,9 @@ def sweep_to_json(sweep: Sweep) -> Json:
 
 
 def sweep_from_json(document: Json) -> Sweep:
-    """Raises AttributeError, KeyError, TypeError or ValueError for what is no sweep."""
+    """Reads the data that `sweep_to_json` returned. Raises AttributeError, KeyError, TypeError or
+    ValueError if the data is not a sweep.
+    """
     runs = tuple((read(float, run["rate"]), report_from_json(run)) for run in document["runs"])
     if not all(report.slos for _, report in runs):
         raise ValueError("runs without objectives")

@@ -1,4 +1,4 @@
-"""What clients saw, over time."""
+"""The client's measurements over time."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ _LEAST_BIN_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Binned:
-    """Of equal parts of a test, the first from its start."""
+    """Values for equal parts of a test, beginning at its start."""
 
     bin_s: float
-    arrivals: tuple[float, ...]  # requests that were due, per second
-    itl_p95_ms: tuple[float | None, ...]  # of the gaps that ended in it; None where none did
+    # Requests due, per second.
+    arrivals: tuple[float, ...]
+    # p95 of the gaps that ended in each part; None for a part without gaps.
+    itl_p95_ms: tuple[float | None, ...]
 
 
 def binned(report: Report) -> Binned:
+    """Divides the test into at most MAX_BINS parts and computes the values of each."""
     span = max([report.duration_s, *(row.scheduled_s for row in report.rows)], default=0.0)
     bin_s = max(_LEAST_BIN_S, span / MAX_BINS)
     bins = max(1, math.ceil(span / bin_s - 1e-9))
@@ -43,12 +46,12 @@ def binned(report: Report) -> Binned:
 
 
 def first_tokens(rows: Sequence[Row]) -> list[tuple[float, float]]:
-    """(when, seconds since the request was due) of each first token."""
+    """Returns (time, seconds since the request was due) of each first token."""
     return [(row.scheduled_s + row.ttft_s, row.ttft_s) for row in rows if row.ttft_s is not None]
 
 
 def token_gaps(rows: Sequence[Row]) -> list[tuple[float, float]]:
-    """(when it ended, seconds) of each gap between two tokens of an answer."""
+    """Returns (end time, seconds) of each gap between two tokens of an answer."""
     found: list[tuple[float, float]] = []
     for row in rows:
         if row.ttft_s is not None:

@@ -1,4 +1,4 @@
-"""Numbers about numbers."""
+"""Summary statistics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of a sample, in its unit. `std` is the population's (divides by n)."""
+    """Statistics of a sample, in the unit of the sample. `std` is the population standard deviation
+    (divides by n).
+    """
 
     mean: float
     median: float
@@ -20,7 +22,7 @@ class Summary:
 
 
 def summarize(values: Sequence[float]) -> Summary | None:
-    """None for an empty sample."""
+    """Computes the statistics of a sample. Returns None for an empty sample."""
     if not values:
         return None
     ordered = sorted(values)
@@ -36,8 +38,8 @@ def summarize(values: Sequence[float]) -> Summary | None:
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Of an ascending, non-empty sample: between two values, linear interpolation (Hyndman and
-    Fan's type 7).
+    """Returns a percentile of an ascending, non-empty sample, with linear interpolation between two
+    values (Hyndman and Fan's type 7).
     """
     place = (len(ordered) - 1) * percent / 100
     below = math.floor(place)

@@ -1,4 +1,4 @@
-"""A test's result: its rows, and all that follows from them."""
+"""The report of one test: its rows, and the figures computed from them."""
 
 from __future__ import annotations
 
@@ -12,52 +12,63 @@ from kvrelay.loadtest.report.timeline import Timeline
 from kvrelay.loadtest.reuse import Reuse
 from kvrelay.loadtest.slo import Slo
 
-# A generator is late when its p99 is above both.
+# The load generator counts as late when its p99 lateness is above both limits.
 LATE_S = 0.01
-LATE_SHARE = 0.05  # of the median TTFT
-# Of the prompt tokens, that a cache may find beyond whole blocks: its own may be smaller.
+# Share of the median TTFT.
+LATE_SHARE = 0.05
+# Share of the prompt tokens that a cache may report beyond whole blocks, because the blocks of the
+# target may be smaller.
 _SMALLER_BLOCKS_SHARE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    options: dict[str, Any]  # what the test was asked to do
+    """The rows of one test, and the figures computed from them."""
+
+    # The options of the test.
+    options: dict[str, Any]
     slos: tuple[Slo, ...]
-    rows: tuple[Row, ...]  # in order of arrival
-    timeline: Timeline | None = None  # of a cluster that tells
-    reuse: Reuse | None = None  # of prompts of token ids
+    # In order of arrival.
+    rows: tuple[Row, ...]
+    # Set if the target reports the state of its cluster.
+    timeline: Timeline | None = None
+    # Set if the prompts are token ids.
+    reuse: Reuse | None = None
     interrupted: bool = False
 
     @property
     def answered(self) -> tuple[Row, ...]:
+        """The rows of the answered requests."""
         return tuple(row for row in self.rows if row.ok)
 
     @property
     def duration_s(self) -> float:
-        """From the test's start to the end of the last answer, or the last failure."""
+        """Seconds from the start of the test to the end of the last answer or failure."""
         return max(
             (row.scheduled_s + row.e2e_s for row in self.rows if row.e2e_s is not None), default=0.0
         )
 
     @property
     def errors(self) -> dict[str, int]:
-        """Requests by status code."""
+        """Number of failed requests by status code."""
         return dict(Counter(row.error for row in self.rows if row.error).most_common())
 
     @property
     def paths(self) -> dict[str, int]:
+        """Number of answered requests by path."""
         return dict(Counter(row.path for row in self.answered).most_common())
 
     @property
     def good_share(self) -> float:
-        """Of all requests, those that met every objective. A failed one meets none."""
+        """Share of all requests that met every objective. A failed request meets none."""
         return sum(map(self.good, self.answered)) / len(self.rows) if self.rows else 0.0
 
     def good(self, row: Row) -> bool:
+        """Whether an answered request met every objective."""
         return all(slo.met(row) for slo in self.slos)
 
     def rates(self) -> dict[str, float]:
-        """Per second of the test's duration."""
+        """Returns totals per second of the test's duration."""
         answered, seconds = self.answered, self.duration_s
         totals = {
             "requests": len(answered),
@@ -69,7 +80,7 @@ class Report:
         return {name: total / seconds if seconds else 0.0 for name, total in totals.items()}
 
     def samples(self) -> dict[str, list[float]]:
-        """In seconds, of the answered requests."""
+        """Returns the samples of the answered requests, in seconds."""
         rows = self.answered
         found: dict[str, list[float | None]] = {
             "TTFT": [row.ttft_s for row in rows],
@@ -82,17 +93,17 @@ class Report:
         return {name: [one for one in sample if one is not None] for name, sample in found.items()}
 
     def latencies(self) -> dict[str, Summary | None]:
-        """In seconds, of the answered requests."""
+        """Returns the statistics of the answered requests, in seconds; None for an empty sample."""
         return {name: summarize(sample) for name, sample in self.samples().items()}
 
     @property
     def late_p99_s(self) -> float:
-        """Of what the sender itself was late."""
+        """p99 of the lateness of the load generator itself, in seconds."""
         return percentile(sorted(row.late_s for row in self.rows), 99) if self.rows else 0.0
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Why these numbers may say less than they seem to."""
+        """Reasons why the figures may be misleading."""
         found = []
         ttft = self.latencies()["TTFT"]
         if self.late_p99_s > max(LATE_S, LATE_SHARE * (ttft.median if ttft else 0.0)):
@@ -125,5 +136,5 @@ class Report:
 
     @property
     def strayed(self) -> tuple[Row, ...]:
-        """Requests that should have been disaggregated and were not."""
+        """Answered requests that should have been disaggregated and were not."""
         return tuple(row for row in self.answered if row.should_have_been_disaggregated)

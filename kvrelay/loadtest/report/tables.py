@@ -1,4 +1,4 @@
-"""Reports on a terminal."""
+"""Formats reports for the terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COLUMNS = tuple(one.name for one in fields(Summary))
 
 
 def report_table(report: Report) -> RenderableType:
-    """Latencies in milliseconds, rates, paths and errors of one test."""
+    """Returns the latencies in milliseconds, the rates, the paths and the errors of one test."""
     table = Table(title="latency, ms", title_justify="left")
     table.add_column("")
     for column in _COLUMNS:
@@ -44,7 +44,7 @@ def report_table(report: Report) -> RenderableType:
 
 
 def sweep_table(sweep: Sweep) -> RenderableType:
-    """A line for each rate. Latencies in milliseconds."""
+    """Returns a table with one line per rate. Latencies are in milliseconds."""
     table = Table(title="milliseconds", title_justify="left")
     for column in (
         "requests/s",
@@ -80,7 +80,7 @@ def sweep_table(sweep: Sweep) -> RenderableType:
 
 
 def _reuse(reuse: Reuse) -> list[str]:
-    """The target's account, and what could have been."""
+    """Formats the reuse that the target reports and the reuse that was possible."""
     shares = reuse.shares()
     counters = f", its counters {shares['counters']:.1%}" if "counters" in shares else ""
     return [
@@ -93,7 +93,7 @@ def _reuse(reuse: Reuse) -> list[str]:
 
 
 def comparison_table(first: Report, second: Report, names: tuple[str, str]) -> Table:
-    """Two tests side by side, and by how much the second differs."""
+    """Returns two tests side by side, with the relative change of the second."""
     table = Table()
     table.add_column("")
     for name in (*names, "change"):

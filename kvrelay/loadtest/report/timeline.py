@@ -1,4 +1,4 @@
-"""What a cluster did while a test ran, by its own account."""
+"""The state of a cluster during a test, as the cluster reports it."""
 
 from __future__ import annotations
 
@@ -16,19 +16,26 @@ INTERVAL_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class PoolSample:
-    workers: int  # ready
+    """The state of a pool at one moment."""
+
+    # Ready workers.
+    workers: int
     desired: int
-    running: int  # requests
+    # Requests.
+    running: int
     waiting: int
     waiting_tokens: int
-    kv_share: float  # held part of the pool's KV blocks
+    # Held share of the pool's KV blocks.
+    kv_share: float
     tokens_per_second: float
-    busy_share: float = 0.0  # mean of the ready workers
-    # Part of the pool's KV blocks that waits for prompts' KV; within kv_share
+    # Mean over the ready workers.
+    busy_share: float = 0.0
+    # Share of the pool's KV blocks that is leased to hand-offs in progress. Included in kv_share.
     leased_share: float = 0.0
 
     @classmethod
     def of(cls, pool: PoolStatus) -> PoolSample:
+        """Sums up the loads of a pool's workers."""
         loads = [worker.load for worker in pool.workers]
         ready = [worker.load for worker in pool.workers if worker.state == "ready"]
         blocks = max(1, sum(load.blocks_total for load in loads))
@@ -47,14 +54,21 @@ class PoolSample:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    at_s: float  # after the test's start
-    running: int  # requests, by the router
-    waiting: int  # without workers
+    """The state of a cluster at one moment."""
+
+    # Seconds after the start of the test.
+    at_s: float
+    # Requests with workers, by the router's count.
+    running: int
+    # Requests without workers.
+    waiting: int
     pools: dict[str, PoolSample]
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
+    """One scaling decision. `at_s` is in seconds after the start of the test."""
+
     at_s: float
     pool: str
     before: int
@@ -64,26 +78,28 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
+    """The samples and the scaling decisions of one test."""
+
     samples: tuple[Sample, ...] = ()
     decisions: tuple[Scaling, ...] = ()
-    missed: int = 0  # looks that got no answer
+    # Number of polls without an answer.
+    missed: int = 0
 
 
 class Watch:
-    """Looks at a cluster's status at intervals. One that does not answer in time is missed, not
-    waited for.
-    """
+    """Polls the status of a cluster. A poll without a timely answer is counted as missed."""
 
     def __init__(self, client: AdminClient, interval_s: float = INTERVAL_S) -> None:
         self._client = client
         self._interval_s = interval_s
         self._start, self._unix_start = time.perf_counter(), time.time()
         self._samples: list[Sample] = []
-        self._decisions: dict[ScalingDecision, None] = {}  # a set that keeps its order
+        # A dict, as a set that keeps its order.
+        self._decisions: dict[ScalingDecision, None] = {}
         self._missed = 0
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Polls until cancelled."""
         while True:
             due = time.perf_counter() + self._interval_s
             try:
@@ -93,6 +109,7 @@ class Watch:
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
 
     def timeline(self) -> Timeline:
+        """Returns the samples and decisions collected so far."""
         decisions = sorted(self._decisions, key=lambda one: one.unix_time)
         return Timeline(
             samples=tuple(self._samples),

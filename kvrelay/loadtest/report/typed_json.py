@@ -1,4 +1,6 @@
-"""JSON to frozen values: believed only where it has the types that these say."""
+"""Converts JSON to frozen dataclasses. Every value must have the type that the dataclass
+declares.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,17 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
-_LARGEST = 2**53  # of numbers: up to here floats hold whole ones, and sums of many stay finite
+# Largest number. Up to this bound, floats represent whole numbers exactly, and sums of many stay
+# finite.
+_LARGEST = 2**53
 
 
 def read(kind: type[T], value: object) -> T:
-    """`value`, as json.loads gives it, as a `kind`: a dataclass of numbers, texts, tuples, dicts
-    and dataclasses.
+    """Converts `value`, as json.loads returns it, to a `kind`: a dataclass of numbers, strings,
+    tuples, dicts and dataclasses.
 
-    Raises ValueError that names the place of what is something else, is not known or is missing.
+    Raises ValueError, naming the location, for a value of another type, an unknown field or a
+    missing field.
     """
     found: T = _reader(cast(Any, kind))(value)
     return found
@@ -57,7 +62,8 @@ def _scalar(kind: type, value: object) -> object:
 def _number(kind: type, value: object) -> object:
     if type(value) is not int and (type(value) is not float or kind is int):
         raise ValueError(f"{value!r:.40} is no {kind.__name__}")
-    if not -_LARGEST <= value <= _LARGEST:  # also of what is not a number
+    # The comparison also rejects NaN.
+    if not -_LARGEST <= value <= _LARGEST:
         raise ValueError(f"{value!r:.40} is out of range")
     return kind(value)
 
@@ -89,7 +95,8 @@ def _dataclass(kind: Any, readers: dict[str, Callable[[Any], Any]], value: objec
         raise ValueError(f"{min(unknown)!r:.40} is not known")
     try:
         return kind(**{name: _at(name, readers[name], one) for name, one in found.items()})
-    except TypeError as error:  # of the constructor: a field that has no default
+    except TypeError as error:
+        # Raised by the constructor for a missing field without a default.
         raise ValueError(str(error)) from None
 
 

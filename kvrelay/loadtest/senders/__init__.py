@@ -1,1 +1,1 @@
-"""Clients that measure: gRPC and HTTP."""
+"""The measuring clients for gRPC and HTTP."""

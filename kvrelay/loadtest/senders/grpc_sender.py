@@ -1,4 +1,4 @@
-"""Sends requests over gRPC, each once."""
+"""Sends requests over gRPC, without retries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvrelay.wire.inference import ModelInfo
 
 
 class GrpcSender:
-    """Raises InvalidArgument for a target that is not HOST:PORT."""
+    """Sends over gRPC. Raises InvalidArgument for a target that is not HOST:PORT."""
 
     def __init__(self, target: str, timeout: float, connection: Connection) -> None:
         self._client = AsyncClient(
@@ -27,9 +27,11 @@ class GrpcSender:
         )
 
     async def models(self) -> tuple[ModelInfo, ...]:
+        """Returns the models that the target serves. Raises KvRelayError."""
         return await self._client.models()
 
     async def send(self, request: PlannedRequest, start: float) -> Row:
+        """Sends the request and returns its row; failures are rows too."""
         watch = Stopwatch(start, request.at)
         stream = self._client.generate(
             request.prompt,

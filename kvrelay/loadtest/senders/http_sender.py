@@ -1,6 +1,4 @@
-"""Sends requests over the OpenAI-compatible HTTP endpoint, each once, on a connection of its
-own.
-"""
+"""Sends requests over the OpenAI-compatible HTTP API, without retries, each on a new connection."""
 
 from __future__ import annotations
 
@@ -30,7 +28,9 @@ from kvrelay.wire.inference import ModelInfo
 
 
 class HttpSender:
-    """Raises InvalidArgument for a target that is not http://HOST:PORT or https://HOST:PORT."""
+    """Sends over HTTP. Raises InvalidArgument for a target that is not http://HOST:PORT or
+    https://HOST:PORT.
+    """
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class HttpSender:
         connection: Connection = OPEN,
         **options: Any,
     ) -> None:
-        """`options` go into the body of every request."""
+        """`options` are added to the body of every request."""
         try:
             parts = urlsplit(target)
             host, port = parts.hostname, parts.port
@@ -63,6 +63,9 @@ class HttpSender:
         self._options = options
 
     async def models(self) -> tuple[ModelInfo, ...]:
+        """Returns the models that the target serves; later requests name the first of them. Raises
+        KvRelayError.
+        """
         async with self._call("GET", "/v1/models") as response:
             models = await response.json()
             with _readable("/v1/models"):
@@ -80,13 +83,14 @@ class HttpSender:
         return found
 
     async def metrics(self) -> str:
-        """What /metrics answers. Raises KvRelayError."""
+        """Returns the text of /metrics. Raises KvRelayError."""
         async with self._call("GET", "/metrics") as response:
             if response.status != 200:
                 raise NotFound(f"/metrics answers with HTTP {response.status}")
             return b"".join([piece async for piece in response.body]).decode(errors="replace")
 
     async def send(self, request: PlannedRequest, start: float) -> Row:
+        """Sends the request and returns its row; failures are rows too."""
         watch = Stopwatch(start, request.at)
         try:
             return await self.stream(request, watch, {})
@@ -94,14 +98,14 @@ class HttpSender:
             return watch.failed(error)
 
     async def complete(self, request: PlannedRequest, extra: dict[str, Any]) -> dict[str, Any]:
-        """The whole answer, for a request that `extra` makes one without a stream. Raises
-        KvRelayError.
-        """
+        """Returns the whole answer. `extra` must switch off streaming. Raises KvRelayError."""
         async with self._call("POST", "/v1/completions", self._body(request) | extra) as response:
             return await response.json()
 
     async def stream(self, request: PlannedRequest, watch: Stopwatch, extra: dict[str, Any]) -> Row:
-        """With `extra` in the request's body. Raises KvRelayError."""
+        """Streams the answer and returns the row. `extra` is added to the body of the request.
+        Raises KvRelayError.
+        """
         usage: dict[str, Any] = {}
         account: dict[str, Any] = {}
         finish_reason = ""
@@ -112,7 +116,7 @@ class HttpSender:
                     account = _object(event, "kvrelay") or account
                     for choice in event.get("choices") or ():
                         finish_reason = str(choice.get("finish_reason") or finish_reason)
-                        # A server that does not return ids sends one token with each piece of text.
+                        # A server that does not return token ids sends one token per piece of text.
                         watch.tokens(len(choice.get("token_ids") or ()) or bool(choice.get("text")))
             with _readable("the account of the answer"):
                 return watch.answered(
@@ -174,8 +178,8 @@ class HttpSender:
 
 @contextmanager
 def _readable(what: str) -> Iterator[None]:
-    """What a foreign server wrote may be anything: Internal for what is not of the shape that is
-    looked for.
+    """Converts errors from reading a foreign server's answer to Internal, because the answer may
+    have any shape.
     """
     try:
         yield
@@ -184,7 +188,9 @@ def _readable(what: str) -> Iterator[None]:
 
 
 def _object(within: dict[str, Any], name: str) -> dict[str, Any]:
-    """Empty if it is not there or null. Raises TypeError for what is no object."""
+    """Returns a nested object; empty if it is missing or null. Raises TypeError if it is not an
+    object.
+    """
     found = within.get(name) or {}
     if not isinstance(found, dict):
         raise TypeError(f"{name} is {found!r:.40}, not an object")
@@ -192,7 +198,9 @@ def _object(within: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _count(within: dict[str, Any], name: str) -> int:
-    """0 if it is not there or null. Raises ValueError for what is no number of tokens."""
+    """Returns a number of tokens; 0 if it is missing or null. Raises ValueError if it is not such a
+    number.
+    """
     found = within.get(name) or 0
     if not (isinstance(found, int) and 0 <= found < 2**63):
         raise ValueError(f"{name} is {found!r:.40}, not a number of tokens")

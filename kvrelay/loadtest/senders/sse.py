@@ -1,4 +1,6 @@
-"""As much HTTP/1.1 as a load test needs: one request, and the events of its answer as they come."""
+"""A minimal HTTP/1.1 client for load tests: one request, and the events of its answer as they
+arrive.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,17 @@ from kvrelay.errors import Code, Internal, KvRelayError, Unavailable, error_for
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
+    """The head of an answer, and its body as a stream."""
+
     status: int
-    headers: dict[str, str]  # names in lower case
-    body: AsyncIterator[bytes]  # in pieces, as they come
+    # Names in lower case.
+    headers: dict[str, str]
+    # In pieces, as they arrive.
+    body: AsyncIterator[bytes]
 
     async def json(self) -> dict[str, Any]:
-        """Raises the typed error for a status other than 200, and Internal for a body that is not a
-        JSON object.
+        """Reads the whole body as a JSON object. Raises the typed error for a status other than
+        200, and Internal for a body that is not a JSON object.
         """
         found = _object(b"".join([piece async for piece in self.body]))
         if self.status != 200:
@@ -28,8 +34,9 @@ class HttpResponse:
         return found
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
-        """The JSON objects of a text/event-stream up to [DONE]. Raises the typed error for what is
-        not one.
+        """Yields the JSON objects of a text/event-stream up to [DONE]. Raises the typed error for
+        an error status or event, Internal for an event that is not a JSON object, and Unavailable
+        for a stream without [DONE].
         """
         if self.status != 200:
             await self.json()
@@ -57,8 +64,8 @@ async def request(
     body: Any = None,
     headers: Mapping[str, str] = MappingProxyType({}),
 ) -> HttpResponse:
-    """Sends one request on a fresh connection. Raises Unavailable if the peer hangs up, Internal if
-    that is no HTTP.
+    """Sends one request on a new connection. Raises Unavailable if the peer closes the connection,
+    and Internal if the answer is not HTTP.
     """
     payload = b"" if body is None else json.dumps(body).encode()
     more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
@@ -115,12 +122,14 @@ def _object(text: bytes) -> dict[str, Any]:
 
 
 def _refuse(constant: str) -> None:
-    """NaN and Infinity are Python's, not JSON's."""
+    """Rejects NaN and Infinity, which Python accepts but JSON does not have."""
     raise ValueError(constant)
 
 
 def _error(status: int, body: dict[str, Any]) -> KvRelayError:
-    """From an OpenAI error body: by its type if it is one of ours, else by the HTTP status."""
+    """Builds the error of an OpenAI error body: by its type if kvrelay has that type, else by the
+    HTTP status.
+    """
     detail = body.get("error")
     detail = detail if isinstance(detail, dict) else {}
     by_status = next((code for code in Code if code.http_status == status), Code.INTERNAL)

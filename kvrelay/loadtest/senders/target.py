@@ -1,4 +1,4 @@
-"""What a test is aimed at, and who can tell what goes on inside."""
+"""The target of a test, and the sources of information about its internal state."""
 
 from __future__ import annotations
 
@@ -16,21 +16,26 @@ from kvrelay.loadtest.senders.http_sender import HttpSender
 from kvrelay.wire.inference import ModelInfo
 
 STATUS_TIMEOUT_S = 2.0
-BLOCK_TOKENS = 16  # of a target that does not say; most engines' default
+# For a target that does not report its block size; the default of most engines.
+BLOCK_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
+    """A target, and the optional sources of information about it."""
+
     sender: Sender
     model: ModelInfo
     admin: AdminClient | None = None
     metrics: HttpSender | None = None
-    block_tokens: int = BLOCK_TOKENS  # of its prefix cache
-    note: str = ""  # why something about the target is not known, or nothing
+    # Block size of the target's prefix cache.
+    block_tokens: int = BLOCK_TOKENS
+    # Why something about the target is unknown; empty otherwise.
+    note: str = ""
 
     async def counters(self) -> PrefixCache | None:
-        """None if it has none. Raises KvRelayError if its metrics were there and are not any
-        more.
+        """Returns the target's counters; None if it has none. Raises KvRelayError if metrics that
+        were available are not any more.
         """
         return None if self.metrics is None else read_counters(await self.metrics.metrics())
 
@@ -43,12 +48,13 @@ async def open_target(
     metrics: str | None,
     connection: Connection,
 ) -> AsyncIterator[Target]:
-    """address: HOST:PORT, http://HOST:PORT or https://HOST:PORT. admin: HOST:PORT. metrics: as
-    http, the same server's.
+    """Opens a target. address: HOST:PORT, http://HOST:PORT or https://HOST:PORT. admin: HOST:PORT.
+    metrics: the http address of the same server.
 
-    What is not given is tried: the port after a gRPC target's, where a cluster's admin listener is
-    by default, and an HTTP target's /metrics. A token without the role admin costs the timeline
-    only. Raises KvRelayError if the target or what was given does not answer.
+    Sources that are not given are probed: the port after a gRPC target's port, which is the default
+    of a cluster's admin listener, and /metrics of an HTTP target. With a token without the role
+    admin, only the timeline is missing. Raises KvRelayError if the target or a given source does
+    not answer.
     """
     kind: type[HttpSender] | type[GrpcSender] = HttpSender if "://" in address else GrpcSender
     async with AsyncExitStack() as stack:
@@ -83,15 +89,16 @@ def _admin(address: str, connection: Connection) -> AdminClient:
 
 
 def _neighbour(address: str, model: str, connection: Connection) -> AdminClient | None:
-    """The client of the admin listener that has the next port, if there is one and it is of the
-    same model.
+    """Returns a client of the admin listener at the next port. Returns None if there is no
+    listener, or if it serves another model.
     """
     host, _, port = address.rpartition(":")
     client = _admin(f"{host}:{int(port) % 65535 + 1}", connection)
     try:
         found = client.status().model == model
     except KvRelayError:
-        found = False  # nobody said that there is one
+        # The listener is only a guess, so an error is no failure.
+        found = False
     if found:
         return client
     client.close()
@@ -102,5 +109,6 @@ async def _own_metrics(sender: HttpSender) -> HttpSender | None:
     try:
         await sender.metrics()
     except KvRelayError:
-        return None  # nobody said that it has any
+        # The metrics are only a guess, so an error is no failure.
+        return None
     return sender

@@ -1,5 +1,5 @@
-"""A trace as a load: scaled, cut to what the model takes, with prompts that share prefixes where
-they did.
+"""Replays a trace as a load: scaled, cut to the context of the model, with prompts that share
+prefixes as in the trace.
 """
 
 from __future__ import annotations
@@ -24,28 +24,38 @@ from kvrelay.loadtest.workload import PlannedRequest
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What did not fit in the model's context."""
+    """The part of a replay that did not fit into the model's context."""
 
     requests: int
-    tokens: int  # of their prompts and answers, not sent or not asked for
-    of_tokens: int  # in the whole replay
+    # Tokens of prompts and answers that were not sent or not requested.
+    tokens: int
+    # Tokens of the whole replay.
+    of_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
+    """A trace, and the scales and bounds of its replay."""
+
     trace: Path
-    form: str  # one of trace_file.FORMATS
-    begin: float  # seconds of the trace
-    time_scale: Fraction  # of the times between requests
-    length_scale: Fraction  # of prompts and answers
+    # One of trace_file.FORMATS.
+    form: str
+    # Second of the trace at which the replay begins.
+    begin: float
+    # Factor of the times between requests.
+    time_scale: Fraction
+    # Factor of prompt and answer lengths.
+    length_scale: Fraction
     num_requests: int | None
-    duration: float | None  # seconds of the test
-    prompt_tokens: Lengths  # where the trace does not say
+    # Seconds of the test.
+    duration: float | None
+    # For traces without lengths.
+    prompt_tokens: Lengths
     output_tokens: Lengths
     seed: int
 
     def requests(self) -> list[TraceRequest]:
-        """Scaled; at least one. Raises TraceError, InvalidArgument."""
+        """Returns the scaled requests, at least one. Raises TraceError, InvalidArgument."""
         recorded = read_trace(
             self.trace, self.form, self.seed, self.begin, self.prompt_tokens, self.output_tokens
         )
@@ -59,12 +69,17 @@ class Replay:
         return found
 
     def plan(self, vocab_size: int, max_model_len: int = 0) -> Iterator[PlannedRequest]:
-        """Token ids are below vocab_size. Raises TraceError, InvalidArgument."""
+        """Returns the planned requests. Token ids are below vocab_size. max_model_len: 0 if
+        unknown. Raises TraceError, InvalidArgument.
+        """
         requests = self.requests()
         blocks = block_size(self.length_scale) if any(one.blocks for one in requests) else 0
         return planned(fitted(requests, max_model_len), blocks, vocab_size, self.seed)
 
     def cut(self, max_model_len: int) -> Cut:
+        """Returns how much of the replay does not fit into the context. Raises TraceError,
+        InvalidArgument.
+        """
         requests = self.requests()
         tokens = [one.input_tokens + one.output_tokens for one in requests]
         lost = [
@@ -74,7 +89,7 @@ class Replay:
         return Cut(sum(one > 0 for one in lost), sum(lost), sum(tokens))
 
     def options(self) -> dict[str, Any]:
-        """What was asked for, as JSON's values."""
+        """Returns the options of the replay as JSON values."""
         return {
             "trace": str(self.trace),
             "trace_format": self.form,
@@ -90,8 +105,8 @@ class Replay:
 def scaled(
     requests: Iterable[TraceRequest], begin: float, time_scale: Fraction, length_scale: Fraction
 ) -> Iterator[TraceRequest]:
-    """Times from second `begin` on and lengths, multiplied by their scales; lengths are rounded
-    up.
+    """Multiplies the times from second `begin` on and the lengths by their scales. Lengths are
+    rounded up.
     """
     for one in requests:
         yield replace(
@@ -103,8 +118,8 @@ def scaled(
 
 
 def fitted(requests: Iterable[TraceRequest], max_model_len: int) -> Iterator[TraceRequest]:
-    """Each within the context: the prompt's end is cut, down to half of it, then the answer. 0: no
-    limit is known.
+    """Cuts each request to the context: first the end of the prompt, down to half the context, then
+    the answer. max_model_len 0 means that no limit is known.
     """
     for one in requests:
         if max_model_len == 0 or one.input_tokens + one.output_tokens <= max_model_len:
@@ -118,7 +133,7 @@ def fitted(requests: Iterable[TraceRequest], max_model_len: int) -> Iterator[Tra
 
 
 def block_size(length_scale: Fraction) -> int:
-    """Tokens of a scaled block. Raises InvalidArgument if they are not a whole number."""
+    """Returns the tokens of a scaled block. Raises InvalidArgument if the number is not whole."""
     size = BLOCK_TOKENS * length_scale
     if size.denominator != 1:
         raise InvalidArgument(
@@ -132,11 +147,12 @@ def block_size(length_scale: Fraction) -> int:
 def planned(
     requests: Iterable[TraceRequest], block_tokens: int, vocab_size: int, seed: int
 ) -> Iterator[PlannedRequest]:
-    """Prompts of random token ids. A block's tokens follow from its id, so equal ids are equal
-    tokens.
+    """Yields the requests with prompts of random token ids. The tokens of a block are derived from
+    its id, so equal ids give equal tokens.
     """
     random = Random(seed)
-    # Millions of drawn tokens then are so many pointers, not so many numbers
+    # A list shares its int objects: millions of drawn tokens then take one pointer each, not one
+    # int each.
     ids = list(range(vocab_size))
     block = _blocks(block_tokens, ids, seed)
     for one in requests:

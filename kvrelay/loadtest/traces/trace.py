@@ -1,4 +1,4 @@
-"""Recorded requests: when they came and how long they were. No text is recorded."""
+"""Recorded requests: their arrival times and lengths, without text."""
 
 from __future__ import annotations
 
@@ -13,34 +13,37 @@ from kvrelay.errors import InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    at: float  # seconds after the trace's start
+    """One recorded request."""
+
+    # Seconds after the start of the trace.
+    at: float
     input_tokens: int
     output_tokens: int
-    # Ids of the blocks that the prompt consists of, the last one perhaps in part. Equal leading ids
-    # are equal prefixes.
+    # Ids of the blocks of the prompt; the last block may be partial. Equal leading ids mean equal
+    # prefixes.
     blocks: tuple[int, ...] = ()
 
 
 class TraceError(InvalidArgument):
-    """A line of a trace that cannot be understood; says which."""
+    """A line of a trace that cannot be parsed. The message names the line."""
 
     def __init__(self, file: Path, line: int, what: str) -> None:
         super().__init__(f"{file}:{line}: {what}", field="trace")
 
 
 def from_second(requests: Iterable[TraceRequest], second: float) -> Iterator[TraceRequest]:
-    """Those from `second` of the trace on."""
+    """Yields the requests from `second` of the trace on."""
     return dropwhile(lambda request: request.at < second, requests)
 
 
 def check_order(file: Path, line: int, at: float, before: float) -> None:
-    """Raises TraceError for a request that comes before its predecessor."""
+    """Raises TraceError for a request that comes before the previous request."""
     if at < before:
         raise TraceError(file, line, f"the request came {before - at:g} s before the one above it")
 
 
 def csv_rows(file: Path, lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    """Each row with its line, from 1. Raises TraceError for what is not CSV."""
+    """Yields each row with its line number, from 1. Raises TraceError for text that is not CSV."""
     rows = csv.reader(lines)
     try:
         for row in rows:

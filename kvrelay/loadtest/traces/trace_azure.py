@@ -12,7 +12,7 @@ HEADER = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 def read_azure(file: Path, lines: Iterable[str]) -> Iterator[TraceRequest]:
-    """Times count from the first request. Raises TraceError."""
+    """Yields the requests. Times count from the first request. Raises TraceError."""
     rows = csv_rows(file, lines)
     _, header = next(rows, (1, []))
     if tuple(header) != HEADER:
@@ -23,7 +23,7 @@ def read_azure(file: Path, lines: Iterable[str]) -> Iterator[TraceRequest]:
             continue
         try:
             timestamp, prompt, answer = row
-            # Seven decimals; datetime knows six.
+            # The timestamps have seven decimals; datetime accepts six.
             moment = datetime.fromisoformat(timestamp[:26]).replace(tzinfo=UTC)
             lengths = int(prompt), int(answer)
         except ValueError as error:

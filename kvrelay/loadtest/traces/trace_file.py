@@ -1,4 +1,4 @@
-"""Opens a trace, whatever its format."""
+"""Opens a trace of any supported format."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ FORMATS = ("mooncake", "azure", "servegen")
 def read_trace(
     path: Path, form: str, seed: int, begin: float, prompt_tokens: Lengths, output_tokens: Lengths
 ) -> Iterator[TraceRequest]:
-    """Requests from second `begin` on, in order of arrival, times from the trace's start.
+    """Yields the requests from second `begin` on, in order of arrival. Times count from the start
+    of the trace.
 
-    The seed and the lengths are for traces that record rates only. Raises TraceError for a line
-    that is not of the format, InvalidArgument for a file that cannot be read.
+    The seed and the lengths are for traces that record only rates. Raises TraceError for a line
+    that does not match the format, and InvalidArgument for a file that cannot be read.
     """
     try:
         if form == "servegen":
@@ -41,7 +42,9 @@ def read_trace(
 
 
 def guess_format(path: Path) -> str:
-    """From the name and the first line. Raises InvalidArgument if that does not tell."""
+    """Guesses the format from the name and the first line. Raises InvalidArgument if that is not
+    possible.
+    """
     if path.is_dir() or path.name.endswith(trace_servegen.SUFFIX):
         return "servegen"
     try:

@@ -1,4 +1,4 @@
-"""A trace as load per interval, for what needs no single requests."""
+"""Reads a trace as load per interval, for callers that need no single requests."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from kvrelay.loadtest.traces.trace_servegen import Client, read_clients
 def read_load(
     path: Path, interval: float, prompt_tokens: Lengths, output_tokens: Lengths
 ) -> Iterator[Requests]:
-    """One for each `interval` seconds from the trace's start to its end. The lengths are for
-    ServeGen's rates.
+    """Yields the load of each `interval` seconds from the start of the trace to its end. The
+    lengths are for ServeGen's rates.
 
-    Of ServeGen's files, the expected load is taken, as rates times mean lengths. Raises
+    For ServeGen files, the load is the expected one: rate times mean length. Raises
     InvalidArgument.
     """
     form = guess_format(path)
@@ -30,7 +30,7 @@ def read_load(
 
 
 def span(path: Path, prompt_tokens: Lengths, output_tokens: Lengths) -> float:
-    """Seconds from the trace's start to its end. Raises InvalidArgument."""
+    """Returns the seconds from the start of the trace to its end. Raises InvalidArgument."""
     form = guess_format(path)
     if form == "servegen":
         return max(client.end for client in read_clients(path, (0.0, prompt_tokens, output_tokens)))

@@ -9,12 +9,15 @@ from pathlib import Path
 
 from kvrelay.loadtest.traces.trace import TraceError, TraceRequest, check_order
 
-BLOCK_TOKENS = 512  # that one of hash_ids stands for
+# Tokens per entry of hash_ids.
+BLOCK_TOKENS = 512
 _FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
 
 
 def read_mooncake(file: Path, lines: Iterable[str]) -> Iterator[TraceRequest]:
-    """Timestamps are milliseconds from the trace's start. Raises TraceError."""
+    """Yields the requests. Timestamps are in milliseconds from the start of the trace. Raises
+    TraceError.
+    """
     before = 0.0
     for number, line in enumerate(lines, 1):
         if not line.strip():

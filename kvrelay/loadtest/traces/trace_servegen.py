@@ -1,10 +1,9 @@
-"""ServeGen's clients: each a rate and a burstiness by window, and how long its requests are (arXiv
-2505.09999).
+"""ServeGen's clients: rate and burstiness per time window, and request lengths (arXiv 2505.09999).
 
-A client is `chunk-N-trace.csv`, without a header: start of the window in seconds, requests per
-second, coefficient of variation of the gaps, the distribution fitted to them (Gamma, Weibull or
-none) and its shape and scale. The scale is not used: gaps are stretched to the window's rate.
-`chunk-N-dataset.json` beside it holds lengths by window.
+A client is a file `chunk-N-trace.csv` without a header. Its columns are the start of the window in
+seconds, requests per second, the coefficient of variation of the gaps, the distribution fitted to
+the gaps (Gamma, Weibull or none), and its shape and scale. The scale is not used, because gaps are
+stretched to the rate of the window. `chunk-N-dataset.json` beside it holds the lengths per window.
 """
 
 from __future__ import annotations
@@ -28,19 +27,23 @@ from kvrelay.loadtest.traces.trace import TraceError, TraceRequest, csv_rows
 
 SUFFIX = "-trace.csv"
 _WINDOW_S = 600.0
-# Below, a Weibull distribution's mean is too large for a float; recorded are 0.01 to 365
+# Below the lower bound, the mean of a Weibull distribution is too large for a float. Recorded
+# shapes are 0.01 to 365.
 _SHAPES = (0.006, 1e6)
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    begin: float  # seconds
+    """The arrivals of a client in one time window. `rate` is in requests per second."""
+
+    # Seconds.
+    begin: float
     rate: float
     distribution: str
     shape: float
 
     def gap(self, random: Random) -> float:
-        """With mean 1."""
+        """Draws a gap with mean 1."""
         if self.distribution == "Gamma":
             return random.gammavariate(self.shape, 1 / self.shape)
         if self.distribution == "Weibull":
@@ -50,7 +53,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Empirical:
-    """Lengths and how probable each is with all before it, not necessarily of 1 in the whole."""
+    """Lengths with their cumulative weights. The weights need not sum to 1."""
 
     values: tuple[int, ...]
     cumulative: tuple[float, ...]
@@ -59,7 +62,9 @@ class Empirical:
 
     @classmethod
     def of(cls, weights: dict[int, float]) -> Empirical:
-        """Raises TypeError or ValueError for what are no probabilities."""
+        """Builds the distribution from weights by length. Raises TypeError or ValueError for
+        invalid weights.
+        """
         cumulative = tuple(accumulate(map(float, weights.values())))
         if not 0 < cumulative[-1] < math.inf or min(weights.values()) < 0:
             raise ValueError("probabilities must not be negative, nor all 0")
@@ -68,12 +73,13 @@ class Empirical:
         return cls(values, cumulative, mean)
 
     def draw(self, random: Random) -> int:
+        """Draws one length."""
         return random.choices(self.values, cum_weights=self.cumulative)[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """One of the recorded clients. `lengths` begin with those for when nothing is recorded."""
+    """One recorded client. The first entry of `lengths` applies where nothing is recorded."""
 
     name: str
     windows: tuple[Window, ...]
@@ -81,16 +87,17 @@ class Client:
 
     @property
     def end(self) -> float:
-        """Seconds; the last window is as long as ServeGen makes them."""
+        """The end of the recording in seconds. The last window has ServeGen's window length."""
         return self.windows[-1].begin + _WINDOW_S if self.windows else 0.0
 
 
 def read_servegen(
     path: Path, seed: int, begin: float, prompt_tokens: Lengths, output_tokens: Lengths
 ) -> Iterator[TraceRequest]:
-    """Requests from `begin` seconds on, of one client's file or of all clients in a folder.
+    """Returns the requests from `begin` seconds on, for the file of one client or for all clients
+    in a folder.
 
-    The lengths given are those of clients without a dataset. Raises TraceError, InvalidArgument.
+    The given lengths apply to clients without a dataset. Raises TraceError, InvalidArgument.
     """
     clients = read_clients(path, (0.0, prompt_tokens, output_tokens))
     return heapq.merge(
@@ -99,7 +106,9 @@ def read_servegen(
 
 
 def read_clients(path: Path, default: tuple[float, Lengths, Lengths]) -> list[Client]:
-    """Of one client's file or of a folder. Raises TraceError, InvalidArgument, OSError."""
+    """Reads the file of one client, or all clients in a folder. Raises TraceError, InvalidArgument,
+    OSError.
+    """
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
     if not files:
         raise InvalidArgument(f"{path} holds no file named *{SUFFIX}", field="trace")
@@ -120,7 +129,8 @@ def _requests(client: Client, seed: int, begin: float) -> Iterator[TraceRequest]
     random = Random(f"{seed}/{client.name}")
     first = both[0][0].begin
     stages = [Stage(window.rate, window.rate, end - window.begin) for window, end in both]
-    before = both[0][0].gap(random)  # else all clients would begin together
+    # Without an initial gap, all clients would begin together.
+    before = both[0][0].gap(random)
     for at in arrivals(stages, lambda number: both[number][0].gap(random), before):
         _, prompt, answer = client.lengths[
             bisect_right(client.lengths, first + at, key=lambda one: one[0]) - 1
@@ -155,8 +165,8 @@ def _windows(file: Path, lines: Iterable[str]) -> Iterator[Window]:
 
 
 def _lengths(file: Path) -> list[tuple[float, Lengths, Lengths]]:
-    """From which second on prompts and answers are how long. Where a window has no data the one
-    before goes on.
+    """Returns the length distributions of prompts and answers, with the second from which they
+    apply. A window without data keeps the distributions of the previous window.
     """
     if not file.exists():
         return []
