@@ -1,0 +1,40 @@
+"""The reference pages say what the code says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import write_reference
+
+ROOT = Path(__file__).resolve().parents[2]
+METRIC = re.compile(
+    r"self\._(?:total|histogram|labelled|gauge|counter|family)\(\s*\"(?P<name>[a-z_]+)\""
+)
+
+
+@pytest.mark.parametrize("name", ["cli.md", "configuration.md", "errors.md"])
+def test_generated_pages_are_up_to_date(name: str) -> None:
+    page = (write_reference.PAGES / name).read_text()
+    assert page == write_reference.pages()[name], "run `make reference`"
+
+
+def test_every_metric_is_described() -> None:
+    page = (write_reference.PAGES / "metrics.md").read_text()
+    source = "".join(
+        path.read_text() for path in (ROOT / "router" / "observability").glob("*metrics.py")
+    )
+    names = {match["name"] for match in METRIC.finditer(source)}
+    assert len(names) > 35
+    assert {name for name in names if f"`kvrelay_{name}`" not in page} == set()
+    described = set(re.findall(r"^\| `kvrelay_([a-z_]+)`", page, re.MULTILINE))
+    assert {name for name in described if f'"{name}"' not in source and name not in LOOP} == set()
+
+
+LOOP = {
+    "event_loop_stall_seconds",
+    "event_loop_worst_stall_seconds",
+    "event_loop_worst_cpu_seconds",
+    "pool_replicas",
+}
