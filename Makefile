@@ -45,7 +45,7 @@ $(DOCS_VENV)/.installed: pyproject.toml
 	@touch $@
 
 docs: $(DOCS_VENV)/.installed
-	$(DOCS_VENV)/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet
 
 # Pages that are generated from the code: command line, configuration, errors.
 reference: venv

@@ -56,9 +56,9 @@ def broken_links(document: str, markdown: str) -> Iterator[str]:
         if re.match(r"[a-z][a-z0-9+.-]*:", target):
             continue
         path = (ROOT / document).parent / target if target else ROOT / document
-        if not path.exists():
-            yield match["target"]
-        elif anchor and path.suffix == ".md" and anchor not in anchors_of(path.read_text()):
+        is_document = path.is_file() and path.suffix == ".md"
+        known = anchors_of(path.read_text()) if is_document else set()
+        if not path.exists() or (anchor and is_document and anchor not in known):
             yield match["target"]
 
 
@@ -94,7 +94,8 @@ def test_broken_links_and_long_lines_are_found() -> None:
 
 
 def test_links_are_mapped_to_pages_of_the_site() -> None:
-    text = "[a](../../SECURITY.md#x) [b](../versions.md) [c](../../kvrelay/errors.py)\n```\n[d](e)\n```\n"
+    links = "[a](../../SECURITY.md#x) [b](../versions.md) [c](../../kvrelay/errors.py)\n"
+    text = f"{links}```\n[d](e)\n```\n"
     assert map_links(text, "docs/guides/security.md", "guides/security.md") == (
         "[a](../reference/security-policy.md#x) [b](../versions.md) c (`kvrelay/errors.py`)\n"
         "```\n[d](e)\n```\n"
