@@ -28,7 +28,12 @@ DOCUMENTS = sorted(
     or name in ("benchmarks/README.md", "examples/README.md")
 )
 GENERATED = {"docs/models.md"}
-WRAPPED = ["README.md", *(one for one in DOCUMENTS if one.startswith("docs/"))]
+WRAPPED = [
+    "README.md",
+    "SECURITY.md",
+    "CONTRIBUTING.md",
+    *(one for one in DOCUMENTS if one.startswith("docs/")),
+]
 LINK = re.compile(r"\]\((?P<target>[^()\s]+)\)")
 HEADING = re.compile(r"^#{1,6} (?P<text>.+)$", re.MULTILINE)
 
