@@ -32,7 +32,7 @@ WRAPPED = [
     "README.md",
     "SECURITY.md",
     "CONTRIBUTING.md",
-    *(one for one in DOCUMENTS if one.startswith("docs/")),
+    *(one for one in DOCUMENTS if one.startswith(("docs/", "benchmarks/", "examples/"))),
 ]
 LINK = re.compile(r"\]\((?P<target>[^()\s]+)\)")
 HEADING = re.compile(r"^#{1,6} (?P<text>.+)$", re.MULTILINE)
