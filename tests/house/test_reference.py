@@ -8,10 +8,20 @@ from pathlib import Path
 import pytest
 import write_reference
 
+from router.api.http import schemas
+
 ROOT = Path(__file__).resolve().parents[2]
 METRIC = re.compile(
     r"self\._(?:total|histogram|labelled|gauge|counter|family)\(\s*\"(?P<name>[a-z_]+)\""
 )
+
+# Series whose names the source does not spell as a plain argument.
+LOOP = {
+    "event_loop_stall_seconds",
+    "event_loop_worst_stall_seconds",
+    "event_loop_worst_cpu_seconds",
+    "pool_replicas",
+}
 
 
 @pytest.mark.parametrize("name", ["cli.md", "configuration.md", "errors.md"])
@@ -32,9 +42,19 @@ def test_every_metric_is_described() -> None:
     assert {name for name in described if f'"{name}"' not in source and name not in LOOP} == set()
 
 
-LOOP = {
-    "event_loop_stall_seconds",
-    "event_loop_worst_stall_seconds",
-    "event_loop_worst_cpu_seconds",
-    "pool_replicas",
-}
+def test_every_http_field_is_described() -> None:
+    page = (write_reference.PAGES / "http-api.md").read_text()
+    tables = (schemas.COMPLETION, schemas.CHAT, schemas.TOKENIZE, schemas.DETOKENIZE)
+    names = {name for table in tables for name in table} | schemas.PASSED_OVER
+    assert {name for name in names if f"`{name}`" not in page} == set()
+
+
+def test_every_grpc_method_and_request_field_is_described() -> None:
+    page = (write_reference.PAGES / "grpc-api.md").read_text()
+    folder = ROOT / "proto" / "kvrelay" / "v1"
+    sources = {path.name: path.read_text() for path in folder.glob("*.proto")}
+    names = {name for text in sources.values() for name in re.findall(r"\brpc (\w+)", text)}
+    for message in ("GenerateRequest", "SamplingParams", "GenerateResponse"):
+        body = sources["inference.proto"].partition(f"message {message} {{")[2].partition("}")[0]
+        names |= set(re.findall(r"(\w+) = \d+;", body))
+    assert {name for name in names if f"`{name}`" not in page} == set()
