@@ -219,6 +219,8 @@ def options_table(words: tuple[str, ...], command: Any) -> list[str]:
     """Tables of a command's arguments and options."""
     arguments, options = [], []
     for one in command.params:
+        if one.hidden:
+            continue
         text = " ".join((one.help or "").split()).replace("|", "\\|")
         if one.param_type_name == "argument":
             arguments.append(f"| `{one.metavar or one.name.upper()}` | {text} |")
