@@ -14,7 +14,7 @@ import grpc
 
 from autoscaler.backoff import Deaths
 from autoscaler.lease import Lease
-from autoscaler.polling import look_regularly
+from autoscaler.polling import poll_regularly
 from autoscaler.rebalancing import Members, changing_over, joiners, number_of, surplus
 from kvrelay.clock import Clock, MonotonicClock
 from kvrelay.errors import KvRelayError
@@ -128,9 +128,7 @@ class Actuator:
 
     async def run(self) -> None:
         """Until cancelled. While Redis does not answer, the workers stay as they are."""
-        await look_regularly(
-            self.tick, self._interval_s, log, "pools stay as they are", self._launcher.ended
-        )
+        await poll_regularly(self.tick, self._interval_s, log, self._launcher.ended)
 
     async def leave(self) -> None:
         """Ends all workers: those that serve after their drain, the others at once."""
@@ -214,7 +212,7 @@ class Actuator:
             info = infos.get(worker_id)
             if info is None:
                 if succeeded and not worker.serving:
-                    log.info("start cancelled", worker=worker_id)
+                    log.info("worker_start_cancelled", worker=worker_id)
                     await self._stop(worker_id, info)
                     if worker.pool == "standby":
                         await self._registry.remove_standby(worker_id)
@@ -226,7 +224,7 @@ class Actuator:
             now = self._clock.now()
             since = worker.draining_since = worker.draining_since or now
             if info.load.empty or now - since >= self._drain_timeout_s + LATE_S:
-                log.info("worker ends", worker=worker_id, load=info.load)
+                log.info("worker_stopping", worker=worker_id, load=info.load)
                 await self._stop(worker_id, info)
 
     def _adopt(self, infos: Mapping[str, WorkerInfo]) -> None:
@@ -265,7 +263,7 @@ class Actuator:
             worker = self._workers.pop(worker_id)
             if worker.draining_since is None:
                 self._note_death(worker)
-            log.warning("worker ended by itself", worker=worker_id)
+            log.warning("worker_exited", worker=worker_id)
             await self._forget(worker_id, infos.get(worker_id))
             if worker.pool == "standby":
                 await self._registry.remove_standby(worker_id)
@@ -296,11 +294,11 @@ class Actuator:
                     worker.drain_sent = True
                     continue
                 case "stuck" if worker.foreign:
-                    log.warning("worker is stuck", worker=worker_id)
+                    log.warning("worker_stuck", worker=worker_id)
                     del self._workers[worker_id]
                     continue
                 case "stuck":
-                    log.warning("worker is stuck", worker=worker_id)
+                    log.warning("worker_stuck", worker=worker_id)
                     self._note_death(worker)
                     await self._stop(worker_id, info)
                     continue
@@ -317,7 +315,7 @@ class Actuator:
                 continue
             was_ready = worker.serving or worker.looks_ready > 0
             if worker.silent_looks * self._interval_s >= (SILENT_S if was_ready else START_S):
-                what = "worker sends no heartbeat" if was_ready else "worker does not become ready"
+                what = "worker_silent" if was_ready else "worker_start_timeout"
                 log.warning(what, worker=worker_id, looks=worker.silent_looks)
                 self._note_death(worker)
                 await self._stop(worker_id, None)
@@ -334,7 +332,7 @@ class Actuator:
         self._deaths[pool] = self._deaths[pool].and_at(now)
         if (delay := self._deaths[pool].replace_at - now) > 0:
             log.warning(
-                "pool's workers keep dying",
+                "pool_crash_loop",
                 pool=pool,
                 deaths=len(self._deaths[pool].times),
                 wait_s=delay,
@@ -442,14 +440,14 @@ class Actuator:
     async def _start(self, pool: Role) -> None:
         worker_id = await self._next_name(pool)
         self._next_number[pool] = number_of(worker_id) + 1
-        log.info("worker starts", worker=worker_id)
+        log.info("worker_starting", worker=worker_id)
         try:
             async with self._in_time():
                 await self._launcher.start(pool, worker_id)
         except KvRelayError as error:
             if self._lease is not None and not self._lease.leads:
                 raise
-            log.error("worker did not start", worker=worker_id, reason=error.message)
+            log.error("worker_start_failed", worker=worker_id, reason=error.message)
             self._slow_down(pool)
         else:
             self._workers[worker_id] = _Worker(pool)
@@ -469,7 +467,7 @@ class Actuator:
         worker.turns_to = turns_to
         if worker.draining_since is None:
             worker.draining_since = self._clock.now()
-            log.info("worker drains", worker=worker_id, reason=reason, turns_to=turns_to)
+            log.info("worker_draining", worker=worker_id, reason=reason, turns_to=turns_to)
 
     def _grace_s(self, info: WorkerInfo, infos: Mapping[str, WorkerInfo]) -> float:
         """Seconds for the worker's streams to end, after which it hands them back for others to go
@@ -501,13 +499,14 @@ class Actuator:
         grace_s = self._drain_timeout_s if worker.grace_s is None else worker.grace_s
         if not worker.serving:
             log.info(
-                "standby_ends" if worker.pool == "standby" else "start cancelled", worker=worker_id
+                "standby_stopping" if worker.pool == "standby" else "worker_start_cancelled",
+                worker=worker_id,
             )
             await self._stop(worker_id, info)
             if worker.pool == "standby":
                 await self._registry.remove_standby(worker_id)
         elif info is not None and info.state == "draining" and info.load.empty:
-            log.info("worker is empty", worker=worker_id, seconds=seconds)
+            log.info("worker_drained", worker=worker_id, seconds=seconds)
             if worker.turns_to is None:
                 await self._stop(worker_id, info)
             else:
@@ -515,7 +514,7 @@ class Actuator:
         elif seconds >= grace_s + LATE_S:
             held = info.load if info is not None else None
             log.warning(
-                "worker did not hand back what it held; stopped with it",
+                "worker_drain_timeout",
                 worker=worker_id,
                 load=held,
             )
@@ -526,12 +525,10 @@ class Actuator:
                     await drain_worker(info.address, grace_s, self._credentials)
                 worker.drain_sent = True
             except KvRelayError as error:
-                log.warning(
-                    "worker does not answer to drain", worker=worker_id, reason=error.message
-                )
+                log.warning("worker_drain_unanswered", worker=worker_id, reason=error.message)
 
     async def _turn(self, worker_id: str, pool: PoolName, info: WorkerInfo) -> None:
-        log.info("worker changes its pool", worker=worker_id, pool=pool)
+        log.info("worker_switches_pool", worker=worker_id, pool=pool)
         self._workers[worker_id] = _Worker(pool, past_epoch=info.epoch)
         await self._launcher.turn(worker_id, pool)
         await self._registry.remove_worker(worker_id, info.epoch)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 
 from autoscaler.lease import Lease
-from autoscaler.polling import look_regularly
+from autoscaler.polling import poll_regularly
 from autoscaler.pool_sizes import decide_pools
 from autoscaler.scaling_policy import PoolState
 from autoscaler.snapshot import snapshot
@@ -41,14 +41,14 @@ class Autoscaler:
 
     async def run(self) -> None:
         """Until cancelled. While Redis does not answer, the sizes stay as they are."""
-        await look_regularly(self.tick, self._policy.interval_s, log, "scaling pauses")
+        await poll_regularly(self.tick, self._policy.interval_s, log)
 
     async def tick(self) -> None:
         """One look. Does nothing while this controller does not lead. Raises Unavailable."""
         try:
             await self._look()
         except Unavailable:
-            self._states.clear()  # nobody knows what the wishes were in the meantime
+            self._states.clear()  # nobody knows what the recommendations were in the meantime
             raise
 
     async def _look(self) -> None:
@@ -79,6 +79,6 @@ class Autoscaler:
         if sizes and await self._registry.scale(sizes, claim):
             for pool, one in changed.items():
                 log.info(
-                    "pool scaled", pool=pool, before=one.before, after=one.after, reason=one.reason
+                    "pool_scaled", pool=pool, before=one.before, after=one.after, reason=one.reason
                 )
                 await self._registry.record_decision(one, claim)

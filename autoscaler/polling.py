@@ -11,15 +11,14 @@ from structlog.typing import FilteringBoundLogger
 from kvrelay.errors import Unavailable
 
 
-async def look_regularly(
+async def poll_regularly(
     look: Callable[[], Awaitable[None]],
     interval_s: float,
     log: FilteringBoundLogger,
-    away: str,
     sooner: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Until cancelled. That the registry does not answer is logged once, as `away`; any other error
-    ends it.
+    """Calls `look` at the interval until cancelled. An unavailable registry is logged once; any
+    other error ends the polling.
 
     sooner: returns when there is a reason for a look before the interval is over.
     """
@@ -30,7 +29,7 @@ async def look_regularly(
             answered = True
         except Unavailable as error:
             if answered:
-                log.warning(away, reason=error.message)
+                log.warning("registry_unavailable", reason=error.message)
             answered = False
         with suppress(TimeoutError):
             async with asyncio.timeout(interval_s):

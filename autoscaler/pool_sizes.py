@@ -41,8 +41,8 @@ def _rebalance(
     now: float,
 ) -> None:
     """The giver need not wait for its own downscale_delay_s: a worker that changes over costs no
-    start and comes back the same way. That it can be spared must have lasted as long as the wish
-    for more had to.
+    start and comes back the same way. That it can be spared must have lasted as long as the
+    recommendation for more had to.
     """
     wants = found[taker][0].desired - seen[taker].size
     decision, state = found[giver]

@@ -1,8 +1,9 @@
 """Two pools as a fluid that load flows through: for what a policy would do with a load that no
 cluster has seen.
 
-Requests wait for a seat on a decode worker, then for the prefill pool, then decode, as in kvrelay;
-but they are amounts and not individuals, so times are means where a cluster measures percentiles.
+Requests wait for a batch slot on a decode worker, then for the prefill pool, then decode, as in
+kvrelay; but they are amounts and not individuals, so times are means where a cluster measures
+percentiles.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from autoscaler.snapshot import awaited_pool
 from kvrelay.config.schema import MetricName
 from kvrelay.types import POOLS, PoolName
 
-_STEP_S = 1.0  # at most: a seat that comes free is taken with the next step
+_STEP_S = 1.0  # at most: a batch slot that comes free is taken with the next step
 _SMOOTH_S = 10.0  # over which the rate at which requests leave is measured
 
 
@@ -79,7 +80,7 @@ class FluidCluster:
         self._speed = speed
         self._pools: dict[PoolName, _Pool] = {"prefill": _Pool(prefill), "decode": _Pool(decode)}
         self._now = 0.0
-        self._waiting = Requests()  # for a seat
+        self._waiting = Requests()  # for a batch slot
         self._prefilling = Requests()
         self._decoding = Requests()
         self._generated = 0.0  # tokens of the answers that are under way
@@ -115,7 +116,7 @@ class FluidCluster:
         if arrived.number:
             self._prompt = arrived.prompt_tokens / arrived.number
         self._waiting.add(arrived)
-        self._seat(ready["decode"])
+        self._slot(ready["decode"])
         busy = self._prefill(ready, seconds)
         self._decode(ready["decode"], seconds, seconds * (1 - busy))
         idle = arrived.number <= 0 and self.unfinished <= 0
@@ -124,14 +125,14 @@ class FluidCluster:
             "prefill": self._prefill_metrics(ready) | latency,
             "decode": self._decode_metrics(ready) | latency,
         }
-        if self._waiting.number > 0 and not self._before_seats("prefill", ready).number:
-            # It counts the wait for a seat, which no prefill worker shortens.
+        if self._waiting.number > 0 and not self._before_slots("prefill", ready).number:
+            # It counts the wait for a batch slot, which no prefill worker shortens.
             pools["prefill"].pop("ttft_p95_ms", None)
         # As a decode worker tells it
-        seats = math.sqrt(min(1.0, self._batch / self._speed.max_batch))
+        slots = math.sqrt(min(1.0, self._batch / self._speed.max_batch))
         shares: dict[PoolName, float] = {
             "prefill": self._prefill_busy,
-            "decode": max(seats, pools["decode"].get("kv_occupancy", 0.0)),
+            "decode": max(slots, pools["decode"].get("kv_occupancy", 0.0)),
         }
         return {
             pool: PoolSnapshot(
@@ -148,14 +149,14 @@ class FluidCluster:
         """Of KV on decode workers. Blocks are reserved before the prefill."""
         return self._prefilling.prompt_tokens + self._decoding.prompt_tokens + self._generated
 
-    def _seat(self, workers: int) -> None:
+    def _slot(self, workers: int) -> None:
         waiting = self._waiting
         if waiting.number <= 0:
             return
-        seats = workers * self._speed.max_batch - self._prefilling.number - self._decoding.number
+        slots = workers * self._speed.max_batch - self._prefilling.number - self._decoding.number
         room = workers * self._speed.kv_tokens - self._held_tokens
         fit = min(
-            seats, room * waiting.number / waiting.prompt_tokens if waiting.prompt_tokens else seats
+            slots, room * waiting.number / waiting.prompt_tokens if waiting.prompt_tokens else slots
         )
         self._prefilling.add(waiting.take(min(1.0, max(0.0, fit) / waiting.number)))
 
@@ -199,7 +200,7 @@ class FluidCluster:
                 "queue_depth": self._waiting.number,
                 "queue_tokens": self._waiting.prompt_tokens,
             }
-        crowd, before = self._prefilling, self._before_seats("prefill", ready)
+        crowd, before = self._prefilling, self._before_slots("prefill", ready)
         # One prompt a worker is under way and does not wait.
         share = max(0.0, 1 - ready["prefill"] / crowd.number) if crowd.number > 0 else 0.0
         found: dict[MetricName, float] = {
@@ -211,7 +212,7 @@ class FluidCluster:
         return found
 
     def _decode_metrics(self, ready: Mapping[PoolName, int]) -> dict[MetricName, float]:
-        before = self._before_seats("decode", ready)
+        before = self._before_slots("decode", ready)
         found: dict[MetricName, float] = {
             "queue_depth": before.number,
             "queue_tokens": before.prompt_tokens,
@@ -222,8 +223,8 @@ class FluidCluster:
             )
         return found
 
-    def _before_seats(self, pool: PoolName, ready: Mapping[PoolName, int]) -> Requests:
-        """Requests without a seat, if it is this pool that they wait for."""
+    def _before_slots(self, pool: PoolName, ready: Mapping[PoolName, int]) -> Requests:
+        """Requests without a batch slot, if it is this pool that they wait for."""
         prompts = (
             max(0.0, self._prefilling.number - ready["prefill"])
             if self._pools["prefill"].size
@@ -242,9 +243,9 @@ class FluidCluster:
         if idle:
             found["ttft_p95_ms"] = 0.0
         elif rate and (self._waiting.number <= 0 or self._leaving > 0):
-            seat_s = self._waiting.number / self._leaving if self._waiting.number > 0 else 0.0
+            slot_s = self._waiting.number / self._leaving if self._waiting.number > 0 else 0.0
             prompt_s = self._prompt / self._speed.prefill_tokens_per_s
             found["ttft_p95_ms"] = 1000 * (
-                seat_s + self._prefilling.prompt_tokens / rate + prompt_s
+                slot_s + self._prefilling.prompt_tokens / rate + prompt_s
             )
         return found

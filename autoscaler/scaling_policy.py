@@ -38,7 +38,7 @@ class PoolState:
     """
 
     size: int
-    wishes: tuple[tuple[float, int], ...]
+    recommendations: tuple[tuple[float, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +53,19 @@ def decide(
     """The size to set at `now` (monotonic seconds), with its reason, and the state for the next
     call.
 
-    A wish for more must have lasted `upscale_delay_s` and then the lowest wish of that time counts;
-    for less, `downscale_delay_s` and the highest. A change of the size, whoever made it, starts
-    both windows anew, so a pool grows by at most `max_step_up` per `upscale_delay_s`. Bounds are
-    enforced at once.
+    A recommendation for more must have lasted `upscale_delay_s` and then the lowest recommendation
+    of that time counts; for less, `downscale_delay_s` and the highest. A change of the size,
+    whoever made it, starts both windows anew, so a pool grows by at most `max_step_up` per
+    `upscale_delay_s`. Bounds are enforced at once.
     """
     size = snapshot.size
-    wish, reason = _wish(snapshot, policy)
+    recommendation, reason = _recommendation(snapshot, policy)
     if state is None or state.size != size:
         state = PoolState(size, ((-math.inf, size),))
-    if state.wishes[-1][1] != wish:
-        state = PoolState(size, (*state.wishes, (now, wish)))
+    if state.recommendations[-1][1] != recommendation:
+        state = PoolState(size, (*state.recommendations, (now, recommendation)))
     longest = max(policy.upscale_delay_s, policy.downscale_delay_s)
-    state = PoolState(size, _since(state.wishes, now - longest))
+    state = PoolState(size, _since(state.recommendations, now - longest))
 
     if size < policy.min_replicas:
         return Decision(
@@ -75,11 +75,14 @@ def decide(
         return Decision(
             policy.max_replicas, f"{size} is above max_replicas {policy.max_replicas}"
         ), state
-    if wish > size:
-        held = min(wish for _, wish in _since(state.wishes, now - policy.upscale_delay_s))
+    if recommendation > size:
+        held = min(
+            recommendation
+            for _, recommendation in _since(state.recommendations, now - policy.upscale_delay_s)
+        )
         limit, delay = size + policy.max_step_up, f"upscale_delay_s {policy.upscale_delay_s:g}"
         desired, step = min(max(held, size), limit), f"+{policy.max_step_up} by max_step_up"
-    elif wish < size:
+    elif recommendation < size:
         held = highest_wish(state, now - policy.downscale_delay_s)
         limit, delay = (
             size - policy.max_step_down,
@@ -90,7 +93,7 @@ def decide(
         return Decision(size, reason), state
     if desired == size:
         return Decision(size, f"{reason}, not yet for {delay}"), state
-    if held != wish:
+    if held != recommendation:
         reason += f", {held} during {delay}"
     if desired != held:
         reason += f", limited to {step}"
@@ -99,16 +102,20 @@ def decide(
 
 def highest_wish(state: PoolState, start: float) -> int:
     """Of those in effect at `start` and later."""
-    return max(wish for _, wish in _since(state.wishes, start))
+    return max(recommendation for _, recommendation in _since(state.recommendations, start))
 
 
-def _since(wishes: tuple[tuple[float, int], ...], start: float) -> tuple[tuple[float, int], ...]:
-    """The wishes in effect at `start` and later."""
-    first = max((index for index, (since, _) in enumerate(wishes) if since <= start), default=0)
-    return wishes[first:]
+def _since(
+    recommendations: tuple[tuple[float, int], ...], start: float
+) -> tuple[tuple[float, int], ...]:
+    """The recommendations in effect at `start` and later."""
+    first = max(
+        (index for index, (since, _) in enumerate(recommendations) if since <= start), default=0
+    )
+    return recommendations[first:]
 
 
-def _wish(snapshot: PoolSnapshot, policy: PoolPolicy) -> tuple[int, str]:
+def _recommendation(snapshot: PoolSnapshot, policy: PoolPolicy) -> tuple[int, str]:
     """The size that the metrics ask for, within the policy's bounds: the largest answer wins.
 
     A queue or a latency tells that a pool is too small, not by how much it is too large: a pool
@@ -129,23 +136,24 @@ def _wish(snapshot: PoolSnapshot, policy: PoolPolicy) -> tuple[int, str]:
             unknown.append(metric.name)
         else:
             answers.append(_answer(metric, value, snapshot, policy.tolerance))
-    wish, reason = max(
+    recommendation, reason = max(
         answers, key=lambda answer: answer[0], default=(snapshot.size, "no metric is known")
     )
-    if unknown and wish < snapshot.size:  # what is not known may be large
-        wish, reason = snapshot.size, f"{reason}, but not known: {', '.join(unknown)}"
-    if wish < snapshot.size and snapshot.busy_share is not None:
+    if unknown and recommendation < snapshot.size:  # what is not known may be large
+        recommendation, reason = snapshot.size, f"{reason}, but not known: {', '.join(unknown)}"
+    if recommendation < snapshot.size and snapshot.busy_share is not None:
         needed = math.ceil(snapshot.ready * snapshot.busy_share / BUSY_AT_MOST - _ROUNDING)
-        if needed > wish:
-            wish = min(needed, snapshot.size)
+        if needed > recommendation:
+            recommendation = min(needed, snapshot.size)
             reason += (
-                f", but {snapshot.busy_share:.0%} of {snapshot.ready} is busy, which takes {wish}"
+                f", but {snapshot.busy_share:.0%} of {snapshot.ready} is busy, which takes "
+                f"{recommendation}"
             )
-    if wish > policy.max_replicas:
+    if recommendation > policy.max_replicas:
         return policy.max_replicas, f"{reason}, limited to {policy.max_replicas} by max_replicas"
-    if wish < policy.min_replicas:
+    if recommendation < policy.min_replicas:
         return policy.min_replicas, f"{reason}, limited to {policy.min_replicas} by min_replicas"
-    return wish, reason
+    return recommendation, reason
 
 
 def _answer(

@@ -27,10 +27,10 @@ def snapshot(
             sum(load.blocks_held - load.blocks_leased for load in ready) / blocks
         )
     awaited = _awaited(workers) if any(router.waiting for router in routers) else None
-    # TTFT counts the wait for a seat, too, which no prefill worker shortens.
-    seats_are_short = pool == "prefill" and awaited == "decode"
+    # TTFT counts the wait for a batch slot, too, which no prefill worker shortens.
+    slots_are_short = pool == "prefill" and awaited == "decode"
     ttft = _worst([router.ttft_p95_ms for router in routers], routers)
-    if ttft is not None and not seats_are_short:
+    if ttft is not None and not slots_are_short:
         metrics["ttft_p95_ms"] = ttft
     if (itl := _worst([router.itl_p95_ms for router in routers], routers)) is not None:
         metrics["itl_p95_ms"] = itl
@@ -39,9 +39,9 @@ def snapshot(
 
 
 def awaited_pool(prompts: float, answers: float) -> PoolName:
-    """For which pool those wait that wait for a seat on a decode worker, given the prompts that
-    hold a seat and wait for a prefill worker, and the answers that are being decoded: more seats
-    for the former would shorten no wait.
+    """For which pool those wait that wait for a batch slot on a decode worker, given the prompts
+    that hold a batch slot and wait for a prefill worker, and the answers that are being decoded:
+    more batch slots for the former would shorten no wait.
     """
     return "prefill" if prompts > answers else "decode"
 

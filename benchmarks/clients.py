@@ -131,7 +131,7 @@ async def _served(load: Load, target: str | None) -> AsyncIterator[str]:
         yield target
         return
     wanted: dict[str, object] = {
-        **{f"listen.{door}": "127.0.0.1:0" for door in ("grpc", "http", "admin")},
+        **{f"listen.{endpoint}": "127.0.0.1:0" for endpoint in ("grpc", "http", "admin")},
         "model.path": load.tokenizer,
         "kv.prefix_cache": False,  # no run profits from one before it
     }

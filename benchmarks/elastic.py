@@ -42,7 +42,7 @@ from kvrelay.types import PoolName
 from kvrelay.wire.cluster import ClusterStatus
 
 ROOT = Path(__file__).parents[1]
-SEATS = 8  # decode.max_batch
+SLOTS = 8  # decode.max_batch
 SHARE = 0.3  # of what one worker can do, at 1×
 STEP = 6
 TRIES = 4
@@ -84,7 +84,7 @@ def config(policy: Path) -> ClusterConfig:
             "model": {"path": "demo"},
             "kv": {"memory": "128MiB"},
             "prefill": {"chunk_tokens": 256},
-            "decode": {"max_batch": SEATS},
+            "decode": {"max_batch": SLOTS},
             "autoscaling": str(policy.resolve()),
             "listen": dict.fromkeys(("grpc", "http", "admin"), "127.0.0.1:0"),
         }
@@ -106,9 +106,9 @@ async def capacity(client: AsyncClient, case: Case) -> float:
     seconds = []
     for _ in range(TRIES):
         began = time.monotonic()
-        await asyncio.gather(*(ask(1 + SEATS * len(seconds) + number) for number in range(SEATS)))
+        await asyncio.gather(*(ask(1 + SLOTS * len(seconds) + number) for number in range(SLOTS)))
         seconds.append(time.monotonic() - began)
-    return SEATS / min(seconds)
+    return SLOTS / min(seconds)
 
 
 async def run_case(cluster: LocalCluster, case: Case, steps: Steps, seed: int) -> Report:

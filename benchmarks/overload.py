@@ -30,9 +30,9 @@ from kvrelay.wire.inference import (
 )
 from kvrelay.wire.status import error_from_rpc
 
-DECODE, SEATS, STEP_S = 2, 16, 0.02
+DECODE, SLOTS, STEP_S = 2, 16, 0.02
 OUTPUT_TOKENS = (32, 96)  # least and most, evenly
-CAPACITY = DECODE * SEATS / STEP_S / (sum(OUTPUT_TOKENS) / 2)  # requests a second
+CAPACITY = DECODE * SLOTS / STEP_S / (sum(OUTPUT_TOKENS) / 2)  # requests a second
 PROMPT = tuple(range(10, 30))
 WARM_UP_S = 15.0
 LOADS = (0.5, 1.0, 2.0, 3.0)
@@ -93,10 +93,10 @@ async def offer(target: str, load: float, seconds: float, deadline_s: float) -> 
 
 
 async def main(seconds: float, deadline_s: float) -> None:
-    rate = DECODE * SEATS / STEP_S
+    rate = DECODE * SLOTS / STEP_S
     print(
-        f"{DECODE} workers with {SEATS} seats, {STEP_S * 1000:g} ms a step: {rate:,.0f} tokens a "
-        f"second"
+        f"{DECODE} workers with {SLOTS} batch slots, {STEP_S * 1000:g} ms a step: {rate:,.0f} "
+        "tokens a second"
     )
     print(f"deadline {deadline_s:g} s; {seconds:g} s each, after {WARM_UP_S:g} s\n")
     print(
@@ -104,7 +104,7 @@ async def main(seconds: float, deadline_s: float) -> None:
         "p50 | p99 | retry, s |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
-    pools = MockPools(prefill=0, decode=DECODE, slots=SEATS, step_s=STEP_S, token=TOKEN)
+    pools = MockPools(prefill=0, decode=DECODE, slots=SLOTS, step_s=STEP_S, token=TOKEN)
     async with mock_cluster(pools, core=max(os.sched_getaffinity(0))) as router:
         for load in LOADS:
             one = await offer(router.grpc, load, seconds, deadline_s)

@@ -43,7 +43,7 @@ VOCAB = 2000  # prompts are drawn from the tokens below, which are all well
 STREAM_TOKENS = 64
 TIMEOUT_S = 600.0
 WHOLE = "whole"
-DOORS = ("grpc", "http")
+ENDPOINTS = ("grpc", "http")
 
 log = Console(stderr=True)
 
@@ -65,7 +65,7 @@ def poisoned_model(folder: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request, as both doors take it."""
+    """One request, as both endpoints take it."""
 
     token_ids: tuple[int, ...]
     sampling: dict[str, Any]
@@ -190,10 +190,10 @@ POISONS: Sequence[Callable[[random.Random], Ask]] = (
     extreme_value,
 )
 
-# Doors
+# Endpoints
 
 
-class GrpcDoor:
+class GrpcEndpoint:
     name = "grpc"
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
@@ -220,7 +220,7 @@ class GrpcDoor:
         return End(WHOLE, tuple(token_ids))
 
 
-class HttpDoor:
+class HttpEndpoint:
     """Streams, so that a failure may come after the first token."""
 
     name = "http"
@@ -265,18 +265,18 @@ def _failed(document: Any, token_ids: list[int]) -> End:
     return End(name, tuple(token_ids), str(error["message"]))
 
 
-Door = GrpcDoor | HttpDoor
+Endpoint = GrpcEndpoint | HttpEndpoint
 
 
 @asynccontextmanager
-async def doors(target: str, url: str) -> AsyncIterator[tuple[Door, ...]]:
+async def endpoints(target: str, url: str) -> AsyncIterator[tuple[Endpoint, ...]]:
     limits = httpx.Limits(max_connections=None)
     async with (
         grpc.aio.insecure_channel(target) as channel,
         httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits) as client,
     ):
         model = (await client.get("/v1/models")).json()["data"][0]["id"]
-        yield GrpcDoor(channel), HttpDoor(client, model)
+        yield GrpcEndpoint(channel), HttpEndpoint(client, model)
 
 
 # The run
@@ -286,16 +286,17 @@ async def doors(target: str, url: str) -> AsyncIterator[tuple[Door, ...]]:
 class Found:
     """What came of it."""
 
-    streams: Counter[str] = field(default_factory=Counter)  # by door: that ended whole and equal
+    # By endpoint: that ended whole and equal
+    streams: Counter[str] = field(default_factory=Counter)
     stream_tokens: int = 0
-    # By kind, door and how it ended
+    # By kind, endpoint and how it ended
     poison: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
 
 async def beside(
-    both: Sequence[Door],
+    both: Sequence[Endpoint],
     num_poisoned: int,
     num_streams: int,
     *,
@@ -306,7 +307,7 @@ async def beside(
     """So many poisoned requests, `at_once` of them at a time, beside streams that begin anew
     whenever they end.
 
-    A poisoned request and a stream each take the doors in turn.
+    A poisoned request and a stream each take the endpoints in turn.
     """
     found = Found()
     asks = streams(num_streams, seed)
@@ -320,27 +321,27 @@ async def beside(
     async def stream(number: int) -> None:
         times = 0
         while not over.is_set() or not times:
-            door = both[(number + times) % len(both)]
+            endpoint = both[(number + times) % len(both)]
             times += 1
-            end = await door.ask(asks[number])
+            end = await endpoint.ask(asks[number])
             if end == End(WHOLE, expected[number]):
-                found.streams[door.name] += 1
+                found.streams[endpoint.name] += 1
                 found.stream_tokens += len(end.token_ids)
             else:
                 same = sum(a == b for a, b in zip(end.token_ids, expected[number], strict=False))
                 what = f"{end.status} {end.message}, {same} of {len(expected[number])} tokens equal"
-                found.wrong.append(f"stream {number} over {door.name}: {what}")
+                found.wrong.append(f"stream {number} over {endpoint.name}: {what}")
 
     async def poison() -> None:
         nonlocal left
         while left > 0:
             left -= 1
-            door, ask = both[left % len(both)], draw.choice(POISONS)(draw)
-            end = await door.ask(ask)
-            found.poison[ask.kind, door.name, end.status] += 1
+            endpoint, ask = both[left % len(both)], draw.choice(POISONS)(draw)
+            end = await endpoint.ask(ask)
+            found.poison[ask.kind, endpoint.name, end.status] += 1
             if end.status not in ask.ends:
                 found.wrong.append(
-                    f"{ask.kind} over {door.name}: {end.status} {end.message}: {ask.sampling}"
+                    f"{ask.kind} over {endpoint.name}: {end.status} {end.message}: {ask.sampling}"
                 )
             if sum(found.poison.values()) % 500 == 0:
                 tell(
@@ -359,13 +360,13 @@ async def beside(
     return found
 
 
-async def _learn(both: Sequence[Door], asks: Sequence[Ask]) -> list[tuple[int, ...]]:
-    """Before there is any poison, one at a time, over both doors."""
+async def _learn(both: Sequence[Endpoint], asks: Sequence[Ask]) -> list[tuple[int, ...]]:
+    """Before there is any poison, one at a time, over both endpoints."""
     expected = []
     for ask in asks:
-        first, *others = [await door.ask(ask) for door in both]
+        first, *others = [await endpoint.ask(ask) for endpoint in both]
         assert first.status == WHOLE, first
-        assert all(one == first for one in others), "the doors differ"
+        assert all(one == first for one in others), "the endpoints differ"
         expected.append(first.token_ids)
     return expected
 
@@ -406,11 +407,11 @@ async def check_workers(
 
 
 def table(found: Found) -> Table:
-    shown = Table("requests", "door", "ended", "number")
-    for (kind, door, status), count in sorted(found.poison.items()):
-        shown.add_row(kind, door, status, f"{count:,}")
-    for door, count in sorted(found.streams.items()):
-        shown.add_row("streams", door, "whole and equal", f"{count:,}")
+    shown = Table("requests", "endpoint", "ended", "number")
+    for (kind, endpoint, status), count in sorted(found.poison.items()):
+        shown.add_row(kind, endpoint, status, f"{count:,}")
+    for endpoint, count in sorted(found.streams.items()):
+        shown.add_row("streams", endpoint, "whole and equal", f"{count:,}")
     failed = sum(one.startswith("stream") for one in found.wrong)
     shown.add_row("streams", "both", "failed or unlike", f"{failed:,}")
     return shown
@@ -421,7 +422,7 @@ async def run(
 ) -> Found:
     with tempfile.TemporaryDirectory(prefix="poison-") as folder:
         wanted: dict[str, object] = {
-            **{f"listen.{door}": "127.0.0.1:0" for door in ("grpc", "http", "admin")},
+            **{f"listen.{endpoint}": "127.0.0.1:0" for endpoint in ("grpc", "http", "admin")},
             "model.path": str(poisoned_model(Path(folder))),
             "model.dtype": dtype,
             "kv.memory": "256MiB",
@@ -432,7 +433,7 @@ async def run(
         async with LocalCluster(load_config(None, wanted), quiet=True) as running:
             ends = running.endpoints
             epochs = {name: one.epoch for name, one in workers_of(await state(ends.admin)).items()}
-            async with doors(ends.grpc, ends.http) as both:
+            async with endpoints(ends.grpc, ends.http) as both:
                 found = await beside(
                     both, poisoned, num_streams, at_once=at_once, seed=seed, tell=log.print
                 )

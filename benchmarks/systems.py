@@ -36,7 +36,7 @@ class Setup:
 async def kvrelay(setup: Setup) -> AsyncIterator[Sender]:
     """One prefill and one decode worker, what `kvrelay serve` runs."""
     wanted: dict[str, object] = {
-        **{f"listen.{door}": "127.0.0.1:0" for door in ("grpc", "http", "admin")},
+        **{f"listen.{endpoint}": "127.0.0.1:0" for endpoint in ("grpc", "http", "admin")},
         "model.path": setup.model,
         "prefill.replicas": 1,
         "decode.replicas": 1,

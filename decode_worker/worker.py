@@ -11,7 +11,7 @@ from decode_worker.drafter import Drafter
 from decode_worker.scheduler import DecodeScheduler
 from kv_transfer.arena import device_of
 from kv_transfer.lease import Lease, LeaseTable
-from kv_transfer.prefix_export import Lending
+from kv_transfer.prefix_export import PrefixExport
 from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
 from kvrelay.clock import Clock
@@ -74,9 +74,9 @@ class DecodeWorker(Worker):
             host=host,
         )
         self._sender = sender
-        self.lending = Lending(cache, sender, identity.epoch)
+        self.lending = PrefixExport(cache, sender, identity.epoch)
         self._max_batch = max_batch
-        self._seats_taken = RecentMean(clock.now())
+        self._slots_taken = RecentMean(clock.now())
         self._reserved: dict[Key, tuple[Sequence, Reserved]] = {}  # waiting for their KV
         self._decoding: dict[Key, Sequence] = {}
 
@@ -88,12 +88,12 @@ class DecodeWorker(Worker):
         match command:
             case Reserve(spec, lease_seconds, prefill_worker):
                 if spec.key not in self.sessions:
-                    if self._has_seat(spec, session):
+                    if self._has_slot(spec, session):
                         self._reserve(spec, lease_seconds, prefill_worker, session)
                 elif spec.key in self._reserved:
                     session.send(self._reserved[spec.key][1])
             case RunLocal(spec):
-                if spec.key not in self.sessions and self._has_seat(spec, session):
+                if spec.key not in self.sessions and self._has_slot(spec, session):
                     self._run_local(spec, session)
             case Renew(lease_ids, lease_seconds):
                 self._leases.renew(lease_ids, lease_seconds, self.clock.now())
@@ -158,11 +158,11 @@ class DecodeWorker(Worker):
         )
 
     def _busy_share(self) -> float:
-        """Its engine computes whenever anybody decodes, so its time says nothing; its seats do. By
-        their root, as steps of a larger batch take longer: what keeps a quarter of two workers'
-        seats would keep more than half of one's.
+        """Its engine computes whenever anybody decodes, so its time says nothing; its batch slots
+        do. By their root, as steps of a larger batch take longer: what keeps a quarter of two
+        workers' batch slots would keep more than half of one's.
         """
-        return math.sqrt(min(1.0, self._seats_taken.mean(self.clock.now())))
+        return math.sqrt(min(1.0, self._slots_taken.mean(self.clock.now())))
 
     def sequences(self) -> Iterator[Sequence]:
         yield from self._decoding.values()
@@ -170,7 +170,7 @@ class DecodeWorker(Worker):
 
     def keep_house(self, now: float) -> None:
         super().keep_house(now)
-        self._seats_taken.is_now(len(self._scheduler) / self._max_batch, now)
+        self._slots_taken.is_now(len(self._scheduler) / self._max_batch, now)
         for lease in self._leases.expire(now):
             self.receiver.revoke(lease.lease_id)
             session = self.sessions.pop(lease.key, None)
@@ -189,12 +189,12 @@ class DecodeWorker(Worker):
         await self._sender.close()
         await super().close()
 
-    def _has_seat(self, spec: SequenceSpec, session: RouterSession) -> bool:
-        """Whether there is a seat for another sequence; refuses it otherwise."""
+    def _has_slot(self, spec: SequenceSpec, session: RouterSession) -> bool:
+        """Whether there is a batch slot for another sequence; refuses it otherwise."""
         if not self.can_run(spec, session):
             return False
-        # An ended lease of the same name counts as a seat too, until the last copy into its blocks
-        # is over.
+        # An ended lease of the same name counts as a batch slot too, until the last copy into its
+        # blocks is over.
         full = (
             len(self._scheduler) + len(self._leases) >= self._max_batch
             or spec.key in self._reserved

@@ -135,7 +135,7 @@ def without_kernel() -> str:
     try:
         _kernel()
     except NativeUnavailable as reason:
-        log.warning("KV is copied and digested in two passes, which is slower", reason=str(reason))
+        log.warning("block_copy_kernel_missing", reason=str(reason))
         return str(reason)
     return ""
 

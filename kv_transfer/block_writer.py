@@ -126,8 +126,7 @@ class Landing:
             if sent != arrived:
                 raise DataLoss(
                     f"block {frame.first + index} arrived with digest {arrived:016x}, not "
-                    f"{sent:016x} as sent; "
-                    "none of it will be used"
+                    f"{sent:016x} as sent; none of it will be used"
                 )
 
 
@@ -136,8 +135,7 @@ def check_layouts(ours: KvLayout, theirs: KvLayout) -> None:
     if theirs.layers != ours.layers:
         raise FailedPrecondition(
             f"the sender's KV has {len(theirs.layers)} layers, or heads, or sizes of heads, that "
-            f"are not mine; "
-            "both workers need the same model"
+            "are not mine; both workers need the same model"
         )
     if theirs.ranks < 1 or any(layer.kv_heads % theirs.ranks for layer in theirs.layers):
         raise FailedPrecondition(

@@ -18,15 +18,15 @@ _INTERRUPTED_WRITE = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 
 
 class PushCall:
-    """Every wait for the peer ends after `patience` seconds, with Unavailable.
+    """Every wait for the peer ends after `timeout_s` seconds, with Unavailable.
 
     What a single step of the call fails of does not matter: once the call is over, its outcome says
     why.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, address: str, patience: float) -> None:
+    def __init__(self, channel: grpc.aio.Channel, address: str, timeout_s: float) -> None:
         self._address = address
-        self._patience = patience
+        self._timeout_s = timeout_s
         self._call = kv_push(channel)()
         self._writing: asyncio.Future[None] | None = None  # what `write_behind` began
         self._outcome = asyncio.ensure_future(self._wait_for_outcome())
@@ -47,7 +47,7 @@ class PushCall:
         await self.write(opening)
         await self._step(self._call.initial_metadata(), "did not answer")
         if self._call.done():  # refused; a write now would stand in the way of the reason
-            await asyncio.wait({self._outcome}, timeout=self._patience)
+            await asyncio.wait({self._outcome}, timeout=self._timeout_s)
 
     async def write(self, frame: bytes) -> None:
         """Returns when the peer's flow control has let the frame pass, or the call is over."""
@@ -78,12 +78,12 @@ class PushCall:
 
     async def _step(self, step: Awaitable[object], failing: str) -> None:
         task = asyncio.ensure_future(step)
-        done, _ = await asyncio.wait({task}, timeout=self._patience)
+        done, _ = await asyncio.wait({task}, timeout=self._timeout_s)
         if not done:
             task.cancel()
-            raise Unavailable(f"{self._address} {failing} for {self._patience:g} s")
+            raise Unavailable(f"{self._address} {failing} for {self._timeout_s:g} s")
         if task.cancelled() or task.exception() is not None:
-            await asyncio.wait({self._outcome}, timeout=self._patience)
+            await asyncio.wait({self._outcome}, timeout=self._timeout_s)
 
     async def _wait_for_outcome(self) -> KvReceipt:
         status = await self._status()

@@ -49,15 +49,13 @@ class Arrivals:
         ):
             raise DataLoss(
                 f"frame {frame.sequence} brings {frame.num_layers} layers from layer "
-                f"{frame.first_layer} on; "
-                f"the model has {len(self._theirs.layers)}"
+                f"{frame.first_layer} on; the model has {len(self._theirs.layers)}"
             )
         due = {self._layers.get(block, 0) for block in range(frame.first, end)}
         if due != {frame.first_layer}:
             raise DataLoss(
                 f"frame {frame.sequence} brings layers from {frame.first_layer} on where "
-                f"{max(due)} was due: "
-                "another one has brought some of them, or has not come"
+                f"{max(due)} was due: another one has brought some of them, or has not come"
             )
         layers = Layers(frame.first_layer, frame.num_layers)
         if frame.num_bytes != frame.count * Places.of_payload(self._theirs, 1, layers).block_bytes:

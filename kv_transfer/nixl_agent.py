@@ -82,12 +82,12 @@ class NixlAgent:
         device: int,
         target: torch.Tensor,
         copies: Sequence[Copy],
-        patience: float,
+        timeout_s: float,
     ) -> None:
         """Copies from the peer's memory at the address `start`, on its GPU `device`, or on its host
         if that is -1.
 
-        Raises Unavailable if the peer is gone, or has not delivered in `patience` seconds. From
+        Raises Unavailable if the peer is gone, or has not delivered in `timeout_s` seconds. From
         then on `target` is the agent's, since it may still be written to.
         """
         self._let_go()
@@ -95,7 +95,7 @@ class NixlAgent:
         try:
             with self._failing(Unavailable, "the sender's memory cannot be read"):
                 request = self._request(peer, start, device, target, copies)
-                self._finish(request, patience)
+                self._finish(request, timeout_s)
         except Unavailable:
             with self._lock:
                 self._given_up.append((request, target))
@@ -115,14 +115,14 @@ class NixlAgent:
         )
         return request
 
-    def _finish(self, request: int, patience: float) -> None:
-        nixl, give_up = self._nixl, time.monotonic() + patience
+    def _finish(self, request: int, timeout_s: float) -> None:
+        nixl, give_up = self._nixl, time.monotonic() + timeout_s
         state = self._agent.postXferReq(request, b"")
         while state == nixl.NIXL_IN_PROG and time.monotonic() < give_up:
             time.sleep(_POLL_S)
             state = self._agent.getXferStatus(request)
         if state != nixl.NIXL_SUCCESS:
-            raise Unavailable(f"the sender's memory could not be read in {patience:g} s")
+            raise Unavailable(f"the sender's memory could not be read in {timeout_s:g} s")
         self._agent.releaseXferReq(request)
 
     def _let_go(self) -> None:

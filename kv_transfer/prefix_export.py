@@ -27,7 +27,7 @@ class PrefixCache(Protocol):
     def release(self, blocks: Sequence[int]) -> None: ...
 
 
-class Lending:
+class PrefixExport:
     """KvTransferService.Fetch: pushes blocks to the lease of the asking worker.
 
     Their KV is of the tokens and the salt that the worker shows. It is given them only for a
@@ -50,29 +50,29 @@ class Lending:
         except KvRelayError as error:
             await abort(context, error)
 
-    async def _lend(self, wish: FetchRequest) -> int:
-        ours().check(wish.protocol, wish.target.worker_id)
-        check_capability(self.key, self._grant(wish), wish.capability)
+    async def _lend(self, request: FetchRequest) -> int:
+        ours().check(request.protocol, request.target.worker_id)
+        check_capability(self.key, self._grant(request), request.capability)
         size = self._cache.block_size
-        first, rest = divmod(wish.target.cached_tokens, size)
-        tokens = len(wish.token_ids)
+        first, rest = divmod(request.target.cached_tokens, size)
+        tokens = len(request.token_ids)
         if rest or tokens > MAX_BLOCKS * size:
             raise FailedPrecondition(
-                f"a fetch of {tokens} tokens, of which the first {wish.target.cached_tokens} are "
-                f"there, is not of my "
-                f"blocks, which have {size} tokens, or of more than {MAX_BLOCKS}"
+                f"a fetch of {tokens} tokens, of which the first {request.target.cached_tokens} "
+                f"are there, is not of my blocks, which have {size} tokens, or of more than "
+                f"{MAX_BLOCKS}"
             )
-        if tokens > wish.granted_tokens:
+        if tokens > request.granted_tokens:
             raise PermissionDenied(
-                f"a fetch of {tokens} tokens goes beyond the {wish.granted_tokens} granted"
+                f"a fetch of {tokens} tokens goes beyond the {request.granted_tokens} granted"
             )
-        blocks = self._cache.find(wish.token_ids, wish.salt)
+        blocks = self._cache.find(request.token_ids, request.salt)
         try:
             if len(blocks) <= first:
                 raise NotFound(
                     f"the prefix cache holds {len(blocks) * size} of these {tokens} tokens"
                 )
-            push = self._sender.open((wish.request_id, wish.attempt), wish.target)
+            push = self._sender.open((request.request_id, request.attempt), request.target)
             try:
                 push.send(first, blocks[first:])
                 await push.commit(0, len(blocks) * size, self._sender.clock.now())
@@ -83,13 +83,13 @@ class Lending:
         self.lent += len(blocks) - first
         return len(blocks) - first
 
-    def _grant(self, wish: FetchRequest) -> FetchGrant:
+    def _grant(self, request: FetchRequest) -> FetchGrant:
         return FetchGrant(
-            wish.request_id,
-            wish.attempt,
-            borrower=wish.target.worker_id,
-            address=wish.target.address,
+            request.request_id,
+            request.attempt,
+            borrower=request.target.worker_id,
+            address=request.target.address,
             lender=self._sender.worker_id,
             epoch=self._epoch,
-            tokens=wish.granted_tokens,
+            tokens=request.granted_tokens,
         )

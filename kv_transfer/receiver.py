@@ -64,7 +64,7 @@ class Receiver:
     token, num tokens)` runs on the event loop once for a lease whose blocks are all there; from
     then on they are the caller's. It must not raise.
 
-    A push to a live lease ends with it, see `revoke`. Any other one may be silent for `patience`
+    A push to a live lease ends with it, see `revoke`. Any other one may be silent for `timeout_s`
     seconds.
     """
 
@@ -81,7 +81,7 @@ class Receiver:
         clock: Clock,
         digests: bool = True,
         host: str = "127.0.0.1",
-        patience: float = 10.0,
+        timeout_s: float = 10.0,
     ) -> None:
         self._arena = arena
         self._leases = leases
@@ -93,11 +93,11 @@ class Receiver:
         self._on_commit = on_commit
         self._clock = clock
         self._digests = digests
-        self._patience = patience
+        self._timeout_s = timeout_s
         self._unopened = 0
         self._segments = SegmentCache()
-        self._groups = ReceiverGroups(host, patience)
-        self._nixl = NixlReader(arena.buffer.device, host, patience)
+        self._groups = ReceiverGroups(host, timeout_s)
+        self._nixl = NixlReader(arena.buffer.device, host, timeout_s)
         self._pushes: dict[int, _Push] = {}  # under way, by lease id
         memory.register_receiver(worker_id, leases.epoch)
 
@@ -166,13 +166,13 @@ class Receiver:
             raise FailedPrecondition(f"another push to lease {lease.lease_id} is under way")
         repeated = self._leases.is_committed(lease.lease_id)
         try:
-            async with asyncio.timeout(self._patience if repeated else None) as deadline:
+            async with asyncio.timeout(self._timeout_s if repeated else None) as deadline:
                 self._pushes[lease.lease_id] = _Push(deadline)
                 return await self._receive_blocks(opening, theirs, frames, context)
         except TimeoutError:
             if repeated:
                 raise DeadlineExceeded(
-                    f"no commit was repeated within {self._patience:g} s"
+                    f"no commit was repeated within {self._timeout_s:g} s"
                 ) from None
             raise FailedPrecondition(f"lease {lease.lease_id} was closed during the push") from None
         finally:
@@ -180,7 +180,7 @@ class Receiver:
 
     async def _first_of(self, frames: AsyncIterator[Frame]) -> KvOpen:
         """Waits for it, unless too many do."""
-        wait = self._patience if self._unopened < _MAX_UNOPENED else 0
+        wait = self._timeout_s if self._unopened < _MAX_UNOPENED else 0
         self._unopened += 1
         try:
             async with asyncio.timeout(wait):
@@ -189,7 +189,7 @@ class Receiver:
             if not wait:
                 raise ResourceExhausted(
                     f"{_MAX_UNOPENED} pushes are waited for that have sent no frame",
-                    retry_after_s=self._patience,
+                    retry_after_s=self._timeout_s,
                 ) from None
             raise DeadlineExceeded(f"no open frame came within {wait:g} s") from None
         finally:
@@ -237,8 +237,7 @@ class Receiver:
         if opening.layout is None or opening.model_id != model_id:
             raise FailedPrecondition(
                 f"KV of model {opening.model_id or 'unknown'} is not of mine, {model_id}; both "
-                f"workers need the "
-                "same weights' shapes and the same KV heads"
+                "workers need the same weights' shapes and the same KV heads"
             )
         if opening.layout == self._arena.layout:
             return self._arena.layout

@@ -43,7 +43,7 @@ log = get_logger(__name__)
 class Sender:
     """Pushes KV from one arena to any number of decode workers. Lives on one event loop.
 
-    A peer that takes no bytes for `patience` seconds, or owes a receipt for as long, counts as
+    A peer that takes no bytes for `timeout_s` seconds, or owes a receipt for as long, counts as
     gone.
     """
 
@@ -59,7 +59,7 @@ class Sender:
         clock: Clock,
         digests: bool = True,
         host: str = "127.0.0.1",
-        patience: float = 10.0,
+        timeout_s: float = 10.0,
         credentials: Credentials | None = None,
     ) -> None:
         self.worker_id = worker_id
@@ -70,10 +70,10 @@ class Sender:
         self.layout_hash = layout_hash
         self.clock = clock
         self.digests = digests
-        self.patience = patience
+        self.timeout_s = timeout_s
         self._credentials = credentials
         self.channels = Channels(arena.layout, credentials)
-        self._groups = SenderGroups(host, patience)
+        self._groups = SenderGroups(host, timeout_s)
         self._served = ServedArena(arena, host)
         memory.register_sender(arena)
 
@@ -211,7 +211,7 @@ class Push:
         except KvRelayError as error:
             self.error = error
         except Exception as error:  # whatever it is, it is this push's alone and has to be told
-            log.exception("push failed", request=self._key[0], worker=self._target.worker_id)
+            log.exception("kv_push_failed", request=self._key[0], worker=self._target.worker_id)
             self.error = Internal(f"the push broke off: {error}")
         finally:
             self._taken.set()
@@ -248,7 +248,7 @@ class Push:
         """One call with these frames; fewer, if the peer ends it before."""
         channels, address = self._sender.channels, self._target.address
         channel = channels.get(address)
-        call = PushCall(channel, address, self._sender.patience)
+        call = PushCall(channel, address, self._sender.timeout_s)
         call.when_over(self._news.set)
         self._current = call
         try:
@@ -259,7 +259,7 @@ class Push:
                     await call.write_behind(frame)
             return await call.receipt()
         except Unavailable:
-            channels.retire(address, channel, self._sender.patience)
+            channels.retire(address, channel, self._sender.timeout_s)
             if call.is_over:
                 await call.receipt()  # what the peer says comes before what was noticed here
             raise

@@ -280,7 +280,7 @@ class WorkerLoad:
     queue_wait_p95_ms: float = 0.0
     certificate_note: str = ""  # that its certificate ends soon or has ended
     step_age_s: float = 0.0  # of the step that runs; 0 while none does
-    # In use: of a prefill worker's time, of a decode worker's seats or blocks
+    # In use: of a prefill worker's time, of a decode worker's batch slots or blocks
     busy_share: float = 0.0
     blocks_leased: int = 0  # of those held: for prompts whose KV is still to come
 

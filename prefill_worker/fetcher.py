@@ -92,10 +92,10 @@ class Fetcher:
     async def _ask(self, sequence: Sequence, source: PrefixSource, transport: str, end: int) -> int:
         """Tokens that came."""
         own, size, spec = sequence.num_computed, self._cache.block_size, sequence.spec
-        patience = min(self._patience(end - own), max(0.0, sequence.deadline - self._clock.now()))
+        timeout_s = min(self._timeout_s(end - own), max(0.0, sequence.deadline - self._clock.now()))
         blocks = sequence.blocks[: end // size]
         lease = self._leases.grant(
-            spec.key, blocks, own // size, 2 * patience, self._clock.now(), partial=True
+            spec.key, blocks, own // size, 2 * timeout_s, self._clock.now(), partial=True
         )
         request = FetchRequest(
             *spec.key,
@@ -106,11 +106,11 @@ class Fetcher:
             spec.salt,
         )
         try:
-            await kv_fetch(self._channels.get(source.address), request, patience)
+            await kv_fetch(self._channels.get(source.address), request, timeout_s)
         except grpc.aio.AioRpcError as error:
             reason = error_from_rpc(error, source.address).message
             log.info(
-                "prefix not fetched",
+                "prefix_fetch_failed",
                 request=spec.request_id,
                 worker=source.worker_id,
                 reason=reason,
@@ -125,7 +125,7 @@ class Fetcher:
         self._leases.release()
         return self._arrived.pop(lease.lease_id, own)
 
-    def _patience(self, tokens: int) -> float:
+    def _timeout_s(self, tokens: int) -> float:
         """Seconds; computing them all would take as long."""
         rate = self.worth.tokens_per_second
         return min(max(_SHORTEST_S, tokens / rate), _LONGEST_S) if rate else _LONGEST_S

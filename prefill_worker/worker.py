@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 
 from kv_transfer.plan import Layers
-from kv_transfer.prefix_export import Lending
+from kv_transfer.prefix_export import PrefixExport
 from kv_transfer.sender import Push, Sender
 from kvrelay.clock import Clock
 from kvrelay.engine.kvcache.prefix_cache import KvCache
@@ -69,7 +69,7 @@ class PrefillWorker(Worker):
         self._scheduler = PrefillScheduler(cache, chunk_tokens)
         super().__init__(identity, runner, cache, self._scheduler, clock)
         self._sender = sender
-        self.lending = Lending(cache, sender, identity.epoch)
+        self.lending = PrefixExport(cache, sender, identity.epoch)
         self._fetcher = fetcher
         self._relays: dict[Key, Relay] = {}
         self._letting_go = 0

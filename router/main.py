@@ -1,4 +1,4 @@
-"""A router as a process: its doors, its loops, its end."""
+"""A router as a process: its endpoints, its loops, its end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from router.api.grpc.service import InferenceService
 from router.api.http.openai import build_app
 from router.api.listeners import grpc_server, http_server
 from router.frontend.access import Access
-from router.frontend.frontend import Intake
+from router.frontend.frontend import Frontend
 from router.frontend.model_card import ModelCard, ask_transformers
 from router.frontend.rate_limits import Limits
 from router.frontend.tokenization import Text
@@ -103,16 +103,16 @@ async def run_router(
     router_id = f"router-{uuid.uuid4().hex[:8]}"
     metrics = Metrics(card.info.id)
     tracing = Tracing.from_environment(card.info.id, clock)
-    credentials, doors = (
+    credentials, endpoints = (
         Credentials.internal(config.security, "router"),
         Credentials.public(config.security),
     )
     if credentials is not None and config.transfer.bypasses_tls:
         log.warning(
-            "KV travels without encryption; only transport grpc has it",
+            "kv_transfer_not_encrypted",
             transport=config.transfer.transport,
         )
-    certificates = [one for one in (credentials, doors) if one is not None]
+    certificates = [one for one in (credentials, endpoints) if one is not None]
     tokens_file = config.security.tokens_file
     access = Access(None if tokens_file is None else Path(tokens_file))
     limits = Limits()
@@ -124,11 +124,11 @@ async def run_router(
     stalls = LoopStalls("router")
     metrics.registry.register(LoopStallCollector(card.info.id, "router", stalls.counts))
     slices = LoopSlices()
-    intake = Intake(card, text, driver, limits, config.router, clock, slices)
+    frontend = Frontend(card, text, driver, limits, config.router, clock, slices)
     heartbeat = Heartbeat(router_id, driver, metrics, registry, clock, certificates)
     view = ClusterView(driver, registry, heartbeat, card.info.id, config)
     waiting_room = WaitingRoom(clock)
-    page = StatusPage(intake, driver, metrics, view, clock)
+    page = StatusPage(frontend, driver, metrics, view, clock)
 
     bounds = field_bounds(card.info.max_model_len)
     public, grpc_address, public_health = grpc_server(
@@ -137,7 +137,7 @@ async def run_router(
         (inference.SERVICE_NAME,),
         GrpcAccess(access, CLIENT, waiting_room),
         GrpcMessages(bounds, slices),
-        doors,
+        endpoints,
     )
     admin, admin_address, _ = grpc_server(
         config.listen.admin,
@@ -145,10 +145,10 @@ async def run_router(
         (cluster.SERVICE_NAME,),
         GrpcAccess(access, ADMIN, waiting_room),
         GrpcMessages(bounds, slices),
-        doors,
+        endpoints,
     )
     app = build_app(
-        intake,
+        frontend,
         driver,
         metrics,
         tenant_metrics,
@@ -159,13 +159,13 @@ async def run_router(
         config.listen.http,
         slices,
     )
-    http, http_address = http_server(app, config.listen.http, "listen.http", doors)
+    http, http_address = http_server(app, config.listen.http, "listen.http", endpoints)
     inference.add_InferenceServiceServicer_to_server(
-        InferenceService(intake, clock, waiting_room), public
+        InferenceService(frontend, clock, waiting_room), public
     )
     cluster.add_ClusterServiceServicer_to_server(ClusterService(driver, registry, view), admin)
 
-    scheme = "http" if doors is None else "https"
+    scheme = "http" if endpoints is None else "https"
 
     async def announce() -> None:
         """Keeps gRPC's health service in step with the state; says once that the router is

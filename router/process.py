@@ -31,9 +31,7 @@ def allow_connections() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     if wanted < FILES:
-        log.warning(
-            "few files may be open, so connections are refused early", limit=wanted, wanted=FILES
-        )
+        log.warning("open_files_limit_low", limit=wanted, wanted=FILES)
 
 
 def end_after(seconds: float) -> None:
@@ -81,4 +79,4 @@ def favour_the_loop() -> None:
             try:
                 os.sched_setscheduler(thread.native_id, os.SCHED_BATCH, os.sched_param(0))
             except OSError as error:  # a sandbox may not know it; slower, but right
-                log.debug("thread keeps its scheduling", thread=thread.name, reason=error.strerror)
+                log.debug("thread_priority_unchanged", thread=thread.name, reason=error.strerror)

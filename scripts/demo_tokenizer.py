@@ -14,14 +14,10 @@ SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<|system|>", "<|user|>", "<|assistant
 
 # A conversation is <s>, then for each turn its role, its text and </s>.
 CHAT_TEMPLATE = (
-    "{{ bos_token }}"
-    "{% for message in messages %}"
-    "{% if message.role not in ['system', 'user', 'assistant'] %}"
-    "{{ raise_exception('unknown role ' + message.role + '; use system, user or assistant') }}"
-    "{% endif %}"
-    "{{ '<|' + message.role + '|>' + message.content | trim + eos_token }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    "{{ bos_token }}{% for message in messages %}{% if message.role not in ['system', 'user', "
+    "'assistant'] %}{{ raise_exception('unknown role ' + message.role + '; use system, user or "
+    "assistant') }}{% endif %}{{ '<|' + message.role + '|>' + message.content | trim + eos_token "
+    "}}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 
 

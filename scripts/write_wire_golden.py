@@ -33,7 +33,7 @@ from kvrelay import types
 from kvrelay.state.registry_codec import encode
 from kvrelay.wire import cluster, inference, transfer, varint, worker
 
-GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "wire" / "golden"
+GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "unit" / "wire" / "golden"
 NEXT = "next"
 REGISTRY = ("WorkerInfo", "RouterLoad", "PendingWorker", "ScalingDecision")
 # Texts that the converters take only from a list.

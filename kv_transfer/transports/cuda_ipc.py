@@ -52,7 +52,7 @@ class CudaIpcInbound:
         pass
 
     def source(self, frame: KvBlocks) -> Source:
-        """Does not wait for the sender, so it needs no patience."""
+        """Does not wait for the sender, so it needs no timeout."""
         assert self._opened is not None, "open comes first"
         memory, base = self._opened
         copies = self._named.copies(frame)

@@ -74,13 +74,13 @@ class PairGroup:
     """
 
     def __init__(
-        self, backend: str, rendezvous: str, rank: int, host: str, patience: float
+        self, backend: str, rendezvous: str, rank: int, host: str, timeout_s: float
     ) -> None:
         self.rendezvous = rendezvous
         self._backend = backend
         self._rank = rank
         self._host = host
-        self._timeout = timedelta(seconds=patience)
+        self._timeout = timedelta(seconds=timeout_s)
         self._group: Any = None
         self._sending: Any = None  # the send under way
 
@@ -122,9 +122,9 @@ class SenderGroups:
     it.
     """
 
-    def __init__(self, host: str, patience: float) -> None:
+    def __init__(self, host: str, timeout_s: float) -> None:
         self._host = host
-        self._patience = patience
+        self._timeout_s = timeout_s
         self._store: Store | None = None
         self._address = ""
         self._names = count()
@@ -142,7 +142,7 @@ class SenderGroups:
         group = next((group for group, owner in self._idle.items() if owner == pair), None)
         if group is None:
             rendezvous = f"{self._address}/{arena.nonce:x}-{next(self._names)}"
-            group = PairGroup(backend, rendezvous, _SENDER, self._host, self._patience)
+            group = PairGroup(backend, rendezvous, _SENDER, self._host, self._timeout_s)
         else:
             del self._idle[group]
         try:
@@ -166,7 +166,7 @@ class SenderGroups:
             listener = socket.create_server((self._host, 0))
             host, port = listener.getsockname()[:2]
             self._address = f"{host}:{port}"
-            self._store = _store(host, port, timedelta(seconds=self._patience), listener.detach())
+            self._store = _store(host, port, timedelta(seconds=self._timeout_s), listener.detach())
         return self._store
 
 
@@ -205,9 +205,9 @@ class GroupOutbound:
 class ReceiverGroups:
     """A receiver's groups, by the rendezvous that their senders announced."""
 
-    def __init__(self, host: str, patience: float) -> None:
+    def __init__(self, host: str, timeout_s: float) -> None:
         self._host = host
-        self._patience = patience
+        self._timeout_s = timeout_s
         self._idle: OrderedDict[str, PairGroup] = OrderedDict()  # oldest first
 
     @contextmanager
@@ -217,7 +217,7 @@ class ReceiverGroups:
         """For one push; see `SenderGroups.lend`."""
         group = self._idle.pop(rendezvous, None)
         if group is None:
-            group = PairGroup(backend, rendezvous, _RECEIVER, self._host, self._patience)
+            group = PairGroup(backend, rendezvous, _RECEIVER, self._host, self._timeout_s)
         try:
             yield GroupInbound(group, layout, device if backend == "nccl" else torch.device("cpu"))
         except BaseException:

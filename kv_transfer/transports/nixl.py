@@ -72,10 +72,10 @@ class NixlReader:
     `device` is that of the receiver's arena.
     """
 
-    def __init__(self, device: torch.device, host: str, patience: float) -> None:
+    def __init__(self, device: torch.device, host: str, timeout_s: float) -> None:
         self._device = device
         self._host = host
-        self._patience = patience
+        self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._made: NixlAgent | None = None
         self._peers: OrderedDict[bytes, str] = OrderedDict()  # metadata -> name; the latest last
@@ -116,7 +116,7 @@ class NixlReader:
         peer = self.find(arena)
         target = self._take(num_bytes, arena.device)
         try:
-            self._agent.read(peer, arena.start, arena.device, target, copies, self._patience)
+            self._agent.read(peer, arena.start, arena.device, target, copies, self._timeout_s)
         except Unavailable:
             with self._lock:
                 if self._peers.pop(arena.access, None):

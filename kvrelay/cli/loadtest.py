@@ -281,8 +281,7 @@ def _strayed(report: Report) -> list[str]:
         return []
     return [
         f"{len(rows)} of {len(report.answered)} requests should have been disaggregated and went "
-        f"local; the first: "
-        f"{rows[0].why or 'no reason told'} (--allow-local accepts that)"
+        f"local; the first: {rows[0].why or 'no reason told'} (--allow-local accepts that)"
     ]
 
 

@@ -47,13 +47,13 @@ RayAddress = Annotated[
 ]
 
 OWN_CLUSTER: dict[str, object] = {
-    **{f"listen.{door}": "127.0.0.1:0" for door in ("grpc", "http", "admin")},
+    **{f"listen.{endpoint}": "127.0.0.1:0" for endpoint in ("grpc", "http", "admin")},
     "listen.worker_host": "127.0.0.1",
     "security.tls": None,
     "security.tokens_file": None,
 }
 """Overrides for a cluster of a command's own, on this machine, beside any other and without its
-doors.
+endpoints.
 """
 
 
@@ -99,9 +99,11 @@ def serve(
         name: value for name, value in options.items() if value is not None
     }
     listen = load_config(config, overrides).listen  # a port option keeps the configured host
-    for door, port in (("grpc", grpc_port), ("http", http_port), ("admin", admin_port)):
+    for endpoint, port in (("grpc", grpc_port), ("http", http_port), ("admin", admin_port)):
         if port is not None:
-            overrides[f"listen.{door}"] = f"{getattr(listen, door).rpartition(':')[0]}:{port}"
+            overrides[f"listen.{endpoint}"] = (
+                f"{getattr(listen, endpoint).rpartition(':')[0]}:{port}"
+            )
     loaded = load_config(config, overrides)
     if ray_address is not None:
         check_ray_address(ray_address)

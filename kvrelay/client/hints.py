@@ -18,8 +18,7 @@ _HINTS = (
         Code.UNAVAILABLE,
         "Failed parsing HTTP/2",
         "that port speaks HTTP/1.1; give the address behind `grpc=`, or `admin=` for operators' "
-        "calls, in the line "
-        "`kvrelay ready`",
+        "calls, in the line `kvrelay ready`",
     ),
     (
         Code.UNAVAILABLE,
@@ -35,16 +34,14 @@ _HINTS = (
         Code.UNAVAILABLE,
         "CERTIFICATE_VERIFY_FAILED",
         "the server's certificate is not signed by the CA that was given, or is for another name "
-        "(--tls-ca FILE, or "
-        "tls=)",
+        "(--tls-ca FILE, or tls=)",
     ),
     (Code.UNAVAILABLE, "lookup", "no host has that name; give HOST:PORT"),
     (
         Code.UNIMPLEMENTED,
         "Method not found",
         "that port has another service: answers come from `grpc=` and operators' calls go to "
-        "`admin=` in the line "
-        "`kvrelay ready`",
+        "`admin=` in the line `kvrelay ready`",
     ),
     (
         Code.UNAUTHENTICATED,

@@ -41,7 +41,7 @@ PolicyName = Literal["kv_aware", "least_loaded", "round_robin"]
 MetricName = Literal[
     "queue_depth", "queue_tokens", "queue_wait_p95_ms", "kv_occupancy", "ttft_p95_ms", "itl_p95_ms"
 ]
-DOORS = ("grpc", "http", "admin")  # listeners of a router, by their keys in `listen`
+ENDPOINTS = ("grpc", "http", "admin")  # listeners of a router, by their keys in `listen`
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 Count = Annotated[int, Field(ge=0, strict=True)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -328,8 +328,8 @@ class ClusterConfig(Section):
             if degree > 1 and gpus and (gpus < degree or gpus != int(gpus)):
                 raise BadValue(
                     f"{gpus:g} GPUs do not do for {pool}.tensor_parallel {degree}, whose ranks "
-                    f"need a whole one each; "
-                    f"set {degree} or a whole number above it, or 0 for the CPU",
+                    f"need a whole one each; set {degree} or a whole number above it, or 0 for the "
+                    "CPU",
                     (pool, "resources", "num_gpus"),
                 )
             if degree > 1 and section.weights == "int8":
@@ -347,11 +347,11 @@ class ClusterConfig(Section):
             "security.tls": self.security.tls,
             "security.tokens_file": self.security.tokens_file,
         }
-        for door in DOORS:
-            address: str = getattr(self.listen, door)
+        for endpoint in ENDPOINTS:
+            address: str = getattr(self.listen, endpoint)
             missing = [name for name, value in needs.items() if value is None]
             if missing and not is_loopback(address):
-                raise BadValue(_exposed(address, missing), ("listen", door))
+                raise BadValue(_exposed(address, missing), ("listen", endpoint))
         if self.security.tls is None and not self.listen.workers_on_loopback:
             raise BadValue(
                 _exposed(self.listen.worker_host, ["security.tls"]), ("listen", "worker_host")
@@ -383,8 +383,7 @@ class ClusterConfig(Section):
 def _exposed(address: str, missing: list[str]) -> str:
     return (
         f"{address} is not a loopback address and needs {' and '.join(missing)}; set what is "
-        f"missing, "
-        "or listen on 127.0.0.1, localhost or [::1]"
+        "missing, or listen on 127.0.0.1, localhost or [::1]"
     )
 
 

@@ -211,10 +211,8 @@ class ModelRunner:
         if kv_bytes < needed:
             raise ConfigError(
                 f"kv.memory: {kv_bytes} bytes do not hold one sequence of model.max_model_len = "
-                f"{longest} tokens, "
-                f"which takes {needed} bytes; set kv.memory to at least that, or "
-                f"model.max_model_len to at most "
-                f"{kv_bytes // layout.block_bytes * block_size}"
+                f"{longest} tokens, which takes {needed} bytes; set kv.memory to at least that, or "
+                f"model.max_model_len to at most {kv_bytes // layout.block_bytes * block_size}"
             )
         device = loaded.model.device
         num_blocks = kv_bytes // layout.block_bytes

@@ -72,9 +72,7 @@ class WorkerActor:
         while True:
             await asyncio.sleep(_LOOK_S)
             if os.getppid() != raylet:
-                log.warning(
-                    "the raylet is gone; the worker drains", worker=self._settings.worker_id
-                )
+                log.warning("raylet_lost", worker=self._settings.worker_id)
                 self._drain()
                 return
 
@@ -135,9 +133,7 @@ def _on_sigterm(call: Callable[[], object]) -> Iterator[None]:
     module = ray._private.worker
     ends_process = getattr(module, _ENDS_PROCESS, None)
     if ends_process is None:
-        log.warning(
-            "SIGTERM does not drain this worker: this version of Ray handles it in another way"
-        )
+        log.warning("sigterm_drain_unavailable")
     setattr(module, _ENDS_PROCESS, lambda *_, **__: call())
     try:
         yield

@@ -57,6 +57,5 @@ class FailedStarts:
             return None
         return Unavailable(
             f"{self._deaths} workers ended before one could serve, {failed.worker_id} with: "
-            f"{failed.reason} "
-            "If memory was short, set kv.memory or the number of workers lower"
+            f"{failed.reason} If memory was short, set kv.memory or the number of workers lower"
         )

@@ -44,8 +44,8 @@ def require_gpus(config: ClusterConfig, found: float, standby: int = 0) -> None:
         )
         raise ConfigError(
             f"resources.num_gpus: the workers need {sum(needed.values()):g} GPUs ({each}), and Ray "
-            f"finds {found:g} on "
-            "this machine; set it lower, for instance 0.5 to share one, or 0 for the CPU"
+            f"finds {found:g} on this machine; set it lower, for instance 0.5 to share one, or 0 "
+            "for the CPU"
         )
 
 
@@ -137,7 +137,7 @@ class RayLauncher:
         if chosen.node is None:
             self._note_pending(worker_id, running, chosen.reason)
         else:
-            log.info("worker is placed", worker=worker_id, reason=chosen.reason)
+            log.info("worker_placed", worker=worker_id, reason=chosen.reason)
         arrival = asyncio.create_task(self._note_arrival(worker_id, running))
         running.ended = asyncio.create_task(self._watch(worker_id, running, arrival))
 
@@ -199,7 +199,7 @@ class RayLauncher:
                 try:
                     self._note_room(await self._nodes())
                 except Unavailable as error:
-                    log.warning("which workers wait for room is not known", reason=error.message)
+                    log.warning("placement_unknown", reason=error.message)
 
     def _note_room(self, nodes: list[Node]) -> None:
         """One after the other, so that each sees the room that those before it take."""
@@ -230,22 +230,22 @@ class RayLauncher:
 
     def _note_pending(self, worker_id: str, running: _Running, reason: str) -> None:
         if running.waits_for != reason:
-            log.warning("worker waits for room", worker=worker_id, reason=reason)
+            log.warning("worker_waiting_for_resources", worker=worker_id, reason=reason)
         running.waits_for = reason
 
     async def _note_arrival(self, worker_id: str, running: _Running) -> None:
         """Raises RayError if it does not come to that; `_watch` says why."""
         running.node_id = await asyncio.wrap_future(running.actor.node.remote().future())
         running.placed, running.waits_for = True, ""
-        log.info("worker's process runs", worker=worker_id, node=running.node_id)
+        log.info("worker_process_started", worker=worker_id, node=running.node_id)
 
     async def _watch(self, worker_id: str, running: _Running, arrival: asyncio.Task[None]) -> None:
         try:
             await asyncio.wrap_future(running.actor.run.remote().future())
-            log.info("worker ended", worker=worker_id)
+            log.info("worker_ended", worker=worker_id)
         except ray.exceptions.RayTaskError as error:
             log.error(
-                "worker failed", worker=worker_id, node=running.node_id, error=str(error.cause)
+                "worker_failed", worker=worker_id, node=running.node_id, error=str(error.cause)
             )
             if isinstance(error.cause, InvalidArgument):
                 self._refused.put_nowait(error.cause)
@@ -253,7 +253,7 @@ class RayLauncher:
                 self._failed.put_nowait(failed_start(worker_id, error.cause, str(error.cause)))
         except ray.exceptions.RayError as error:
             log.warning(
-                "worker died",
+                "worker_died",
                 worker=worker_id,
                 node=running.node_id,
                 error=str(error).splitlines()[0],

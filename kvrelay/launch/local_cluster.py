@@ -270,9 +270,7 @@ class LocalCluster:
             deaths = deaths.and_at(time.monotonic())
             if isinstance(error, ConfigError) or len(deaths.times) > _CONTROLLER_DEATHS:
                 return error
-            log.error(
-                "controller ended; starts again", reason=error.message, deaths=len(deaths.times)
-            )
+            log.error("controller_restarting", reason=error.message, deaths=len(deaths.times))
             await asyncio.sleep(max(0.0, deaths.replace_at - time.monotonic()))
             self._controller = await self._start_controller()
 
@@ -348,9 +346,8 @@ class LocalCluster:
             if time.monotonic() > gives_up_at:
                 raise ConfigError(
                     f"redis.url: another cluster runs on this Redis ({found}), and two would take "
-                    f"each other's "
-                    "workers; end that one, or give this one a database of its own, such as "
-                    "redis://HOST:PORT/1"
+                    "each other's workers; end that one, or give this one a database of its own, "
+                    "such as redis://HOST:PORT/1"
                 )
             await asyncio.sleep(_LOOK_S)
 

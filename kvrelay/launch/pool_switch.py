@@ -77,6 +77,6 @@ class Roles:
             runner = None  # its KV memory is gone
             if self._next is None:
                 return
-            log.info("changes its pool", worker=settings.worker_id, pool=self._next)
+            log.info("pool_switch_started", worker=settings.worker_id, pool=self._next)
             settings = replace(settings, pool=self._next, last_epoch=epoch)
             self._next, self._stop = None, StopRequest()

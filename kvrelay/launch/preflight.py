@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvrelay.config.schema import DOORS, ClusterConfig
+from kvrelay.config.schema import ENDPOINTS, ClusterConfig
 from kvrelay.config.tokens_file import load_tokens
 from kvrelay.errors import ConfigError, NotFound, Unavailable
 from kvrelay.launch.ray_folder import PARENT
@@ -57,17 +57,17 @@ def _model_bytes(config: ClusterConfig) -> int:
 def _check_ports(config: ClusterConfig) -> None:
     """Each address is free, and asked for once."""
     with contextlib.ExitStack() as held:
-        for door in DOORS:
-            address: str = getattr(config.listen, door)
+        for endpoint in ENDPOINTS:
+            address: str = getattr(config.listen, endpoint)
             host, _, port = address.rpartition(":")
             try:
                 held.enter_context(_bound(host.strip("[]"), int(port)))
             except OSError as error:
                 reason = error.strerror or str(error)
                 raise ConfigError(
-                    f"listen.{door}: cannot listen on {address}: {reason}; end what listens there, "
-                    f"perhaps another "
-                    f"cluster, or set --{door}-port to a free port, or to 0 for any"
+                    f"listen.{endpoint}: cannot listen on {address}: {reason}; end what listens "
+                    f"there, perhaps another cluster, or set --{endpoint}-port to a free port, or "
+                    "to 0 for any"
                 ) from None
 
 
@@ -110,8 +110,8 @@ def _check_memory(config: ClusterConfig, weights: int, total: int) -> None:
         if section.replicas and not section.resources.num_gpus and kv + weights > total:
             raise ConfigError(
                 f"kv.memory: a {pool} worker takes {_gib(kv)} for KV and {_gib(weights)} for "
-                f"weights, and this machine "
-                f"has {_gib(total)}; set kv.memory lower, or take a smaller model"
+                f"weights, and this machine has {_gib(total)}; set kv.memory lower, or take a "
+                "smaller model"
             )
 
 
@@ -137,8 +137,7 @@ def _check_gpus(config: ClusterConfig) -> None:
         each = ", ".join(f"{pool} {amount:g}" for pool, amount in needed.items())
         raise ConfigError(
             f"resources.num_gpus: the workers need {sum(needed.values()):g} GPUs ({each}), and "
-            f"this machine has no "
-            "driver of any; set it to 0 for the CPU"
+            "this machine has no driver of any; set it to 0 for the CPU"
         )
 
 

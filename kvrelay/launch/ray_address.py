@@ -16,8 +16,7 @@ def check_ray_address(address: str) -> None:
     if address.startswith("ray://"):
         raise ConfigError(
             f"--ray-address {address}: Ray Client is not supported; run this on one of the "
-            f"cluster's nodes, "
-            "with --ray-address auto or HOST:PORT of Ray's head"
+            "cluster's nodes, with --ray-address auto or HOST:PORT of Ray's head"
         )
     if address != AUTO and not is_address(address):
         raise ConfigError(f"--ray-address {address!r} is neither auto nor HOST:PORT of Ray's head")
@@ -29,20 +28,17 @@ def check_reachable(config: ClusterConfig) -> None:
     if url == "embedded" or url.startswith("unix:"):
         raise ConfigError(
             f"redis.url: {url} is on this machine alone, and workers on other Ray nodes have to "
-            f"reach it; "
-            "run a Redis and give redis://HOST:PORT/DB"
+            "reach it; run a Redis and give redis://HOST:PORT/DB"
         )
     for host in hosts_of(url):
         if not is_loopback(f"{host}:0"):
             continue
         raise ConfigError(
             f"redis.url: {host} is each Ray node itself, and workers have to reach one Redis; give "
-            f"an address of the "
-            "network between the nodes"
+            "an address of the network between the nodes"
         )
     if config.listen.workers_on_loopback:
         raise ConfigError(
             f"listen.worker_host: nobody reaches {config.listen.worker_host} from other Ray nodes; "
-            f"set it to auto, "
-            "with security.tls (`kvrelay certs` makes certificates)"
+            "set it to auto, with security.tls (`kvrelay certs` makes certificates)"
         )

@@ -173,8 +173,7 @@ def _knock(head: str) -> None:
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                 raise Unavailable(
                     f"Ray at {head} wants its token: set RAY_AUTH_MODE=token, and put the token "
-                    f"into ~/.ray/auth_token "
-                    "or into the file that RAY_AUTH_TOKEN_PATH names"
+                    "into ~/.ray/auth_token or into the file that RAY_AUTH_TOKEN_PATH names"
                 ) from None
             raise Unavailable(f"no Ray at {head}: {error.details()}") from None
     if found.ray_version != ray.__version__:
@@ -186,8 +185,7 @@ def _knock(head: str) -> None:
     if not any(_is_here(one.node_manager_address) for one in alive):
         raise Unavailable(
             f"this machine is none of the {len(alive)} nodes of Ray at {head}: make it one, by "
-            f"`ray start "
-            f"--address {head}`, or run this on one of them"
+            f"`ray start --address {head}`, or run this on one of them"
         )
 
 

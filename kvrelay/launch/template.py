@@ -227,7 +227,7 @@ async def _serve(settings: WorkerSettings, orders: IO[str]) -> dict[str, str]:
     except errors.KvRelayError as error:
         return {"error": type(error).__name__, "message": error.message}
     except Exception as error:
-        log.exception("worker failed", worker=settings.worker_id)
+        log.exception("worker_failed", worker=settings.worker_id)
         return {"error": type(error).__name__, "message": str(error)}
     return {"error": "", "message": ""}
 

@@ -63,7 +63,7 @@ def moments_of(report: Report) -> list[Moment]:
                 metrics["queue_tokens"] = one.waiting_tokens
             metrics |= shared
             if pool == "prefill" and sample.waiting and awaited == "decode":
-                # It counts the wait for a seat, which no prefill worker shortens
+                # It counts the wait for a batch slot, which no prefill worker shortens
                 metrics.pop("ttft_p95_ms", None)
             pools[pool] = PoolSnapshot(one.desired, one.workers, metrics, one.busy_share)
         moments.append(Moment(sample.at_s, pools))

@@ -57,8 +57,8 @@ def _short(report: Report) -> tuple[str, ...]:
         return ()
     return (
         f"requests came for {lasted:.3g} s, less than {_LASTING} times the largest objective of "
-        f"{longest:g} s: a queue "
-        f"that grows may not show yet. Give a --duration of at least {_LASTING * longest:g}",
+        f"{longest:g} s: a queue that grows may not show yet. Give a --duration of at least "
+        f"{_LASTING * longest:g}",
     )
 
 

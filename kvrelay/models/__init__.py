@@ -25,8 +25,7 @@ def resolve_model(path: str) -> str:
     found = "it is a file, not a folder" if Path(path).is_file() else "there is no such folder"
     raise NotFound(
         f"model {path!r}: {found}; allowed are 'demo' (bundled), the path of an existing model "
-        f"folder, "
-        "or a Hugging Face hub id such as 'org/name'",
+        "folder, or a Hugging Face hub id such as 'org/name'",
         field="model",
     )
 

@@ -77,6 +77,5 @@ def check_capability(key: bytes, grant: Grant, shown: str) -> None:
     if not hmac.compare_digest(make_capability(key, grant).encode(), shown.encode()):
         raise PermissionDenied(
             f"the capability is not one for this {type(grant).__name__} of request "
-            f"{grant.request_id!r:.80}; "
-            "a router gives each worker that of its own lease"
+            f"{grant.request_id!r:.80}; a router gives each worker that of its own lease"
         )

@@ -75,10 +75,10 @@ class Credentials:
         if text != self._told:
             self._told = text
             if text:
-                log.warning("certificate needs care", setting=self.files.where, reason=text)
+                log.warning("certificate_expiring", setting=self.files.where, reason=text)
             else:
                 log.info(
-                    "certificate is well again",
+                    "certificate_valid",
                     setting=self.files.where,
                     until=pair.ends.isoformat(),
                 )
@@ -88,10 +88,12 @@ class Credentials:
         try:
             self._current = load(self.files, _now())
             self._refused = ""
-            log.info("certificate read", file=self.files.cert, until=self._current.ends.isoformat())
+            log.info(
+                "certificate_loaded", file=self.files.cert, until=self._current.ends.isoformat()
+            )
         except ConfigError as error:
             self._refused = f"not taken: {error.message}"
-            log.warning("certificate not taken; the one before stays", reason=error.message)
+            log.warning("certificate_rejected", reason=error.message)
 
     def _signature(self) -> tuple[tuple[int, int, int] | None, ...]:
         """Changes when one of the files does. A mounted Kubernetes secret is a link that comes to

@@ -66,8 +66,7 @@ class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         ended = {peer for peer in self._calls.values() if peer.ends <= now}
         for peer in ended - self._told:
             log.warning(
-                "a peer's certificate ended; its calls go on, it cannot connect anew until it has "
-                "another",
+                "peer_certificate_expired",
                 peer=peer.name,
                 role=peer.role,
                 ended=peer.ends.isoformat(),
@@ -106,7 +105,7 @@ class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         try:
             return self._check(context.auth_context(), context.peer(), method)
         except KvRelayError as error:
-            log.warning("refused a call", peer=context.peer(), method=method, reason=error.message)
+            log.warning("call_refused", peer=context.peer(), method=method, reason=error.message)
             await status.abort(context, error)
 
     def _check(self, auth: Mapping[str, Any], name: str, method: str) -> _Peer:

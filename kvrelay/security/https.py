@@ -24,7 +24,7 @@ def ssl_context(credentials: Credentials) -> ssl.SSLContext:
             try:
                 latest = _context(credentials)
             except OSError as error:  # the files changed again; the next handshake looks anew
-                log.warning("certificate not taken; the one before stays", reason=str(error))
+                log.warning("certificate_rejected", reason=str(error))
                 return
             shown = current
         connection.context = latest

@@ -139,8 +139,7 @@ def _check_usage(certificate: x509.Certificate, files: Files) -> None:
             has = f"the role {' and '.join(roles)}" if roles else "no role"
             raise ConfigError(
                 f"{where}: {path} has {has}; it must have {files.role}, by the URI "
-                f"kvrelay://role/{files.role} "
-                "among its alternative names and no other of these"
+                f"kvrelay://role/{files.role} among its alternative names and no other of these"
             )
         if files.role == "worker" and WORKER_NAME not in dns_names(certificate):
             raise ConfigError(

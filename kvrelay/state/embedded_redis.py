@@ -153,11 +153,11 @@ class EmbeddedRedis:
     async def _supervise(self) -> None:
         assert self._process is not None
         while True:
-            log.error("redis-server ended; starting it again", exit_code=await self._process.wait())
+            log.error("redis_restarting", exit_code=await self._process.wait())
             try:
                 await self._start()
             except Unavailable as error:
-                log.error("redis-server does not start", reason=error.message)
+                log.error("redis_start_failed", reason=error.message)
                 await asyncio.sleep(1.0)
 
     async def _stop(self) -> None:

@@ -381,8 +381,7 @@ class Registry:
                 if confirmed < self._confirm_replicas:
                     raise Unavailable(
                         f"Redis at {self._where}: {confirmed} replicas have confirmed the lease "
-                        f"within "
-                        f"{_TIMEOUT_S / 2:g} s, and redis.confirm_replicas is "
+                        f"within {_TIMEOUT_S / 2:g} s, and redis.confirm_replicas is "
                         f"{self._confirm_replicas}"
                     )
         return LeaseRecord(
@@ -487,7 +486,7 @@ class Registry:
             if len(self._warned) >= _WARNINGS_KEPT:
                 self._warned.clear()
             self._warned[key] = reason
-            log.warning("skipped a value in Redis", key=ascii(key), reason=ascii(reason))
+            log.warning("registry_value_skipped", key=ascii(key), reason=ascii(reason))
 
 
 def _encoded(value: DataclassInstance) -> str:

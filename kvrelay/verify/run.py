@@ -103,11 +103,11 @@ async def _complete(
     streaming: Callable[[], None] = lambda: None,
 ) -> dict[str, Completion]:
     """All cases through one router, some at a time; `streaming` is called whenever tokens come."""
-    seats = asyncio.Semaphore(_CONCURRENCY)
+    slots = asyncio.Semaphore(_CONCURRENCY)
     completions: dict[str, Completion] = {}
 
     async def one(client: AsyncClient, case: Case) -> None:
-        async with seats, client.generate(**case.options) as stream:
+        async with slots, client.generate(**case.options) as stream:
             async for _ in stream:
                 streaming()
             completions[case.name] = await stream.result()

@@ -74,8 +74,7 @@ def _check(data: bytes, message: Descriptor, bounds: Bounds) -> Generator[int, N
             if fields > MAX_FIELDS:
                 raise InvalidArgument(
                     f"the message has more than {MAX_FIELDS} fields; send repeated numbers packed, "
-                    f"and each other "
-                    "field once"
+                    "and each other field once"
                 )
             if fields - told >= 128:
                 yield (fields - told) * FIELD_COST

@@ -1,4 +1,4 @@
-"""The public door's messages: proto/kvrelay/v1/inference.proto to frozen values and back."""
+"""The public endpoint's messages: proto/kvrelay/v1/inference.proto to frozen values and back."""
 
 from __future__ import annotations
 

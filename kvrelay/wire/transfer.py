@@ -364,8 +364,8 @@ def kv_push(channel: grpc.aio.Channel) -> grpc.aio.StreamUnaryMultiCallable:
     )
 
 
-async def kv_fetch(channel: grpc.aio.Channel, request: FetchRequest, patience: float) -> int:
-    """KvTransferService.Fetch: how many blocks were pushed, of the leading ones, within `patience`
+async def kv_fetch(channel: grpc.aio.Channel, request: FetchRequest, timeout_s: float) -> int:
+    """KvTransferService.Fetch: how many blocks were pushed, of the leading ones, within `timeout_s`
     seconds.
 
     Raises grpc.aio.AioRpcError.
@@ -385,7 +385,7 @@ async def kv_fetch(channel: grpc.aio.Channel, request: FetchRequest, patience: f
         salt=request.salt,
         protocol=protocol_to_proto(request.protocol),
     )
-    response = await call(message, timeout=patience)
+    response = await call(message, timeout=timeout_s)
     return int(response.blocks)
 
 

@@ -64,7 +64,7 @@ async def load_weights(settings: WorkerSettings) -> LoadedModel | None:
     began = time.monotonic()
     loaded = await asyncio.to_thread(load)
     log.info(
-        "weights loaded",
+        "weights_loaded",
         worker=settings.worker_id,
         seconds=time.monotonic() - began,
         pid=os.getpid(),
@@ -107,11 +107,11 @@ async def load_runner(settings: WorkerSettings, model: LoadedModel | None = None
     runner = await _unless_lost(asyncio.create_task(asyncio.to_thread(load)), group)
     if runner.without_kernels:
         log.warning(
-            "runs without native kernels", worker=settings.worker_id, reason=runner.without_kernels
+            "native_kernels_unavailable", worker=settings.worker_id, reason=runner.without_kernels
         )
     if runner.not_captured:
         log.info(
-            "runs the model's own code in each step",
+            "forward_not_captured",
             worker=settings.worker_id,
             reason=runner.not_captured,
         )
@@ -169,7 +169,7 @@ async def host_worker(
     transfer = settings.config.transfer
     if credentials is not None and transfer.bypasses_tls:
         log.warning(
-            "KV travels without encryption; only transport grpc has it",
+            "kv_transfer_not_encrypted",
             transport=transfer.transport,
         )
     guard = None if credentials is None else RoleGuard()
@@ -289,12 +289,12 @@ async def _heartbeat(
                 await registry.announce_change()
                 told = info.state
             if away:
-                log.info("registry is back", worker=worker.identity.worker_id)
+                log.info("registry_available", worker=worker.identity.worker_id)
             away = False
         except Unavailable as error:
             if not away:
                 log.warning(
-                    "registry is away", worker=worker.identity.worker_id, error=error.message
+                    "registry_unavailable", worker=worker.identity.worker_id, error=error.message
                 )
             away = True
         with suppress(TimeoutError):
@@ -313,7 +313,7 @@ async def _leave(worker: Worker, registry: Registry) -> None:
             await registry.remove_worker(worker.identity.worker_id, worker.identity.epoch)
     except KvRelayError as error:
         log.warning(
-            "left without a word to the registry",
+            "registry_sign_off_failed",
             worker=worker.identity.worker_id,
             error=error.message,
         )

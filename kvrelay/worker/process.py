@@ -36,13 +36,13 @@ async def run_in_process(worker_id: str, serving: Coroutine[None, None, None]) -
         flush_logs()
         faulthandler.dump_traceback(_STDERR, all_threads=True)
         log.error(
-            "worker ends because its engine hangs; stacks of all threads are above",
+            "engine_hung",
             worker=worker_id,
             why=str(hung),
         )
         _end()
     except RankLost as lost:
-        log.error("worker ends because its engine has lost a rank", worker=worker_id, why=str(lost))
+        log.error("engine_rank_lost", worker=worker_id, why=str(lost))
         _end()
     finally:
         guard.cancel()

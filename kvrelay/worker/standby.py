@@ -70,7 +70,7 @@ async def stand_by(
             await asyncio.to_thread(prove, prepared.runner)
             telling.cancel()
             telling = asyncio.create_task(_heartbeat(settings, registry, host_id, prepared))
-            log.info("stands by", worker=settings.worker_id, pid=os.getpid())
+            log.info("standby_ready", worker=settings.worker_id, pid=os.getpid())
             await stop.drain.wait()
         finally:
             telling.cancel()
@@ -98,6 +98,6 @@ async def _heartbeat(
             away = False
         except Unavailable as error:
             if not away:
-                log.warning("registry is away", worker=settings.worker_id, error=error.message)
+                log.warning("registry_unavailable", worker=settings.worker_id, error=error.message)
             away = True
         await asyncio.sleep(HEARTBEAT_S)

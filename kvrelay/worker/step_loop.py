@@ -105,8 +105,7 @@ class StepLoop:
         self.hung = True
         raise StepHung(
             f"a step of {self.watch.tokens} tokens has been running for {self.watch.age_s:.1f} s, "
-            f"and steps of that "
-            f"size end within {self.watch.bound_s:.1f} s"
+            f"and steps of that size end within {self.watch.bound_s:.1f} s"
         )
 
     async def in_engine_thread(self, call: Callable[[], None]) -> None:

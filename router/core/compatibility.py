@@ -19,13 +19,13 @@ def misfit(info: WorkerInfo, vocab_size: int = 0, tokenizer_id: str = "") -> str
     if vocab_size and info.vocab_size and info.vocab_size != vocab_size:
         return (
             f"its model has a vocabulary of {info.vocab_size} tokens, this router's has "
-            f"{vocab_size}; "
-            "start a router with the worker's model, or give each cluster a Redis of its own"
+            f"{vocab_size}; start a router with the worker's model, or give each cluster a Redis "
+            "of its own"
         )
     if tokenizer_id and info.tokenizer_id and info.tokenizer_id != tokenizer_id:
         return (
             f"its model has tokenizer {info.tokenizer_id[:8]}, this router's has "
-            f"{tokenizer_id[:8]}; "
-            "start a router with the worker's model, or give each cluster a Redis of its own"
+            f"{tokenizer_id[:8]}; start a router with the worker's model, or give each cluster a "
+            "Redis of its own"
         )
     return ""

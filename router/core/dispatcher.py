@@ -371,8 +371,7 @@ class Dispatcher:
         if self._workers.any_decodes and not self._workers.serves(model):
             raise FailedPrecondition(
                 f"the tokens in resume are of model version {model.fingerprint!r:.150}, which no "
-                f"worker serves; "
-                "send the request again without resume and system_fingerprint",
+                "worker serves; send the request again without resume and system_fingerprint",
                 field="system_fingerprint",
             )
 
@@ -559,8 +558,7 @@ def _gone(life: Lifecycle) -> Unavailable:
     fingerprint = "" if life.model is None else life.model.fingerprint
     return Unavailable(
         f"model version {fingerprint!r:.150} gave the first {len(life.tokens)} tokens of the "
-        f"answer, and no worker "
-        "serves it any more; send the request again from its start"
+        "answer, and no worker serves it any more; send the request again from its start"
     )
 
 

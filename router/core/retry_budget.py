@@ -21,8 +21,8 @@ class RetryBudget:
     - a worker refused: nothing was done, and the request waits in the queue meanwhile;
     - a worker drains: its requests move once, because somebody asked for it;
     - a worker was lost: each of its requests moves once for this loss, so there are as many moves
-      as the lost worker had seats, whatever the load, and these seats do not work any more. A
-      request that is itself what kills workers is stopped by what speaks against it
+      as the lost worker had batch slots, whatever the load, and these batch slots do not work any
+      more. A request that is itself what kills workers is stopped by what speaks against it
       (`router.core.poison_detection`), and each by `router.max_attempts`. If moves were paid for,
       the death of one busy worker of a small cluster would empty the budget and fail requests that
       nothing is wrong with.

@@ -69,9 +69,7 @@ class Access:
             if await self.reload():
                 changed()
             if self.refusals > told:
-                log.warning(
-                    "callers without a known token were refused", number=self.refusals - told
-                )
+                log.warning("unknown_tokens_refused", number=self.refusals - told)
                 told = self.refusals
 
     async def reload(self) -> bool:
@@ -89,11 +87,9 @@ class Access:
             self._tenants = await loop.run_in_executor(self._thread, load_tokens, self._path)
         except ConfigError as error:
             self.failed_loads += 1
-            log.error(
-                "tokens file cannot be used; the tenants stay as they were", reason=error.message
-            )
+            log.error("tokens_file_rejected", reason=error.message)
             return False
-        log.info("tokens file read", tenants=len(self.names), tokens=len(self._tenants))
+        log.info("tokens_file_loaded", tenants=len(self.names), tokens=len(self._tenants))
         return True
 
     def _tenant(self, authorization: Sequence[str]) -> Tenant:

@@ -1,5 +1,5 @@
-"""From what a client sent to an answer that streams: checked, tokenized, admitted. Both doors lead
-here.
+"""From what a client sent to an answer that streams: checked, tokenized, admitted. Both endpoints
+lead here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from router.runtime.loop_slices import LoopSlices
 from router.runtime.stream import Stream
 
 
-class Intake:
+class Frontend:
     """Turns requests into streams."""
 
     def __init__(

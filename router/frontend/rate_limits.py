@@ -74,8 +74,7 @@ class Limits:
         if choices > tenant.requests_per_minute:
             raise InvalidArgument(
                 f"n is {choices}; tenant {tenant.name} may send {tenant.requests_per_minute} "
-                f"requests in a minute, and "
-                "each choice counts as one, so ask for fewer",
+                "requests in a minute, and each choice counts as one, so ask for fewer",
                 field="n",
             )
         bucket = _bucket(self._requests, tenant.name, tenant.requests_per_minute, now)

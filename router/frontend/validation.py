@@ -152,8 +152,7 @@ def admit_sampling(
     if room < 1:
         raise InvalidArgument(
             f"{source} has {num_prompt_tokens} tokens, and the context holds {max_model_len} with "
-            f"at least one "
-            "of the answer; shorten it",
+            "at least one of the answer; shorten it",
             field=source,
         )
     options = request.sampling
@@ -161,8 +160,7 @@ def admit_sampling(
     if max_tokens > room:
         raise InvalidArgument(
             f"max_tokens {max_tokens} and {num_prompt_tokens} prompt tokens are over the context "
-            f"of {max_model_len}; "
-            f"ask for at most {room}",
+            f"of {max_model_len}; ask for at most {room}",
             field="max_tokens",
         )
     if options.min_tokens > max_tokens:

@@ -25,7 +25,7 @@ from kvrelay.errors import ResourceExhausted
 from kvrelay.tenants import Tenant
 from kvrelay.types import WorkerLoad
 from kvrelay.wire.cluster import ClusterStatus, PoolStatus, WorkerStatus
-from router.frontend.frontend import Intake
+from router.frontend.frontend import Frontend
 from router.observability import recent_requests as recent
 from router.observability.history import SAMPLE_S, History, Sample
 from router.observability.metrics import Metrics
@@ -39,8 +39,7 @@ _TYPES = {"css": "text/css", "html": "text/html", "js": "text/javascript", "svg"
 _HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src "
-        "'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "cross-origin-resource-policy": "same-origin",
     "referrer-policy": "no-referrer",
@@ -56,9 +55,9 @@ class StatusPage:
     """
 
     def __init__(
-        self, intake: Intake, driver: Driver, metrics: Metrics, view: ClusterView, clock: Clock
+        self, frontend: Frontend, driver: Driver, metrics: Metrics, view: ClusterView, clock: Clock
     ) -> None:
-        self._intake = intake
+        self._frontend = frontend
         self._driver = driver
         self._metrics = metrics
         self._view = view
@@ -155,8 +154,8 @@ class StatusPage:
         service = {
             "now": round(now * 1000, 2),  # the clock of the requests' times, in ms
             "model": status.model,
-            "max_model_len": self._intake.max_model_len,
-            "chat": self._intake.text.has_chat,
+            "max_model_len": self._frontend.max_model_len,
+            "chat": self._frontend.text.has_chat,
             "state": status.state,
         }
         # Counts of a moment, asked for twice, tell the lengths of a request that came between.

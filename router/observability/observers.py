@@ -38,6 +38,6 @@ class Observers:
                 if one not in self._failed:
                     self._failed.add(one)
                     log.exception(
-                        "an observer failed; its next failures are not logged",
+                        "observer_failed",
                         observer=type(one).__name__,
                     )

@@ -42,5 +42,5 @@ class RequestLog:
             "error_message": error and error.message[:MAX_WHY],
         }
         log.info(
-            "request ended", **{name: value for name, value in line.items() if value is not None}
+            "request_ended", **{name: value for name, value in line.items() if value is not None}
         )

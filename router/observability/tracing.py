@@ -150,14 +150,11 @@ def _provider() -> TracerProvider | None:
         provider = TracerProvider(resource=named, shutdown_on_exit=False)
         provider.add_span_processor(BatchSpanProcessor(_exporter()))
     except ImportError:
-        log.warning(
-            "OTEL_EXPORTER_OTLP_ENDPOINT is set, but traces need the extra: pip install "
-            "'kvrelay[otel]'"
-        )
+        log.warning("tracing_extra_missing")
         return None
     except Exception as error:  # noqa: BLE001 - of many kinds, which the SDK does not document
         log.warning(
-            "there are no traces: an OTEL_* variable is wrong",
+            "tracing_misconfigured",
             error=f"{type(error).__name__}: {error}",
         )
         return None

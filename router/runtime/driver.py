@@ -26,7 +26,7 @@ from router.core.request import Request
 from router.runtime.sessions import WorkerSession
 from router.runtime.stream import Stream, TokenSink
 from router.runtime.worker_directory import RouterRegistry
-from router.runtime.write_scheduler import Turns
+from router.runtime.write_scheduler import WriteScheduler
 
 POLL_S = 0.5
 LEAST_POLL_S = 0.02  # between two looks, however often something changes
@@ -83,7 +83,7 @@ class Driver:
         self._sessions: dict[str, tuple[WorkerSession, asyncio.Task[None]]] = {}
         self._last_seen: dict[str, float] = {}
         self._streams: dict[str, Stream] = {}
-        self._turns = Turns()
+        self._write_scheduler = WriteScheduler()
         # That ended, oldest first, for one who takes them out
         self.recent: deque[Stream] = deque(maxlen=RECENT)
         self._soon = asyncio.Event()
@@ -118,7 +118,9 @@ class Driver:
         self._check_not_draining()
         now = self._clock.now()
         life, effects = self.dispatcher.submit(request, now)
-        self._streams[request.request_id] = stream = Stream(life, text, self._clock, self._turns)
+        self._streams[request.request_id] = stream = Stream(
+            life, text, self._clock, self._write_scheduler
+        )
         self._work.set()
         self._idle.clear()
         self._carry_out(effects, now)
@@ -168,7 +170,7 @@ class Driver:
 
     def worker_found(self, info: WorkerInfo) -> None:
         log.info(
-            "worker found",
+            "worker_found",
             worker=info.worker_id,
             pool=info.pool,
             epoch=info.epoch,
@@ -179,7 +181,7 @@ class Driver:
         self._workers_changed()
 
     def worker_lost(self, worker_id: str, expected: bool) -> None:
-        log.info("worker lost", worker=worker_id)
+        log.info("worker_lost", worker=worker_id)
         now = self._clock.now()
         self._carry_out(self.dispatcher.worker_lost(worker_id, now, expected), now)
         self._workers_changed()
@@ -225,9 +227,7 @@ class Driver:
             found = await self._registry.workers()
         except Unavailable as error:
             if self.registry_state == "ok":
-                log.warning(
-                    "registry is away; going on from its last snapshot", error=error.message
-                )
+                log.warning("registry_unavailable", error=error.message)
             self.registry_state = error.message
             return
         self.registry_state = "ok"

@@ -132,7 +132,7 @@ class WorkerSession:
                     self.info.epoch,
                 ):
                     log.warning(
-                        "another worker answered",
+                        "session_wrong_worker",
                         worker=worker_id,
                         epoch=self.info.epoch,
                         answer=repr(welcome),

@@ -15,7 +15,7 @@ from kvrelay.wire.inference import GenerateResponse
 from router.core.effects import Emit, End
 from router.core.lifecycle import Lifecycle
 from router.core.path_policy import Assignment
-from router.runtime.write_scheduler import Turns
+from router.runtime.write_scheduler import WriteScheduler
 
 
 class TokenSink(Protocol):
@@ -36,7 +36,9 @@ class Stream:
     more memory than its answer's max_tokens.
     """
 
-    def __init__(self, life: Lifecycle, text: TokenSink, clock: Clock, turns: Turns) -> None:
+    def __init__(
+        self, life: Lifecycle, text: TokenSink, clock: Clock, write_scheduler: WriteScheduler
+    ) -> None:
         """`text` has taken in the tokens that the client has already."""
         self.request = life.request
         self.path: Path | None = None
@@ -51,7 +53,7 @@ class Stream:
         self._token_ids: list[int] = []
         self._pieces: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
-        self._turns = turns
+        self._write_scheduler = write_scheduler
         # `responses`, while it waits for something to send
         self._reader: asyncio.Future[None] | None = None
         self._begun = asyncio.Event()
@@ -103,7 +105,7 @@ class Stream:
         while True:
             turn = asyncio.get_running_loop().create_future()
             if self._token_ids or self.ended is not None:
-                self._turns.queue(turn)
+                self._write_scheduler.queue(turn)
             else:
                 self._reader = turn
             await turn
@@ -142,7 +144,7 @@ class Stream:
 
     def _wake_reader(self) -> None:
         if self._reader is not None:
-            self._turns.queue(self._reader)
+            self._write_scheduler.queue(self._reader)
             self._reader = None
 
     def _take(self) -> GenerateResponse:

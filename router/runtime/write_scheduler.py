@@ -8,7 +8,7 @@ from collections import deque
 PER_TURN = 16
 
 
-class Turns:
+class WriteScheduler:
     """Wakes those that wait to write in their order, a few in each turn of the event loop.
 
     Between them the loop takes in what came from the workers. A stream that waits for its turn

@@ -1,7 +1,8 @@
 """Requests that must be refused: what is wrong with each, how it is asked, and the status that it
 must get.
 
-A row has a body for the HTTP door, a request for the gRPC door, or both. `path` is the HTTP route.
+A row has a body for the HTTP endpoint, a request for the gRPC endpoint, or both. `path` is the HTTP
+route.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Row:
 
 
 def both(name: str, field: str, value: Any, code: Code = BAD) -> Row:
-    """A sampling option, by the same name at both doors."""
+    """A sampling option, by the same name at both endpoints."""
     message = pb.GenerateRequest()
     message.CopyFrom(request_to_proto(GOOD))
     try:

@@ -1,4 +1,4 @@
-"""Every bad request gets its status, at both doors, and leaves nothing behind."""
+"""Every bad request gets its status, at both endpoints, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @dataclass
-class Doors:
-    """Both doors of one router, and a look behind them."""
+class Endpoints:
+    """Both endpoints of one router, and a look behind them."""
 
     router: RouterHarness
     driver: Driver
@@ -37,7 +37,7 @@ class Doors:
     channel: grpc.aio.Channel
 
     async def generate(self, message: bytes, **options: Any) -> list[pb.GenerateResponse]:
-        """What the gRPC door answers to these bytes."""
+        """What the gRPC endpoint answers to these bytes."""
         call = self.channel.unary_stream(METHOD, None, pb.GenerateResponse.FromString)(
             message, **options
         )
@@ -65,7 +65,7 @@ class Doors:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def doors() -> AsyncIterator[Doors]:
+async def endpoints() -> AsyncIterator[Endpoints]:
     made: list[Driver] = []
 
     class Seen(Driver):
@@ -82,7 +82,7 @@ async def doors() -> AsyncIterator[Doors]:
                 running.grpc, options=[("grpc.max_send_message_length", -1)]
             ) as channel,
         ):
-            yield Doors(running, made[0], http, channel)
+            yield Endpoints(running, made[0], http, channel)
 
 
 def named(row: Row) -> str:
@@ -90,8 +90,8 @@ def named(row: Row) -> str:
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.body is not None], ids=named)
-async def test_over_http(doors: Doors, row: Row) -> None:
-    response = await doors.http.post(row.path, content=row.body)
+async def test_over_http(endpoints: Endpoints, row: Row) -> None:
+    response = await endpoints.http.post(row.path, content=row.body)
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["type"]) == (
         row.code.http_status,
@@ -102,89 +102,89 @@ async def test_over_http(doors: Doors, row: Row) -> None:
         assert error["param"] == row.field, error
     assert len(error["message"]) < 1000
     assert response.headers["x-request-id"].isprintable()
-    await doors.check_nothing_is_left()
+    await endpoints.check_nothing_is_left()
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.message is not None], ids=named)
-async def test_over_grpc(doors: Doors, row: Row) -> None:
+async def test_over_grpc(endpoints: Endpoints, row: Row) -> None:
     assert row.message is not None
-    code, field, message = await doors.refusal(row.message)
+    code, field, message = await endpoints.refusal(row.message)
     assert code is row.code, message
     if row.field:
         assert field == row.field, message
     assert len(message) < 1000
-    await doors.check_nothing_is_left()
+    await endpoints.check_nothing_is_left()
 
 
-async def test_a_live_request_id_twice(doors: Doors) -> None:
-    decode = doors.router.workers["decode-0"]
+async def test_a_live_request_id_twice(endpoints: Endpoints) -> None:
+    decode = endpoints.router.workers["decode-0"]
     decode.may_step.clear()
     mine = request_to_proto(replace(GOOD, request_id="mine")).SerializeToString()
-    first = asyncio.create_task(doors.generate(mine))
+    first = asyncio.create_task(endpoints.generate(mine))
     async with asyncio.timeout(20):
         while not decode.worker.sequences:
             await asyncio.sleep(0.002)
-    code, field, _ = await doors.refusal(mine)
+    code, field, _ = await endpoints.refusal(mine)
     assert (code, field) == (Code.FAILED_PRECONDITION, "request_id")
-    again = await doors.http.post("/v1/completions", json=GOOD_BODY | {"request_id": "mine"})
+    again = await endpoints.http.post("/v1/completions", json=GOOD_BODY | {"request_id": "mine"})
     assert (again.status_code, again.json()["error"]["param"]) == (409, "request_id")
     decode.may_step.set()
     assert [one for part in await first for one in part.token_ids] == answer(PROMPT, 7, 3)
-    await doors.check_nothing_is_left()
+    await endpoints.check_nothing_is_left()
 
 
 @pytest.mark.parametrize("header", ["x" * 10_240, "a\x7f", "ä"])
-async def test_a_request_id_in_a_header(doors: Doors, header: str) -> None:
-    response = await doors.http.post(
+async def test_a_request_id_in_a_header(endpoints: Endpoints, header: str) -> None:
+    response = await endpoints.http.post(
         "/v1/completions", json=GOOD_BODY, headers={"x-request-id": header.encode("latin-1")}
     )
     assert (response.status_code, response.json()["error"]["param"]) == (400, "request_id")
-    await doors.check_nothing_is_left()
+    await endpoints.check_nothing_is_left()
 
 
-async def test_a_message_over_the_cap(doors: Doors) -> None:
-    code, _, message = await doors.refusal(
+async def test_a_message_over_the_cap(endpoints: Endpoints) -> None:
+    code, _, message = await endpoints.refusal(
         b"\x1a\x80\x80\x80\x02" + b"x" * 4 * 2**20 + b"x" * 2**10
     )
     assert (code, "larger than max" in message) == (Code.RESOURCE_EXHAUSTED, True)
-    response = await doors.http.post("/v1/completions", content=b" " * (4 * 2**20 + 1))
+    response = await endpoints.http.post("/v1/completions", content=b" " * (4 * 2**20 + 1))
     assert (response.status_code, response.json()["error"]["code"]) == (413, 413)
-    await doors.check_nothing_is_left()
+    await endpoints.check_nothing_is_left()
 
 
-async def test_a_compressed_bomb(doors: Doors) -> None:
+async def test_a_compressed_bomb(endpoints: Endpoints) -> None:
     """64 MiB that are 64 KiB on the wire."""
     bomb = b"\x1a\x80\x80\x80\x20" + b"x" * 64 * 2**20
-    code, _, _ = await doors.refusal(bomb, compression=grpc.Compression.Gzip)
+    code, _, _ = await endpoints.refusal(bomb, compression=grpc.Compression.Gzip)
     assert code is Code.RESOURCE_EXHAUSTED
     headers = {"content-encoding": "gzip"}
-    response = await doors.http.post(
+    response = await endpoints.http.post(
         "/v1/completions", content=gzip.compress(b" " * 64 * 2**20), headers=headers
     )
     assert (response.status_code, response.headers["accept-encoding"]) == (415, "identity")
-    await doors.check_nothing_is_left()
+    await endpoints.check_nothing_is_left()
 
 
-async def test_headers_over_the_cap(doors: Doors) -> None:
-    response = await doors.http.post(
+async def test_headers_over_the_cap(endpoints: Endpoints) -> None:
+    response = await endpoints.http.post(
         "/v1/completions", json=GOOD_BODY, headers={"x-large": "x" * 2**17}
     )
     assert (response.status_code, response.json()["error"]["code"]) == (431, 431)
-    await doors.check_nothing_is_left()
+    await endpoints.check_nothing_is_left()
 
 
-async def test_what_is_no_http(doors: Doors) -> None:
-    host, _, port = doors.router.http.removeprefix("http://").rpartition(":")
+async def test_what_is_no_http(endpoints: Endpoints) -> None:
+    host, _, port = endpoints.router.http.removeprefix("http://").rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(b"\x16\x03\x01\x02\x00 this is not HTTP\r\n\r\n")
     answer = await reader.read()
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == 400
     writer.close()
-    await doors.check_nothing_is_left()
+    await endpoints.check_nothing_is_left()
 
 
-async def test_what_a_message_cannot_ask_for(doors: Doors) -> None:
+async def test_what_a_message_cannot_ask_for(endpoints: Endpoints) -> None:
     """Templates, KV handles, workers' addresses and tensors have no field over gRPC, and none may
     be added unseen.
     """
@@ -204,5 +204,5 @@ async def test_what_a_message_cannot_ask_for(doors: Doors) -> None:
     }
     assert set(pb.ChatMessage.DESCRIPTOR.fields_by_name) == {"role", "content"}
     unknown = request_to_proto(GOOD).SerializeToString() + b"\xa2\x06\x08decode-0"  # field 100
-    parts = await doors.generate(unknown)
+    parts = await endpoints.generate(unknown)
     assert [one for part in parts for one in part.token_ids] == answer(PROMPT, 7, 3)

@@ -93,7 +93,7 @@ async def test_two_and_one_become_one_and_two_and_no_request_notices(tmp_path: P
         assert cluster.local._log_file is not None
         cluster.local._log_file.seek(0)
         log = cluster.local._log_file.read().decode()
-        assert log.count("weights loaded") == len(was)
+        assert log.count("weights_loaded") == len(was)
         reasons = {one.pool: one.reason for one in after.decisions}
         assert set(reasons) == {"prefill", "decode"}
         assert reasons["prefill"].endswith("1 of 2 can be spared, and decode grows")

@@ -51,7 +51,7 @@ def ranks_of(pid: int) -> list[int]:
     return [
         one
         for one in family(pid)
-        if b"kvrelay.engine.ranks.rank" in Path(f"/proc/{one}/cmdline").read_bytes()
+        if b"kvrelay.engine.parallel.rank" in Path(f"/proc/{one}/cmdline").read_bytes()
     ]
 
 

@@ -140,7 +140,7 @@ async def test_tokens_are_those_of_a_plaintext_cluster_and_no_port_speaks_in_the
             console.print(render.status_view(status))
         assert shown.get().count(".pem ends in") == 3
 
-        # Who is not what the door is for: with the right token, and with the cluster's own
+        # Who is not what the endpoint is for: with the right token, and with the cluster's own
         # certificates.
         for role, code in (
             ("client", DENIED),
@@ -166,7 +166,7 @@ async def test_tokens_are_those_of_a_plaintext_cluster_and_no_port_speaks_in_the
             assert local.endpoints.http.startswith("https://")
             assert (await http.get(f"{local.endpoints.http}/v1/models")).status_code == 200
 
-        doors = {
+        endpoints = {
             "grpc": local.endpoints.grpc,
             "http": local.endpoints.http[8:],
             "admin": local.endpoints.admin,
@@ -174,11 +174,11 @@ async def test_tokens_are_those_of_a_plaintext_cluster_and_no_port_speaks_in_the
         workers = [*await running.workers("prefill"), *await running.workers("decode")]
         (router,) = local._routers
         assert listening_ports(router.process.pid) == {
-            int(one.rpartition(":")[2]) for one in doors.values()
+            int(one.rpartition(":")[2]) for one in endpoints.values()
         }
         for worker in workers:
             assert int(worker.address.rpartition(":")[2]) in listening_ports(worker.pid)
-        for address in (*doors.values(), *(worker.address for worker in workers)):
+        for address in (*endpoints.values(), *(worker.address for worker in workers)):
             said = await answers_in_the_clear(address)
             assert b"HTTP" not in said, (address, said)
             assert not said or said[:1] == b"\x15", "no more than TLS's word for: this is no TLS"

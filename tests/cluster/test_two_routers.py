@@ -16,7 +16,7 @@ from support.running_cluster import RunningCluster
 
 from kvrelay.client import AsyncClient, Completion
 
-SEATS = 3  # of each decode worker, which each router could fill alone
+SLOTS = 3  # of each decode worker, which each router could fill alone
 KINDS, CLIENTS, REQUESTS, LENGTH = 6, 14, 60, 40
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
@@ -47,7 +47,7 @@ async def test_a_router_killed_amid_answers_changes_no_token(cluster: RunningClu
 
 
 async def test_two_routers_under_load_overbook_nobody_and_one_is_killed() -> None:
-    async with running_fleet(decode={"max_batch": SEATS}) as fleet:
+    async with running_fleet(decode={"max_batch": SLOTS}) as fleet:
         first, second = fleet.router, await fleet.add_router()
         await fleet.complete()
         ways = [
@@ -90,7 +90,9 @@ async def test_two_routers_under_load_overbook_nobody_and_one_is_killed() -> Non
         name: max(sample.busy for sample in samples if sample.worker_id == name)
         for name in ("decode-0", "decode-1")
     }
-    assert most == {"decode-0": SEATS, "decode-1": SEATS}, "all seats are taken, and no seat twice"
+    assert most == {"decode-0": SLOTS, "decode-1": SLOTS}, (
+        "all batch slots are taken, and no batch slot twice"
+    )
     assert all(
         sample.blocks_held <= sample.blocks_total and not sample.integrity_error
         for sample in samples

@@ -1,5 +1,5 @@
 """Real processes for the rows of the matrix: a redis-server, a router, workers, and a proxy before
-each worker's doors.
+each worker's endpoints.
 
 Workers are forked by `worker_process.py`, not started by Ray: they come in a second and tell which
 points of the protocol they reach. Everything in them but these points is what Ray's actors run.
@@ -193,15 +193,17 @@ class Fleet:
             match = _READY.match(await child.line())
         assert match is not None
         endpoints = Endpoints(*match.groups())
-        doors = [
-            await self._exits.enter_async_context(self.client_channel(door))
-            for door in (endpoints.grpc, endpoints.admin)
+        channels = [
+            await self._exits.enter_async_context(self.client_channel(endpoint))
+            for endpoint in (endpoints.grpc, endpoints.admin)
         ]
-        self.routers.append(FleetRouter(child, endpoints, *doors, log))
+        self.routers.append(FleetRouter(child, endpoints, *channels, log))
         return self.routers[-1]
 
     def client_channel(self, address: str, *others: tuple[str, int]) -> grpc.aio.Channel:
-        """To a door at HOST:PORT, with a connection of its own. `others` are options of gRPC."""
+        """To a endpoint at HOST:PORT, with a connection of its own. `others` are options of
+        gRPC.
+        """
         options = [("grpc.use_local_subchannel_pool", 1), *others]
         tls = self.config.security.tls
         if tls is None:

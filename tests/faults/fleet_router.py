@@ -30,8 +30,8 @@ class FleetRouter:
     def finds(self, worker_id: str) -> bool:
         """Whether the last that it logged of the worker is that it was found."""
         news = [line for line in self.log.read_text().splitlines() if f'"{worker_id}"' in line]
-        told = [line for line in news if '"worker found"' in line or '"worker lost"' in line]
-        return bool(told) and '"worker found"' in told[-1]
+        told = [line for line in news if '"worker_found"' in line or '"worker_lost"' in line]
+        return bool(told) and '"worker_found"' in told[-1]
 
     async def status(self) -> ClusterStatus:
         answer = await ClusterServiceStub(self.admin).GetStatus(cluster_pb.GetStatusRequest())

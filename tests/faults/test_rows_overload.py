@@ -18,7 +18,7 @@ from support.tcp_proxy import proxy_to
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 
-SEATS = 6  # of prompts of SIZE tokens, on two decode workers
+SLOTS = 6  # of prompts of SIZE tokens, on two decode workers
 SIZE = 700
 QUEUE = 6
 LOAD = 3
@@ -28,26 +28,27 @@ VERBOSE = {"max_tokens": LENGTH, "logprobs": 20}
 
 
 async def test_row_23_three_times_as_many_requests_as_can_be_taken(fleet: Fleet) -> None:
-    """Those beyond seats and queue are told at once, while nobody else has moved: nothing is
+    """Those beyond batch slots and queue are told at once, while nobody else has moved: nothing is
     computed for them, and all that were taken are served.
     """
-    prompts = [tokens(SIZE, 230 + number) for number in range(SEATS + QUEUE)]
+    prompts = [tokens(SIZE, 230 + number) for number in range(SLOTS + QUEUE)]
     await fleet.learn(*prompts)
     router = await fleet.add_router(max_queue=QUEUE)
     async with fleet.case("T G D B") as case:
         fault = record(case, f"{LOAD} times what can be taken")
         for worker in fleet.pool("decode"):
-            worker.handoffs.part()  # so that nobody leaves a seat
+            worker.handoffs.part()  # so that nobody leaves a batch slot
         asked = [
             fleet.ask(case, "row-23", prompt, routers=(router,), deadline_s=60.0)
             for prompt in prompts * LOAD
         ]
-        refused = await ended(fleet, asked, len(asked) - SEATS - QUEUE)
+        refused = await ended(fleet, asked, len(asked) - SLOTS - QUEUE)
         load = (await router.status()).router
-        assert (load.running, load.waiting) == (SEATS, QUEUE)
+        assert (load.running, load.waiting) == (SLOTS, QUEUE)
         fault.evidence.append(
             Evidence(
-                time.monotonic(), f"{len(refused)} refused, {load.running} run, all seats are held"
+                time.monotonic(),
+                f"{len(refused)} refused, {load.running} run, all batch slots are held",
             )
         )
         for worker in fleet.pool("decode"):
@@ -65,7 +66,7 @@ async def test_row_23_goodput_stays_flat(fleet: Fleet) -> None:
     its answer or is refused: of what is computed, nothing is for an answer that does not become
     whole.
     """
-    prompts = [tokens(SIZE, 230 + number) for number in range(SEATS + QUEUE)]
+    prompts = [tokens(SIZE, 230 + number) for number in range(SLOTS + QUEUE)]
     await fleet.learn(*prompts)
     router = await fleet.add_router(max_queue=QUEUE)
     async with fleet.case("T G D B") as case:

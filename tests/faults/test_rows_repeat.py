@@ -264,8 +264,8 @@ async def generate(launcher: FleetLauncher, case: Case, fault: FaultRecord) -> N
         fleet.client_channel(gate.address) as second,
     ):
         gate.passes["up"].clear()
-        doors = tuple(replace(router, channel=one) for one in (channel, second))
-        asked = fleet.ask(case, "row-14!tell@token:5", PROMPT, routers=doors)
+        routers = tuple(replace(router, channel=one) for one in (channel, second))
+        asked = fleet.ask(case, "row-14!tell@token:5", PROMPT, routers=routers)
         await fleet.reached(asked.history.request_id, "token:5")
         await fleet.until(lambda: way.lost >= TELLS, "tokens were lost")
         assert not asked.num_tokens

@@ -1,4 +1,4 @@
-"""The HTTP door: whatever is asked is answered in OpenAI's shape, and leaves nothing behind."""
+"""The HTTP endpoint: whatever is asked is answered in OpenAI's shape, and leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gRPC messages at the doors: a client's requests, an operator's, and what a client is told."""
+"""gRPC messages at the endpoints: a client's requests, an operator's, and what a client is told."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def refused(end: Aborted) -> str:
 @contextmanager
 def generating() -> Iterator[Feed]:
     with rig() as made:
-        service = InferenceService(made.intake, made.clock, WaitingRoom(made.clock))
+        service = InferenceService(made.frontend, made.clock, WaitingRoom(made.clock))
 
         def feed(data: bytes) -> str:
             try:

@@ -123,7 +123,7 @@ async def _hear(made: Rig, messages: Sequence[bytes]) -> str:
     streams = []
     for request_id, prompt in (("long", tuple(range(10, 50))), ("short", (10, 11, 12))):
         request = GenerateRequest(request_id, token_ids=prompt, sampling=sampling)
-        streams.append(await made.intake.open(request, ANONYMOUS, made.clock.now(), None))
+        streams.append(await made.frontend.open(request, ANONYMOUS, made.clock.now(), None))
     reading = [asyncio.create_task(_read(one)) for one in streams]
     refused = 0
     for message in messages:
@@ -148,7 +148,7 @@ async def _hear(made: Rig, messages: Sequence[bytes]) -> str:
         made.driver._carry_out(
             made.driver.dispatcher.tick(made.clock.now() + 1.0), made.clock.now()
         )  # the account is late
-        made.intake.cancel(stream)
+        made.frontend.cancel(stream)
     ends = await asyncio.gather(*reading)
     return " ".join(sorted({*ends, *(["refused"] if refused else [])}))
 

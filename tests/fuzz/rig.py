@@ -1,5 +1,5 @@
-"""A router in this process without a socket: real doors, real dispatcher, and workers that the rig
-plays.
+"""A router in this process without a socket: real endpoints, real dispatcher, and workers that the
+rig plays.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvrelay.types import PoolName, SequenceSpec, TokenLogprobs
 from router.api.http.openai import build_app
 from router.core.dispatcher import Dispatcher
 from router.frontend.access import Access
-from router.frontend.frontend import Intake
+from router.frontend.frontend import Frontend
 from router.frontend.model_card import ModelCard
 from router.frontend.rate_limits import Limits
 from router.frontend.tokenization import Text
@@ -79,13 +79,13 @@ class Rig:
         observers = Observers(self.metrics, RequestLog(), limits, tenant_metrics)
         self.driver = Driver(config, self.registry, "router-0", clock, observers, None)
         self.metrics.registry.register(ClusterCollector("demo", self.driver, self.metrics))
-        self.intake = Intake(self.card, self.text, self.driver, limits, config.router, clock)
+        self.frontend = Frontend(self.card, self.text, self.driver, limits, config.router, clock)
         heartbeat = Heartbeat("router-0", self.driver, self.metrics, self.registry, clock, ())
         self.view = ClusterView(self.driver, self.registry, heartbeat, "demo", config)
-        page = StatusPage(self.intake, self.driver, self.metrics, self.view, clock)
+        page = StatusPage(self.frontend, self.driver, self.metrics, self.view, clock)
         self.clock = clock
         self.app = build_app(
-            self.intake,
+            self.frontend,
             self.driver,
             self.metrics,
             tenant_metrics,

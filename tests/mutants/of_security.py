@@ -12,7 +12,7 @@ LENDING = "kv_transfer/prefix_export.py"
 ACCESS = "router/frontend/access.py"
 SITES = "router/api/http/auth.py"
 
-_DOORS = "unit/router/test_doors.py"
+_ENDPOINTS = "unit/router/test_endpoints.py"
 
 MUTANTS = (
     Mutant(
@@ -25,14 +25,14 @@ MUTANTS = (
     Mutant(
         "capability of a fetch",
         LENDING,
-        "check_capability(self.key, self._grant(wish), wish.capability)",
+        "check_capability(self.key, self._grant(request), request.capability)",
         "pass",
         ("unit/kv_transfer/test_capabilities.py::test_nobody_else_gets_it_nor_more_of_it",),
     ),
     Mutant(
         "a fetch goes as far as it was granted",
         LENDING,
-        "if tokens > wish.granted_tokens:",
+        "if tokens > request.granted_tokens:",
         "if False:",
         ("unit/kv_transfer/test_capabilities.py::test_nobody_else_gets_it_nor_more_of_it",),
     ),
@@ -88,7 +88,7 @@ MUTANTS = (
         ACCESS,
         "if tenant is None:",
         "if False:",
-        (f"{_DOORS}::test_every_route_refuses_who_has_no_token_or_the_wrong_one",),
+        (f"{_ENDPOINTS}::test_every_route_refuses_who_has_no_token_or_the_wrong_one",),
     ),
     Mutant(
         "role of a caller",
@@ -96,8 +96,8 @@ MUTANTS = (
         "if not tenant.roles & roles:",
         "if False:",
         (
-            f"{_DOORS}::test_every_route_takes_the_right_role_only",
-            f"{_DOORS}::test_every_rpc_refuses_who_has_no_token_or_the_wrong_one_or_the_wrong_role",
+            f"{_ENDPOINTS}::test_every_route_takes_the_right_role_only",
+            f"{_ENDPOINTS}::test_every_rpc_refuses_who_has_no_token_or_the_wrong_one_or_the_wrong_role",
         ),
     ),
     Mutant(
@@ -105,7 +105,9 @@ MUTANTS = (
         "router/api/grpc/auth.py",
         "if details.method != OPEN_METHOD:",
         "if False:",
-        (f"{_DOORS}::test_every_rpc_refuses_who_has_no_token_or_the_wrong_one_or_the_wrong_role",),
+        (
+            f"{_ENDPOINTS}::test_every_rpc_refuses_who_has_no_token_or_the_wrong_one_or_the_wrong_role",
+        ),
     ),
     Mutant(
         "a broken tokens file changes nothing",
@@ -113,14 +115,14 @@ MUTANTS = (
         "except ConfigError as error:\n            self.failed_loads += 1",
         "except ConfigError as error:\n            self._tenants = {}\n            "
         "self.failed_loads += 1",
-        (f"{_DOORS}::test_the_file_is_read_again_and_a_broken_one_changes_nothing",),
+        (f"{_ENDPOINTS}::test_the_file_is_read_again_and_a_broken_one_changes_nothing",),
     ),
     Mutant(
         "limits of a tenant",
         "router/frontend/rate_limits.py",
         "if wait_s > 0:",
         "if False:",
-        (f"{_DOORS}::test_a_tenant_over_its_limits_is_told_when_to_come_back",),
+        (f"{_ENDPOINTS}::test_a_tenant_over_its_limits_is_told_when_to_come_back",),
     ),
     Mutant(
         "a cache_salt is mixed with the tenant's salt",
@@ -159,7 +161,7 @@ MUTANTS = (
         'return ""',
         (
             "unit/config/test_tokens_file.py::test_salts_are_the_same_whoever_reads_the_file_and_no_two_tenants_share_one",
-            f"{_DOORS}::test_workers_get_the_tenants_salt",
+            f"{_ENDPOINTS}::test_workers_get_the_tenants_salt",
         ),
     ),
     Mutant(
@@ -167,7 +169,7 @@ MUTANTS = (
         "kvrelay/tenants.py",
         'return f"{self.name}/{request_id}" if self.name else request_id',
         "return request_id",
-        (f"{_DOORS}::test_clients_with_a_token_are_served_and_told_apart",),
+        (f"{_ENDPOINTS}::test_clients_with_a_token_are_served_and_told_apart",),
     ),
     Mutant(
         "Host",
@@ -206,14 +208,14 @@ MUTANTS = (
         "router/observability/recent_requests.py",
         'return viewer.name == owner or "admin" in viewer.roles',
         "return True",
-        (f"{_DOORS}::test_clients_with_a_token_are_served_and_told_apart",),
+        (f"{_ENDPOINTS}::test_clients_with_a_token_are_served_and_told_apart",),
     ),
     Mutant(
         "tokens that an answer could have are taken when it begins",
         "router/frontend/frontend.py",
         "self.limits.take_tokens(tenant, admitted.most_tokens, self._clock.now())",
         "pass",
-        (f"{_DOORS}::test_a_tenant_over_its_limits_is_told_when_to_come_back",),
+        (f"{_ENDPOINTS}::test_a_tenant_over_its_limits_is_told_when_to_come_back",),
     ),
     Mutant(
         "Python's lock is free while a text is encoded",

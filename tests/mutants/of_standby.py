@@ -50,8 +50,8 @@ MUTANTS = (
     Mutant(
         "a death starts a look",
         ACTUATOR,
-        '"pools stay as they are", self._launcher.ended)',
-        '"pools stay as they are")',
+        "log, self._launcher.ended)",
+        "log)",
         (f"{TESTS}::test_a_death_starts_a_look_before_the_next_one_is_due",),
     ),
     Mutant(

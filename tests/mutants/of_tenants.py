@@ -125,9 +125,9 @@ MUTANTS = (
     Mutant(
         "each choice counts as a request",
         "router/api/http/choices.py",
-        "token_ids = await intake.tokenize(named, tenant, completion.n)",
-        "token_ids = await intake.tokenize(named, tenant)",
-        ("unit/router/test_doors.py::test_each_choice_counts_as_a_request",),
+        "token_ids = await frontend.tokenize(named, tenant, completion.n)",
+        "token_ids = await frontend.tokenize(named, tenant)",
+        ("unit/router/test_endpoints.py::test_each_choice_counts_as_a_request",),
     ),
     Mutant(
         "tokens that are computed again are charged",

@@ -157,8 +157,8 @@ MUTANTS = (
     Mutant(
         "pushes that have not opened are capped",
         RECEIVER,
-        "wait = self._patience if self._unopened < _MAX_UNOPENED else 0",
-        "wait = self._patience",
+        "wait = self._timeout_s if self._unopened < _MAX_UNOPENED else 0",
+        "wait = self._timeout_s",
         (
             "unit/kv_transfer/test_handoff_faults.py::test_pushes_that_do_not_open_are_capped_and_end",
         ),

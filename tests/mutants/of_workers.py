@@ -71,15 +71,15 @@ MUTANTS = (
     Mutant(
         "a reservation that is repeated is made once",
         DECODE,
-        "if spec.key not in self.sessions:\n                    if self._has_seat",
-        "if True:\n                    if self._has_seat",
+        "if spec.key not in self.sessions:\n                    if self._has_slot",
+        "if True:\n                    if self._has_slot",
         ("unit/worker/test_relay.py::test_a_repeated_command_is_run_once",),
     ),
     Mutant(
         "a local run that is repeated is run once",
         DECODE,
-        "if spec.key not in self.sessions and self._has_seat(spec, session):",
-        "if self._has_seat(spec, session):",
+        "if spec.key not in self.sessions and self._has_slot(spec, session):",
+        "if self._has_slot(spec, session):",
         ("unit/worker/test_relay.py::test_a_repeated_command_is_run_once",),
     ),
     Mutant(
@@ -186,11 +186,11 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "seats are bounded",
+        "slots are bounded",
         DECODE,
         "        if full:",
         "        if False:",
-        ("unit/worker/test_relay.py::test_seats_are_refused_when_all_are_taken",),
+        ("unit/worker/test_relay.py::test_slots_are_refused_when_all_are_taken",),
     ),
     Mutant(
         "blocks of a sequence that is computed on are kept until the step is over",

@@ -231,8 +231,7 @@ def judge_acts(acts: Sequence[Act], *, forgotten: bool = False) -> list[str]:
                 other = between[-1]
                 complaints.append(
                     f"E: {act.owner} in term {act.term}: {act.what} at {act.time:.3f}, after "
-                    f"{other.owner} in term "
-                    f"{other.term}: {other.what} at {other.time:.3f}"
+                    f"{other.owner} in term {other.term}: {other.what} at {other.time:.3f}"
                 )
         last[act.owner] = index
     return complaints

@@ -239,12 +239,12 @@ class Connection:
         )
 
     def watch(self) -> None:
-        for process, patience in (
+        for process, timeout_s in (
             (self.client, CLIENT_KEEPALIVE_S),
             (self.server, SERVER_KEEPALIVE_S),
         ):
             if self.open[process.name]:
-                process.soon(patience, self._check, process)
+                process.soon(timeout_s, self._check, process)
 
     def _check(self, process: Process) -> None:
         """A silence that has an end between two looks may be missed, as a ping can be."""

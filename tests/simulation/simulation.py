@@ -28,7 +28,7 @@ MAX_ATTEMPTS = 8
 LEASE_S = 2.0
 READY_S = 20.0  # that the first workers may take, once a controller leads
 CHECK_S = 0.1  # between two looks into the books
-SETTLE_S = 14.0  # in which all blocks must be back: the longest keepalive, a sender's patience
+SETTLE_S = 14.0  # in which all blocks must be back: the longest keepalive, a sender's timeout
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,7 @@ class HostCluster:
         write_certificates(certs, (self.head.address,), DAY)
         tokens = Tokens(self.folder / "tokens.yaml")
         user, operator = tokens.add("user"), tokens.add("operator", roles=["admin"])
-        doors = dict.fromkeys(("grpc", "http", "admin"), f"{self.head.address}:0")
+        endpoints = dict.fromkeys(("grpc", "http", "admin"), f"{self.head.address}:0")
         config = {
             "model": {"path": "demo", "dtype": "float32"},
             # The same prompts come again and again
@@ -146,7 +146,7 @@ class HostCluster:
             "decode": {"replicas": decode},
             "transfer": {"transport": self._transport},
             "redis": {"url": redis_url},
-            "listen": {**doors, "worker_host": "auto"},
+            "listen": {**endpoints, "worker_host": "auto"},
             "security": {"tls": tls_section(certs), "tokens_file": str(tokens.path)},
         }
         path = self.folder / "cluster.yaml"
@@ -172,9 +172,9 @@ class HostCluster:
             raise RuntimeError(f"kvrelay serve ended with {await process.wait()}; 1.log says why")
         ca = grpc.ssl_channel_credentials((certs / "ca.pem").read_bytes())
 
-        def channel(door: str, token: str) -> grpc.aio.Channel:
+        def channel(endpoint: str, token: str) -> grpc.aio.Channel:
             both = grpc.composite_channel_credentials(ca, grpc.access_token_call_credentials(token))
-            return grpc.aio.secure_channel(ready[door], both)
+            return grpc.aio.secure_channel(ready[endpoint], both)
 
         async with channel("grpc", user) as asking, channel("admin", operator) as operating:
             yield Serving(asking, ClusterServiceStub(operating), redis_url)

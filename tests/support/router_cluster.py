@@ -47,11 +47,11 @@ class VirtualCluster:
     how many tokens the attempt has given. A worker that died comes back `restart_s` later.
     """
 
-    def __init__(self, prefill: int, decode: int, seats: int = 8, **router: object) -> None:
-        config = {"router": {"local_below_tokens": 8} | router, "decode": {"max_batch": seats}}
+    def __init__(self, prefill: int, decode: int, slots: int = 8, **router: object) -> None:
+        config = {"router": {"local_below_tokens": 8} | router, "decode": {"max_batch": slots}}
         self.dispatcher = Dispatcher(ClusterConfig.model_validate(config))
         self.now = 0.0
-        self.seats = seats
+        self.slots = slots
         self.workers: dict[str, FakeWorker] = {}
         self.records: dict[str, Record] = {}
         self.refused: dict[str, KvRelayError] = {}
@@ -76,7 +76,7 @@ class VirtualCluster:
     def start(self, worker_id: str, pool: PoolName) -> None:
         self._epochs += 1
         info = replace(worker_info(worker_id, pool, epoch=self._epochs), block_size=16)
-        self.workers[worker_id] = FakeWorker(info, slots=self.seats)
+        self.workers[worker_id] = FakeWorker(info, slots=self.slots)
         self._down[worker_id] = []
         self._carry_out(self.dispatcher.worker_found(info, self.now))
 

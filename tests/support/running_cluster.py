@@ -61,7 +61,7 @@ class RunningCluster:
 
 @asynccontextmanager
 async def running_on(config: ClusterConfig) -> AsyncIterator[RunningCluster]:
-    """As `kvrelay serve` runs it, with a client of each of its doors in the clear."""
+    """As `kvrelay serve` runs it, with a client of each of its endpoints in the clear."""
     async with (
         LocalCluster(config, quiet=True) as local,
         AsyncClient(local.endpoints.grpc) as client,

@@ -135,7 +135,7 @@ async def decode_end(
     layout_hash: str = HASH,
     digests: bool = True,
     port: int = 0,
-    patience: float = 10.0,
+    timeout_s: float = 10.0,
     intercept: Callable[..., Awaitable[Any]] | None = None,
 ) -> AsyncIterator[DecodeEnd]:
     """`intercept(continuation, details)` stands before the receiver, as grpc.aio.ServerInterceptor
@@ -155,7 +155,7 @@ async def decode_end(
         on_commit=lambda lease, token, count: committed.append((lease, token, count)),
         clock=clock,
         digests=digests,
-        patience=patience,
+        timeout_s=timeout_s,
     )
     server = grpc.aio.server(
         interceptors=[Interceptor(intercept)] if intercept else [],
@@ -176,7 +176,7 @@ async def decode_end(
 
 @asynccontextmanager
 async def sender_of(
-    arena: MemoryFile, *, layout_hash: str = HASH, patience: float = 10.0, digests: bool = True
+    arena: MemoryFile, *, layout_hash: str = HASH, timeout_s: float = 10.0, digests: bool = True
 ) -> AsyncIterator[Sender]:
     sender = Sender(
         arena,
@@ -186,7 +186,7 @@ async def sender_of(
         layout_hash=layout_hash,
         clock=ManualClock(5.0),
         digests=digests,
-        patience=patience,
+        timeout_s=timeout_s,
     )
     try:
         yield sender

@@ -10,7 +10,7 @@ import grpc
 from support.few_hashes import CollidingCache, Cut
 from support.transfer_ends import KEY, LAYOUT, SENDER, DecodeEnd, MemoryFile, decode_end, sender_of
 
-from kv_transfer.prefix_export import Lending
+from kv_transfer.prefix_export import PrefixExport
 from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.security.capability import FetchGrant, make_capability
 from kvrelay.wire.status import error_from_rpc
@@ -25,7 +25,7 @@ SALT = "secret"
 class Lent:
     """It holds the KV of TOKENS, of a tenant with that salt."""
 
-    lending: Lending
+    lending: PrefixExport
     cache: KvCache
     asking: DecodeEnd
     address: str
@@ -66,7 +66,7 @@ async def lender(cut: Cut | None = None) -> AsyncIterator[Lent]:
     cache.publish(prefix, blocks, 0, len(blocks))
     cache.release(blocks)
     async with decode_end() as asking, sender_of(source) as sender:
-        lending = Lending(cache, sender, epoch=3)
+        lending = PrefixExport(cache, sender, epoch=3)
         server = grpc.aio.server()
         add_kv_transfer_servicer(asking.receiver.Push, lending.Fetch, server)
         port = server.add_insecure_port("127.0.0.1:0")

@@ -26,9 +26,9 @@ class Peer:
     async def grant(self, num_blocks: int, transport: str) -> tuple[tuple[str, int], HandoffTarget]:
         """A lease of as many blocks, and the key of the request that it is for."""
         request_id = f"bench-{next(_request_numbers)}"
-        wish = {"request_id": request_id, "num_blocks": num_blocks, "transport": transport}
+        request = {"request_id": request_id, "num_blocks": num_blocks, "transport": transport}
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(wish).encode() + b"\n")
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
         return (request_id, 1), HandoffTarget(**json.loads(await self._line()))
 
     async def _line(self) -> str:

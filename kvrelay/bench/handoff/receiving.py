@@ -76,9 +76,9 @@ async def main(settings: Settings) -> None:
     await server.start()
     print("ready", flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
-        wish = json.loads(line)
+        request = json.loads(line)
         lease = leases.grant(
-            (wish["request_id"], 1), range(wish["num_blocks"]), 0, _LEASE_S, clock.now()
+            (request["request_id"], 1), range(request["num_blocks"]), 0, _LEASE_S, clock.now()
         )
         target = HandoffTarget(
             worker_id="receiving",
@@ -90,7 +90,7 @@ async def main(settings: Settings) -> None:
             cached_tokens=0,
             layout_hash=settings.layout.hash(settings.model_id),
             host_id=host_id(),
-            transport=wish["transport"],
+            transport=request["transport"],
             capability=receiver.capability(lease, SENDER),
         )
         print(json.dumps(asdict(target)), flush=True)

@@ -20,8 +20,8 @@ from kvrelay.bench.router.router_process import RouterProcess
 from kvrelay.bench.run import Progress
 from kvrelay.tokenizer.tokenizer import Tokenizer
 
-Door = Literal["grpc", "http"]
-_BATCH = 32  # sequences of a decode worker, which has seats for twice as many
+Endpoint = Literal["grpc", "http"]
+_BATCH = 32  # sequences of a decode worker, which has batch slots for twice as many
 _PROMPT_TOKENS = 256
 _SHORT = 80  # tokens of a prompt: enough for the prefill pool
 _OUTPUT_TOKENS = 512
@@ -41,7 +41,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    door: Door
+    endpoint: Endpoint
     streams: int
     tokens_per_second: int  # that the workers give
 
@@ -125,7 +125,7 @@ async def _measure(case: Case, options: Options) -> Measured:
     pools = _pools(case.streams // _BATCH, case.streams / case.tokens_per_second)
     async with mock_cluster(pools, options.cores[0], said=said) as router:
         streams = [
-            asyncio.create_task(_stream(number, _client(case.door, router, said), received))
+            asyncio.create_task(_stream(number, _client(case.endpoint, router, said), received))
             for number in range(case.streams)
         ]
         try:
@@ -189,10 +189,12 @@ def _pools(decode: int, step_s: float) -> MockPools:
     return MockPools(prefill=1, decode=decode, slots=2 * _BATCH, step_s=step_s, token=_a_word()[0])
 
 
-def _client(door: Door, router: RouterProcess, said: defaultdict[str, list[float]]) -> Client:
+def _client(
+    endpoint: Endpoint, router: RouterProcess, said: defaultdict[str, list[float]]
+) -> Client:
     return (
         GrpcClient(router.grpc, said)
-        if door == "grpc"
+        if endpoint == "grpc"
         else HttpClient(router.http, _a_word()[1], said)
     )
 

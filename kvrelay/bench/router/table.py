@@ -18,7 +18,7 @@ def report_view(report: RouterReport) -> RenderableType:
     )
     table = Table(title="tokens through the router", title_justify="left")
     for column in (
-        "door",
+        "endpoint",
         "streams",
         "offered/s",
         "delivered/s",
@@ -28,10 +28,10 @@ def report_view(report: RouterReport) -> RenderableType:
         "adds p50, ms",
         "p99, ms",
     ):
-        table.add_column(column, justify="left" if column == "door" else "right")
+        table.add_column(column, justify="left" if column == "endpoint" else "right")
     for one in report.cases:
         table.add_row(
-            one.case.door,
+            one.case.endpoint,
             str(one.case.streams),
             f"{one.case.tokens_per_second:,}",
             f"{one.tokens_per_second:,.0f}",

@@ -193,8 +193,7 @@ def ledger_table(completion: Completion) -> RenderableType:
 def _handoff_line(handoff: Handoff) -> str:
     return (
         f"hand-off over {handoff.transport}: {handoff.blocks} blocks x {size(handoff.block_bytes)} "
-        f"= "
-        f"{size(handoff.bytes)} in {milliseconds(handoff.seconds)}, of which "
-        f"{milliseconds(handoff.exposed_seconds)} "
-        f"after prefill; {handoff.cached_blocks} blocks were there already"
+        f"= {size(handoff.bytes)} in {milliseconds(handoff.seconds)}, of which "
+        f"{milliseconds(handoff.exposed_seconds)} after prefill; {handoff.cached_blocks} blocks "
+        "were there already"
     )

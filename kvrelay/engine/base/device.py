@@ -16,8 +16,7 @@ def find_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= count:
         raise ConfigError(
             f"{name}: torch {torch.__version__} finds {count} CUDA devices here; stay on the CPU "
-            f"(num_gpus: 0, "
-            "--device cpu), or install a driver and a build of torch for CUDA"
+            "(num_gpus: 0, --device cpu), or install a driver and a build of torch for CUDA"
         )
     return device
 

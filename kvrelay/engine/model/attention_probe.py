@@ -129,8 +129,7 @@ def _check_layers(kind: str, found: list[int | None], num_layers: int) -> None:
         shown = ", ".join(map(str, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
         raise ModelRefused(
             f"{kind}: of {num_layers} layers, {len(missing)} do not attend to a KV cache of their "
-            f"own "
-            f"(layers {shown}); their state is of another kind, or another layer's"
+            f"own (layers {shown}); their state is of another kind, or another layer's"
         )
     raise ModelRefused(
         f"{kind}: {num_layers} layers attend {len(found)} times in one pass; once for each layer, "
@@ -178,6 +177,5 @@ def _check(where: str, call: _Call, rules: dict[int, MaskRule], max_len: int, ke
     if kept and kept < min(window, max_len):
         raise ModelRefused(
             f"{where}: transformers' cache keeps {kept} tokens, and attention is over {window}: "
-            f"what the model "
-            "computes depends on how its prompt is cut"
+            "what the model computes depends on how its prompt is cut"
         )

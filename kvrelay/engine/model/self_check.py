@@ -59,8 +59,7 @@ def check_against_own_attention(
     if not parted <= min(bound, _UNLIKE):  # NaN included
         raise ModelRefused(
             f"{kind} gives other logits on paged attention than on transformers' own: {LENGTH} "
-            f"tokens differ by "
-            f"{parted:.2g} of their norm, and rounding explains {bound:.2g}"
+            f"tokens differ by {parted:.2g} of their norm, and rounding explains {bound:.2g}"
         )
 
 

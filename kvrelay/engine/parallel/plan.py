@@ -30,8 +30,7 @@ def check_degree(checkpoint: Checkpoint, degree: int) -> None:
     if not plan:
         raise ModelRefused(
             f"{checkpoint.folder}: tensor_parallel {degree} needs a plan of how weights are "
-            f"shared, and transformers "
-            f"has none for {kind}; set it to 1"
+            f"shared, and transformers has none for {kind}; set it to 1"
         )
     styles = {style for name, style in plan.items() if name.rpartition(".")[2] in _KEYS}
     if styles != {"colwise"}:
@@ -42,8 +41,7 @@ def check_degree(checkpoint: Checkpoint, degree: int) -> None:
         )
         raise ModelRefused(
             f"{checkpoint.folder}: tensor_parallel {degree} is not for {kind}: transformers' plan "
-            f"{found}, so each "
-            "rank would keep the whole KV cache; set it to 1"
+            f"{found}, so each rank would keep the whole KV cache; set it to 1"
         )
     text = config.get_text_config()
     heads = math.gcd(text.num_attention_heads, text.num_key_value_heads or text.num_attention_heads)

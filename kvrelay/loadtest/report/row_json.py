@@ -27,7 +27,7 @@ def row_from_json(value: object) -> Row:
 
 
 def ledger_from_json(value: object) -> Ledger | None:
-    """As kvrelay's HTTP door writes it. Raises ValueError for what is no ledger."""
+    """As kvrelay's HTTP endpoint writes it. Raises ValueError for what is no ledger."""
     return None if value is None else read(Ledger, _listed(value))
 
 

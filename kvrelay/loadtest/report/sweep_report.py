@@ -98,9 +98,8 @@ class Report:
         if self.late_p99_s > max(LATE_S, LATE_SHARE * (ttft.median if ttft else 0.0)):
             found.append(
                 f"the load generator was late itself: p99 {self.late_p99_s * 1000:.0f} ms after "
-                f"the scheduled "
-                "arrival; that is in every latency here. Give it a core of its own, or lower the "
-                "rate"
+                "the scheduled arrival; that is in every latency here. Give it a core of its own, "
+                "or lower the rate"
             )
         if self.interrupted:
             found.append(
@@ -117,9 +116,8 @@ class Report:
             if shares["reported"] > shares["unlimited"] + _SMALLER_BLOCKS_SHARE:
                 found.append(
                     f"{shares['reported']:.1%} of the prompt tokens came from a cache, and this "
-                    f"test itself explains "
-                    f"{shares['unlimited']:.1%}: prompts were cached before the test; give another "
-                    f"--seed"
+                    f"test itself explains {shares['unlimited']:.1%}: prompts were cached before "
+                    "the test; give another --seed"
                 )
         if self.timeline is not None and self.timeline.missed:
             found.append(f"the cluster's status did not come in time {self.timeline.missed} times")

@@ -87,8 +87,8 @@ def _reuse(reuse: Reuse) -> list[str]:
         f"prefix reuse: {shares['reported']:.1%} of the prompt tokens, by the target with each "
         f"answer{counters}",
         f"an unlimited cache of blocks of {reuse.block_tokens} would have had "
-        f"{shares['unlimited']:.1%}; "
-        f"{shares['computed']:.1%} had been computed when their request was sent",
+        f"{shares['unlimited']:.1%}; {shares['computed']:.1%} had been computed when their request "
+        "was sent",
     ]
 
 

@@ -1,4 +1,6 @@
-"""Sends requests over the OpenAI-compatible HTTP door, each once, on a connection of its own."""
+"""Sends requests over the OpenAI-compatible HTTP endpoint, each once, on a connection of its
+own.
+"""
 
 from __future__ import annotations
 

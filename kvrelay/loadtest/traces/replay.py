@@ -123,8 +123,7 @@ def block_size(length_scale: Fraction) -> int:
     if size.denominator != 1:
         raise InvalidArgument(
             f"--length-scale {length_scale} does not make whole tokens of the trace's blocks of "
-            f"{BLOCK_TOKENS}; "
-            f"give one like 1/32, which makes {BLOCK_TOKENS // 32}",
+            f"{BLOCK_TOKENS}; give one like 1/32, which makes {BLOCK_TOKENS // 32}",
             field="length_scale",
         )
     return size.numerator

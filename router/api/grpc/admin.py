@@ -1,4 +1,4 @@
-"""The operator's gRPC door: kvrelay.v1.ClusterService, on a listener of its own."""
+"""The operator's gRPC endpoint: kvrelay.v1.ClusterService, on a listener of its own."""
 
 from __future__ import annotations
 

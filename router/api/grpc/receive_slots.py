@@ -52,8 +52,7 @@ class ReceiveSlots:
                 raise
             raise ResourceExhausted(
                 "too many messages are on their way at one time; this tenant has the most of them, "
-                "so send fewer "
-                "at a time, and faster",
+                "so send fewer at a time, and faster",
                 retry_after_s=1.0,
             ) from None
         finally:

@@ -1,4 +1,4 @@
-"""The public gRPC door: kvrelay.v1.InferenceService."""
+"""The public gRPC endpoint: kvrelay.v1.InferenceService."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from kvrelay.wire.inference import (
     response_to_proto,
 )
 from router.api.grpc.auth import caller
-from router.frontend.frontend import Intake
+from router.frontend.frontend import Frontend
 from router.frontend.waiting_room import WaitingRoom
 
 READ_GRACE_S = 1.0  # past the deadline, for the client to take what is there
 
 
 class InferenceService(InferenceServiceServicer):
-    def __init__(self, intake: Intake, clock: Clock, waiting_room: WaitingRoom) -> None:
-        self._intake = intake
+    def __init__(self, frontend: Frontend, clock: Clock, waiting_room: WaitingRoom) -> None:
+        self._frontend = frontend
         self._clock = clock
         self._waiting_room = waiting_room
 
@@ -34,7 +34,7 @@ class InferenceService(InferenceServiceServicer):
     ) -> None:
         arrival = self._clock.now()
         try:
-            stream = await self._intake.open(
+            stream = await self._frontend.open(
                 request_from_proto(request),
                 caller.get(),
                 arrival,
@@ -46,7 +46,7 @@ class InferenceService(InferenceServiceServicer):
                     async for response in stream.responses():
                         await context.write(response_to_proto(response))
             finally:
-                self._intake.cancel(stream)
+                self._frontend.cancel(stream)
         except TimeoutError:
             await status.abort(
                 context, DeadlineExceeded("the client did not read its answer before the deadline")
@@ -58,7 +58,7 @@ class InferenceService(InferenceServiceServicer):
     async def ListModels(
         self, request: pb.ListModelsRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListModelsResponse:
-        return models_to_proto([self._intake.card.info])
+        return models_to_proto([self._frontend.card.info])
 
 
 def _traceparent(context: grpc.aio.ServicerContext) -> str:

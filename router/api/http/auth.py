@@ -75,8 +75,7 @@ class HttpAccess:
         if origins and origins != [f"{scheme}://{hosts[0]}"]:
             raise PermissionDenied(
                 f"a page of {origins[0]!r:.100} asks, which is not served here; give the cluster a "
-                f"tokens file, or ask "
-                "from elsewhere than a browser",
+                "tokens file, or ask from elsewhere than a browser",
                 field="origin",
             )
 

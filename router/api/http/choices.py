@@ -14,7 +14,7 @@ from kvrelay.types import Path, Usage
 from kvrelay.wire.inference import GenerateResponse
 from router.api.http.requests import Completion
 from router.api.http.responses import LogprobsText, chat_logprobs, completion_logprobs
-from router.frontend.frontend import Intake
+from router.frontend.frontend import Frontend
 from router.frontend.validation import DEFAULT_MAX_TOKENS
 from router.runtime.stream import Stream
 
@@ -23,8 +23,10 @@ Logprobs = dict[str, Any] | None
 
 
 class Choices:
-    def __init__(self, intake: Intake, completion: Completion, streams: Sequence[Stream]) -> None:
-        self._intake = intake
+    def __init__(
+        self, frontend: Frontend, completion: Completion, streams: Sequence[Stream]
+    ) -> None:
+        self._frontend = frontend
         # An answer may take minutes, and its prompt is needed only to be repeated.
         self.completion = completion if completion.echo else completion.without_prompts()
         self._streams = streams
@@ -34,18 +36,18 @@ class Choices:
     @classmethod
     async def open(
         cls,
-        intake: Intake,
+        frontend: Frontend,
         completion: Completion,
         tenant: Tenant,
         arrival: float,
         traceparent: str = "",
     ) -> Choices:
-        """Raises what Intake.open raises, for the first prompt that it raises for; none is running
-        then.
+        """Raises what Frontend.open raises, for the first prompt that it raises for; none is
+        running then.
 
         Raises NotFound for texts that a model without a tokenizer cannot give.
         """
-        _check_texts(intake, completion)
+        _check_texts(frontend, completion)
         _check_scores(completion)
         streams: list[Stream] = []
         try:
@@ -55,17 +57,17 @@ class Choices:
                     # What is checked is the id that the client gave; those of the choices are
                     # longer.
                     named = replace(request, request_id=completion.request_id)
-                    token_ids = await intake.tokenize(named, tenant, completion.n)
+                    token_ids = await frontend.tokenize(named, tenant, completion.n)
                 if streams:
                     await asyncio.sleep(0)  # each names the blocks of its prompt, which may be long
                 streams.append(
-                    await intake.admit(request, token_ids, tenant, arrival, None, traceparent)
+                    await frontend.admit(request, token_ids, tenant, arrival, None, traceparent)
                 )
         except BaseException:
             for stream in streams:
-                intake.cancel(stream)
+                frontend.cancel(stream)
             raise
-        return cls(intake, completion, streams)
+        return cls(frontend, completion, streams)
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -74,7 +76,9 @@ class Choices:
         """For each choice the text of its prompt."""
         n = self.completion.n
         texts = [
-            one.prompt if one.prompt is not None else await self._intake.text.decode(one.token_ids)
+            one.prompt
+            if one.prompt is not None
+            else await self._frontend.text.decode(one.token_ids)
             for one in self.completion.requests[::n]
         ]
         return [text for text in texts for _ in range(n)]
@@ -91,7 +95,7 @@ class Choices:
 
     def cancel(self) -> None:
         for stream in self._streams:
-            self._intake.cancel(stream)
+            self._frontend.cancel(stream)
 
     async def begun(self) -> None:
         """Until the first answer has a token. Raises its error if it ends without."""
@@ -146,7 +150,7 @@ class Choices:
             *(token_id for one in response.logprobs for token_id, _ in one.top),
         }
         for token_id in wanted - self._texts.keys():
-            self._texts[token_id] = await self._intake.text.decode([token_id])
+            self._texts[token_id] = await self._frontend.text.decode([token_id])
         if self.completion.chat:
             return chat_logprobs(response.token_ids, self._texts, response.logprobs)
         offset = self._offsets[index]
@@ -175,20 +179,20 @@ def _check_scores(completion: Completion) -> None:
     if scores > MAX_SCORES:
         raise InvalidArgument(
             f"{len(completion.requests)} choices of {tokens} tokens with {options.logprobs} "
-            f"logprobs each are "
-            f"{scores} numbers; allowed are {MAX_SCORES} in one request, so ask for fewer",
+            f"logprobs each are {scores} numbers; allowed are {MAX_SCORES} in one request, so ask "
+            "for fewer",
             field="logprobs",
         )
 
 
-def _check_texts(intake: Intake, completion: Completion) -> None:
+def _check_texts(frontend: Frontend, completion: Completion) -> None:
     """Before anything runs, which would run in vain."""
     wanted = {
         "echo": completion.echo,
         "logprobs": completion.requests[0].sampling.logprobs is not None,
     }
     for field, given in wanted.items():
-        if given and not intake.text.has_tokenizer:
+        if given and not frontend.text.has_tokenizer:
             raise NotFound(
                 f"this model has no tokenizer to tell texts with; leave {field} out", field=field
             )

@@ -46,7 +46,7 @@ def typed(handler: Handler, roles: frozenset[Role] = CLIENT) -> Handler:
                 request_id = uuid.uuid4().hex  # the given one may not be fit for a header
             response = error_response(error)
         except Exception:
-            log.exception("unexpected error", request=request_id)
+            log.exception("unexpected_error", request=request_id)
             response = error_response(unexpected(request_id))
         response.headers["x-request-id"] = request_id
         return response

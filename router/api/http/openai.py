@@ -1,4 +1,4 @@
-"""The HTTP door, in OpenAI's words."""
+"""The HTTP endpoint, in OpenAI's words."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from router.api.http.requests import (
 )
 from router.api.http.responses import DONE, Head, Shape, error_body, event, tokenized_steps
 from router.frontend.access import Access
-from router.frontend.frontend import Intake
+from router.frontend.frontend import Frontend
 from router.frontend.tokenization import TokenBound
 from router.frontend.validation import check_messages, check_model, check_text, check_token_ids
 from router.frontend.waiting_room import WaitingRoom
@@ -59,7 +59,7 @@ log = get_logger("router.openai")
 
 
 def build_app(
-    intake: Intake,
+    frontend: Frontend,
     driver: Driver,
     metrics: Metrics,
     tenant_metrics: TenantMetrics,
@@ -71,21 +71,21 @@ def build_app(
     slices: LoopSlices,
 ) -> Starlette:
     """`address` is what is listened on, HOST:PORT."""
-    door = OpenAiDoor(intake, driver, metrics, tenant_metrics, clock, slices)
+    endpoint = OpenAiEndpoint(frontend, driver, metrics, tenant_metrics, clock, slices)
     # A probe and a browser's address bar send no token: what they get says nothing of who asks for
     # what.
-    in_the_open = [Route("/health", typed(door.health), methods=["GET"]), *page.files()]
+    in_the_open = [Route("/health", typed(endpoint.health), methods=["GET"]), *page.files()]
     routes = [
         *in_the_open,
-        Route("/v1/models", typed(door.models), methods=["GET"]),
-        Route("/v1/models/{id:path}", typed(door.model), methods=["GET"]),
-        Route("/v1/completions", typed(door.completions), methods=["POST"]),
-        Route("/v1/chat/completions", typed(door.chat), methods=["POST"]),
-        Route("/tokenize", typed(door.tokenize), methods=["POST"]),
-        Route("/detokenize", typed(door.detokenize), methods=["POST"]),
-        Route("/metrics", typed(door.metrics, ANY_ROLE), methods=["GET"]),
-        Route("/version", typed(door.version, ANY_ROLE), methods=["GET"]),
-        Route("/openapi.json", typed(door.openapi, ANY_ROLE), methods=["GET"]),
+        Route("/v1/models", typed(endpoint.models), methods=["GET"]),
+        Route("/v1/models/{id:path}", typed(endpoint.model), methods=["GET"]),
+        Route("/v1/completions", typed(endpoint.completions), methods=["POST"]),
+        Route("/v1/chat/completions", typed(endpoint.chat), methods=["POST"]),
+        Route("/tokenize", typed(endpoint.tokenize), methods=["POST"]),
+        Route("/detokenize", typed(endpoint.detokenize), methods=["POST"]),
+        Route("/metrics", typed(endpoint.metrics, ANY_ROLE), methods=["GET"]),
+        Route("/version", typed(endpoint.version, ANY_ROLE), methods=["GET"]),
+        Route("/openapi.json", typed(endpoint.openapi, ANY_ROLE), methods=["GET"]),
         Route("/status.json", typed(page.status, ANY_ROLE), methods=["GET"]),
     ]
     open_paths = [one.path for one in in_the_open]
@@ -106,17 +106,17 @@ def build_app(
     return app
 
 
-class OpenAiDoor:
+class OpenAiEndpoint:
     def __init__(
         self,
-        intake: Intake,
+        frontend: Frontend,
         driver: Driver,
         metrics: Metrics,
         tenant_metrics: TenantMetrics,
         clock: Clock,
         slices: LoopSlices,
     ) -> None:
-        self._intake = intake
+        self._frontend = frontend
         self._driver = driver
         self._exposition = Exposition(metrics.registry, tenant_metrics, clock)
         self._clock = clock
@@ -134,17 +134,17 @@ class OpenAiDoor:
         return JSONResponse({"object": "list", "data": [self._model()]})
 
     async def model(self, request: Request) -> Response:
-        check_model(request.path_params["id"], self._intake.card)
+        check_model(request.path_params["id"], self._frontend.card)
         return JSONResponse(self._model())
 
     def _model(self) -> Json:
         return {
-            "id": self._intake.card.info.id,
+            "id": self._frontend.card.info.id,
             "object": "model",
             "created": self._started,
             "owned_by": "kvrelay",
-            "max_model_len": self._intake.max_model_len,
-            "vocab_size": self._intake.card.vocab_size,
+            "max_model_len": self._frontend.max_model_len,
+            "vocab_size": self._frontend.card.vocab_size,
         }
 
     async def version(self, request: Request) -> Response:
@@ -155,13 +155,13 @@ class OpenAiDoor:
 
     async def tokenize(self, request: Request) -> Response:
         tenant = request.state.tenant
-        self._intake.limits.check_request(tenant, self._clock.now())
-        text = self._intake.text
+        self._frontend.limits.check_request(tenant, self._clock.now())
+        text = self._frontend.text
         most = self._most_converted
         bound = TokenBound(most, f"{most} are tokenized in one request")
         async with self._bodies.parsed(request, lambda body, _: parse_tokenize(body)) as asked:
-            check_model(asked.model, self._intake.card)
-            self._intake.limits.take_request(tenant, self._clock.now())
+            check_model(asked.model, self._frontend.card)
+            self._frontend.limits.take_request(tenant, self._clock.now())
             if asked.prompt is None:
                 check_messages(asked.messages)
                 tokens = await text.encode_chat(asked.messages, tenant, bound)
@@ -169,31 +169,31 @@ class OpenAiDoor:
                 check_text("prompt", asked.prompt)
                 tokens = await text.encode(asked.prompt, asked.add_special_tokens, tenant, bound)
         spell = text.spell if asked.return_token_strs else None
-        steps = tokenized_steps(tokens, self._intake.max_model_len, spell)
+        steps = tokenized_steps(tokens, self._frontend.max_model_len, spell)
         return Response(await self._slices.run(tenant, steps), media_type="application/json")
 
     @property
     def _most_converted(self) -> int:
         """Tokens that one request may have turned to text, or text to."""
-        return max(self._intake.max_model_len, MAX_CONVERTED)
+        return max(self._frontend.max_model_len, MAX_CONVERTED)
 
     async def detokenize(self, request: Request) -> Response:
         tenant = request.state.tenant
-        self._intake.limits.check_request(tenant, self._clock.now())
+        self._frontend.limits.check_request(tenant, self._clock.now())
         async with self._bodies.parsed(request, lambda body, _: parse_detokenize(body)) as (
             model,
             tokens,
         ):
-            check_model(model, self._intake.card)
+            check_model(model, self._frontend.card)
         if len(tokens) > self._most_converted:
             raise InvalidArgument(
                 f"tokens has {len(tokens)} entries; allowed are {self._most_converted} in one "
                 f"request",
                 field="tokens",
             )
-        check_token_ids("tokens", tokens, self._intake.card)
-        self._intake.limits.take_request(tenant, self._clock.now())
-        return JSONResponse({"prompt": await self._intake.text.decode(tokens, tenant)})
+        check_token_ids("tokens", tokens, self._frontend.card)
+        self._frontend.limits.take_request(tenant, self._clock.now())
+        return JSONResponse({"prompt": await self._frontend.text.decode(tokens, tenant)})
 
     async def health(self, request: Request) -> Response:
         state = self._driver.state
@@ -207,16 +207,16 @@ class OpenAiDoor:
     ) -> Response:
         arrival = self._clock.now()
         tenant, traceparent = request.state.tenant, request.headers.get("traceparent", "")
-        self._intake.check_caller(tenant)
+        self._frontend.check_caller(tenant)
         async with self._bodies.parsed(request, parse) as completion:
-            choices = await Choices.open(self._intake, completion, tenant, arrival, traceparent)
+            choices = await Choices.open(self._frontend, completion, tenant, arrival, traceparent)
         completion = choices.completion
         request.state.request_id = completion.request_id  # which has been checked
         try:
             head = Head(
                 id=("chatcmpl-" if completion.chat else "cmpl-") + request.state.request_id,
                 created=int(time.time()),
-                model=self._intake.card.info.id,
+                model=self._frontend.card.info.id,
             )
             shape = Shape(completion, head, await choices.echoes() if completion.echo else ())
             if not completion.stream:
@@ -269,7 +269,7 @@ async def _events(
     except KvRelayError as error:
         yield event(error_body(error))
     except Exception:
-        log.exception("unexpected error", request=request_id)
+        log.exception("unexpected_error", request=request_id)
         yield event(error_body(unexpected(request_id)))
     finally:
         choices.cancel()

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 description of the HTTP door, made from the fields that its parser reads."""
+"""The OpenAPI 3.1 description of the HTTP endpoint, made from the fields that its parser reads."""
 
 from __future__ import annotations
 

@@ -275,8 +275,7 @@ def _choices_per_prompt(body: Json, num_prompts: int) -> int:
     if body.get("n") == 0 or not 1 <= n * num_prompts <= MAX_CHOICES:
         raise InvalidArgument(
             f"n is {body['n']!s:.20} for {num_prompts} prompts; allowed is 1 or more, and "
-            f"{MAX_CHOICES} choices "
-            "in one request",
+            f"{MAX_CHOICES} choices in one request",
             field="n",
         )
     best_of = _get(body, "best_of", _integer)

@@ -1,4 +1,5 @@
-"""The fields of the HTTP door's bodies, as JSON Schema. The parser knows these names and no others.
+"""The fields of the HTTP endpoint's bodies, as JSON Schema. The parser knows these names and no
+others.
 
 Bounds that depend on the model, such as the largest token id, are not said here; the parser and
 `router.frontend.validation` check them, and answer 400 with the field's name.

@@ -45,10 +45,9 @@ class Quarantine:
         until = self._until.get(_name(request))
         if until is not None:
             raise FailedPrecondition(
-                "workers died computing this prompt with this sampling; it is in quarantine and is "
-                "not tried again for "
-                f"{math.ceil(until - now)} s; send another, and tell the operator of the router's "
-                f"log"
+                "workers died computing this prompt with this sampling; it is in quarantine and "
+                f"is not tried again for {math.ceil(until - now)} s; send another, and tell the "
+                "operator of the router's log"
             )
 
 

@@ -98,9 +98,7 @@ async def test_a_worker_hands_back_by_itself_and_is_not_waited_for_without_end(
     cluster.clock.advance(0.1)
     with capture_logs() as logs:
         assert await cluster.tick() == ["decode-0", "prefill-0"]
-    assert "worker did not hand back what it held; stopped with it" in [
-        line["event"] for line in logs
-    ]
+    assert "worker_drain_timeout" in [line["event"] for line in logs]
 
 
 async def test_a_start_that_is_no_longer_wanted_is_cancelled(cluster: Cluster) -> None:
@@ -173,7 +171,7 @@ async def test_a_launcher_without_room_is_asked_again_with_backoff(cluster: Clus
     cluster.fleet.broken = True
     with capture_logs() as logs:
         await cluster.tick(3)
-    assert [line["worker"] for line in logs if line["event"] == "worker did not start"] == [
+    assert [line["worker"] for line in logs if line["event"] == "worker_start_failed"] == [
         "prefill-0",
         "decode-0",
         "decode-1",

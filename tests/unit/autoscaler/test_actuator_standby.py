@@ -196,9 +196,10 @@ async def test_all_end_with_the_actuator(cluster: Cluster) -> None:
 
 
 async def test_a_death_starts_a_look_before_the_next_one_is_due(registry: Registry) -> None:
-    died, ended = asyncio.Event(), asyncio.Event()
+    looked, died, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def until_it_died() -> None:
+        looked.set()
         await died.wait()
         died.clear()
         ended.set()
@@ -208,6 +209,7 @@ async def test_a_death_starts_a_look_before_the_next_one_is_due(registry: Regist
         await cluster.actuator.tick()
         cluster.fleet.ended = until_it_died  # type: ignore[method-assign]
         running = asyncio.create_task(cluster.actuator.run())
+        await looked.wait()
         await cluster.fleet.die("decode-0")
         died.set()
         async with asyncio.timeout(60):

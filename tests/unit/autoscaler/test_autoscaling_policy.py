@@ -205,7 +205,7 @@ def test_a_wish_for_more_must_last() -> None:
         rules, 1, lambda now, _: {"queue_depth": load[int(now)]}, [float(now) for now in range(10)]
     )
     assert sizes == [1] * 9 + [8], (
-        "from second 4 on, and then the lowest wish of those five seconds"
+        "from second 4 on, and then the lowest recommendation of those five seconds"
     )
 
 
@@ -219,10 +219,10 @@ def test_the_stabilisation_example_of_kep_853() -> None:
     """One look a minute, a window of ten: while a 10 is in it the size stays 10, then it becomes
     9.
     """
-    wishes = [10, 9, 8, 9, 9, 8, 9, 8, 9, 8, 7, 8, 8]
+    recommendations = [10, 9, 8, 9, 9, 8, 9, 8, 9, 8, 7, 8, 8]
     rules = policy(("queue_depth", 1), down=600, tolerance=0)
-    minutes = [60.0 * minute for minute in range(len(wishes))]
-    sizes = run(rules, 10, lambda now, _: {"queue_depth": wishes[int(now / 60)]}, minutes)
+    minutes = [60.0 * minute for minute in range(len(recommendations))]
+    sizes = run(rules, 10, lambda now, _: {"queue_depth": recommendations[int(now / 60)]}, minutes)
     assert sizes == [10] * 11 + [9, 9]
 
 
@@ -238,7 +238,7 @@ def test_an_operators_size_is_the_new_start() -> None:
     _, state = decide(PoolSnapshot(1, 1, {"queue_depth": 1}), rules, None, 0.0)
     for now in (100.0, 110.0, 129.0):
         decision, state = decide(PoolSnapshot(6, 6, idle), rules, state, now)
-        assert decision.desired == 6, "the old wish for 1 does not count against it"
+        assert decision.desired == 6, "the old recommendation for 1 does not count against it"
     assert decide(PoolSnapshot(6, 6, idle), rules, state, 130.0)[0].desired == 0
 
 
@@ -313,4 +313,4 @@ def test_the_memory_is_bounded_by_the_window(rules: PoolPolicy, depths: list[flo
     for second, depth in enumerate(depths):
         _, state = decide(PoolSnapshot(5, 5, {"queue_depth": depth}), rules, state, float(second))
     assert state is not None
-    assert len(state.wishes) <= 9
+    assert len(state.recommendations) <= 9

@@ -71,7 +71,7 @@ def test_prefill_is_measured_by_its_own_queue() -> None:
         "queue_wait_p95_ms": 90.0,
         "kv_occupancy": 0.15,
         "itl_p95_ms": 30.0,
-    }, "TTFT has the wait for a seat in it, and seats are taken by answers"
+    }, "TTFT has the wait for a batch slot in it, and batch slots are taken by answers"
     idle = tuple(replace(router, waiting=0, waiting_tokens=0) for router in ROUTERS)
     assert snapshot("prefill", 3, WORKERS, idle).metrics["ttft_p95_ms"] == 120.0
 
@@ -84,9 +84,9 @@ def test_decode_is_measured_by_what_waits_in_it_and_before_it() -> None:
     assert seen.metrics["kv_occupancy"] == 0.9
 
 
-def test_what_holds_a_seat_for_its_prompt_is_no_load_of_the_decode_pool() -> None:
-    """Prompts that wait for prefill workers hold seats and blocks, so requests wait in the router,
-    too.
+def test_what_holds_a_slot_for_its_prompt_is_no_load_of_the_decode_pool() -> None:
+    """Prompts that wait for prefill workers hold batch slots and blocks, so requests wait in the
+    router, too.
     """
     behind = (
         worker("prefill", 0, waiting=14, waiting_tokens=9000, busy_share=1.0),

@@ -15,7 +15,7 @@ from support.tcp_proxy import TcpProxy, proxy_to
 import autoscaler.lease
 from autoscaler.actuator import Actuator
 from autoscaler.lease import Lease
-from autoscaler.polling import look_regularly
+from autoscaler.polling import poll_regularly
 from kvrelay.errors import FailedPrecondition, Unavailable
 from kvrelay.process.telemetry import get_logger
 from kvrelay.state.embedded_redis import find_redis_server
@@ -69,7 +69,7 @@ class Controller:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.lease.run())
             tasks.create_task(self.actuator.run())
-            tasks.create_task(look_regularly(self._beat, 0.1, get_logger("test"), "no heartbeat"))
+            tasks.create_task(poll_regularly(self._beat, 0.1, get_logger("test")))
 
     async def _beat(self) -> None:
         fleet = self.fleet

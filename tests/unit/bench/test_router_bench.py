@@ -17,12 +17,12 @@ from kvrelay.bench.router.table import report_view
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two cores are needed")
 @pytest.mark.long
-def test_each_door_streams_what_the_workers_say() -> None:
+def test_each_endpoint_streams_what_the_workers_say() -> None:
     command = [sys.executable, "-m", "kvrelay.cli.main", "bench", "router", "--quick", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert {one["case"]["door"] for one in report["cases"]} == {"grpc", "http"}
+    assert {one["case"]["endpoint"] for one in report["cases"]} == {"grpc", "http"}
     for one in report["cases"]:
         assert one["tokens_per_second"] > 0
         assert 0 < one["router_core"] <= 1.1  # the clock's ticks are coarse

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from poison import STREAM_TOKENS, Found, beside, doors, poisoned_model, table
+from poison import STREAM_TOKENS, Found, beside, endpoints, poisoned_model, table
 from rich.console import Console
 from support.router_harness import MemoryRegistry, router_before
 from support.worker_harness import workers
@@ -52,7 +52,7 @@ async def test_streams_do_not_notice_two_hundred_poisoned_requests(tmp_path: Pat
     told: list[str] = []
     async with (
         relay(poisoned_model(tmp_path), "prefill-0", "decode-0", "decode-1") as (target, url),
-        doors(target, url) as both,
+        endpoints(target, url) as both,
     ):
         found = await beside(both, POISONED, STREAMS, at_once=12, seed=3, tell=told.append)
     assert found.wrong == []
@@ -84,7 +84,7 @@ async def test_a_cluster_whose_streams_do_notice_is_told_of(
     monkeypatch.setattr(runner, "sample", together)
     async with (
         relay(poisoned_model(tmp_path), "decode-0", "decode-1") as (target, url),
-        doors(target, url) as both,
+        endpoints(target, url) as both,
     ):
         found: Found = await beside(both, 40, 4, at_once=8, seed=3, tell=lambda _: None)
     assert any(one.startswith("stream") for one in found.wrong)

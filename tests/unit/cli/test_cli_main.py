@@ -32,9 +32,8 @@ def test_every_command_has_help_with_an_example(capsys: Output, command: str) ->
 
 def test_the_command_line_starts_without_heavy_packages() -> None:
     code = (
-        "import sys; from kvrelay.cli.main import run; assert run(['--version']) == 0;"
-        "heavy = {'torch', 'ray', 'redis', 'numpy', 'yaml', 'transformers', 'grpc'} & "
-        "set(sys.modules);"
-        "assert not heavy, heavy"
+        "import sys; from kvrelay.cli.main import run; assert run(['--version']) == 0;heavy = "
+        "{'torch', 'ray', 'redis', 'numpy', 'yaml', 'transformers', 'grpc'} & "
+        "set(sys.modules);assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, stdout=subprocess.DEVNULL)

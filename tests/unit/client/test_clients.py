@@ -440,10 +440,8 @@ def test_a_closed_client_says_so() -> None:
 def test_importing_the_package_imports_no_dependency() -> None:
     code = (
         "import sys, kvrelay; assert not {'grpc', 'torch', 'google.protobuf'} & set(sys.modules), "
-        "'import kvrelay';"
-        "kvrelay.Client; heavy = {'torch', 'ray', 'redis', 'pydantic', 'numpy', 'yaml', "
-        "'transformers'};"
-        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
+        "'import kvrelay';kvrelay.Client; heavy = {'torch', 'ray', 'redis', 'pydantic', 'numpy', "
+        "'yaml', 'transformers'};assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 

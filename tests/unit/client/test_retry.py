@@ -114,7 +114,7 @@ def test_each_call_gets_what_is_left_since_the_first() -> None:
         retry.begin(110.0)
 
 
-def test_endless_patience_does_not_overflow() -> None:
+def test_endless_timeout_s_does_not_overflow() -> None:
     retry = make(max_attempts=10**6, max_backoff_s=0.5)
     assert max(retry.failed(DOWN, 0.0) for _ in range(3000)) == 0.5
 

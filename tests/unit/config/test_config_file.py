@@ -173,8 +173,7 @@ BAD_CONFIGS = {
         "decode:\n  tensor_parallel: 2\n  resources: {num_gpus: 1}\n",
         3,
         "decode.resources.num_gpus: 1 GPUs do not do for decode.tensor_parallel 2, whose ranks "
-        "need a whole one each; "
-        "set 2 or a whole number above it, or 0 for the CPU",
+        "need a whole one each; set 2 or a whole number above it, or 0 for the CPU",
     ),
     "unknown KV dtype": (
         "kv:\n  dtype: fp8\n",

@@ -232,8 +232,10 @@ def test_services_lead_to_what_listens(variant: str, tmp_path: Path) -> None:
     assert ports == {name: int(address.rpartition(":")[2]) for name, address in listening.items()}
     assert all(address.startswith("0.0.0.0:") for address in listening.values())
     assert services.keys() == {"kvrelay-router", "kvrelay-router-grpc"}
-    for name, door in (("kvrelay-router", "http"), ("kvrelay-router-grpc", "grpc")):
-        assert services[name]["ports"] == [{"name": door, "port": ports[door], "targetPort": door}]
+    for name, endpoint in (("kvrelay-router", "http"), ("kvrelay-router-grpc", "grpc")):
+        assert services[name]["ports"] == [
+            {"name": endpoint, "port": ports[endpoint], "targetPort": endpoint}
+        ]
     assert services["kvrelay-router-grpc"]["clusterIP"] == "None"
     (monitor,) = shown.of_kind("ServiceMonitor")
     (endpoint,) = monitor["spec"]["endpoints"]

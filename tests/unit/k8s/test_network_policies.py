@@ -183,11 +183,11 @@ def test_redis_is_for_kvrelays_own(variant: str) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_routers_are_open_to_clients_only_where_they_ask_for_tokens(variant: str) -> None:
     shown = rendered(variant)
-    doors = variant in ("overlays/secure", "overlays/gpu", "overlays/keda")
+    endpoints = variant in ("overlays/secure", "overlays/gpu", "overlays/keda")
     for port in (50051, 8000):
-        assert reaches(shown, CLIENT, "kvrelay-router", port, same_namespace=False) is doors
+        assert reaches(shown, CLIENT, "kvrelay-router", port, same_namespace=False) is endpoints
         assert not reaches(shown, STRANGER, "kvrelay-router", port)
-    assert reaches(shown, PROMETHEUS, "kvrelay-router", 8000, same_namespace=False) is doors
+    assert reaches(shown, PROMETHEUS, "kvrelay-router", 8000, same_namespace=False) is endpoints
     assert not reaches(shown, PROMETHEUS, "kvrelay-router", 50051)
     assert not reaches(shown, CLIENT, "kvrelay-router", 50052), "operators come by port-forward"
 

@@ -325,19 +325,19 @@ class Target:
         self._channel = channel
 
     async def take(
-        self, wish: Wish, damage: Damage | None, draw: random.Random, like: list[bytes]
+        self, request: Wish, damage: Damage | None, draw: random.Random, like: list[bytes]
     ) -> str:
         """Returns what it was refused for. `like`: what the blocks hold after a commit; empty where
         that is learnt.
         """
         decode = self._decode
-        numbers = draw.sample(range(NUM_BLOCKS), wish.num_blocks + 2)
+        numbers = draw.sample(range(NUM_BLOCKS), request.num_blocks + 2)
         leases, now = decode.leases, decode.clock.now()
         others = leases.grant(("other", 0), numbers[-2:], 0, 10.0, now)
         lease = leases.grant(
-            ("r", 0), numbers[:-2], wish.cached_blocks, 10.0, now, partial=wish.partial
+            ("r", 0), numbers[:-2], request.cached_blocks, 10.0, now, partial=request.partial
         )
-        frames = wish.frames(lease, leases.epoch, decode.receiver.capability(lease, SENDER))
+        frames = request.frames(lease, leases.epoch, decode.receiver.capability(lease, SENDER))
         messages = damage.of(frames) if damage else [frame_to_bytes(frame) for frame in frames]
         expected = decode.arena.buffer.clone()
         async with asyncio.timeout(20):
@@ -349,7 +349,7 @@ class Target:
             expected[offset : offset + length] = decode.arena.buffer[offset : offset + length]
         assert decode.arena.buffer.equal(expected), "a block outside of the lease was written to"
         committed = [(one.lease_id, count) for one, _, count in decode.committed]
-        assert committed in ([], [(lease.lease_id, wish.num_tokens)]) or (
+        assert committed in ([], [(lease.lease_id, request.num_tokens)]) or (
             damage and len(committed) == 1
         ), committed
         if committed:
@@ -358,7 +358,7 @@ class Target:
             assert refusal is None or damage, refusal
             arrived = [
                 decode.arena.block(n) for n in lease.blocks[: LAYOUT.blocks_for(num_tokens)]
-            ][wish.cached_blocks :]
+            ][request.cached_blocks :]
             like = like or arrived
             assert arrived == like[: len(arrived)], (
                 "something else was committed than what was sent"
@@ -401,7 +401,7 @@ async def run(seeds: Sequence[int] | None, seconds: float) -> Counter[str]:
     outcomes: Counter[str] = Counter()
     end = time.monotonic() + seconds
     async with (
-        decode_end(num_blocks=NUM_BLOCKS, patience=2.0) as decode,
+        decode_end(num_blocks=NUM_BLOCKS, timeout_s=2.0) as decode,
         grpc.aio.insecure_channel(decode.address) as channel,
     ):
         target = Target(decode, channel)
@@ -420,14 +420,14 @@ async def run(seeds: Sequence[int] | None, seconds: float) -> Counter[str]:
 
 async def one_push(seed: int, target: Target, sources: Sequence[MemoryFile]) -> str:
     draw = random.Random(seed)
-    wish = Wish.draw(draw, sources)
-    frames = wish.frames(Lease(1, 1, ("r", 0), (), 0), 7)
+    request = Wish.draw(draw, sources)
+    frames = request.frames(Lease(1, 1, ("r", 0), (), 0), 7)
     parse([frame_to_bytes(frame) for frame in frames])
     for _ in range(3):
         parse(Damage(draw).of(frames))
     like: list[bytes] = []
-    await target.take(wish, None, draw, like)
-    return await target.take(wish, Damage(draw), draw, like)
+    await target.take(request, None, draw, like)
+    return await target.take(request, Damage(draw), draw, like)
 
 
 def main() -> None:

@@ -40,7 +40,7 @@ ENDINGS = [
 NUM_BLOCKS = 64
 AT_ONCE = 4
 GROUPS_KEPT = 64  # by a receiver, of senders that went; see `ReceiverGroups`
-PATIENCE = 0.5  # seconds; what a group whose other half never comes is waited for
+TIMEOUT_S = 0.5  # seconds; what a group whose other half never comes is waited for
 PART = 1000
 MIB = 2**20
 
@@ -95,7 +95,7 @@ class Soak:
     async def reopen(self) -> None:
         await self.close()
         self._sender = await self._stack.enter_async_context(
-            sender_of(MemoryFile(num_blocks=NUM_BLOCKS), patience=PATIENCE)
+            sender_of(MemoryFile(num_blocks=NUM_BLOCKS), timeout_s=TIMEOUT_S)
         )
 
     async def close(self) -> None:
@@ -220,7 +220,7 @@ class Soak:
 
 async def soak(handoffs: int, seed: int) -> tuple[Residue, Residue, Counter[str]]:
     """Before, after, and how the hand-offs ended."""
-    async with decode_end(num_blocks=NUM_BLOCKS, patience=PATIENCE) as decode:
+    async with decode_end(num_blocks=NUM_BLOCKS, timeout_s=TIMEOUT_S) as decode:
         run = Soak(decode, random.Random(seed))
         await run.reopen()
         await run.hand_over(max(200, handoffs // 10))

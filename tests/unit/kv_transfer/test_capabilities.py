@@ -123,13 +123,13 @@ async def test_who_was_granted_a_prefix_gets_it() -> None:
 @pytest.mark.parametrize(
     "steal",
     [
-        lambda wish: replace(wish, capability=""),
-        lambda wish: replace(wish, request_id="another"),
-        lambda wish: replace(wish, attempt=wish.attempt + 1),
-        lambda wish: replace(wish, granted_tokens=wish.granted_tokens + LAYOUT.block_size),
-        lambda wish: replace(wish, target=replace(wish.target, worker_id="prefill-9")),
-        lambda wish: replace(wish, target=replace(wish.target, address="127.0.0.1:9")),
-        lambda wish: replace(wish, token_ids=(*wish.token_ids, 15)),
+        lambda request: replace(request, capability=""),
+        lambda request: replace(request, request_id="another"),
+        lambda request: replace(request, attempt=request.attempt + 1),
+        lambda request: replace(request, granted_tokens=request.granted_tokens + LAYOUT.block_size),
+        lambda request: replace(request, target=replace(request.target, worker_id="prefill-9")),
+        lambda request: replace(request, target=replace(request.target, address="127.0.0.1:9")),
+        lambda request: replace(request, token_ids=(*request.token_ids, 15)),
     ],
     ids=["none", "request", "attempt", "more granted", "worker", "address", "more tokens"],
 )
@@ -151,14 +151,14 @@ async def test_nobody_else_gets_it_nor_more_of_it(
 def changed(position: int) -> Callable[[FetchRequest], FetchRequest]:
     tokens = [*TOKENS]
     tokens[position] += 1
-    return lambda wish: replace(wish, token_ids=tuple(tokens))
+    return lambda request: replace(request, token_ids=tuple(tokens))
 
 
 @pytest.mark.parametrize(
     ("ask", "blocks"),
     [
-        (lambda wish: replace(wish, salt=""), 0),
-        (lambda wish: replace(wish, salt=SALT + "x"), 0),
+        (lambda request: replace(request, salt=""), 0),
+        (lambda request: replace(request, salt=SALT + "x"), 0),
         (changed(0), 0),
         (changed(LAYOUT.block_size - 1), 0),
         (changed(LAYOUT.block_size), 1),

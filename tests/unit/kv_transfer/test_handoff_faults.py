@@ -212,8 +212,8 @@ async def test_kv_that_was_tampered_with_is_not_committed(
     verdicts: list[grpc.StatusCode] = []
     intercept = intercepted(tampering, verdicts)
     async with (
-        decode_end(patience=2.0, intercept=intercept) as decode,
-        sender_of(source, patience=2.0) as sender,
+        decode_end(timeout_s=2.0, intercept=intercept) as decode,
+        sender_of(source, timeout_s=2.0) as sender,
     ):
         # What gRPC says to a sender that is writing just then is that the push has ended.
         with pytest.raises((DataLoss, FailedPrecondition, Unavailable)):
@@ -274,7 +274,7 @@ async def test_a_frame_that_comes_after_its_blocks_were_given_away_is_refused(
 
 @pytest.mark.parametrize("transport", BETWEEN_PROCESSES)
 async def test_a_sender_that_is_killed_in_mid_push_leaves_nothing(transport: str) -> None:
-    async with decode_end(patience=2.0) as decode, sender_of(MemoryFile()) as sender:
+    async with decode_end(timeout_s=2.0) as decode, sender_of(MemoryFile()) as sender:
         target = decode.grant(BLOCKS, transport=transport)
         command = [sys.executable, "-m", "support.transfer_sender", json.dumps(asdict(target))]
         process = await asyncio.create_subprocess_exec(
@@ -367,10 +367,10 @@ async def test_a_repeated_fetch_is_executed_once() -> None:
         proxy_to(lent.address) as network,
         grpc.aio.insecure_channel(network.address) as channel,
     ):
-        wish = lent.right
+        request = lent.right
         await channel.channel_ready()
         network.passes["down"].clear()
-        lost = asyncio.create_task(lent.ask(wish, channel))
+        lost = asyncio.create_task(lent.ask(request, channel))
         async with asyncio.timeout(15):
             while not (lent.asking.committed and network.held_back):
                 await asyncio.sleep(0.001)
@@ -379,7 +379,7 @@ async def test_a_repeated_fetch_is_executed_once() -> None:
         with pytest.raises(Unavailable):
             await lost
         lent.asking.arena.buffer.zero_()  # by now the blocks are the sequence's
-        assert await lent.ask(wish) == len(BLOCKS)
+        assert await lent.ask(request) == len(BLOCKS)
         assert len(lent.asking.committed) == 1
         assert not lent.asking.arena.buffer.any()
         assert lent.cache.pool.num_held == 0
@@ -390,7 +390,7 @@ async def test_a_sender_that_stalls_in_a_frame_holds_blocks_no_longer_than_its_l
     async with (
         decode_end(layout) as decode,
         proxy_to(decode.address) as network,
-        sender_of(MemoryFile(layout), patience=2.0) as sender,
+        sender_of(MemoryFile(layout), timeout_s=2.0) as sender,
     ):
         network.limit = 100_000
         push = sender.open(KEY, decode.grant(BLOCKS, address=network.address))
@@ -410,7 +410,7 @@ async def test_a_sender_that_stalls_in_a_frame_holds_blocks_no_longer_than_its_l
 
 async def test_pushes_that_do_not_open_are_capped_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receiver, "_MAX_UNOPENED", 8)
-    async with decode_end(patience=0.5) as decode, sender_of(MemoryFile()) as sender:
+    async with decode_end(timeout_s=0.5) as decode, sender_of(MemoryFile()) as sender:
         async with grpc.aio.insecure_channel(decode.address) as channel:
             calls = [kv_push(channel)() for _ in range(30)]
             codes = [await call.code() for call in calls]
@@ -443,7 +443,7 @@ async def test_connections_that_say_nothing_are_in_nobodys_way() -> None:
 async def test_a_repetition_that_falls_silent_ends() -> None:
     """Its lease is committed and ends no more."""
     source = MemoryFile()
-    async with decode_end(patience=0.3) as decode, sender_of(source) as sender:
+    async with decode_end(timeout_s=0.3) as decode, sender_of(source) as sender:
         target = decode.grant(BLOCKS)
         await pushed(sender.open(KEY, target))
         async with grpc.aio.insecure_channel(decode.address) as channel:
@@ -526,7 +526,7 @@ async def test_a_slow_receiver_bounds_what_is_packed(transport: str) -> None:
         await stop.wait()
 
     async with decode_end(LARGE, 128, intercept=intercepted(slow)) as decode:
-        async with sender_of(MemoryFile(LARGE, 128), patience=1.0) as sender:
+        async with sender_of(MemoryFile(LARGE, 128), timeout_s=1.0) as sender:
             push = sender.open(KEY, decode.grant(list(range(128)), transport=transport))
             push.send(0, list(range(128)))
             with pytest.raises(Unavailable):

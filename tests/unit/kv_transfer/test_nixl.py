@@ -144,7 +144,7 @@ def read(reader: NixlReader, arena: RemoteArena, block: int) -> bytes:
 
 @needs_nixl
 def test_a_dead_sender_is_unavailable_and_the_next_one_is_read() -> None:
-    reader = NixlReader(torch.device("cpu"), "127.0.0.1", patience=5.0)
+    reader = NixlReader(torch.device("cpu"), "127.0.0.1", timeout_s=5.0)
     expected = MemoryFile()
     with served() as (process, arena):
         assert read(reader, arena, 3) == expected.block(3)
@@ -159,8 +159,8 @@ def test_a_dead_sender_is_unavailable_and_the_next_one_is_read() -> None:
 
 
 @needs_nixl
-def test_a_sender_that_is_frozen_costs_patience_and_no_more() -> None:
-    reader = NixlReader(torch.device("cpu"), "127.0.0.1", patience=0.3)
+def test_a_sender_that_is_frozen_costs_timeout_s_and_no_more() -> None:
+    reader = NixlReader(torch.device("cpu"), "127.0.0.1", timeout_s=0.3)
     with served() as (process, arena):
         os.kill(process.pid, signal.SIGSTOP)
         with pytest.raises(Unavailable, match=r"in 0\.3 s"):
@@ -171,7 +171,7 @@ def test_a_sender_that_is_frozen_costs_patience_and_no_more() -> None:
 
 @needs_nixl
 def test_what_is_no_arena_is_refused() -> None:
-    reader = NixlReader(torch.device("cpu"), "127.0.0.1", patience=1.0)
+    reader = NixlReader(torch.device("cpu"), "127.0.0.1", timeout_s=1.0)
     size = LAYOUT.arena_bytes(32)
     with (
         pytest.raises(Unimplemented, match="not one that mine can read from"),

@@ -68,7 +68,7 @@ async def test_abort_while_the_commit_waits() -> None:
 async def test_a_cancelled_commit_leaves_the_push_to_be_aborted() -> None:
     async with (
         silent_server() as (address, decode),
-        sender_of(MemoryFile(), patience=0.3) as sender,
+        sender_of(MemoryFile(), timeout_s=0.3) as sender,
     ):
         push = sender.open(KEY, decode.grant([1], address=address))
         push.send(0, [5])
@@ -128,7 +128,7 @@ async def test_a_push_that_failed_does_not_spoil_the_next(transport: str) -> Non
 
 
 async def test_a_refusal_is_what_a_peer_that_did_not_join_the_group_is_asked_for() -> None:
-    async with decode_end() as decode, sender_of(MemoryFile(), patience=0.5) as sender:
+    async with decode_end() as decode, sender_of(MemoryFile(), timeout_s=0.5) as sender:
         target = decode.grant([1], transport="gloo")
         decode.leases.close(target.lease_id)
         push = sender.open(KEY, target)
@@ -223,7 +223,7 @@ async def test_what_a_slow_receiver_has_not_taken_is_not_in_memory() -> None:
     """Of 64 MiB, only what the flow control lets pass is ever copied out of the arena."""
     async with (
         silent_server() as (address, decode),
-        sender_of(MemoryFile(LARGE, 128), patience=1.0) as sender,
+        sender_of(MemoryFile(LARGE, 128), timeout_s=1.0) as sender,
     ):
         push = sender.open(KEY, decode.grant(list(range(128)), address=address))
         push.send(0, list(range(128)))

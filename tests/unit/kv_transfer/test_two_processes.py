@@ -65,7 +65,7 @@ async def test_kv_arrives_byte_for_byte(requested: str, transport: str, why: str
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_receiver_that_is_killed_in_mid_push_is_unavailable(transport: str) -> None:
     with peer(transport) as (process, target):
-        async with sender_of(MemoryFile(), patience=2.0) as sender:
+        async with sender_of(MemoryFile(), timeout_s=2.0) as sender:
             push = sender.open(KEY, target)
             push.send(0, [1, 2])
             while not push.bytes_packed and not push.error:
@@ -81,22 +81,22 @@ async def test_a_receiver_that_is_killed_in_mid_push_is_unavailable(transport: s
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_receiver_that_is_frozen_is_unavailable(transport: str) -> None:
     # Its first push makes an agent, which takes about half a second
-    patience = 3.0 if transport == "nixl" else 0.3
+    timeout_s = 3.0 if transport == "nixl" else 0.3
     with peer(transport) as (process, target):
-        async with sender_of(MemoryFile(), patience=patience) as sender:
+        async with sender_of(MemoryFile(), timeout_s=timeout_s) as sender:
             push = sender.open(KEY, target)
             push.send(0, [1, 2])
             while not push.bytes_packed and not push.error:
                 await asyncio.sleep(0.001)
             process.send_signal(signal.SIGSTOP)
             push.send(2, [3, 4])
-            with pytest.raises(Unavailable, match=rf"{patience:g} s|300ms"):
+            with pytest.raises(Unavailable, match=rf"{timeout_s:g} s|300ms"):
                 await push.commit(42, 4 * LAYOUT.block_size, 0.0)
 
 
 async def test_a_push_to_a_dead_receiver_can_be_aborted() -> None:
     with peer("shm") as (process, target):
-        async with sender_of(MemoryFile(), patience=0.3) as sender:
+        async with sender_of(MemoryFile(), timeout_s=0.3) as sender:
             push = sender.open(KEY, target)
             push.send(0, [1, 2])
             process.kill()

@@ -91,10 +91,9 @@ def test_the_reason_says_what_was_compared() -> None:
             {"CPU": 1.0, "GPU": 2.0, "decode": 0.5},
             [node(1, GPU=1), node(2), node(3), node(4), node(5)],
             "no Ray node is large enough for CPU 1, GPU 2, decode 0.5: 10.0.0.1 has CPU 2 of 2 "
-            "free, GPU 1 of 1 free, "
-            "decode 0 of 0 free; 10.0.0.2 has CPU 2 of 2 free, GPU 0 of 0 free, decode 0 of 0 "
-            "free; "
-            "10.0.0.3 has CPU 2 of 2 free, GPU 0 of 0 free, decode 0 of 0 free; and 2 more nodes",
+            "free, GPU 1 of 1 free, decode 0 of 0 free; 10.0.0.2 has CPU 2 of 2 free, GPU 0 of 0 "
+            "free, decode 0 of 0 free; 10.0.0.3 has CPU 2 of 2 free, GPU 0 of 0 free, decode 0 of "
+            "0 free; and 2 more nodes",
         ),
     ],
 )

@@ -14,7 +14,7 @@ from kvrelay.process.child import family
 _OWNER = """
 import sys
 from pathlib import Path
-from kvrelay import ray_folder
+from kvrelay.launch import ray_folder
 ray_folder.PARENT = Path(sys.argv[1])
 with ray_folder.RayFolder() as folder:
     print(folder.path, flush=True)

@@ -98,7 +98,7 @@ def test_a_load_tests_timeline_and_its_rows_are_the_record() -> None:
     assert "itl_p95_ms" not in idle.pools["decode"].metrics, "four still wait"
 
 
-def test_where_prompts_hold_the_seats_what_waits_waits_for_prefill() -> None:
+def test_where_prompts_hold_the_slots_what_waits_waits_for_prefill() -> None:
     (moment,) = moments_of(report(sample(1.0, answers=2)))
     assert [moment.pools[pool].metrics["queue_depth"] for pool in ("prefill", "decode")] == [7, 3]
 

@@ -53,7 +53,7 @@ def preempted(cluster: VirtualCluster, one: Record) -> int:
 def test_short_requests_do_not_wait_for_the_end_of_long_answers_of_others(
     prompt: tuple[int, ...], decode: int
 ) -> None:
-    cluster = VirtualCluster(1, decode, seats=4)
+    cluster = VirtualCluster(1, decode, slots=4)
     hogs = [ask(cluster, HOG, 1200, prompt) for _ in range(8 * decode)]
     cluster.run(5.0)
     assert running(cluster) == {"hog": 4 * decode}, "all that is idle may be used"
@@ -75,7 +75,7 @@ def test_short_requests_do_not_wait_for_the_end_of_long_answers_of_others(
 
 
 def test_without_others_nobody_gives_way() -> None:
-    cluster = VirtualCluster(0, 2, seats=4)
+    cluster = VirtualCluster(0, 2, slots=4)
     for number in range(40):
         ask(cluster, HOG, 5 + number % 90, priority=number % 3)
         cluster.run(0.1)
@@ -84,7 +84,7 @@ def test_without_others_nobody_gives_way() -> None:
 
 
 def test_it_can_be_switched_off() -> None:
-    cluster = VirtualCluster(0, 1, seats=2, preemption=False)
+    cluster = VirtualCluster(0, 1, slots=2, preemption=False)
     hogs = [ask(cluster, HOG, 200) for _ in range(2)]
     one = ask(cluster, OTHER, 1)
     cluster.settle()
@@ -99,7 +99,7 @@ def test_it_can_be_switched_off() -> None:
 def test_tenants_that_wait_hold_their_weighted_share(
     weights: tuple[int, ...], slots: tuple[int, ...]
 ) -> None:
-    cluster = VirtualCluster(0, 2, seats=4)
+    cluster = VirtualCluster(0, 2, slots=4)
     for number, weight in enumerate(weights):
         for _ in range(20):
             ask(cluster, Tenant(str(number), weight=weight), 3000)
@@ -124,7 +124,7 @@ def test_slots_do_not_go_to_and_fro(hog_tokens: int, tokens: int, prompt: tuple[
     """Two tenants that always have requests waiting, however long they are: shares are moved
     once.
     """
-    cluster = VirtualCluster(0, 1, seats=4)
+    cluster = VirtualCluster(0, 1, slots=4)
     for _ in range(600):
         waiting = Counter(one.split("/")[0] for one in cluster.dispatcher._queue)
         for _ in range(4 - waiting["hog"]):
@@ -143,7 +143,7 @@ def test_slots_do_not_go_to_and_fro(hog_tokens: int, tokens: int, prompt: tuple[
 
 
 def test_slots_that_cannot_be_shared_are_taken_in_turns() -> None:
-    cluster = VirtualCluster(0, 1, seats=1)
+    cluster = VirtualCluster(0, 1, slots=1)
     hog = ask(cluster, HOG, 2000)
     cluster.run(10.0)
     others = [ask(cluster, OTHER, 400), ask(cluster, Tenant("third"), 400)]
@@ -158,7 +158,7 @@ def test_a_flood_is_no_way_past_it() -> None:
     """Each moment a new request of the hog's, and all that it has at once again whenever something
     ends.
     """
-    cluster = VirtualCluster(0, 2, seats=4)
+    cluster = VirtualCluster(0, 2, slots=4)
     waits = []
     for number in range(400):
         ask(cluster, HOG, 300)
@@ -173,7 +173,7 @@ def test_a_flood_is_no_way_past_it() -> None:
 
 def test_streams_that_were_lost_with_a_worker_keep_nobody_out() -> None:
     """They go first in their priority, and are too many for the workers that are left."""
-    cluster = VirtualCluster(0, 2, seats=4)
+    cluster = VirtualCluster(0, 2, slots=4)
     cluster.restart_s = 1e9
     for _ in range(8):
         ask(cluster, HOG, 3000)
@@ -185,7 +185,7 @@ def test_streams_that_were_lost_with_a_worker_keep_nobody_out() -> None:
 
 
 def test_less_urgent_requests_take_nothing_from_more_urgent_ones() -> None:
-    cluster = VirtualCluster(0, 1, seats=4)
+    cluster = VirtualCluster(0, 1, slots=4)
     hogs = [ask(cluster, HOG, 200) for _ in range(4)]
     one = ask(cluster, OTHER, 1, priority=5)
     cluster.settle()
@@ -194,7 +194,7 @@ def test_less_urgent_requests_take_nothing_from_more_urgent_ones() -> None:
 
 
 def test_a_preempted_stream_keeps_its_deadline_and_counts_no_attempt() -> None:
-    cluster = VirtualCluster(0, 1, seats=2, max_attempts=1)
+    cluster = VirtualCluster(0, 1, slots=2, max_attempts=1)
     doomed = [ask(cluster, HOG, 5000, deadline_s=30.0) for _ in range(2)]
     cluster.run(2.0)
     for _ in range(20):
@@ -210,7 +210,7 @@ def test_a_preempted_stream_keeps_its_deadline_and_counts_no_attempt() -> None:
 
 
 def test_a_preempted_stream_can_be_cancelled_and_leaves_nothing_behind() -> None:
-    cluster = VirtualCluster(0, 1, seats=2)
+    cluster = VirtualCluster(0, 1, slots=2)
     hogs = [ask(cluster, HOG, 500) for _ in range(2)]
     cluster.run(2.0)
     ask(cluster, OTHER, 500)
@@ -224,7 +224,7 @@ def test_a_preempted_stream_can_be_cancelled_and_leaves_nothing_behind() -> None
 
 
 def test_its_time_is_told_and_the_phases_add_up() -> None:
-    cluster = VirtualCluster(0, 1, seats=2)
+    cluster = VirtualCluster(0, 1, slots=2)
     first = ask(cluster, HOG, 500)
     ask(cluster, HOG, 500)
     victim = cluster.dispatcher._entries["hog/1"].life
@@ -242,7 +242,7 @@ def test_its_time_is_told_and_the_phases_add_up() -> None:
 
 
 def test_who_returns_is_decoded_where_its_tokens_are_cached() -> None:
-    cluster = VirtualCluster(1, 2, seats=2)
+    cluster = VirtualCluster(1, 2, slots=2)
     hogs = [ask(cluster, HOG, 400, LONG) for _ in range(4)]
     cluster.run(5.0)
     life = cluster.dispatcher._entries
@@ -284,7 +284,7 @@ def test_who_cancels_at_once_is_charged_for_the_prompt() -> None:
 
 def test_a_refused_successor_costs_no_second_victim() -> None:
     """The worker has not got the blocks back yet: they come with the end of its step."""
-    cluster = VirtualCluster(0, 1, seats=4)
+    cluster = VirtualCluster(0, 1, slots=4)
     for _ in range(4):
         ask(cluster, HOG, 3000)
     cluster.run(2.0)
@@ -299,7 +299,7 @@ def test_a_refused_successor_costs_no_second_victim() -> None:
 
 
 def test_who_is_above_its_share_of_blocks_gives_way_though_it_has_few_slots() -> None:
-    cluster = VirtualCluster(0, 1, seats=8)
+    cluster = VirtualCluster(0, 1, slots=8)
     worker = cluster.workers["d0"]
     worker.info = replace(worker.info, load=replace(worker.info.load, blocks_total=16))
     cluster.dispatcher.workers_changed([worker.info], cluster.now)
@@ -338,12 +338,12 @@ ASKS = st.lists(
     st.data(),
 )
 def test_whoever_asks_for_whatever(
-    asks: list[Ask], weights: list[float], decode: int, seats: int, data: st.DataObject
+    asks: list[Ask], weights: list[float], decode: int, slots: int, data: st.DataObject
 ) -> None:
     """Work is conserved, each answer is whole, books are right, and preemption is bounded for each
     request.
     """
-    cluster = VirtualCluster(0, decode, seats)
+    cluster = VirtualCluster(0, decode, slots)
     tenants = [Tenant(str(number), weight=weight) for number, weight in enumerate(weights)]
     counts: Counter[str] = Counter()
 
@@ -353,7 +353,7 @@ def test_whoever_asks_for_whatever(
         for name, entry in cluster.dispatcher._entries.items():
             counts[name] = entry.life.preemptions
         if cluster.dispatcher.waiting:
-            assert cluster.dispatcher.running == decode * seats, (
+            assert cluster.dispatcher.running == decode * slots, (
                 "a slot is idle while a request waits"
             )
 
@@ -376,12 +376,12 @@ def test_whoever_asks_for_whatever(
     if len({one.tenant for one in asks}) == 1:
         assert cluster.dispatcher.preemptions == 0
     assert (
-        cluster.dispatcher.preemptions <= 3 * len(asks) + cluster.now / MIN_RUN_S * decode * seats
+        cluster.dispatcher.preemptions <= 3 * len(asks) + cluster.now / MIN_RUN_S * decode * slots
     )
 
 
 def test_commands_reach_the_worker_in_the_order_in_which_the_slot_changes_hands() -> None:
-    cluster = VirtualCluster(0, 1, seats=1)
+    cluster = VirtualCluster(0, 1, slots=1)
     ask(cluster, HOG, 3000)
     cluster.run(TURN_S + 1.0)
     worker = cluster.workers["d0"]

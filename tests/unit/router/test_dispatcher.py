@@ -145,7 +145,7 @@ def test_those_behind_do_not_overtake_one_that_finds_no_room() -> None:
     assert [name for name, _ in placements(made.tick(5.0))] == ["a", "b"]
 
 
-def test_a_worker_is_given_as_many_sequences_as_it_has_seats() -> None:
+def test_a_worker_is_given_as_many_sequences_as_it_has_slots() -> None:
     made = dispatcher("d0")
     placed = [placements(submit(made, request(str(one)))) for one in range(6)]
     assert [bool(one) for one in placed] == [True] * 4 + [False] * 2

@@ -9,7 +9,7 @@ from kvrelay.clock import ManualClock
 from kvrelay.errors import DeadlineExceeded
 from kvrelay.tenants import ANONYMOUS
 from kvrelay.wire.inference import GenerateRequest
-from router.frontend.frontend import Intake
+from router.frontend.frontend import Frontend
 from router.frontend.model_card import ModelCard
 from router.frontend.rate_limits import Limits
 from router.frontend.tokenization import Text
@@ -33,10 +33,10 @@ async def test_a_deadline_that_has_passed_is_told_before_anything_is_done(
         raise AssertionError("it was tokenized")
 
     monkeypatch.setattr(Text, "encode", tokenized)
-    intake = Intake(card, Text.load(DEMO), driver, Limits(), config.router, clock)
+    frontend = Frontend(card, Text.load(DEMO), driver, Limits(), config.router, clock)
     for time_left in (0.0, -5.0):
         with pytest.raises(DeadlineExceeded, match="nothing was done"):
-            await intake.open(
+            await frontend.open(
                 GenerateRequest(prompt="Once upon a time"), ANONYMOUS, 100.0, time_left
             )
     assert driver.dispatcher.unfinished == 0

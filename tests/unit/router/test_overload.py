@@ -12,9 +12,9 @@ from kvrelay.tenants import Tenant
 from kvrelay.types import SamplingParams
 from router.core.request import Request
 
-SEATS = 8
+SLOTS = 8
 TOKENS = 20
-CAPACITY = 2 * SEATS / (TOKENS * STEP_S)  # requests a second of two decode workers
+CAPACITY = 2 * SLOTS / (TOKENS * STEP_S)  # requests a second of two decode workers
 DEADLINE_S = 4.0
 PROMPT = (1, 2, 3)
 
@@ -49,7 +49,7 @@ def goodput(cluster: VirtualCluster, since: float) -> float:
 
 @pytest.mark.parametrize("load", [1.0, 2.0, 3.0])
 def test_goodput_stays_where_it_is(load: float) -> None:
-    cluster = VirtualCluster(0, 2, SEATS)
+    cluster = VirtualCluster(0, 2, SLOTS)
     offer(cluster, 20.0, {Tenant(): load * CAPACITY})
     since = cluster.now
     offer(cluster, 40.0, {Tenant(): load * CAPACITY})
@@ -60,7 +60,7 @@ def test_goodput_stays_where_it_is(load: float) -> None:
 
 
 def test_who_would_be_too_late_is_told_at_once_and_when_to_come_back() -> None:
-    cluster = VirtualCluster(0, 2, SEATS)
+    cluster = VirtualCluster(0, 2, SLOTS)
     offer(cluster, 20.0, {Tenant(): 3 * CAPACITY})
     errors = list(cluster.refused.values())
     assert len(errors) > 0.4 * len(cluster.records)
@@ -73,7 +73,7 @@ def test_who_would_be_too_late_is_told_at_once_and_when_to_come_back() -> None:
 
 
 def test_without_a_queue_nobody_is_refused_for_a_short_deadline() -> None:
-    cluster = VirtualCluster(0, 2, SEATS)
+    cluster = VirtualCluster(0, 2, SLOTS)
     offer(cluster, 10.0, {Tenant(): 0.3 * CAPACITY})
     cluster.settle()
     sampling = SamplingParams(max_tokens=TOKENS, seed=1)
@@ -83,7 +83,7 @@ def test_without_a_queue_nobody_is_refused_for_a_short_deadline() -> None:
 
 
 def test_tenants_get_their_weighted_share_of_a_full_cluster() -> None:
-    cluster = VirtualCluster(0, 2, SEATS)
+    cluster = VirtualCluster(0, 2, SLOTS)
     small, large = Tenant("small"), Tenant("large", weight=3.0)
     offer(cluster, 15.0, {small: 2 * CAPACITY, large: 2 * CAPACITY})
     since = cluster.now
@@ -95,7 +95,7 @@ def test_tenants_get_their_weighted_share_of_a_full_cluster() -> None:
 
 
 def test_a_flood_of_one_tenant_does_not_reach_another() -> None:
-    cluster = VirtualCluster(0, 2, SEATS, max_queue=32)
+    cluster = VirtualCluster(0, 2, SLOTS, max_queue=32)
     flood, quiet = Tenant("flood"), Tenant("quiet")
     offer(cluster, 40.0, {flood: 8 * CAPACITY, quiet: 0.3 * CAPACITY})
     cluster.settle()
@@ -105,7 +105,7 @@ def test_a_flood_of_one_tenant_does_not_reach_another() -> None:
 
 
 def test_a_rate_is_not_that_of_other_workers() -> None:
-    cluster = VirtualCluster(0, 2, SEATS)
+    cluster = VirtualCluster(0, 2, SLOTS)
     offer(cluster, 10.0, {Tenant(): 2 * CAPACITY})
     assert cluster.dispatcher._throughput.per_second == pytest.approx(CAPACITY, rel=0.3)
     cluster.start("d2", "decode")

@@ -60,7 +60,7 @@ def test_tenants_that_are_gone_are_forgotten() -> None:
     assert pace.wait_s("a", 0.0) == 0
 
 
-class Doors:
+class Endpoints:
     def __init__(
         self, running: RouterHarness, http: httpx.AsyncClient, hostile: str, victim: str
     ) -> None:
@@ -81,7 +81,7 @@ class Doors:
 
 
 @pytest.fixture
-async def doors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Doors]:
+async def endpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Endpoints]:
     """With a pace at which a fourth request waits for longer than any test takes."""
     for name, value in (("BURST", 3.0), ("PER_SECOND", 1e-6), ("MAX_WAIT_S", 1e6)):
         monkeypatch.setattr(router.core.queueing.request_pace, name, value)
@@ -92,7 +92,7 @@ async def doors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         running_router(tokens_file=tokens.path) as running,
         httpx.AsyncClient(base_url=running.http, timeout=30, limits=limits) as http,
     ):
-        yield Doors(running, http, hostile, victim)
+        yield Endpoints(running, http, hostile, victim)
 
 
 async def ended(tasks: Sequence[asyncio.Task[Any]], number: int) -> None:
@@ -108,84 +108,88 @@ async def cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/status.json", "/v1/models", "/nothing", "/version"])
-async def test_polls_wait_for_their_own_tenant_only(doors: Doors, path: str) -> None:
-    polls = await doors.polls(doors.hostile, 12, path)
+async def test_polls_wait_for_their_own_tenant_only(endpoints: Endpoints, path: str) -> None:
+    polls = await endpoints.polls(endpoints.hostile, 12, path)
     await ended(polls, 3)
-    (calm,) = await doors.polls(doors.victim, 1)
+    (calm,) = await endpoints.polls(endpoints.victim, 1)
     assert (await calm).status_code == 200
     assert sum(task.done() for task in polls) in (3, 4)  # the fourth owes nothing yet when it comes
     await cancelled(polls)
 
 
-async def test_refused_requests_wait_answers_do_not(doors: Doors) -> None:
+async def test_refused_requests_wait_answers_do_not(endpoints: Endpoints) -> None:
     good = {"model": "demo", "prompt": [11, 12], "max_tokens": 2}
     for _ in range(8):
-        answer = await doors.http.post("/v1/completions", json=good, headers=bearer(doors.hostile))
+        answer = await endpoints.http.post(
+            "/v1/completions", json=good, headers=bearer(endpoints.hostile)
+        )
         assert answer.status_code == 200
     refusals = [
         asyncio.create_task(
-            doors.http.post("/v1/completions", json={}, headers=bearer(doors.hostile))
+            endpoints.http.post("/v1/completions", json={}, headers=bearer(endpoints.hostile))
         )
         for _ in range(4)
     ]
     assert [(await one).status_code for one in refusals] == [400] * 4
     waiting = asyncio.create_task(
-        doors.http.post("/v1/completions", json=good, headers=bearer(doors.hostile))
+        endpoints.http.post("/v1/completions", json=good, headers=bearer(endpoints.hostile))
     )
     for _ in range(3):  # in which time an answer that does not wait would have come
-        answer = await doors.http.post("/v1/completions", json=good, headers=bearer(doors.victim))
+        answer = await endpoints.http.post(
+            "/v1/completions", json=good, headers=bearer(endpoints.victim)
+        )
         assert answer.status_code == 200
     assert not waiting.done()
     await cancelled([waiting])
 
 
-async def test_grpc_is_paced_as_well(doors: Doors) -> None:
-    async with grpc.aio.insecure_channel(doors.running.grpc) as channel:
+async def test_grpc_is_paced_as_well(endpoints: Endpoints) -> None:
+    async with grpc.aio.insecure_channel(endpoints.running.grpc) as channel:
         stub = InferenceServiceStub(channel)
-        as_hostile = (("authorization", f"Bearer {doors.hostile}"),)
+        as_hostile = (("authorization", f"Bearer {endpoints.hostile}"),)
         for _ in range(4):
             await stub.ListModels(pb.ListModelsRequest(), metadata=as_hostile)
         waiting = stub.ListModels(pb.ListModelsRequest(), metadata=as_hostile)
-        as_victim = (("authorization", f"Bearer {doors.victim}"),)
+        as_victim = (("authorization", f"Bearer {endpoints.victim}"),)
         await stub.ListModels(pb.ListModelsRequest(), metadata=as_victim)
         assert not waiting.done()
         waiting.cancel()
 
 
-async def test_refused_calls_are_charged_on_grpc(doors: Doors) -> None:
-    as_hostile = (("authorization", f"Bearer {doors.hostile}"),)
-    async with grpc.aio.insecure_channel(doors.running.grpc) as channel:
+async def test_refused_calls_are_charged_on_grpc(endpoints: Endpoints) -> None:
+    as_hostile = (("authorization", f"Bearer {endpoints.hostile}"),)
+    async with grpc.aio.insecure_channel(endpoints.running.grpc) as channel:
         stub = InferenceServiceStub(channel)
         for _ in range(4):
             with pytest.raises(grpc.aio.AioRpcError):
                 await stub.Generate(pb.GenerateRequest(), metadata=as_hostile).read()
-    waiting = asyncio.create_task(doors.http.get("/version", headers=bearer(doors.hostile)))
+    waiting = asyncio.create_task(endpoints.http.get("/version", headers=bearer(endpoints.hostile)))
     for _ in range(3):
-        (calm,) = await doors.polls(doors.victim, 1, "/version")
+        (calm,) = await endpoints.polls(endpoints.victim, 1, "/version")
         assert (await calm).status_code == 200
     assert not waiting.done()
     await cancelled([waiting])
 
 
 async def test_strangers_wait_for_each_other_and_hold_few_connections(
-    doors: Doors, monkeypatch: pytest.MonkeyPatch
+    endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(router.frontend.waiting_room, "MAX_STRANGERS", 2)
-    strangers = await doors.polls("kvr_unknown", 12)
+    strangers = await endpoints.polls("kvr_unknown", 12)
     await ended(strangers, 10)  # all but the two that wait
     answers = [task.result() for task in strangers if task.done()]
     assert {one.status_code for one in answers} == {401}
     assert sum(one.headers.get("connection") == "close" for one in answers) >= 6
-    (calm,) = await doors.polls(doors.victim, 1)
+    (calm,) = await endpoints.polls(endpoints.victim, 1)
     assert (await calm).status_code == 200
     await cancelled(strangers)
 
 
 async def test_strangers_on_grpc_wait_in_the_same_room(
-    doors: Doors, monkeypatch: pytest.MonkeyPatch
+    endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(router.frontend.waiting_room, "MAX_STRANGERS", 2)
-    async with grpc.aio.insecure_channel(doors.running.grpc) as channel:
+    async with grpc.aio.insecure_channel(endpoints.running.grpc) as channel:
         stub = InferenceServiceStub(channel)
 
         async def refused() -> grpc.StatusCode:
@@ -200,9 +204,9 @@ async def test_strangers_on_grpc_wait_in_the_same_room(
         assert {one.result() for one in strangers if one.done()} == {
             grpc.StatusCode.UNAUTHENTICATED
         }
-        answer = await doors.http.get("/metrics", headers=bearer("kvr_unknown"))
+        answer = await endpoints.http.get("/metrics", headers=bearer("kvr_unknown"))
         assert (answer.status_code, answer.headers["connection"]) == (401, "close")
-        as_victim = (("authorization", f"Bearer {doors.victim}"),)
+        as_victim = (("authorization", f"Bearer {endpoints.victim}"),)
         await stub.ListModels(pb.ListModelsRequest(), metadata=as_victim)
         assert sum(one.done() for one in strangers) == 10
         await cancelled(strangers)
@@ -251,29 +255,31 @@ async def test_requests_that_wait_leave_one_after_the_other(
 
 
 async def test_no_tenant_takes_all_connections(
-    doors: Doors, monkeypatch: pytest.MonkeyPatch
+    endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(router.api.http.pacing, "MAX_REQUESTS", 3)
-    doors.running.workers["decode-0"].may_step.clear()
+    endpoints.running.workers["decode-0"].may_step.clear()
     body = {"model": "demo", "prompt": [11, 12], "max_tokens": 2}
     flying = [
         asyncio.create_task(
-            doors.http.post("/v1/completions", json=body, headers=bearer(doors.hostile))
+            endpoints.http.post("/v1/completions", json=body, headers=bearer(endpoints.hostile))
         )
         for _ in range(3)
     ]
     async with asyncio.timeout(20):
-        while len(doors.running.workers["decode-0"].worker.sequences) < 3:
+        while len(endpoints.running.workers["decode-0"].worker.sequences) < 3:
             await asyncio.sleep(0.01)
-    refused = await doors.http.post("/v1/completions", json=body, headers=bearer(doors.hostile))
+    refused = await endpoints.http.post(
+        "/v1/completions", json=body, headers=bearer(endpoints.hostile)
+    )
     assert refused.status_code == 429
     assert refused.json()["error"]["message"].startswith(
         "tenant hostile has more than 3 HTTP requests under way"
     )
-    doors.running.workers["decode-0"].may_step.set()
+    endpoints.running.workers["decode-0"].may_step.set()
     assert [(await one).status_code for one in flying] == [200] * 3
     assert (
-        await doors.http.post("/v1/completions", json=body, headers=bearer(doors.hostile))
+        await endpoints.http.post("/v1/completions", json=body, headers=bearer(endpoints.hostile))
     ).status_code == 200
 
 

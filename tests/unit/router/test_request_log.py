@@ -25,13 +25,13 @@ async def test_one_line_for_each_request_without_its_text() -> None:
             await anext(stream)
             stream.cancel()
             async with asyncio.timeout(10):
-                while sum(line["event"] == "request ended" for line in logs) < 2:
+                while sum(line["event"] == "request_ended" for line in logs) < 2:
                     await asyncio.sleep(0.01)
-    mine, left = (line for line in logs if line["event"] == "request ended")
+    mine, left = (line for line in logs if line["event"] == "request_ended")
     assert {name: mine[name] for name in mine if not name.endswith("_ms")} == {
-        "component": "router.core.request",
+        "component": "router.request",
         "log_level": "info",
-        "event": "request ended",
+        "event": "request_ended",
         "request": "mine",
         "finish_reason": "length",
         "path": answer.path,

@@ -1,4 +1,4 @@
-"""The operator's door, over real gRPC."""
+"""The operator's endpoint, over real gRPC."""
 
 from __future__ import annotations
 

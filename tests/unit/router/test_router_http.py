@@ -1,4 +1,4 @@
-"""The HTTP door: a real uvicorn server, asked by httpx."""
+"""The HTTP endpoint: a real uvicorn server, asked by httpx."""
 
 from __future__ import annotations
 
@@ -329,7 +329,7 @@ async def test_unexpected_errors_keep_their_reason_in_the_log(
     async def broken(*_: object) -> None:
         raise ZeroDivisionError("secret detail")
 
-    monkeypatch.setattr("router.frontend.frontend.Intake.tokenize", broken)
+    monkeypatch.setattr("router.frontend.frontend.Frontend.tokenize", broken)
     with capture_logs() as lines:
         response = await http.post(
             "/v1/completions", json=body(), headers={"x-request-id": "unlucky"}
@@ -407,7 +407,7 @@ async def test_an_error_of_any_kind_in_a_stream_reaches_its_reader(
         (error,) = await events(http, "/v1/completions", body())
     assert error["error"]["code"] == 500
     assert [line["event"] for line in lines if "unexpected" in line["event"]] == [
-        "unexpected error"
+        "unexpected_error"
     ] * 2
     await freed(router)
 

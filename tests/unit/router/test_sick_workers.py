@@ -390,7 +390,7 @@ def test_the_last_worker_is_not_ejected_nor_are_workers_that_are_all_slow() -> N
 
 def test_load_makes_no_worker_slow() -> None:
     """Steps of a full batch take longer, and workers are not loaded alike."""
-    cluster = VirtualCluster(0, 2, seats=16)
+    cluster = VirtualCluster(0, 2, slots=16)
     for number in range(12):
         ask(cluster, f"r{number}", tokens=2000)
     cluster.run(1.0)

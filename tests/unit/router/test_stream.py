@@ -12,7 +12,7 @@ from router.core.lifecycle import Lifecycle, Settings
 from router.core.request import Request
 from router.core.retry_budget import RetryBudget
 from router.runtime.stream import Stream
-from router.runtime.write_scheduler import Turns
+from router.runtime.write_scheduler import WriteScheduler
 
 
 class Words:
@@ -33,7 +33,7 @@ def stream() -> Stream:
     life = Lifecycle(
         request, Settings(max_attempts=3, lease_seconds=10.0, transport="auto"), RetryBudget()
     )
-    return Stream(life, Words(), MonotonicClock(), Turns())
+    return Stream(life, Words(), MonotonicClock(), WriteScheduler())
 
 
 def emit(index: int, *token_ids: int) -> Emit:
@@ -96,7 +96,7 @@ async def test_a_stop_string_that_the_last_allowed_token_completes_is_the_reason
             self.stopped = True
             return ""
 
-    stream = Stream(stream.life, Stops(), MonotonicClock(), Turns())
+    stream = Stream(stream.life, Stops(), MonotonicClock(), WriteScheduler())
     assert not stream.push(emit(0, 5), 1.0)
     stream.end(End("a", "length"), 1.0)
     (only,) = [one async for one in stream.responses()]

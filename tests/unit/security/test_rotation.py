@@ -126,7 +126,7 @@ async def test_a_certificate_that_ends_in_mid_run(
             assert refusals[0]["reason"].endswith(
                 "CERTIFICATE_VERIFY_FAILED: certificate has expired"
             )
-            told = [line["reason"] for line in logs if line["event"] == "certificate needs care"]
+            told = [line["reason"] for line in logs if line["event"] == "certificate_expiring"]
             assert len(told) == 4, "each worker: soon, then over"
             assert [" ends in " in reason for reason in told] == [True, True, False, False]
             assert all(reason.startswith(str(cert)) for reason in told)
@@ -136,7 +136,7 @@ async def test_a_certificate_that_ends_in_mid_run(
                 await relayed(prefill, await running.session("decode-0"), spec("again")), HandedOff
             )
             await until_published(running, lambda info: info.load.certificate_note == "")
-    assert [line["event"] for line in logs].count("certificate is well again") >= 1
+    assert [line["event"] for line in logs].count("certificate_valid") >= 1
 
 
 async def test_workers_take_new_certificates_of_a_new_ca(
@@ -169,7 +169,7 @@ def test_broken_files_change_nothing_but_the_log(tmp_path: Path) -> None:
         assert credentials.trouble().endswith("UTC"), "it ends in a day"
     assert after.chain == other.certificate_pem
     assert [line["event"] for line in logs if line["log_level"] == "warning"].count(
-        "certificate not taken; the one before stays"
+        "certificate_rejected"
     ) == 1
     (tmp_path / "worker.pem").unlink()
     assert credentials.current() is after

@@ -91,7 +91,7 @@ async def test_a_transport_beside_tls_is_warned_of_at_the_start(
     with capture_logs() as logs:
         async with workers(tiny_model("llama"), config(made, transport), "decode-0"):
             pass
-    found = [line for line in logs if line["event"].startswith("KV travels without encryption")]
+    found = [line for line in logs if line["event"] == "kv_transfer_not_encrypted"]
     assert [(line["transport"], line["log_level"]) for line in found] == [
         (transport, "warning")
     ] * warned

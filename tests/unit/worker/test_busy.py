@@ -44,16 +44,16 @@ def test_spans_are_few_and_the_share_is_right(steps: list[tuple[float, float]]) 
 
 
 def test_a_value_counts_for_as_long_as_it_lasted() -> None:
-    seats = RecentMean(0.0)
-    assert seats.mean(0.0) == 0.0
-    seats.is_now(1.0, 2.0)
-    assert seats.mean(4.0) == pytest.approx(0.5), "of its life"
-    seats.is_now(0.0, 20.0)
-    assert seats.mean(20.0) == pytest.approx(1.0)
-    assert seats.mean(22.5) == pytest.approx(0.75)
-    seats.is_now(0.0, 60.0)
-    assert seats.mean(60.0) == 0.0
+    slots = RecentMean(0.0)
+    assert slots.mean(0.0) == 0.0
+    slots.is_now(1.0, 2.0)
+    assert slots.mean(4.0) == pytest.approx(0.5), "of its life"
+    slots.is_now(0.0, 20.0)
+    assert slots.mean(20.0) == pytest.approx(1.0)
+    assert slots.mean(22.5) == pytest.approx(0.75)
+    slots.is_now(0.0, 60.0)
+    assert slots.mean(60.0) == 0.0
     for step in range(100_000):
-        seats.is_now(step % 2, 60.0 + step / 1000)
-    assert seats.mean(160.0) == pytest.approx(0.5, abs=1e-3)
-    assert len(seats._values) <= 1000 * WINDOW_S + 2
+        slots.is_now(step % 2, 60.0 + step / 1000)
+    assert slots.mean(160.0) == pytest.approx(0.5, abs=1e-3)
+    assert len(slots._values) <= 1000 * WINDOW_S + 2

@@ -14,7 +14,7 @@ import pytest
 from support.worker_harness import Session, Workers, workers
 
 from kv_transfer.lease import LeaseTable
-from kv_transfer.prefix_export import Lending
+from kv_transfer.prefix_export import PrefixExport
 from kv_transfer.receiver import Receiver
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Code, Unavailable
@@ -219,14 +219,14 @@ async def test_a_fetch_whose_answer_is_lost_has_fetched(
     prefill: Session, decode: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lent = 0
-    lend = Lending._lend
+    lend = PrefixExport._lend
 
-    async def without_answer(lending: Lending, wish: FetchRequest) -> int:
+    async def without_answer(lending: PrefixExport, wish: FetchRequest) -> int:
         nonlocal lent
         lent += await lend(lending, wish)
         raise Unavailable("connection reset")
 
-    monkeypatch.setattr(Lending, "_lend", without_answer)
+    monkeypatch.setattr(PrefixExport, "_lend", without_answer)
     monkeypatch.setattr(Worth, "fetching", lambda *_: True)
     tokens = await local(decode)
     one = spec("second", 0, (*PROMPT, *tokens, *range(20, 60)))

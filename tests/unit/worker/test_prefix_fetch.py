@@ -13,7 +13,7 @@ import pytest
 from support.worker_harness import Session, Workers, workers
 
 from kv_transfer.block_writer import Landing
-from kv_transfer.prefix_export import Lending
+from kv_transfer.prefix_export import PrefixExport
 from kv_transfer.receiver import Receiver
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Unavailable
@@ -178,9 +178,9 @@ async def test_a_request_that_is_cancelled_while_it_fetches(
 ) -> None:
     """All blocks come back, on three sides; the fixture looks."""
     asked, cancelled = asyncio.Event(), asyncio.Event()
-    lend = Lending._lend
+    lend = PrefixExport._lend
 
-    async def slow(lending: Lending, wish: Any) -> int:
+    async def slow(lending: PrefixExport, wish: Any) -> int:
         asked.set()
         try:
             await asyncio.Event().wait()
@@ -188,7 +188,7 @@ async def test_a_request_that_is_cancelled_while_it_fetches(
             cancelled.set()
         return await lend(lending, wish)
 
-    monkeypatch.setattr(Lending, "_lend", slow)
+    monkeypatch.setattr(PrefixExport, "_lend", slow)
     prompt = await first_turn(decode)
     one = spec("second", prompt)
     await begin(prefill, decode, one, source(decode))
@@ -207,14 +207,14 @@ async def test_blocks_are_kept_for_as_long_as_somebody_writes_to_them(
     aborted: asyncio.Queue[PrefillWorker] = asyncio.Queue()
     pushes: list[asyncio.Task[int]] = []
     ending = asyncio.Event()
-    land, lend, abort, end = Landing.land, Lending._lend, PrefillWorker.abort, Receiver.end
+    land, lend, abort, end = Landing.land, PrefixExport._lend, PrefillWorker.abort, Receiver.end
 
     def slow(landing: Landing, *arguments: Any) -> None:
         writing.set()
         assert go_on.wait(20)
         land(landing, *arguments)
 
-    async def lost(lending: Lending, wish: Any) -> int:
+    async def lost(lending: PrefixExport, wish: Any) -> int:
         pushes.append(asyncio.create_task(lend(lending, wish)))
         assert await asyncio.to_thread(writing.wait, 20)
         raise Unavailable("lost")
@@ -228,7 +228,7 @@ async def test_blocks_are_kept_for_as_long_as_somebody_writes_to_them(
         await end(receiver, lease_id)
 
     monkeypatch.setattr(Landing, "land", slow)
-    monkeypatch.setattr(Lending, "_lend", lost)
+    monkeypatch.setattr(PrefixExport, "_lend", lost)
     monkeypatch.setattr(PrefillWorker, "abort", seen)
     monkeypatch.setattr(Receiver, "end", noted)
     one = spec("second", await first_turn(decode))
@@ -251,11 +251,11 @@ async def test_blocks_are_kept_for_as_long_as_somebody_writes_to_them(
 async def test_a_source_that_does_not_answer_is_not_waited_for_longer_than_it_would_take_to_compute(
     prefill: Session, decode: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def silent(lending: Lending, wish: Any) -> int:
+    async def silent(lending: PrefixExport, wish: Any) -> int:
         await asyncio.Event().wait()
         raise AssertionError
 
-    monkeypatch.setattr(Lending, "_lend", silent)
+    monkeypatch.setattr(PrefixExport, "_lend", silent)
     monkeypatch.setattr(Worth, "fetching", lambda *_: True)
     prompt = await first_turn(decode)
     # From now on it knows its own speed

@@ -179,7 +179,7 @@ async def test_a_renewed_lease_lasts(tiny_model: Callable[..., Path]) -> None:
         assert len(await decode.answer()) == 11
 
 
-async def test_seats_are_refused_when_all_are_taken(tiny_model: Callable[..., Path]) -> None:
+async def test_slots_are_refused_when_all_are_taken(tiny_model: Callable[..., Path]) -> None:
     async with workers(tiny_model("llama"), CONFIG, "decode-0") as running:
         decode = await running.session("decode-0")
         for name in "abcde":

@@ -1,5 +1,5 @@
-"""Who gets in at a router's doors: every route and every method, asked with no token, a wrong one,
-a wrong role.
+"""Who gets in at a router's endpoints: every route and every method, asked with no token, a wrong
+one, a wrong role.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ async def code(
 async def test_every_rpc_refuses_who_has_no_token_or_the_wrong_one_or_the_wrong_role(
     cluster: Cluster,
 ) -> None:
-    doors = {
+    endpoints = {
         cluster.router.grpc: (
             cluster.client,
             cluster.admin,
@@ -205,7 +205,7 @@ async def test_every_rpc_refuses_who_has_no_token_or_the_wrong_one_or_the_wrong_
             },
         ),
     }
-    for target, (right, wrong, expected) in doors.items():
+    for target, (right, wrong, expected) in endpoints.items():
         paths = await methods(target, right)
         health = {f"/grpc.health.v1.Health/{one}" for one in ("Check", "Watch")}
         reflection = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
@@ -328,7 +328,7 @@ async def test_the_file_is_read_again_and_a_broken_one_changes_nothing(cluster: 
                     await asyncio.sleep(0.01)
             assert await status_of(http, new) == 200
         first = next(line for line in logs if line["log_level"] == "error")
-        assert first["event"] == "tokens file cannot be used; the tenants stay as they were"
+        assert first["event"] == "tokens_file_rejected"
         assert first["reason"].startswith(f"{cluster.tokens.path}:1: ")
         assert "kvr_" not in str(logs)
         text = (await http.get("/metrics", headers=bearer(cluster.admin))).text
@@ -440,11 +440,9 @@ async def test_logs_name_the_tenant_and_never_a_token(cluster: Cluster) -> None:
                 await http.get("/v1/models", headers=bearer(cluster.client + "x"))
             ).status_code == 401
             async with asyncio.timeout(10):
-                while not any(
-                    one["event"] == "callers without a known token were refused" for one in logs
-                ):
+                while not any(one["event"] == "unknown_tokens_refused" for one in logs):
                     await asyncio.sleep(0.01)
-    (line,) = [one for one in logs if one["event"] == "request ended"]
+    (line,) = [one for one in logs if one["event"] == "request_ended"]
     assert (line["tenant"], line["request"]) == ("acme", "mine")
     assert cluster.client not in str(logs)
 
