@@ -2,7 +2,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-long lint sim mutants fuzz schemathesis soak proto lock venv clean faults
+.PHONY: demo docs reference test test-long lint sim mutants fuzz schemathesis soak proto lock venv
+.PHONY: clean faults
 
 # Installs once per change of pyproject.toml.
 $(VENV)/.installed: pyproject.toml
@@ -34,6 +35,22 @@ lint: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m pytest tests/house/test_links.py
+
+# Builds the documentation site in build/site. Its environment has no torch and no Ray.
+# Without --quiet, which would keep warnings from --strict.
+DOCS_VENV := build/docs-venv
+$(DOCS_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@touch $@
+
+docs: $(DOCS_VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
+
+# Pages that are generated from the code: command line, configuration, errors.
+reference: venv
+	$(BIN)/python scripts/write_reference.py
 
 # Takes out each safeguard, in a copy of the source, and sees a test fail.
 mutants: venv

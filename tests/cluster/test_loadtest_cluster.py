@@ -12,7 +12,8 @@ import pytest
 from support.running_cluster import RunningCluster
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
-SAMPLE = Path(__file__).parents[1] / "unit" / "loadtest" / "traces" / "mooncake_conversation_60.jsonl"
+TRACES = Path(__file__).parents[1] / "unit" / "loadtest" / "traces"
+SAMPLE = TRACES / "mooncake_conversation_60.jsonl"
 
 
 async def loadtest(file: Path, *arguments: str) -> dict[str, Any]:
