@@ -70,7 +70,7 @@ class LogWriter:
 def _told(dropped: int) -> list[str]:
     said = {
         "level": "warning",
-        "event": "lines of log were dropped",
+        "event": "log_lines_dropped",
         "component": "log",
         "lines": dropped,
     }
