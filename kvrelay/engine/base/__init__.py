@@ -1,1 +1,1 @@
-"""What all rooms of the engine share."""
+"""What several parts of the engine share."""
