@@ -29,8 +29,8 @@ class NgramProposer:
         """Up to `limit` tokens that may follow `tokens`. Each call must extend the tokens of the
         previous call.
 
-        The draft is what followed the latest occurrence of the longest n-gram that `tokens` end
-        with. If that reaches the end of `tokens`, the draft continues from its own tokens, so a
+        The draft is the continuation of the latest occurrence of the longest n-gram that `tokens`
+        end with. If that reaches the end of `tokens`, the draft continues from its own tokens, so a
         repetition is repeated.
         """
         self._index(tokens)

@@ -40,7 +40,7 @@ class Landing:
         self._digest = digest
 
     def land(self, source: Source, frame: KvBlocks) -> None:
-        """Writes a frame's KV. Raises DataLoss if it differs from what was sent; the blocks'
+        """Writes a frame's KV. Raises DataLoss if it differs from the sent bytes; the blocks'
         content is then invalid.
         """
         if self._digest is not None and len(frame.digests) != frame.count:

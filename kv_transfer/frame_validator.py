@@ -83,7 +83,8 @@ class Arrivals:
                 f"{len(self._lease.blocks)} blocks"
             )
         wanted = range(self._first, self._theirs.blocks_for(commit.num_tokens))
-        # A lease whose last block is partly cached in the sender's layout needs no frames.
+        # A lease without writable blocks needs no frames, even if its cached part ends within a
+        # block of the sender.
         missing = sum(self._layers.get(block, 0) < len(self._theirs.layers) for block in wanted)
         if missing and self._lease.writable:
             raise DataLoss(f"{missing} of {len(wanted)} blocks are missing at the commit")

@@ -141,8 +141,8 @@ class LeaseTable:
         entry.pins -= 1
 
     def commit(self, lease_id: int, content: Hashable) -> bool:
-        """Gives the blocks of a lease that `find` returned to its sequence. `content` is what the
-        sender committed.
+        """Gives the blocks of a lease that `find` returned to its sequence. `content` is the
+        sender's commit.
 
         Returns False if the lease was already committed with equal content. Raises
         FailedPrecondition if it was committed with other content.

@@ -53,8 +53,8 @@ class NixlAgent:
             )
 
     def register(self, memory: torch.Tensor) -> None:
-        """Registers `memory`, on the host or a GPU: peers may read it, and this agent may write
-        what it reads there.
+        """Registers `memory`, on the host or a GPU: peers may read it, and this agent may write to
+        it when it reads from a peer.
         """
         with self._failing(Unimplemented, f"NIXL takes no memory on {memory.device}"):
             self._agent.registerMem(self._regions(memory), [])

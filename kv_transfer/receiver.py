@@ -62,7 +62,7 @@ class Receiver:
 
     Each frame is checked against its lease just before it is written. `on_commit(lease, first
     token, num tokens)` runs on the event loop once for a lease whose blocks have all arrived. The
-    callee then owns the blocks. The callback must not raise.
+    callback then owns the blocks. It must not raise.
 
     A push to a live lease ends with the lease; see `revoke`. Any other push may be silent for
     `timeout_s` seconds.

@@ -325,8 +325,8 @@ class ModelRunner:
         return () if self._group is None else self._group.pids
 
     def kill_ranks(self) -> None:
-        """Kills the other ranks. For a step that does not return: this process can then only end,
-        and the ranks must end with it.
+        """Kills the other ranks. Call it when a step does not return: this process can then only
+        end, and the ranks must end with it.
         """
         if self._group is not None:
             self._group.kill()

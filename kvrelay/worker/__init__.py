@@ -1,3 +1,3 @@
-"""What prefill and decode workers share: sequences, the step loop, sessions with routers,
+"""Code that prefill and decode workers share: sequences, the step loop, sessions with routers,
 heartbeats.
 """

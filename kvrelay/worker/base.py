@@ -176,7 +176,9 @@ class Worker(ABC):
             await asyncio.sleep(HOUSEKEEPING_S)
 
     def keep_house(self, now: float) -> None:
-        """Ends what has passed its deadline. Called before each step, and every HOUSEKEEPING_S."""
+        """Fails the sequences past their deadline, and all sequences once the drain grace is over.
+        Called before each step, and every HOUSEKEEPING_S.
+        """
         overdue = [one.spec.key for one in self.sequences() if now >= one.deadline]
         for key in overdue:
             if key in self.sessions:
@@ -259,8 +261,8 @@ class Worker(ABC):
         return
 
     def report_failure(self, work: Work, error: Exception) -> None:
-        """Ends the attempt and removes its blocks from the prefix cache, since their KV may have
-        caused the failure.
+        """Ends the attempt and makes its blocks unfindable in the prefix cache, since their KV may
+        have caused the failure.
         """
         sequence = work.sequence
         self.cache.withdraw(sequence.blocks)

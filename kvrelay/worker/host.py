@@ -91,7 +91,8 @@ async def load_runner(settings: WorkerSettings, model: LoadedModel | None = None
         group, loading = None, partial(_runner_of, model, pool.threads)
     else:
         device = _device(settings)
-        # Started by this thread, since the ranks end with the thread that starts them.
+        # Started by this thread, which lasts as long as the worker: the ranks end with the thread
+        # that starts them.
         group = None if pool.tensor_parallel == 1 else RankGroup(pool.tensor_parallel, device)
         loading = partial(
             ModelRunner.load,
@@ -235,7 +236,7 @@ async def _until_one_ends(*parts: Coroutine[None, None, None]) -> None:
 
 
 async def _stopped(worker: Worker, stop: StopRequest) -> None:
-    """Returns when the worker may end: it has drained, or was told twice."""
+    """Returns when the worker may end: it has drained, or `stop.halt` is set."""
     await stop.drain.wait()
     if not stop.halt.is_set():
         log.info("draining", worker=worker.identity.worker_id, grace_s=DRAIN_GRACE_S)

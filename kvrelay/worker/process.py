@@ -61,8 +61,8 @@ def _end() -> NoReturn:
 
 
 async def _guard_the_loop() -> None:
-    """Restarts faulthandler's timer while the event loop runs. The timer's own thread needs no
-    Python lock.
+    """Restarts faulthandler's timer while the event loop runs. The timer ends the process after
+    LOOP_S without a restart; its own thread needs no Python lock.
     """
     while True:
         faulthandler.dump_traceback_later(LOOP_S, exit=True, file=_STDERR)

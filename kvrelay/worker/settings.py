@@ -12,7 +12,7 @@ from kvrelay.types import Claim, PoolName
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """What a worker process is started with."""
+    """Settings that a worker process is started with."""
 
     worker_id: str
     pool: PoolName

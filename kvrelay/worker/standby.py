@@ -56,8 +56,8 @@ class Prepared:
 async def stand_by(
     settings: WorkerSettings, model: LoadedModel | None, host_id: str, stop: StopRequest
 ) -> Prepared:
-    """Waits until `stop` asks for anything. The KV memory is mapped, and takes up only what the
-    proving steps wrote.
+    """Waits until `stop` is set. The KV memory is mapped, and takes up only what the proving steps
+    wrote.
 
     Raises ModelRefused, ConfigError, and Unavailable if the registry cannot be reached at the
     start.

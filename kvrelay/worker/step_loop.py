@@ -47,7 +47,7 @@ class Reporter(Protocol):
     """Receives the results of every step, on the event loop."""
 
     def keep_house(self, now: float) -> None:
-        """Called before each step is scheduled, so that the step leaves out what has passed its
+        """Called before each step is scheduled, so that the step leaves out sequences past their
         deadline.
         """
         ...
@@ -94,7 +94,7 @@ class StepLoop:
         self.changed = True
 
     def wake(self) -> None:
-        """Tells the loop that there may be work: a sequence arrived, or blocks were released."""
+        """Wakes the loop, since there may be work: a sequence arrived, or blocks were released."""
         self.changed = True
         self._work_came.set()
 

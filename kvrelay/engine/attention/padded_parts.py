@@ -24,7 +24,7 @@ class PaddedParts:
     row = 0
 
     def __init__(self, tables: torch.Tensor, positions: torch.Tensor, block_size: int) -> None:
-        """tables [B, W] int64: each sequence's blocks up to its new token, then any valid block;
+        """tables [B, W] int64: each sequence's blocks up to its new token, then any value;
         positions [B] int64 of the new tokens.
         """
         self._tables = tables

@@ -15,8 +15,8 @@ _carried = threading.local()
 
 
 class Batch(Protocol):
-    """What each layer's attention needs for a forward pass over T new tokens of several
-    sequences.
+    """A forward pass over T new tokens of several sequences, as the attention of each layer uses
+    it.
     """
 
     def attend(

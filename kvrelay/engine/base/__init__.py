@@ -1,1 +1,1 @@
-"""What several parts of the engine share."""
+"""Types, devices and memory that several parts of the engine share."""

@@ -34,7 +34,9 @@ class Decoding(Protocol):
     """
 
     def update(self, parts: Sequence[Part]) -> None:
-        """Takes what the next step needs beyond those tensors. Called before each step."""
+        """Takes the next step's parts, for data that those tensors do not hold. Called before each
+        step.
+        """
 
     def batch(self) -> Batch:
         """A batch for one run of the model's Python code."""
@@ -206,7 +208,7 @@ class CudaForward:
             reason = "flashinfer does not give what torch gives"
         except DoesNotFit as misfit:
             reason = str(misfit)
-        # - it compiles on first use, and whatever that raises is the reason
+        # flashinfer compiles on first use. Any exception of that is the reason.
         except Exception as error:  # noqa: BLE001
             reason = f"flashinfer does not run here: {error!r}"
         self._attention = sdpa

@@ -24,7 +24,7 @@ from kvrelay.types import LayerKv
 NAME = "kvrelay_probe"
 # Dtypes that a model may attend in.
 DTYPES = ("float32", "bfloat16", "float16")
-# Stands for the batch, to test whether keyword arguments reach attention.
+# Replaces the batch, to test whether keyword arguments reach attention.
 _MARK = object()
 # Layers that an error names.
 _SHOWN = 5
@@ -59,7 +59,7 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What `probe` finds about a model's attention."""
+    """The result of `probe`."""
 
     layers: tuple[LayerKv, ...]
     # The dtype that all layers attend in.

@@ -24,7 +24,7 @@ from kvrelay.types import KvLayout, LayerKv
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A checked model in memory, and what the engine needs from its configuration."""
+    """A checked model in memory, with the facts from its configuration that the engine needs."""
 
     model: PreTrainedModel
     # Configuration of the text model, if the model has several.

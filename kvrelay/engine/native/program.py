@@ -99,7 +99,7 @@ class BufferPool:
 
 
 class Program:
-    """What was computed during the recording: runs of kernel calls, separated by torch calls."""
+    """A recorded computation: runs of kernel calls, separated by torch calls."""
 
     def __init__(self, pool: BufferPool) -> None:
         self.pool = pool

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True)
 class RankSettings:
-    """What a rank needs to load its share of the model."""
+    """Settings from which a rank loads its share of the model."""
 
     model_path: str
     dtype: str

@@ -42,7 +42,7 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A sampled token, with log-probabilities if they were requested."""
+    """A sampled token, with log-probabilities if the request asks for them."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
