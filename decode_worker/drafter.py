@@ -1,4 +1,4 @@
-"""How far the next step of each sequence guesses ahead. Pure: no clock, no I/O, no torch."""
+"""Drafts for the next step of each sequence. Pure: no clock, no I/O, no torch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Drafter:
         self._proposers: dict[Sequence, NgramProposer] = {}
 
     def draft(self, sequence: Sequence, room: int) -> tuple[int, ...]:
-        """Up to `room` tokens that may follow. One more than these is sampled, and no more than the
-        answer may have.
+        """Up to `room` draft tokens, limited so that the drafts and the sampled token after them do
+        not exceed the answer's length or the context.
         """
         left = sequence.spec.sampling.max_tokens - sequence.num_emitted
         limit = min(
@@ -33,4 +33,5 @@ class Drafter:
         return self._proposers[sequence].propose(sequence.tokens, limit)
 
     def forget(self, sequence: Sequence) -> None:
+        """Drops the state of an ended sequence."""
         self._proposers.pop(sequence, None)

@@ -1,32 +1,37 @@
-"""Prompt lookup: what followed the last few tokens when they came before. Pure: no clock, no I/O,
-no torch.
+"""Prompt lookup: drafts the tokens that followed an earlier occurrence of the last tokens. Pure: no
+clock, no I/O, no torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Tokens; a longer prompt is taken in over several steps, so that it holds up none of them
+# Tokens that one call indexes. A longer prompt is indexed over several steps, so that it delays
+# none of them.
 INDEXED_AT_ONCE = 2048
 
 
 class NgramProposer:
-    """Guesses how one growing sequence goes on (Saxena, Prompt Lookup Decoding, 2023).
+    """Drafts the continuation of one growing sequence (Saxena, Prompt Lookup Decoding, 2023).
 
-    Remembers where each n-gram of min_ngram to max_ngram tokens ended last: some hundred bytes for
-    each token and n, little beside the token's KV.
+    Remembers the latest end of each n-gram of min_ngram to max_ngram tokens. This takes some
+    hundred bytes for each token and n, which is little compared to the token's KV.
     """
 
     def __init__(self, min_ngram: int, max_ngram: int) -> None:
         self._lengths = range(max_ngram, min_ngram - 1, -1)
-        self._next: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token that followed it
-        self._indexed = 0  # n-grams that end before this index are known
+        # n-gram -> index of the token that followed it.
+        self._next: dict[tuple[int, ...], int] = {}
+        # The n-grams that end before this index are known.
+        self._indexed = 0
 
     def propose(self, tokens: Sequence[int], limit: int) -> tuple[int, ...]:
-        """Up to `limit` tokens that may follow `tokens`, which begin with those of the last call.
+        """Up to `limit` tokens that may follow `tokens`. Each call must extend the tokens of the
+        previous call.
 
-        They are what followed the latest occurrence of the longest n-gram that `tokens` end with.
-        Where that reaches the end, it goes on with the guess itself: a repetition is repeated.
+        The draft is the continuation of the latest occurrence of the longest n-gram that `tokens`
+        end with. If that reaches the end of `tokens`, the draft continues from its own tokens, so a
+        repetition is repeated.
         """
         self._index(tokens)
         draft: list[int] = []
@@ -41,7 +46,7 @@ class NgramProposer:
         return tuple(draft)
 
     def _index(self, tokens: Sequence[int]) -> None:
-        """Takes in the n-grams that another token follows."""
+        """Indexes the n-grams that another token follows."""
         end = min(len(tokens), self._indexed + INDEXED_AT_ONCE)
         for index in range(self._indexed, end):
             for length in self._lengths:

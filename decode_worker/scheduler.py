@@ -1,4 +1,4 @@
-"""Which sequences the next step of a decode worker runs. Pure: no clock, no I/O, no torch."""
+"""Selects the sequences of the next step of a decode worker. Pure: no clock, no I/O, no torch."""
 
 from __future__ import annotations
 
@@ -17,28 +17,32 @@ def _age(sequence: Sequence) -> tuple[int, float]:
 
 
 class DecodeScheduler:
-    """Continuous batching: each step runs one token of every decoding sequence and, beside them,
-    chunks of the prompts that are prefilled here, under a token budget, fairly between tenants.
+    """Continuous batching: each step runs one token of every decoding sequence. In the same step it
+    runs chunks of the prompts that are prefilled here, under a token budget, fairly between
+    tenants.
 
-    Active sequences hold blocks for all their tokens; waiting ones hold none. When a decoding
-    sequence needs a block and none is left, one is preempted: it waits again and is recomputed from
-    its tokens later. That is the youngest of the tenant that has most blocks for its weight, and
-    never the oldest of all: it always gets on.
+    Active sequences hold blocks for all their tokens; waiting sequences hold none. If a decoding
+    sequence needs a block and none is left, a sequence is preempted: it waits again and is later
+    recomputed from its tokens. The victim is the youngest sequence of the tenant with the most
+    blocks relative to its weight. The oldest sequence is never preempted while others are active,
+    so it always progresses.
 
-    With a drafter, decoding sequences guess ahead as far as blocks are left over: nobody is
-    preempted for a guess.
+    With a drafter, decoding sequences run drafts as far as spare blocks allow. No sequence is
+    preempted for a draft.
     """
 
     def __init__(self, cache: KvCache, chunk_tokens: int, drafter: Drafter | None = None) -> None:
         self._cache = cache
         self._chunk_tokens = chunk_tokens
         self._drafter = drafter
-        self._active: list[Sequence] = []  # oldest first, as is _waiting
+        # Oldest first, like _waiting.
+        self._active: list[Sequence] = []
         self._waiting: list[Sequence] = []
         self._turns = TenantTurns()
         self.preemptions = 0
 
     def __len__(self) -> int:
+        """Number of sequences, active and waiting."""
         return len(self._active) + len(self._waiting)
 
     def __iter__(self) -> Iterator[Sequence]:
@@ -47,16 +51,17 @@ class DecodeScheduler:
 
     @property
     def waiting(self) -> tuple[Sequence, ...]:
+        """Sequences without blocks, oldest first."""
         return tuple(self._waiting)
 
     def add(self, sequence: Sequence) -> None:
-        """A sequence to prefill here."""
+        """Adds a sequence to prefill here."""
         self._waiting.append(sequence)
         self._waiting.sort(key=_age)
 
     def join(self, sequence: Sequence) -> None:
-        """A sequence whose KV was handed over, all but its last token's: it decodes from the next
-        step on.
+        """Adds a sequence whose KV was handed over, except that of its last token. It decodes from
+        the next step on.
         """
         assert sequence.uncomputed == 1, (
             f"{sequence.uncomputed} tokens left to compute at the hand-off"
@@ -64,7 +69,7 @@ class DecodeScheduler:
         self._activate(sequence)
 
     def next(self, now: float) -> list[Work]:
-        """The next step's work; empty when there is nothing to run, or when all that waits waits
+        """The next step's work; empty if there is nothing to run, or if all waiting sequences wait
         for blocks.
         """
         self._grow()
@@ -98,8 +103,8 @@ class DecodeScheduler:
         return batch
 
     def complete(self, batch: list[Work]) -> None:
-        """Takes in a finished step; sequences that were removed meanwhile give their blocks back
-        now.
+        """Takes in a finished step. Sequences that were removed during the step release their
+        blocks now.
         """
         for work in batch:
             sequence = work.sequence
@@ -110,7 +115,7 @@ class DecodeScheduler:
                 sequence.advance(self._cache, work.num_tokens)
 
     def remove(self, sequence: Sequence) -> None:
-        """Takes a sequence out; its blocks go now, or when the step in flight is over."""
+        """Removes a sequence. Its blocks are released now, or at the end of the running step."""
         (self._active if sequence in self._active else self._waiting).remove(sequence)
         sequence.ended = True
         if self._drafter is not None:
@@ -134,7 +139,7 @@ class DecodeScheduler:
                 self.preemptions += 1
 
     def _victim(self) -> int:
-        """The place of the active sequence that gives its blocks up: of the least urgent, see the
+        """The index of the sequence to preempt among the least urgent active ones; see the
         class.
         """
         least_urgent = self._active[-1].spec.priority
@@ -154,9 +159,7 @@ class DecodeScheduler:
         return max(others, key=excess, default=0)
 
     def _admit(self, sequence: Sequence, now: float) -> bool:
-        """Takes blocks for all tokens, if a spare block for each active sequence is left beside
-        them.
-        """
+        """Takes blocks for all tokens, if that leaves a spare block for each active sequence."""
         sequence.take_prefix(self._cache)
         missing = sequence.blocks_missing(len(sequence.tokens))
         if missing + len(self._active) > self._cache.pool.num_available:
@@ -169,8 +172,8 @@ class DecodeScheduler:
         return True
 
     def _draft(self, sequence: Sequence) -> tuple[int, ...]:
-        """A guess that there is room for, in the blocks and those that leave a spare one for each
-        active sequence.
+        """Draft tokens that fit into the sequence's blocks and the spare blocks, with a spare block
+        left for each active sequence.
         """
         if self._drafter is None or len(self._active) > self._drafter.max_batch:
             return ()

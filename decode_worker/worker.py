@@ -1,4 +1,4 @@
-"""A decode worker: promises blocks, takes hand-offs in, and streams tokens from a continuous
+"""A decode worker: leases blocks, receives hand-offs, and streams tokens from a continuous
 batch.
 """
 
@@ -77,14 +77,19 @@ class DecodeWorker(Worker):
         self.lending = PrefixExport(cache, sender, identity.epoch)
         self._max_batch = max_batch
         self._slots_taken = RecentMean(clock.now())
-        self._reserved: dict[Key, tuple[Sequence, Reserved]] = {}  # waiting for their KV
+        # Sequences that wait for their KV.
+        self._reserved: dict[Key, tuple[Sequence, Reserved]] = {}
         self._decoding: dict[Key, Sequence] = {}
 
     @property
     def lending_key(self) -> bytes:
+        """The grant key of this worker's prefix export."""
         return self.lending.key
 
     def take(self, command: Command, session: RouterSession) -> None:
+        """Runs a router's command; see the class for the commands. A repeated Reserve gets the same
+        answer.
+        """
         match command:
             case Reserve(spec, lease_seconds, prefill_worker):
                 if spec.key not in self.sessions:
@@ -103,8 +108,8 @@ class DecodeWorker(Worker):
                 raise KvRelayError(f"a decode worker does not take {type(command).__name__}")
 
     def _join(self, lease: Lease, first_token: int, num_tokens: int) -> None:
-        """The KV of a reserved sequence has arrived: it joins the batch with the token that prefill
-        sampled.
+        """Handles the commit of a reserved sequence: the sequence joins the batch with the token
+        that the prefill worker sampled.
         """
         sequence, _ = self._reserved.pop(lease.key)
         expected = len(sequence.tokens)
@@ -123,11 +128,12 @@ class DecodeWorker(Worker):
         self.steps.wake()
 
     def advanced(self, sequence: Sequence, tokens: SequenceTokens | None) -> None:
-        """A sequence leaves the batch with its last token."""
+        """Removes a sequence from the batch at its last token."""
         if tokens is not None and tokens.finish_reason is not None:
             self.abort(sequence.spec.key)
 
     def abort(self, key: Key) -> None:
+        """Ends a sequence, and the push to its lease if it is reserved."""
         self.sessions.pop(key, None)
         if key in self._decoding:
             self._scheduler.remove(self._decoding.pop(key))
@@ -139,13 +145,14 @@ class DecodeWorker(Worker):
         self.steps.wake()
 
     def _release_leases(self) -> None:
-        """Frees the blocks of ended leases that nothing is copied into any more."""
+        """Frees the blocks of ended leases without a running copy."""
         for lease in self._leases.release():
             sequence, _ = self._reserved.pop(lease.key)
             sequence.drop_blocks(self.cache)
             self.steps.wake()
 
     def load(self) -> WorkerLoad:
+        """The current counts, with leases and preemptions."""
         waiting, blocks = self._scheduler.waiting, self.cache.pool
         leased = sum(len(lease.writable) for lease in self._leases)
         return self.measured(
@@ -158,17 +165,22 @@ class DecodeWorker(Worker):
         )
 
     def _busy_share(self) -> float:
-        """Its engine computes whenever anybody decodes, so its time says nothing; its batch slots
-        do. By their root, as steps of a larger batch take longer: what keeps a quarter of two
-        workers' batch slots would keep more than half of one's.
+        """The load of the batch slots. The time of the engine is no measure, since it computes
+        whenever any sequence decodes.
+
+        The square root of the mean share of taken slots, since steps of a larger batch take longer:
+        requests that fill a quarter of the slots on each of two workers would take more than half
+        of a single worker.
         """
         return math.sqrt(min(1.0, self._slots_taken.mean(self.clock.now())))
 
     def sequences(self) -> Iterator[Sequence]:
+        """Decoding and reserved sequences."""
         yield from self._decoding.values()
         yield from (sequence for sequence, _ in self._reserved.values())
 
     def keep_house(self, now: float) -> None:
+        """Ends sequences past their deadline and leases past their time."""
         super().keep_house(now)
         self._slots_taken.is_now(len(self._scheduler) / self._max_batch, now)
         for lease in self._leases.expire(now):
@@ -185,16 +197,17 @@ class DecodeWorker(Worker):
         self._release_leases()
 
     async def close(self) -> None:
+        """Ends all pushes and closes the connections, then releases the KV memory."""
         await self.receiver.close()
         await self._sender.close()
         await super().close()
 
     def _has_slot(self, spec: SequenceSpec, session: RouterSession) -> bool:
-        """Whether there is a batch slot for another sequence; refuses it otherwise."""
+        """True if there is a batch slot for another sequence. Otherwise sends Refused."""
         if not self.can_run(spec, session):
             return False
-        # An ended lease of the same name counts as a batch slot too, until the last copy into its
-        # blocks is over.
+        # An ended lease of the same key counts as a batch slot until the last copy into its blocks
+        # is over.
         full = (
             len(self._scheduler) + len(self._leases) >= self._max_batch
             or spec.key in self._reserved

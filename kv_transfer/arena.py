@@ -1,6 +1,4 @@
-"""The memory that KV blocks lie in, as a transport sees it: bytes. Slow calls, for worker
-threads.
-"""
+"""The memory that holds KV blocks, as bytes for a transport. Slow calls, for worker threads."""
 
 from __future__ import annotations
 
@@ -17,34 +15,34 @@ from kvrelay.types import KvLayout
 
 
 class Arena(Protocol):
-    """`buffer` is 1-D uint8, laid out as `layout` says. On a CPU it is a memory file named
+    """`buffer` is 1-D uint8 in the order of `layout`. On a CPU it is a memory file named
     `kvrelay-NONCE`.
 
-    `shares` is that one, or, of ranks on several GPUs, the arena of each rank, of which `buffer` is
-    the first.
+    `shares` holds only `buffer`, or the arena of each rank if ranks are on several GPUs; `buffer`
+    is the first of them.
     """
 
     buffer: torch.Tensor
     shares: tuple[torch.Tensor, ...]
-    fd: int | None  # of the memory file; None on another device
+    # Descriptor of the memory file; None on another device.
+    fd: int | None
     nonce: int
     layout: KvLayout
     num_blocks: int
 
 
 def places_in(arena: Arena, layers: Layers | None = None) -> Places:
+    """The places of these layers, or of all, in the arena."""
     return Places.of_arena(arena.layout, arena.num_blocks, layers)
 
 
 def device_of(arena: Arena) -> str:
-    """cpu, cuda, or how many GPUs share it."""
+    """cpu, cuda, or "N GPUs" if several GPUs share the arena."""
     return arena.buffer.device.type if len(arena.shares) == 1 else f"{len(arena.shares)} GPUs"
 
 
 def by_rank(arena: Arena, layers: Layers) -> list[tuple[torch.Tensor, Places]]:
-    """The memories that the arena lies in, and where in them: all in one, or a GPU for each
-    rank.
-    """
+    """Each memory of the arena with its places: a single memory, or a GPU for each rank."""
     if len(arena.shares) == 1:
         return [(arena.buffer, places_in(arena, layers))]
     places = Places.of_arena(arena.layout.share, arena.num_blocks, layers)
@@ -52,12 +50,13 @@ def by_rank(arena: Arena, layers: Layers) -> list[tuple[torch.Tensor, Places]]:
 
 
 def on_host(arena: Arena) -> bool:
+    """True if the whole arena is in host memory."""
     return len(arena.shares) == 1 and arena.buffer.is_cpu
 
 
 def pieces(arena: Arena, blocks: Sequence[int], layers: Layers) -> tuple[memoryview, ...]:
-    """The bytes of these blocks in plan order, where they lie, or, of an arena on a GPU, a copy on
-    the host.
+    """The bytes of these blocks in plan order: views of an arena on the host, or a host copy of an
+    arena on GPUs.
     """
     if on_host(arena):
         data = arena.buffer.numpy().data
@@ -73,7 +72,8 @@ def read_blocks(arena: Arena, blocks: Sequence[int], layers: Layers) -> torch.Te
     buffer.
     """
     if len(arena.shares) > 1:
-        # Rank 0's GPU has then summed up what the others' gave after they had stored their KV
+        # Once rank 0's GPU is done, the other ranks have stored their KV: it sums up results that
+        # they sent afterwards.
         settle(arena)
     parts = [
         gathered(data, places, blocks).to(arena.buffer.device)
@@ -90,8 +90,8 @@ def gathered(data: torch.Tensor, places: Places, blocks: Sequence[int]) -> torch
 
 
 def settle(arena: Arena) -> None:
-    """Returns once the arena holds what its GPUs were told to compute until now. A host's does at
-    once.
+    """Returns when the arena's GPUs have completed all earlier work. Returns at once for an arena
+    on the host.
     """
     for share in arena.shares:
         if share.is_cuda:
@@ -99,12 +99,12 @@ def settle(arena: Arena) -> None:
 
 
 def digest_kind(arena: Arena) -> str:
-    """Of digests of blocks where they lie."""
+    """The kind of digest that this arena's blocks get in place."""
     return XXH3 if arena.buffer.is_cpu else MULTILINEAR
 
 
 def digests_of(arena: Arena, blocks: Sequence[int], layers: Layers) -> Digests:
-    """Of the arena's kind, where the blocks lie."""
+    """Digests of the blocks in place, of the kind that `digest_kind` returns."""
     if arena.buffer.is_cpu:
         return digest_blocks(arena.buffer.numpy(), places_in(arena, layers), blocks)
     return multilinear_digests(arena.buffer, places_in(arena, layers), blocks)
@@ -120,9 +120,10 @@ def write_blocks(
     *,
     digests: bool,
 ) -> Digests:
-    """source_blocks[i] becomes blocks[i] of the arena. The XXH3 of what was read, if wanted.
+    """Copies source_blocks[i] to blocks[i] of the arena. Returns the XXH3 digests of the source if
+    `digests` is set, else ().
 
-    A source on the arena's GPU is a tensor; its digests are taken before, by another function.
+    A source on the arena's GPU is a tensor; the caller checks its digests before this call.
     """
     places = places_in(arena, layers)
     found: Digests = ()
@@ -154,5 +155,6 @@ def write_blocks(
             share[offset : offset + size] = data[start : start + size]
             start += size
     if len(arena.shares) > 1:
-        settle(arena)  # other processes read it
+        # Other processes read the arena.
+        settle(arena)
     return found

@@ -1,5 +1,5 @@
-"""Copies blocks between memories on the host and digests them: by a kernel of our own in one pass,
-else by numpy.
+"""Copies blocks between host memories and digests them, in one pass by a native kernel or else by
+numpy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ log = get_logger(__name__)
 HostBytes = npt.NDArray[np.uint8]
 Digests = tuple[int, ...]
 
-_STRIPE = 64  # bytes that the kernel takes at a time; a block has a few of them at least
+# Bytes that the kernel processes at a time. A block must have several stripes.
+_STRIPE = 64
 _LEAST_BYTES = 256
 
 
@@ -37,7 +38,8 @@ def copy_blocks(
     *,
     digests: bool,
 ) -> Digests:
-    """source_blocks[i] becomes blocks[i]. The digests of what was read, if they are wanted.
+    """Copies source_blocks[i] to blocks[i]. Returns the digests of the bytes that were read if
+    `digests` is set, else ().
 
     A block's digest is XXH3-64 of its bytes, region after region.
     """
@@ -47,12 +49,12 @@ def copy_blocks(
         )
     for origin, offset, length in byte_copies(source_places, source_blocks, target_places, blocks):
         target[offset : offset + length] = source[origin : origin + length]
-    # Of what arrived, so that a source that changed under the copy shows.
+    # Digests of the copy, so that a source that changes during the copy is detected.
     return _plain_digests(target, target_places, blocks) if digests else ()
 
 
 def digest_blocks(data: HostBytes, places: Places, blocks: Sequence[int]) -> Digests:
-    """As `copy_blocks` says."""
+    """The XXH3-64 digest of each block; see `copy_blocks`."""
     if _suits(places):
         return _run(data, places, blocks, None, places, blocks, digests=True)
     return _plain_digests(data, places, blocks)
@@ -125,13 +127,15 @@ def _whole_stripes(places: Places) -> bool:
 
 
 def _suits(places: Places) -> bool:
-    """The kernel reads and writes whole stripes."""
+    """True if the kernel can be used: it reads and writes whole stripes."""
     return _whole_stripes(places) and not without_kernel()
 
 
 @functools.cache
 def without_kernel() -> str:
-    """Why the kernel cannot be used, or nothing. Compiles it where that has not been done."""
+    """The reason why the kernel cannot be used; empty if it can. Compiles the kernel if
+    necessary.
+    """
     try:
         _kernel()
     except NativeUnavailable as reason:

@@ -1,4 +1,4 @@
-"""Where pushed KV comes down: in the blocks of a lease, checked against its digests."""
+"""The block writer: writes pushed KV to the blocks of a lease and checks it against its digests."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ from kvrelay.errors import DataLoss, FailedPrecondition, Unimplemented
 from kvrelay.types import DTYPE_BYTES, KvLayout
 from kvrelay.wire.transfer import KvBlocks
 
-_MAX_BLOCK_SIZE = 1024  # tokens
+# Tokens.
+_MAX_BLOCK_SIZE = 1024
 
 
 class Landing:
-    """For one push. `theirs` is the layout of the sender's blocks, `digest` the kind of their
-    digests, if these are to be checked. Raises Unimplemented for a kind that is not known here."""
+    """Writes the frames of one push.
+
+    `theirs` is the layout of the sender's blocks. `digest` is the kind of their digests, or None to
+    skip the check. Raises Unimplemented for an unknown kind.
+    """
 
     def __init__(self, arena: Arena, lease: Lease, theirs: KvLayout, digest: str | None) -> None:
         if digest not in (XXH3, MULTILINEAR, None):
@@ -36,8 +40,8 @@ class Landing:
         self._digest = digest
 
     def land(self, source: Source, frame: KvBlocks) -> None:
-        """Writes a frame's KV. Raises DataLoss when it is not what was sent; then the blocks hold
-        nothing of use.
+        """Writes a frame's KV. Raises DataLoss if it differs from the sent bytes; the blocks'
+        content is then invalid.
         """
         if self._digest is not None and len(frame.digests) != frame.count:
             raise DataLoss(
@@ -66,7 +70,9 @@ class Landing:
             self._convert(source, frame)
 
     def _convert(self, source: Source, frame: KvBlocks) -> None:
-        """Through a copy of our own: what was checked is what is converted."""
+        """Converts a private copy of the source, so that the checked bytes are the converted
+        bytes.
+        """
         ours, theirs, layers = self._arena.layout, self._theirs, layers_of(frame)
         places = Places.of_payload(theirs, frame.count, layers)
         numbers = range(frame.count)
@@ -101,7 +107,7 @@ class Landing:
             target = Span(self._arena.buffer, ours, places_in(self._arena, layers), blocks, start)
             convert(sent, target, tokens, layers)
             return
-        # Of ranks on several GPUs: on the host, since a frame may bring a part of a block.
+        # Ranks on several GPUs: converted on the host, since a frame may bring a part of a block.
         held = read_blocks(self._arena, blocks, layers).cpu()
         payload = Places.of_payload(ours, len(blocks), layers)
         convert(
@@ -116,9 +122,7 @@ class Landing:
 
     @property
     def _in_passing(self) -> bool:
-        """Whether digests come with the copy; the others were taken before it, of a copy of our
-        own.
-        """
+        """True if the digests come with the copy. Multilinear digests are computed before it."""
         return self._digest == XXH3
 
     def _check(self, frame: KvBlocks, found: tuple[int, ...]) -> None:
@@ -131,7 +135,7 @@ class Landing:
 
 
 def check_layouts(ours: KvLayout, theirs: KvLayout) -> None:
-    """Raises FailedPrecondition unless blocks of one can be made into blocks of the other."""
+    """Raises FailedPrecondition unless blocks of either layout can be converted to the other."""
     if theirs.layers != ours.layers:
         raise FailedPrecondition(
             f"the sender's KV has {len(theirs.layers)} layers, or heads, or sizes of heads, that "
@@ -142,7 +146,8 @@ def check_layouts(ours: KvLayout, theirs: KvLayout) -> None:
             f"the sender's KV heads cannot be shared by {theirs.ranks} ranks alike"
         )
     fits = 1 <= theirs.block_size <= _MAX_BLOCK_SIZE and theirs.dtype in DTYPE_BYTES
-    if theirs.word:  # the order of the CPU kernels
+    # The order of the CPU kernels.
+    if theirs.word:
         fits = fits and theirs.word in (1, 2) and theirs.block_size % 16 == 0
         fits = fits and not any(layer.k_dim % theirs.word for layer in theirs.layers)
     if not fits:

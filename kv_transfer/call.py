@@ -1,4 +1,4 @@
-"""One gRPC call of KvTransferService.Push, seen from the sender."""
+"""The sender's side of one gRPC call of KvTransferService.Push."""
 
 from __future__ import annotations
 
@@ -12,49 +12,51 @@ from kvrelay.errors import Unavailable
 from kvrelay.wire.status import error_from_rpc
 from kvrelay.wire.transfer import KvReceipt, kv_push, receipt_from_proto
 
-# grpc.aio's own status when a write in flight meets the end of the call. It can stand before the
-# peer's status, or in its place.
+# grpc.aio's own status when the call ends during a write. It can precede the peer's status or
+# replace it.
 _INTERRUPTED_WRITE = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 
 
 class PushCall:
-    """Every wait for the peer ends after `timeout_s` seconds, with Unavailable.
+    """One push call. Every wait for the peer ends with Unavailable after `timeout_s` seconds.
 
-    What a single step of the call fails of does not matter: once the call is over, its outcome says
-    why.
+    Errors of single steps are ignored: after the call is over, its outcome gives the reason.
     """
 
     def __init__(self, channel: grpc.aio.Channel, address: str, timeout_s: float) -> None:
         self._address = address
         self._timeout_s = timeout_s
         self._call = kv_push(channel)()
-        self._writing: asyncio.Future[None] | None = None  # what `write_behind` began
+        # The write that `write_behind` started.
+        self._writing: asyncio.Future[None] | None = None
         self._outcome = asyncio.ensure_future(self._wait_for_outcome())
 
     @property
     def is_over(self) -> bool:
+        """True if the call has ended."""
         return self._outcome.done()
 
     def when_over(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` when the call ends."""
         self._outcome.add_done_callback(lambda _: callback())
 
     async def open(self, opening: bytes) -> None:
         """Writes the first frame.
 
-        Returns when the peer, by its initial metadata, has said that it takes the push, or the call
-        is over.
+        Returns when the peer's initial metadata accepts the push, or when the call is over.
         """
         await self.write(opening)
         await self._step(self._call.initial_metadata(), "did not answer")
-        if self._call.done():  # refused; a write now would stand in the way of the reason
+        # The peer has refused the push. A write now would hide the reason.
+        if self._call.done():
             await asyncio.wait({self._outcome}, timeout=self._timeout_s)
 
     async def write(self, frame: bytes) -> None:
-        """Returns when the peer's flow control has let the frame pass, or the call is over."""
+        """Returns when the peer's flow control has accepted the frame, or the call is over."""
         await self._step(self._call.write(frame), "took no bytes")
 
     async def write_behind(self, frame: bytes) -> None:
-        """Begins to write a frame once the one before is written."""
+        """Waits for the previous write, then starts to write the frame."""
         if self._writing is not None:
             await self._writing
         self._writing = asyncio.ensure_future(self.write(frame))
@@ -68,7 +70,7 @@ class PushCall:
         return self._outcome.result()
 
     async def close(self) -> None:
-        """Breaks off a call that is not over."""
+        """Cancels the call if it is not over."""
         self._call.cancel()
         if self._writing is not None:
             await asyncio.wait({self._writing})

@@ -1,4 +1,4 @@
-"""gRPC connections for KV: one per decode worker's address, kept and reused."""
+"""gRPC connections for KV: one for each decode worker's address, kept and reused."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from kvrelay.types import KvLayout
 _PING_MS = 2_000
 
 
-_NUMBERS_BYTES = 256 * 2**10  # room for what a frame says of its blocks
+# Room for a frame's numbers of its blocks, in bytes.
+_NUMBERS_BYTES = 256 * 2**10
 
 
 def message_bytes(layout: KvLayout) -> int:
-    """The largest frame. A receiver's server must accept as much."""
+    """Size of the largest frame in bytes. The receiver's server must accept this much."""
     return max(FRAME_BYTES, layout.block_bytes) + _NUMBERS_BYTES
 
 
 class Channels:
-    """A peer that is silent for some seconds, or gone, fails the calls in flight to it with
-    UNAVAILABLE.
+    """A peer that is silent for some seconds, or gone, fails its calls with UNAVAILABLE.
 
-    When the certificate that this worker shows is replaced, the next call to each peer connects
-    anew; calls on the connection before go on.
+    When this worker's certificate is replaced, the next call to each peer opens a new connection.
+    Calls on the old connection continue.
     """
 
     def __init__(self, layout: KvLayout, credentials: Credentials | None = None) -> None:
@@ -35,10 +35,11 @@ class Channels:
             ("grpc.max_send_message_length", message_bytes(layout)),
             ("grpc.keepalive_time_ms", _PING_MS),
             ("grpc.keepalive_timeout_ms", 2 * _PING_MS),
-            # Of those that gRPC sends to measure bandwidth
+            # Timeout of the pings that measure bandwidth.
             ("grpc.http2.ping_timeout_ms", 2 * _PING_MS),
             ("grpc.http2.max_pings_without_data", 0),
-            ("grpc.use_local_subchannel_pool", 1),  # a new channel makes a new connection
+            # A new channel makes a new connection.
+            ("grpc.use_local_subchannel_pool", 1),
         ]
         self._credentials = credentials
         self._shown = None if credentials is None else credentials.current()
@@ -47,6 +48,9 @@ class Channels:
         self._retired: set[asyncio.Task[None]] = set()
 
     def get(self, address: str) -> grpc.aio.Channel:
+        """The channel to the address, opened at the first call and after a change of the
+        certificate.
+        """
         if (
             self._credentials is not None
             and (current := self._credentials.current()) is not self._shown
@@ -58,15 +62,17 @@ class Channels:
         return self._open[address]
 
     def retire(self, address: str, broken: grpc.aio.Channel, grace: float) -> None:
-        """The next call to the address takes a new connection; those on this one have `grace`
-        seconds to end.
+        """Removes the channel: the next call to the address opens a new connection. Calls on this
+        one have `grace` seconds to end.
         """
         if address in self._open and self._open[address] is broken:
             del self._open[address]
             self._retire(broken, grace)
 
     def _renew(self) -> None:
-        """Calls of the certificate before the last one are long over."""
+        """Closes the channels of the certificate before the last one, whose calls have long
+        ended.
+        """
         for channel in self._outdated:
             self._retire(channel, 0)
         self._outdated = list(self._open.values())
@@ -78,6 +84,7 @@ class Channels:
         task.add_done_callback(self._retired.discard)
 
     async def close(self) -> None:
+        """Closes all channels. Their calls fail."""
         for channel in self._outdated:
             self._retire(channel, 0)
         for address, channel in list(self._open.items()):

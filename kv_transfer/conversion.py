@@ -1,5 +1,5 @@
-"""Blocks of one layout made into blocks of another: unlike block sizes, orders, dtypes, and numbers
-of ranks.
+"""Converts blocks between layouts with different block sizes, orders, dtypes and numbers of
+ranks.
 """
 
 from __future__ import annotations
@@ -20,30 +20,34 @@ _TORCH = {
     "float16": torch.float16,
     "int8": torch.int8,
 }
-_PANEL = 32  # keys, or columns of values, that lie together in the kernels' order
+# Keys, or columns of values, of one packed tile in the kernels' order.
+_PANEL = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Blocks, one after the other, that hold the KV of a sequence from token `start` on."""
+    """Consecutive blocks that hold the KV of a sequence from token `start` on."""
 
-    data: torch.Tensor  # 1-D uint8, the memory that they lie in
+    # 1-D uint8: the memory that holds the blocks.
+    data: torch.Tensor
     layout: KvLayout
-    places: Places  # of the regions of the layers that are converted
+    # Places of the regions of the layers to convert.
+    places: Places
     blocks: Sequence[int]
     start: int
 
     def rows(self, tokens: range) -> slice:
+        """Rows of the span that hold `tokens`."""
         return slice(tokens.start - self.start, tokens.stop - self.start)
 
 
 def convert(source: Span, target: Span, tokens: range, layers: Layers) -> None:
-    """Copies the KV of `tokens`, consecutive positions that both spans hold. All else in the target
-    stays as it is.
+    """Copies the KV of `tokens`, consecutive positions that both spans hold. The rest of the target
+    is unchanged.
 
-    Each head goes to the rank that has it. int8 is made and read as `kvrelay.engine.base.int8`
-    says, so it is within half a scale of what was there; other dtypes are rounded to the nearest
-    value.
+    Each head goes to the rank that has it. int8 is written and read as in
+    `kvrelay.engine.base.int8`, so its error is at most half a scale. Other dtypes are rounded to
+    the nearest value.
     """
     from_rows, to_rows = source.rows(tokens), target.rows(tokens)
     for index in range(2 * layers.num):
@@ -54,8 +58,8 @@ def convert(source: Span, target: Span, tokens: range, layers: Layers) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Vectors:
-    """K or V of one layer: values [tokens, heads, dim] and, of int8, scales [tokens, heads]. All
-    ranks' heads.
+    """K or V of one layer with all ranks' heads: values [tokens, heads, dim] and, for int8, scales
+    [tokens, heads].
     """
 
     values: torch.Tensor
@@ -63,7 +67,7 @@ class _Vectors:
 
     @classmethod
     def read(cls, span: Span, layers: Layers, index: int) -> _Vectors:
-        """`index` counts K and V of the layers in turn."""
+        """`index` counts K and V of the layers alternately."""
         blocks = torch.tensor(span.blocks)
         heads = _layer(span, layers, index).kv_heads
         rows = len(span.blocks) * span.layout.block_size
@@ -119,13 +123,15 @@ class _Vectors:
 
 
 def _layer(span: Span, layers: Layers, index: int) -> LayerKv:
-    """With the heads of one rank."""
+    """The layer, with the heads of one rank."""
     return span.layout.share.layers[layers.first + index // 2]
 
 
 def _in_order(span: Span, layers: Layers, index: int, rank: int) -> list[torch.Tensor]:
-    """Views of K's or V's region of a rank, [num_blocks, tokens..., heads, dim...]: one, or one for
-    some of the dim's columns and one for the others."""
+    """Views of a rank's K or V region, [num_blocks, tokens..., heads, dim...].
+
+    One view, or two: one of the dim's columns in whole tiles and one of the remaining columns.
+    """
     layout, layer = span.layout, _layer(span, layers, index)
     dim = layer.v_dim if index % 2 else layer.k_dim
     size, heads, word = layout.block_size, layer.kv_heads, layout.word

@@ -1,4 +1,4 @@
-"""Work that touches KV and must not be left behind."""
+"""Threads that access KV, which the caller must not leave behind."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ T = TypeVar("T")
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Like `asyncio.to_thread`, but returns only once the thread is done with it, cancelled or
-    not.
+    """Like `asyncio.to_thread`, but returns only after the thread has finished, even if
+    cancelled.
     """
     return await to_its_end(asyncio.to_thread(function, *args, **kwargs))
 
 
 async def to_its_end(coroutine: Coroutine[object, object, T]) -> T:
-    """What it returns, once it is done, cancelled or not.
+    """Returns the coroutine's result after it has finished, even if cancelled.
 
-    So whoever awaits this knows that the blocks are no longer touched. A cancellation takes effect
+    When the await returns, the coroutine no longer touches the blocks. A cancellation takes effect
     afterwards.
     """
     work = asyncio.ensure_future(coroutine)
@@ -31,6 +31,7 @@ async def to_its_end(coroutine: Coroutine[object, object, T]) -> T:
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:
-        work.exception()  # seen: the caller does not want to know any more
+        # Marks the exception as retrieved: the cancelled caller does not need it.
+        work.exception()
         raise cancelled
     return work.result()

@@ -1,6 +1,4 @@
-"""Memory of a GPU that another process of the host opens: calls of CUDA that torch has no public
-name for.
-"""
+"""GPU memory that another process of the host opens, by CUDA calls that torch does not export."""
 
 from __future__ import annotations
 
@@ -22,8 +20,8 @@ class _Handle(ctypes.Structure):
 
 
 class CudaMemory:
-    """As one GPU sees it. Addresses are this process's. For any thread, whose current GPU it
-    becomes.
+    """The memory of one GPU. Addresses are this process's. Each call makes this GPU the calling
+    thread's current GPU.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -32,16 +30,17 @@ class CudaMemory:
                 f"transport cuda_ipc needs KV on a GPU, not on {device}; take shm or grpc"
             )
         self._device = device
-        # torch has loaded both, so their names are enough.
+        # torch has loaded both libraries, so their names suffice.
         self._runtime: Any = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.partition('.')[0]}")
         self._driver: Any = ctypes.CDLL("libcuda.so.1")
         self._runtime.cudaGetErrorString.restype = ctypes.c_char_p
 
     def export(self, address: int) -> tuple[bytes, int]:
-        """The handle of the allocation that `address` is in, and how many bytes in: torch cuts
-        allocations up.
+        """The handle of the allocation that contains `address`, and the offset of `address` in it.
+        torch subdivides allocations.
 
-        Raises Unimplemented for memory that cannot be shared, such as torch's expandable segments.
+        Raises Unimplemented for memory that cannot be shared, for example torch's expandable
+        segments.
         """
         handle, base, size = _Handle(), ctypes.c_uint64(), ctypes.c_size_t()
         self._select()
@@ -58,8 +57,11 @@ class CudaMemory:
         return bytes(handle.reserved), address - base.value
 
     def open(self, handle: bytes) -> int:
-        """The address of another process's allocation; each call wants a `close`. Raises
-        Unimplemented if it cannot be had, perhaps because the two GPUs cannot reach each other."""
+        """Maps another process's allocation and returns its address. Each call needs a `close`.
+
+        Raises Unimplemented if the allocation cannot be mapped, for example because the two GPUs
+        cannot access each other.
+        """
         address, content = ctypes.c_void_p(), _Handle.from_buffer_copy(handle)
         self._select()
         self._check(
@@ -73,6 +75,7 @@ class CudaMemory:
         return address.value
 
     def close(self, address: int) -> None:
+        """Unmaps an allocation that `open` returned. Raises Unavailable."""
         self._select()
         self._check(
             self._runtime.cudaIpcCloseMemHandle(ctypes.c_void_p(address)),
@@ -81,7 +84,9 @@ class CudaMemory:
         )
 
     def copy(self, target: int, source: int, num_bytes: int) -> None:
-        """In the order of torch's current stream."""
+        """Copies between addresses on the GPU, in the order of torch's current stream, without
+        waiting. Raises Unavailable.
+        """
         stream = torch.cuda.current_stream(self._device).cuda_stream
         self._select()
         self._check(
@@ -97,7 +102,7 @@ class CudaMemory:
         )
 
     def settle(self) -> None:
-        """Returns once the copies are done."""
+        """Waits for the copies."""
         torch.cuda.current_stream(self._device).synchronize()
 
     def _select(self) -> None:
@@ -109,7 +114,7 @@ class CudaMemory:
 
     def _check(self, code: int, error: type[KvRelayError], what: str) -> None:
         if code:
-            # Else torch would find it later and take it for its own
+            # Clears the error, which torch would otherwise report as its own later.
             self._runtime.cudaGetLastError()
             reason = self._runtime.cudaGetErrorString(ctypes.c_int(code)).decode()
             raise error(f"{what}: {reason} (CUDA error {code})")

@@ -1,5 +1,5 @@
-"""What a block's bytes are checked by: XXH3 in `block_copy`, and here what a GPU computes without
-the KV leaving it.
+"""Digests that check a block's bytes: XXH3 in `block_copy`, and a digest that a GPU computes
+without moving the KV.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _WORD = 4  # bytes
 
 
 def multilinear_digests(data: torch.Tensor, places: Places, blocks: Sequence[int]) -> Digests:
-    """Of each block in `data`, 1-D uint8 on any device: the sum of its 32-bit words, each times an
-    odd 64-bit number, modulo 2**64.
+    """Digests of blocks in `data`, 1-D uint8 on any device: the sum of a block's 32-bit words, each
+    times an odd 64-bit number, modulo 2**64.
 
-    Words are those of the block's bytes, region after region, little endian; a region that does not
-    fill its last one is continued with zeros. Were the numbers drawn anew for them, two unequal
-    blocks would agree with a chance of at most 2**-32, and never if they differ in one word only.
-    They are fixed: this finds accidents, not forgeries. (Lemire and Kaser, "Strongly Universal
-    String Hashing is Fast", 2014.)
+    The words are those of the block's bytes, region after region, little endian. A region's last
+    word is padded with zeros. If the numbers were drawn anew for each comparison, two different
+    blocks would agree with a probability of at most 2**-32, and never if they differ in one word
+    only. The numbers are fixed, so the digest detects accidents, not forgeries. (Lemire and Kaser,
+    "Strongly Universal String Hashing is Fast", 2014.)
     """
     numbers = torch.tensor(blocks, device=data.device)
-    # Of the regions, in words
+    # End of each region, in words.
     ends = list(accumulate(math.ceil(size / _WORD) for size in places.sizes))
     factors = _factors(ends[-1], data.device)
-    # Wraps around, as the digest does
+    # Wraps around, like the digest.
     total = torch.zeros(len(blocks), dtype=torch.int64, device=data.device)
     for start, size, end in zip(places.starts, places.sizes, ends, strict=True):
         region = data[start : start + places.num_blocks * size].view(places.num_blocks, size)

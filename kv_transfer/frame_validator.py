@@ -1,4 +1,4 @@
-"""What a push has brought, checked against what its lease is for. Pure."""
+"""The frame validator: checks the frames of a push against its lease. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from kvrelay.wire.transfer import KvBlocks, KvCommit, commit_digest
 
 
 class Arrivals:
-    """Each frame in its turn, each layer of each block that the lease lacks once and in order, at
-    the end all of them.
+    """Checks that frames come in order, that they bring each layer of each missing block once and
+    in order, and that none is missing at the commit.
 
-    Blocks are counted as the sender does, whose layout `theirs` is. Whatever is wrong raises
-    DataLoss.
+    Blocks are counted in the sender's layout, `theirs`. Every violation raises DataLoss.
     """
 
     def __init__(self, lease: Lease, ours: KvLayout, theirs: KvLayout) -> None:
@@ -27,12 +26,13 @@ class Arrivals:
         self._theirs = theirs
         self._first = lease.cached_blocks * ours.block_size // theirs.block_size
         self._end = math.ceil(len(lease.blocks) * ours.block_size / theirs.block_size)
-        self._layers: dict[int, int] = {}  # block -> layers of it that have come
+        # Block -> number of its layers that have arrived.
+        self._layers: dict[int, int] = {}
         self._frames = 0
         self._digest = xxhash.xxh3_64()
 
     def check(self, frame: KvBlocks) -> None:
-        """Whether the frame may come now."""
+        """Raises DataLoss unless the frame may come now."""
         end = frame.first + frame.count
         if frame.sequence != self._frames:
             raise DataLoss(f"frame {frame.sequence} came where frame {self._frames} was due")
@@ -64,7 +64,7 @@ class Arrivals:
             )
 
     def add(self, frame: KvBlocks) -> None:
-        """The frame's KV is in its blocks."""
+        """Records that the frame's KV has been written to its blocks."""
         for block in range(frame.first, frame.first + frame.count):
             self._layers[block] = frame.first_layer + frame.num_layers
         self._frames += 1
@@ -72,6 +72,7 @@ class Arrivals:
             self._digest.update(digest.to_bytes(8, "little"))
 
     def check_complete(self, commit: KvCommit) -> None:
+        """Raises DataLoss unless the commit matches the lease and the frames that arrived."""
         if commit.first_token < 0:
             raise DataLoss(f"first token {commit.first_token} is no token id")
         blocks, room = self._ours.blocks_for(commit.num_tokens), len(self._lease.blocks)
@@ -82,7 +83,8 @@ class Arrivals:
                 f"{len(self._lease.blocks)} blocks"
             )
         wanted = range(self._first, self._theirs.blocks_for(commit.num_tokens))
-        # A lease whose last block is partly cached elsewhere needs nothing.
+        # A lease without writable blocks needs no frames, even if its cached part ends within a
+        # block of the sender.
         missing = sum(self._layers.get(block, 0) < len(self._theirs.layers) for block in wanted)
         if missing and self._lease.writable:
             raise DataLoss(f"{missing} of {len(wanted)} blocks are missing at the commit")

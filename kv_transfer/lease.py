@@ -1,4 +1,4 @@
-"""A decode worker's promises of blocks. Pure: the time is an argument, in monotonic seconds."""
+"""A decode worker's leases of blocks. Pure: the time is an argument, in monotonic seconds."""
 
 from __future__ import annotations
 
@@ -13,20 +13,25 @@ _REMEMBERED_COMMITS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Blocks promised to one hand-off. The leading `cached_blocks` hold their KV already and are
+    """Blocks promised to one hand-off. The leading `cached_blocks` already hold their KV and are
     never written.
     """
 
     lease_id: int
     generation: int
-    key: tuple[str, int]  # request id, attempt
-    blocks: tuple[int, ...]  # block numbers in the worker's arena
+    # Request id, attempt.
+    key: tuple[str, int]
+    # Block numbers in the worker's arena.
+    blocks: tuple[int, ...]
     cached_blocks: int
-    partial: bool = False  # a commit may bring fewer blocks than these, from the first on
-    seconds: float = 0.0  # that it was granted for; renewals come on top
+    # True if a commit may bring fewer blocks, a prefix of these.
+    partial: bool = False
+    # Duration of the grant in seconds, without renewals.
+    seconds: float = 0.0
 
     @property
     def writable(self) -> tuple[int, ...]:
+        """The blocks that a push may write."""
         return self.blocks[self.cached_blocks :]
 
 
@@ -39,26 +44,28 @@ class _Entry:
 
 
 class LeaseTable:
-    """The leases of one worker in one incarnation, its epoch.
+    """The leases of one worker in one epoch.
 
         grant ──▶ live ──commit──▶ committed: the blocks are the sequence's from now on
                    │
                    └─close, expire──▶ closed ──no copy under way──▶ release: the blocks may be freed
 
-    A lease is pinned while a copy into its blocks is under way. So blocks that `release` returns
-    are never written to by the hand-off they were leased for. Lease ids and generations only go up;
-    neither comes twice.
+    A lease is pinned while a copy into its blocks is under way. So the hand-off never writes to
+    blocks that `release` has returned. Lease ids and generations only increase and are never
+    reused.
     """
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
-        self._entries: dict[int, _Entry] = {}  # live and closed
-        self._committed: dict[int, tuple[Lease, Hashable]] = {}  # the latest ones, oldest first
+        # Live and closed leases.
+        self._entries: dict[int, _Entry] = {}
+        # The latest commits, oldest first.
+        self._committed: dict[int, tuple[Lease, Hashable]] = {}
         self._numbers = count(1)
 
     def __len__(self) -> int:
-        """Leases whose blocks the table holds: live ones, and closed ones that were not
-        released.
+        """Number of leases whose blocks the table holds: live leases, and closed leases that are
+        not released.
         """
         return len(self._entries)
 
@@ -75,15 +82,17 @@ class LeaseTable:
         *,
         partial: bool = False,
     ) -> Lease:
-        """Takes over `blocks`, which the caller holds, until commit or release."""
+        """Grants a lease on `blocks`, which the caller holds, for `seconds`. The table owns them
+        until commit or release.
+        """
         number = next(self._numbers)
         lease = Lease(number, number, key, tuple(blocks), cached_blocks, partial, seconds)
         self._entries[lease.lease_id] = _Entry(lease, now + seconds)
         return lease
 
     def renew(self, lease_ids: Iterable[int], seconds: float, now: float) -> list[int]:
-        """Lets live leases end `seconds` from now; returns the ids that are live no more, which
-        stay so.
+        """Extends live leases to `seconds` from now. Returns the ids that are no longer live; these
+        are unchanged.
         """
         gone = []
         for lease_id in lease_ids:
@@ -95,10 +104,10 @@ class LeaseTable:
         return gone
 
     def find(self, lease_id: int, epoch: int, generation: int, now: float) -> Lease:
-        """The live or committed lease of these numbers.
+        """The live or committed lease with these numbers.
 
         Raises FailedPrecondition for a stale epoch or generation and for an ended lease, NotFound
-        for an id that was never granted or is long gone.
+        for an id that is unknown or was ended and released.
         """
         if epoch != self.epoch:
             raise FailedPrecondition(f"epoch {epoch} is not this worker's, which is {self.epoch}")
@@ -118,21 +127,25 @@ class LeaseTable:
         return lease
 
     def pin(self, lease_id: int) -> None:
-        """A copy into the lease's blocks begins. The lease is live, as `find` said just now."""
+        """A copy into the lease's blocks begins. `find` must just have returned the lease as
+        live.
+        """
         entry = self._entries[lease_id]
         assert not entry.closed, f"lease {lease_id} is closed"
         entry.pins += 1
 
     def unpin(self, lease_id: int) -> None:
+        """A copy into the lease's blocks ends."""
         entry = self._entries[lease_id]
         assert entry.pins > 0, f"lease {lease_id} is not pinned"
         entry.pins -= 1
 
     def commit(self, lease_id: int, content: Hashable) -> bool:
-        """Gives the blocks of a lease that `find` returned to its sequence; `content` is what was
-        committed.
+        """Gives the blocks of a lease that `find` returned to its sequence. `content` is the
+        sender's commit.
 
-        False if that was done before with equal content; FailedPrecondition if with other content.
+        Returns False if the lease was already committed with equal content. Raises
+        FailedPrecondition if it was committed with other content.
         """
         if lease_id in self._committed:
             if self._committed[lease_id][1] != content:
@@ -150,10 +163,11 @@ class LeaseTable:
         return True
 
     def is_committed(self, lease_id: int) -> bool:
+        """True if the lease is among the latest commits."""
         return lease_id in self._committed
 
     def close(self, lease_id: int) -> None:
-        """Ends a live lease. One that is committed, closed or unknown stays as it is."""
+        """Ends a live lease. A committed, closed or unknown lease is unchanged."""
         entry = self._entries.get(lease_id)
         if entry is not None:
             entry.closed = True
@@ -170,7 +184,9 @@ class LeaseTable:
         return [entry.lease for entry in expired]
 
     def release(self) -> list[Lease]:
-        """Forgets the closed leases that no copy is under way to; the caller frees their blocks."""
+        """Removes and returns the closed leases without a running copy. The caller frees their
+        blocks.
+        """
         released = [
             entry.lease for entry in self._entries.values() if entry.closed and not entry.pins
         ]
@@ -179,7 +195,7 @@ class LeaseTable:
         return released
 
     def check_integrity(self) -> None:
-        """No block that a lease may be written to belongs to another lease."""
+        """Asserts that no writable block of a lease belongs to another lease."""
         owners: dict[int, int] = {}
         for lease in self:
             for block in lease.writable:

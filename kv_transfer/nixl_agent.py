@@ -1,6 +1,6 @@
-"""An agent of NIXL, by which one process reads another one's memory
-(https://github.com/ai-dynamo/nixl). Slow calls, for worker threads; any number of threads may make
-them."""
+"""A NIXL agent, through which one process reads another's memory
+(https://github.com/ai-dynamo/nixl). Slow calls, for worker threads; all methods are thread-safe.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +19,26 @@ import torch
 from kv_transfer.plan import Copy
 from kvrelay.errors import KvRelayError, Unavailable, Unimplemented
 
-_POLL_S = 100e-6  # NIXL does not say when a read is over; it has to be asked
-_PROGRESS_US = 1000  # for which its own thread sleeps at most; without, it would spin
+# Polling interval in seconds. NIXL does not report the end of a read, so it is polled.
+_POLL_S = 100e-6
+# Longest sleep of NIXL's own thread, in microseconds. Without a limit the thread would spin.
+_PROGRESS_US = 1000
 
 
 class NixlAgent:
-    """Its name must be no other agent's. One that `serves` has a thread of NIXL's, without which
-    peers cannot read.
+    """A NIXL agent with a unique name. With `serves`, NIXL runs a thread, without which peers
+    cannot read.
 
-    UCX, which moves the bytes, listens on a TCP port of its choice: of the loopback device only
-    where `host` is a loopback address, else of the devices in UCX_NET_DEVICES, or of all. Raises
-    Unimplemented where there is no NIXL.
+    UCX, which moves the bytes, listens on a TCP port of its choice. It listens on the loopback
+    device if `host` is a loopback address, otherwise on the devices in UCX_NET_DEVICES, or on all
+    devices. Raises Unimplemented if NIXL is missing.
     """
 
     def __init__(self, name: str, host: str, *, serves: bool) -> None:
         self._nixl = _bindings()
         self._errors = tuple(value for value in vars(self._nixl).values() if _is_error(value))
         self._lock = threading.Lock()
-        # Reads, and what they may still write to
+        # Abandoned reads, and the memory that they may still write to.
         self._given_up: list[tuple[int | None, torch.Tensor]] = []
         config = self._nixl.nixlAgentConfig()
         config.useProgThread = serves
@@ -45,26 +47,26 @@ class NixlAgent:
         config.syncMode = self._nixl.NIXL_THREAD_SYNC_STRICT
         with self._failing(Unimplemented, "NIXL does not start here"):
             self._agent = self._nixl.nixlAgent(name, config)
-            # What the environment tells UCX goes before this.
+            # UCX settings in the environment take precedence.
             self._agent.createBackend(
                 "UCX", {"engine_config": "NET_DEVICES=lo"} if _is_loopback(host) else {}
             )
 
     def register(self, memory: torch.Tensor) -> None:
-        """Lets peers read `memory`, on the host or a GPU, and this agent write there what it
-        reads.
+        """Registers `memory`, on the host or a GPU: peers may read it, and this agent may write to
+        it when it reads from a peer.
         """
         with self._failing(Unimplemented, f"NIXL takes no memory on {memory.device}"):
             self._agent.registerMem(self._regions(memory), [])
 
     def metadata(self) -> bytes:
-        """What a peer needs in order to read what is registered."""
+        """The description that a peer needs to read the registered memory."""
         metadata: bytes = self._agent.getLocalMD()
         return metadata
 
     def add_peer(self, metadata: bytes) -> str:
-        """The peer's name. Raises Unimplemented for metadata that this version of NIXL cannot
-        use.
+        """Adds a peer and returns its name. Raises Unimplemented for metadata that this version of
+        NIXL cannot use.
         """
         with self._failing(Unimplemented, "the sender's NIXL is not one that mine can read from"):
             name: bytes = self._agent.loadRemoteMD(metadata)
@@ -84,11 +86,11 @@ class NixlAgent:
         copies: Sequence[Copy],
         timeout_s: float,
     ) -> None:
-        """Copies from the peer's memory at the address `start`, on its GPU `device`, or on its host
-        if that is -1.
+        """Copies from the peer's memory at address `start`, on its GPU `device`, or on its host if
+        `device` is -1.
 
-        Raises Unavailable if the peer is gone, or has not delivered in `timeout_s` seconds. From
-        then on `target` is the agent's, since it may still be written to.
+        Raises Unavailable if the peer is gone, or has not delivered in `timeout_s` seconds. The
+        agent then owns `target`, which may still be written to.
         """
         self._let_go()
         request: int | None = None
@@ -126,7 +128,7 @@ class NixlAgent:
         self._agent.releaseXferReq(request)
 
     def _let_go(self) -> None:
-        """Of the targets that nothing is written to any more."""
+        """Releases the targets of abandoned reads that have ended."""
         with self._lock:
             given_up, self._given_up = self._given_up, []
         for request, target in given_up:
@@ -159,7 +161,7 @@ class NixlAgent:
         return self._nixl.nixlXferDList(kind, rows)
 
     def _kind(self, device: int) -> tuple[Any, int]:
-        """Of memory on the GPU of that number, or, if it is -1, on the host."""
+        """NIXL's memory kind and device number for a GPU, or for the host if `device` is -1."""
         return (self._nixl.DRAM_SEG, 0) if device < 0 else (self._nixl.VRAM_SEG, device)
 
     @contextmanager
@@ -171,7 +173,7 @@ class NixlAgent:
 
 
 def _bindings() -> Any:
-    """Of the build of NIXL that fits torch's CUDA."""
+    """The bindings of the NIXL build that fits torch's CUDA."""
     try:
         return importlib.import_module("nixl")._bindings
     except ImportError as error:

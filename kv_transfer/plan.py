@@ -1,7 +1,7 @@
-"""Where the bytes of some blocks lie. Pure: numbers in, numbers out.
+"""Byte positions of blocks. Pure: numbers in, numbers out.
 
-Plan order, the order of a payload's bytes, is region by region (see `KvLayout.regions`) and within
-a region block after block, in the order in which the blocks were named.
+Plan order, the order of a payload's bytes, is region by region (see `KvLayout.regions`). Within a
+region it is block by block, in the order in which the blocks were named.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Layers:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Some regions of a memory that holds `num_blocks` blocks: where each begins, and the bytes of
+    """Some regions of a memory with `num_blocks` blocks: the start of each region, and the bytes of
     a block in it.
     """
 
@@ -51,7 +51,7 @@ class Places:
     @classmethod
     @functools.lru_cache(maxsize=256)
     def of_arena(cls, layout: KvLayout, num_blocks: int, layers: Layers | None = None) -> Places:
-        """The regions of these layers, or all, where they lie in an arena."""
+        """The regions of these layers, or of all, in an arena."""
         sizes = layout.region_block_bytes
         starts = [start * num_blocks for start in accumulate(sizes, initial=0)]
         regions = _regions(layout, layers)
@@ -64,9 +64,7 @@ class Places:
     @classmethod
     @functools.lru_cache(maxsize=256)
     def of_payload(cls, layout: KvLayout, num_blocks: int, layers: Layers | None = None) -> Places:
-        """The regions of these layers, or all, one after the other without the others between
-        them.
-        """
+        """The regions of these layers, or of all, packed without gaps."""
         every = layout.region_block_bytes
         sizes = tuple(every[region] for region in _regions(layout, layers))
         starts = tuple(start * num_blocks for start in accumulate(sizes, initial=0))
@@ -74,12 +72,13 @@ class Places:
 
     @property
     def block_bytes(self) -> int:
+        """Bytes of one block over all regions."""
         return sum(self.sizes)
 
 
 def _regions(layout: KvLayout, layers: Layers | None) -> list[int]:
-    """Of each layer the K and the V region, after those of their scales where there are any; for
-    each rank in turn.
+    """The K and the V region of each layer, after those of their scales if there are any, for each
+    rank in turn.
     """
     if layers is None:
         return list(range(len(layout.region_block_bytes)))
@@ -92,14 +91,14 @@ def _regions(layout: KvLayout, layers: Layers | None) -> list[int]:
 
 
 def byte_ranges(places: Places, blocks: Sequence[int]) -> list[Range]:
-    """The bytes of `blocks` in plan order. Blocks that are adjacent become one range."""
+    """The bytes of `blocks` in plan order. Adjacent blocks become one range."""
     return [Range(copy.source, copy.length) for copy in byte_copies(places, blocks, places, blocks)]
 
 
 def byte_copies(
     source: Places, source_blocks: Sequence[int], target: Places, blocks: Sequence[int]
 ) -> list[Copy]:
-    """What to copy so that source_blocks[i] becomes blocks[i], in plan order. Both have the same
+    """The copies that write source_blocks[i] to blocks[i], in plan order. Both places have the same
     regions.
     """
     runs = list(_runs(source_blocks, blocks))
@@ -113,7 +112,7 @@ def byte_copies(
 
 
 def _runs(sources: Sequence[int], targets: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """(source, target, count): the fewest stretches over which both sides are adjacent."""
+    """(source, target, count): the fewest runs over which both sides are adjacent."""
     first = 0
     for end in range(1, len(sources) + 1):
         adjacent = (

@@ -1,4 +1,4 @@
-"""Reading while working."""
+"""Prefetch: waits for the next item while the caller processes the current one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ T = TypeVar("T")
 
 
 async def ahead(items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
-    """The same items; while the caller works on one, the next one is waited for, and no more than
-    that.
+    """Yields the same items, and waits for the next item while the caller processes one. Prefetches
+    one item at most.
     """
     coming = asyncio.ensure_future(_next(items))
     try:

@@ -1,4 +1,4 @@
-"""Gives other workers what a prefix cache holds."""
+"""Prefix export: sends blocks of this worker's prefix cache to other workers."""
 
 from __future__ import annotations
 
@@ -18,33 +18,45 @@ MAX_BLOCKS = 2**16
 
 
 class PrefixCache(Protocol):
-    """Blocks by the tokens up to their end and the salt of their sequence, all compared."""
+    """Blocks by the tokens up to their end and the salt of their sequence. The cache compares
+    both.
+    """
 
     block_size: int
 
-    def find(self, token_ids: Sequence[int], salt: str) -> list[int]: ...
+    def find(self, token_ids: Sequence[int], salt: str) -> list[int]:
+        """The longest cached prefix of these tokens, with a hold on each block."""
+        ...
 
-    def release(self, blocks: Sequence[int]) -> None: ...
+    def release(self, blocks: Sequence[int]) -> None:
+        """Removes one hold from each block."""
+        ...
 
 
 class PrefixExport:
-    """KvTransferService.Fetch: pushes blocks to the lease of the asking worker.
+    """KvTransferService.Fetch: pushes blocks to the lease of the requesting worker.
 
-    Their KV is of the tokens and the salt that the worker shows. It is given them only for a
-    request, a worker, an address and a length that a router has granted by means of the key. Lives
-    on the event loop that owns the cache. The blocks are held until neither side reads them.
+    The requesting worker must present the tokens and the salt of the KV. It must also present a
+    fetch grant, signed by a router with the grant key, for the request, the worker, the address and
+    the length. Lives on the event loop that owns the cache. The blocks are held until neither side
+    reads them.
     """
 
     def __init__(self, cache: PrefixCache, sender: Sender, epoch: int) -> None:
         self._cache = cache
         self._sender = sender
         self._epoch = epoch
-        self.key = make_key()  # for routers, who say by it which worker may fetch what
-        self.lent = 0  # blocks, since the start
+        # The grant key, for routers that grant fetches.
+        self.key = make_key()
+        # Blocks exported since the start.
+        self.lent = 0
 
     async def Fetch(
         self, request: pb.FetchRequest, context: grpc.aio.ServicerContext
     ) -> pb.FetchResponse:
+        """Pushes the cached blocks and returns their number. Aborts the call with the error's
+        status.
+        """
         try:
             return pb.FetchResponse(blocks=await self._lend(fetch_request_from_proto(request)))
         except KvRelayError as error:
@@ -77,7 +89,8 @@ class PrefixExport:
                 push.send(first, blocks[first:])
                 await push.commit(0, len(blocks) * size, self._sender.clock.now())
             finally:
-                await push.abort()  # returns at once where it is over
+                # Returns at once if the push is over.
+                await push.abort()
         finally:
             self._cache.release(blocks)
         self.lent += len(blocks) - first

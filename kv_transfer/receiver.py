@@ -47,7 +47,8 @@ from kvrelay.wire.transfer import (
 
 OnCommit = Callable[[Lease, int, int], None]
 
-_MAX_UNOPENED = 256  # pushes that have not said yet which lease they are for
+# Pushes without an opening frame, which have not yet named a lease.
+_MAX_UNOPENED = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +58,14 @@ class _Push:
 
 
 class Receiver:
-    """Writes pushed KV to leased blocks, and to no others. Lives on the event loop that owns the
-    lease table.
+    """Writes pushed KV to leased blocks only. Lives on the event loop that owns the lease table.
 
-    Each frame is checked against its lease when it is about to be written. `on_commit(lease, first
-    token, num tokens)` runs on the event loop once for a lease whose blocks are all there; from
-    then on they are the caller's. It must not raise.
+    Each frame is checked against its lease just before it is written. `on_commit(lease, first
+    token, num tokens)` runs on the event loop once for a lease whose blocks have all arrived. The
+    callback then owns the blocks. It must not raise.
 
-    A push to a live lease ends with it, see `revoke`. Any other one may be silent for `timeout_s`
-    seconds.
+    A push to a live lease ends with the lease; see `revoke`. Any other push may be silent for
+    `timeout_s` seconds.
     """
 
     def __init__(
@@ -88,7 +88,8 @@ class Receiver:
         self._worker_id = worker_id
         self._key = make_key()
         self._model_id = model_id
-        self._sampled_model_id = sampled_model_id  # as a sender of protocol 0 names the model
+        # The model's id for a sender of protocol 0.
+        self._sampled_model_id = sampled_model_id
         self._layout_hash = layout_hash
         self._on_commit = on_commit
         self._clock = clock
@@ -98,11 +99,14 @@ class Receiver:
         self._segments = SegmentCache()
         self._groups = ReceiverGroups(host, timeout_s)
         self._nixl = NixlReader(arena.buffer.device, host, timeout_s)
-        self._pushes: dict[int, _Push] = {}  # under way, by lease id
+        # Pushes under way, by lease id.
+        self._pushes: dict[int, _Push] = {}
         memory.register_receiver(worker_id, leases.epoch)
 
     def capability(self, lease: Lease, sender: str) -> str:
-        """Lets the worker with that id push to the lease; nobody can who does not show it."""
+        """The capability with which the worker `sender` can push to the lease. A push without it is
+        rejected.
+        """
         return make_capability(self._key, self._grant(lease, sender))
 
     def _grant(self, lease: Lease, sender: str) -> PushGrant:
@@ -119,7 +123,7 @@ class Receiver:
 
     @property
     def under_way(self) -> int:
-        """Pushes that are being received."""
+        """Number of pushes that are being received."""
         return len(self._pushes)
 
     def revoke(self, lease_id: int) -> None:
@@ -129,18 +133,14 @@ class Receiver:
             push.deadline.reschedule(asyncio.get_running_loop().time())
 
     async def end(self, lease_id: int) -> None:
-        """Closes a lease unless it is committed. Once this has returned nobody writes to its blocks
-        any more.
-        """
+        """Closes a lease unless it is committed. After the return no push writes to its blocks."""
         self._leases.close(lease_id)
         self.revoke(lease_id)
         if lease_id in self._pushes:
             await self._pushes[lease_id].over.wait()
 
     async def close(self) -> None:
-        """Ends all pushes, of whatever kind. Once this has returned nobody writes to the arena any
-        more.
-        """
+        """Ends all pushes. After the return no push writes to the arena."""
         for lease_id in list(self._pushes):
             await self.end(lease_id)
 
@@ -179,7 +179,7 @@ class Receiver:
             self._pushes.pop(lease.lease_id).over.set()
 
     async def _first_of(self, frames: AsyncIterator[Frame]) -> KvOpen:
-        """Waits for it, unless too many do."""
+        """Waits for the opening frame, unless too many pushes are waiting for theirs."""
         wait = self._timeout_s if self._unopened < _MAX_UNOPENED else 0
         self._unopened += 1
         try:
@@ -226,8 +226,8 @@ class Receiver:
             raise Cancelled("the sender ended the push without a commit")
 
     def _layout_of(self, opening: KvOpen) -> KvLayout:
-        """Of the sender's blocks. Raises FailedPrecondition if they cannot be made into blocks of
-        this arena.
+        """The layout of the sender's blocks. Raises FailedPrecondition if they cannot be converted
+        to this arena's.
         """
         if opening.layout_hash == self._layout_hash:
             return self._arena.layout
@@ -245,7 +245,7 @@ class Receiver:
         return opening.layout
 
     def _find(self, opening: KvOpen) -> Lease:
-        """The lease as of now; raises when it has ended since the last look."""
+        """The current state of the lease; raises if it has ended in the meantime."""
         lease = self._leases.find(
             opening.lease_id, opening.epoch, opening.generation, self._clock.now()
         )
@@ -255,7 +255,9 @@ class Receiver:
 
     @asynccontextmanager
     async def _inbound(self, opening: KvOpen, theirs: KvLayout) -> AsyncIterator[Inbound]:
-        """For one push. Left without an exception, its connections are used again."""
+        """The receiving half for one push. After an exit without an exception, its connections are
+        reused.
+        """
         match opening.transport:
             case "grpc":
                 yield GrpcInbound(theirs)
@@ -287,7 +289,8 @@ class Receiver:
     ) -> None:
         lease = self._find(opening)
         if self._leases.is_committed(lease.lease_id):
-            return  # a repetition, of which the commit will tell
+            # A repeated push, whose commit gives the answer.
+            return
 
         def take() -> None:
             landing.land(inbound.source(frame), frame)
@@ -309,9 +312,11 @@ class Receiver:
 
 
 async def _say_taken(context: grpc.aio.ServicerContext) -> None:
-    """Tells the sender that its push is taken. Whoever is cancelled meanwhile waits for the end of
-    it: gRPC, broken off in the middle, cannot send a status either, and the sender would wait for
-    one.
+    """Tells the sender that its push is accepted. A cancelled caller waits until the message is
+    sent.
+
+    If gRPC is interrupted in the middle of the message, it cannot send a status either, and the
+    sender would wait for one.
     """
     saying = asyncio.ensure_future(context.send_initial_metadata(()))
     try:

@@ -43,8 +43,7 @@ log = get_logger(__name__)
 class Sender:
     """Pushes KV from one arena to any number of decode workers. Lives on one event loop.
 
-    A peer that takes no bytes for `timeout_s` seconds, or owes a receipt for as long, counts as
-    gone.
+    A peer that takes no bytes or sends no receipt for `timeout_s` seconds counts as gone.
     """
 
     def __init__(
@@ -66,7 +65,8 @@ class Sender:
         self.arena = arena
         self.host_id = host_id
         self.model_id = model_id
-        self.sampled_model_id = sampled_model_id  # as a receiver of protocol 0 names the model
+        # The model's id for a receiver of protocol 0.
+        self.sampled_model_id = sampled_model_id
         self.layout_hash = layout_hash
         self.clock = clock
         self.digests = digests
@@ -78,7 +78,7 @@ class Sender:
         memory.register_sender(arena)
 
     def open(self, key: tuple[str, int], target: HandoffTarget) -> Push:
-        """Begins a push, without waiting for the peer. Raises Unimplemented for a transport that
+        """Starts a push without waiting for the peer. Raises Unimplemented for a transport that
         cannot work.
         """
         transport, why = choose_transport(
@@ -93,7 +93,9 @@ class Sender:
 
     @contextmanager
     def outbound(self, transport: str, target: HandoffTarget) -> Iterator[Outbound]:
-        """For one push. Left without an exception, its connections are used again."""
+        """The sending half for one push. After an exit without an exception, its connections are
+        reused.
+        """
         match transport:
             case "memory" | "shm":
                 yield NamedOutbound(self.arena, digests=self.digests)
@@ -110,15 +112,15 @@ class Sender:
                 yield GrpcOutbound(self.arena, digests=self.digests)
 
     async def close(self) -> None:
-        """Ends the connections; pushes that are under way fail."""
+        """Closes the connections. Running pushes fail."""
         await self.channels.close()
         self._groups.close()
         self._served.close()
 
 
 class Run(NamedTuple):
-    """Some layers of the blocks of the sender's arena that are the sequence's blocks `first`,
-    `first` + 1, ...
+    """Some layers of blocks of the sender's arena, which are the sequence's blocks `first`, `first`
+    + 1, ...
     """
 
     first: int
@@ -127,11 +129,11 @@ class Run(NamedTuple):
 
 
 class Push:
-    """One request's KV on its way. Ends with `commit` or `abort`; until one of these has returned,
-    the blocks that were given to `send` must stay as they are.
+    """The transfer of one request's KV. Ends with `commit` or `abort`. Until one of these has
+    returned, the blocks given to `send` must not change.
 
-    `error` says why the push has failed, as soon as it has. `transport` is how the bytes travel,
-    `why` for what reason. `bytes_packed` counts the KV bytes that were made into frames.
+    `error` is set as soon as the push has failed. `transport` names the transport and `why` the
+    reason for it. `bytes_packed` counts the KV bytes in frames.
     """
 
     def __init__(
@@ -146,18 +148,21 @@ class Push:
         self._target = target
         self._runs: list[Run] = []
         self._first_sent_at: float | None = None
-        self._ending: tuple[int, int] | None = None  # first token, num tokens
+        # First token, number of tokens.
+        self._ending: tuple[int, int] | None = None
         self._aborted = False
         self._taken = asyncio.Event()
-        self._news = asyncio.Event()  # a run, the ending, an abort, or the end of the call
-        self._commit_frame: KvCommit | None = None  # once the peer may have it
+        # Set by a run, the ending, an abort, or the end of the call.
+        self._news = asyncio.Event()
+        # Set once the peer may have the frame.
+        self._commit_frame: KvCommit | None = None
         self._current: PushCall | None = None
         self._receipt: KvReceipt | None = None
         self._task = asyncio.create_task(self._push())
 
     def send(self, first: int, blocks: Sequence[int], layers: Layers | None = None) -> None:
-        """Queues the sequence's blocks `first`, `first` + 1, ... whose KV is complete, in these
-        layers or in all.
+        """Queues the sequence's blocks `first`, `first` + 1, ..., whose KV is complete in these
+        layers, or in all.
         """
         assert self._ending is None, "no blocks after the commit"
         if blocks:
@@ -168,14 +173,14 @@ class Push:
             self._news.set()
 
     async def opened(self) -> None:
-        """Until the decode worker takes the push, or it has failed."""
+        """Returns when the decode worker has accepted the push, or the push has failed."""
         await self._taken.wait()
 
     async def commit(self, first_token: int, num_tokens: int, prefill_done_at: float) -> Handoff:
-        """Waits until all blocks are with the decode worker and the request has become its own.
+        """Waits until the decode worker has all blocks and owns the request.
 
-        `prefill_done_at` is a time of the sender's clock. Raises what the push failed of: after
-        Unavailable nobody knows whether the decode worker has taken over, after any other error it
+        `prefill_done_at` is a time of the sender's clock. Raises the error of the push. After
+        Unavailable it is unknown whether the decode worker has taken over; after any other error it
         has not.
         """
         assert self._ending is None, "a push is committed once"
@@ -198,8 +203,8 @@ class Push:
         )
 
     async def abort(self) -> None:
-        """Breaks off; returns once neither side reads the blocks any more. A push that is over
-        stays as it is.
+        """Cancels the push. Returns when neither side reads the blocks any more. A push that is
+        over is unchanged.
         """
         self._aborted = True
         self._news.set()
@@ -210,7 +215,8 @@ class Push:
             self._receipt = await self._hand_over_or_ask_again()
         except KvRelayError as error:
             self.error = error
-        except Exception as error:  # whatever it is, it is this push's alone and has to be told
+        # Every exception fails this push only, and must be reported.
+        except Exception as error:
             log.exception("kv_push_failed", request=self._key[0], worker=self._target.worker_id)
             self.error = Internal(f"the push broke off: {error}")
         finally:
@@ -221,8 +227,7 @@ class Push:
             return await self._hand_over_or_fall_back()
         except Unavailable:
             if self._commit_frame is not None:
-                # The answer may be what was lost: a decode worker that has committed gives it
-                # again.
+                # Perhaps only the answer was lost. A decode worker that has committed repeats it.
                 with suppress(KvRelayError):
                     return await self._call(
                         self._opening("grpc"), _only(frame_to_bytes(self._commit_frame))
@@ -245,7 +250,7 @@ class Push:
             return await self._call(opening, self._frames(outbound))
 
     async def _call(self, opening: KvOpen, frames: AsyncGenerator[bytes, None]) -> KvReceipt:
-        """One call with these frames; fewer, if the peer ends it before."""
+        """Makes one call with these frames, or with fewer if the peer ends it early."""
         channels, address = self._sender.channels, self._target.address
         channel = channels.get(address)
         call = PushCall(channel, address, self._sender.timeout_s)
@@ -255,22 +260,23 @@ class Push:
             await call.open(frame_to_bytes(opening))
             async with aclosing(frames):
                 async for frame in frames:
-                    # The next one is packed while this one is written
+                    # The next frame is packed while this frame is written.
                     await call.write_behind(frame)
             return await call.receipt()
         except Unavailable:
             channels.retire(address, channel, self._sender.timeout_s)
             if call.is_over:
-                await call.receipt()  # what the peer says comes before what was noticed here
+                # The peer's error takes precedence over the local one.
+                await call.receipt()
             raise
         finally:
             await call.close()
 
     async def _frames(self, outbound: Outbound) -> AsyncGenerator[bytes, None]:
-        """The push from its first blocks to its commit, as far as it gets."""
+        """The frames of the push from its first blocks to its commit, or until the push stops."""
         self.bytes_packed = 0
         if not self._refused:
-            # Even if aborted, since the receiver is connecting too
+            # Connects even if aborted, since the receiver is connecting too.
             await in_thread(outbound.connect)
             self._taken.set()
         count = 0
@@ -297,7 +303,7 @@ class Push:
             yield frame_to_bytes(self._commit_frame)
 
     async def _cut_runs(self, frame_bytes: int) -> AsyncGenerator[Run, None]:
-        """The runs as they are sent, none longer than fits a frame."""
+        """Yields the queued runs, split to fit into frames."""
         next_run = 0
         while not self._stopped:
             if next_run < len(self._runs):
@@ -328,8 +334,8 @@ class Push:
         request_id, attempt = self._key
         target = self._target
         model_id, layout_hash, protocol = self._sender.model_id, self._sender.layout_hash, ours()
-        # Or a router of protocol 0 has passed the target on, and has dropped the number that it
-        # does not know: then the receiver takes this one for a sender of protocol 0.
+        # A target with protocol 0 may also come through a router of protocol 0, which drops unknown
+        # fields. The receiver then treats this sender as one of protocol 0.
         if target.protocol < 1 and self._sender.sampled_model_id:
             model_id = self._sender.sampled_model_id
             layout_hash = self._sender.arena.layout.hash(model_id)

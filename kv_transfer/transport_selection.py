@@ -1,4 +1,4 @@
-"""Which transport a push takes, and why."""
+"""Transport selection for a push, with the reason."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from kvrelay.errors import Unimplemented
 
 TRANSPORTS = ("memory", "shm", "cuda_ipc", "grpc", "gloo", "nccl", "nixl")
 
-# In `auto`'s order
+# In the order in which `auto` tries them.
 _ON_ONE_HOST = {"memory": "same process", "shm": "same host", "cuda_ipc": "GPUs of one host"}
 
 
 def host_id() -> str:
-    """Equal in two processes if and only if each can see the other under /proc: same machine, same
-    PID namespace.
+    """An id that is equal in two processes if and only if each can see the other under /proc: same
+    machine, same PID namespace.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
@@ -30,12 +30,12 @@ def choose_transport(
     target_device: str,
     tls: bool = False,
 ) -> tuple[str, str]:
-    """(transport, why). The devices are those of the sender's arena and the receiver's, as
-    `arena.device_of` says.
+    """Returns (transport, why). The devices are those of the sender's and the receiver's arena,
+    from `arena.device_of`.
 
-    `auto` takes the one with the fewest copies, and between hosts always grpc, the only one that
-    TLS protects. Raises Unimplemented for a transport that was asked for by name and cannot work
-    between these two workers, since something else instead would hide that.
+    `auto` takes the transport with the fewest copies. Between hosts it always takes grpc, the only
+    transport that TLS protects. Raises Unimplemented if a transport that was requested by name
+    cannot work between these two workers, since a silent fallback would hide that.
     """
     if requested == "auto":
         for name, why in _ON_ONE_HOST.items():
@@ -56,7 +56,7 @@ def choose_transport(
 def _obstacle(
     name: str, same_process: bool, same_host: bool, device: str, target_device: str
 ) -> str:
-    """What keeps the transport from working, or nothing."""
+    """The reason why the transport cannot work, or empty."""
     match name:
         case "memory" if not same_process:
             return "the two workers are not in one process"

@@ -1,23 +1,32 @@
-"""Whether KV is sooner here from another worker's cache than computed. Pure."""
+"""The fetch cost model: predicts whether fetching KV from another worker's cache is faster than
+computing it. Pure.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-_LATENCY_S = 0.01  # of asking: a call there, a push back
-_FIRST_GUESS = 0.5e9  # bytes per second, until one was measured
-_WEIGHT = 0.3  # of the newest measurement
+# Seconds of a fetch without its bytes: a call to the peer and a push back.
+_LATENCY_S = 0.01
+# Bytes per second, until the first measurement.
+_FIRST_GUESS = 0.5e9
+# Weight of the newest measurement.
+_WEIGHT = 0.3
 
 
 @dataclass(slots=True)
 class Worth:
-    """Learns both speeds from what happens here."""
+    """Learns the speeds of computing and of fetching on this worker."""
 
-    tokens_per_second: float = 0.0  # of computing; 0 until measured
-    bytes_per_second: float = _FIRST_GUESS  # of fetching
+    # Speed of computing; 0 until measured.
+    tokens_per_second: float = 0.0
+    # Speed of fetching.
+    bytes_per_second: float = _FIRST_GUESS
 
     def fetching(self, tokens: int, num_bytes: int) -> bool:
-        """Before anything was computed nobody knows, and it is fetched."""
+        """True if fetching is predicted to be faster, and before the first measurement of
+        computing. False for no tokens.
+        """
         if not tokens:
             return False
         if not self.tokens_per_second:
@@ -25,10 +34,12 @@ class Worth:
         return _LATENCY_S + num_bytes / self.bytes_per_second < tokens / self.tokens_per_second
 
     def computed(self, tokens: int, seconds: float) -> None:
+        """Adds a measurement of computing."""
         if tokens and seconds > 0:
             self.tokens_per_second = _mean(self.tokens_per_second, tokens / seconds)
 
     def fetched(self, num_bytes: int, seconds: float) -> None:
+        """Adds a measurement of fetching."""
         if num_bytes and seconds > _LATENCY_S:
             self.bytes_per_second = _mean(self.bytes_per_second, num_bytes / (seconds - _LATENCY_S))
 

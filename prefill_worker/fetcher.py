@@ -1,4 +1,4 @@
-"""Brings the KV of a prompt's beginning from another worker's prefix cache into this worker's."""
+"""Fetches the KV of a prompt's prefix from another worker's prefix cache into this worker's."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from prefill_worker.fetch_cost_model import Worth
 
 log = get_logger(__name__)
 
-_LONGEST_S = 5.0  # that a prompt waits for another worker
+# Longest time, in seconds, that a prompt waits for another worker.
+_LONGEST_S = 5.0
 _SHORTEST_S = 0.25
 
 
 class Fetcher:
-    """Asks who holds it for a push into a lease of blocks of our own. Lives on the worker's event
-    loop.
+    """Asks the worker that holds the prefix to push it into leased blocks of this worker. Lives on
+    the worker's event loop.
     """
 
     def __init__(
@@ -48,7 +49,8 @@ class Fetcher:
         self._clock = sender.clock
         self._channels = sender.channels
         self._leases = LeaseTable(identity.epoch)
-        self._arrived: dict[int, int] = {}  # lease id -> tokens that are there now
+        # Lease id -> tokens whose KV is now in the lease's blocks.
+        self._arrived: dict[int, int] = {}
         self.worth = Worth()
         self.receiver = Receiver(
             runner.kv,
@@ -64,9 +66,11 @@ class Fetcher:
         )
 
     async def fetch(self, sequence: Sequence, source: PrefixSource, transport: str) -> None:
-        """Afterwards the sequence holds all its blocks and more KV than this worker's cache had,
-        and may start; or it holds nothing, if that was not to be had sooner than by computing it.
-        Cancelled, it holds nothing either.
+        """Fetches a prefix if the cost model predicts that this is faster than computing it.
+
+        Afterwards the sequence holds all its blocks, with more KV than this worker's cache had, and
+        may start. If the fetch failed or did not pay, or the call is cancelled, the sequence holds
+        no blocks.
         """
         cache, began = self._cache, self._clock.now()
         sequence.take_prefix(cache)
@@ -78,7 +82,8 @@ class Fetcher:
                 sequence.take_blocks(cache, len(sequence.tokens))
                 sequence.fetched_tokens = await self._ask(sequence, source, transport, end)
         except OutOfBlocks:
-            pass  # it waits for its turn like all others
+            # The sequence waits for blocks like all others.
+            pass
         finally:
             if not sequence.fetched_tokens:
                 sequence.drop_blocks(cache)
@@ -90,7 +95,7 @@ class Fetcher:
             self.worth.fetched(num_bytes, now - began)
 
     async def _ask(self, sequence: Sequence, source: PrefixSource, transport: str, end: int) -> int:
-        """Tokens that came."""
+        """Number of tokens that arrived."""
         own, size, spec = sequence.num_computed, self._cache.block_size, sequence.spec
         timeout_s = min(self._timeout_s(end - own), max(0.0, sequence.deadline - self._clock.now()))
         blocks = sequence.blocks[: end // size]
@@ -120,13 +125,15 @@ class Fetcher:
         return max(0, arrived - own)
 
     async def _end(self, lease: Lease, own: int) -> int:
-        """Tokens that are there. Nobody writes to the lease's blocks any more."""
+        """Number of tokens whose KV is present. After the return no push writes to the lease's
+        blocks.
+        """
         await self.receiver.end(lease.lease_id)
         self._leases.release()
         return self._arrived.pop(lease.lease_id, own)
 
     def _timeout_s(self, tokens: int) -> float:
-        """Seconds; computing them all would take as long."""
+        """Timeout in seconds: the time to compute the tokens, within bounds."""
         rate = self.worth.tokens_per_second
         return min(max(_SHORTEST_S, tokens / rate), _LONGEST_S) if rate else _LONGEST_S
 

@@ -28,10 +28,10 @@ async def serve(
     model: LoadedModel | None = None,
     runner: ModelRunner | None = None,
 ) -> int:
-    """Loads the model unless it, or its runner, is given, then serves until `stop` says so. Returns
-    the epoch that it had.
+    """Loads the model, unless the model or its runner is given, then serves until `stop` is set.
+    Returns the worker's epoch.
 
-    Raises ModelRefused, ConfigError, Unavailable, StepHung.
+    Raises ModelRefused, ConfigError, Unavailable, FailedPrecondition, StepHung, RankLost.
     """
     runner = runner or await load_runner(settings, model)
     build = builder(settings, runner, MonotonicClock())
@@ -42,6 +42,9 @@ async def serve(
 def builder(
     settings: WorkerSettings, runner: ModelRunner, clock: Clock, *, hash_bytes: int = HASH_BYTES
 ) -> BuildWorker:
+    """The function that builds the worker and adds its KV transfer service to a server. A small
+    `hash_bytes` makes hash collisions, for tests.
+    """
     config = settings.config
     kv = config.pool_kv(settings.pool)
 

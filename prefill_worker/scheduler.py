@@ -1,5 +1,5 @@
-"""Which prompt tokens the next step of a prefill worker computes. Pure: no clock, no I/O, no
-torch.
+"""Selects the prompt tokens that the next step of a prefill worker computes. Pure: no clock, no
+I/O, no torch.
 """
 
 from __future__ import annotations
@@ -13,32 +13,37 @@ from kvrelay.worker.tenant_order import TenantTurns
 
 
 class PrefillScheduler:
-    """Chunks under a token budget: by priority, then fairly between tenants, then in the order of
+    """Chunks under a token budget: by priority, then fairly between tenants, then in order of
     arrival.
 
-    A sequence takes the blocks for its whole prompt before its first chunk, so one that started
-    always ends. One that does not fit is waited for, and no other one starts before it: nobody
-    starves.
+    A sequence takes the blocks for its whole prompt before its first chunk, so a started sequence
+    always finishes. If the next sequence does not fit, no other sequence starts before it, which
+    prevents starvation.
     """
 
     def __init__(self, cache: KvCache, chunk_tokens: int) -> None:
         self._cache = cache
         self._chunk_tokens = chunk_tokens
-        self._sequences: list[Sequence] = []  # as one tenant's are served
+        # In the order in which the sequences of one tenant are served.
+        self._sequences: list[Sequence] = []
         self._turns = TenantTurns()
 
     def __len__(self) -> int:
+        """Number of sequences, started or waiting."""
         return len(self._sequences)
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences)
 
     def add(self, sequence: Sequence) -> None:
+        """Adds a sequence, in order of priority and arrival."""
         self._sequences.append(sequence)
         self._sequences.sort(key=lambda one: (one.spec.priority, one.arrived))
 
     def next(self, now: float) -> list[Work]:
-        """The next step's work; empty when there is none, or when the head waits for blocks."""
+        """The next step's work; empty if there is none, or if the first sequence waits for
+        blocks.
+        """
         batch: list[Work] = []
         budget = self._chunk_tokens
         may_start = True
@@ -46,7 +51,8 @@ class PrefillScheduler:
             if budget == 0:
                 break
             if sequence.started is None:
-                # Those behind it that have started go on: their blocks are what it waits for.
+                # Later sequences that have started continue: the waiting sequence needs their
+                # blocks.
                 may_start = may_start and self._admit(sequence, now)
                 if not may_start:
                     continue
@@ -65,8 +71,8 @@ class PrefillScheduler:
         return batch
 
     def complete(self, batch: list[Work]) -> None:
-        """Takes in a finished step; sequences that were removed meanwhile give their blocks back
-        now.
+        """Takes in a finished step. Sequences that were removed during the step release their
+        blocks now.
         """
         for work in batch:
             sequence = work.sequence
@@ -77,7 +83,7 @@ class PrefillScheduler:
                 sequence.advance(self._cache, work.num_tokens)
 
     def remove(self, sequence: Sequence) -> None:
-        """Takes a sequence out; its blocks go now, or when the step in flight is over."""
+        """Removes a sequence. Its blocks are released now, or at the end of the running step."""
         self._sequences.remove(sequence)
         sequence.ended = True
         if not sequence.in_flight:

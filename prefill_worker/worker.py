@@ -1,5 +1,5 @@
-"""A prefill worker: builds the KV of prompts chunk by chunk and pushes it to decode workers as it
-goes.
+"""A prefill worker: builds the KV of prompts chunk by chunk and pushes each chunk's KV to a decode
+worker.
 """
 
 from __future__ import annotations
@@ -32,22 +32,23 @@ from kvrelay.worker.session import RouterSession
 from prefill_worker.fetcher import Fetcher
 from prefill_worker.scheduler import PrefillScheduler
 
-# Bytes of KV of a chunk that leave by groups of layers, while the others are computed
+# Bytes of a chunk's KV from which it is pushed in groups of layers while later layers are computed.
 LARGE = 4 * 2**20
 GROUPS = 4
 
 
 @dataclass(slots=True, eq=False)
 class Relay:
-    """One prompt on its way through this worker. `held` are the blocks that the push reads from."""
+    """One prompt on this worker. `held` are the blocks that the push reads."""
 
     sequence: Sequence
     target: HandoffTarget
     push: Push | None = None
     held: list[int] = field(default_factory=list)
-    # Blocks of the sequence that were given to the push or that the target has cached
+    # Blocks of the sequence that were given to the push, or that the target has cached.
     pushed: int = 0
-    layers: int = 0  # of the blocks after these, which the step that runs computes
+    # Pushed layers of the blocks that the running step computes.
+    layers: int = 0
     fetching: asyncio.Task[None] | None = None
     closing: asyncio.Task[None] | None = None
 
@@ -77,9 +78,13 @@ class PrefillWorker(Worker):
 
     @property
     def lending_key(self) -> bytes:
+        """The grant key of this worker's prefix export."""
         return self.lending.key
 
     def take(self, command: Command, session: RouterSession) -> None:
+        """Runs a router's command; see the class for the commands. A repeated Prefill is
+        ignored.
+        """
         match command:
             case Prefill(spec):
                 if spec.key not in self._relays and self.can_run(spec, session):
@@ -108,8 +113,8 @@ class PrefillWorker(Worker):
             self._schedule(relay)
 
     def _schedule(self, relay: Relay) -> None:
-        """The push is opened now, so that the two workers' first contact is over when the first
-        blocks are computed.
+        """Adds the sequence to the scheduler and opens its push. The two workers are then connected
+        before the first blocks are computed.
         """
         relay.fetching = None
         self._scheduler.add(relay.sequence)
@@ -120,7 +125,7 @@ class PrefillWorker(Worker):
         self.steps.wake()
 
     def stored(self, batch: list[Work], layers: int) -> None:
-        """Pushes what large chunks have stored so far, by groups of layers."""
+        """Pushes the layers that large chunks have stored so far, by groups of layers."""
         group = -(-len(self.runner.layout.layers) // GROUPS)
         for work in batch:
             relay = self._relays.get(work.sequence.spec.key)
@@ -136,8 +141,8 @@ class PrefillWorker(Worker):
                 self._push(relay, relay.push, end, layers)
 
     def _filled(self, work: Work) -> int:
-        """Blocks of the sequence that are complete, or as full as they will be, when the step is
-        over.
+        """Blocks of the sequence that are complete, or as full as they will be, at the end of the
+        step.
         """
         sequence = work.sequence
         return (
@@ -147,9 +152,7 @@ class PrefillWorker(Worker):
         )
 
     def _push(self, relay: Relay, push: Push, end: int, layers: int) -> None:
-        """The blocks up to `end`, as far as the first `layers` layers go beyond those that were
-        pushed.
-        """
+        """Pushes the blocks up to `end` in the layers up to `layers` that were not pushed yet."""
         if not relay.held:
             self.cache.pool.hold(relay.sequence.blocks)
             relay.held = list(relay.sequence.blocks)
@@ -163,7 +166,8 @@ class PrefillWorker(Worker):
         key = sequence.spec.key
         relay = self._relays[key]
         if tokens is not None and tokens.finish_reason is not None:
-            self.abort(key)  # the answer is complete: there is nothing to hand over
+            # The answer is complete, so there is nothing to hand over.
+            self.abort(key)
             return
         assert relay.push is not None, "a push is opened before the first step"
         if relay.push.error is not None:
@@ -187,6 +191,9 @@ class PrefillWorker(Worker):
             self._fetcher.worth.computed(computed, tokens.prefill.compute_seconds)
 
     def abort(self, key: Key) -> None:
+        """Ends a sequence, with its fetch, commit or push. The blocks stay held until the peer
+        stops reading them.
+        """
         relay = self._relays.pop(key, None)
         if relay is None:
             return
@@ -203,9 +210,11 @@ class PrefillWorker(Worker):
         self.steps.wake()
 
     def sequences(self) -> Iterator[Sequence]:
+        """All sequences, including those that fetch or wait for their commit."""
         return (relay.sequence for relay in self._relays.values())
 
     async def close(self) -> None:
+        """Ends pushes and connections, then releases the KV memory."""
         if self._fetcher is not None:
             await self._fetcher.receiver.close()
         await self._sender.close()
@@ -213,6 +222,7 @@ class PrefillWorker(Worker):
         await super().close()
 
     def load(self) -> WorkerLoad:
+        """The current counts. Pushes that are being cancelled count as running."""
         waiting = [sequence for sequence in self._scheduler if sequence.started is None]
         return self.measured(
             running=len(self._relays) + self._letting_go - len(waiting),
@@ -237,7 +247,9 @@ class PrefillWorker(Worker):
         session.send(event)
 
     async def _let_go(self, relay: Relay, push: Push) -> None:
-        """The blocks stay untouched until the peer has stopped reading them."""
+        """Aborts the push and then releases the blocks, which must not change until the peer has
+        stopped reading them.
+        """
         self._letting_go += 1
         try:
             await push.abort()

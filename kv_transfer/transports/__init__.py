@@ -1,8 +1,8 @@
-"""How the bytes of a run of blocks travel. Everything else of a hand-off is the same for all
+"""Transports for the bytes of a run of blocks. The rest of a hand-off is the same for all
 transports.
 
-A transport has two halves, each with a state of its own for one push. Their methods block: the
-caller runs them in a worker thread, one at a time.
+A transport has two halves, each with its own state for one push. Their methods block: the caller
+runs them in a worker thread, one at a time.
 """
 
 from __future__ import annotations
@@ -22,33 +22,32 @@ from kvrelay.wire.transfer import KvBlocks, KvOpen
 class Outbound(Protocol):
     """The sender's half."""
 
-    # Of KV that a frame should bring at most; a single block that is larger goes alone
+    # Target size of a frame's KV in bytes. A larger block travels in a frame of its own.
     frame_bytes: int
 
     def announce(self, opening: KvOpen) -> KvOpen:
-        """The first frame, complete with what the receiver's half needs to know."""
+        """Completes the first frame with what the receiver's half needs."""
         ...
 
     def connect(self) -> None:
-        """Between the first frame and the first `pack`; waits for the receiver's `connect` if there
-        is a need.
+        """Called between the first frame and the first `pack`. Waits for the receiver's `connect`
+        if necessary.
         """
         ...
 
     def pack(self, header: KvBlocks, blocks: Sequence[int]) -> KvBlocks:
-        """The frame that brings the KV of these blocks of the sender's arena, or says where it
-        is.
-        """
+        """The frame that carries or locates the KV of these blocks of the sender's arena."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the KV of a frame lies now, in the receiver's reach: blocks of a memory on the host, or
-    on its GPU.
+    """The current location of a frame's KV on the receiver: blocks of a memory on the host or on
+    its GPU.
     """
 
-    data: HostBytes | torch.Tensor  # of a GPU
+    # A tensor if it is on a GPU.
+    data: HostBytes | torch.Tensor
     places: Places
     blocks: Sequence[int]
 
@@ -57,24 +56,26 @@ class Inbound(Protocol):
     """The receiver's half."""
 
     def connect(self) -> None:
-        """Before the first `source`."""
+        """Called before the first `source`."""
         ...
 
     def source(self, frame: KvBlocks) -> Source:
-        """The frame's KV, until the next call. Its `count`, layers and `num_bytes` fit each other.
+        """The frame's KV, valid until the next call. The caller has checked `count`, layers and
+        `num_bytes` against each other.
 
-        Raises DataLoss when it does not bring what it says.
+        Raises DataLoss if the KV does not match the frame.
         """
         ...
 
 
 def source_of(payload: torch.Tensor, frame: KvBlocks, layout: KvLayout) -> Source:
-    """`payload` has the bytes of the frame's blocks, which are of this layout, in plan order; it
-    may be longer.
+    """The source in `payload`, which holds the bytes of the frame's blocks in plan order and in
+    this layout. `payload` may be longer.
     """
     places = Places.of_payload(layout, frame.count, layers_of(frame))
     return Source(payload.numpy() if payload.is_cpu else payload, places, range(frame.count))
 
 
 def layers_of(frame: KvBlocks) -> Layers:
+    """The layers that the frame brings."""
     return Layers(frame.first_layer, frame.num_layers)

@@ -1,4 +1,4 @@
-"""Two GPUs, or one, of one host: the receiver opens the sender's arena and copies from GPU to
+"""Transport between GPUs of one host: the receiver maps the sender's arena and copies from GPU to
 GPU.
 """
 
@@ -18,7 +18,12 @@ from kvrelay.wire.transfer import KvBlocks, KvOpen, RemoteArena
 
 
 class CudaIpcOutbound(NamedOutbound):
+    """The sender's half: announces the CUDA IPC handle of its arena."""
+
     def announce(self, opening: KvOpen) -> KvOpen:
+        """Adds the arena's handle and the kind of digest. Raises Unimplemented for memory that
+        cannot be shared.
+        """
         buffer = self._arena.buffer
         handle, start = CudaMemory(buffer.device).export(buffer.data_ptr())
         arena = RemoteArena(handle, start, buffer.numel(), buffer.get_device())
@@ -26,10 +31,10 @@ class CudaIpcOutbound(NamedOutbound):
 
 
 class CudaIpcInbound:
-    """`layout` is the sender's, `device` that of the receiver's arena.
+    """The receiver's half. `layout` is the sender's, `device` that of the receiver's arena.
 
-    Open for one push: an arena that is open keeps its memory when its process dies, and who comes
-    after may need it.
+    The arena is mapped for one push only: a mapped arena keeps its memory after its process dies,
+    and the next process may need that memory.
     """
 
     def __init__(self, arena: RemoteArena, layout: KvLayout, device: torch.device) -> None:
@@ -44,7 +49,9 @@ class CudaIpcInbound:
         self._opened: tuple[CudaMemory, int] | None = None
 
     def open(self) -> None:
-        """Before anything else. Raises Unimplemented if the arena cannot be read from here."""
+        """Maps the arena, before any other call. Raises Unimplemented if it cannot be read from
+        here.
+        """
         memory = CudaMemory(self._device)
         self._opened = memory, memory.open(self._arena.access)
 
@@ -52,7 +59,7 @@ class CudaIpcInbound:
         pass
 
     def source(self, frame: KvBlocks) -> Source:
-        """Does not wait for the sender, so it needs no timeout."""
+        """Copies the frame's KV. Does not wait for the sender, so it needs no timeout."""
         assert self._opened is not None, "open comes first"
         memory, base = self._opened
         copies = self._named.copies(frame)
@@ -63,6 +70,7 @@ class CudaIpcInbound:
         return source_of(payload, frame, self._layout)
 
     def close(self) -> None:
+        """Unmaps the arena. Safe to call twice."""
         if self._opened is not None:
             memory, base = self._opened
             memory.close(base)

@@ -1,4 +1,4 @@
-"""Process groups for KV in the host's memory."""
+"""Process groups for KV in host memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from torch.distributed.distributed_c10d import ProcessGroupGloo, Store
 
 
 def make_group(store: Store, rank: int, host: str, timeout: timedelta) -> Any:
-    """Waits for the other rank of two; listens on `host` only."""
-    gloo: Any = ProcessGroupGloo  # whose type stub lacks the options
+    """Makes a group of two ranks. Waits for the other rank; listens on `host` only."""
+    # The type stub lacks the options.
+    gloo: Any = ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=host)]
     options._timeout = timeout

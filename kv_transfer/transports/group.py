@@ -1,5 +1,5 @@
-"""What gloo and nccl share: tensors travel over a torch.distributed group of two, everything else
-over gRPC.
+"""The shared part of gloo and nccl: tensors travel over a torch.distributed group of two,
+everything else over gRPC.
 
 torch.distributed neither authenticates nor encrypts; these transports are for a private network.
 """
@@ -30,22 +30,25 @@ from kvrelay.types import KvLayout
 from kvrelay.wire.transfer import KvBlocks, KvOpen
 
 _SENDER, _RECEIVER = 0, 1
-_MAX_IDLE = 64  # groups that no push uses; a peer that died leaves some behind
+# Idle groups that are kept. A peer that died leaves its group behind.
+_MAX_IDLE = 64
 
 
 @contextmanager
 def _lost_peer() -> Iterator[None]:
-    """torch.distributed says all that can go wrong with a peer with a RuntimeError."""
+    """Raises Unavailable for a RuntimeError, by which torch.distributed reports every error with a
+    peer.
+    """
     try:
         yield
     except RuntimeError as error:
-        # Without the place in PyTorch's source
+        # Without the location in PyTorch's source.
         reason = str(error).splitlines()[0].rpartition("] ")[2]
         raise Unavailable(f"the process group with the peer is broken: {reason}") from error
 
 
 def _parse(rendezvous: str) -> tuple[str, int, str]:
-    """HOST:PORT/NAME to its parts; raises FailedPrecondition if it is none."""
+    """Splits HOST:PORT/NAME into its parts. Raises FailedPrecondition for any other form."""
     address, _, name = rendezvous.rpartition("/")
     host, _, port = address.rpartition(":")
     if not (host and name and port.isdecimal()):
@@ -54,9 +57,7 @@ def _parse(rendezvous: str) -> tuple[str, int, str]:
 
 
 def _store(host: str, port: int, timeout: timedelta, listening_fd: int | None = None) -> Store:
-    """The store where two ranks find each other: the one behind `listening_fd`, or a client of
-    it.
-    """
+    """The rendezvous store of two ranks: the server behind `listening_fd`, or a client of it."""
     store: Store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
         host,
         port,
@@ -69,8 +70,8 @@ def _store(host: str, port: int, timeout: timedelta, listening_fd: int | None = 
 
 
 class PairGroup:
-    """One sender and one receiver. A push has it for itself, so that nothing of another one can be
-    in the way.
+    """A group of one sender and one receiver. Only one push uses it at a time, so pushes cannot
+    interfere.
     """
 
     def __init__(
@@ -82,12 +83,13 @@ class PairGroup:
         self._host = host
         self._timeout = timedelta(seconds=timeout_s)
         self._group: Any = None
-        self._sending: Any = None  # the send under way
+        # The send under way.
+        self._sending: Any = None
 
     def join(self, store: Store | None) -> None:
-        """Waits for the other one, who must be joining too.
+        """Waits for the other rank, which must be joining too.
 
-        `store` is the sender's own; the receiver connects to it.
+        `store` is the sender's own. The receiver passes None and connects to the sender's store.
         """
         if self._group is not None:
             return
@@ -99,19 +101,21 @@ class PairGroup:
             self._group = make(PrefixStore(name, store), self._rank, self._host, self._timeout)
 
     def send(self, data: torch.Tensor) -> None:
-        """Starts to send `data`, once what was sent before has gone."""
+        """Starts to send `data` after the previous send has completed. Raises Unavailable."""
         with _lost_peer():
             if self._sending is not None:
                 self._sending.wait(self._timeout)
             self._sending = self._group.send([data], _RECEIVER, 0)
 
     def receive(self, num_bytes: int, device: torch.device) -> torch.Tensor:
+        """Waits for the next tensor: `num_bytes` of uint8 on `device`. Raises Unavailable."""
         data = torch.empty(num_bytes, dtype=torch.uint8, device=device)
         with _lost_peer():
             self._group.recv([data], _SENDER, 0).wait(self._timeout)
         return data
 
     def close(self) -> None:
+        """Aborts the group. Safe to call twice."""
         if self._group is not None:
             self._group.abort()
             self._group = None
@@ -128,14 +132,15 @@ class SenderGroups:
         self._store: Store | None = None
         self._address = ""
         self._names = count()
-        self._idle: OrderedDict[PairGroup, tuple[str, str, int]] = OrderedDict()  # oldest first
+        # Oldest first.
+        self._idle: OrderedDict[PairGroup, tuple[str, str, int]] = OrderedDict()
 
     @contextmanager
     def lend(
         self, backend: str, target: HandoffTarget, arena: Arena, *, digests: bool
     ) -> Iterator[GroupOutbound]:
-        """For one push. The group is thrown away if that fails, since a transfer may be left half
-        done in it.
+        """The sending half for one push. If the push fails, its group is closed, since an
+        incomplete transfer may be left in it.
         """
         store = self._open_store()
         pair = backend, target.address, target.epoch
@@ -155,6 +160,7 @@ class SenderGroups:
             self._idle.popitem(last=False)[0].close()
 
     def close(self) -> None:
+        """Closes the idle groups and the store."""
         for group in self._idle:
             group.close()
         self._idle.clear()
@@ -162,7 +168,7 @@ class SenderGroups:
 
     def _open_store(self) -> Store:
         if self._store is None:
-            # A socket of our own, since the store's would listen on all interfaces.
+            # The store's own socket would listen on all interfaces.
             listener = socket.create_server((self._host, 0))
             host, port = listener.getsockname()[:2]
             self._address = f"{host}:{port}"
@@ -171,6 +177,8 @@ class SenderGroups:
 
 
 class GroupOutbound:
+    """The sender's half: copies each frame's blocks to a tensor and sends it."""
+
     frame_bytes = 4 * 2**20
 
     def __init__(self, group: PairGroup, store: Store, arena: Arena, *, digests: bool) -> None:
@@ -180,12 +188,15 @@ class GroupOutbound:
         self._digests = digests
 
     def announce(self, opening: KvOpen) -> KvOpen:
+        """Adds the rendezvous and the kind of digest."""
         return replace(opening, rendezvous=self._group.rendezvous, digest=digest_kind(self._arena))
 
     def connect(self) -> None:
+        """Joins the group. Waits for the receiver."""
         self._group.join(self._store)
 
     def pack(self, header: KvBlocks, blocks: Sequence[int]) -> KvBlocks:
+        """Starts to send the blocks; the frame carries only their digests."""
         layers = layers_of(header)
         places = Places.of_payload(self._arena.layout, len(blocks), layers)
         numbers = range(len(blocks))
@@ -208,13 +219,14 @@ class ReceiverGroups:
     def __init__(self, host: str, timeout_s: float) -> None:
         self._host = host
         self._timeout_s = timeout_s
-        self._idle: OrderedDict[str, PairGroup] = OrderedDict()  # oldest first
+        # Oldest first.
+        self._idle: OrderedDict[str, PairGroup] = OrderedDict()
 
     @contextmanager
     def lend(
         self, backend: str, rendezvous: str, layout: KvLayout, device: torch.device
     ) -> Iterator[GroupInbound]:
-        """For one push; see `SenderGroups.lend`."""
+        """The receiving half for one push; see `SenderGroups.lend`."""
         group = self._idle.pop(rendezvous, None)
         if group is None:
             group = PairGroup(backend, rendezvous, _RECEIVER, self._host, self._timeout_s)
@@ -229,7 +241,7 @@ class ReceiverGroups:
 
 
 class GroupInbound:
-    """`layout` is the sender's, `device` the one that tensors are received on."""
+    """The receiver's half. `layout` is the sender's; tensors are received on `device`."""
 
     def __init__(self, group: PairGroup, layout: KvLayout, device: torch.device) -> None:
         self._group = group
@@ -237,7 +249,9 @@ class GroupInbound:
         self._device = device
 
     def connect(self) -> None:
+        """Joins the group. Waits for the sender."""
         self._group.join(None)
 
     def source(self, frame: KvBlocks) -> Source:
+        """Receives the frame's tensor. Raises Unavailable."""
         return source_of(self._group.receive(frame.num_bytes, self._device), frame, self._layout)

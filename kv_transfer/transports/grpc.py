@@ -1,4 +1,4 @@
-"""Bytes travel in the frames themselves: works wherever gRPC does."""
+"""Transport in the frames themselves. Works wherever gRPC works."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ FRAME_BYTES = 2 * 2**20
 
 
 class GrpcOutbound:
+    """The sender's half: each frame carries the bytes of its blocks."""
+
     frame_bytes = FRAME_BYTES
 
     def __init__(self, arena: Arena, *, digests: bool) -> None:
@@ -26,12 +28,14 @@ class GrpcOutbound:
         self._digests = digests
 
     def announce(self, opening: KvOpen) -> KvOpen:
+        """Returns the opening unchanged."""
         return opening
 
     def connect(self) -> None:
         pass
 
     def pack(self, header: KvBlocks, blocks: Sequence[int]) -> KvBlocks:
+        """Adds the blocks' bytes, and their XXH3 digests if enabled."""
         layers = layers_of(header)
         payload = pieces(self._arena, blocks, layers)
         digests: tuple[int, ...] = ()
@@ -46,7 +50,7 @@ class GrpcOutbound:
 
 
 class GrpcInbound:
-    """`layout` is the sender's."""
+    """The receiver's half. `layout` is the sender's."""
 
     def __init__(self, layout: KvLayout) -> None:
         self._layout = layout
@@ -55,6 +59,7 @@ class GrpcInbound:
         pass
 
     def source(self, frame: KvBlocks) -> Source:
+        """The payload of the frame. Raises DataLoss if its size differs from `num_bytes`."""
         data = np.frombuffer(
             b"".join(frame.payload) if len(frame.payload) != 1 else frame.payload[0], dtype=np.uint8
         )

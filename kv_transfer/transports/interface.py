@@ -1,4 +1,4 @@
-"""Which network interface has an address: NCCL is told a name where everything else is told an
+"""Finds the network interface of an address, since NCCL takes an interface name instead of an
 address.
 """
 
@@ -13,13 +13,13 @@ from kvrelay.errors import Unavailable
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h: an interface's IPv4 address
 _IFREQ_BYTES = 40
-# In a struct ifreq: 16 bytes of name, then a sockaddr_in, with family and port before it
+# A struct ifreq has 16 bytes of name, then a sockaddr_in that begins with family and port.
 _ADDRESS = slice(20, 24)
 
 
 def interface_of(host: str) -> str:
-    """Of an address of this machine, `localhost` or an IP address, with or without brackets. Raises
-    Unavailable.
+    """The interface that has an address of this machine: `localhost` or an IP address, with or
+    without brackets. Raises Unavailable.
     """
     address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host.strip("[]"))
     found = _having_v6(address) if address.version == 6 else _having_v4(address)
@@ -35,7 +35,8 @@ def _having_v4(address: ipaddress.IPv4Address) -> str:
                 answer = fcntl.ioctl(
                     asking, _SIOCGIFADDR, name.encode().ljust(_IFREQ_BYTES, bytes(1))
                 )
-            except OSError:  # it has none
+            # The interface has no IPv4 address.
+            except OSError:
                 continue
             if answer[_ADDRESS] == address.packed:
                 return name
@@ -43,7 +44,8 @@ def _having_v4(address: ipaddress.IPv4Address) -> str:
 
 
 def _having_v6(address: ipaddress.IPv6Address) -> str:
-    table = Path("/proc/net/if_inet6")  # absent where there is no IPv6
+    # Absent without IPv6.
+    table = Path("/proc/net/if_inet6")
     for line in table.read_text().splitlines() if table.exists() else ():
         number, *_, name = line.split()
         if bytes.fromhex(number) == address.packed:

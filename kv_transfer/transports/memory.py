@@ -1,4 +1,4 @@
-"""Sender and receiver in one process: from arena to arena."""
+"""Transport within one process: from arena to arena."""
 
 from __future__ import annotations
 
@@ -11,24 +11,33 @@ from kvrelay.errors import Unimplemented
 from kvrelay.types import KvLayout
 from kvrelay.wire.transfer import SharedSegment
 
-_senders: WeakValueDictionary[int, Arena] = WeakValueDictionary()  # this process's, by nonce
-_receivers: set[tuple[str, int]] = set()  # (worker id, epoch)
+# This process's senders, by nonce.
+_senders: WeakValueDictionary[int, Arena] = WeakValueDictionary()
+# (worker id, epoch)
+_receivers: set[tuple[str, int]] = set()
 
 
 def register_sender(arena: Arena) -> None:
+    """Makes the arena readable for receivers of this process, as long as it is referenced
+    elsewhere.
+    """
     _senders[arena.nonce] = arena
 
 
 def register_receiver(worker_id: str, epoch: int) -> None:
+    """Marks the receiver as one of this process."""
     _receivers.add((worker_id, epoch))
 
 
 def is_local(worker_id: str, epoch: int) -> bool:
-    """Whether that worker's receiver lives in this process."""
+    """True if that worker's receiver is in this process."""
     return (worker_id, epoch) in _receivers
 
 
 def accept(segment: SharedSegment, layout: KvLayout) -> NamedInbound:
+    """The receiving half that reads the sender's arena directly. Raises Unimplemented if the arena
+    is not in this process.
+    """
     source = _senders.get(segment.nonce)
     if source is None or segment.pid != os.getpid():
         raise Unimplemented(f"arena {segment.nonce:x} is not in this process")

@@ -1,6 +1,7 @@
-"""Nothing travels but names: the receiver reads the sender's blocks where they lie.
+"""The shared part of memory and shm: frames carry only block numbers, and the receiver reads the
+blocks in the sender's arena.
 
-What memory and shm share. The sender's blocks stay as they are until the push is over.
+The sender's blocks stay unchanged until the push is over.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from kvrelay.wire.transfer import KvBlocks, KvOpen, SharedSegment
 
 
 class NamedOutbound:
+    """The sender's half: frames name blocks of the sender's arena."""
+
     frame_bytes = 16 * 2**20
 
     def __init__(self, arena: Arena, *, digests: bool) -> None:
@@ -26,6 +29,7 @@ class NamedOutbound:
         self._digests = digests
 
     def announce(self, opening: KvOpen) -> KvOpen:
+        """Adds the description of the arena's memory file."""
         assert self._arena.fd is not None, "only an arena on the host is chosen for this transport"
         segment = SharedSegment(
             os.getpid(), self._arena.fd, self._arena.buffer.numel(), self._arena.nonce
@@ -36,13 +40,16 @@ class NamedOutbound:
         pass
 
     def pack(self, header: KvBlocks, blocks: Sequence[int]) -> KvBlocks:
+        """Adds the block numbers, and the digests if enabled. Waits until the arena's GPUs have
+        written the blocks.
+        """
         digests = digests_of(self._arena, blocks, layers_of(header)) if self._digests else ()
         settle(self._arena)
         return replace(header, source_blocks=tuple(blocks), digests=digests)
 
 
 class NamedInbound:
-    """`data` is the sender's whole arena, of this layout."""
+    """The receiver's half. `data` is the sender's whole arena in this layout."""
 
     def __init__(self, data: HostBytes, layout: KvLayout) -> None:
         self.data = data
@@ -52,11 +59,14 @@ class NamedInbound:
         pass
 
     def source(self, frame: KvBlocks) -> Source:
+        """The blocks in the sender's arena. Raises DataLoss for blocks outside of the arena."""
         return Source(self.data, *self._named.find(frame))
 
 
 class NamedBlocks:
-    """A sender's arena of `size` bytes and this layout, of which frames name blocks."""
+    """A sender's arena of `size` bytes in this layout, whose blocks frames name. Raises
+    Unimplemented if the size does not fit the layout.
+    """
 
     def __init__(self, size: int, layout: KvLayout) -> None:
         self._layout = layout
@@ -67,8 +77,8 @@ class NamedBlocks:
             )
 
     def find(self, frame: KvBlocks) -> tuple[Places, Sequence[int]]:
-        """Where the frame's blocks are, and their numbers there. Raises DataLoss for blocks outside
-        of the arena.
+        """The places of the arena and the frame's block numbers in it. Raises DataLoss for blocks
+        outside of the arena.
         """
         blocks = frame.source_blocks
         if len(blocks) != frame.count or not all(0 <= block < self._num_blocks for block in blocks):
@@ -79,7 +89,7 @@ class NamedBlocks:
         return Places.of_arena(self._layout, self._num_blocks, layers_of(frame)), blocks
 
     def copies(self, frame: KvBlocks) -> list[Copy]:
-        """What to copy, from the arena's start, to have the frame's blocks in plan order."""
+        """The copies from the arena that bring the frame's blocks into plan order."""
         places, blocks = self.find(frame)
         payload = Places.of_payload(self._layout, frame.count, layers_of(frame))
         return byte_copies(places, blocks, payload, range(frame.count))

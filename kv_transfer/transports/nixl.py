@@ -1,8 +1,8 @@
-"""The receiver reads the sender's blocks through NIXL: by RDMA, also from GPU to GPU, or whatever
-else UCX finds.
+"""Transport by NIXL: the receiver reads the sender's blocks by RDMA, including from GPU to GPU, or
+by any other means of UCX.
 
-NIXL neither authenticates nor encrypts: who has an agent's metadata can read and write what it has
-registered. This transport is for a private network.
+NIXL neither authenticates nor encrypts: a process with an agent's metadata can read and write the
+memory that the agent has registered. This transport is for a private network.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from kvrelay.types import KvLayout
 from kvrelay.wire.transfer import KvBlocks, KvOpen, RemoteArena
 
 FRAME_BYTES = 8 * 2**20
-_MAX_PEERS = 64  # senders that are remembered; one that died leaves its name behind
+# Senders that are remembered. A sender that died leaves its name behind.
+_MAX_PEERS = 64
 
 
 class ServedArena:
@@ -40,7 +41,7 @@ class ServedArena:
         self._metadata = b""
 
     def remote(self) -> RemoteArena:
-        """What a receiver needs to read from it. Slow at first."""
+        """The description that a receiver needs to read the arena. The first call is slow."""
         buffer = self._arena.buffer
         with self._lock:
             if self._agent is None:
@@ -50,11 +51,13 @@ class ServedArena:
         return RemoteArena(self._metadata, buffer.data_ptr(), buffer.numel(), buffer.get_device())
 
     def close(self) -> None:
-        """Nobody can read from it any more."""
+        """Removes the agent: no peer can read the arena any more."""
         self._agent = None
 
 
 class NixlOutbound(NamedOutbound):
+    """The sender's half: announces its NIXL agent and names blocks."""
+
     frame_bytes = FRAME_BYTES
 
     def __init__(self, served: ServedArena, arena: Arena, *, digests: bool) -> None:
@@ -62,11 +65,14 @@ class NixlOutbound(NamedOutbound):
         self._served = served
 
     def announce(self, opening: KvOpen) -> KvOpen:
+        """Adds the arena's NIXL metadata and the kind of digest. Raises Unimplemented without
+        NIXL.
+        """
         return replace(opening, arena=self._served.remote(), digest=digest_kind(self._arena))
 
 
 class NixlReader:
-    """A receiver's agent, made at the first push that needs it, the senders that it knows, and
+    """A receiver's agent, made at the first push that needs it, with the known senders and the
     memory to read into.
 
     `device` is that of the receiver's arena.
@@ -78,13 +84,15 @@ class NixlReader:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._made: NixlAgent | None = None
-        self._peers: OrderedDict[bytes, str] = OrderedDict()  # metadata -> name; the latest last
-        self._idle: list[torch.Tensor] = []  # registered
+        # Metadata -> name; the latest is last.
+        self._peers: OrderedDict[bytes, str] = OrderedDict()
+        # Registered memory that no push uses.
+        self._idle: list[torch.Tensor] = []
 
     @contextmanager
     def lend(self, arena: RemoteArena, layout: KvLayout) -> Iterator[NixlInbound]:
-        """For one push of a sender whose arena has this layout. Raises Unimplemented if it is
-        none.
+        """The receiving half for one push from a sender whose arena has this layout. Raises
+        Unimplemented if the arena's size does not fit the layout.
         """
         inbound = NixlInbound(self, arena, layout)
         try:
@@ -94,11 +102,11 @@ class NixlReader:
 
     @property
     def known(self) -> int:
-        """Senders that it remembers."""
+        """Number of known senders."""
         return len(self._peers)
 
     def find(self, arena: RemoteArena) -> str:
-        """The name of the arena's agent, which is made known to ours."""
+        """The name of the arena's agent, which this call adds as a peer if necessary."""
         with self._lock:
             if arena.access not in self._peers:
                 self._peers[arena.access] = self._agent.add_peer(arena.access)
@@ -108,10 +116,10 @@ class NixlReader:
             return self._peers[arena.access]
 
     def read(self, arena: RemoteArena, copies: Sequence[Copy], num_bytes: int) -> torch.Tensor:
-        """Memory with what these copies make of the arena, `num_bytes` and perhaps more, for
+        """Copies from the arena into memory of `num_bytes` or more, which the caller passes to
         `give_back`.
 
-        Raises Unavailable if the sender is gone or silent, and forgets it.
+        Raises Unavailable if the sender is gone or silent, and forgets the sender.
         """
         peer = self.find(arena)
         target = self._take(num_bytes, arena.device)
@@ -126,7 +134,7 @@ class NixlReader:
 
     def _take(self, num_bytes: int, device: int) -> torch.Tensor:
         """Memory of at least this size for KV from the sender's `device`: on the GPU if both arenas
-        are.
+        are on GPUs.
         """
         where = torch.device("cpu") if device < 0 else self._device
         with self._lock:
@@ -138,6 +146,7 @@ class NixlReader:
             return memory
 
     def give_back(self, memory: torch.Tensor) -> None:
+        """Makes memory from `read` available for the next read."""
         self._idle.append(memory)
 
     @property
@@ -148,7 +157,7 @@ class NixlReader:
 
 
 class NixlInbound:
-    """`layout` is the sender's."""
+    """The receiver's half. `layout` is the sender's."""
 
     def __init__(self, reader: NixlReader, arena: RemoteArena, layout: KvLayout) -> None:
         self._reader = reader
@@ -158,18 +167,24 @@ class NixlInbound:
         self._memory: torch.Tensor | None = None
 
     def open(self) -> None:
-        """Before anything else. Raises Unimplemented if the sender cannot be read from."""
+        """Adds the sender as a peer, before any other call. Raises Unimplemented if it cannot be
+        read from.
+        """
         self._reader.find(self._arena)
 
     def connect(self) -> None:
         pass
 
     def source(self, frame: KvBlocks) -> Source:
+        """Reads the frame's blocks. Raises DataLoss for blocks outside of the arena, Unavailable if
+        the sender is gone.
+        """
         self.close()
         self._memory = self._reader.read(self._arena, self._named.copies(frame), frame.num_bytes)
         return source_of(self._memory, frame, self._layout)
 
     def close(self) -> None:
+        """Gives the memory of the last frame back."""
         if self._memory is not None:
             self._reader.give_back(self._memory)
             self._memory = None

@@ -1,4 +1,4 @@
-"""Sender and receiver on one host: the receiver maps the sender's arena, for reading only."""
+"""Transport within one host: the receiver maps the sender's arena read-only."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ from kvrelay.wire.transfer import SharedSegment
 
 
 class SegmentCache:
-    """Senders' arenas, mapped at their first push and kept for the next ones while the sender
-    lives.
-    """
+    """Mapped arenas of senders, kept from their first push until the sender ends."""
 
     def __init__(self) -> None:
         self._mapped: dict[SharedSegment, HostBytes] = {}
 
     def __len__(self) -> int:
+        """Number of mapped arenas."""
         return len(self._mapped)
 
     @contextmanager
     def lend(self, segment: SharedSegment, layout: KvLayout) -> Iterator[NamedInbound]:
-        """For one push. `layout` is that of the sender's arena. Raises Unimplemented if it cannot
-        be read from here.
+        """The receiving half for one push. `layout` is that of the sender's arena. Raises
+        Unimplemented if the arena cannot be read from here.
         """
         if segment not in self._mapped:
             self._mapped[segment] = _map(segment)
@@ -41,7 +40,7 @@ class SegmentCache:
             self._drop_dead()
 
     def _drop_dead(self) -> None:
-        """A mapping would keep the memory of a sender that has died."""
+        """Unmaps the arenas of ended senders, whose memory the mapping would keep."""
         for segment in list(self._mapped):
             if not _is_memory_file(_path(segment), segment):
                 del self._mapped[segment]
@@ -52,7 +51,7 @@ def _path(segment: SharedSegment) -> str:
 
 
 def _is_memory_file(path: str, segment: SharedSegment) -> bool:
-    """Whether `path` leads to the memory file that bears the segment's nonce."""
+    """True if `path` leads to the memory file that has the segment's nonce."""
     try:
         return os.readlink(path).removesuffix(" (deleted)") == f"/memfd:kvrelay-{segment.nonce:x}"
     except OSError:
@@ -61,14 +60,14 @@ def _is_memory_file(path: str, segment: SharedSegment) -> bool:
 
 def _map(segment: SharedSegment) -> HostBytes:
     try:
-        # What the peer names may be a pipe, which is not waited for.
+        # The peer's path may name a pipe. O_NONBLOCK keeps the open from waiting for it.
         fd = os.open(_path(segment), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise Unimplemented(
             f"cannot open {_path(segment)}: {error.strerror}; is it on this host, of this user?"
         ) from error
     try:
-        # The check is of what was opened, not of what the path may lead to next.
+        # Checks the opened file, since the path may lead elsewhere later.
         if (
             not _is_memory_file(f"/proc/self/fd/{fd}", segment)
             or os.fstat(fd).st_size != segment.size

@@ -33,15 +33,15 @@ from kvrelay.types import KvLayout
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive new tokens of one sequence, the first at position `start`; KV of all before is in
-    `blocks`.
+    """Consecutive new tokens of one sequence, the first at position `start`. The KV of all earlier
+    tokens is in `blocks`.
 
     `blocks` is the sequence's block table and reaches at least to the last new token. With
-    `sample`, a token is drawn from the logits after the last one.
+    `sample`, a token is sampled from the logits after the last new token.
 
-    The last `num_draft` tokens are guesses: after the token before them and after each of them one
-    is drawn, as if those before were right, and what comes after the first wrong one counts for
-    nothing. `sample` has seen them all.
+    The last `num_draft` tokens are drafts. A token is sampled after the token before the drafts and
+    after each draft, on the assumption that the earlier drafts are right. Samples after the first
+    wrong draft are discarded. The token ids of `sample` include all drafts.
     """
 
     token_ids: Sequence[int]
@@ -52,7 +52,7 @@ class Segment:
 
     @property
     def draws(self) -> list[SampleRequest]:
-        """One for each token to draw; each has seen the tokens before its own."""
+        """A request for each token to sample, with the tokens before it."""
         if self.sample is None or not self.num_draft:
             return [self.sample] if self.sample is not None else []
         seen = self.sample.token_ids
@@ -60,11 +60,10 @@ class Segment:
         return [replace(self.sample, token_ids=seen[:end]) for end in ends]
 
     def accepted(self, sampled: Sequence[Sampled | KvRelayError]) -> list[Sampled] | KvRelayError:
-        """Of one token per draw, those that follow right drafts; the error of the first draw, if
-        that failed.
+        """Takes one result per request of `draws`; returns the samples that follow right drafts.
 
-        Where a later one failed, the tokens before it stand, as if the draft before it had been
-        wrong.
+        Returns the error if the first sample failed. If a later sample failed, the tokens before it
+        stand, as if the draft before it had been wrong.
         """
         if not sampled:
             return []
@@ -93,7 +92,7 @@ class ModelRunner:
         flashinfer: bool = False,
         group: RankGroup | None = None,
     ) -> None:
-        """With a group, `loaded` is this rank's share."""
+        """Selects the forward pass. With a group, `loaded` is this rank's share."""
         self.layout = layout
         self.kv = kv
         self.num_blocks = kv.num_blocks
@@ -107,9 +106,11 @@ class ModelRunner:
         self.weight_bytes = weight_bytes(loaded.model)
         self.kv_bytes = layout.arena_bytes(kv.num_blocks)
         self.kernels = "torch" if without_kernels else "native"
-        self.without_kernels = without_kernels  # why, or nothing
-        self.not_captured = ""  # why steps are not recorded, or nothing
-        # Tokens and seconds of a step that ran before the worker's first
+        # The reason why kernels are not used, or empty.
+        self.without_kernels = without_kernels
+        # The reason why steps are not captured, or empty.
+        self.not_captured = ""
+        # Tokens and seconds of a step that ran before the worker's first step.
         self.proof: tuple[int, float] | None = None
         self._group = group
         self._forward: CudaForward | TorchForward | NativeForward | RanksForward
@@ -145,10 +146,11 @@ class ModelRunner:
         kernels: Literal["auto", "torch"] = "auto",
         group: RankGroup | None = None,
     ) -> ModelRunner:
-        """Loads the model onto `device`, then as `of`. `threads` is set for the whole process.
+        """Loads the model onto `device`, then continues as `of`. `threads` is set for the whole
+        process.
 
-        With a group its ranks share the model, each with as many threads, and go with the runner.
-        Raises ModelRefused, and ConfigError if there is no such device.
+        With a group its ranks share the model, each with the same number of threads, and end with
+        the runner. Raises ModelRefused, and ConfigError if there is no such device.
         """
         find_device(device)
         if threads is not None:
@@ -190,13 +192,17 @@ class ModelRunner:
         kernels: Literal["auto", "torch"] = "auto",
         group: RankGroup | None = None,
     ) -> ModelRunner:
-        """Takes up to `kv_bytes` for KV where the model lies.
+        """Allocates up to `kv_bytes` for KV on the model's device.
 
-        kv_dtype auto is the dtype that the model attends in, weights auto those that it has.
-        kernels auto are the native ones on a CPU where they can be compiled and fit the model, and
-        flashinfer's on a GPU where it is installed and fits; `without_kernels` tells why not.
-        max_model_len is cut to what the model allows. Raises ConfigError if `kv_bytes` does not
-        hold one sequence of max_model_len tokens or is not free, or int8 weights have no kernels.
+        - kv_dtype: auto is the dtype that the model attends in.
+        - weights: auto is the dtype that they have.
+        - kernels: auto is the native kernels on a CPU if they compile and fit the model, and
+          flashinfer on a GPU if it is installed and fits. `without_kernels` gives the reason if
+          not.
+        - max_model_len: limited to what the model allows.
+
+        Raises ConfigError if `kv_bytes` does not hold one sequence of max_model_len tokens or is
+        not free, or if int8 weights have no kernels.
         """
         longest = min(max_model_len or loaded.max_model_len, loaded.max_model_len)
         layout = loaded.layout(block_size, kv_dtype)
@@ -242,14 +248,14 @@ class ModelRunner:
     def run(
         self, segments: Sequence[Segment], on_layer: OnLayer | None = None
     ) -> list[list[Sampled]]:
-        """One forward pass over all segments; for each what was sampled.
+        """Runs one forward pass over all segments; returns the sampled tokens of each segment.
 
-        That is nothing where nothing was asked for, one token, or up to num_draft + 1 where there
-        are drafts.
+        A segment without `sample` has none, a segment with `sample` has one, and a segment with
+        drafts has up to num_draft + 1.
 
-        Raises SegmentsFailed, with what each segment got, if some got nothing: InvalidArgument for
-        tokens, positions or blocks out of range, of which nothing is computed, and what `sample`
-        says of its rows.
+        Raises SegmentsFailed, with the outcome of each segment, if some failed: with
+        InvalidArgument for tokens, positions or blocks out of range, which are not computed, or
+        with the errors that `sample` returns.
         """
         outcomes: list[list[Sampled] | KvRelayError] = [
             self._flaw(segment) or [] for segment in segments
@@ -285,10 +291,10 @@ class ModelRunner:
     def forward(
         self, segments: Sequence[Segment], rows: Sequence[int], on_layer: OnLayer | None = None
     ) -> torch.Tensor:
-        """Logits [len(rows), vocab_size] after some of the new tokens, which are counted through
-        all segments.
+        """Logits [len(rows), vocab_size] after some of the new tokens; `rows` count the new tokens
+        of all segments.
 
-        Stores the KV of all. Raises InvalidArgument, before anything is computed, for tokens,
+        Stores the KV of all new tokens. Raises InvalidArgument, before any computation, for tokens,
         positions or blocks out of range.
         """
         for segment in segments:
@@ -308,23 +314,25 @@ class ModelRunner:
         return self._forward(Step(token_ids, parts, rows, on_layer))
 
     def lost(self) -> str:
-        """Why no step can be run any more; nothing while they can. From any thread."""
+        """The reason why no step can run any more; empty while steps can run. Safe to call from any
+        thread.
+        """
         return "" if self._group is None else self._group.lost()
 
     @property
     def rank_pids(self) -> Sequence[int]:
-        """Processes of the other ranks."""
+        """Process ids of the other ranks."""
         return () if self._group is None else self._group.pids
 
     def kill_ranks(self) -> None:
-        """For when a step does not come back: this process can only end, and the other ranks with
-        it.
+        """Kills the other ranks. Call it when a step does not return: this process can then only
+        end, and the ranks must end with it.
         """
         if self._group is not None:
             self._group.kill()
 
     def close(self) -> None:
-        """No step may run."""
+        """Ends the other ranks and releases the KV memory. No step may be running."""
         if self._group is not None:
             self._group.close()
         self.kv.close()
@@ -361,7 +369,7 @@ class ModelRunner:
 
 
 def _without_kernels(loaded: LoadedModel, layout: KvLayout) -> str:
-    """Why the native kernels cannot be used; nothing if they can. May compile them."""
+    """The reason why the native kernels cannot be used; empty if they can. May compile them."""
     if loaded.ranks > 1:
         return (
             f"{loaded.ranks} ranks share the model, and transformers' plans for that are for "

@@ -1,1 +1,3 @@
-"""What both kinds of worker share: sequences, the step loop, sessions with routers, heartbeats."""
+"""Code that prefill and decode workers share: sequences, the step loop, sessions with routers,
+heartbeats.
+"""

@@ -1,4 +1,4 @@
-"""What a prefill and a decode worker have in common."""
+"""The common base of prefill and decode workers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ HOUSEKEEPING_S = 0.1
 
 
 def _key(command: Command) -> Key | None:
-    """Of the sequence that the command is about, if it is about one."""
+    """The key of the command's sequence, or None if the command is not about a sequence."""
     match command:
         case Renew():
             return None
@@ -62,21 +62,22 @@ def _key(command: Command) -> Key | None:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which worker this is. Its epoch is higher than that of any worker started before it."""
+    """Identifies this worker. Its epoch is higher than that of any worker started earlier."""
 
     worker_id: str
     pool: PoolName
     epoch: int
     address: str
     host_id: str
-    claim: Claim | None = None  # under which a controller started it
+    # The claim under which a controller started the worker.
+    claim: Claim | None = None
 
 
 class Worker(ABC):
     """Owns the block accounting, the scheduler and the step loop; lives on one event loop.
 
     A sequence is known by its key (request id, attempt) from the command that brought it until its
-    last event; a command that arrives twice is run once.
+    last event. A repeated command runs once.
     """
 
     def __init__(
@@ -94,16 +95,18 @@ class Worker(ABC):
         self.meter = Meter(clock)
         self.steps = StepLoop(scheduler, runner, self, clock)
         self.sessions: dict[Key, RouterSession] = {}
-        self.certificate_note = ""  # what its host has to say of the worker's certificate
+        # The host's report on the worker's certificate; part of the heartbeat.
+        self.certificate_note = ""
         self._integrity_error = ""
         self._drain_by: float | None = None
 
     @property
     def state(self) -> WorkerState:
-        """starting ─▶ ready ─▶ draining, and from each of them ─▶ stuck, the last before the
-        process ends.
+        """The lifecycle state: starting ─▶ ready ─▶ draining. Each of them can change to stuck, the
+        last state before the process ends.
 
-        It is ready once the engine has run real steps, and takes new work only then.
+        The worker is ready after the engine has run its proving steps, and takes new work only
+        while it is ready.
         """
         if self.steps.hung:
             return "stuck"
@@ -112,8 +115,8 @@ class Worker(ABC):
         return "ready" if self.steps.proven else "starting"
 
     def handle(self, command: Command, session: RouterSession) -> None:
-        """Runs a router's command, unless it is about another router's sequence of the same
-        name.
+        """Runs a router's command. Rejects it if another router has a sequence with the same
+        key.
         """
         key = _key(command)
         if key is None or self.sessions.get(key, session) is session:
@@ -125,7 +128,9 @@ class Worker(ABC):
     @property
     @abstractmethod
     def lending_key(self) -> bytes:
-        """By which routers grant other workers what this one's prefix cache holds."""
+        """The grant key: routers sign with it which workers may fetch from this worker's prefix
+        cache.
+        """
 
     @abstractmethod
     def take(self, command: Command, session: RouterSession) -> None:
@@ -133,42 +138,47 @@ class Worker(ABC):
 
     @abstractmethod
     def abort(self, key: Key) -> None:
-        """Ends a sequence that may or may not be here; frees what it holds."""
+        """Ends a sequence and frees what it holds. Does nothing if the sequence is unknown."""
 
     @abstractmethod
     def advanced(self, sequence: Sequence, tokens: SequenceTokens | None) -> None:
-        """A step computed a chunk of `sequence`; `tokens` is what it sampled, if it did."""
+        """Called when a step has computed a chunk of `sequence`; `tokens` holds what it sampled, if
+        anything.
+        """
 
     @abstractmethod
     def sequences(self) -> Iterable[Sequence]:
-        """All that are here, at whatever stage."""
+        """All sequences on this worker, at every stage."""
 
     @abstractmethod
     def load(self) -> WorkerLoad:
-        """The counts of this moment; `info` adds what both pools have."""
+        """The pool's current counts. `info` adds what both pools have in common."""
 
     def session_ended(self, session: RouterSession) -> None:
-        """The router is gone or will start anew: nothing of its is of use any more."""
+        """Aborts all sequences of a router whose session has ended."""
         for key in [key for key, owner in self.sessions.items() if owner is session]:
             self.abort(key)
 
     def drain(self, grace_s: float) -> None:
-        """Takes nothing new from now on. What is left after the grace is handed back; asked again,
-        the earlier end holds.
+        """Stops taking new work. After `grace_s` seconds the remaining sequences are handed back.
+
+        If called again, the earlier deadline holds.
         """
         by = self.clock.now() + grace_s
         self._drain_by = by if self._drain_by is None else min(by, self._drain_by)
         self.steps.news.set()
 
     async def emptied(self) -> None:
-        """Until nothing runs, waits or is leased here."""
+        """Returns when nothing runs, waits or is leased here."""
         while True:
             if self.load().empty:
                 return
             await asyncio.sleep(HOUSEKEEPING_S)
 
     def keep_house(self, now: float) -> None:
-        """Ends what time alone has ended: called before each step, and HOUSEKEEPING_S apart."""
+        """Fails the sequences past their deadline, and all sequences once the drain grace is over.
+        Called before each step, and every HOUSEKEEPING_S.
+        """
         overdue = [one.spec.key for one in self.sequences() if now >= one.deadline]
         for key in overdue:
             if key in self.sessions:
@@ -180,8 +190,8 @@ class Worker(ABC):
                 self.fail(key, Code.UNAVAILABLE, DRAINING)
 
     def can_run(self, spec: SequenceSpec, session: RouterSession) -> bool:
-        """Whether the sequence can be run here and now; says otherwise why not, before it can spoil
-        a whole step.
+        """True if the sequence can run here now. Otherwise sends the reason to the router, before
+        the sequence can fail a whole step.
         """
         length, most = len(spec.token_ids), self.runner.max_model_len
         text = ""
@@ -211,8 +221,8 @@ class Worker(ABC):
         return True
 
     def _flaw(self, spec: SequenceSpec) -> str:
-        """What is wrong with its sampling, or nothing. Routers check that too; none is trusted with
-        others' steps.
+        """Describes the flaw in the sampling parameters; empty if there is none. Routers check them
+        too, but no router is trusted with the steps of others.
         """
         try:
             check_params(spec.sampling, self.runner.vocab_size)
@@ -222,10 +232,11 @@ class Worker(ABC):
         return ""
 
     def begin(self, spec: SequenceSpec) -> Sequence:
+        """A new sequence that arrives now."""
         return Sequence(spec, self.clock.now(), self.cache.hasher(spec.salt))
 
     def report(self, batch: list[Work], sampled: SequenceOf[SequenceOf[Sampled]]) -> None:
-        """Sends each router what the step gave its sequences, in one message."""
+        """Sends each router the tokens of its sequences, in one message per router."""
         outgoing: dict[RouterSession, list[SequenceTokens]] = {}
         now = self.clock.now()
         for work, draws in zip(batch, sampled, strict=True):
@@ -244,14 +255,14 @@ class Worker(ABC):
             session.send(TokenBatch(tuple(items)))
 
     def stored(self, batch: list[Work], layers: int) -> None:
-        """So many layers of the step that runs have stored its KV: a worker that sends KV may
-        begin.
+        """Called when the first `layers` layers have stored the KV of the running step. A worker
+        that sends KV can start then.
         """
         return
 
     def report_failure(self, work: Work, error: Exception) -> None:
-        """Ends the attempt, and nobody else finds its KV in the prefix cache: it may be what the
-        step failed on.
+        """Ends the attempt and makes its blocks unfindable in the prefix cache, since their KV may
+        have caused the failure.
         """
         sequence = work.sequence
         self.cache.withdraw(sequence.blocks)
@@ -264,7 +275,7 @@ class Worker(ABC):
             self.fail(sequence.spec.key, Code.INTERNAL, text)
 
     def fail(self, key: Key, code: Code, message: str) -> None:
-        """Ends the attempt here and says so."""
+        """Aborts the attempt and sends the router the error."""
         session = self.sessions[key]
         self.abort(key)
         session.send(Failed(*key, code, message))
@@ -281,13 +292,13 @@ class Worker(ABC):
             await asyncio.sleep(HOUSEKEEPING_S)
 
     async def close(self) -> None:
-        """Lets go of the KV's memory; to be called when `run` has ended and nobody can push or
-        fetch any more.
+        """Releases the KV memory. Call it when `run` has ended and no push or fetch can still reach
+        the memory.
         """
         self.runner.close()
 
     def info(self) -> WorkerInfo:
-        """What it says of itself at this moment, its books looked through."""
+        """The worker's current heartbeat. Checks the block accounting if the worker is idle."""
         self._check_integrity()
         return WorkerInfo(
             worker_id=self.identity.worker_id,
@@ -313,8 +324,8 @@ class Worker(ABC):
         )
 
     def _check_integrity(self) -> None:
-        """When idle, looks whether every block is accounted for, once after each time that
-        something happened.
+        """Checks that every block is accounted for, when idle and if anything has changed since the
+        last check.
         """
         if not self.steps.idle or not self.steps.changed:
             return
@@ -335,7 +346,7 @@ class Worker(ABC):
         blocks_leased: int = 0,
         preemptions: int = 0,
     ) -> WorkerLoad:
-        """A load with the figures that are the same for both pools."""
+        """A load snapshot with the figures that both pools have in common."""
         resident, shared = resident_bytes(self.runner.rank_pids)
         waiting = tuple(waiting)
         return WorkerLoad(
@@ -366,7 +377,7 @@ class Worker(ABC):
     def _append(
         self, sequence: Sequence, sampled: SequenceOf[Sampled], now: float
     ) -> SequenceTokens:
-        """Adds sampled tokens up to the one that the answer ends with. All but the last are right
+        """Adds sampled tokens up to the one that ends the answer. All but the last are accepted
         drafts.
         """
         first_here = sequence.num_emitted == sequence.spec.num_emitted
@@ -375,7 +386,7 @@ class Worker(ABC):
         finish: FinishReason | None = None
         for sample in sampled:
             if token_ids:
-                # The step that the draft was in has computed its KV
+                # The step that the draft was in has computed the draft's KV.
                 sequence.advance(self.cache, 1)
             finish = sequence.append(
                 sample.token_id, self.runner.eos_token_ids, self.runner.max_model_len

@@ -1,8 +1,8 @@
-"""Whose fault it is when a step raises. Pure but for the call that runs a step again.
+"""Finds the sequences that make a step raise. Pure but for the call that runs a step again.
 
-The parts of a batch that raised run again, halved until the culprits stand alone. The others of the
-batch get what they would have got: a step writes the same KV to the same places each time, and
-draws are keyed by (seed, position).
+The parts of a batch that raised run again, halved until each culprit stands alone. The other
+sequences get their normal result: a step writes the same KV to the same places each time, and
+sampling is keyed by (seed, position).
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ Outcome = TypeVar("Outcome")
 
 
 def most_runs_in_vain(size: int) -> int:
-    """Runs of parts of a batch of `size`, none of which worked, after which the engine is taken to
-    be broken.
+    """Number of failed runs, with none that succeeded, after which the engine counts as broken, for
+    a batch of `size`.
 
-    By then at least four items far from each other have failed alone, or every one of a small
-    batch.
+    By then at least four distant items have failed alone, or every item of a small batch.
     """
     return 4 * (size - 1).bit_length() + 4
 
@@ -29,14 +28,15 @@ async def run_apart(
     error: Exception,
     run: Callable[[Sequence[Item]], Awaitable[Sequence[Outcome]]],
 ) -> dict[Item, Outcome | Exception]:
-    """What each of the items gave, or the exception with which it failed alone; all of them
-    together raised `error`.
+    """Runs the parts of a batch that raised `error`; returns each item's outcome, or the exception
+    with which it failed alone.
 
-    One culprit among n costs at most 2 log2(n) runs. Where nothing works, the rest fails with the
-    last exception after `most_runs_in_vain`.
+    One culprit among n items costs at most 2 log2(n) runs. If no run succeeds, the remaining items
+    fail with the last exception after `most_runs_in_vain` runs.
     """
     outcomes: dict[Item, Outcome | Exception] = {}
-    pending: list[Sequence[Item]] = []  # the next one last
+    # The next part is the last element.
+    pending: list[Sequence[Item]] = []
     worked, runs = False, 0
 
     def blame(part: Sequence[Item], error: Exception) -> None:
@@ -46,7 +46,8 @@ async def run_apart(
             return
         outcomes[part[0]] = error
         if not worked:
-            pending.sort(key=len)  # far from this one, which may have neighbours of its kind
+            # The next part is far from this item, since neighbouring items may share its fault.
+            pending.sort(key=len)
 
     blame(items, error)
     while pending:
@@ -57,9 +58,10 @@ async def run_apart(
         runs += 1
         try:
             found = await run(part)
-        # - whatever the engine raises is its verdict on the part
+        # Any exception of the engine counts as the part's failure.
         except Exception as one:  # noqa: BLE001
-            error = one.with_traceback(None)  # its frames hold memory
+            # The frames of the traceback hold memory.
+            error = one.with_traceback(None)
             blame(part, error)
         else:
             worked = True

@@ -1,17 +1,19 @@
-"""How much of a worker was in use lately. Pure: the time is an argument, in monotonic seconds."""
+"""The recent utilisation of a worker. Pure: the time is an argument, in monotonic seconds."""
 
 from __future__ import annotations
 
 from collections import deque
 
 WINDOW_S = 10.0
-_LEAST_S = 1.0  # of a life that a share is taken of
-_GAP_S = 0.005  # pauses that are shorter count as busy, so that few spans are kept
+# Shortest time that a share is taken of, in seconds.
+_LEAST_S = 1.0
+# Seconds. Shorter pauses count as busy, so that few spans are kept.
+_GAP_S = 0.005
 
 
 class BusyTime:
-    """How much of the time the engine computed: steps of the last WINDOW_S as spans that follow
-    each other.
+    """The share of time in which the engine computed. Keeps the steps of the last WINDOW_S as
+    consecutive spans.
     """
 
     def __init__(self, now: float) -> None:
@@ -20,9 +22,11 @@ class BusyTime:
         self._spans: deque[tuple[float, float]] = deque()
 
     def began(self, now: float) -> None:
+        """A step begins."""
         self._began = now
 
     def ended(self, now: float) -> None:
+        """The step ends."""
         assert self._began is not None, "a step ends that has not begun"
         began, self._began = self._began, None
         if self._spans and began - self._spans[-1][1] < _GAP_S:
@@ -31,8 +35,8 @@ class BusyTime:
         self._forget(now)
 
     def share(self, now: float) -> float:
-        """Of the window, or of the life until now if that is shorter: 0 to 1. The step that runs
-        counts.
+        """Busy share of the window, or of the time since the start if that is shorter: 0 to 1.
+        Includes the running step.
         """
         self._forget(now)
         since = max(self._start, now - WINDOW_S)
@@ -46,20 +50,22 @@ class BusyTime:
 
 
 class RecentMean:
-    """The mean of a value over the last WINDOW_S, each as long as it lasted."""
+    """The time-weighted mean of a value over the last WINDOW_S."""
 
     def __init__(self, now: float) -> None:
         self._start = now
-        self._values: deque[tuple[float, float]] = deque([(now, 0.0)])  # (since when, value)
+        # (since when, value)
+        self._values: deque[tuple[float, float]] = deque([(now, 0.0)])
 
     def is_now(self, value: float, now: float) -> None:
+        """Records the value from `now` on."""
         if value != self._values[-1][1]:
             self._values.append((now, value))
         while len(self._values) > 1 and self._values[1][0] <= now - WINDOW_S:
             self._values.popleft()
 
     def mean(self, now: float) -> float:
-        """Of the window, or of the life until now if that is shorter."""
+        """Mean over the window, or over the time since the start if that is shorter."""
         since = max(self._start, now - WINDOW_S)
         ends = [*(at for at, _ in list(self._values)[1:]), now]
         total = sum(

@@ -1,4 +1,4 @@
-"""Which processor cores a worker's engine has to itself."""
+"""Reserves processor cores for a worker's engine."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from pathlib import Path
 
 
 class Cores:
-    """Cores taken by lock files of this host and user: the kernel gives them back when the process
-    ends, however.
+    """Cores reserved by lock files of this host and user. The kernel releases them when the process
+    ends for any reason.
 
-    A core is taken by one engine only. Where too few are left, or the folder of the locks is
-    another user's, none is taken and the engine runs where the kernel lets it.
+    A core is reserved by one engine only. If too few are free, or the folder of the locks belongs
+    to another user, no core is reserved and the kernel places the engine.
     """
 
     def __init__(self, count: int, folder: Path | None = None) -> None:
         folder = folder or Path(tempfile.gettempdir()) / f"kvrelay-cores-{os.getuid()}"
-        self._locks: dict[int, int] = {}  # core -> file descriptor
+        # Core -> file descriptor.
+        self._locks: dict[int, int] = {}
         with contextlib.suppress(PermissionError):
             folder.mkdir(mode=0o700, exist_ok=True)
             for core in sorted(os.sched_getaffinity(0)):
@@ -30,16 +31,18 @@ class Cores:
 
     @property
     def taken(self) -> frozenset[int]:
+        """The reserved cores."""
         return frozenset(self._locks)
 
     def pin(self) -> None:
-        """Binds the thread that calls it, and threads that it will start, to the cores taken, if
+        """Binds the calling thread, and the threads that it starts later, to the reserved cores, if
         any.
         """
         if self._locks:
             os.sched_setaffinity(0, self._locks)
 
     def release(self) -> None:
+        """Releases the cores."""
         for descriptor in self._locks.values():
             os.close(descriptor)
         self._locks.clear()

@@ -1,20 +1,22 @@
-"""How the C library keeps memory that was freed."""
+"""How the C library reuses freed memory."""
 
 from __future__ import annotations
 
 import ctypes
 
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of mallopt(3)
+# Options of mallopt(3).
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 _LARGEST_MESSAGE = 16 * 2**20
 _KEPT = 128 * 2**20
 
 
 def keep_freed_memory() -> bool:
-    """For processes that receive many large messages. False where the C library has no mallopt.
+    """Makes malloc keep freed memory, for processes that receive many large messages. Returns False
+    if the C library has no mallopt.
 
-    glibc maps a large buffer when it is taken and unmaps it when it is freed, so that each one
-    costs a page fault for every 4 KiB: for a message of 1 MiB over gRPC, about as much as all the
-    rest of receiving it.
+    By default glibc maps each large buffer and unmaps it when it is freed, so every buffer costs a
+    page fault per 4 KiB. For a message of 1 MiB over gRPC, that costs about as much as the rest of
+    receiving it.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):

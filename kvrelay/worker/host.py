@@ -1,4 +1,4 @@
-"""Runs one worker: its gRPC server, its step loop and its heartbeat, until it is told to stop."""
+"""Runs one worker, with its gRPC server, step loop and heartbeat, until it is told to stop."""
 
 from __future__ import annotations
 
@@ -36,20 +36,24 @@ from kvrelay.worker.step_watch import LOOK_S
 
 HEARTBEAT_S = 0.5
 TTL_S = 3.0
-STOP_GRACE_S = 1.0  # for the last events to reach the routers
-MAX_CONNECTIONS = 1024  # of routers and workers, one each
-HANDSHAKE_MS = 10_000  # for TLS, and for the first settings of HTTP/2
-MAX_MESSAGE_BYTES = 16 * 2**20  # holds a prompt of a million token ids and more
+# Seconds for the last events to reach the routers.
+STOP_GRACE_S = 1.0
+# Connections of routers and workers, one each.
+MAX_CONNECTIONS = 1024
+# Milliseconds for TLS and for the first HTTP/2 settings.
+HANDSHAKE_MS = 10_000
+# Holds a prompt of a million token ids and more.
+MAX_MESSAGE_BYTES = 16 * 2**20
 
 log = get_logger("worker")
 
 
 async def load_weights(settings: WorkerSettings) -> LoadedModel | None:
-    """The model on the pool's device, loaded off the event loop: for a process that serves in one
-    pool after the other.
+    """Loads the model onto the pool's device, off the event loop, for a process that serves in one
+    pool after another.
 
-    None where ranks share it: they load it with each runner. Raises ModelRefused, and ConfigError
-    if there is no such device.
+    Returns None if ranks share the model: they load it with each runner. Raises ModelRefused, and
+    ConfigError if there is no such device.
     """
     pool, device = settings.config.pool(settings.pool), _device(settings)
     if pool.tensor_parallel > 1:
@@ -60,7 +64,8 @@ async def load_weights(settings: WorkerSettings) -> LoadedModel | None:
         torch.set_num_threads(pool.threads)
         return load_model(settings.model_path, dtype=settings.config.model.dtype, device=device)
 
-    disable_progress_bar()  # a worker's log is read later, line by line
+    # A worker's log is read line by line.
+    disable_progress_bar()
     began = time.monotonic()
     loaded = await asyncio.to_thread(load)
     log.info(
@@ -73,7 +78,7 @@ async def load_weights(settings: WorkerSettings) -> LoadedModel | None:
 
 
 async def load_runner(settings: WorkerSettings, model: LoadedModel | None = None) -> ModelRunner:
-    """The model, loaded off the event loop unless it is given, with KV memory as the pool has it.
+    """The runner with the pool's KV memory. Loads the model off the event loop unless it is given.
 
     Raises ModelRefused, ConfigError, RankLost.
     """
@@ -86,7 +91,8 @@ async def load_runner(settings: WorkerSettings, model: LoadedModel | None = None
         group, loading = None, partial(_runner_of, model, pool.threads)
     else:
         device = _device(settings)
-        # Started by this thread, since it lasts as long as the worker.
+        # Started by this thread, which lasts as long as the worker: the ranks end with the thread
+        # that starts them.
         group = None if pool.tensor_parallel == 1 else RankGroup(pool.tensor_parallel, device)
         loading = partial(
             ModelRunner.load,
@@ -119,8 +125,8 @@ async def load_runner(settings: WorkerSettings, model: LoadedModel | None = None
 
 
 async def _unless_lost(loading: asyncio.Task[ModelRunner], group: RankGroup | None) -> ModelRunner:
-    """What is loaded. If that fails or a rank is lost, which the others would wait for, none is
-    left.
+    """Waits for the runner. If loading fails or a rank is lost, kills all ranks, which would
+    otherwise wait for each other.
     """
     try:
         while group is not None and not loading.done():
@@ -135,7 +141,8 @@ async def _unless_lost(loading: asyncio.Task[ModelRunner], group: RankGroup | No
 
 
 def _runner_of(model: LoadedModel, threads: int, **options: Any) -> ModelRunner:
-    torch.set_num_threads(threads)  # OpenMP keeps it for each thread that asks
+    # OpenMP keeps this number per calling thread.
+    torch.set_num_threads(threads)
     return ModelRunner.of(model, **options)
 
 
@@ -157,13 +164,13 @@ async def host_worker(
     *,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> int:
-    """Serves until `stop` says so: first it drains for DRAIN_GRACE_S at most, and at the second
-    word it ends. Returns the epoch that it had.
+    """Serves until `stop` is set: drains for at most DRAIN_GRACE_S, and ends at once at the second
+    request. Returns the worker's epoch.
 
-    Raises ConfigError for certificates that are no good, Unavailable if the registry cannot be
-    reached at the start, FailedPrecondition if another controller has led since the worker was
-    started, StepHung when the engine hangs, RankLost when it has lost a rank; then the engine
-    thread and the KV's memory are left as they are, and the process has to end.
+    Raises ConfigError for invalid certificates, Unavailable if the registry cannot be reached at
+    the start, FailedPrecondition if another controller has led since the worker was started,
+    StepHung if the engine hangs, and RankLost if a rank is lost. After StepHung and RankLost the
+    engine thread and the KV memory stay as they are, and the process has to end.
     """
     credentials = Credentials.internal(settings.config.security, "worker")
     transfer = settings.config.transfer
@@ -207,14 +214,16 @@ async def host_worker(
         if worker is not None and worker.steps.hung:
             worker.runner.kill_ranks()
         elif worker is not None:
-            # Only now: the server has ended, and nobody reads or writes the KV any more
+            # Only after the server has ended does no call read or write the KV.
             await worker.close()
         cores.release()
     return epoch
 
 
 async def _until_one_ends(*parts: Coroutine[None, None, None]) -> None:
-    """Runs them all; when one ends, the others are cancelled. Raises what it ended of."""
+    """Runs all parts until the first ends, then cancels the others. Raises the exception of the
+    ended part.
+    """
     tasks = [asyncio.create_task(part) for part in parts]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -227,7 +236,7 @@ async def _until_one_ends(*parts: Coroutine[None, None, None]) -> None:
 
 
 async def _stopped(worker: Worker, stop: StopRequest) -> None:
-    """Until the worker may end: it has drained, or was told twice."""
+    """Returns when the worker may end: it has drained, or `stop.halt` is set."""
     await stop.drain.wait()
     if not stop.halt.is_set():
         log.info("draining", worker=worker.identity.worker_id, grace_s=DRAIN_GRACE_S)
@@ -250,15 +259,15 @@ async def _server(
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", max_message_bytes),
             ("grpc.so_reuseport", 0),
-            # A router that is frozen or cut off is noticed, and what it held here is freed.
+            # Detects a frozen or unreachable router, and frees what it held here.
             ("grpc.keepalive_time_ms", 5000),
             ("grpc.keepalive_timeout_ms", 5000),
-            # Of those that gRPC sends to measure bandwidth, by default a minute
+            # Timeout of the pings that measure bandwidth; the default is a minute.
             ("grpc.http2.ping_timeout_ms", 5000),
-            # Peers ping often so that a frozen process is noticed; do not take that for abuse.
+            # Peers ping often to detect a frozen process. The server must not treat that as abuse.
             ("grpc.http2.min_ping_interval_without_data_ms", 500),
             ("grpc.keepalive_permit_without_calls", 1),
-            # Who connects and says nothing takes a place for a short while, and never all memory.
+            # Limits idle connections in number and time, so that they cannot exhaust memory.
             ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
             ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         ],
@@ -273,7 +282,7 @@ async def _server(
 async def _heartbeat(
     worker: Worker, registry: Registry, credentials: Credentials | None, guard: RoleGuard | None
 ) -> None:
-    """Publishes the worker's state, at once when it changes. A registry that is away costs
+    """Publishes the worker's state, at once when it changes. An unreachable registry costs
     visibility, not streams.
     """
     away, told = False, ""
@@ -303,8 +312,8 @@ async def _heartbeat(
 
 
 async def _leave(worker: Worker, registry: Registry) -> None:
-    """Takes the worker's entry out of the registry. One that hangs is shown as that for as long as
-    entries last.
+    """Removes the worker's entry from the registry. The entry of a hung worker stays until its TTL,
+    with the state stuck.
     """
     try:
         if worker.steps.hung:

@@ -1,4 +1,4 @@
-"""Rates and waits that a worker tells with its heartbeat."""
+"""Rates and waits that a worker reports with its heartbeat."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Meter:
-    """Tokens per second since the last reading, how long sequences waited for their first step,
-    right guesses.
-    """
+    """Counts tokens per second, queueing times of sequences, and drafts with their acceptances."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -29,17 +27,20 @@ class Meter:
         self.accepted_tokens = 0
 
     def count(self, tokens: int) -> None:
+        """Adds computed tokens."""
         self._tokens += tokens
 
     def drafted(self, tokens: int, accepted: int) -> None:
+        """Adds draft tokens, and how many of them were accepted."""
         self.draft_tokens += tokens
         self.accepted_tokens += accepted
 
     def waited(self, seconds: float) -> None:
+        """Adds the queueing time of a sequence, in seconds."""
         self._waits.append((self._clock.now(), seconds))
 
     def tokens_per_second(self) -> float:
-        """Since the last reading; readings closer than half a second repeat the last value."""
+        """Rate since the last reading. Readings closer than half a second repeat the last value."""
         now = self._clock.now()
         if now - self._since >= _MIN_RATE_WINDOW_S:
             self._rate = self._tokens / (now - self._since)
@@ -47,7 +48,9 @@ class Meter:
         return self._rate
 
     def queue_wait_p95_ms(self) -> float:
-        """Of the sequences that began in the last 30 s; 0 if there are none."""
+        """95th percentile of the queueing time, in ms, of the sequences that began in the last 30
+        s; 0 if there are none.
+        """
         while self._waits and self._waits[0][0] < self._clock.now() - _WAIT_WINDOW_S:
             self._waits.popleft()
         waits = sorted(seconds for _, seconds in self._waits)
@@ -55,8 +58,8 @@ class Meter:
 
 
 def resident_bytes(pids: Iterable[int] = ()) -> tuple[int, int]:
-    """(resident set, part of it that is shared or backed by files) of this process and others, from
-    /proc/PID/statm.
+    """(resident set, its shared or file-backed part) in bytes, of this process and the given ones,
+    from /proc/PID/statm.
     """
     resident = shared = 0
     for pid in ("self", *pids):

@@ -1,4 +1,4 @@
-"""A worker's process: how it ends when it cannot any more."""
+"""A worker's process, and how it ends when the engine or the event loop hangs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from kvrelay.process.loop_stall import LoopStalls
 from kvrelay.process.telemetry import flush_logs, get_logger
 from kvrelay.worker.step_watch import StepHung
 
-# That the event loop may be away; routers and the actuator turn away from its worker long before
+# Seconds that the event loop may be blocked. Routers and the actuator avoid the worker long before.
 LOOP_S = 60.0
-HUNG = 70  # exit code: EX_SOFTWARE of sysexits.h
+# Exit code: EX_SOFTWARE of sysexits.h.
+HUNG = 70
 _LOOK_S = 1.0
 _STDERR = 2
 
@@ -24,9 +25,11 @@ log = get_logger("worker")
 
 
 async def run_in_process(worker_id: str, serving: Coroutine[None, None, None]) -> None:
-    """Runs `serving`, which has this process for itself. An engine or an event loop that hangs ends
-    the process, with the stacks of all its threads on stderr: nothing else could, since no thread
-    can be ended from outside. So does an engine that has lost a rank.
+    """Runs `serving`, which owns this process.
+
+    Ends the process if the engine or the event loop hangs, with the stacks of all threads on
+    stderr, since a thread cannot be ended from outside. Also ends the process if the engine has
+    lost a rank.
     """
     guard = asyncio.create_task(_guard_the_loop())
     stalls = asyncio.create_task(LoopStalls(worker_id).run())
@@ -53,12 +56,13 @@ async def run_in_process(worker_id: str, serving: Coroutine[None, None, None]) -
 def _end() -> NoReturn:
     flush_logs()
     sys.stderr.flush()
-    os._exit(HUNG)  # not sys.exit, which waits for the engine thread
+    # sys.exit would wait for the engine thread.
+    os._exit(HUNG)
 
 
 async def _guard_the_loop() -> None:
-    """As long as the event loop comes by, faulthandler's own thread, which needs no lock of
-    Python's, keeps waiting.
+    """Restarts faulthandler's timer while the event loop runs. The timer ends the process after
+    LOOP_S without a restart; its own thread needs no Python lock.
     """
     while True:
         faulthandler.dump_traceback_later(LOOP_S, exit=True, file=_STDERR)

@@ -1,5 +1,5 @@
-"""Real steps before any user's: the first builds kernels and takes memory, the second tells how
-long a step takes.
+"""Proving steps, which run before user requests: the first compiles kernels and allocates memory,
+the second measures the time of a step.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ PROVING_STEPS = 2
 
 
 def proving_segment(runner: ModelRunner) -> Segment:
-    """One block of tokens, of which the next one is sampled."""
+    """One block of tokens, after which a token is sampled."""
     tokens = [0] * runner.layout.block_size
     sample = SampleRequest(SamplingParams(seed=0), tokens, len(tokens))
     return Segment(tokens, start=0, blocks=[0], sample=sample)
 
 
 def prove(runner: ModelRunner) -> None:
-    """Runs the proving steps in a thread of their own and notes the result on the runner. Blocks
+    """Runs the proving steps in a separate thread and stores the result in `runner.proof`. Blocks
     the caller.
     """
     segment = proving_segment(runner)
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="proof") as thread:
         for _ in range(PROVING_STEPS):
             began = time.monotonic()
-            # The step ran; that it has no token, users' requests will tell
+            # The step ran. If it has no token, user requests will show the fault.
             with suppress(SegmentsFailed):
                 thread.submit(runner.run, [segment]).result()
             seconds = time.monotonic() - began

@@ -1,6 +1,4 @@
-"""One sequence as a worker sees it: its tokens, how far its KV reaches, and which blocks hold
-it.
-"""
+"""One sequence on a worker: its tokens, how many have KV, and the blocks that hold the KV."""
 
 from __future__ import annotations
 
@@ -15,38 +13,48 @@ from kvrelay.types import FinishReason, PrefillTimings, SequenceSpec
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Owned by one scheduler. Invariant: KV of tokens[:num_computed] lies in `blocks`, and
-    num_computed < len(tokens): the next step computes at least one token.
+    """Owned by one scheduler.
+
+    Invariant: the KV of tokens[:num_computed] is in `blocks`, and num_computed < len(tokens). The
+    next step computes at least one token.
     """
 
     spec: SequenceSpec
-    arrived: float  # monotonic seconds
+    # Monotonic seconds.
+    arrived: float
     hasher: BlockHasher
-    # Int64, so that a penalty's tensor of them needs no loop
+    # int64, so that a penalty's tensor of the tokens needs no loop.
     tokens: array[int] = field(init=False)
     blocks: list[int] = field(default_factory=list)
     num_computed: int = 0
-    cached_tokens: int = 0  # prompt tokens that the prefix cache held when the sequence began here
-    fetched_tokens: int = 0  # of these, from another worker's prefix cache
+    # Prompt tokens that the prefix cache held when the sequence began here.
+    cached_tokens: int = 0
+    # The part of `cached_tokens` that came from another worker's prefix cache.
+    fetched_tokens: int = 0
     fetch_seconds: float = 0.0
     chunks: int = 0
-    started: float | None = None  # when its first chunk was scheduled
-    passed_over: float | None = None  # since when steps run without it, though its prompt has begun
-    passed_over_s: float = 0.0  # of steps that ran without it
-    in_flight: bool = False  # part of the step that runs now
-    ended: bool = False  # taken out of the scheduler; blocks go when the step in flight is over
+    # Time at which the first chunk was scheduled, in monotonic seconds.
+    started: float | None = None
+    # Time since which steps run without the sequence although its prompt has begun.
+    passed_over: float | None = None
+    # Seconds of steps that ran without the sequence.
+    passed_over_s: float = 0.0
+    # True while the running step contains the sequence.
+    in_flight: bool = False
+    # Removed from the scheduler. The blocks are released when the running step ends.
+    ended: bool = False
 
     def __post_init__(self) -> None:
         self.tokens = array("q", self.spec.token_ids)
 
     @property
     def deadline(self) -> float:
-        """Monotonic seconds of this worker's clock; never, if there is none."""
+        """Monotonic seconds of this worker's clock; infinity if there is none."""
         return math.inf if self.spec.deadline_s is None else self.arrived + self.spec.deadline_s
 
     @property
     def weight(self) -> float:
-        """Of its tenant; 1 for one that is none."""
+        """Weight of the sequence's tenant; 1 if the given weight is not positive and finite."""
         return self.spec.weight if 0 < self.spec.weight < math.inf else 1.0
 
     @property
@@ -56,9 +64,11 @@ class Sequence:
 
     @property
     def uncomputed(self) -> int:
+        """Tokens whose KV is not yet computed."""
         return len(self.tokens) - self.num_computed
 
     def timings(self, now: float) -> PrefillTimings:
+        """Times and counts of the prefill up to `now`. The first chunk must have been scheduled."""
         assert self.started is not None, "timings exist once the first chunk was scheduled"
         return PrefillTimings(
             self.started - self.arrived + self.passed_over_s,
@@ -70,12 +80,12 @@ class Sequence:
         )
 
     def passes(self, now: float) -> None:
-        """A step begins without it."""
+        """A step begins without the sequence."""
         if self.started is not None and self.passed_over is None:
             self.passed_over = now
 
     def runs(self, now: float) -> None:
-        """A step begins with it."""
+        """A step begins with the sequence."""
         if self.passed_over is not None:
             self.passed_over_s += now - self.passed_over
             self.passed_over = None
@@ -85,21 +95,19 @@ class Sequence:
         return max(0, -(-num_tokens // self.hasher.block_size) - len(self.blocks))
 
     def take_blocks(self, cache: KvCache, num_tokens: int) -> None:
-        """Makes `blocks` cover `num_tokens` tokens. Raises OutOfBlocks and changes nothing if it
-        cannot.
-        """
+        """Makes `blocks` cover `num_tokens` tokens. Raises OutOfBlocks and then changes nothing."""
         if missing := self.blocks_missing(num_tokens):
             self.blocks += cache.allocate(missing, after=self.blocks[-1] if self.blocks else None)
 
     def take_prefix(self, cache: KvCache) -> None:
-        """Starts from what the prefix cache holds; at least one token is left to compute."""
+        """Takes the cached prefix's blocks. Leaves at least one token to compute."""
         assert not self.blocks, "the prefix is taken before any block"
         self.hasher.extend(self.tokens)
         self.blocks = cache.match(self.hasher, len(self.tokens) - 1)
         self.num_computed = len(self.blocks) * self.hasher.block_size
 
     def advance(self, cache: KvCache, num_tokens: int) -> None:
-        """KV of the next `num_tokens` tokens is in the blocks; full blocks become reusable."""
+        """Marks the next `num_tokens` tokens as computed. Publishes blocks that are now full."""
         before = self.num_computed // self.hasher.block_size
         self.num_computed += num_tokens
         full = self.num_computed // self.hasher.block_size
@@ -110,7 +118,7 @@ class Sequence:
     def append(
         self, token_id: int, eos_token_ids: frozenset[int], max_model_len: int
     ) -> FinishReason | None:
-        """Adds a sampled token; returns why the answer ends with it, if it does."""
+        """Adds a sampled token; returns the finish reason if the answer ends with it."""
         self.tokens.append(token_id)
         params = self.spec.sampling
         if self.num_emitted >= params.min_tokens and (
@@ -123,7 +131,7 @@ class Sequence:
         return None
 
     def drop_blocks(self, cache: KvCache) -> None:
-        """Gives all blocks back; the KV is gone unless the prefix cache keeps it."""
+        """Releases all blocks. The KV is lost unless the prefix cache keeps it."""
         cache.release(self.blocks)
         self.blocks = []
         self.num_computed = 0
@@ -131,11 +139,11 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A sequence's share of one step: its next `num_tokens` tokens; `sample` when they are its
-    last.
+    """A sequence's share of one step: its next `num_tokens` tokens. `sample` is true if they are
+    its last.
 
-    `draft` guesses what follows them. Its blocks are there, and its KV counts where the guess was
-    right.
+    `draft` holds draft tokens that follow. Their blocks are allocated, and the KV of accepted
+    drafts is kept.
     """
 
     sequence: Sequence

@@ -26,45 +26,59 @@ from kvrelay.wire.worker import (
     pb,
 )
 
-_TOLD_KEPT = 256  # oddities of peers that are logged once
+# Protocol anomalies of peers that are remembered, so that each is logged once.
+_TOLD_KEPT = 256
 
 log = get_logger(__name__)
 
 
 class RouterSession:
-    """The way back to one router. Events are delivered in order, or the session ends."""
+    """The event stream to one router. Events are delivered in order, or the session ends."""
 
     def __init__(self, router_id: str) -> None:
         self.router_id = router_id
-        # Why it ended, if the worker is not leaving in order
+        # The reason for the end, unless the worker leaves in order.
         self.error: KvRelayError | None = None
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
 
     def send(self, event: Event) -> None:
+        """Queues an event. Does not wait."""
         self._events.put_nowait(event)
 
     def end(self, error: KvRelayError | None = None) -> None:
+        """Ends the stream after the queued events. The first error is kept."""
         self.error = self.error or error
         self._events.put_nowait(None)
 
     async def events(self) -> AsyncIterator[Event]:
+        """Yields the queued events until the session ends."""
         while (event := await self._events.get()) is not None:
             yield event
 
 
 class CommandHandler(Protocol):
-    """A worker as its sessions see it."""
+    """The interface of a worker towards its sessions."""
 
-    def handle(self, command: Command, session: RouterSession) -> None: ...
+    def handle(self, command: Command, session: RouterSession) -> None:
+        """Runs a router's command. Answers go through the session."""
+        ...
 
-    def session_ended(self, session: RouterSession) -> None: ...
+    def session_ended(self, session: RouterSession) -> None:
+        """The router has disconnected: aborts its sequences."""
+        ...
 
-    def drain(self, grace_s: float) -> None: ...
+    def drain(self, grace_s: float) -> None:
+        """Stops taking new work; hands the rest back after `grace_s` seconds."""
+        ...
 
-    def info(self) -> WorkerInfo: ...
+    def info(self) -> WorkerInfo:
+        """The worker's current heartbeat."""
+        ...
 
     @property
-    def lending_key(self) -> bytes: ...
+    def lending_key(self) -> bytes:
+        """The grant key for prefix exports of this worker."""
+        ...
 
 
 class WorkerService(WorkerServiceServicer):
@@ -77,10 +91,10 @@ class WorkerService(WorkerServiceServicer):
         self._told: set[tuple[str, str]] = set()
 
     def close(self, error: KvRelayError | None = None) -> None:
-        """Ends all sessions, each after its last event, and takes no more: their routers turn to
+        """Ends all sessions, each after its last event, and rejects new ones. Their routers turn to
         other workers.
 
-        Without an error that says nothing against the worker nor what it ran.
+        Without an error, the end implicates neither the worker nor the requests that it ran.
         """
         self._closed = True
         for session in self._sessions:
@@ -89,6 +103,11 @@ class WorkerService(WorkerServiceServicer):
     async def Session(
         self, request_iterator: AsyncIterator[pb.SessionRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.SessionResponse]:
+        """Serves one router's session: Hello, then commands in and events out.
+
+        Aborts the call with InvalidArgument without a Hello, FailedPrecondition for an incompatible
+        protocol, and Unavailable if the worker is closing.
+        """
         try:
             session = RouterSession(await self._hello(request_iterator))
             if self._closed:
@@ -110,8 +129,8 @@ class WorkerService(WorkerServiceServicer):
             self._worker.session_ended(session)
 
     async def _hello(self, requests: AsyncIterator[pb.SessionRequest]) -> str:
-        """The router's id. Raises InvalidArgument, and FailedPrecondition for a protocol that does
-        not fit.
+        """Returns the router's id. Raises InvalidArgument, and FailedPrecondition for an
+        incompatible protocol.
         """
         async for message in requests:
             hello = command_from_proto(message)
@@ -128,9 +147,7 @@ class WorkerService(WorkerServiceServicer):
     async def _read(
         self, requests: AsyncIterator[pb.SessionRequest], session: RouterSession
     ) -> None:
-        """Until the router's last command. What is wrong with one of them is that command's
-        alone.
-        """
+        """Reads commands until the stream ends. An invalid command fails alone."""
         try:
             async for message in requests:
                 try:
@@ -143,7 +160,8 @@ class WorkerService(WorkerServiceServicer):
                         self._worker.handle(command, session)
                 except KvRelayError as error:
                     self._refuse(message, session, error)
-                except Exception as error:  # whatever values a peer can send
+                # A peer can send any values.
+                except Exception as error:
                     log.exception("command_failed", router=printable(session.router_id))
                     self._refuse(message, session, Internal(f"the command failed: {error!r:.200}"))
         except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
@@ -154,7 +172,7 @@ class WorkerService(WorkerServiceServicer):
     def _refuse(
         self, message: pb.SessionRequest, session: RouterSession, error: KvRelayError
     ) -> None:
-        """Fails the sequence that the command is about, if it is about one."""
+        """Fails the sequence of the command, if the command is about a sequence."""
         key = command_key(message)
         self._tell_once("command_refused", session.router_id, reason=error.message)
         if key is not None and message.WhichOneof("command") != "abort":
@@ -162,7 +180,7 @@ class WorkerService(WorkerServiceServicer):
             session.send(Failed(*key, error.code, error.message))
 
     def _tell_once(self, event: str, router_id: str, **fields: object) -> None:
-        """Logs a peer's oddity when it is first seen: it may come with each message."""
+        """Logs a peer's protocol anomaly once, since it may recur with every message."""
         told = (event, router_id)
         if told not in self._told:
             if len(self._told) >= _TOLD_KEPT:
@@ -173,6 +191,7 @@ class WorkerService(WorkerServiceServicer):
     async def GetWorkerStatus(
         self, request: pb.GetWorkerStatusRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetWorkerStatusResponse:
+        """Returns the worker's current status."""
         return pb.GetWorkerStatusResponse(
             status=worker_status_to_proto(WorkerStatus.of(self._worker.info()))
         )
@@ -180,6 +199,9 @@ class WorkerService(WorkerServiceServicer):
     async def Drain(
         self, request: pb.DrainRequest, context: grpc.aio.ServicerContext
     ) -> pb.DrainResponse:
+        """Drains the worker. `grace_seconds` defaults to DRAIN_GRACE_S; a negative value is an
+        InvalidArgument.
+        """
         grace_s = request.grace_seconds if request.HasField("grace_seconds") else DRAIN_GRACE_S
         if not grace_s >= 0:
             await status.abort(

@@ -1,4 +1,6 @@
-"""What a worker process is started with. Free of torch: whoever starts workers needs no model."""
+"""Settings of a worker process. Does not import torch, which a process that starts workers does not
+need.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,18 @@ from kvrelay.types import Claim, PoolName
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
+    """Settings that a worker process is started with."""
+
     worker_id: str
     pool: PoolName
     model_path: str
     redis_url: str
     config: ClusterConfig
-    # The engine takes cores for itself: where nobody else decides what runs where
+    # The engine reserves cores. For hosts without another scheduler of cores.
     pin: bool = False
-    standby: bool = False  # serves in no pool until it is told which
-    last_epoch: int = 0  # that it had in another pool, before it changed over
-    claim: Claim | None = None  # under which a controller starts it
+    # Serves in no pool until it is assigned one.
+    standby: bool = False
+    # The epoch that the worker had in another pool, before a pool switch.
+    last_epoch: int = 0
+    # The claim under which a controller starts the worker.
+    claim: Claim | None = None

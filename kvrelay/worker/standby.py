@@ -1,5 +1,5 @@
-"""A worker of no pool: everything that a start takes is done, until it is told which pool to
-join.
+"""A standby worker: a worker of no pool that has finished its start and waits until it is assigned
+a pool.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from kvrelay.worker.meter import resident_bytes
 from kvrelay.worker.proof import prove
 from kvrelay.worker.settings import WorkerSettings
 
-HEARTBEAT_S = 1.0  # rarer than a serving worker's: it should cost nothing
+# Seconds. Rarer than a serving worker's heartbeat, to cost little.
+HEARTBEAT_S = 1.0
 TTL_S = 5.0
 
 log = get_logger("worker")
@@ -30,16 +31,16 @@ log = get_logger("worker")
 
 @dataclass(slots=True)
 class Prepared:
-    """A runner with the decode pool's KV memory, whose proving steps have run. None: it was told
-    before it had one.
+    """A runner with the decode pool's KV memory, after its proving steps. None if the worker was
+    told to stop standing by before it had a runner.
     """
 
     config: ClusterConfig
     runner: ModelRunner | None
 
     def take(self, pool: PoolName) -> ModelRunner | None:
-        """The runner, if its KV memory is what that pool has; otherwise it is closed, and the
-        pool's has to be made.
+        """The runner, if its KV memory suits the pool. Otherwise closes it and returns None; the
+        caller then makes a runner for the pool.
         """
         if self.config.pool_kv(pool) == self.config.pool_kv("decode"):
             return self.runner
@@ -47,6 +48,7 @@ class Prepared:
         return None
 
     def close(self) -> None:
+        """Closes the runner, if there is one."""
         if self.runner is not None:
             self.runner.close()
 
@@ -54,8 +56,8 @@ class Prepared:
 async def stand_by(
     settings: WorkerSettings, model: LoadedModel | None, host_id: str, stop: StopRequest
 ) -> Prepared:
-    """Until `stop` asks for anything. KV memory is mapped, and takes up no more than the proving
-    steps wrote.
+    """Waits until `stop` is set. The KV memory is mapped, and takes up only what the proving steps
+    wrote.
 
     Raises ModelRefused, ConfigError, and Unavailable if the registry cannot be reached at the
     start.
@@ -81,7 +83,7 @@ async def stand_by(
 async def _heartbeat(
     settings: WorkerSettings, registry: Registry, host_id: str, prepared: Prepared
 ) -> None:
-    """Publishes the worker's state until cancelled. A registry that is away costs visibility
+    """Publishes the worker's state until cancelled. An unreachable registry costs visibility
     only.
     """
     away = False

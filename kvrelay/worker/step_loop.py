@@ -1,4 +1,4 @@
-"""The heart of a worker: schedule, run, report."""
+"""The main loop of a worker: schedule, run, report."""
 
 from __future__ import annotations
 
@@ -32,33 +32,44 @@ Outcome = list[Sampled] | Exception
 class Scheduler(Protocol):
     """Chooses the work of the next step and takes in the finished one."""
 
-    def next(self, now: float) -> list[Work]: ...
+    def next(self, now: float) -> list[Work]:
+        """The work of the next step; empty if there is none."""
+        ...
 
-    def complete(self, batch: list[Work]) -> None: ...
+    def complete(self, batch: list[Work]) -> None:
+        """Takes in a finished step: advances its sequences and releases the blocks of ended
+        ones.
+        """
+        ...
 
 
 class Reporter(Protocol):
-    """Told of every step, on the event loop."""
+    """Receives the results of every step, on the event loop."""
 
     def keep_house(self, now: float) -> None:
-        """A step is about to be scheduled: what time alone has ended need not be part of it."""
+        """Called before each step is scheduled, so that the step leaves out sequences past their
+        deadline.
+        """
         ...
 
-    def report(self, batch: list[Work], sampled: SequenceOf[SequenceOf[Sampled]]) -> None: ...
+    def report(self, batch: list[Work], sampled: SequenceOf[SequenceOf[Sampled]]) -> None:
+        """Called after each step with the sampled tokens of each piece of work."""
+        ...
 
     def report_failure(self, work: Work, error: Exception) -> None:
-        """The step gave nothing to this sequence alone; it is still part of the step."""
+        """The step failed for this sequence alone. The sequence is still part of the step."""
         ...
 
     def stored(self, batch: list[Work], layers: int) -> None:
-        """So many of the model's layers have stored the KV of the step that runs."""
+        """The first `layers` layers have stored the KV of the running step."""
         ...
 
 
 class StepLoop:
-    """Runs steps for as long as there is work. All bookkeeping stays on the event loop; only the
-    model runs in the engine thread, so nothing here needs a lock and a new request is taken in
-    while a step computes.
+    """Runs steps while there is work.
+
+    All accounting stays on the event loop, and only the model runs in the engine thread. So the
+    loop needs no lock, and a new request is accepted while a step computes.
     """
 
     def __init__(
@@ -72,20 +83,23 @@ class StepLoop:
         self._engine = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self.watch = StepWatch()
         self.busy = BusyTime(clock.now())
-        self.proven = False  # it has run real steps
-        self.news = asyncio.Event()  # set when the worker's state may have changed
+        # True once real steps have run.
+        self.proven = False
+        # Set when the worker's state may have changed.
+        self.news = asyncio.Event()
         self.hung = False
         self.idle = True
         self._last_error = ""
-        self.changed = True  # something happened since this was last set to False
+        # True if anything happened since this was last set to False.
+        self.changed = True
 
     def wake(self) -> None:
-        """There may be work to schedule: something arrived, or blocks came free."""
+        """Wakes the loop, since there may be work: a sequence arrived, or blocks were released."""
         self.changed = True
         self._work_came.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs the proving steps, then steps until cancelled."""
         try:
             await self._prove()
             while True:
@@ -94,7 +108,9 @@ class StepLoop:
             self._engine.shutdown(wait=not self.hung)
 
     async def hang(self) -> None:
-        """Until a step hangs or a rank of the engine is lost; says so with StepHung or RankLost."""
+        """Waits until a step hangs or the engine loses a rank. Always raises: StepHung or
+        RankLost.
+        """
         while True:
             await asyncio.sleep(LOOK_S)
             if why := self._runner.lost():
@@ -109,12 +125,12 @@ class StepLoop:
         )
 
     async def in_engine_thread(self, call: Callable[[], None]) -> None:
-        """Runs what concerns the thread that computes, such as binding it to a core."""
+        """Calls a function in the engine thread, for example to bind it to a core."""
         await asyncio.get_running_loop().run_in_executor(self._engine, call)
 
     async def _prove(self) -> None:
-        """Steps before any user's. The first builds kernels and takes memory, which no user should
-        wait for; the second tells how long a step takes.
+        """Runs the proving steps before user requests. The first compiles kernels and allocates
+        memory, so that no request waits for that; the second measures the time of a step.
         """
         if self._runner.proof is None:
             for _ in range(PROVING_STEPS):
@@ -130,7 +146,7 @@ class StepLoop:
     async def _run(
         self, segments: list[Segment], on_layer: OnLayer | None = None
     ) -> list[list[Sampled]]:
-        """In the engine thread, and watched."""
+        """Runs the segments in the engine thread, under the step watch."""
         now = self._clock.now()
         self.watch.began(sum(len(segment.token_ids) for segment in segments), now)
         self.busy.began(now)
@@ -139,7 +155,8 @@ class StepLoop:
                 self._engine, self._runner.run, segments, on_layer
             )
         except RankLost:
-            await asyncio.Event().wait()  # `hang` tells of it, and this is cancelled
+            # `hang` reports the lost rank, and this task is cancelled.
+            await asyncio.Event().wait()
             raise
         finally:
             now = self._clock.now()
@@ -147,6 +164,9 @@ class StepLoop:
             self.busy.ended(now)
 
     async def step(self) -> None:
+        """Schedules, runs and reports one step, or waits for work. If the step raises, the parts of
+        its batch run again.
+        """
         self._work_came.clear()
         now = self._clock.now()
         self._reporter.keep_house(now)
@@ -168,14 +188,14 @@ class StepLoop:
             outcomes = await self._outcomes(batch, on_layer)
         except Exception as error:  # noqa: BLE001 - whatever the engine raises is about this step
             self._tell(batch, error)
-            # Its frames hold what the step had computed, which the next runs may need the memory
-            # of.
+            # The frames of the traceback hold what the step computed. The next runs may need that
+            # memory.
             raised = error.with_traceback(None)
         if raised is not None:
             found = await run_apart(batch, raised, self._outcomes)
             outcomes = [found[work] for work in batch]
-        # In this order: what has ended gives its blocks back, and nobody finds in them what was not
-        # computed.
+        # The order matters: a failed sequence withdraws its blocks before `complete` releases them,
+        # so that no request finds KV that was not computed.
         sampled: list[SequenceOf[Sampled]] = []
         for work, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, Exception):
@@ -187,8 +207,10 @@ class StepLoop:
     async def _outcomes(
         self, batch: SequenceOf[Work], on_layer: OnLayer | None = None
     ) -> SequenceOf[Outcome]:
-        """Raises what the step as a whole fails with. Without `on_layer` where it ran before: what
-        a layer stored then is what it stores now, and may be on its way.
+        """Runs a batch. Raises the error of the step as a whole.
+
+        A repeated run has no `on_layer`: the layers store the same KV as before, and it may already
+        be on its way.
         """
         try:
             return await self._run([self._segment(work) for work in batch], on_layer)
@@ -196,7 +218,9 @@ class StepLoop:
             return failed.outcomes
 
     def _tell(self, batch: SequenceOf[Work], error: Exception) -> None:
-        """With its traceback, unless that is the last one's: a fault may come with each step."""
+        """Logs a failed step, with its traceback unless the last error was the same, since a fault
+        may recur with each step.
+        """
         known, self._last_error = self._last_error == repr(error), repr(error)
         requests = [work.sequence.spec.request_id for work in batch]
         log.error(

@@ -1,44 +1,52 @@
-"""From when on a step is no step any more but a hang. Pure: the time is an argument, in monotonic
-seconds.
-"""
+"""Detects a hanging step. Pure: the time is an argument, in monotonic seconds."""
 
 from __future__ import annotations
 
 from collections import deque
 
-LOOK_S = 0.5  # between two looks
-FIRST_S = 600.0  # what the first step may take: it builds kernels and takes memory
-LEAST_S = 30.0  # what any later one may take, however fast the others were
-TIMES_SLOWEST = 20  # what a step may take in times of the slowest of its size
-_KEPT = 100  # steps of a size, the slowest of which is their 99th percentile
+# Seconds between two polls.
+LOOK_S = 0.5
+# Seconds that the first step may take: it compiles kernels and allocates memory.
+FIRST_S = 600.0
+# Lower bound, in seconds, for the limit of later steps.
+LEAST_S = 30.0
+# Limit of a step as a multiple of the slowest step of its size.
+TIMES_SLOWEST = 20
+# Steps kept per size; the slowest of them is their 99th percentile.
+_KEPT = 100
 
 
 class StepHung(Exception):
-    """The engine thread does not come back from a step. Nothing in this process can end it, but the
-    process's end.
+    """The engine thread does not return from a step. Only the end of the process can end the
+    thread.
     """
 
 
 class StepWatch:
-    """Learns how long steps take, by size, and ages the one that runs.
+    """Learns how long steps take, by size, and tracks the age of the running step.
 
-    Sizes are tokens to the next power of two. A step of a size that was never measured is judged by
-    the most that a token has cost in any other.
+    Sizes are tokens, rounded up to a power of two. The limit of a step of an unmeasured size
+    follows from the highest cost per token of the other sizes.
     """
 
     def __init__(self) -> None:
-        self.age_s = 0.0  # of the step that runs, as of the last look; 0 while none does
-        self.tokens = 0  # that it computes
+        # Age of the running step as of the last poll; 0 while no step runs.
+        self.age_s = 0.0
+        # Tokens of the running step.
+        self.tokens = 0
         self._began: float | None = None
         self._looked = 0.0
-        self._built = False  # the first step is over
+        # True once the first step is over.
+        self._built = False
         self._seconds: dict[int, deque[float]] = {}
 
     def began(self, tokens: int, now: float) -> None:
+        """A step of `tokens` tokens begins."""
         self._began = self._looked = now
         self.age_s, self.tokens = 0.0, tokens
 
     def ended(self, now: float) -> None:
+        """The step ends. The first step is not measured, since it compiles kernels."""
         assert self._began is not None, "a step ends that has not begun"
         if self._built:
             self._seconds.setdefault(_size(self.tokens), deque(maxlen=_KEPT)).append(
@@ -48,13 +56,13 @@ class StepWatch:
         self._began, self.age_s = None, 0.0
 
     def proven(self, tokens: int, seconds: float) -> None:
-        """A step of that size ran before this watch began, as on a worker that stood by."""
+        """Adds a step that ran before this watch began, as on a standby worker."""
         self._built = True
         self._seconds.setdefault(_size(tokens), deque(maxlen=_KEPT)).append(seconds)
 
     def look(self, now: float) -> bool:
-        """Whether the step that runs hangs. Of a pause of this whole process no more than two
-        looks' time counts.
+        """Polls the running step; returns True if it hangs. A pause of the whole process counts for
+        at most two polling intervals.
         """
         if self._began is None:
             return False
@@ -64,7 +72,7 @@ class StepWatch:
 
     @property
     def bound_s(self) -> float:
-        """How old the step that runs may become."""
+        """Largest allowed age of the running step, in seconds."""
         if not self._built:
             return FIRST_S
         measured = self._seconds.get(_size(self.tokens))

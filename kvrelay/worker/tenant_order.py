@@ -1,4 +1,4 @@
-"""Whose prompt a worker computes next: tenants by the tokens that they were given for their weight.
+"""The order in which a worker computes prompts: tenants by served tokens relative to their weight.
 Pure.
 """
 
@@ -13,23 +13,24 @@ from kvrelay.worker.sequence import Sequence
 class TenantTurns:
     """Virtual token counters (Sheng et al., OSDI 2024) of the tenants with prompts on one worker.
 
-    The most urgent priority comes first; within it, the tenant that was given the fewest prompt
-    tokens for its weight; within a tenant, first come, first served. So a long prompt takes its
-    tenant's part of the worker's time, and no other tenant waits until it is over. A tenant that
-    comes starts where the one served last is: idle time earns no credit, and only tenants with
-    prompts, or ahead of that, are remembered.
+    The most urgent priority comes first; within it, the tenant with the fewest served prompt tokens
+    relative to its weight; within a tenant, first come, first served. So a long prompt takes its
+    tenant's share of the worker's time, and no other tenant waits until it is over. A new tenant
+    starts at the counter of the tenant served last, so idle time earns no credit. Counters are kept
+    only for tenants with prompts and tenants ahead of that counter.
     """
 
     def __init__(self) -> None:
         self._counters: dict[str, float] = {}
         self._present: set[str] = set()
-        self._virtual = 0.0  # counter of the tenant that was served last, before it was
+        # Counter of the tenant that was served last, before it was served.
+        self._virtual = 0.0
 
     def order(self, sequences: Iterable[Sequence]) -> Iterator[Sequence]:
-        """Each sequence once, by turns. `sequences` are in the order in which one tenant's are to
-        be served.
+        """Yields each sequence once, in fair order. The sequences of one tenant keep their order in
+        `sequences`.
 
-        What is charged between two of them counts for the next.
+        Charges between two sequences affect the next choice.
         """
         lines: dict[tuple[int, str], deque[tuple[int, Sequence]]] = {}
         for place, sequence in enumerate(sequences):
@@ -48,7 +49,7 @@ class TenantTurns:
             yield sequence
 
     def charge(self, sequence: Sequence, tokens: int) -> None:
-        """The next step computes so many tokens of the sequence's prompt."""
+        """Records that the next step computes `tokens` tokens of the sequence's prompt."""
         tenant = sequence.spec.tenant
         self._virtual = max(self._virtual, self._counters[tenant])
         self._counters[tenant] += tokens / sequence.weight

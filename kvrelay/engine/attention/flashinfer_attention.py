@@ -1,5 +1,5 @@
-"""Attention on a GPU by flashinfer (Ye et al., 2025), whose kernels read KV in the blocks where it
-lies.
+"""Attention on a GPU by flashinfer (Ye et al., 2025). Its kernels read KV directly from the
+blocks.
 """
 
 from __future__ import annotations
@@ -21,40 +21,49 @@ from kvrelay.types import LayerKv
 
 HEAD_DIMS = (64, 128, 256)
 DTYPES = ("float16", "bfloat16")
-# Query heads of a KV head: so many are one tile of a decode step, more would take larger tiles
+# Query heads per KV head. A decode step handles this many in one tile; more heads would need larger
+# tiles.
 MAX_GROUP = 16
 
 
 class DoesNotFit(Exception):
-    """The model asks for what these kernels do not do."""
+    """The flashinfer kernels do not support the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The most that steps need."""
+    """The largest steps that the workspace must hold."""
 
-    query_heads: int  # of a layer
-    processors: int  # streaming multiprocessors of the GPU
-    sequences: int  # of a recorded step
-    blocks: int  # of all of these together
+    # Query heads of a layer.
+    query_heads: int
+    # Streaming multiprocessors of the GPU.
+    processors: int
+    # Sequences in a captured step.
+    sequences: int
+    # Blocks of all sequences of a captured step together.
+    blocks: int
 
 
 class FlashInfer:
-    """One kind of kernel does both jobs: to decode is to prefill one token. It wants a plan for
-    each step, and one for each kind of attention that the model's layers use; these become known
-    when they first run.
+    """Attention by flashinfer's prefill kernels, which also decode: a decode step prefills one
+    token.
 
-    A plan is made on the host, in pinned memory that the next one overwrites: by then the step
-    before must be over.
+    flashinfer needs a plan for each step and for each kind of attention in the model's layers. A
+    kind becomes known when a layer of that kind first runs.
+
+    A plan is made on the host, in pinned memory that the next plan overwrites. The previous step
+    must be complete by then.
     """
 
     def __init__(self, kv: KvPool, room: Room) -> None:
-        """Raises DoesNotFit."""
+        """Allocates the workspace. Raises DoesNotFit if the kernels do not support `kv` or the
+        model.
+        """
         self._wrapper_type = _wrapper_type(kv, room.query_heads)
         self._kv = kv
         self._query_heads = room.query_heads
-        # All plans share these two: steps run one after the other, and each is planned before it
-        # runs.
+        # All plans share the workspace and the indices: steps run one after another, and each step
+        # is planned before it runs.
         self._workspace = self._buffer(
             max(_workspace_bytes(layer, room) for layer in kv.layout.layers), torch.uint8
         )
@@ -62,22 +71,28 @@ class FlashInfer:
         self._ragged = _Batch(kv, self._wrapper)
 
     def width(self, step: Step) -> int:
-        """No block tables among the step's inputs: the plan has them."""
+        """Blocks that the step's tables must hold: 0, since the plan has the block tables."""
         return 0
 
     def ragged(self, inputs: PackedStep, step: Step) -> _Batch:
+        """Plans a step with any number of new tokens per sequence. The next call overwrites the
+        plan.
+        """
         self._ragged.slots = inputs.slots
         self._ragged.on_layer = step.on_layer
         self._ragged.update(step.parts)
         return self._ragged
 
     def decoding(self, inputs: PackedStep) -> _Batch:
+        """The attention of a captured step of one new token per sequence. It reads the slots in
+        `inputs`.
+        """
         batch = _Batch(self._kv, lambda kind: self._recordable_wrapper(kind, inputs.shape.parts))
         batch.slots = inputs.slots
         return batch
 
     def _recordable_wrapper(self, kind: _Kind, sequences: int) -> Any:
-        """Whose plans are all for so many sequences, and lie where the first one lay."""
+        """A wrapper whose plans are all for `sequences` sequences and stay in the same memory."""
         return self._wrapper(
             kind,
             use_cuda_graph=True,
@@ -93,7 +108,7 @@ class FlashInfer:
                 f"a layer has {kind.heads} query heads, and the configuration says "
                 f"{self._query_heads}"
             )
-        # Of its backends the one that splits long sequences even where there are few queries.
+        # fa2 is the backend that splits long sequences even when there are few queries.
         return self._wrapper_type(self._workspace, "NHD", backend="fa2", **fixed)
 
     def _buffer(self, size: int, dtype: torch.dtype) -> torch.Tensor:
@@ -122,30 +137,36 @@ def _wrapper_type(kv: KvPool, query_heads: int) -> Any:
 
 
 def _workspace_bytes(layer: LayerKv, room: Room) -> int:
-    """Of partial sums: a float32 for each value and one more for each row, of all tiles, of all
+    """Bytes of partial sums: a float32 for each value and one more for each row, over all tiles and
     query heads.
 
-    A plan (flashinfer's scheduler.cuh) makes no more tiles than run at a time, two on each
-    processor for all KV heads together, of up to 128 rows; or, in a recorded step, up to two for
-    each sequence, of 16 rows.
+    A plan (flashinfer's scheduler.cuh) makes no more tiles than run at a time: two on each
+    processor for all KV heads together, of up to 128 rows. In a captured step it makes up to two
+    tiles for each sequence, of 16 rows.
     """
     rows = max(2 * room.processors // layer.kv_heads * 128, 2 * room.sequences * 16)
-    return room.query_heads * rows * (layer.v_dim + 1) * 4 + 2**10  # and what alignment takes
+    # The last term is for alignment.
+    return room.query_heads * rows * (layer.v_dim + 1) * 4 + 2**10
 
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Sequences' new tokens and blocks, one after the other. int32; on the host, but for the blocks
-    themselves.
+    """New tokens and blocks of all sequences, concatenated. int32; on the host, except for
+    `indices`, which are on the device.
     """
 
-    qo_indptr: torch.Tensor  # [P + 1]: where each sequence's new tokens begin, and the end
-    kv_indptr: torch.Tensor  # [P + 1]: likewise for blocks
-    indices: torch.Tensor  # [kv_indptr[P]]: the blocks
-    last_page_len: torch.Tensor  # [P]: tokens in each sequence's last block
+    # [P + 1]: offset of each sequence's first new token, then the total.
+    qo_indptr: torch.Tensor
+    # [P + 1]: offset of each sequence's first block, then the total.
+    kv_indptr: torch.Tensor
+    # [kv_indptr[P]]: the blocks.
+    indices: torch.Tensor
+    # [P]: tokens in each sequence's last block.
+    last_page_len: torch.Tensor
 
     @classmethod
     def of(cls, parts: Sequence[Part], block_size: int, device: torch.device) -> Pages:
+        """The arrays for `parts`. A copy to a GPU is asynchronous, from pinned memory."""
         qo_indptr, kv_indptr, indices, last_page_len = (
             array("i", [0]),
             array("i", [0]),
@@ -170,7 +191,7 @@ def _tensor(values: array[int]) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Attention of one or more layers that shares a plan."""
+    """The kind of attention of one or more layers, which share a plan."""
 
     heads: int
     kv_heads: int
@@ -182,7 +203,9 @@ class _Kind:
 
 
 class _Batch:
-    """A step, or the same memory for many. `slots` [T] are where the new tokens' KV goes."""
+    """One step, or many steps in the same memory. `slots` [T] hold where the new tokens' KV
+    goes.
+    """
 
     slots: torch.Tensor
     on_layer: OnLayer | None = None
@@ -213,7 +236,7 @@ class _Batch:
         softcap: float,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """As `attention.Batch` says. Raises DoesNotFit."""
+        """See `paged_attention.Batch`. Raises DoesNotFit for attention sinks."""
         if sinks is not None:
             raise DoesNotFit("flashinfer does not know attention sinks")
         layer = self._kv.layers[layer_index]
@@ -243,7 +266,8 @@ class _Batch:
             self._kv.layout.block_size,
             causal=True,
             sm_scale=kind.scale,
-            window_left=kind.window - 1,  # keys to the left of a query's own; -1 is all
+            # The number of keys left of the query's own; -1 is unbounded.
+            window_left=kind.window - 1,
             logits_soft_cap=kind.softcap,
             q_data_type=kind.dtype,
             kv_data_type=kind.dtype,

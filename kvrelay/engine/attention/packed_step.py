@@ -1,4 +1,4 @@
-"""A step's numbers in one piece of memory, so that one copy takes them to the device."""
+"""The numbers of a step in one buffer, so that one copy takes them to the device."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from kvrelay.engine.base.step_input import Step
 
 @dataclass(frozen=True, slots=True)
 class PackedShape:
-    """tokens T, rows of logits R, parts P, and blocks W of the longest block table; W 0 leaves the
-    tables out.
+    """Sizes of a step: T tokens, R rows of logits, P parts, and W blocks in the longest block
+    table.
+
+    W is 0 if the step has no tables.
     """
 
     tokens: int
@@ -22,14 +24,15 @@ class PackedShape:
 
     @property
     def sizes(self) -> list[int]:
+        """Elements of each view in the buffer: token_ids, positions, slots, rows, tables."""
         return [self.tokens, self.tokens, self.tokens, self.rows, self.parts * self.width]
 
 
 class PackedStep:
     """Views of one int64 buffer: token_ids [T], positions [T], slots [T], rows [R], tables [P, W].
 
-    slots: block * block_size + offset, where each new token's KV goes. A table is filled up with
-    its last block.
+    A slot is block * block_size + offset: where a new token's KV goes. A table is padded with its
+    last block.
     """
 
     def __init__(self, buffer: torch.Tensor, shape: PackedShape) -> None:
@@ -44,8 +47,11 @@ class PackedStep:
     def on_host(
         cls, step: Step, shape: PackedShape, block_size: int, *, pinned: bool
     ) -> PackedStep:
-        """The step's numbers; in memory that a GPU copies from on its own where it is pinned, which
-        torch does not give out again before the copy is over."""
+        """Copies the step's numbers to a new buffer in host memory.
+
+        With `pinned`, a GPU copies from the buffer asynchronously. torch does not reuse the memory
+        before the copy is complete.
+        """
         packed = cls(torch.empty(sum(shape.sizes), dtype=torch.int64, pin_memory=pinned), shape)
         packed.token_ids.numpy()[:] = step.token_ids
         packed.positions.numpy()[:] = step.positions
@@ -59,20 +65,20 @@ class PackedStep:
         return packed
 
     def on(self, device: torch.device) -> PackedStep:
-        """A copy on the device, which nobody waits for."""
+        """An asynchronous copy on the device."""
         return PackedStep(self.buffer.to(device, non_blocking=True), self.shape)
 
 
 def batch_bucket(count: int) -> int:
-    """Sequences that a recorded step has room for: 1, 2, 4, 8, and from there every eighth
-    number.
+    """Batch size of the captured step that runs `count` sequences: 1, 2, 4, 8, then multiples of
+    8.
     """
     return 1 << (count - 1).bit_length() if count <= 8 else -(-count // 8) * 8
 
 
 def width_bucket(blocks: int) -> int:
-    """Blocks that a recorded step's tables have room for: a power of two, three quarters of one, or
-    none.
+    """Table width of the captured step that holds `blocks`: a power of two, or three quarters of a
+    power of two. 0 if there are no blocks.
     """
     if not blocks:
         return 0

@@ -1,6 +1,4 @@
-"""Attention for sequences with one new token each, in one call: keys are read as far as the
-longest's reach.
-"""
+"""Attention for sequences with one new token each, in one call, padded to the longest sequence."""
 
 from __future__ import annotations
 
@@ -11,22 +9,23 @@ from kvrelay.engine.attention.reference_attention import explicit_attention
 from kvrelay.engine.base.int8 import dequantise
 from kvrelay.engine.base.kv_memory import LayerViews
 
-KEY_BYTES = 512 * 2**20  # of keys and values that are gathered at a time
+# Bytes of keys and values that are gathered at a time.
+KEY_BYTES = 512 * 2**20
 
 
 class PaddedParts:
-    """Rows [0, B) of a batch. Nothing here depends on values, so it can be recorded and run on
-    others.
+    """Rows [0, B) of a batch. No operation depends on values, so a captured graph can run on other
+    values.
 
-    What lies beyond a sequence's last token is not read, since it may be anything: the place is
-    filled with that token again, and not seen.
+    Memory beyond a sequence's last token may hold anything and is not read. The last token is read
+    in its place and masked.
     """
 
     row = 0
 
     def __init__(self, tables: torch.Tensor, positions: torch.Tensor, block_size: int) -> None:
-        """tables [B, W] int64: blocks up to each new token's, then anything; positions [B] int64 of
-        the new tokens.
+        """tables [B, W] int64: each sequence's blocks up to its new token, then any value;
+        positions [B] int64 of the new tokens.
         """
         self._tables = tables
         self._positions = positions[:, None]
@@ -35,6 +34,7 @@ class PaddedParts:
 
     @property
     def new(self) -> int:
+        """Number of rows B."""
         return len(self._tables)
 
     def attend(
@@ -63,10 +63,11 @@ class PaddedParts:
         return torch.cat(outs).permute(1, 2, 0, 3)
 
     def keys(self, window: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Slots [B, S] int64 of the keys that each new token attends to, and which of them it sees,
-        bool.
+        """Slots [B, S] int64 of the keys of each new token, and a bool mask [B, S] of those that it
+        attends to.
 
-        S is the length that the tables have room for, or the window; window 0 is unbounded.
+        S is the length that the tables hold, or the window if that is shorter. Window 0 is
+        unbounded.
         """
         if window not in self._keys:
             room = self._tables.shape[1] * self._block_size
@@ -89,7 +90,9 @@ def _attend(
     softcap: float,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """q [B, Hkv, G, Dk], of keys in slots [B, S] those that are seen [B, S] -> [B, Hkv, G, Dv]."""
+    """q [B, Hkv, G, Dk] attends to the keys in slots [B, S] where seen [B, S] is true -> [B, Hkv,
+    G, Dv].
+    """
     k, v = layer.k.flatten(0, 1)[slots], layer.v.flatten(0, 1)[slots]  # [B, S, Hkv, D]
     if layer.k_scale is not None and layer.v_scale is not None:
         k = dequantise(k, layer.k_scale.flatten(0, 1)[slots], q.dtype)
@@ -100,5 +103,5 @@ def _attend(
         return explicit_attention(q[..., None, :], k, v, scale, mask[..., None, :], softcap, sinks)[
             ..., 0, :
         ]
-    # The query heads of a group are rows of one product.
+    # The query heads of a group are rows of one matrix product.
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)

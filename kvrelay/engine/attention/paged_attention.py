@@ -1,4 +1,4 @@
-"""Attention over paged KV, in the place of the attention of any transformers model."""
+"""Attention over paged KV, which replaces the attention of any transformers model."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from transformers import AttentionInterface, PreTrainedModel
 
 NAME = "kvrelay_paged"
 
-# `batch` of the forward pass that this thread runs, of models that drop keywords
+# The batch of the forward pass on this thread, for models that drop keyword arguments.
 _carried = threading.local()
 
 
 class Batch(Protocol):
-    """What the attention of every layer needs to know of a forward pass over T new tokens of
-    several sequences.
+    """A forward pass over T new tokens of several sequences, as the attention of each layer uses
+    it.
     """
 
     def attend(
@@ -34,7 +34,7 @@ class Batch(Protocol):
         """Stores the new keys and values, then attends.
 
         query [1, Hq, T, Dk], key [1, Hkv, T, Dk], value [1, Hkv, T, Dv] -> [1, T, Hq, Dv]; sinks
-        [Hq]. window and softcap are 0 where there is none.
+        [Hq]. window 0 is unbounded; softcap 0 is none.
         """
         ...
 
@@ -53,11 +53,12 @@ def paged_attention(
     ragged_batch: Batch | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query [1, Hq, T, Dk], key [1, Hkv, T, Dk], value [1, Hkv, T, Dv] -> [1, T, Hq, Dv].
+    """Stores the new keys and values, then attends from each new token to its own sequence.
 
-    Stores the new keys and values, then lets each new token attend to its own sequence up to
-    itself, or to the last `sliding_window` tokens of it. softcap c: scores become c·tanh(scores /
-    c). s_aux [Hq]: one more score per head that takes part in the softmax and carries no value.
+    query [1, Hq, T, Dk], key [1, Hkv, T, Dk], value [1, Hkv, T, Dv] -> [1, T, Hq, Dv]. Attention is
+    causal, over the last `sliding_window` tokens if that is given. softcap c: scores become
+    c·tanh(scores / c). s_aux [Hq]: an additional score per head that takes part in the softmax and
+    carries no value.
     """
     index: int = module.layer_idx  # type: ignore[assignment]
     batch: Batch = _carried.batch if ragged_batch is None else ragged_batch
@@ -75,8 +76,8 @@ def paged_attention(
 
 
 def carry_batch(model: PreTrainedModel) -> None:
-    """For a model that does not pass keywords on to its attention: the batch gets there beside its
-    layers.
+    """Makes the batch reach the attention of a model that does not pass keyword arguments on to
+    it.
     """
 
     def keep(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:

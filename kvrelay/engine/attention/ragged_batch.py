@@ -1,6 +1,4 @@
-"""Attention by torch's operators over new tokens of several sequences, of each as many as it
-has.
-"""
+"""Attention by torch operators over any number of new tokens from each of several sequences."""
 
 from __future__ import annotations
 
@@ -21,9 +19,14 @@ class RaggedPart(Protocol):
     """Some of the new tokens: rows [row, row + new) of the batch."""
 
     @property
-    def row(self) -> int: ...
+    def row(self) -> int:
+        """First row of the batch that the part covers."""
+        ...
+
     @property
-    def new(self) -> int: ...
+    def new(self) -> int:
+        """Number of rows that the part covers."""
+        ...
 
     def attend(
         self,
@@ -41,10 +44,11 @@ class RaggedPart(Protocol):
 
 @dataclass(slots=True)
 class RaggedBatch:
-    """A step of T new tokens, whose parts share no row and leave none out."""
+    """A step of T new tokens. Each row belongs to exactly one part."""
 
     kv: KvPool
-    slots: torch.Tensor  # [T] int64: block * block_size + offset, where each new token's KV goes
+    # [T] int64: block * block_size + offset, where each new token's KV goes.
+    slots: torch.Tensor
     parts: Sequence[RaggedPart]
     on_layer: OnLayer | None = None
 
@@ -60,7 +64,7 @@ class RaggedBatch:
         softcap: float,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """As `attention.Batch` says."""
+        """See `paged_attention.Batch`."""
         layer = self.kv.layers[layer_index]
         store(layer, self.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
         if self.on_layer is not None:
@@ -79,8 +83,9 @@ class RaggedBatch:
 
 
 def store(layer: LayerViews, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-    """Writes key [T, Hkv, Dk] and value [T, Hkv, Dv] of new tokens to their slots [T], quantised
-    where the layer is.
+    """Writes key [T, Hkv, Dk] and value [T, Hkv, Dv] of new tokens to their slots [T].
+
+    A layer with scales stores quantised values.
     """
     for region, scales, new in ((layer.k, layer.k_scale, key), (layer.v, layer.v_scale, value)):
         if scales is not None:
@@ -91,24 +96,27 @@ def store(layer: LayerViews, slots: torch.Tensor, key: torch.Tensor, value: torc
 
 @dataclass(slots=True)
 class SequencePart:
-    """One sequence's new tokens, after `past` tokens whose KV is there."""
+    """The new tokens of one sequence, after `past` tokens whose KV is stored."""
 
     row: int
     new: int
     past: int
-    blocks: torch.Tensor  # [n] int64, the sequence's block table up to its last new token
-    first_block: int | None  # where the table is one ascending run
+    # [n] int64: the sequence's block table up to its last new token.
+    blocks: torch.Tensor
+    # First block if the table is one ascending run, else None.
+    first_block: int | None
     masks: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, part: Part, blocks: torch.Tensor) -> SequencePart:
-        """`blocks` are the part's, up to its last new token, on the device."""
+        """Takes the part's blocks up to its last new token, as a tensor on the device."""
         table = list(part.blocks[: len(blocks)])
         is_run = table == list(range(table[0], table[0] + len(table)))
         return cls(part.row, part.new, part.past, blocks, table[0] if is_run else None)
 
     @property
     def end(self) -> int:
+        """Length of the sequence in tokens, new tokens included."""
         return self.past + self.new
 
     def attend(
@@ -121,19 +129,19 @@ class SequencePart:
         softcap: float,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """As `RaggedPart` says."""
+        """See `RaggedPart`."""
         begin = max(0, self.past + 1 - window) if window else 0
         k, v = (tokens.transpose(0, 1) for tokens in self.load(layer, begin, query.dtype))
         window = window if self.end - begin > window else 0
         if softcap or sinks is not None:
             return explicit_attention(query, k, v, scale, self.mask(begin, window), softcap, sinks)
-        # The query heads of a group share a KV head: they lie as rows of one product
+        # The query heads of a group share a KV head, so they are rows of one matrix product.
         if self.new == 1:
             q = query.transpose(1, 2)
             return scaled_dot_product_attention(q, k[:, None], v[:, None], scale=scale).transpose(
                 1, 2
             )
-        # The KV head is expanded over them, which copies nothing
+        # The KV head is expanded over the query heads, which copies nothing.
         shape = (-1, query.shape[1], -1, -1)
         k, v = k[:, None].expand(shape), v[:, None].expand(shape)
         if self.past == 0 and not window:
@@ -153,8 +161,8 @@ class SequencePart:
         return dequantise(k, k_scale, dtype), dequantise(v, v_scale, dtype)
 
     def tokens(self, region: torch.Tensor, begin: int) -> torch.Tensor:
-        """A region's tokens [begin, end) as [end - begin, kv_heads, ...]: a view where the blocks
-        are one run.
+        """A region's tokens [begin, end) as [end - begin, kv_heads, ...]; a view if the blocks are
+        one run.
         """
         size = region.shape[1]
         skipped = begin // size
@@ -165,8 +173,8 @@ class SequencePart:
         return blocks.flatten(0, 1)[begin - skipped * size : self.end - skipped * size]
 
     def mask(self, begin: int, window: int) -> torch.Tensor:
-        """[new, end - begin] bool: which of the tokens [begin, end) each new token sees. Window 0
-        is unbounded.
+        """Mask [new, end - begin] bool: which of the tokens [begin, end) each new token attends to.
+        Window 0 is unbounded.
         """
         if (begin, window) not in self.masks:
             queries = torch.arange(self.past, self.end, device=self.blocks.device)[:, None]

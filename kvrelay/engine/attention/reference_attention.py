@@ -1,10 +1,11 @@
-"""Attention with what no fused kernel has, product by product."""
+"""Reference attention in plain matrix products, for options that no fused kernel has."""
 
 from __future__ import annotations
 
 import torch
 
-SCORE_BYTES = 64 * 2**20  # of float32 scores that are made at a time
+# Bytes of float32 scores that are computed at a time.
+SCORE_BYTES = 64 * 2**20
 
 
 def explicit_attention(
@@ -18,8 +19,8 @@ def explicit_attention(
 ) -> torch.Tensor:
     """q [..., Hkv, G, new, Dk], k [..., Hkv, S, Dk], v [..., Hkv, S, Dv] -> [..., Hkv, G, new, Dv].
 
-    mask: bool, which keys each new token sees, as [..., new, S] that broadcasts to the scores [...,
-    Hkv, G, new, S]. softcap 0 is none; sinks [Hkv, G]. Softmax in float32.
+    mask: bool, which keys each new token attends to, as [..., new, S] that broadcasts to the scores
+    [..., Hkv, G, new, S]. softcap 0 is none; sinks [Hkv, G]. The softmax is in float32.
     """
     new, keys = q.shape[-2], k.shape[-2]
     step = max(1, SCORE_BYTES // (4 * q[..., 0, 0].numel() * keys))

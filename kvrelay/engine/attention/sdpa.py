@@ -1,5 +1,5 @@
-"""Attention on a GPU by torch's operators: decoding sequences padded to the longest, chunks of
-prompts one by one.
+"""Attention on a GPU by torch operators. Decoding sequences are padded to the longest; prompt
+chunks are computed one by one.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from kvrelay.engine.base.step_input import Part, Step
 
 
 class Sdpa:
+    """Attention by torch's scaled_dot_product_attention on block tables on the device."""
+
     def __init__(self, kv: KvPool) -> None:
         self._kv = kv
 
     def width(self, step: Step) -> int:
-        """Blocks that the step's tables must have room for."""
+        """Blocks that the step's tables must hold."""
         return max(self._kv.layout.blocks_for(part.end) for part in step.parts)
 
     def ragged(self, inputs: PackedStep, step: Step) -> RaggedBatch:
-        """Sequences with one new token come first, or they are computed one by one like the
-        others.
+        """Batches the leading parts with one new token. Later parts are computed one by one, so a
+        step with single tokens first is faster.
         """
         parts: list[RaggedPart] = []
         singles = next((i for i, part in enumerate(step.parts) if part.new > 1), len(step.parts))
@@ -38,11 +40,12 @@ class Sdpa:
         return RaggedBatch(self._kv, inputs.slots, parts, step.on_layer)
 
     def decoding(self, inputs: PackedStep) -> SdpaDecoding:
+        """The attention of a captured step of one new token per sequence. It reads `inputs`."""
         return SdpaDecoding(self._kv, inputs)
 
 
 class SdpaDecoding:
-    """All that it needs lies in the inputs."""
+    """Attention of a captured decode step. The inputs hold everything that it reads."""
 
     def __init__(self, kv: KvPool, inputs: PackedStep) -> None:
         self._kv = kv
@@ -52,6 +55,6 @@ class SdpaDecoding:
         pass
 
     def batch(self) -> RaggedBatch:
-        """For one run through the model: the first layer finds out where the keys lie."""
+        """A batch for one run of the model. Its first layer computes the slots of the keys."""
         parts = PaddedParts(self._inputs.tables, self._inputs.positions, self._kv.layout.block_size)
         return RaggedBatch(self._kv, self._inputs.slots, [parts])

@@ -1,1 +1,1 @@
-"""What all rooms of the engine share."""
+"""Types, devices and memory that several parts of the engine share."""

@@ -1,4 +1,4 @@
-"""Where a model runs, and small values on their way there."""
+"""The device that a model runs on, and copies of small values to it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvrelay.errors import ConfigError
 
 
 def find_device(name: str) -> torch.device:
-    """cpu, cuda or cuda:N. Raises ConfigError for a GPU that torch does not find."""
+    """Parses cpu, cuda or cuda:N. Raises ConfigError for a GPU that torch does not find."""
     device = torch.device(name)
     count = torch.cuda.device_count() if device.type == "cuda" and torch.cuda.is_available() else 0
     if device.type == "cuda" and (device.index or 0) >= count:
@@ -22,7 +22,5 @@ def find_device(name: str) -> torch.device:
 
 
 def to_device(values: ArrayLike, dtype: DTypeLike, device: torch.device) -> torch.Tensor:
-    """A tensor of the values; on a GPU it is copied in the order of the stream, and nobody waits
-    for it.
-    """
+    """A tensor of the values. The copy to a GPU is asynchronous, in stream order."""
     return torch.from_numpy(np.array(values, dtype=dtype)).to(device, non_blocking=True)

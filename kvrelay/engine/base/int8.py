@@ -1,4 +1,4 @@
-"""Vectors of KV as int8 with a scale each."""
+"""Quantises vectors of KV to int8, with one scale per vector."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ def quantise(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """[..., dim] of any float dtype -> int8 [..., dim] and bfloat16 scales [...].
 
     scale = max|x| / 127 over the last dim, rounded to bfloat16, and 1 where that is 0; q = x /
-    scale, rounded half to even. So that any writer of the same values writes the same bytes, both
-    are computed in float32.
+    scale, rounded half to even. Both are computed in float32, so that every writer of the same
+    values writes the same bytes.
     """
     values = values.float()
     scale = (values.abs().amax(dim=-1) / LARGEST).bfloat16()
@@ -22,7 +22,7 @@ def quantise(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def dequantise(quantised: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The reverse of `quantise`, in `dtype`: within half a scale of what was there, but for
-    rounding to `dtype`.
+    """The inverse of `quantise`, in `dtype`. The error is at most half a scale, plus rounding to
+    `dtype`.
     """
     return (quantised.float() * scale.float()[..., None]).to(dtype)

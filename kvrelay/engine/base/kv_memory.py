@@ -1,4 +1,4 @@
-"""The memory that KV blocks lie in."""
+"""The memory that holds KV blocks."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ TORCH_DTYPE = {
 
 
 class LayerViews(NamedTuple):
-    """One layer's part of the arena, each [num_blocks, ...] as `KvLayout` says; scales where KV is
-    quantised.
+    """One layer's part of the arena, each [num_blocks, ...] as in `KvLayout`. Scales are None
+    unless KV is quantised.
     """
 
     k: torch.Tensor
@@ -32,15 +32,16 @@ class LayerViews(NamedTuple):
 
 
 class KvPool:
-    """One flat buffer of bytes laid out as `KvLayout` says, and for each layer a typed view of this
+    """One flat byte buffer in the order of `KvLayout`, and for each layer a typed view of this
     rank's share.
 
-    On a CPU the buffer is an anonymous memory file, `kvrelay-NONCE`: another process of this host
-    and user maps it through /proc/PID/fd/FD and checks the nonce. Its pages take up memory once
-    written to. With tensor parallelism rank 0 makes the file for all ranks, and the others map it.
+    On a CPU the buffer is an anonymous memory file, `kvrelay-NONCE`. Another process of the same
+    host and user maps it through /proc/PID/fd/FD and checks the nonce. Its pages take up memory
+    once they are written. With tensor parallelism rank 0 makes the file for all ranks, and the
+    others map it.
 
-    Of ranks on GPUs each makes a buffer for its own share, and rank 0 has the others' `shares`
-    mapped as well.
+    On GPUs each rank makes a buffer for its own share, and rank 0 also maps the other ranks'
+    `shares`.
     """
 
     def __init__(
@@ -52,8 +53,8 @@ class KvPool:
         rank: int = 0,
         of_rank_0: str = "",
     ) -> None:
-        """`of_rank_0` is the path to the memory file of another process, for ranks from 1 on that
-        are on the CPU.
+        """Allocates the buffer, or maps `of_rank_0`: the path to rank 0's memory file, for the
+        other ranks on a CPU.
         """
         self.layout = layout
         self.num_blocks = num_blocks
@@ -69,7 +70,8 @@ class KvPool:
                 f"kvrelay-{self.nonce:x}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
             )
             os.ftruncate(self.fd, size)
-            # Whoever maps a file that shrinks is killed by the kernel; now it cannot.
+            # If a mapped file shrinks, the kernel kills the processes that map it. The seal
+            # prevents that.
             fcntl.fcntl(
                 self.fd,
                 fcntl.F_ADD_SEALS,
@@ -97,7 +99,7 @@ class KvPool:
         return tuple(LayerViews(*layer) for layer in layers)
 
     def close(self) -> None:
-        """Lets go of the memory; what others have mapped stays theirs. Safe to call twice."""
+        """Releases the memory. Mappings of other processes stay valid. Safe to call twice."""
         self.layers = ()
         self.buffer = torch.empty(0, dtype=torch.uint8)
         self.shares = ()

@@ -1,4 +1,4 @@
-"""What one forward pass computes."""
+"""The input of one forward pass."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One sequence's new tokens: rows [row, row + new) of the pass, after `past` tokens whose KV is
-    there.
+    """The new tokens of one sequence: rows [row, row + new) of the pass, after `past` tokens whose
+    KV is stored.
     """
 
     row: int
     new: int
     past: int
-    blocks: Sequence[int]  # its block table, up to the last new token at least
+    # The sequence's block table, at least up to the last new token.
+    blocks: Sequence[int]
 
     @property
     def end(self) -> int:
+        """Length of the sequence in tokens, new tokens included."""
         return self.past + self.new
 
 
@@ -29,7 +31,7 @@ whatever is asked of it next. Layers come in order; short steps may leave it out
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """T new tokens of several sequences, and the rows after which logits are wanted."""
+    """T new tokens of several sequences, and the rows after which logits are computed."""
 
     token_ids: Sequence[int]  # [T]
     parts: Sequence[Part]
@@ -38,11 +40,11 @@ class Step:
 
     @property
     def positions(self) -> list[int]:
-        """[T], of each token in its sequence."""
+        """[T]: the position of each token in its sequence."""
         return [position for part in self.parts for position in range(part.past, part.end)]
 
     def slots(self, block_size: int) -> list[int]:
-        """[T], where the KV of each token goes: block * block_size + offset."""
+        """[T]: block * block_size + offset, where the KV of each token goes."""
         return [
             part.blocks[position // block_size] * block_size + position % block_size
             for part in self.parts
@@ -51,12 +53,13 @@ class Step:
 
     @property
     def decodes(self) -> bool:
-        """Whether it is one new token of each sequence."""
+        """True if each sequence has exactly one new token."""
         return len(self.token_ids) == len(self.parts)
 
     def padded(self, num_parts: int, block: int) -> Step:
-        """With more sequences of one token each, which lies in a block that is nobody's, and more
-        rows of logits: as many of both as `num_parts`."""
+        """Adds sequences of one token in the unowned block `block`, and rows of logits, up to
+        `num_parts` of each.
+        """
         more = range(len(self.parts), num_parts)
         row = len(self.token_ids)
         return Step(
@@ -66,7 +69,9 @@ class Step:
         )
 
     def decoding_first(self) -> Step:
-        """The same with the parts of one token before the others; logits come in the same order."""
+        """The same step with the parts of one token first. The order of the logits stays the
+        same.
+        """
         parts = sorted(self.parts, key=lambda part: part.new > 1)
         if parts == self.parts:
             return self

@@ -1,1 +1,1 @@
-"""One step through the model, on CPU kernels, on a GPU, or in plain torch."""
+"""One step through the model: on native CPU kernels, on a GPU, or in plain torch."""

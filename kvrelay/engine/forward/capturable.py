@@ -1,5 +1,5 @@
-"""Whether a forward pass does the same for all values, so that one run tells how the next one
-goes.
+"""Checks whether a forward pass does the same for all values, so that a captured run can be
+repeated.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ aten = torch.ops.aten
 
 
 class NotCapturable(Exception):
-    """The model looks at values while it runs, or something cannot be recorded."""
+    """The model reads tensor values while it runs, or an operation cannot be captured."""
 
 
 @contextmanager
 def values_unseen() -> Iterator[None]:
-    """Whoever looks at a tensor's values in this context gets a NotCapturable."""
+    """A context in which reading a tensor's values raises NotCapturable."""
     with NoValues(), _NoValueOperators():  # type: ignore[no-untyped-call]
         yield
 
 
 class NoValues(TorchFunctionMode):
-    """Refuses what reads a tensor's memory without an operator."""
+    """Raises NotCapturable for functions that read a tensor's memory without an operator."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__):
@@ -36,9 +36,7 @@ class NoValues(TorchFunctionMode):
 
 
 class _NoValueOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs each operator, taken apart into those that it is made of, unless it depends on
-    values.
-    """
+    """Runs each operator, decomposed, and raises NotCapturable if it depends on values."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -47,7 +45,7 @@ class _NoValueOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if composed is not NotImplemented:
             return composed
         refuse_values(func, args)
-        # The host would wait to count what is true
+        # To count the true elements of a mask, the host would have to wait.
         if func in _PUTS and args[2].numel() > 1 and _has_mask(args[1]):
             raise NotCapturable(f"{func} depends on values")
         return func(*args, **kwargs)
@@ -60,7 +58,8 @@ def refuse_values(func: Any, args: Any) -> None:
     """Raises NotCapturable for an operator whose result's shape, or whose result on the host,
     depends on values.
     """
-    if func is aten.index.Tensor:  # by a mask, but not by numbers
+    # Indexing by a mask depends on values; indexing by numbers does not.
+    if func is aten.index.Tensor:
         depends = _has_mask(args[1])
     else:
         depends = bool(

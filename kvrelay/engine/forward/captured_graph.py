@@ -1,9 +1,9 @@
-"""A forward pass over a fixed number of tokens, recorded once and then run without the model's
-Python code.
+"""A captured graph on a CPU: a forward pass over a fixed number of tokens that is recorded once,
+then runs without the model's Python code.
 
-What CUDA graphs are on a GPU: the shapes are fixed, all memory stays where it is, and a run is a
-list of kernel calls. On a CPU the operators that native kernels can do are lowered to them; the
-others are called through torch.
+It does what CUDA graphs do on a GPU: shapes are fixed, memory stays in place, and a run is a list
+of kernel calls. Operators that the native kernels support are lowered to them. The others are
+called through torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ aten = torch.ops.aten
 
 
 class CapturedForward:
-    """forward(inputs) for inputs of fixed shapes; `inputs` are written in place before each run."""
+    """The captured graph of `forward`, which reads inputs of fixed shapes. The caller writes the
+    inputs in place before each run.
+    """
 
     def __init__(self, forward: Callable[[], torch.Tensor], pool: BufferPool) -> None:
         self._program = Program(pool)
@@ -33,15 +35,15 @@ class CapturedForward:
         self.output = pool.uncounted(output)
 
     def run(self) -> torch.Tensor:
-        """In memory of the pool: use it before the next run of any program."""
+        """Runs the captured graph. The output lies in the pool's memory: use it before the next run
+        of any program.
+        """
         self._program.run()
         return self.output
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs each operator, taken apart into those that it is made of, and adds these to the
-    program.
-    """
+    """Runs each operator, decomposed, and adds the parts to the program."""
 
     def __init__(self, program: Program) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -78,7 +80,7 @@ ALLOCATIONS = {
 
 
 def _is_view(func: Any, args: Any, kwargs: Any, outputs: list[Any]) -> bool:
-    """Whether the outputs are nothing but other looks at the inputs' memory."""
+    """True if each output is a view of an input's memory."""
     if func._schema.is_mutable:
         return False
     tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
@@ -105,8 +107,8 @@ def _again(func: Any, args: Any, kwargs: Any, outputs: list[Any]) -> Callable[[]
     return run
 
 
-# Lowerings: an operator's arguments -> its result by a kernel, or None where the kernel does not do
-# this.
+# A lowering maps an operator's arguments to its result by a kernel, or to None if no kernel
+# supports them.
 
 
 def _suits(*tensors: Any) -> bool:

@@ -1,6 +1,4 @@
-"""A forward pass on a GPU. The host fills one piece of memory, starts what is to be computed, and
-waits for nothing.
-"""
+"""A forward pass on a GPU. The host fills one buffer and starts the computation without waiting."""
 
 from __future__ import annotations
 
@@ -21,31 +19,44 @@ from kvrelay.engine.forward.capturable import NotCapturable
 from kvrelay.engine.forward.check_steps import alike, trial_steps
 from kvrelay.engine.forward.cuda_graph import CudaGraphs, Graph, Recorder
 
-# At the pool's end, nobody's: the sequences that fill up a recorded step write there
+# Blocks at the end of the pool that no sequence owns. The padding sequences of a captured step
+# write there.
 SCRATCH_BLOCKS = 1
-MAX_RECORDED = 256  # sequences; the kernels of larger steps take longer than it takes to start them
-MAX_GRAPHS = 64  # shapes that are kept; the oldest is forgotten for a new one
+# Sequences. In larger steps the kernels take longer than their launches, so a graph saves nothing.
+MAX_RECORDED = 256
+# Shapes that are kept; a new shape evicts the oldest.
+MAX_GRAPHS = 64
 
 
 class Decoding(Protocol):
-    """Steps of one new token per sequence, whose numbers lie in the same tensors each time."""
+    """The attention of steps of one new token per sequence, which read their numbers from the same
+    tensors each time.
+    """
 
     def update(self, parts: Sequence[Part]) -> None:
-        """Before each step: what it needs to know beyond these."""
+        """Takes the next step's parts, for data that those tensors do not hold. Called before each
+        step.
+        """
 
     def batch(self) -> Batch:
-        """For one run of the model's Python code."""
+        """A batch for one run of the model's Python code."""
         ...
 
 
 class PagedAttention(Protocol):
+    """An implementation of attention over paged KV on a GPU."""
+
     def width(self, step: Step) -> int:
-        """Blocks that the tables among the step's inputs must have room for."""
+        """Blocks that the tables among the step's inputs must hold."""
         ...
 
-    def ragged(self, inputs: PackedStep, step: Step) -> Batch: ...
+    def ragged(self, inputs: PackedStep, step: Step) -> Batch:
+        """The batch of a step with any number of new tokens per sequence."""
+        ...
 
-    def decoding(self, inputs: PackedStep) -> Decoding: ...
+    def decoding(self, inputs: PackedStep) -> Decoding:
+        """The attention of captured steps that read `inputs`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +67,10 @@ class _Recorded:
 
 
 class CudaForward:
-    """`kv` ends with SCRATCH_BLOCKS that no sequence has.
+    """Runs steps on a GPU. `kv` ends with SCRATCH_BLOCKS that no sequence owns.
 
-    Steps of one new token per sequence are recorded by size, which is rounded up, and run as a
-    whole. Each model is checked for that, and flashinfer's kernels with it, before it serves.
+    Steps of one new token per sequence are captured by size, rounded up, and replayed as a whole.
+    Capture and flashinfer's kernels are checked on each model before it serves.
     """
 
     def __init__(
@@ -70,14 +81,18 @@ class CudaForward:
         recorder: Recorder,
         flashinfer: Callable[[], PagedAttention] | None,
     ) -> None:
-        """`flashinfer` makes it, or raises DoesNotFit; None leaves it out."""
+        """Checks flashinfer and capture. `flashinfer` makes its attention or raises DoesNotFit;
+        None disables flashinfer.
+        """
         self._model = model
         self._kv = kv
         self._recorder = recorder
         self._recorded: dict[PackedShape, _Recorded] = {}
         self._attention: PagedAttention = Sdpa(kv)
-        self.without_flashinfer = "it was not asked for"  # why, or nothing
-        self.not_captured = ""  # likewise
+        # The reason why flashinfer is not used, or empty.
+        self.without_flashinfer = "it was not asked for"
+        # The reason why steps are not captured, or empty.
+        self.not_captured = ""
         trial = trial_steps(kv.num_blocks - SCRATCH_BLOCKS, kv.layout.block_size, max_model_len)
         with torch.inference_mode():
             if flashinfer is not None:
@@ -88,6 +103,9 @@ class CudaForward:
     def on_gpu(
         cls, model: PreTrainedModel, kv: KvPool, max_model_len: int, *, flashinfer: bool
     ) -> CudaForward:
+        """A forward pass with CUDA graphs on the model's GPU, with flashinfer if it is wanted and
+        fits.
+        """
         room = Room(
             query_heads=model.config.get_text_config().num_attention_heads,
             processors=torch.cuda.get_device_properties(model.device).multi_processor_count,
@@ -104,10 +122,11 @@ class CudaForward:
         )
 
     def __call__(self, step: Step) -> torch.Tensor:
-        """Stores the KV of all new tokens. Logits [len(step.rows), vocab_size], good until the next
-        call.
+        """Stores the KV of all new tokens. Returns logits [len(step.rows), vocab_size], valid until
+        the next call.
 
-        The step is over when the logits have been read, or, if there are none, when this returns.
+        The step is complete when the logits have been read or, if there are none, when this
+        returns.
         """
         logits = self._decode(step) if self._is_recorded(step) else self._run(step)
         if not step.rows and logits.is_cuda:
@@ -136,7 +155,7 @@ class CudaForward:
             try:
                 recorded = self._record(packed, padded)
             except (NotCapturable, torch.OutOfMemoryError) as reason:
-                # Raises where the step is at fault and not the model: others are captured
+                # Raises if the step is at fault, not the model. Capture then stays enabled.
                 logits = self._run(step)
                 self.not_captured = str(reason)
                 return logits
@@ -175,7 +194,9 @@ class CudaForward:
     def _try_flashinfer(
         self, flashinfer: Callable[[], PagedAttention], trial: Sequence[Step]
     ) -> str:
-        """Goes over to it; or stays, and says why."""
+        """Switches to flashinfer and returns an empty string, or keeps torch's attention and
+        returns the reason.
+        """
         sdpa = self._attention
         wanted = [self._run(step).clone() for step in trial]
         try:
@@ -187,14 +208,16 @@ class CudaForward:
             reason = "flashinfer does not give what torch gives"
         except DoesNotFit as misfit:
             reason = str(misfit)
-        # - it compiles on first use, and whatever that raises is the reason
+        # flashinfer compiles on first use. Any exception of that is the reason.
         except Exception as error:  # noqa: BLE001
             reason = f"flashinfer does not run here: {error!r}"
         self._attention = sdpa
         return reason
 
     def _try_capture(self, trial: Sequence[Step]) -> None:
-        """Records one step and runs another as it was recorded, to see whether that is right."""
+        """Captures one step and replays another; disables capture if the replay differs from the
+        model.
+        """
         *_, first, second = trial
         wanted = self._run(second).clone()
         self._decode(first)

@@ -1,4 +1,4 @@
-"""A forward pass that was recorded once and is started as a whole from then on."""
+"""A forward pass that is captured once in a CUDA graph and then launched as a whole."""
 
 from __future__ import annotations
 
@@ -11,35 +11,42 @@ from kvrelay.engine.forward.capturable import NotCapturable, values_unseen
 
 
 class Graph(Protocol):
+    """A captured forward pass."""
+
     @property
     def output(self) -> torch.Tensor:
-        """What the last `replay` computed; the same memory each time."""
+        """The result of the last `replay`, in the same memory each time."""
         ...
 
     def replay(self) -> None:
-        """Computes from what lies in the memory that the recorded forward pass read. On a GPU it
+        """Computes from the current values in the memory that the captured pass read. On a GPU it
         does not wait.
         """
 
 
 class Recorder(Protocol):
+    """Captures forward passes."""
+
     def record(self, forward: Callable[[], torch.Tensor]) -> Graph:
-        """`replay` has still to be called. Raises NotCapturable."""
+        """Captures `forward` without a replay. Raises NotCapturable."""
         ...
 
 
 class CudaGraph:
+    """A captured CUDA graph and its output tensor."""
+
     def __init__(self, graph: torch.cuda.CUDAGraph, output: torch.Tensor) -> None:
         self._graph = graph
         self.output = output
 
     def replay(self) -> None:
+        """Launches the graph on the current stream without waiting."""
         self._graph.replay()
 
 
 class CudaGraphs:
-    """Records on a stream of its own, into memory that all its graphs share: they run one after the
-    other.
+    """Captures graphs on its own stream. All graphs share memory, since they run one after
+    another.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -47,8 +54,11 @@ class CudaGraphs:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, forward: Callable[[], torch.Tensor]) -> CudaGraph:
-        """Runs `forward` twice before: libraries choose and allocate on first use, and whoever
-        looks at values must be found before a capture fails over it."""
+        """Captures `forward`. Raises NotCapturable.
+
+        Runs `forward` twice first: libraries choose algorithms and allocate on first use, and reads
+        of values must be found before they make a capture fail.
+        """
         asking = torch.cuda.current_stream()
         self._stream.wait_stream(asking)
         try:
@@ -63,7 +73,7 @@ class CudaGraphs:
     def _capture(self, forward: Callable[[], torch.Tensor]) -> CudaGraph:
         graph = torch.cuda.CUDAGraph()
         try:
-            # Other threads, which move KV, may go on calling CUDA meanwhile.
+            # Other threads that move KV may call CUDA during the capture.
             with torch.cuda.graph(
                 graph, self._pool, self._stream, capture_error_mode="thread_local"
             ):

@@ -1,5 +1,5 @@
-"""A forward pass by the native kernels; one of a shape that was met before runs without the model's
-Python code.
+"""A forward pass by the native kernels. Steps of a known shape run without the model's Python
+code.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ from kvrelay.engine.forward.captured_graph import CapturedForward
 from kvrelay.engine.native.batch import PagedBatch
 from kvrelay.engine.native.program import BufferPool
 
-MAX_CAPTURED = 64  # shapes; the oldest is forgotten for a new one
+# Shapes that are kept; a new shape evicts the oldest.
+MAX_CAPTURED = 64
 
-Shape = tuple[int, int]  # new tokens, rows of logits
+# New tokens, rows of logits.
+Shape = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """Tensors that stay where they are: recorded calls read them."""
+    """int64 tensors at fixed addresses, which captured calls read."""
 
-    token_ids: torch.Tensor  # [1, T] int64, as the others
+    # [1, T]
+    token_ids: torch.Tensor
     positions: torch.Tensor  # [1, T]
     rows: torch.Tensor  # [R]
 
@@ -48,7 +51,9 @@ def _tensor(values: Sequence[int]) -> torch.Tensor:
 
 
 class NativeForward:
-    """`model` has gone through `modules.use_kernels`; `kv` lies in the kernels' order."""
+    """Runs steps on the native kernels. `model` must have gone through `use_kernels`, and `kv` must
+    be in the kernels' order.
+    """
 
     def __init__(self, model: PreTrainedModel, kv: KvPool) -> None:
         self._model = model
@@ -56,12 +61,13 @@ class NativeForward:
         self._pool = BufferPool()
         self._captured: dict[Shape, tuple[_Inputs, CapturedForward]] = {}
         self._met: set[Shape] = set()
-        self.not_captured = ""  # why, or nothing
+        # The reason why steps are not captured, or empty.
+        self.not_captured = ""
         self._try_capture(kv.num_blocks)
 
     def __call__(self, step: Step) -> torch.Tensor:
-        """Stores the KV of all new tokens. Logits [len(step.rows), vocab_size], good until the next
-        call.
+        """Stores the KV of all new tokens. Returns logits [len(step.rows), vocab_size], valid until
+        the next call.
         """
         shape = len(step.token_ids), len(step.rows)
         if self.not_captured:
@@ -81,16 +87,16 @@ class NativeForward:
         return self._forward(_Inputs.of(step))
 
     def _capture(self, step: Step) -> torch.Tensor:
-        """Computes the step and remembers how, unless the model turns out to be one that cannot be
-        captured.
+        """Computes the step and captures it. If the model cannot be captured, sets `not_captured`
+        and runs the step in Python.
         """
         inputs = _Inputs.of(step)
         self._batch.update(step.parts, step.on_layer)
         try:
             captured = CapturedForward(lambda: self._forward(inputs), self._pool)
-        # Or it asks for strides that the kernels' results do not have
+        # A RuntimeError is raised if the model needs strides that the kernels' results do not have.
         except (NotCapturable, RuntimeError) as reason:
-            # Raises where the step is at fault and not the model: others are captured
+            # Raises if the step is at fault, not the model. Capture then stays enabled.
             logits = self._run(step)
             self.not_captured = str(reason)
             return logits
@@ -112,8 +118,8 @@ class NativeForward:
 
     @torch.inference_mode()
     def _try_capture(self, num_blocks: int) -> None:
-        """Runs two unlike steps of one shape, the second as recorded from the first, to see whether
-        that is right.
+        """Runs two different steps of one shape, the second by the captured graph of the first.
+        Disables capture if the result is wrong.
         """
         first = Step([1, 2], [Part(0, 1, 0, [0]), Part(1, 1, 0, [num_blocks - 1])], [0, 1])
         second = Step([3, 1], [Part(0, 2, 0, [0])], [1, 0])
@@ -121,7 +127,8 @@ class NativeForward:
         if self.not_captured:
             return
         wanted = self._run(second)
-        found = self(second)  # functions like exp may differ in the last bit
+        # Functions like exp may differ in the last bit.
+        found = self(second)
         atol = 32 * torch.finfo(wanted.dtype).eps * float(wanted.abs().max())
         if not torch.allclose(found, wanted, rtol=0, atol=atol):
             self.not_captured = "a recorded step does not give what the model gives"

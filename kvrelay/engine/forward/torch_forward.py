@@ -1,4 +1,4 @@
-"""A forward pass by torch's own operators: on any device, for any model that is served."""
+"""A forward pass by torch operators, on any device and for any supported model."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from kvrelay.engine.base.step_input import Step
 
 
 class TorchForward:
+    """Runs each step through the model's Python code."""
+
     def __init__(self, model: PreTrainedModel, kv: KvPool) -> None:
         self._model = model
         self._kv = kv
 
     def __call__(self, step: Step) -> torch.Tensor:
-        """Stores the KV of all new tokens. Logits [len(step.rows), vocab_size]."""
+        """Stores the KV of all new tokens. Returns logits [len(step.rows), vocab_size]."""
         output = self._model(
             input_ids=self._tensor(step.token_ids)[None],
             position_ids=self._tensor(step.positions)[None],

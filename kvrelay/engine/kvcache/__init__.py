@@ -1,1 +1,1 @@
-"""Which block holds which tokens. Without torch."""
+"""Which block holds which tokens. Does not import torch."""

@@ -1,4 +1,6 @@
-"""Hashes of KV blocks. A prefix cache files blocks under them, and compares what it finds."""
+"""Hashes of KV blocks. The prefix cache indexes blocks by hash and compares the content of each
+match.
+"""
 
 from __future__ import annotations
 
@@ -11,30 +13,29 @@ _TOKEN_BYTES = 4
 
 
 class BlockHasher:
-    """Hashes a growing sequence block by block, each hash covering all tokens up to its block's
-    end.
+    """Hashes a growing sequence block by block. Each hash covers all tokens up to its block's end.
 
     A block's hash is BLAKE2b (RFC 7693) over the sequence's token ids as int32, keyed by the root:
-    the model whose KV it is, and the salt. So nobody without the salt can search for a prompt that
-    has a hash of the tenant's. Only full blocks have a hash. A small `hash_bytes` makes collisions,
-    for tests.
+    the model and the salt. Without the salt, a party cannot search for a prompt that has a hash of
+    the tenant's. Only full blocks have a hash. A small `hash_bytes` makes collisions, for tests.
     """
 
     def __init__(
         self, block_size: int, salt: str = "", *, model: str = "", hash_bytes: int = HASH_BYTES
     ) -> None:
         self.block_size = block_size
-        # Model ids have no NUL, so no two pairs of model and salt have a root in common.
+        # Model ids contain no NUL, so no two pairs of model and salt have the same root.
         self.root = f"{model}\0{salt}"
         self.hashes: list[bytes] = []
-        self.tokens: list[bytes] = []  # of each hashed block alone: token ids as int32
+        # The token ids of each hashed block alone, as int32.
+        self.tokens: list[bytes] = []
         key = hashlib.blake2b(self.root.encode(), digest_size=32).digest()
         self._state = hashlib.blake2b(key=key, digest_size=hash_bytes)
 
     def extend(self, token_ids: Sequence[int]) -> list[bytes]:
         """Takes the whole sequence so far; returns the hashes of all its full blocks.
 
-        Only new blocks cost anything.
+        Hashes only blocks that are new since the last call.
         """
         size = self.block_size
         start, end = len(self.hashes) * size, len(token_ids) // size * size

@@ -1,4 +1,4 @@
-"""Ownership of KV blocks, by number. Knows neither tensors nor tokens."""
+"""Ownership of KV blocks, by block number. Handles neither tensors nor tokens."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from kvrelay.engine.kvcache.eviction import CachedBlocks
 
 
 class OutOfBlocks(Exception):
-    """Fewer blocks are available than were asked for. A scheduler waits or preempts; nothing has
-    changed.
+    """Fewer blocks are available than were requested. The pool is unchanged; the scheduler waits or
+    preempts.
     """
 
     def __init__(self, wanted: int, available: int) -> None:
@@ -20,8 +20,8 @@ class OutOfBlocks(Exception):
 
 
 class IntegrityError(Exception):
-    """The books do not add up, or a block was given back that nobody holds. Always a bug in the
-    caller or here.
+    """The pool's indexes disagree, or a block was released that is not held. Always a bug in the
+    caller or in the pool.
     """
 
 
@@ -37,8 +37,8 @@ class BlockPool:
     Free blocks are kept as maximal runs, since attention over a run of adjacent blocks needs no
     gather.
 
-    A named block is found by its hash if it has the content that is asked for. The pool need not
-    know what a content is: it compares contents and numbers them.
+    A named block is found by its hash if its content equals the requested content. Content is
+    opaque to the pool, which compares contents and gives each a serial number.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -48,37 +48,46 @@ class BlockPool:
         self._generations = [0] * num_blocks
         self._hash_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
-        self._contents: dict[int, Hashable] = {}  # of named blocks
-        self._serials = [0] * num_blocks  # of the contents of blocks; 0: it was not said
+        # Contents of named blocks.
+        self._contents: dict[int, Hashable] = {}
+        # Serial numbers of the blocks' contents; 0 for an unnamed block.
+        self._serials = [0] * num_blocks
         self._next_serial = count(1)
-        self.collisions = 0  # blocks that had the right hash and other content
-        self._owners = [""] * num_blocks  # of named blocks: the tenant whose tokens they hold
+        # Lookups and names whose hash belonged to a block with other content.
+        self.collisions = 0
+        # The tenant whose tokens a named block holds.
+        self._owners = [""] * num_blocks
         self._cached = CachedBlocks()
-        self._run_end: dict[int, int] = {0: num_blocks}  # free runs [start, end)
+        # Free runs [start, end).
+        self._run_end: dict[int, int] = {0: num_blocks}
         self._run_start: dict[int, int] = {num_blocks: 0}
         self.num_free = num_blocks
 
     @property
     def num_cached(self) -> int:
+        """Blocks that are named and not held."""
         return len(self._cached)
 
     def cached_of(self, owner: str) -> int:
+        """Cached blocks of one owner."""
         return self._cached.of(owner)
 
     @property
     def num_held(self) -> int:
+        """Blocks with at least one hold."""
         return self.num_blocks - self.num_free - self.num_cached
 
     @property
     def num_available(self) -> int:
-        """What `allocate` can give: free blocks and cached ones, which it may evict."""
+        """Blocks that `allocate` can give: free blocks, and cached blocks, which it may evict."""
         return self.num_free + self.num_cached
 
     def allocate(self, n: int, after: int | None = None) -> list[int]:
-        """`n` blocks with one hold each, in as few runs as the free blocks allow, each ascending.
+        """Allocates `n` blocks with one hold each, in as few runs as the free blocks allow, each
+        run ascending.
 
-        With `after`, a held block, those that follow it come first if they are free, so that a
-        sequence that grows stays one run. Raises OutOfBlocks.
+        If the blocks that follow the held block `after` are free, they come first, so that a
+        growing sequence stays one run. Raises OutOfBlocks.
         """
         if n > self.num_available:
             raise OutOfBlocks(n, self.num_available)
@@ -98,8 +107,8 @@ class BlockPool:
         return blocks
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """One more hold on each; a cached block becomes held. A free block cannot be held, only
-        allocated.
+        """Adds a hold to each block. A cached block becomes held. Raises IntegrityError for a free
+        block.
         """
         for block in blocks:
             if self._references[block] == 0 and not self._cached.remove(block, self._owners[block]):
@@ -107,8 +116,10 @@ class BlockPool:
             self._references[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """One hold less on each. Blocks given later are evicted earlier: the end of a prefix is of
-        use to fewer.
+        """Removes a hold from each block. Later blocks in `blocks` are evicted earlier, since fewer
+        requests share the end of a prefix.
+
+        Raises IntegrityError for a block that is not held.
         """
         for block in reversed(list(blocks)):
             if self._references[block] == 0:
@@ -121,11 +132,12 @@ class BlockPool:
                     self._free(block)
 
     def name(self, block: int, hash: bytes, content: Hashable, owner: str = "") -> int:
-        """Makes a held block findable by `hash` and equal `content`, and its owner's.
+        """Makes a held block findable by `hash` and equal `content`, on behalf of `owner`.
 
-        If another block of that content is findable already, this one stays unnamed. If the hash is
-        that of another content, the block of that content is not found any more: a collision costs
-        a recomputation. Returns the content's serial number.
+        If another findable block has that content, this block stays unnamed. If the hash belongs to
+        other content, the block of that content loses its name: a collision costs a recomputation.
+        Returns the content's serial number. Raises IntegrityError if the block is not held or is
+        named for other content.
         """
         if self._references[block] == 0:
             raise IntegrityError(f"name for block {block}, which nobody holds")
@@ -148,7 +160,9 @@ class BlockPool:
         return self._serials[block]
 
     def unname(self, block: int) -> None:
-        """Makes a held block, named or not, one that nobody finds."""
+        """Removes the name of a held block, if it has one. Raises IntegrityError if the block is
+        not held.
+        """
         if self._references[block] == 0:
             raise IntegrityError(f"no name for block {block}, which nobody holds")
         if block in self._hash_of:
@@ -156,7 +170,7 @@ class BlockPool:
         self._serials[block] = 0
 
     def lookup(self, hash: bytes, content: Hashable) -> int | None:
-        """The block of that hash, if it has that content."""
+        """The block of that hash if it has equal content, else None."""
         block = self._block_of.get(hash)
         if block is None or self._contents[block] == content:
             return block
@@ -164,19 +178,17 @@ class BlockPool:
         return None
 
     def serial(self, block: int) -> int:
-        """The serial number of the content that the block was named for; 0 before that."""
+        """Serial number of the content that the block is named for; 0 if it is unnamed."""
         return self._serials[block]
 
     def generation(self, block: int) -> int:
-        """How often the block was handed out. A write meant for an earlier owner carries a lower
+        """How often the block has been allocated. A write for an earlier owner carries a lower
         number.
         """
         return self._generations[block]
 
     def check_integrity(self) -> None:
-        """Raises IntegrityError unless each block is in exactly one state and each index agrees
-        with the others.
-        """
+        """Raises IntegrityError unless each block is in exactly one state and the indexes agree."""
         free = {block for start, end in self._run_end.items() for block in range(start, end)}
         held = {block for block, count in enumerate(self._references) if count > 0}
         cached = set(self._cached)
@@ -215,14 +227,14 @@ class BlockPool:
             raise IntegrityError(f"{len(free)} blocks are free, {self.num_free} counted")
 
     def _best_run(self, n: int) -> int:
-        """Start of the shortest free run that holds `n` blocks, else of the longest."""
+        """Start of the shortest free run that holds `n` blocks, else of the longest run."""
         fitting = [(end - start, start) for start, end in self._run_end.items() if end - start >= n]
         if fitting:
             return min(fitting)[1]
         return max(self._run_end, key=lambda start: self._run_end[start] - start)
 
     def _take(self, start: int, n: int) -> range:
-        """Up to `n` blocks from the head of the free run at `start`."""
+        """Takes up to `n` blocks from the head of the free run at `start`."""
         end = self._run_end.pop(start)
         taken = range(start, min(start + n, end))
         if taken.stop < end:
@@ -234,7 +246,7 @@ class BlockPool:
         return taken
 
     def _free(self, block: int) -> None:
-        """Adds the block to the free runs, joining its neighbours."""
+        """Adds the block to the free runs and joins it with its neighbours."""
         start = self._run_start.pop(block, block)
         end = self._run_end.pop(block + 1, block + 1)
         self._run_end[start] = end
@@ -247,7 +259,7 @@ class BlockPool:
         self._free(block)
 
     def _make_room(self, block: int) -> None:
-        """Takes a named block's name. Who holds it keeps it."""
+        """Removes a block's name. Requests that hold the block keep it."""
         self._forget(block)
         if self._cached.remove(block, self._owners[block]):
             self._free(block)

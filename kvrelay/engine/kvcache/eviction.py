@@ -1,4 +1,6 @@
-"""Blocks that nobody holds but whose KV may be of use again, and which of them is given up next."""
+"""Cached blocks: blocks that no request holds but whose KV may be reused, and the order of their
+eviction.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +10,23 @@ from collections.abc import Iterator
 
 
 class CachedBlocks:
-    """By owner, least recently used first. All owners have equal shares: the next block to go is of
-    the owner who has most of them, so that nobody's blocks go as long as another has more. With one
-    owner that is plain LRU.
+    """Cached blocks by owner, least recently used first. All owners have equal shares.
 
-    Adding and removing take constant time and only note that an owner's count has changed; giving
-    up a block takes the logarithm of the number of owners.
+    The next block to evict belongs to the owner with the most cached blocks, so no owner loses
+    blocks while another owner has more. With one owner this is plain LRU.
+
+    Adding and removing take constant time and only record that an owner's count has changed.
+    Evicting a block takes the logarithm of the number of owners.
     """
 
     def __init__(self) -> None:
-        # Not a dict, whose first key is found by passing over all that were deleted before it.
+        # An OrderedDict finds its first key at once. A dict scans all keys that were deleted before
+        # it.
         self._blocks: dict[str, OrderedDict[int, None]] = {}
         self._total = 0
-        self._changed: set[str] = set()  # owners who may have no entry with their count in
-        # A heap of (-count, owner), some of them out of date
+        # Owners whose current count may be missing from the heap.
+        self._changed: set[str] = set()
+        # A heap of (-count, owner). Some entries are out of date.
         self._by_count: list[tuple[int, str]] = []
 
     def __len__(self) -> int:
@@ -32,13 +37,15 @@ class CachedBlocks:
             yield from blocks
 
     def of(self, owner: str) -> int:
-        """How many the owner has."""
+        """Number of cached blocks of the owner."""
         return len(self._blocks.get(owner, ()))
 
     def has(self, block: int, owner: str) -> bool:
+        """True if the block is cached for the owner."""
         return block in self._blocks.get(owner, ())
 
     def add(self, block: int, owner: str) -> None:
+        """Adds the block as the owner's most recently used."""
         if owner not in self._blocks:
             self._blocks[owner] = OrderedDict()
         self._blocks[owner][block] = None
@@ -46,7 +53,7 @@ class CachedBlocks:
         self._changed.add(owner)
 
     def remove(self, block: int, owner: str) -> bool:
-        """False if it is not here."""
+        """Removes the block. Returns False if it is not cached for the owner."""
         blocks = self._blocks.get(owner)
         if blocks is None or block not in blocks:
             return False
@@ -56,10 +63,11 @@ class CachedBlocks:
         return True
 
     def pop(self) -> int:
-        """Takes out the block that is given up next."""
+        """Removes and returns the next block to evict. At least one block must be cached."""
         self._note_changes()
         while -self._by_count[0][0] != self.of(self._by_count[0][1]):
-            heapq.heappop(self._by_count)  # out of date
+            # This entry is out of date.
+            heapq.heappop(self._by_count)
         count, owner = self._by_count[0]
         block, _ = self._blocks[owner].popitem(last=False)
         self._total -= 1
@@ -71,7 +79,7 @@ class CachedBlocks:
         return block
 
     def check_integrity(self) -> str:
-        """What is off, or nothing."""
+        """Describes the inconsistency, or returns an empty string."""
         if self._total != (found := sum(map(len, self._blocks.values()))):
             return f"{found} blocks are cached, {self._total} counted"
         noted = {owner for count, owner in self._by_count if -count == self.of(owner)}

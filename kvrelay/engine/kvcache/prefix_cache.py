@@ -1,4 +1,4 @@
-"""The KV cache's books: blocks, and the prefixes that they hold."""
+"""Accounting of the KV cache: blocks, and the prefixes that they hold."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class KvCache:
     """A block pool whose full blocks are found again by model, salt and the tokens up to their end.
 
     A hash finds a candidate, and only equal content is a match. A block's content is its own tokens
-    and what comes before them: the serial number of the content before, or the root (model and
-    salt) for the first block. A serial stands for one content and is never used twice. So a match
-    is exact from the root on, whatever the hashes are, for one comparison of `block_size` tokens
-    per block.
+    and a reference to the content before it: the serial number of the previous block's content, or
+    the root (model and salt) for the first block. A serial number stands for one content and is
+    never reused. So a match is exact from the root on, independent of the hashes, at the cost of
+    one comparison of `block_size` tokens per block.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class KvCache:
         self._hash_bytes = hash_bytes
 
     def hasher(self, salt: str) -> BlockHasher:
-        """For a sequence whose blocks are to be found and published here."""
+        """A hasher for a sequence whose blocks are matched and published here."""
         return BlockHasher(self.block_size, salt, model=self._model, hash_bytes=self._hash_bytes)
 
     def match(self, prefix: BlockHasher, limit_tokens: int) -> list[int]:
-        """The longest leading run of cached blocks within `limit_tokens` tokens, with a hold on
+        """The longest leading run of cached blocks within `limit_tokens` tokens. Adds a hold to
         each.
         """
         blocks: list[int] = []
@@ -55,22 +55,23 @@ class KvCache:
         return blocks
 
     def find(self, token_ids: Sequence[int], salt: str) -> list[int]:
-        """As `match`, of a sequence that is not run here."""
+        """Like `match`, for all full blocks of a sequence that does not run here."""
         prefix = self.hasher(salt)
         prefix.extend(token_ids)
         return self.match(prefix, len(token_ids))
 
     def allocate(self, n: int, after: int | None = None) -> list[int]:
-        """`n` blocks with one hold each, see `BlockPool.allocate`. Raises OutOfBlocks."""
+        """Allocates `n` blocks with one hold each; see `BlockPool.allocate`. Raises OutOfBlocks."""
         return self.pool.allocate(n, after)
 
     def publish(
         self, prefix: BlockHasher, blocks: Sequence[int], first: int, end: int, tenant: str = ""
     ) -> None:
-        """Makes blocks `first` to `end` - 1 of a sequence findable: full, computed and held.
+        """Makes blocks `first` to `end` - 1 of a sequence findable. They must be full, computed and
+        held.
 
-        Those before were published or matched. Where another block has the same content already,
-        that one is found.
+        The blocks before `first` must have been published or matched. If another block already has
+        the same content, lookups return that block.
         """
         if not self._prefix_cache:
             return
@@ -83,14 +84,16 @@ class KvCache:
             before = self.pool.name(blocks[index], prefix.hashes[index], content, tenant)
 
     def withdraw(self, blocks: Sequence[int]) -> None:
-        """Held blocks whose KV is in doubt are found no more. Those that hold them keep them."""
+        """Makes held blocks unfindable because their KV is in doubt. Requests that hold them keep
+        them.
+        """
         for block in blocks:
             self.pool.unname(block)
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Gives back one hold on each block of a sequence, in the sequence's order."""
+        """Removes one hold from each block of a sequence, given in the sequence's order."""
         self.pool.release(blocks)
 
     def check_integrity(self) -> None:
-        """Raises IntegrityError with what is off."""
+        """Raises IntegrityError if the pool is inconsistent."""
         self.pool.check_integrity()

@@ -1,3 +1,1 @@
-"""Loads a model and checks, before it serves, that the engine computes what transformers
-computes.
-"""
+"""Loads a model and checks, before it serves, that the engine computes the same as transformers."""

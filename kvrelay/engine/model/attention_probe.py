@@ -1,4 +1,4 @@
-"""Finds out what a model's attention needs, by running it rather than by the names in its
+"""Determines what a model's attention needs by running the model, not by the names in its
 configuration.
 """
 
@@ -22,13 +22,17 @@ from kvrelay.errors import ModelRefused
 from kvrelay.types import LayerKv
 
 NAME = "kvrelay_probe"
-DTYPES = ("float32", "bfloat16", "float16")  # that a model may attend in
-_MARK = object()  # stands for the batch, to see whether it reaches attention
-_SHOWN = 5  # layers in an error
-# Batch, head, query, key -> is it seen
+# Dtypes that a model may attend in.
+DTYPES = ("float32", "bfloat16", "float16")
+# Replaces the batch, to test whether keyword arguments reach attention.
+_MARK = object()
+# Layers that an error names.
+_SHOWN = 5
+# (batch, head, query, key) -> True where the query attends to the key.
 MaskRule = Callable[[int, int, torch.Tensor, torch.Tensor], torch.Tensor]
 
-# Keywords that reach attention: the first are honoured, the second change nothing here.
+# Keyword arguments that may reach attention. HONOURED ones are applied; HARMLESS ones change
+# nothing here.
 HONOURED = {"scaling", "sliding_window", "softcap", "s_aux", "ragged_batch"}
 HARMLESS = {
     *(
@@ -39,7 +43,8 @@ HARMLESS = {
         "output_attentions",
         "output_hidden_states",
     ),
-    "logits_to_keep",  # of models that hand on all that they are given
+    # From models that pass on all their keyword arguments.
+    "logits_to_keep",
 }
 
 
@@ -54,21 +59,27 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
+    """The result of `probe`."""
+
     layers: tuple[LayerKv, ...]
-    dtype: str  # that all layers attend in
-    drops_keywords: bool  # the model does not pass what it does not know on to its attention
+    # The dtype that all layers attend in.
+    dtype: str
+    # True if the model does not pass unknown keyword arguments on to its attention.
+    drops_keywords: bool
 
 
 def probe(model: PreTrainedModel, num_layers: int, max_len: int) -> Probed:
-    """What a model's attention needs, from one forward pass over two tokens.
+    """Determines what a model's attention needs, from one forward pass over two tokens.
 
     Raises ModelRefused unless each layer attends exactly once, under a rule that paged attention
-    follows: causal, windowed or not, over all of max_len positions, without keywords that it does
-    not know.
+    follows: causal, with or without a window, over all of max_len positions, and without unknown
+    keyword arguments.
     """
     calls: list[_Call] = []
-    rules: dict[int, MaskRule] = {}  # by id of the mask that stands for it
-    masks: list[torch.Tensor] = []  # kept, so that ids stay unique
+    # By id of the mask that stands for the rule.
+    rules: dict[int, MaskRule] = {}
+    # Kept so that ids stay unique.
+    masks: list[torch.Tensor] = []
 
     def record_mask(
         *, q_length: int, kv_length: int, mask_function: MaskRule, **_: Any
@@ -138,8 +149,9 @@ def _check_layers(kind: str, found: list[int | None], num_layers: int) -> None:
 
 
 def _cached_windows(config: PreTrainedConfig, num_layers: int) -> list[int]:
-    """Of how many tokens transformers' own cache keeps each layer's KV; 0 for all. Zeros where it
-    does not say.
+    """The number of tokens whose KV transformers' own cache keeps, by layer; 0 for all.
+
+    All zeros if the cache does not report its windows.
     """
     layers = getattr(DynamicCache(config=config), "layers", [])
     windows = [int(getattr(layer, "sliding_window", None) or 0) for layer in layers]

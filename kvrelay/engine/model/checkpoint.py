@@ -1,4 +1,4 @@
-"""A model's files, found and checked before anything of them is loaded."""
+"""Finds and checks a model's files before any of them is loaded."""
 
 from __future__ import annotations
 
@@ -26,27 +26,29 @@ SAMPLE_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
+    """The files of a model and its parsed configuration."""
+
     folder: Path
     config: dict[str, Any]
     weights: tuple[Path, ...]
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All that decide what the model answers."""
+        """All files that affect the model's output."""
         settings = (self.folder / name for name in SETTINGS)
         return (*self.weights, *(path for path in settings if path.is_file()))
 
     @property
     def model_id(self) -> str:
-        """Names every byte of the files. Raises ModelRefused."""
+        """A hash over every byte of the files. Raises ModelRefused."""
         return model_digest(self.files)
 
     @property
     def sampled_model_id(self) -> str:
-        """The id that workers of protocol 0 give the model; models that differ may have the same.
+        """The model id of protocol 0 workers. Different models may have the same id.
 
-        128 bits over the configuration, and of each file of weights the header (tensor names,
-        shapes, places) and the first bytes of each tensor.
+        128 bits over the configuration and, for each file of weights, the header (tensor names,
+        shapes, offsets) and the first bytes of each tensor.
         """
         digest = hashlib.blake2b(json.dumps(self.config, sort_keys=True).encode(), digest_size=16)
         for path in self.weights:
@@ -65,14 +67,14 @@ class Checkpoint:
 
 
 def find_checkpoint(path: str) -> Checkpoint:
-    """The files of a folder or a hub id. Raises ModelRefused where they are missing or not safe to
-    load.
+    """Finds the files in a folder or under a hub id. Raises ModelRefused if files are missing or
+    not safe to load.
     """
     if os.path.isdir(path):
         folder = root = Path(path)
     else:
         folder = _hub_file(path, CONFIG).parent
-        # The hub's cache keeps the files of a repository apart and links to them
+        # The hub's cache stores the files of a repository elsewhere and links to them.
         root = folder.parents[1]
     config = read_model_json(folder / CONFIG)
     if "auto_map" in config:
@@ -95,7 +97,8 @@ def find_checkpoint(path: str) -> Checkpoint:
     for name in names:
         try:
             with safe_open(folder / name, framework="pt"):
-                pass  # opening checks the header against the file
+                # Opening checks the header against the file.
+                pass
         except (SafetensorError, OSError) as error:
             raise ModelRefused(
                 f"{folder / name}: not a sound safetensors file: {error!s:.300}"
@@ -104,8 +107,8 @@ def find_checkpoint(path: str) -> Checkpoint:
 
 
 def _single_file(path: str, folder: Path) -> list[str]:
-    """The one file of weights, which transformers prefers to shards; nothing where there is
-    none.
+    """The name of the single file of weights, which transformers prefers to shards. Empty if there
+    is none.
     """
     if not os.path.isdir(path):
         cached_file(path, WEIGHTS, _raise_exceptions_for_missing_entries=False)
@@ -150,9 +153,7 @@ def _shards(path: str, folder: Path) -> list[str]:
 
 
 def _hub_file(model: str, name: str) -> Path:
-    """The local copy of a file of the hub, downloaded where it is not cached. Raises
-    ModelRefused.
-    """
+    """The local copy of a file of the hub, downloaded if it is not cached. Raises ModelRefused."""
     try:
         return Path(cached_file(model, name))
     except (OSError, ValueError) as error:

@@ -1,11 +1,11 @@
-"""The id of a model: a hash over every byte of the files that decide what it answers.
+"""The id of a model: a hash over every byte of the files that affect its output.
 
     file's digest = XXH3-128 over the XXH3-128 of each PART_BYTES of it (several threads)
     model's id    = XXH3-128 over (name, size, digest) of each file, by name
 
-A file's digest is kept in the user's cache folder, under what the kernel says of the file: path,
-device, inode, size, modification and change time. A file that was written lately is hashed each
-time, as it may be written to again within the resolution of its times.
+A file's digest is cached in the user's cache folder, keyed by the file's metadata: path, device,
+inode, size, modification time and change time. A recently written file is hashed each time, since
+another write may fall within the resolution of its times.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from kvrelay.errors import ModelRefused
 
 PART_BYTES = 64 * 2**20
 READ_BYTES = 4 * 2**20
-SETTLED_NS = 2 * 10**9  # since the last change of a file whose digest may be kept
+# Minimum age of a file's last change, in ns, before its digest is cached.
+SETTLED_NS = 2 * 10**9
 MAX_THREADS = 8
 
 
 def model_digest(files: Iterable[Path], cache: Path | None = None) -> str:
-    """Hexadecimal, 128 bits. `cache`: where digests are kept; a folder that cannot be written to is
-    done without.
+    """The model's id: 128 bits, hexadecimal.
 
-    Raises ModelRefused for a file that cannot be read, or that changes while it is.
+    `cache` is the folder for digests; a folder that is not writable is not used. Raises
+    ModelRefused for a file that cannot be read or that changes while it is read.
     """
     cache = digest_cache() if cache is None else cache
     whole = xxhash.xxh3_128()
@@ -49,6 +50,7 @@ def model_digest(files: Iterable[Path], cache: Path | None = None) -> str:
 
 
 def digest_cache() -> Path:
+    """The default folder for digests: XDG_CACHE_HOME, or ~/.cache, plus kvrelay/model-digests."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "kvrelay" / "model-digests"
 
@@ -107,7 +109,7 @@ def _kept(entry: Path, key: list[object]) -> str | None:
 
 
 def _keep(entry: Path, key: list[object], digest: str) -> None:
-    """Whole or not at all: workers of one host may start together."""
+    """Writes the entry atomically, since workers of one host may start together."""
     with suppress(OSError):
         entry.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.NamedTemporaryFile("w", dir=entry.parent, delete=False) as file:

@@ -1,6 +1,6 @@
-"""What a model's configuration says of its sizes, as transformers reads it.
+"""Sizes from a model's configuration, as transformers reads it.
 
-Run as a program with a model's folder, this prints it as JSON: for processes that do not import
+`python -m kvrelay.engine.model.facts FOLDER` prints them as JSON, for processes that do not import
 transformers.
 """
 
@@ -15,10 +15,10 @@ from kvrelay.errors import ModelRefused
 
 
 def max_model_len(config: PretrainedConfig) -> int:
-    """Tokens. LongRoPE ends where its frequencies would change, since KV computed with others would
-    be wrong.
+    """Maximum length of a sequence in tokens.
 
-    Raises ModelRefused for a model that has no such number.
+    A LongRoPE model ends where its frequencies would change, since the stored KV would then be
+    wrong. Raises ModelRefused if the configuration has no such number.
     """
     rope = getattr(config, "rope_parameters", None) or {}
     per_layer_type = (
@@ -38,6 +38,9 @@ def max_model_len(config: PretrainedConfig) -> int:
 
 
 def main(folder: str) -> None:
+    """Prints vocab_size, eos_token_id and max_position_embeddings of the model in `folder` as
+    JSON.
+    """
     config = AutoConfig.from_pretrained(
         folder, local_files_only=True, trust_remote_code=False
     ).get_text_config()

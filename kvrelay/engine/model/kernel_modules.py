@@ -1,5 +1,5 @@
-"""Puts the native kernels into a transformers model, in the places of the layers that they can
-stand for.
+"""Replaces layers of a transformers model by the native kernels where these give the same
+results.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvrelay.engine.native.pages import HugePages
 
 
 class NativeLinear(nn.Module):
-    """Stands for an `nn.Linear`; its weight lies only in panels."""
+    """Replaces an `nn.Linear`. The weight is stored only in packed tiles."""
 
     def __init__(self, linear: nn.Linear, memory: HugePages, *, int8: bool) -> None:
         super().__init__()
@@ -26,26 +26,28 @@ class NativeLinear(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """[out, in] of the model's dtype, made anew: for code that looks at a weight rather than
-        calls the layer.
+        """[out, in] in the model's dtype, unpacked on each access, for code that reads a weight
+        instead of calling the layer.
         """
         return self.packed.unpacked().to(self.dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., in] -> [..., out]."""
         return ops.linear(x, self.packed, self.bias)
 
 
 class NativeSilu(nn.Module):
-    """Stands for x · sigmoid(x): torch's own rounds differently where a vector is not full."""
+    """x · sigmoid(x), which rounds alike at every length; torch rounds differently where a vector
+    is not full.
+    """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [...] -> [...], at most 4 dimensions."""
         return ops.silu(x)
 
 
 class NativeRmsNorm(nn.Module):
-    """Stands for a root-mean-square normalisation (Zhang and Sennrich, 2019) with one weight per
-    value.
-    """
+    """Root-mean-square normalisation (Zhang and Sennrich, 2019) with one weight per value."""
 
     def __init__(
         self, weight: nn.Parameter, epsilon: float, weight_offset: float, round_before: bool
@@ -57,6 +59,7 @@ class NativeRmsNorm(nn.Module):
         self.round_before = round_before
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., C] -> [..., C]; see `ops.rms_norm`."""
         return ops.rms_norm(
             x,
             self.weight,
@@ -67,11 +70,11 @@ class NativeRmsNorm(nn.Module):
 
 
 def use_kernels(model: nn.Module, *, int8_weights: bool = False) -> None:
-    """Replaces layers in place. With int8_weights linear layers whose inputs are whole words have
-    int8 weights, but not the output head.
+    """Replaces layers in place by native kernels.
 
-    A normalisation is replaced where one of the kernel's forms gives what the model's own code
-    gives.
+    With int8_weights, linear layers have int8 weights if their inputs fill whole packed elements.
+    The output head keeps its dtype. A normalisation is replaced if one of the kernel's forms gives
+    the result of the model's own code.
     """
     head = model.get_output_embeddings()  # type: ignore[operator]
     memory = HugePages()

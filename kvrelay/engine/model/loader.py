@@ -1,4 +1,4 @@
-"""Loads a transformers causal LM, or says why not."""
+"""Loads a transformers causal LM, or raises ModelRefused with the reason."""
 
 from __future__ import annotations
 
@@ -24,21 +24,29 @@ from kvrelay.types import KvLayout, LayerKv
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
+    """A checked model in memory, with the facts from its configuration that the engine needs."""
+
     model: PreTrainedModel
-    config: PretrainedConfig  # of the text model, where there are several
+    # Configuration of the text model, if the model has several.
+    config: PretrainedConfig
     model_id: str
-    dtype: str  # of the weights
+    # Dtype of the weights.
+    dtype: str
     eos_token_ids: frozenset[int]
     max_model_len: int  # tokens
     vocab_size: int
-    kv_layers: tuple[LayerKv, ...]  # with all heads
+    # Sizes with the KV heads of all ranks.
+    kv_layers: tuple[LayerKv, ...]
     kv_dtype: str
-    ranks: int = 1  # that share weights and KV heads, each of which has loaded its own share
-    sampled_model_id: str = ""  # as workers of protocol 0 name the model
-    tokenizer_id: str = ""  # hash of the files that define the vocabulary
+    # Number of ranks that share weights and KV heads. Each rank loads its own share.
+    ranks: int = 1
+    # The id that workers of protocol 0 give the model.
+    sampled_model_id: str = ""
+    # Hash of the files that define the vocabulary.
+    tokenizer_id: str = ""
 
     def layout(self, block_size: int, kv_dtype: str) -> KvLayout:
-        """kv_dtype auto is the dtype that the model attends in."""
+        """The KV layout. kv_dtype auto is the dtype that the model attends in."""
         dtype = self.kv_dtype if kv_dtype == "auto" else kv_dtype
         return KvLayout(self.kv_layers, block_size, dtype, ranks=self.ranks)
 
@@ -46,12 +54,13 @@ class LoadedModel:
 def load_model(
     path: str, *, dtype: str = "auto", device: str = "cpu", ranks: int = 1, identify: bool = True
 ) -> LoadedModel:
-    """The model in a folder, or of a hub id, in evaluation mode with paged attention; with `ranks`
-    this process's share of it, which is loaded together with the others'. Without `identify` it has
-    no id. Raises ModelRefused.
+    """Loads a model from a folder or a hub id, in evaluation mode with paged attention.
+
+    With `ranks` > 1 this process loads its share, together with the other ranks. Without `identify`
+    the model id is empty. Raises ModelRefused.
     """
     checkpoint = find_checkpoint(path)
-    # Hashed while the weights are loaded: both read the same pages of the same files.
+    # The weights are hashed while they are loaded: both read the same pages of the same files.
     hashing = ThreadPoolExecutor(1, "model-id")
     try:
         model_id = hashing.submit(lambda: checkpoint.model_id if identify else "")
@@ -71,7 +80,8 @@ def _load(
 ) -> PreTrainedModel:
     try:
         config = AutoConfig.from_pretrained(str(checkpoint.folder), local_files_only=True)
-        _check_kind(check_sizes(config, checkpoint), path)  # before there is memory for weights
+        # Checked before memory for weights is allocated.
+        _check_kind(check_sizes(config, checkpoint), path)
         model, report = AutoModelForCausalLM.from_pretrained(
             str(checkpoint.folder),
             dtype=dtype,
@@ -80,12 +90,14 @@ def _load(
             trust_remote_code=False,
             local_files_only=True,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # refused below, with their names
+            # Mismatches are refused below, with the names of the weights.
+            ignore_mismatched_sizes=True,
             distributed_config=DistributedConfig(tp_size=ranks) if ranks > 1 else None,
         )
     except ModelRefused:
         raise
-    except Exception as error:  # whatever a configuration can make transformers raise
+    # A configuration can make transformers raise any exception.
+    except Exception as error:
         raise ModelRefused(f"{path}: transformers cannot load it: {first_line(error)}") from error
     wrong = [f"{name} is missing" for name in sorted(report["missing_keys"])]
     wrong += [
@@ -95,7 +107,8 @@ def _load(
     if wrong:
         raise ModelRefused(f"{path}: {len(wrong)} weights are missing or misshapen; {wrong[0]}")
     try:
-        return model.to(device) if ranks == 1 else model  # a share is on its rank's device
+        # A share is already on its rank's device.
+        return model.to(device) if ranks == 1 else model
     except torch.OutOfMemoryError as error:
         raise ModelRefused(
             f"{path}: {weight_bytes(model)} bytes of weights do not fit on {device}: {error}"
@@ -105,8 +118,8 @@ def _load(
 def loaded_model(
     model: PreTrainedModel, name: str, model_id: str, *, ranks: int = 1
 ) -> LoadedModel:
-    """A model that lies in memory and attends by `attention.NAME`. Raises ModelRefused and calls it
-    by its name.
+    """Checks a model in memory that attends by `paged_attention.NAME`. Raises ModelRefused, whose
+    message starts with `name`.
     """
     _check_kind(model, name)
     kind = type(model).__name__
@@ -120,7 +133,8 @@ def loaded_model(
         check_against_own_attention(model, probed.layers, probed.dtype)
     except ModelRefused as error:
         raise ModelRefused(f"{name}: {error.message}") from error
-    except Exception as error:  # whatever a model's own code can raise
+    # A model's own code can raise any exception.
+    except Exception as error:
         raise ModelRefused(
             f"{name}: {kind} does not run on paged attention: {first_line(error)}"
         ) from error
@@ -139,7 +153,7 @@ def loaded_model(
 
 
 def _check_kind(model: PreTrainedModel, name: str) -> None:
-    """Raises ModelRefused for what the model's class says of itself."""
+    """Raises ModelRefused if the attributes of the model's class rule it out."""
     kind = type(model).__name__
     if model._is_stateful:
         raise ModelRefused(f"{name}: {kind} keeps a state that is not a KV cache")
@@ -150,14 +164,14 @@ def _check_kind(model: PreTrainedModel, name: str) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """For one sentence in an error: its kind and the first line of what it says."""
+    """The exception's type and the first line of its message, for use in an error message."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]:.300}".removesuffix(": ")
 
 
 def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
-    """Ids that end an answer: the generation config's where there is one, else the config's. Raises
-    ModelRefused.
+    """Ids that end an answer, from the generation config if it has them, else from the config.
+    Raises ModelRefused.
     """
     generation: Any = model.generation_config
     for source in (generation, model.config.get_text_config()):
@@ -171,7 +185,9 @@ def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
 
 
 def weight_bytes(model: torch.nn.Module) -> int:
-    """Bytes of all parameters and buffers, tied ones once, and whole where ranks share them."""
+    """Bytes of all parameters and buffers. Tied tensors count once; tensors that ranks share count
+    in full.
+    """
     tensors = (*model.parameters(), *model.buffers())
     places = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
     return sum(

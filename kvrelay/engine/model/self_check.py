@@ -1,8 +1,8 @@
-"""Holds a model on paged attention to itself on transformers' own attention, over a few tokens,
-before it serves.
+"""Compares a model's logits on paged attention with those on transformers' own attention, over a
+few tokens, before the model serves.
 
-The check reads the weights about five times: twice for the reference and three times for the steps
-that are compared. It allocates KV for 32 tokens, and no second copy of the weights.
+The check reads the weights about five times: twice for the reference and three times for the
+compared steps. It allocates KV for 32 tokens, and no second copy of the weights.
 """
 
 from __future__ import annotations
@@ -18,27 +18,33 @@ from kvrelay.engine.forward.torch_forward import TorchForward
 from kvrelay.errors import ModelRefused
 from kvrelay.types import KvLayout, LayerKv
 
-LENGTH = 8  # tokens of each sequence
+# Tokens of each sequence.
+LENGTH = 8
 _BLOCK = 4  # tokens
-_NOISE_TIMES = 4  # what rounding may add up to, beyond what one rounding of the input does
-_UNLIKE = 0.5  # of its norm: a row that is further away is another row, whatever rounding explains
-_NOTHING = 1e-30  # the norm of a row of zeros
-_REFERENCES = ("eager", "sdpa")  # attention of transformers, the first that the model has
+# Allowed multiple of the difference that one rounding of the input makes.
+_NOISE_TIMES = 4
+# Largest relative difference of a row, whatever rounding explains. A row further away is wrong.
+_UNLIKE = 0.5
+# Lower bound for the norm of a row, since a row of zeros has norm 0.
+_NOTHING = 1e-30
+# transformers' own attention; the check uses the first kind that runs the model.
+_REFERENCES = ("eager", "sdpa")
 
-_Rows = list[tuple[int, int]]  # (sequence, position) of each row of logits
+# (sequence, position) of each row of logits.
+_Rows = list[tuple[int, int]]
 
 
 def check_against_own_attention(
     model: PreTrainedModel, layers: tuple[LayerKv, ...], dtype: str
 ) -> None:
-    """Raises ModelRefused unless both give the same logits, in several chunks and batches, as
-    closely as rounding allows.
+    """Raises ModelRefused unless both kinds of attention give the same logits, in several chunks
+    and batches, up to rounding.
 
-    In float32 each row of logits has to agree. In 16 bits the median row has to: where a router of
-    experts chooses between near equals, rounding alone changes a token's experts, and what is wrong
-    with attention shows in most rows. Where they part further than the dtype explains, the model is
-    run once more with its input rounded another way, to see how much of a difference rounding makes
-    in this model.
+    In float32 each row of logits has to agree. In 16 bits the median row has to agree: where a
+    router of experts chooses between nearly equal experts, rounding alone changes a token's
+    experts, while an error in attention shows in most rows. If the rows differ by more than the
+    dtype explains, the model runs once more with its input rounded differently, to measure how much
+    rounding changes the logits of this model.
     """
     kind = type(model).__name__
     rounding = _coarser(TORCH_DTYPE[dtype], model.dtype)
@@ -56,7 +62,8 @@ def check_against_own_attention(
     if rounding != torch.float32:
         noise = _distance(_reference(model, tokens, rounded=True), wanted, rounding)
         bound = max(bound, _NOISE_TIMES * noise)
-    if not parted <= min(bound, _UNLIKE):  # NaN included
+    # NaN fails the comparison too.
+    if not parted <= min(bound, _UNLIKE):
         raise ModelRefused(
             f"{kind} gives other logits on paged attention than on transformers' own: {LENGTH} "
             f"tokens differ by {parted:.2g} of their norm, and rounding explains {bound:.2g}"
@@ -64,15 +71,15 @@ def check_against_own_attention(
 
 
 def _coarser(one: torch.dtype, other: torch.dtype) -> torch.dtype:
-    """Of the two, if it is one that a model computes in; the first otherwise."""
+    """The coarser of two dtypes if `other` is one that a model computes in; else `one`."""
     if other not in (torch.float32, torch.bfloat16, torch.float16):
         return one
     return max(one, other, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def _token_ids(config: PreTrainedConfig, device: torch.device) -> torch.Tensor:
-    """[2, LENGTH], of ordinary tokens: none that the configuration names, such as padding or an
-    image's place.
+    """[2, LENGTH] ordinary token ids. Ids that the configuration names, such as padding or image
+    tokens, are left out.
     """
     vocab_size = config.get_text_config().vocab_size
     named: set[int] = set()
@@ -94,10 +101,10 @@ def _token_ids(config: PreTrainedConfig, device: torch.device) -> torch.Tensor:
 def _reference(
     model: PreTrainedModel, tokens: torch.Tensor, *, rounded: bool = False
 ) -> torch.Tensor:
-    """Logits [2, LENGTH, vocab_size] of the model's own code; with `rounded` from embeddings that
-    are one rounding off.
+    """Logits [2, LENGTH, vocab_size] of the model's own code. With `rounded`, its embeddings are
+    off by one rounding.
 
-    Raises ModelRefused.
+    Raises ModelRefused if the model runs on none of transformers' own kinds of attention.
     """
     kind = type(model).__name__
     hook = None
@@ -122,7 +129,7 @@ def _reference(
 def _one_rounding_off(module: torch.nn.Module, args: object, output: torch.Tensor) -> torch.Tensor:
     signs = torch.ones_like(output)
     signs[..., ::2] = -1
-    # To the next value of its dtype, up or down
+    # Moves each value to the next one of its dtype, up or down.
     return output * (1 + signs * torch.finfo(output.dtype).eps)
 
 
@@ -130,8 +137,8 @@ def _one_rounding_off(module: torch.nn.Module, args: object, output: torch.Tenso
 def _paged(
     model: PreTrainedModel, layers: tuple[LayerKv, ...], dtype: str, tokens: list[list[int]]
 ) -> torch.Tensor:
-    """The same logits from three steps: chunks of both sequences side by side, then chunks beside a
-    decode step.
+    """The logits from three steps on paged KV: first chunks of both sequences together, then chunks
+    beside a decode step.
     """
     blocks_each = LENGTH // _BLOCK
     pool = KvPool(KvLayout(layers, _BLOCK, dtype), 2 * blocks_each, str(model.device))
@@ -148,7 +155,7 @@ def _paged(
     return torch.stack([torch.stack([logits[i, at] for at in range(LENGTH)]) for i in range(2)])
 
 
-# Tokens [start, end) of each sequence
+# Tokens [start, end) of each sequence.
 _STEPS = (((0, 3), (0, 5)), ((3, 7), (5, 6)), ((7, 8), (6, 8)))
 
 
@@ -162,13 +169,13 @@ def _step(
         parts.append(Part(len(ids), end - start, start, tables[sequence]))
         ids += tokens[sequence][start:end]
         rows += [(sequence, position) for position in range(start, end)]
-    # The model has to give the rows that it is asked for, in that order
+    # In reverse, to check that the model returns the requested rows in the requested order.
     order = range(len(ids))[::-1]
     return Step(ids, parts, order), [rows[i] for i in order]
 
 
 def _distance(found: torch.Tensor, wanted: torch.Tensor, rounding: torch.dtype) -> float:
-    """The 2-norm of a row's difference, as a share of the row's own: the largest in float32, the
+    """The 2-norm of a row's difference relative to the row's own: the largest in float32, the
     median in 16 bits.
     """
     found, wanted = found.float(), wanted.float()

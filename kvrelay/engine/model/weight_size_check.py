@@ -1,8 +1,8 @@
-"""Whether a model is as large as the weights that come with it: asked before anything of it is
+"""Checks that a configuration matches the size of its weights, before memory for the model is
 allocated.
 
-What a checkpoint lacks, or has in another shape, transformers makes anew, in memory; so a
-configuration that lies about its sizes would be believed until the machine has none left.
+transformers allocates the tensors that a checkpoint lacks or has in another shape. A configuration
+with false sizes would therefore exhaust the machine's memory.
 """
 
 from __future__ import annotations
@@ -16,13 +16,17 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from kvrelay.engine.model.checkpoint import Checkpoint
 from kvrelay.errors import ModelRefused
 
-MOST_EXPERTS = 2**15  # of a layer: where each is made by itself, that takes time
-LARGER = 2  # times its weights a model may be: an output head that is tied is not among them
-LARGER_QUANTISED = 16  # whose weights hold several numbers in one
+# Experts of a layer; creating each module takes time.
+MOST_EXPERTS = 2**15
+# Allowed ratio of the model's weights to those in the files. An output head that is tied is not in
+# the files.
+LARGER = 2
+# The same ratio for quantised models, whose weights pack several numbers into one.
+LARGER_QUANTISED = 16
 
 
 def check_sizes(config: PretrainedConfig, checkpoint: Checkpoint) -> PreTrainedModel:
-    """Returns the model without memory. Raises ModelRefused."""
+    """Returns the model on the meta device, without memory. Raises ModelRefused."""
     text = config.get_text_config()
     tensors = _shapes(checkpoint)
     num_layers = getattr(text, "num_hidden_layers", None)
@@ -51,7 +55,7 @@ def check_sizes(config: PretrainedConfig, checkpoint: Checkpoint) -> PreTrainedM
 
 
 def _shapes(checkpoint: Checkpoint) -> list[list[int]]:
-    """Of all tensors in the files of weights."""
+    """Shapes of all tensors in the files of weights."""
     shapes = []
     for path in checkpoint.weights:
         with path.open("rb") as file:

@@ -12,6 +12,8 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
 
 class Operation(IntEnum):
+    """Operations of the elementwise kernel."""
+
     COPY = 0
     NEGATE = 1
     ADD = 2
@@ -20,6 +22,8 @@ class Operation(IntEnum):
 
 
 class LinearCall(Structure):
+    """Arguments of `kvrelay_linear`. Strides in elements."""
+
     _fields_ = [
         (name, c_void_p)
         for name in ("x", "weight", "bias", "y", "x_scale", "weight_scale", "zero_sum")
@@ -30,12 +34,16 @@ class LinearCall(Structure):
 
 
 class QuantizeCall(Structure):
+    """Arguments of `kvrelay_quantize`. Strides in elements."""
+
     _fields_ = [(name, c_void_p) for name in ("x", "y", "scale")] + [
         (name, c_int64) for name in ("rows", "columns", "x_stride", "x_dtype")
     ]
 
 
 class RmsNormCall(Structure):
+    """Arguments of `kvrelay_rms_norm`. Strides in elements."""
+
     _fields_ = [
         *((name, c_void_p) for name in ("x", "weight", "y")),
         *((name, c_int64) for name in ("rows", "columns", "x_stride", "dtype")),
@@ -46,6 +54,10 @@ class RmsNormCall(Structure):
 
 
 class ElementwiseCall(Structure):
+    """Arguments of `kvrelay_elementwise`. Sizes and strides have four dimensions; strides in
+    elements.
+    """
+
     _fields_ = [
         *((name, c_void_p) for name in ("a", "b", "y")),
         *((name, c_int64) for name in ("operation", "a_dtype", "b_dtype", "y_dtype")),
@@ -54,10 +66,14 @@ class ElementwiseCall(Structure):
 
 
 class Part(Structure):
+    """New tokens of one sequence: `table` is the index of its block table in `Batch.tables`."""
+
     _fields_ = [(name, c_int64) for name in ("row", "rows", "past", "table")]
 
 
 class Batch(Structure):
+    """A step's parts and all their block tables, concatenated."""
+
     _fields_ = [
         ("num_parts", c_int64),
         ("parts", POINTER(Part)),
@@ -66,6 +82,8 @@ class Batch(Structure):
 
 
 class StoreCall(Structure):
+    """Arguments of `kvrelay_store`, which writes keys or values of new tokens to their blocks."""
+
     _fields_ = [
         ("batch", POINTER(Batch)),
         *((name, c_void_p) for name in ("x", "to", "scale")),
@@ -78,6 +96,8 @@ class StoreCall(Structure):
 
 
 class AttendCall(Structure):
+    """Arguments of `kvrelay_attend`. window 0 is unbounded; softcap 0 is none."""
+
     _fields_ = [
         ("batch", POINTER(Batch)),
         *((name, c_void_p) for name in ("q", "k", "v", "k_scale", "v_scale", "sinks", "y")),
@@ -92,4 +112,6 @@ class AttendCall(Structure):
 
 
 class Step(Structure):
+    """A kernel and the address of its arguments, for `kvrelay_run`."""
+
     _fields_ = [("kernel", c_void_p), ("call", c_void_p)]

@@ -1,5 +1,5 @@
-"""What the attention kernels are told of a step: which tokens are new, and where the KV of their
-sequences lies.
+"""The attention kernels' description of a step: the new tokens, and the blocks of their
+sequences.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from kvrelay.engine.native.program import aside, call, empty
 from kvrelay.types import KvLayout
 
 KEYS, VALUES = 0, 1
-TOLD_FROM = 64  # new tokens; a shorter step is not interrupted to tell of its layers
+# New tokens. A shorter step is not interrupted for layer callbacks.
+TOLD_FROM = 64
 
 
 class PagedBatch:
-    """One for all steps: recorded calls keep its address, and each step brings its contents up to
-    date.
+    """The batch of all steps. Captured calls keep its address, and `update` replaces its contents
+    before each step.
     """
 
     def __init__(self, kv: KvPool) -> None:
@@ -35,11 +36,14 @@ class PagedBatch:
 
     @staticmethod
     def suits(layout: KvLayout, dtype: torch.dtype) -> bool:
-        """Whether the kernels can read KV of such a model; `layout` in token order."""
+        """True if the kernels can read KV of this layout and dtype; `layout` in token order."""
         words = all(layer.k_dim * dtype.itemsize % 4 == 0 for layer in layout.layers)
         return dtype in FLOATS and layout.block_size % 16 == 0 and words
 
     def update(self, parts: Sequence[Part], on_layer: OnLayer | None = None) -> None:
+        """Takes the next step's parts. `on_layer` is called for steps of TOLD_FROM or more new
+        tokens.
+        """
         self._on_layer = on_layer
         tables = array("i")
         described = array("q")
@@ -66,7 +70,7 @@ class PagedBatch:
         """Stores the new keys and values, then attends.
 
         query [1, Hq, T, Dk], key [1, Hkv, T, Dk], value [1, Hkv, T, Dv] -> [1, T, Hq, Dv]; sinks
-        [Hq]. window and softcap are 0 where there is none.
+        [Hq]. window 0 is unbounded; softcap 0 is none.
         """
         layer = self._kv.layers[layer_index]
         self._store(KEYS, key, layer.k, layer.k_scale)

@@ -1,4 +1,4 @@
-"""The kernels, compiled."""
+"""Compiles the native kernels."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ SOURCES = Path(__file__).parent / "kernels"
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Raises NativeUnavailable and says why."""
+    """The compiled kernels, built at the first call. Raises NativeUnavailable with the reason."""
     return compiled(SOURCES)

@@ -1,4 +1,4 @@
-"""The kernels as functions of tensors, all on the CPU, float32 or bfloat16."""
+"""The kernels as functions of tensors on the CPU, in float32 or bfloat16."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from kvrelay.engine.native.pages import HugePages
 from kvrelay.engine.native.program import call, empty
 
 FLOATS = (torch.float32, torch.bfloat16)
-PANEL = 32  # columns
+# Columns.
+PANEL = 32
 
 
 def set_threads(count: int) -> None:
-    """How many threads a kernel may use, in the whole process."""
+    """Sets how many threads a kernel may use, for the whole process."""
     library().kvrelay_set_threads(ctypes.c_int64(count))
 
 
 def check() -> None:
-    """Multiplies with each number format, few rows and many. Raises NativeUnavailable if a product
-    is wrong.
+    """Multiplies in each number format, with few rows and with many. Raises NativeUnavailable if a
+    product is wrong.
 
-    A processor with instructions that nobody has tried the kernels on is told from one that works
-    before it serves.
+    The check finds processors on which the kernels do not work, before a worker serves on them.
     """
     random = torch.Generator().manual_seed(0)
     for dtype, int8 in ((torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)):
@@ -47,8 +47,8 @@ def check() -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedWeight:
-    """The weight of a linear layer in panels of 32 outputs: [outputs / 32][words along the
-    input][32] words of 4 bytes.
+    """The weight of a linear layer in packed tiles of 32 outputs: [outputs / 32][packed elements
+    along the input][32], each packed element of 4 bytes.
 
     An int8 weight has one scale per output: max |w| / 127 of its row.
     """
@@ -56,19 +56,23 @@ class PackedWeight:
     panels: torch.Tensor
     inputs: int
     outputs: int
-    scale: torch.Tensor | None = None  # [outputs, padded] float32
-    # [outputs, padded] int32: 128 · Σ w, since the kernel's x is shifted by 128
+    # [outputs, padded] float32.
+    scale: torch.Tensor | None = None
+    # [outputs, padded] int32: 128 · Σ w, since the kernel shifts x by 128.
     zero_sum: torch.Tensor | None = None
 
     @staticmethod
     def fits(inputs: int, dtype: torch.dtype) -> bool:
+        """True if a weight of `inputs` columns in `dtype` fills whole packed elements."""
         return dtype in DTYPES and inputs * dtype.itemsize % 4 == 0
 
     @classmethod
     def of(
         cls, weight: torch.Tensor, *, int8: bool = False, memory: HugePages | None = None
     ) -> PackedWeight:
-        """weight [outputs, inputs] float32 or bfloat16; `inputs` values must be whole words."""
+        """Packs weight [outputs, inputs], float32 or bfloat16. `inputs` values must fill whole
+        packed elements.
+        """
         outputs, inputs = weight.shape
         padded = (outputs + PANEL - 1) // PANEL * PANEL
         scale = zero_sum = None
@@ -88,14 +92,14 @@ class PackedWeight:
         return cls(panels.copy_(words), inputs, outputs, scale, zero_sum)
 
     def unpacked(self) -> torch.Tensor:
-        """[outputs, inputs], of an int8 weight as float32."""
+        """[outputs, inputs]; float32 for an int8 weight."""
         rows = self.panels.permute(0, 2, 1, 3).reshape(-1, self.inputs)[: self.outputs]
         return rows if self.scale is None else rows.float() * self.scale[: self.outputs, None]
 
 
 def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    """x [..., inputs] -> [..., outputs]: x Wᵀ + b, rounded once. Sums are in float32, of int8
-    weights exact.
+    """x [..., inputs] -> [..., outputs]: x Wᵀ + b, rounded once. Sums are in float32, and exact for
+    int8 weights.
     """
     assert weight.scale is not None or x.dtype == weight.panels.dtype, (
         "the kernel reads both as one type"
@@ -118,7 +122,8 @@ def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> 
         arguments.x_scale = scale.data_ptr()
         arguments.weight_scale = weight.scale.data_ptr()
         arguments.zero_sum = weight.zero_sum.data_ptr()
-    elif rows.stride(0) * rows.itemsize % 4:  # rows begin at whole words
+    # Rows must begin at packed elements of 4 bytes.
+    elif rows.stride(0) * rows.itemsize % 4:
         rows = rows.contiguous()
     arguments.x = rows.data_ptr()
     arguments.x_stride = rows.stride(0)
@@ -127,8 +132,8 @@ def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> 
 
 
 def _quantize(rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """rows [R, C] -> uint8 [R, C], round(x / scale) + 128, and scale [R] float32, max |x| / 127 of
-    each row.
+    """rows [R, C] -> uint8 [R, C], round(x / scale) + 128. Writes scale [R] float32: max |x| / 127
+    of each row.
     """
     y = empty((rows.shape[0], rows.shape[1]), torch.uint8)
     call(
@@ -156,7 +161,8 @@ def rms_norm(
 ) -> torch.Tensor:
     """x [..., C], weight [C] -> x / sqrt(mean x² + epsilon) · (weight + weight_offset), in float32.
 
-    With round_before, what is multiplied by the weight is first rounded to the type of x.
+    With round_before, the normalised x is rounded to its dtype before it is multiplied by the
+    weight.
     """
     assert x.dtype == weight.dtype, "the kernel reads both as one type"
     rows = _rows(x)
@@ -180,7 +186,7 @@ def rms_norm(
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """x as a matrix whose rows' values lie side by side, as a view where that is possible."""
+    """x as a matrix whose rows are contiguous; a view if possible."""
     if x.dim() == 3 and x.shape[0] == 1:
         x = x[0]
     if x.dim() != 2:

@@ -1,4 +1,4 @@
-"""Memory for weights, which every step reads from end to end."""
+"""Memory for weights, all of which every step reads."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import mmap
 
 import torch
 
-CHUNK = 32 * 2**20  # bytes asked of the kernel at a time
+# Bytes per request to the kernel.
+CHUNK = 32 * 2**20
 ALIGNMENT = 64  # bytes
 
 
 class HugePages:
-    """Tensors side by side in memory that the kernel may back with huge pages: fewer of them to
-    look up per second.
+    """Tensors side by side in memory that the kernel may back with huge pages, which cost fewer
+    page lookups.
 
-    Nothing is given back before the last tensor of a chunk is gone.
+    A chunk is freed only when its last tensor is gone.
     """
 
     def __init__(self) -> None:
@@ -23,6 +24,7 @@ class HugePages:
         self._used = 0
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """An uninitialised tensor, aligned to ALIGNMENT bytes."""
         size = math.prod(shape) * dtype.itemsize
         start = (self._used + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
         if start + size > len(self._chunk):

@@ -1,5 +1,5 @@
-"""A list of kernel calls that is made once and then run as often as one likes, outside of
-Python.
+"""A list of kernel calls that is recorded once and then runs any number of times without Python
+between the calls.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ ALIGNMENT = 64  # bytes
 
 @dataclass(frozen=True, slots=True)
 class _Buffer:
-    """The same bytes as two tensors; how often the storage of `counted` is referred to tells
-    whether it is in use.
+    """The same bytes as two tensors. The reference count of the storage of `counted` tells whether
+    the buffer is in use.
     """
 
     memory: torch.Tensor
@@ -32,7 +32,7 @@ class _Buffer:
 
     @classmethod
     def of(cls, size: int) -> _Buffer:
-        # Torch's own would be recorded
+        # torch's own allocation would be recorded.
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return cls(
             torch.frombuffer(memory, dtype=torch.uint8), torch.frombuffer(memory, dtype=torch.uint8)
@@ -41,21 +41,25 @@ class _Buffer:
     @property
     def in_use(self) -> bool:
         count: int = torch._C._storage_Use_Count(self.counted.untyped_storage()._cdata)
-        return count > 2  # the tensor, and the storage asked for
+        # Two references are the tensor and the storage object of this call.
+        return count > 2
 
 
 class BufferPool:
-    """Memory for what a step computes on the way. A buffer is given out again once no tensor refers
-    to it.
+    """Memory for intermediate results of a step. A buffer is reused once no tensor refers to it.
 
-    Calls that were recorded hold addresses, or tensors that do not count: they stay right as long
-    as the pool lives, since a later run goes through the same calls in the same order.
+    Recorded calls hold addresses, or tensors that are not counted. They stay valid as long as the
+    pool exists, since a later run makes the same calls in the same order.
     """
 
     def __init__(self) -> None:
-        self._buffers: dict[int, _Buffer] = {}  # by address
+        # By address.
+        self._buffers: dict[int, _Buffer] = {}
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """An uninitialised contiguous tensor in the smallest unused buffer that holds it, or in a
+        new buffer.
+        """
         count = math.prod(shape)
         needed = max(1, math.ceil(count * dtype.itemsize / ALIGNMENT)) * ALIGNMENT
         free = [
@@ -71,7 +75,7 @@ class BufferPool:
         return buffer.counted[: count * dtype.itemsize].view(dtype).view(shape)
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """In memory of the pool, with the same strides."""
+        """A copy in the pool's memory, with the same strides."""
         reach = sum(
             (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
         )
@@ -79,8 +83,8 @@ class BufferPool:
         return kept.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
 
     def uncounted(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same tensor as one that does not keep its buffer in use; those from elsewhere as they
-        are.
+        """The same tensor without a count on its buffer. A tensor from outside the pool is returned
+        unchanged.
         """
         buffer = self._buffers.get(tensor.untyped_storage().data_ptr())
         if buffer is None:
@@ -90,31 +94,34 @@ class BufferPool:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all buffers, in use or not."""
         return sum(len(buffer.memory) for buffer in self._buffers.values())
 
 
 class Program:
-    """What was computed while it was recorded: runs of kernel calls, and calls of torch in
-    between.
-    """
+    """A recorded computation: runs of kernel calls, separated by torch calls."""
 
     def __init__(self, pool: BufferPool) -> None:
         self.pool = pool
         self._parts: list[Callable[[], Any]] = []
-        # Kernel calls since the last call of torch
+        # Kernel calls since the last torch call.
         self._open: list[tuple[Any, ctypes.Structure]] = []
 
     def add_kernel(self, kernel: Any, call: ctypes.Structure) -> None:
+        """Appends a kernel call. The program keeps `call` alive."""
         self._open.append((kernel, call))
 
     def add_torch(self, call: Callable[[], Any]) -> None:
+        """Appends a torch call."""
         self._close()
         self._parts.append(call)
 
     def finish(self) -> None:
+        """Ends the recording. Call it before `run`."""
         self._close()
 
     def run(self) -> None:
+        """Runs all recorded calls in order."""
         for part in self._parts:
             part()
 
@@ -139,7 +146,8 @@ class Program:
 
 
 class _Recording(threading.local):
-    program: Program | None = None  # that this thread records
+    # The program that this thread records.
+    program: Program | None = None
 
 
 _recording = _Recording()
@@ -147,6 +155,9 @@ _recording = _Recording()
 
 @contextmanager
 def recorded(program: Program) -> Iterator[None]:
+    """Records the kernel calls of this thread into `program` until the context ends. Recordings do
+    not nest.
+    """
     assert _recording.program is None, "one program at a time"
     _recording.program = program
     try:
@@ -157,19 +168,20 @@ def recorded(program: Program) -> Iterator[None]:
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """An uninitialised tensor, from the recorded program's pool during a recording."""
     program = _recording.program
     return torch.empty(shape, dtype=dtype) if program is None else program.pool.empty(shape, dtype)
 
 
 def aside(function: Callable[[], None]) -> None:
-    """Calls something that is no kernel, and adds it to the program that is recorded."""
+    """Calls a function that is no kernel, and adds it to the program during a recording."""
     if _recording.program is not None:
         _recording.program.add_torch(function)
     function()
 
 
 def call(kernel: str, arguments: ctypes.Structure) -> None:
-    """Runs a kernel, and adds it to the program that is recorded."""
+    """Runs a kernel, and adds it to the program during a recording."""
     function = getattr(library(), kernel)
     function(ctypes.byref(arguments))
     if _recording.program is not None:

@@ -1,3 +1,3 @@
-"""Tensor parallelism: processes of one node share a model's weights and KV heads, and compute each
+"""Tensor parallelism: processes of one node share a model's weights and KV heads and compute each
 step together.
 """

@@ -1,4 +1,4 @@
-"""How ranks meet, and how rank 0 tells the others: tensors of numbers over torch.distributed, on
+"""Rendezvous of the ranks, and int64 messages from rank 0 to the others by torch.distributed, on
 loopback only.
 """
 
@@ -13,17 +13,21 @@ import torch.distributed
 
 from kvrelay.engine.parallel.step_message import Numbers
 
-_PACKET = 1024  # numbers that go at once; most steps are no longer
-_MEET = timedelta(minutes=10)  # for the others to have imported what they need
-# An idle rank waits for the next step; who hangs in one is noticed by rank 0's watch
+# Numbers per message; most steps fit into one.
+_PACKET = 1024
+# Time for the other ranks to import their modules.
+_MEET = timedelta(minutes=10)
+# An idle rank waits for the next step without a timeout. Rank 0's watch detects a hanging step.
 _FOREVER = timedelta(days=3650)
 
 
 def join(
     rank: int, degree: int, port: int, device: str, *, listening_fd: int | None = None
 ) -> None:
-    """Waits for all ranks. `port` is that of rank 0's store, behind `listening_fd` there."""
-    # Ranks are of one node; NCCL needs sockets only to find the others
+    """Joins the process group and waits for all ranks. `port` is that of rank 0's store; rank 0
+    passes the listening socket as `listening_fd`.
+    """
+    # All ranks are on one node. NCCL needs sockets only for the rendezvous.
     for backend in ("GLOO", "NCCL"):
         os.environ[f"{backend}_SOCKET_IFNAME"] = "lo"
     store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
@@ -45,7 +49,9 @@ def join(
 
 
 def tell(numbers: Numbers) -> None:
-    """To all other ranks; returns when they have been handed over, not when they have come."""
+    """Sends 1-D int64 numbers to all other ranks. Returns when they have been handed over, which
+    may be before they arrive.
+    """
     packet = np.zeros(max(_PACKET, len(numbers) + 1), dtype=np.int64)
     packet[0] = len(numbers)
     packet[1 : len(numbers) + 1] = numbers
@@ -55,7 +61,7 @@ def tell(numbers: Numbers) -> None:
 
 
 def hear() -> Numbers:
-    """What rank 0 tells; waits for it without end."""
+    """Receives the next numbers from rank 0, 1-D int64. Waits without a timeout."""
     packet = torch.empty(_PACKET, dtype=torch.int64)
     torch.distributed.broadcast(packet, src=0)
     length = int(packet[0])

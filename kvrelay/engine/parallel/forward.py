@@ -1,4 +1,4 @@
-"""Rank 0's forward pass: all ranks compute it."""
+"""Rank 0's forward pass, which all ranks compute together."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ from kvrelay.engine.parallel.step_message import step_to_numbers
 
 
 class RanksForward:
+    """Sends each step to the other ranks and computes it with them."""
+
     def __init__(self, model: PreTrainedModel, kv: KvPool, group: RankGroup) -> None:
         self._forward = TorchForward(model, kv)
         self._num_layers = len(kv.layout.layers)
         self._group = group
 
     def __call__(self, step: Step) -> torch.Tensor:
-        """Stores the KV of all new tokens, on all ranks. Logits [len(step.rows), vocab_size].
+        """Stores the KV of all new tokens, on all ranks. Returns logits [len(step.rows),
+        vocab_size].
 
-        Raises RankLost for whatever goes wrong, since the ranks may then have done unlike things.
+        Raises RankLost for every error, since the state of the ranks may then differ.
         """
         try:
             self._group.tell(step_to_numbers(step))
@@ -43,8 +46,8 @@ class RanksForward:
 
 
 def _one_later(on_layer: OnLayer) -> Callable[[int], None]:
-    """A layer's KV is stored on all ranks when this one stores the next layer's: between the two
-    lies a sum over what attention gave on each of them.
+    """Reports each layer when this rank stores the next layer's KV. By then all ranks have stored
+    it: a sum over the ranks' attention outputs lies between the two layers.
     """
 
     def stored_here(index: int) -> None:

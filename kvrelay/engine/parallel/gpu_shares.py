@@ -15,8 +15,11 @@ _DESCRIPTION_BYTES = 2048
 
 
 def exchange(buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Called by all ranks with their own arenas, 1-D uint8 of one size. Rank 0 gets all of them,
-    for as long as their processes live; the others get their own.
+    """Collects the ranks' arenas, 1-D uint8 of one size, on rank 0. All ranks call it with their
+    own arena.
+
+    Rank 0 gets all arenas, valid as long as the other processes live. The other ranks get their
+    own.
     """
     rank = torch.distributed.get_rank()
     told = torch.zeros(_DESCRIPTION_BYTES, dtype=torch.uint8)
@@ -27,7 +30,7 @@ def exchange(buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
         )
         told[: len(text)] = torch.from_numpy(np.frombuffer(text, dtype=np.uint8).copy())
     heard = [torch.empty_like(told) for _ in range(torch.distributed.get_world_size())]
-    # On the host, as all that ranks tell each other beside the model
+    # On the host, like all messages between ranks outside the model.
     torch.distributed.all_gather(heard, told)
     if rank:
         return (buffer,)
@@ -38,15 +41,15 @@ def exchange(buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _describe(buffer: torch.Tensor) -> bytes:
-    """What torch's own multiprocessing sends of a tensor on a GPU."""
+    """The description that torch's own multiprocessing sends for a tensor on a GPU."""
     storage: Any = buffer.untyped_storage()
     parts = storage._share_cuda_()
     return json.dumps([part.hex() if isinstance(part, bytes) else part for part in parts]).encode()
 
 
 def _open(description: bytes, size: int) -> torch.Tensor:
-    """The tensor that another rank described; raises RuntimeError if the two GPUs cannot reach each
-    other.
+    """Maps the tensor that another rank described. Raises RuntimeError if the two GPUs cannot
+    access each other.
     """
     device, handle, num_bytes, offset, counter, counter_offset, event, wait = json.loads(
         description

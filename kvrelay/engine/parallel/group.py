@@ -1,4 +1,6 @@
-"""Rank 0's side: it starts the other ranks, tells them each step, and notices when one is gone."""
+"""Rank 0's side of tensor parallelism: starts the other ranks, sends them each step, and detects a
+lost rank.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +27,18 @@ _PROGRAM = "kvrelay.engine.parallel.rank"
 
 
 class RankGroup:
-    """The ranks of one model; this process is rank 0, and can be that of one group at a time.
+    """The ranks of one model. This process is rank 0, and has at most one group at a time.
 
-    A rank that dies takes the worker with it, and the kernel ends the others with this process,
-    however it ends.
+    The worker ends if a rank dies. If this process ends for any reason, the kernel ends the other
+    ranks.
     """
 
     def __init__(self, degree: int, device: str = "cpu") -> None:
-        """Starts the others, which import what they need meanwhile. The kernel ties them to the
-        calling thread, so it has to last. Raises ConfigError if this process has a group, or sees
-        too few GPUs."""
+        """Starts the other ranks, which import their modules in the background.
+
+        The kernel ties them to the calling thread, so that thread has to outlive them. Raises
+        ConfigError if this process already has a group, or sees too few GPUs.
+        """
         assert degree > 1, "one rank needs no group"
         if torch.distributed.is_initialized():
             raise ConfigError(
@@ -49,12 +53,13 @@ class RankGroup:
                 f"its own"
             )
         if device == "cpu":
-            # Transformers would share out GPUs that it sees
+            # transformers would distribute the GPUs that it sees.
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
         self._listener: socket.socket | None = socket.create_server(("127.0.0.1", 0))
         port = self._listener.getsockname()[1]
         self._processes = [self._start(rank, port) for rank in range(1, degree)]
-        self._broken = ""  # why, though all processes may run
+        # The reason why no step can run although all processes may be alive.
+        self._broken = ""
 
     def _start(self, rank: int, port: int) -> subprocess.Popen[str]:
         arguments = ("-m", _PROGRAM, str(rank), str(self.degree), str(port))
@@ -62,22 +67,24 @@ class RankGroup:
             bound_to_parent(sys.executable, *arguments),
             stdin=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C at a terminal is for rank 0, which lets streams finish
+            # Ctrl-C at a terminal reaches only rank 0, which finishes its streams.
+            start_new_session=True,
             env={**os.environ, "LOCAL_RANK": str(rank)},
         )
 
     @property
     def pids(self) -> Sequence[int]:
-        """Of the others."""
+        """Process ids of the other ranks."""
         return [process.pid for process in self._processes]
 
     def begin(self, settings: RankSettings) -> None:
-        """Has the others load their shares, and meets them. To be followed by loading this
-        one's.
+        """Tells the other ranks to load their shares, and joins them. The caller then loads this
+        rank's share.
         """
         for process in self._processes:
             assert process.stdin is not None
-            with suppress(BrokenPipeError):  # `lost` tells of it
+            # `lost` reports the dead rank.
+            with suppress(BrokenPipeError):
                 process.stdin.write(settings.to_json() + "\n")
                 process.stdin.flush()
         assert self._listener is not None, "a group begins once"
@@ -86,21 +93,25 @@ class RankGroup:
         channel.join(0, self.degree, port, self.device, listening_fd=listener.detach())
 
     def share(self, pool: KvPool) -> None:
-        """Has the others keep their shares of the KV in this pool, of as many blocks."""
+        """Tells the other ranks to map or allocate their shares of the KV in `pool`, with the same
+        number of blocks.
+        """
         channel.tell(np.array([pool.num_blocks, -1 if pool.fd is None else pool.fd]))
         if pool.fd is None:
             pool.shares = gpu_shares.exchange(pool.buffer)
 
     def tell(self, numbers: Numbers) -> None:
-        """Sends numbers to all others, each of which has to `channel.hear` them."""
+        """Sends numbers to all other ranks, each of which must call `channel.hear`."""
         channel.tell(numbers)
 
     def fail(self, why: str) -> None:
-        """No step can be run any more."""
+        """Marks the group as broken: no step can run any more."""
         self._broken = why
 
     def lost(self) -> str:
-        """Which rank has ended and how, or what else is wrong; nothing while steps can be run."""
+        """Describes the rank that has ended, or the other reason why no step can run. Empty while
+        steps can run.
+        """
         for rank, process in enumerate(self._processes, start=1):
             if (code := process.poll()) is not None:
                 how = f"signal {-code}" if code < 0 else f"exit code {code}"
@@ -108,7 +119,7 @@ class RankGroup:
         return self._broken
 
     def kill(self) -> None:
-        """Ends the others, which keep nothing that would be lost. A step that runs fails or waits
+        """Kills the other ranks, which hold no state worth saving. A running step fails or waits
         forever.
         """
         for process in self._processes:
@@ -120,7 +131,7 @@ class RankGroup:
                     process.stdin.close()
 
     def close(self) -> None:
-        """Ends the group; no step may run. Safe to call twice."""
+        """Ends the group. No step may be running. Safe to call twice."""
         self.kill()
         if self._listener is not None:
             self._listener.close()

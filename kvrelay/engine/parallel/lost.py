@@ -1,7 +1,7 @@
-"""Why an engine of several ranks can run no step any more. Free of torch."""
+"""The error of an engine of several ranks that can run no more steps. Does not import torch."""
 
 
 class RankLost(Exception):
-    """A rank has died, or they no longer compute the same step: the worker has to end, and all its
-    ranks with it.
+    """A rank has died, or the ranks no longer compute the same step. The worker and all its ranks
+    have to end.
     """

@@ -1,4 +1,4 @@
-"""Which models can be shared by how many ranks: asked before any of them is loaded."""
+"""Checks, before a model is loaded, that a number of ranks can share it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ _KEYS = ("k_proj", "qkv_proj", "query_key_value")
 
 
 def check_degree(checkpoint: Checkpoint, degree: int) -> None:
-    """Raises ModelRefused unless transformers has a plan for the model that gives each rank as many
-    KV heads.
+    """Raises ModelRefused unless transformers has a plan that gives each of `degree` ranks the same
+    number of KV heads.
     """
     try:
         config = AutoConfig.from_pretrained(str(checkpoint.folder), local_files_only=True)
-        with torch.device("meta"):  # shapes without memory
+        # Shapes without memory.
+        with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except Exception as error:  # whatever a configuration can make transformers raise
+    # A configuration can make transformers raise any exception.
+    except Exception as error:
         raise ModelRefused(
             f"{checkpoint.folder}: transformers cannot load it: {error!s:.1000}"
         ) from error

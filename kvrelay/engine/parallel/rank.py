@@ -1,8 +1,8 @@
-"""The program of a rank from 1 on: `python -m kvrelay.engine.parallel.rank RANK DEGREE PORT`.
+"""The program of the ranks from 1 on: `python -m kvrelay.engine.parallel.rank RANK DEGREE PORT`.
 RankGroup starts it.
 
-It computes what rank 0 tells it until rank 0 ends it. All that can go wrong ends it, which rank 0
-notices.
+A rank computes the steps that rank 0 sends until rank 0 ends it. Any error ends the process, which
+rank 0 detects.
 """
 
 from __future__ import annotations
@@ -24,24 +24,28 @@ from kvrelay.process.telemetry import configure_logging
 
 
 def main() -> None:
+    """Reads the settings from stdin, then serves as a rank. Returns at the end of stdin."""
     rank, degree, port = map(int, sys.argv[1:])
-    # Whoever stops a whole group of processes lets rank 0 drain first; it ends this one.
+    # A signal to the whole process group lets rank 0 drain first. Rank 0 then ends this process.
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, signal.SIG_IGN)
     configure_logging()
     disable_progress_bar()
     line = sys.stdin.readline()
     if not line:
-        return  # the model was refused before anything was loaded
+        # The model was refused before any weights were loaded.
+        return
     run(RankSettings.from_json(line), rank, degree, port)
 
 
 @torch.inference_mode()
 def run(settings: RankSettings, rank: int, degree: int, port: int) -> None:
-    """Loads a share of the model, then computes one step after the other."""
+    """Loads this rank's share of the model, then computes each step that rank 0 sends. Never
+    returns.
+    """
     torch.set_num_threads(settings.threads)
     channel.join(rank, degree, port, settings.device)
-    # Rank 0 has the model's id; to read all weights once more for each rank would only take time.
+    # Rank 0 has the model's id. Hashing all weights again on each rank would only take time.
     loaded = load_model(
         settings.model_path,
         dtype=settings.dtype,

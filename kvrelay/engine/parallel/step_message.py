@@ -1,4 +1,4 @@
-"""A step as numbers: what rank 0 tells the others to compute."""
+"""Steps as numbers: the message from rank 0 that tells the other ranks what to compute."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _PART_NUMBERS = 4
 
 
 def step_to_numbers(step: Step) -> Numbers:
-    """1-D: how many tokens, parts and rows, then these, then the parts' blocks. Who listens to
-    layers stays behind.
+    """1-D int64: the counts of tokens, parts and rows; then these; then the parts' blocks.
+    `on_layer` is left out.
     """
     parts = [(part.row, part.new, part.past, len(part.blocks)) for part in step.parts]
     return np.fromiter(

@@ -1,4 +1,4 @@
-"""Inverse transform sampling for a batch."""
+"""Categorical sampling for a batch, by inverse transform sampling."""
 
 from __future__ import annotations
 
@@ -15,24 +15,27 @@ from kvrelay.types import SamplingParams
 if TYPE_CHECKING:
     from kvrelay.engine.sampling.sampler import SampleRequest
 
-# Tokens; where they hold what top_k and top_p keep, the rest need not be sorted
+# Sizes in tokens of the partial sorts. A size is enough if it holds all tokens that top_k and top_p
+# keep.
 LIKELIEST_GUESSES = (64, 1024)
-NOT_DRAWN = -1  # in the place of a token id, where a row's numbers are no distribution
-CACHED_ELEMENTS = 2**16  # logits that a CPU works on at a time, so that they stay in its cache
+# Stands for a token id in a row whose logits are no distribution.
+NOT_DRAWN = -1
+# Logits that a CPU processes at a time, so that they stay in its cache.
+CACHED_ELEMENTS = 2**16
 
 
 def is_cut(params: SamplingParams, vocab_size: int) -> bool:
-    """Whether only the likeliest tokens take part."""
+    """True if top_k or top_p removes tokens."""
     return 0 < params.top_k < vocab_size or params.top_p < 1
 
 
 def draw(
     logits: torch.Tensor, rows: Sequence[int], requests: Sequence[SampleRequest], cut: bool
 ) -> torch.Tensor:
-    """Token ids [S], one for each of the given rows of `logits` [R, V]; `cut` says of all of these
-    whether they are.
+    """Samples token ids [S], one for each of the given rows of `logits` [R, V]. `cut` is the value
+    of `is_cut` for all of them.
 
-    NOT_DRAWN for a row with a NaN or no finite largest logit. No row's numbers reach another's.
+    NOT_DRAWN for a row with a NaN or without a finite maximum. No row depends on another.
     """
     vocab_size = logits.shape[1]
     params = [request.params for request in requests]
@@ -48,12 +51,13 @@ def draw(
     index = to_device(rows, np.int64, logits.device)
     on_cpu = logits.device.type == "cpu"
     step = max(1, CACHED_ELEMENTS // vocab_size) if on_cpu else len(rows)
-    # To look whether a guess was enough, a GPU's host would have to wait.
+    # To check whether a partial sort is enough, the host would have to wait for the GPU.
     sizes = [size for size in LIKELIEST_GUESSES if size < vocab_size and on_cpu]
     tokens = []
     for part, values in zip(torch.split(index, step), torch.split(columns, step), strict=True):
         temperature, k, top_p, min_p, numbers = values.unbind(1)
-        weights = logits[part]  # unnormalised probabilities, 1 for the likeliest token
+        # Unnormalised probabilities; the likeliest token has 1.
+        weights = logits[part]
         weights.sub_(weights.amax(dim=1, keepdim=True)).div_(temperature.float()).exp_()
         if cut:
             keys = _keys(weights)
@@ -67,11 +71,11 @@ def draw(
 
 
 def _keys(weights: torch.Tensor) -> torch.Tensor:
-    """Integers [S, V] in the order of the weights; of equal weights, that of the lower id is the
-    larger.
+    """Integer keys [S, V] in the order of the weights. Of two equal weights, the lower token id has
+    the larger key.
     """
     ids = torch.arange(weights.shape[1] - 1, -1, -1, device=weights.device)
-    # Floats that are not negative are ordered as their bits are.
+    # Non-negative floats have the same order as their bit patterns.
     return weights.view(torch.int32).long().bitwise_left_shift_(32).bitwise_or_(ids)
 
 
@@ -84,9 +88,9 @@ def _least_key(
 ) -> torch.Tensor:
     """Keys [S, 1] of the last tokens that are kept, for weights [S, V], top_k and top_p [S, 1].
 
-    top_k keeps that many; top_p the likeliest of these up to the one with which their mass reaches
-    top_p (Holtzman et al., 2020). Sorts the `sizes[0]` likeliest tokens; where that is not enough,
-    more.
+    top_k keeps that many tokens. top_p keeps the likeliest of these until their mass reaches top_p
+    (Holtzman et al., 2020). Sorts the `sizes[0]` likeliest tokens, and more for the rows where that
+    is not enough.
     """
     size, *larger = sizes
     largest = keys.topk(size).values
@@ -105,17 +109,18 @@ def _least_key(
 
 
 def _choice(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Indices [S] by inverse transform sampling over the tokens of weights [S, N], which lie in the
-    order of their ids. NOT_DRAWN where the weights do not add up to a positive number.
+    """Indices [S] by inverse transform sampling over weights [S, N] in the order of token ids.
+    NOT_DRAWN where the weights do not add up to a positive finite number.
 
-    That order, unlike the order of probabilities, does not change with rounding errors: two workers
-    whose logits differ by an ulp draw the same token except where the uniform number falls within
-    an ulp of a boundary.
+    Unlike the order of probabilities, the order of ids does not change with rounding errors: two
+    workers whose logits differ by an ulp sample the same token except where the uniform number
+    falls within an ulp of a boundary.
     """
     cumulative = weights.cumsum(1, dtype=torch.float64)
     total = cumulative[:, -1:].contiguous()
     index = torch.searchsorted(cumulative, uniforms * total, right=True)
-    last = torch.searchsorted(cumulative, total)  # of those with weight; rounding may reach past it
-    # Among NaNs nothing is found, and the search ends past the last token.
+    # The last token with a positive weight; rounding may make `index` exceed it.
+    last = torch.searchsorted(cumulative, total)
+    # Among NaNs the search ends past the last token.
     drawable = total.isfinite() & (total > 0)
     return torch.where(drawable, torch.minimum(index, last), NOT_DRAWN)[:, 0]

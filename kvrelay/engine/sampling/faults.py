@@ -1,4 +1,4 @@
-"""What a step could not do for some of its sequences, while it served the others."""
+"""Errors of single sequences in a step that succeeded for the others."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
 
 
 class SequenceFault(Internal):
-    """One sequence has no next token: the model's numbers for it are no distribution, or its step
-    raises.
+    """One sequence has no next token: its logits are no distribution, or its step raises.
 
-    Nothing is said against the others of its batch, nor against the worker until another worker
-    does better.
+    The error does not implicate the other sequences of the batch. It implicates the worker only
+    once another worker succeeds with the same sequence.
     """
 
 
 class SegmentsFailed(Exception):
-    """Some segments of a step got nothing; the others did, and their KV is stored."""
+    """Some segments of a step failed. The others succeeded, and their KV is stored."""
 
     def __init__(self, outcomes: Sequence[list[Sampled] | KvRelayError]) -> None:
         failed = [one for one in outcomes if isinstance(one, KvRelayError)]
         super().__init__(
             f"{len(failed)} of {len(outcomes)} segments failed, the first with: {failed[0]}"
         )
-        self.outcomes = outcomes  # of each segment: what was sampled, or why nothing was
+        # For each segment, the sampled tokens or the error.
+        self.outcomes = outcomes

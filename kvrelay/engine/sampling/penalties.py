@@ -1,6 +1,4 @@
-"""What a request asks to be changed about its logits before a token is chosen, for a whole batch at
-a time.
-"""
+"""Changes to a request's logits before sampling, for a whole batch at a time."""
 
 from __future__ import annotations
 
@@ -15,18 +13,18 @@ from kvrelay.engine.base.device import to_device
 if TYPE_CHECKING:
     from kvrelay.engine.sampling.sampler import SampleRequest
 
-# Stands for "never drawn". Finite, so that a row in which every token is banned is still a
+# Logit of a banned token. Finite, so that a row in which every token is banned is still a
 # distribution.
 BANNED = torch.finfo(torch.float32).min
 
 
 def adjusted(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> torch.Tensor:
-    """Logits [R, V] float32 with bias, bans and penalties applied, in this order; the given ones
-    are left as they are.
+    """Logits [R, V] float32 with bias, bans and penalties applied, in this order. The input is not
+    modified.
 
     repetition_penalty divides positive and multiplies negative logits of tokens in prompt or output
-    (Keskar et al., CTRL, 2019); frequency_penalty is subtracted once per occurrence in the output,
-    presence_penalty once if any.
+    (Keskar et al., CTRL, 2019). frequency_penalty is subtracted once per occurrence in the output,
+    presence_penalty once if the token occurs in the output.
     """
     rows = [row for row, request in enumerate(requests) if _changes_logits(request)]
     if not rows:
@@ -67,7 +65,7 @@ def _bias(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> None:
 
 
 def _ban(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> None:
-    """No end of the answer before min_tokens."""
+    """Bans the tokens that end an answer before min_tokens."""
     vocab_size = logits.shape[1]
     stops = {
         row: [
@@ -81,7 +79,7 @@ def _ban(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> None:
     if stops:
         places = _places(logits, stops)
         values = logits.view(-1)[places]
-        # A NaN stays one, so that the row fails rather than goes on without that token.
+        # A NaN stays NaN, so that the row fails instead of continuing without that token.
         logits.view(-1)[places] = torch.where(values.isfinite(), BANNED, values)
 
 
@@ -90,11 +88,13 @@ def _penalise_repetition(logits: torch.Tensor, requests: Sequence[SampleRequest]
         row: one.token_ids for row, one in enumerate(requests) if one.params.repetition_penalty != 1
     }
     if seen:
-        places = _places(logits, seen)  # repeated ones get the same value each time
+        # A repeated token gets the same value each time.
+        places = _places(logits, seen)
         penalty = _for_each(seen, [requests[row].params.repetition_penalty for row in seen], logits)
         values = logits.view(-1)[places]
         penalised = torch.where(values > 0, values / penalty, values * penalty)
-        # A banned token times the penalty, or a large logit through a small one, would be infinite.
+        # Without the clamp, a banned token times the penalty, or a large logit divided by a small
+        # penalty, would be infinite.
         logits.view(-1)[places] = torch.where(
             values.isfinite(), penalised.clamp(BANNED, -BANNED), penalised
         )
@@ -116,12 +116,12 @@ def _penalise_output(logits: torch.Tensor, requests: Sequence[SampleRequest]) ->
         )
         counts = torch.zeros_like(logits).view(-1)
         counts.scatter_add_(0, places, torch.ones_like(presence))
-        # Repeated places get the same value each time.
+        # A repeated place gets the same value each time.
         logits.view(-1)[places] = logits.view(-1)[places] - (presence + frequency * counts[places])
 
 
 def _places(logits: torch.Tensor, tokens: Mapping[int, Sequence[int]]) -> torch.Tensor:
-    """Where the tokens of each row lie in the flattened logits, row after row: [N] int64."""
+    """Indices of each row's tokens in the flattened logits, row after row: [N] int64."""
     width = logits.shape[1]
     places = [
         row * width + np.asarray(token_ids, dtype=np.int64) for row, token_ids in tokens.items()

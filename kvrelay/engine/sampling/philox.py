@@ -1,5 +1,5 @@
-"""Counter-based random numbers: each is computed from its key and counter alone, so nothing has to
-be remembered.
+"""Counter-based random numbers. Each number depends only on its key and counter, so there is no
+state to keep.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ _INCREMENTS = np.array([[0x9E3779B97F4A7C15], [0xBB67AE8584CAA73B]], dtype=np.ui
 
 
 def uniform(seeds: Sequence[int], counters: Sequence[int]) -> NDArray[np.float64]:
-    """Numbers in [0, 1), [N] float64: Philox4x64-10 (Salmon et al., 2011) under key `seed` modulo
-    2^64.
+    """Uniform numbers in [0, 1), [N] float64: Philox4x64-10 (Salmon et al., 2011) with key `seed`
+    modulo 2^64.
 
-    Each is what `numpy.random.Philox(key=seed % 2**64, counter=counter)` gives first, its upper 53
-    bits.
+    Each is the upper 53 bits of the first number of `numpy.random.Philox(key=seed % 2**64,
+    counter=counter)`.
     """
     keys = np.zeros((2, len(seeds)), dtype=np.uint64)
     keys[0] = [seed % 2**64 for seed in seeds]
-    even = np.zeros_like(keys)  # words 0 and 2 of the counter, then of the number
-    even[0] = [counter + 1 for counter in counters]  # numpy increments before it draws
+    # Words 0 and 2 of the counter, and at the end those of the result.
+    even = np.zeros_like(keys)
+    # numpy increments the counter before each number.
+    even[0] = [counter + 1 for counter in counters]
     odd = np.zeros_like(keys)
     for _ in range(_ROUNDS):
         high, low = _multiplied(even)

@@ -1,4 +1,4 @@
-"""From logits to tokens. A draw depends on the logits, the seed and the position, never on batch,
+"""From logits to tokens. A sample depends on the logits, the seed and the position, never on batch,
 worker or history.
 """
 
@@ -20,14 +20,14 @@ from kvrelay.errors import InvalidArgument, KvRelayError
 from kvrelay.sampling_limits import LEAST_TEMPERATURE, check_params
 from kvrelay.types import SamplingParams, TokenLogprobs
 
-# OpenAI's number for a very unlikely token. Zero probability has no logarithm, and JSON no
+# OpenAI's number for a very unlikely token. The logarithm of zero is infinite, and JSON has no
 # infinity.
 LEAST_LOGPROB = -9999.0
 
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """The sequence so far, prompt first, and how to draw its next token."""
+    """The sequence so far, prompt first, and the parameters for sampling its next token."""
 
     params: SamplingParams
     token_ids: Sequence[int]
@@ -36,26 +36,29 @@ class SampleRequest:
 
     @property
     def num_output(self) -> int:
+        """Number of generated tokens."""
         return len(self.token_ids) - self.prompt_len
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
+    """A sampled token, with log-probabilities if the request asks for them."""
+
     token_id: int
     logprobs: TokenLogprobs | None = None
 
 
 def sample(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> list[Sampled | KvRelayError]:
-    """One token for each row of `logits` [R, V], of any float dtype.
+    """Samples one token for each row of `logits` [R, V], of any float dtype.
 
-    The steps are logit_bias, min_tokens, penalties, temperature, top_k, top_p, min_p, draw.
-    Log-probabilities are the model's own: the log-softmax of the logits as they came in, before any
-    of these steps, and at least LEAST_LOGPROB. A row's result does not depend on the others. On a
-    GPU the host waits once, for the results.
+    The steps are logit_bias, min_tokens, penalties, temperature, top_k, top_p, min_p and sampling.
+    Log-probabilities are the model's own: the log-softmax of the input logits, before any of these
+    steps, and at least LEAST_LOGPROB. A row's result does not depend on the others. On a GPU the
+    host waits once, for the results.
 
-    A row that cannot be drawn from has an error in the place of its token, and costs the others
-    nothing: InvalidArgument for sampling values that are not allowed, SequenceFault for logits with
-    a NaN or without a finite maximum. Token ids are from 0 to V - 1.
+    A row that cannot be sampled has an error in place of its token, and does not affect the others:
+    InvalidArgument for sampling parameters that are not allowed, SequenceFault for logits with a
+    NaN or without a finite maximum. Token ids are from 0 to V - 1.
     """
     logits = logits.float()
     flaws = {
@@ -114,10 +117,10 @@ def _tokens(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> torch.Te
 
 
 def _argmax(logits: torch.Tensor) -> torch.Tensor:
-    """Indices [R] of the largest of logits [R, V], NOT_DRAWN where that is not finite. NaN counts
-    as the largest.
+    """Indices [R] of the largest of logits [R, V], NOT_DRAWN if it is not finite. NaN counts as the
+    largest.
     """
-    # numpy's is ten times as fast as torch's own.
+    # On a CPU, numpy's argmax is ten times as fast as torch's.
     index = (
         torch.from_numpy(logits.numpy().argmax(axis=-1))
         if logits.device.type == "cpu"
@@ -129,19 +132,21 @@ def _argmax(logits: torch.Tensor) -> torch.Tensor:
 def _with_logprobs(
     tokens: torch.Tensor, logits: torch.Tensor, requests: Sequence[SampleRequest]
 ) -> list[Sampled]:
-    """Adds log-probabilities where they are asked for; all results leave the device in one
+    """Adds log-probabilities where they are requested. All results leave the device in one
     tensor.
     """
-    asked: dict[int, list[int]] = {}  # how many of the likeliest -> rows
+    # Number of likeliest tokens requested -> rows.
+    asked: dict[int, list[int]] = {}
     for row, request in enumerate(requests):
         if request.params.logprobs is not None:
             asked.setdefault(min(request.params.logprobs, logits.shape[1]), []).append(row)
     results = [tokens]
     for top, rows in asked.items():
         index = to_device(rows, np.int64, logits.device)
-        logprobs = logits[index].log_softmax(dim=-1).clamp_(min=LEAST_LOGPROB)  # NaN stays
+        # NaN stays NaN.
+        logprobs = logits[index].log_softmax(dim=-1).clamp_(min=LEAST_LOGPROB)
         results += [logprobs.gather(1, tokens[index, None].clamp(min=0)), *logprobs.topk(top)]
-    # Float64 holds ids exactly
+    # float64 represents token ids exactly.
     numbers = iter(torch.cat([one.flatten().double() for one in results]).tolist())
     token_ids = [int(token_id) for token_id in islice(numbers, len(requests))]
     found: dict[int, TokenLogprobs] = {}
