@@ -1,6 +1,4 @@
-"""Makes the pools as large as they are wanted: starts, drains, stops, replaces and restarts
-workers.
-"""
+"""Brings each pool to its wanted size: starts, drains, stops, replaces and restarts workers."""
 
 from __future__ import annotations
 
@@ -27,66 +25,79 @@ from kvrelay.types import POOLS, PendingWorker, PoolName, Role, StandbyWorker, W
 from kvrelay.wire import status
 from kvrelay.wire.worker import WorkerServiceStub, pb
 
-SILENT_S = 30.0  # a worker that sends no heartbeat for so long is stopped and replaced
-START_S = 600.0  # as is one that is not ready so long after its start
-# A worker that dies after having served for so long is not one of those that keep dying
+# A worker that sends no heartbeat for this long is stopped and replaced.
+SILENT_S = 30.0
+# A worker that is not ready this long after its start is stopped and replaced.
+START_S = 600.0
+# A worker that dies after serving this long does not count towards the crash loop backoff.
 SETTLED_S = 5.0
-GONE_S = 5.0  # another controller's worker whose entry is missing for so long is gone
-# The last worker of a version of the model may take as long as an answer: it cannot go on at a
-# worker of another one.
+# Another controller's worker counts as gone when its entry is missing for this long.
+GONE_S = 5.0
+# Drain grace of the last worker of a model version. It covers a whole answer, because a stream
+# cannot continue on a worker with another version.
 VERSION_DRAIN_S = 600.0
-LATE_S = 30.0  # a worker that should have handed back what it held so long ago is not waited for
+# The controller stops a worker that is still not empty this long after its grace.
+LATE_S = 30.0
 _DRAIN_CALL_S = 5.0
 
 log = get_logger("actuator")
 
 
 class Launcher(Protocol):
-    """Where worker processes come from."""
+    """Starts and ends worker processes."""
 
     async def start(self, role: Role, worker_id: str) -> None:
-        """Asks for a worker; it appears in the registry once it serves or stands by. Raises
+        """Requests a worker. The worker appears in the registry once it serves or stands by. Raises
         KvRelayError.
         """
 
     async def stop(self, worker_id: str) -> None:
-        """Ends the worker now, whatever it holds."""
+        """Ends the worker now and drops its requests."""
 
     async def drain(self, worker_id: str) -> None:
-        """Lets the worker finish within DRAIN_GRACE_S; returns when its process has ended."""
+        """Lets the worker finish within DRAIN_GRACE_S. Returns when the worker's process has
+        ended.
+        """
 
     async def turn(self, worker_id: str, pool: PoolName) -> None:
-        """Has the worker, which is empty or stands by, serve in that pool under a new epoch, with
-        the weights that it has.
+        """Switches an empty or standby worker to the pool, under a new epoch and with its loaded
+        weights.
         """
 
     async def ended(self) -> None:
-        """Until a worker's process has ended, since this returned last."""
+        """Waits until a worker's process has ended since the last return."""
 
     def alive(self) -> Mapping[str, Role]:
-        """Workers whose process exists or was asked for."""
+        """Returns the workers whose process exists or was requested, with their roles."""
 
     def pending(self) -> Mapping[str, str]:
-        """Those of them that no node has room for, and what is missing."""
+        """Returns the live workers that no node has room for, each with the missing resource."""
 
 
 @dataclass(slots=True)
 class _Worker:
     pool: Role
-    serving: bool = False  # has been ready, in a pool
-    silent_looks: int = 0  # since it was last seen so
-    looks_ready: int = 0  # at which it could be given work, or could join a pool
+    # The worker has been ready in a pool.
+    serving: bool = False
+    # Number of polls since the worker was last seen.
+    silent_looks: int = 0
+    # Number of polls in which the worker could take requests or join a pool.
+    looks_ready: int = 0
     draining_since: float | None = None
     drain_sent: bool = False
-    grace_s: float | None = None  # that it was given to drain
-    turns_to: PoolName | None = None  # once it is empty
-    past_epoch: int = 0  # of its last role, whose entry may still be there
-    foreign: bool = False  # another controller owns its process, and ends it once it is drained
+    # Grace that the drain call gave the worker, in seconds.
+    grace_s: float | None = None
+    # Pool that the worker joins once it is empty.
+    turns_to: PoolName | None = None
+    # Epoch of the worker's last role. The entry of that epoch may still be in the registry.
+    past_epoch: int = 0
+    # Another controller owns the process, and ends it after the drain.
+    foreign: bool = False
 
 
 class Actuator:
-    """Owns the workers that it started, and as leader decides about those of other controllers
-    too.
+    """Owns the workers that it started. As leader it also decides about other controllers'
+    workers.
     """
 
     def __init__(
@@ -103,11 +114,15 @@ class Actuator:
         drain_timeout_s: float = DRAIN_GRACE_S,
         interval_s: float = 0.5,
     ) -> None:
-        """`initial` sizes hold until the registry knows others, and again should it lose them.
+        """Creates the actuator; `run` starts the work.
 
-        lease: without one this actuator is alone with its registry, as in tests of it. rebalance: a
-        worker changes over where one would be stopped in a pool and another started in the other.
-        standby: workers of no pool to keep, which join a pool where one is missing.
+        - initial: pool sizes. They hold until the registry has sizes, and again if the registry
+          loses them.
+        - lease: None means that no other actuator uses the registry, as in tests.
+        - rebalance: a worker switches pools if one pool would stop a worker and the other would
+          start one.
+        - standby: number of workers to keep outside the pools. A standby worker joins a pool that
+          lacks one.
         """
         self._registry = registry
         self._launcher = launcher
@@ -121,17 +136,17 @@ class Actuator:
         self._interval_s = interval_s
         self._workers: dict[str, _Worker] = {}
         self._deaths: dict[Role, Deaths] = {role: Deaths() for role in (*POOLS, "standby")}
-        # A worker has been ready, so what they start with is not what keeps them from it
+        # True once any worker has been ready: the workers' configuration is then known to work.
         self.has_served = False
-        # Above those of the names that were given
+        # Next number of a worker name for each role. It is above all assigned numbers.
         self._next_number: dict[Role, int] = dict.fromkeys(self._deaths, 0)
 
     async def run(self) -> None:
-        """Until cancelled. While Redis does not answer, the workers stay as they are."""
+        """Polls until cancelled. While Redis does not answer, the workers stay as they are."""
         await poll_regularly(self.tick, self._interval_s, log, self._launcher.ended)
 
     async def leave(self) -> None:
-        """Ends all workers: those that serve after their drain, the others at once."""
+        """Ends all own workers. Serving workers drain first; the others stop at once."""
         await asyncio.gather(
             *(
                 self._launcher.drain(worker_id)
@@ -143,10 +158,13 @@ class Actuator:
         )
 
     async def tick(self) -> None:
-        """One look, and what follows from it. Raises Unavailable."""
+        """Polls once and acts on the result. Raises Unavailable."""
         if self._credentials is not None:
-            self._credentials.trouble()  # is told in the log
-        await self._registry.check_writable()  # or nobody's silence says anything
+            # The call logs problems with the credentials.
+            self._credentials.trouble()
+        # A registry that loses writes also loses heartbeats, so a missing heartbeat would mean
+        # nothing.
+        await self._registry.check_writable()
         if self._lease is not None and not self._lease.leads:
             await self._follow(succeeded=self._lease.succeeded)
             return
@@ -177,7 +195,7 @@ class Actuator:
         if self._rebalance:
             self._change_over("prefill", "decode", infos)
             self._change_over("decode", "prefill", infos)
-        # A decode worker can do everything, so its pool gets the last standby worker.
+        # A decode worker can serve every request, so the decode pool gets the last standby worker.
         for pool in sorted(sizes, key=POOLS.index, reverse=self._standby > 0):
             await self._resize(pool, sizes[pool], infos, self._next_restart(pool, restarts))
         if self._standby:
@@ -195,9 +213,11 @@ class Actuator:
                 raise result
 
     async def _follow(self, *, succeeded: bool) -> None:
-        """Does what is left to do for this process's own workers while it does not lead: the leader
-        drains workers, and each controller ends those of its own that are empty. If another
-        controller leads, it does not count those that have not served yet, so these end too.
+        """Acts on this process's own workers while another controller leads or none does.
+
+        The leader drains workers; each controller ends its own empty workers. A new leader does not
+        count workers that have not served yet. If another controller has the lease, this method
+        stops those workers too.
         """
         infos = {
             info.worker_id: info
@@ -219,7 +239,8 @@ class Actuator:
                 continue
             worker.serving = True
             if info.state != "draining":
-                worker.draining_since = worker.turns_to = None  # the leader decides anew
+                # The leader decides again.
+                worker.draining_since = worker.turns_to = None
                 continue
             now = self._clock.now()
             since = worker.draining_since = worker.draining_since or now
@@ -228,8 +249,8 @@ class Actuator:
                 await self._stop(worker_id, info)
 
     def _adopt(self, infos: Mapping[str, WorkerInfo]) -> None:
-        """Counts workers that other controllers have started. Who can write to Redis could as well
-        set the sizes.
+        """Counts the workers that other controllers have started. The entries need no further
+        check: a process that can write to Redis can also set the pool sizes.
         """
         for worker_id, info in infos.items():
             worker = self._workers.get(worker_id)
@@ -271,8 +292,8 @@ class Actuator:
     async def _note_states(
         self, infos: Mapping[str, WorkerInfo], standbys: Mapping[str, StandbyWorker]
     ) -> None:
-        """Counts looks, not seconds: neither an outage of Redis nor a pause of this process is a
-        worker's silence.
+        """Counts polls instead of seconds, because an outage of Redis or a pause of this process
+        does not mean that a worker is silent.
         """
         pending = self._launcher.pending()
         for worker_id, worker in list(self._workers.items()):
@@ -290,7 +311,8 @@ class Actuator:
                 case "draining":
                     worker.serving, worker.silent_looks = True, 0
                     if worker.draining_since is None:
-                        self._drain(worker_id, "it was told to end")  # by whoever runs its machine
+                        # The operator of the worker's machine ended it.
+                        self._drain(worker_id, "it was told to end")
                     worker.drain_sent = True
                     continue
                 case "stuck" if worker.foreign:
@@ -302,12 +324,14 @@ class Actuator:
                     self._note_death(worker)
                     await self._stop(worker_id, info)
                     continue
-            # Waits for a node, which may be made for it; that takes as long as it takes
+            # The worker waits for a node. The cluster may still be creating that node, so there is
+            # no timeout.
             if worker_id in pending:
                 continue
             worker.silent_looks += 1
             if worker.foreign:
-                if worker_id in infos:  # it starts, which its owner watches
+                # The worker is starting. Its own controller watches the start.
+                if worker_id in infos:
                     worker.silent_looks = 0
                 elif worker.silent_looks * self._interval_s >= GONE_S:
                     log.warning("adopted_worker_gone", worker=worker_id, looks=worker.silent_looks)
@@ -321,8 +345,8 @@ class Actuator:
                 await self._stop(worker_id, None)
 
     def _note_death(self, worker: _Worker) -> None:
-        """One that has served for a while says nothing against its successor, which comes at
-        once.
+        """Records the death for the backoff. The death of a worker that served for SETTLED_S does
+        not delay its replacement.
         """
         if worker.looks_ready * self._interval_s < SETTLED_S:
             self._slow_down(worker.pool)
@@ -339,13 +363,14 @@ class Actuator:
             )
 
     def _next_restart(self, pool: PoolName, asked: Collection[str]) -> str | None:
-        """The worker of the pool whose successor is started next: one at a time, the oldest
+        """Returns the pool's worker to restart next. Workers restart one at a time, the oldest
         first.
         """
         mine = [one for one in asked if one in self._workers and self._workers[one].pool == pool]
         if any(self._workers[one].draining_since is not None for one in mine):
             return None
-        # They come first, or one of them would be the successor
+        # Standby workers restart first; otherwise an outdated standby worker could be the
+        # successor.
         if any(one in asked for one in self._standbys()):
             return None
         return min(mine, key=number_of, default=None)
@@ -356,8 +381,8 @@ class Actuator:
             for one, worker in self._workers.items()
             if worker.turns_to == pool or (worker.pool == pool and worker.draining_since is None)
         }
-        # Those of other controllers go first, and cannot change over: their processes are not this
-        # one's.
+        # Other controllers' workers are not in `serving`, so they are drained first. They cannot
+        # switch pools, because this process does not own their processes.
         serving = [one for one, worker in staying.items() if worker.serving and not worker.foreign]
         pending = [one for one in self._launcher.pending() if one in staying]
         return Members(self._sizes.get(pool, 0), list(staying), serving, pending)
@@ -371,8 +396,8 @@ class Actuator:
     async def _resize(
         self, pool: PoolName, size: int, infos: Mapping[str, WorkerInfo], leaving: str | None
     ) -> None:
-        """Brings the pool to `size` workers, or to one more while `leaving` waits for a successor
-        that is ready.
+        """Brings the pool to `size` workers, or to `size` + 1 while `leaving` waits for its
+        successor to be ready.
         """
         members = self._members(pool)
         staying = list(members.staying)
@@ -385,7 +410,7 @@ class Actuator:
         missing = size + (leaving is not None) - len(staying)
         missing -= await self._join(pool, missing + len(members.pending))
         if leaving is not None and missing > 0 and len(self._standbys()) < self._standby:
-            # A restart has time for the next standby worker, whose start costs no more
+            # A restart can wait for the next standby worker. Its start costs the same.
             missing -= 1
         if missing > 0 and self._clock.now() >= self._deaths[pool].replace_at:
             for _ in range(missing):
@@ -394,7 +419,7 @@ class Actuator:
             self._drain(worker_id, f"the pool is wanted at {size}")
 
     def _standbys(self) -> list[str]:
-        """Those that can join a pool now, or once they are loaded."""
+        """Returns the standby workers that can join a pool now, or once they are loaded."""
         return [
             one
             for one, it in self._workers.items()
@@ -402,10 +427,11 @@ class Actuator:
         ]
 
     async def _join(self, pool: PoolName, count: int) -> int:
-        """Has up to `count` standby workers join the pool, whatever its workers died of: none of
-        them costs a start.
+        """Moves up to `count` standby workers into the pool and returns the number of moved
+        workers.
 
-        Returns how many do. One that is still loading is sooner there than one that starts.
+        The pool's crash loop backoff does not apply, because a join costs no start. A standby
+        worker that is still loading is ready sooner than a new worker.
         """
         loaded = [one for one in self._standbys() if self._workers[one].looks_ready]
         waiting = [one for one in self._standbys() if one not in self._launcher.pending()]
@@ -419,11 +445,11 @@ class Actuator:
         return len(chosen)
 
     async def _keep_standbys(self, restarts: Collection[str]) -> None:
-        """Starts standby workers, once the pools have theirs: a start takes the cores that a
-        joining worker needs.
+        """Starts missing standby workers once the pools are complete.
 
-        A pool whose workers keep dying uses up standby workers as they come, so its delay holds for
-        them, too.
+        A start takes the cores that a joining worker needs, so standby workers start last. A pool
+        in a crash loop uses up standby workers, so the pools' backoff also delays the start of
+        standby workers.
         """
         standbys = self._standbys()
         if asked := [one for one in standbys if one in restarts]:
@@ -458,11 +484,13 @@ class Actuator:
         return await self._registry.next_name(pool, self._next_number[pool])
 
     def _in_time(self) -> AbstractAsyncContextManager[None]:
-        """For what must not happen once another controller leads. Raises Unavailable then."""
+        """Returns a context for actions that must not happen once another controller leads. Raises
+        Unavailable if the lease ends.
+        """
         return nullcontext() if self._lease is None else self._lease.in_time()
 
     def _drain(self, worker_id: str, reason: str, turns_to: PoolName | None = None) -> None:
-        """Whatever was last said of what becomes of it then, holds."""
+        """Marks the worker as draining. The last given `turns_to` replaces earlier values."""
         worker = self._workers[worker_id]
         worker.turns_to = turns_to
         if worker.draining_since is None:
@@ -470,8 +498,8 @@ class Actuator:
             log.info("worker_draining", worker=worker_id, reason=reason, turns_to=turns_to)
 
     def _grace_s(self, info: WorkerInfo, infos: Mapping[str, WorkerInfo]) -> float:
-        """Seconds for the worker's streams to end, after which it hands them back for others to go
-        on with.
+        """Returns the seconds that the worker's streams have to end. After that the worker hands
+        the streams back, and other workers continue them.
         """
         decoders = [one for one in infos.values() if one.pool == "decode" and one.state == "ready"]
         others = [one for one in decoders if one.worker_id != info.worker_id]
@@ -486,9 +514,10 @@ class Actuator:
     async def _carry_on_draining(
         self, worker_id: str, worker: _Worker, since: float, infos: Mapping[str, WorkerInfo]
     ) -> None:
-        """Stops the worker once it says that it is empty and takes no more. It hands back by itself
-        what it still holds when its grace is over, so one that is not empty long after that is
-        broken.
+        """Stops the worker once it reports that it is empty and draining.
+
+        The worker hands back its remaining requests when its grace is over. A worker that is still
+        not empty LATE_S after its grace is broken and is stopped.
         """
         info = infos.get(worker_id)
         seconds = self._clock.now() - since
@@ -539,16 +568,15 @@ class Actuator:
         await self._forget(worker_id, info)
 
     async def _forget(self, worker_id: str, info: WorkerInfo | None) -> None:
-        """Routers need not wait for the entry of a worker that is gone to expire."""
+        """Removes the worker's entry, so that routers need not wait for its expiry."""
         if info is not None:
             await self._registry.remove_worker(worker_id, info.epoch)
         await self._registry.clear_requests(worker_id)
 
 
 async def drain_worker(address: str, grace_s: float, credentials: Credentials | None) -> None:
-    """Tells the worker at HOST:PORT to take no more work, and for how long it may keep what it has.
-
-    Raises a KvRelayError.
+    """Tells the worker at HOST:PORT to accept no more requests and to finish its own within
+    `grace_s` seconds. Raises a KvRelayError.
     """
     async with worker_channel(address, credentials) as channel:
         try:

@@ -1,25 +1,25 @@
-"""The controllers' lease: at most one controller scales the pools and starts workers, whatever
-Redis forgets.
+"""The controllers' lease: at most one controller scales the pools and starts workers, even if Redis
+loses data.
 
-Redis arbitrates, but it may lose its last writes, or all of them, and so forget who leads. So no
-controller trusts a record by itself:
-
+Redis arbitrates, but Redis may lose its last writes or all of them, and then forgets the leader. So
+no controller trusts a single record:
 - A leader stops DEADLINE_S after the start of its last successful renewal, by its own monotonic
   clock.
 - A controller that takes the lease does not act for TAKEOVER_S. In that time each renewal has to
   find the lease as the controller left it; otherwise the wait starts again. TAKEOVER_S is longer
-  than DEADLINE_S, so whoever led on a record that Redis has lost has stopped by then, or has
-  renewed its lease and so ended the newcomer's wait.
-- Nobody compares clocks of two hosts. A lease ends for the others when its record has not changed
-  for EXPIRY_S while they looked. Clocks may run at different rates, up to TAKEOVER_S / DEADLINE_S.
-- Terms exceed all that Redis, its owner, or any live worker knows. They fence what cannot look at a
-  clock: writes to Redis, and workers that come up late.
+  than DEADLINE_S. A leader whose record Redis has lost has stopped by then, or has renewed its
+  lease and so restarted the new controller's wait.
+- No controller compares clocks of two hosts. A controller treats another's lease as ended when it
+  has polled for EXPIRY_S and the record has not changed. Clocks may run at different rates, up to
+  TAKEOVER_S / DEADLINE_S.
+- A new term exceeds each term that Redis, the new leader or any live worker knows. Terms fence the
+  parts that cannot check a clock: writes to Redis, and workers that start late.
 - A leader that has stopped leads again only under a later term. Redis may have lost everything that
-  another leader wrote in between. It then has the first leader's record again, and accepts claims
-  of its term.
+  another leader wrote in between. Redis then has the first leader's record again, and accepts
+  claims of the first leader's term.
 
-The idea of a fencing token is Martin Kleppmann's ("How to do distributed locking", 2016); judging a
-lease by its observed changes is how client-go's leader election does it.
+Sources: the fencing token is from Martin Kleppmann, "How to do distributed locking" (2016). The
+leader election of client-go also judges a lease by its observed changes.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ log = get_logger("lease")
 
 
 class Lease:
-    """One controller's view of the lease, and its part in it. `owner` names one incarnation of one
-    process, ever.
+    """One controller's view of the lease.
 
-    sole: no other controller can reach this Redis, so there is nobody to wait for.
+    - owner: names one incarnation of one process and is never reused.
+    - sole: no other controller can reach this Redis, so the controller does not wait for others.
     """
 
     def __init__(
@@ -56,13 +56,17 @@ class Lease:
         self._registry = registry
         self._clock = clock or MonotonicClock()
         self._sole = sole
-        # As the last renewal left it; no owner while the lease is not this controller's
+        # Record of the last renewal. The owner is empty while another controller has the lease.
         self._mine = LeaseRecord()
-        self._held_since = 0.0  # all renewals since then have found the lease as it was left
-        self._renewed_at = 0.0  # when the last renewal that succeeded began
-        self._acts = False  # the wait is over
+        # Since this time, all renewals have found the lease as it was left.
+        self._held_since = 0.0
+        # Start of the last successful renewal.
+        self._renewed_at = 0.0
+        # True once the takeover wait is over.
+        self._acts = False
         self._seen_term = 0
-        self._others = LeaseRecord()  # as it was last seen
+        # Last seen record of another controller.
+        self._others = LeaseRecord()
         self._others_since = 0.0
         self._looked_at = float("-inf")
 
@@ -73,37 +77,42 @@ class Lease:
 
     @property
     def succeeded(self) -> bool:
-        """Whether another controller has the lease, as Redis said last."""
+        """Whether another controller has the lease, by the last answer of Redis."""
         return bool(self._others.owner)
 
     @property
     def adopts(self) -> bool:
-        """Whether other controllers may have started workers, which count as the leader's."""
+        """Whether other controllers may have started workers. The leader counts these workers as
+        its own.
+        """
         return not self._sole
 
     @property
     def name_tag(self) -> str:
-        """What makes names of this controller's workers unique; empty if Redis and the controller
-        remember them.
+        """Suffix that makes the names of this controller's workers unique. Empty if Redis and the
+        controller remember the names.
         """
         return "" if self._sole else self.owner.rpartition("-")[2]
 
     @property
     def state(self) -> ControllerState:
+        """State to publish: leading, claiming (holds the lease but may not act yet), or standby."""
         if self.leads:
             return "leading"
         return "claiming" if self._mine.owner else "standby"
 
     def claim(self) -> Claim:
-        """To be shown with a write. Raises Unavailable while this controller does not lead."""
+        """Returns the claim that fences a write. Raises Unavailable while this controller does not
+        lead.
+        """
         if not self.leads:
             raise Unavailable(f"controller {self.owner} does not lead")
         return Claim(self.owner, self._mine.term)
 
     @asynccontextmanager
     async def in_time(self) -> AsyncIterator[None]:
-        """Cancels what it surrounds when the lease ends. Raises Unavailable then, and while this
-        controller does not lead.
+        """Cancels the body when the lease ends. Raises Unavailable in that case, and on entry while
+        this controller does not lead.
         """
         self.claim()
         try:
@@ -113,7 +122,7 @@ class Lease:
             raise Unavailable(f"the lease of controller {self.owner} ended") from None
 
     async def run(self) -> None:
-        """Until cancelled; then the lease is given back."""
+        """Renews the lease until cancelled, then releases it."""
         answered = True
         try:
             while True:
@@ -136,7 +145,7 @@ class Lease:
         led, began = self.leads, self._clock.now()
         if self._acts and not led:
             self._step_down()
-        # Only who has looked all the time knows that nothing has changed meanwhile.
+        # A record counts as unchanged only if this controller polled all the time.
         if began - self._looked_at > DEADLINE_S:
             self._others_since = began
         expired = self._sole or began - self._others_since >= EXPIRY_S
@@ -152,8 +161,8 @@ class Lease:
             self._look_at(record, led)
 
     def _step_down(self) -> None:
-        """Ends the lead, so that the next renewal gets a later term: claims of this lead must not
-        hold in the next one, even if Redis has forgotten the leaders in between.
+        """Ends the leadership, so that the next renewal gets a later term. Claims of the old term
+        must not hold in the next one, even if Redis has forgotten the leaders in between.
         """
         self._mine, self._acts = LeaseRecord(), False
         self._seen_term += 1
@@ -176,7 +185,7 @@ class Lease:
                 acts_in_s=0.0 if self._sole else TAKEOVER_S,
             )
         if not led and not unbroken:
-            # The claim was in Redis at this moment, if not before.
+            # The claim was in Redis at this moment at the latest.
             self._held_since = self._clock.now()
         self._mine, self._renewed_at = record, began
         self._others = LeaseRecord()
@@ -198,7 +207,7 @@ class Lease:
             self._others, self._others_since = record, self._clock.now()
 
     async def release(self) -> None:
-        """Gives the lease back, so that nobody has to wait for its end."""
+        """Gives the lease back, so that other controllers do not wait for its expiry."""
         self._acts = False
         self._mine = LeaseRecord()
         try:

@@ -1,5 +1,5 @@
-"""The autoscaler: looks at the registry at intervals and sets the pools' wanted sizes. The one with
-the lease acts.
+"""The autoscaler loop: polls the registry at intervals and sets the wanted sizes of the pools. Only
+the controller with the lease acts.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ log = get_logger("autoscaler")
 
 
 class Autoscaler:
-    """Owns the policy's memory. An operator's `set_desired` is respected: the policy goes on from
-    that size.
+    """Owns the state of the scaling policy. After an operator's `set_desired` the policy continues
+    from that size.
     """
 
     def __init__(
@@ -40,15 +40,16 @@ class Autoscaler:
         self._states: dict[PoolName, PoolState] = {}
 
     async def run(self) -> None:
-        """Until cancelled. While Redis does not answer, the sizes stay as they are."""
+        """Polls until cancelled. While Redis does not answer, the sizes stay as they are."""
         await poll_regularly(self.tick, self._policy.interval_s, log)
 
     async def tick(self) -> None:
-        """One look. Does nothing while this controller does not lead. Raises Unavailable."""
+        """Polls once. Does nothing while this controller does not lead. Raises Unavailable."""
         try:
             await self._look()
         except Unavailable:
-            self._states.clear()  # nobody knows what the recommendations were in the meantime
+            # The recommendations of the outage are unknown.
+            self._states.clear()
             raise
 
     async def _look(self) -> None:
@@ -56,7 +57,7 @@ class Autoscaler:
             self._states.clear()
             return
         # Redis may have forgotten a later leader, and then the claim alone does not fence the
-        # decision off.
+        # decision.
         async with self._lease.in_time():
             await self._decide(self._lease.claim())
 
@@ -74,7 +75,7 @@ class Autoscaler:
             for pool, (decision, _) in verdicts.items()
             if decision.desired != desired[pool]
         }
-        # At once, so that whoever makes the pools so sees that a worker may change over.
+        # Both sizes change in one write, so that the actuator sees that a worker can switch pools.
         sizes = {pool: (one.before, one.after) for pool, one in changed.items()}
         if sizes and await self._registry.scale(sizes, claim):
             for pool, one in changed.items():

@@ -1,4 +1,4 @@
-"""Looking at the registry again and again, whatever becomes of it."""
+"""Polling of the registry that survives outages."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ async def poll_regularly(
     log: FilteringBoundLogger,
     sooner: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Calls `look` at the interval until cancelled. An unavailable registry is logged once; any
-    other error ends the polling.
+    """Calls `look` at the interval until cancelled. Logs an unavailable registry once; any other
+    error ends the polling.
 
-    sooner: returns when there is a reason for a look before the interval is over.
+    sooner: returns when the next poll should start before the interval is over.
     """
     answered = True
     while True:

@@ -1,4 +1,4 @@
-"""How large both pools should be, looked at together."""
+"""Joint decision about the sizes of both pools."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def decide_pools(
     states: Mapping[PoolName, PoolState],
     now: float,
 ) -> Verdicts:
-    """For each pool of `seen` that has a policy, as `decide` says; with `rebalance`, one that grows
-    takes what the other has to spare.
+    """Returns the decision of `decide` for each pool in `seen` that has a policy. With `rebalance`,
+    a growing pool takes the other pool's spare workers.
     """
     found: Verdicts = {}
     for pool, snapshot in seen.items():
@@ -40,9 +40,10 @@ def _rebalance(
     found: Verdicts,
     now: float,
 ) -> None:
-    """The giver need not wait for its own downscale_delay_s: a worker that changes over costs no
-    start and comes back the same way. That it can be spared must have lasted as long as the
-    recommendation for more had to.
+    """Shrinks the giver by the workers that the taker needs.
+
+    The giver need not wait for its own downscale_delay_s: a role change keeps the loaded weights
+    and can be reverted. The giver must have had spare workers for the taker's upscale_delay_s.
     """
     wants = found[taker][0].desired - seen[taker].size
     decision, state = found[giver]

@@ -1,9 +1,9 @@
-"""Two pools as a fluid that load flows through: for what a policy would do with a load that no
-cluster has seen.
+"""Queueing model of two pools. It predicts the decisions of a policy for a load that no cluster has
+served.
 
 Requests wait for a batch slot on a decode worker, then for the prefill pool, then decode, as in
-kvrelay; but they are amounts and not individuals, so times are means where a cluster measures
-percentiles.
+kvrelay. The model handles amounts of requests instead of single requests (a fluid model), so it
+yields means where a cluster measures percentiles.
 """
 
 from __future__ import annotations
@@ -17,24 +17,30 @@ from autoscaler.snapshot import awaited_pool
 from kvrelay.config.schema import MetricName
 from kvrelay.types import POOLS, PoolName
 
-_STEP_S = 1.0  # at most: a batch slot that comes free is taken with the next step
-_SMOOTH_S = 10.0  # over which the rate at which requests leave is measured
+# Upper bound of a step. A free batch slot is taken in the next step.
+_STEP_S = 1.0
+# Time constant for the measured rate of finished requests.
+_SMOOTH_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpeed:
-    """What one worker can do, as `kvrelay bench engine` measures it."""
+    """Speed and capacity of one worker, as `kvrelay bench engine` measures them."""
 
     prefill_tokens_per_s: float
-    decode_tokens_per_s: float  # of a full batch
-    itl_s: float  # of one sequence alone
+    # Of a full batch.
+    decode_tokens_per_s: float
+    # Of a single sequence.
+    itl_s: float
     max_batch: int
-    kv_tokens: int  # that a decode worker's blocks hold
-    start_s: float  # from the decision until a new worker serves
+    # Capacity of a decode worker's blocks.
+    kv_tokens: int
+    # From the decision until a new worker serves.
+    start_s: float
 
     def inter_token_s(self, batch: float) -> float:
-        """On one worker with so many sequences: a straight line from one sequence to a full
-        batch.
+        """Returns the inter-token latency in seconds on one worker with `batch` sequences. The
+        latency is linear between one sequence and a full batch.
         """
         full = self.max_batch / self.decode_tokens_per_s
         return self.itl_s + max(0.0, full - self.itl_s) * max(0.0, batch - 1) / max(
@@ -44,18 +50,21 @@ class WorkerSpeed:
 
 @dataclass(slots=True)
 class Requests:
-    """An amount of requests; tokens are of all of them together."""
+    """An amount of requests. The token counts are totals over these requests."""
 
     number: float = 0.0
     prompt_tokens: float = 0.0
-    output_tokens: float = 0.0  # yet to come
+    # Tokens still to be generated.
+    output_tokens: float = 0.0
 
     def add(self, other: Requests) -> None:
+        """Adds the other amount to this one, in place."""
         self.number += other.number
         self.prompt_tokens += other.prompt_tokens
         self.output_tokens += other.output_tokens
 
     def take(self, share: float) -> Requests:
+        """Removes the share (0 to 1) of each count and returns the removed amount."""
         taken = Requests(
             self.number * share, self.prompt_tokens * share, self.output_tokens * share
         )
@@ -66,7 +75,8 @@ class Requests:
 @dataclass(slots=True)
 class _Pool:
     size: int
-    starting: list[float] = field(default_factory=list)  # when each will serve
+    # Times at which the starting workers will serve.
+    starting: list[float] = field(default_factory=list)
 
     def ready(self, now: float) -> int:
         self.starting = [at for at in self.starting if at > now]
@@ -74,29 +84,37 @@ class _Pool:
 
 
 class FluidCluster:
-    """Owns the load that is in the pools, and the pools' sizes."""
+    """Owns the load in the pools and the pools' sizes."""
 
     def __init__(self, speed: WorkerSpeed, prefill: int, decode: int) -> None:
         self._speed = speed
         self._pools: dict[PoolName, _Pool] = {"prefill": _Pool(prefill), "decode": _Pool(decode)}
         self._now = 0.0
-        self._waiting = Requests()  # for a batch slot
+        # Waiting for a batch slot.
+        self._waiting = Requests()
         self._prefilling = Requests()
         self._decoding = Requests()
-        self._generated = 0.0  # tokens of the answers that are under way
-        self._prompt = 0.0  # tokens of one, in the mean of those that came last
-        self._leaving = 0.0  # requests per second, of late
-        self._batch = 0.0  # sequences that decoded on one worker, in the last step
-        self._occupied = 0.0  # tokens of answers' KV on decode workers, in the last step
-        self._prefill_busy = 0.0  # share of the prefill workers' time, in the last step
+        # Generated tokens of unfinished answers.
+        self._generated = 0.0
+        # Mean prompt tokens of the last arrivals.
+        self._prompt = 0.0
+        # Recent rate of finished requests, per second.
+        self._leaving = 0.0
+        # Sequences per decode worker in the last step.
+        self._batch = 0.0
+        # KV tokens of answers on decode workers in the last step.
+        self._occupied = 0.0
+        # Busy share of the prefill workers in the last step.
+        self._prefill_busy = 0.0
 
     @property
     def unfinished(self) -> float:
+        """Number of requests that have arrived and have not finished."""
         return self._waiting.number + self._prefilling.number + self._decoding.number
 
     def resize(self, pool: PoolName, size: int) -> None:
-        """New workers serve after their start; those that go, go at once, the starting ones
-        first.
+        """Sets the size of a pool. New workers serve after their start time. Removed workers leave
+        at once, starting workers first.
         """
         one = self._pools[pool]
         one.starting += [self._now + self._speed.start_s] * (size - one.size)
@@ -104,7 +122,9 @@ class FluidCluster:
         one.size = size
 
     def step(self, arrived: Requests, seconds: float) -> dict[PoolName, PoolSnapshot]:
-        """What is there after `seconds` more, during which `arrived` came, evenly."""
+        """Advances the model by `seconds`, in which `arrived` comes evenly, and returns both pools'
+        snapshots at the end.
+        """
         steps = math.ceil(seconds / _STEP_S)
         for left in range(steps, 0, -1):
             pools = self._step(arrived.take(1 / left), seconds / steps)
@@ -126,9 +146,9 @@ class FluidCluster:
             "decode": self._decode_metrics(ready) | latency,
         }
         if self._waiting.number > 0 and not self._before_slots("prefill", ready).number:
-            # It counts the wait for a batch slot, which no prefill worker shortens.
+            # TTFT includes the wait for a batch slot, and no prefill worker shortens that wait.
             pools["prefill"].pop("ttft_p95_ms", None)
-        # As a decode worker tells it
+        # Same formula as in a decode worker's load report.
         slots = math.sqrt(min(1.0, self._batch / self._speed.max_batch))
         shares: dict[PoolName, float] = {
             "prefill": self._prefill_busy,
@@ -146,7 +166,7 @@ class FluidCluster:
 
     @property
     def _held_tokens(self) -> float:
-        """Of KV on decode workers. Blocks are reserved before the prefill."""
+        """KV tokens on decode workers. Blocks are reserved before the prefill."""
         return self._prefilling.prompt_tokens + self._decoding.prompt_tokens + self._generated
 
     def _slot(self, workers: int) -> None:
@@ -161,8 +181,8 @@ class FluidCluster:
         self._prefilling.add(waiting.take(min(1.0, max(0.0, fit) / waiting.number)))
 
     def _prefill(self, ready: Mapping[PoolName, int], seconds: float) -> float:
-        """Returns the share of the decode workers' time that prompts took, where there is no
-        prefill worker.
+        """Moves prefilled requests to decoding. Returns the share of the decode workers' time that
+        prompts took, which is above 0 only without prefill workers.
         """
         capacity = self._prefill_rate(ready) * seconds
         self._prefill_busy = 0.0
@@ -177,7 +197,7 @@ class FluidCluster:
         return busy
 
     def _prefill_rate(self, ready: Mapping[PoolName, int]) -> float:
-        """Tokens per second; decode workers prefill where there is no other."""
+        """Returns tokens per second. Decode workers prefill if there is no prefill worker."""
         return (ready["prefill"] or ready["decode"]) * self._speed.prefill_tokens_per_s
 
     def _decode(self, workers: int, seconds: float, decoding_s: float) -> None:
@@ -186,7 +206,8 @@ class FluidCluster:
         self._occupied = self._decoding.prompt_tokens + self._generated
         if self._batch > 0:
             tokens = decoding.number * decoding_s / self._speed.inter_token_s(self._batch)
-            if tokens > decoding.output_tokens:  # they leave before the step is over
+            # The sequences finish before the end of the step.
+            if tokens > decoding.output_tokens:
                 self._occupied *= decoding.output_tokens / tokens
             share = min(1.0, tokens / decoding.output_tokens) if decoding.output_tokens > 0 else 1.0
             self._generated = (self._generated + decoding.output_tokens * share) * (1 - share)
@@ -194,14 +215,14 @@ class FluidCluster:
         self._leaving += (left / seconds - self._leaving) * min(1.0, seconds / _SMOOTH_S)
 
     def _prefill_metrics(self, ready: Mapping[PoolName, int]) -> dict[MetricName, float]:
-        # What an empty pool would do waits with the decode pool
+        # The requests of an empty prefill pool wait with the decode pool.
         if not self._pools["prefill"].size:
             return {
                 "queue_depth": self._waiting.number,
                 "queue_tokens": self._waiting.prompt_tokens,
             }
         crowd, before = self._prefilling, self._before_slots("prefill", ready)
-        # One prompt a worker is under way and does not wait.
+        # One prompt per worker is running and does not wait.
         share = max(0.0, 1 - ready["prefill"] / crowd.number) if crowd.number > 0 else 0.0
         found: dict[MetricName, float] = {
             "queue_depth": crowd.number * share + before.number,
@@ -224,7 +245,9 @@ class FluidCluster:
         return found
 
     def _before_slots(self, pool: PoolName, ready: Mapping[PoolName, int]) -> Requests:
-        """Requests without a batch slot, if it is this pool that they wait for."""
+        """Returns the requests without a batch slot if they wait for this pool, else an empty
+        amount.
+        """
         prompts = (
             max(0.0, self._prefilling.number - ready["prefill"])
             if self._pools["prefill"].size
@@ -233,7 +256,9 @@ class FluidCluster:
         return self._waiting if awaited_pool(prompts, self._decoding.number) == pool else Requests()
 
     def _latencies(self, ready: Mapping[PoolName, int], idle: bool) -> dict[MetricName, float]:
-        """As the routers measure them; left out where nothing moves, so that nobody knows."""
+        """Returns latencies as the routers measure them. A latency is left out while no request
+        moves, because then it is unknown.
+        """
         found: dict[MetricName, float] = {}
         if ready["decode"]:
             found["itl_p95_ms"] = (

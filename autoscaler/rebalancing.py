@@ -1,4 +1,4 @@
-"""Which workers a pool can do without, and which of them the other pool gets. Pure."""
+"""Selection of surplus workers and of workers that switch pools. Pure."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from kvrelay.types import WorkerInfo
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """A pool that shall have `size` workers, and those that stay in it or are on their way from the
-    other one.
-    """
+    """A pool of wanted size `size`, with the workers that stay in it or are switching to it."""
 
     size: int
     staying: Collection[str]
-    serving: Collection[str]  # of these, those that have been ready
-    pending: Collection[str]  # of these, those that no node has room for yet
+    # Workers of `staying` that have been ready.
+    serving: Collection[str]
+    # Workers of `staying` that no node has room for yet.
+    pending: Collection[str]
 
     @property
     def spare(self) -> int:
+        """Number of workers above the wanted size."""
         return max(0, len(self.staying) - self.size)
 
 
 def changing_over(giver: Members, taker: Members, infos: Mapping[str, WorkerInfo]) -> list[str]:
-    """Workers that the giver would stop and the taker would start: they change over, in place of
-    what has no room.
+    """Returns the workers that switch from the giver to the taker: the giver would stop them, and
+    the taker would start as many. They also replace the taker's pending workers.
     """
     missing = taker.size - (len(taker.staying) - len(taker.pending))
     goers = [
@@ -41,8 +42,8 @@ def changing_over(giver: Members, taker: Members, infos: Mapping[str, WorkerInfo
 def surplus(
     staying: Collection[str], serving: Collection[str], infos: Mapping[str, WorkerInfo], count: int
 ) -> list[str]:
-    """The `count` workers that are missed least: those that are still starting, then the emptiest,
-    the latest first.
+    """Returns the `count` workers to stop first: starting workers, then those with the least load,
+    then those with the fewest cached blocks, then the newest.
     """
 
     def cost(worker_id: str) -> tuple[bool, float, int, int]:
@@ -57,7 +58,7 @@ def surplus(
 
 
 def joiners(standbys: Collection[str], ready: Collection[str], count: int) -> list[str]:
-    """The `count` standby workers that join a pool soonest: those that are ready, then the
+    """Returns the `count` standby workers that join a pool soonest: ready workers, then the
     oldest.
     """
     return sorted(standbys, key=lambda worker_id: (worker_id not in ready, number_of(worker_id)))[
@@ -66,4 +67,5 @@ def joiners(standbys: Collection[str], ready: Collection[str], count: int) -> li
 
 
 def number_of(worker_id: str) -> int:
+    """Returns the number at the end of a worker's name, which grows with each start."""
     return int(worker_id.rpartition("-")[2])

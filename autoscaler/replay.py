@@ -1,4 +1,4 @@
-"""A policy over a record: what it would have decided at each moment, and why."""
+"""Replays a scaling policy over a recording: its decision at each moment, with the reason."""
 
 from __future__ import annotations
 
@@ -13,28 +13,32 @@ from kvrelay.types import PoolName
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The pools at one time, with the sizes that they had then."""
+    """Snapshots of the pools at one time, with their sizes at that time."""
 
-    at: float  # seconds after the record's start
+    # Seconds after the start of the recording.
+    at: float
     pools: Mapping[PoolName, PoolSnapshot]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
+    """The policy's decision for one pool at one moment; sizes in workers."""
+
     at: float
     pool: PoolName
     before: int
     after: int
     reason: str
-    seen: PoolSnapshot  # with the size that the policy had set, not the recorded one
+    # Its size is the size that the policy had set, not the recorded size.
+    seen: PoolSnapshot
 
 
 class Replay:
-    """Owns the sizes that the policy sets and the policy's memory, while moments go by.
+    """Owns the sizes that the policy sets and the policy's state during a replay.
 
-    Metrics stay as they were recorded, whatever the policy does: a queue that a larger pool would
-    not have had is there all the same. So sizes that follow from totals are right for the recorded
-    load, and others approach the recorded pool's size times value / target.
+    Metrics stay as recorded: a recorded queue remains even if the policy grows the pool. So sizes
+    from totals (`queue_*`) are right for the recorded load. Other sizes approach recorded size x
+    value / target.
     """
 
     def __init__(self, policy: AutoscalingPolicy) -> None:
@@ -43,7 +47,9 @@ class Replay:
         self._states: dict[PoolName, PoolState] = {}
 
     def look(self, moment: Moment) -> list[Verdict]:
-        """One for each pool that is in the record and has a policy."""
+        """Applies the policy to the next moment. Returns a verdict for each recorded pool that has
+        a policy.
+        """
         seen = {
             pool: replace(recorded, size=self._sizes.get(pool, recorded.size))
             for pool, recorded in moment.pools.items()

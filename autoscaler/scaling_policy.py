@@ -1,5 +1,4 @@
-"""How large a pool should be: the Kubernetes HPA's formulas and stabilisation windows over
-kvrelay's metrics.
+"""Scaling policy: the Kubernetes HPA's formulas and stabilisation windows over kvrelay's metrics.
 
 https://kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale/#algorithm-details
 """
@@ -12,29 +11,31 @@ from dataclasses import dataclass, field
 
 from kvrelay.config.schema import MetricName, MetricTarget, PoolPolicy
 
-# Metrics whose value is the pool's total and whose target is per worker
+# Metrics whose value is the pool's total and whose target is per worker.
 _TOTALS = ("queue_depth", "queue_tokens")
-BUSY_AT_MOST = 0.7  # share of a smaller pool that the same load may take
-_ROUNDING = 1e-9  # keeps 2.1 / 0.7 from asking for a fourth worker
+# Highest busy share that the same load may cause in a smaller pool.
+BUSY_AT_MOST = 0.7
+# Absorbs rounding errors: 2.1 / 0.7 must not round up to 4 workers.
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSnapshot:
-    """A pool at one moment. `metrics` lacks what is not known; `queue_*` are totals over the
-    pool.
-    """
+    """A pool at one moment. `metrics` lacks unknown values; `queue_*` are totals over the pool."""
 
-    size: int  # wanted number of workers
-    ready: int  # workers that the metrics come from
+    # Wanted number of workers.
+    size: int
+    # Number of workers that report the metrics.
+    ready: int
     metrics: Mapping[MetricName, float] = field(default_factory=dict)
-    # Mean of those workers: what of them is in use, 0 to 1; None: not known
+    # Mean busy share of those workers, 0 to 1. None: unknown.
     busy_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PoolState:
-    """What the policy remembers: (since when, size that the metrics asked for), oldest first, since
-    `size` was set.
+    """The policy's state since `size` was set: (start time, recommended size) pairs, oldest
+    first.
     """
 
     size: int
@@ -43,6 +44,8 @@ class PoolState:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
+    """The size to set, with its reason."""
+
     desired: int
     reason: str
 
@@ -50,13 +53,15 @@ class Decision:
 def decide(
     snapshot: PoolSnapshot, policy: PoolPolicy, state: PoolState | None, now: float
 ) -> tuple[Decision, PoolState]:
-    """The size to set at `now` (monotonic seconds), with its reason, and the state for the next
-    call.
+    """Returns the size to set at `now` (monotonic seconds), with its reason, and the state for the
+    next call.
 
-    A recommendation for more must have lasted `upscale_delay_s` and then the lowest recommendation
-    of that time counts; for less, `downscale_delay_s` and the highest. A change of the size,
-    whoever made it, starts both windows anew, so a pool grows by at most `max_step_up` per
-    `upscale_delay_s`. Bounds are enforced at once.
+    - Growth: the recommendation must have been above the size for `upscale_delay_s`. The lowest
+      recommendation of that time counts.
+    - Shrinking: the same with `downscale_delay_s` and the highest recommendation.
+    - A change of the size, by the policy or an operator, restarts both windows. So a pool grows by
+      at most `max_step_up` per `upscale_delay_s`.
+    - Bounds are enforced at once.
     """
     size = snapshot.size
     recommendation, reason = _recommendation(snapshot, policy)
@@ -101,7 +106,7 @@ def decide(
 
 
 def highest_wish(state: PoolState, start: float) -> int:
-    """Of those in effect at `start` and later."""
+    """Returns the highest recommendation in effect at `start` or later."""
     return max(recommendation for _, recommendation in _since(state.recommendations, start))
 
 
@@ -116,12 +121,13 @@ def _since(
 
 
 def _recommendation(snapshot: PoolSnapshot, policy: PoolPolicy) -> tuple[int, str]:
-    """The size that the metrics ask for, within the policy's bounds: the largest answer wins.
+    """Returns the size that the metrics ask for, within the policy's bounds. The largest answer
+    counts.
 
-    A queue or a latency tells that a pool is too small, not by how much it is too large: a pool
-    that serves well has short queues at any size. So none shrinks it to where the same load would
-    keep it busier than BUSY_AT_MOST; without that, a pool at constant load would shrink until it
-    does not serve well, grow, and begin anew.
+    A queue or a latency shows that a pool is too small, but not by how much it is too large: a pool
+    that serves well has short queues at any size. So no metric shrinks the pool to a size at which
+    the same load would exceed BUSY_AT_MOST. Without this rule, a pool at constant load would shrink
+    until it is too slow, grow, and shrink again.
     """
     answers: list[tuple[int, str]] = []
     unknown: list[str] = []
@@ -139,7 +145,8 @@ def _recommendation(snapshot: PoolSnapshot, policy: PoolPolicy) -> tuple[int, st
     recommendation, reason = max(
         answers, key=lambda answer: answer[0], default=(snapshot.size, "no metric is known")
     )
-    if unknown and recommendation < snapshot.size:  # what is not known may be large
+    # An unknown metric may be large.
+    if unknown and recommendation < snapshot.size:
         recommendation, reason = snapshot.size, f"{reason}, but not known: {', '.join(unknown)}"
     if recommendation < snapshot.size and snapshot.busy_share is not None:
         needed = math.ceil(snapshot.ready * snapshot.busy_share / BUSY_AT_MOST - _ROUNDING)
@@ -159,8 +166,8 @@ def _recommendation(snapshot: PoolSnapshot, policy: PoolPolicy) -> tuple[int, st
 def _answer(
     metric: MetricTarget, value: float, snapshot: PoolSnapshot, tolerance: float
 ) -> tuple[int, str]:
-    """HPA's AverageValue, ceil(total / target), or its Value, ceil(ready workers x value /
-    target).
+    """Returns the size for one metric and its explanation: the HPA's AverageValue, ceil(total /
+    target), or its Value, ceil(ready workers x value / target).
     """
     if metric.name in _TOTALS:
         workers, wanted = snapshot.size, value / metric.target

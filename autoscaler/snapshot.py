@@ -1,4 +1,4 @@
-"""From the registry's entries to a pool's metrics."""
+"""Conversion of registry entries to a pool's metrics."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from kvrelay.types import POOLS, PoolName, RouterLoad, WorkerInfo, WorkerLoad
 def snapshot(
     pool: PoolName, size: int, workers: Sequence[WorkerInfo], routers: Sequence[RouterLoad]
 ) -> PoolSnapshot:
-    """The pool `pool` of wanted size `size`, given all live workers and routers. What nobody
-    reports is left out.
+    """Returns the snapshot of the pool, whose wanted size is `size`, from all live workers and
+    routers. Metrics without a report are left out.
     """
     members = [worker for worker in workers if worker.pool == pool]
     ready = [worker.load for worker in members if worker.state == "ready"]
@@ -21,13 +21,13 @@ def snapshot(
     if ready:
         metrics["queue_wait_p95_ms"] = max(load.queue_wait_p95_ms for load in ready)
     if blocks := sum(load.blocks_total for load in ready):
-        # Blocks that wait for a prompt's KV are no reason for more decode workers, which would only
-        # hold more of them.
+        # Blocks leased for incoming KV are not counted: more decode workers would only reserve more
+        # of them.
         metrics["kv_occupancy"] = (
             sum(load.blocks_held - load.blocks_leased for load in ready) / blocks
         )
     awaited = _awaited(workers) if any(router.waiting for router in routers) else None
-    # TTFT counts the wait for a batch slot, too, which no prefill worker shortens.
+    # TTFT includes the wait for a batch slot, and no prefill worker shortens that wait.
     slots_are_short = pool == "prefill" and awaited == "decode"
     ttft = _worst([router.ttft_p95_ms for router in routers], routers)
     if ttft is not None and not slots_are_short:
@@ -39,9 +39,12 @@ def snapshot(
 
 
 def awaited_pool(prompts: float, answers: float) -> PoolName:
-    """For which pool those wait that wait for a batch slot on a decode worker, given the prompts
-    that hold a batch slot and wait for a prefill worker, and the answers that are being decoded:
-    more batch slots for the former would shorten no wait.
+    """Returns the pool that requests without a batch slot wait for.
+
+    - prompts: number of prompts that hold a batch slot and wait for a prefill worker.
+    - answers: number of answers that are being decoded.
+
+    With more prompts than answers, more decode batch slots would shorten no wait.
     """
     return "prefill" if prompts > answers else "decode"
 
@@ -55,14 +58,16 @@ def _awaited(workers: Sequence[WorkerInfo]) -> PoolName:
 def _queue(
     pool: PoolName, size: int, workers: Sequence[WorkerInfo], routers: Sequence[RouterLoad]
 ) -> dict[MetricName, float]:
-    """Requests of this pool's that wait, and their prompt tokens, unless nobody reports them."""
+    """Returns the pool's waiting requests and their prompt tokens. Empty if no process reports
+    them.
+    """
     loads = {name: [worker.load for worker in workers if worker.pool == name] for name in POOLS}
     queued: list[WorkerLoad | RouterLoad] = []
     if pool == "prefill" and loads["prefill"]:
         queued += loads["prefill"]
     elif not routers or (size and not loads[pool]):
         return {}
-    # What an empty prefill pool would do waits with the decode pool
+    # The requests of an empty prefill pool wait with the decode pool.
     elif pool == "decode" or size == 0:
         queued += loads["decode"]
     if not loads["prefill"] or _awaited(workers) == pool:
@@ -74,8 +79,8 @@ def _queue(
 
 
 def _worst(latencies: Sequence[float | None], routers: Sequence[RouterLoad]) -> float | None:
-    """The worst router's: percentiles have no mean. 0 when nobody asks for anything; None when it
-    is not known.
+    """Returns the worst router's latency, since percentiles have no mean. Returns 0 if no router
+    has requests, and None if the latency is unknown.
     """
     measured = [latency for latency in latencies if latency is not None]
     if measured:

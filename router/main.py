@@ -1,4 +1,4 @@
-"""A router as a process: its endpoints, its loops, its end."""
+"""The router process: its endpoints, its background tasks and its shutdown."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ from router.runtime.loop_slices import LoopSlices
 from router.runtime.pool_changes import follow_changes
 from router.runtime.worker_directory import RouterRegistry
 
-END_S = 5.0  # for the process to end after its last request
+# Time for the process to exit after its last request.
+END_S = 5.0
 
 log = get_logger("router")
 
@@ -58,9 +59,9 @@ async def serve(
 ) -> None:
     """Runs a router until a signal ends it.
 
-    `ready` is given the line `kvrelay ready grpc=... http=... admin=...` once as many workers as
-    configured are ready. Raises ConfigError for an address that cannot be had, ModelRefused for a
-    model folder that cannot be read, Unavailable if the registry cannot be reached at the start.
+    `ready` receives the line `kvrelay ready grpc=... http=... admin=...` once the configured number
+    of workers is ready. Raises ConfigError if an address is not available, ModelRefused if the
+    model folder cannot be read, and Unavailable if the registry is not reachable at the start.
     """
     stop = StopRequest()
     stop.install()
@@ -81,8 +82,8 @@ async def serve(
 
 
 async def _end_in_time(stop: StopRequest) -> None:
-    """Whatever a thread or the event loop is at: the process ends in the time that a stop request
-    leaves.
+    """Ends the process within the time that a stop request allows, even if a thread or the event
+    loop is busy.
     """
     await stop.drain.wait()
     end_after(DRAIN_GRACE_S + END_S)
@@ -98,7 +99,7 @@ async def run_router(
     ready: Callable[[str], None],
     stop: StopRequest,
 ) -> None:
-    """Until `stop` says so, with all that a router needs given."""
+    """Runs a router with the given parts until `stop` is set."""
     clock = MonotonicClock()
     router_id = f"router-{uuid.uuid4().hex[:8]}"
     metrics = Metrics(card.info.id)
@@ -168,8 +169,8 @@ async def run_router(
     scheme = "http" if endpoints is None else "https"
 
     async def announce() -> None:
-        """Keeps gRPC's health service in step with the state; says once that the router is
-        ready.
+        """Updates gRPC's health service when the state changes. Calls `ready` once, when the router
+        is ready.
         """
         announced = False
         while True:
@@ -215,7 +216,9 @@ async def run_router(
 
 
 async def _drain(driver: Driver, stop: StopRequest) -> None:
-    """Until the last request has ended, the bound is reached, or a second signal came."""
+    """Waits until the last request has ended, DRAIN_GRACE_S is over, or a second signal arrives.
+    Then fails the remaining requests.
+    """
     waits = [asyncio.create_task(driver.drained()), asyncio.create_task(stop.halt.wait())]
     await asyncio.wait(waits, timeout=DRAIN_GRACE_S, return_when=asyncio.FIRST_COMPLETED)
     for task in waits:

@@ -1,4 +1,4 @@
-"""What a router asks of the process that it has to itself."""
+"""Settings of the router's own process."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ log = get_logger("router.process")
 
 
 _STDERR = 2
-YOUNG_OBJECTS = 50_000  # allocated before the collector looks at what came since it last did
-# Open at one time: a socket for each connection that the listeners allow, and room for all else
+# Number of allocations between two collections of young objects.
+YOUNG_OBJECTS = 50_000
+# Limit on open files: a socket for each allowed connection, and room for everything else.
 FILES = 8192
 
 
 def allow_connections() -> None:
-    """Raises this process's limit of open files, which is 1024 on many systems, as far as it may
-    itself.
+    """Raises this process's limit on open files, which is 1024 on many systems, up to the hard
+    limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
@@ -35,32 +36,33 @@ def allow_connections() -> None:
 
 
 def end_after(seconds: float) -> None:
-    """Ends the process then, with exit code 1 and the stacks of all threads on stderr. A later call
-    counts instead.
+    """Ends the process after `seconds` with exit code 1 and the stacks of all threads on stderr. A
+    later call replaces the timeout.
 
-    A thread of faulthandler's own does it, which needs no lock of Python's.
+    A thread of faulthandler ends the process. That thread needs no Python lock.
     """
     faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
 
 
 def end_now() -> NoReturn:
-    """Ends the process, whose work is done, with exit code 0. Python would wait for threads that
-    cannot be stopped.
+    """Ends the process with exit code 0 when its work is done. A normal exit would wait for threads
+    that cannot be stopped.
     """
     flush_logs()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # whoever read it has gone
+        # The reader of the stream may have closed it.
+        with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(0)
 
 
 def settle_heap() -> None:
-    """To be called when all is loaded: it stays, and no later collection stops the streams to look
-    at it.
+    """Excludes the current heap from garbage collection, so that collections pause the streams for
+    less time. Call it when everything is loaded.
 
-    Requests leave reference cycles behind, above all those that are cancelled. Most are gone when
-    the young objects are looked at, if that is less often than by default; those that are not would
-    be found by a collection of all objects, which stops the event loop for tenths of a second.
+    Requests leave reference cycles, cancelled requests most of all. If young objects are collected
+    less often than by default, those collections free most of the cycles. The remaining cycles
+    would wait for a full collection, which stops the event loop for tenths of a second.
     """
     gc.collect()
     gc.freeze()
@@ -68,15 +70,16 @@ def settle_heap() -> None:
 
 
 def favour_the_loop() -> None:
-    """To be called when gRPC's servers run: their thread no longer interrupts the event loop to
-    tell of each message.
+    """Lowers the priority of all other threads. Call it when the gRPC servers run, so that their
+    thread does not interrupt the event loop for each message.
 
-    On one core, where the two would take turns for every token, this saves about a sixth of the
-    processor's time.
+    On a single core, where the two threads would alternate for every token, this saves about a
+    sixth of the CPU time.
     """
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and thread.native_id is not None:
             try:
                 os.sched_setscheduler(thread.native_id, os.SCHED_BATCH, os.sched_param(0))
-            except OSError as error:  # a sandbox may not know it; slower, but right
+            # A sandbox may not support this call. The router then runs slower but correctly.
+            except OSError as error:
                 log.debug("thread_priority_unchanged", thread=thread.name, reason=error.strerror)

@@ -1,1 +1,1 @@
-"""What clients and operators reach: gRPC and HTTP, each with authentication, limits and errors."""
+"""Client and operator APIs over gRPC and HTTP, with authentication, limits and errors."""

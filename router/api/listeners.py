@@ -25,26 +25,34 @@ from router.api.http.acceptor import BACKLOG, Acceptor
 from router.api.http.protocol import MAX_HEAD_BYTES, SLOW_READER_S, BoundedProtocol
 from router.api.http.read_turns import ReadTurns
 
-MAX_MESSAGE_BYTES = 4 * 2**20  # of a request: a full context as text, several times over
-RECEIVE_BYTES = 64 * 2**10  # of an HTTP connection, in the kernel
-MAX_CONNECTIONS = 1024  # of a gRPC listener; each has as many streams as the next says
+# Request size limit. It is several times a full context as text.
+MAX_MESSAGE_BYTES = 4 * 2**20
+# Kernel receive buffer of an HTTP connection.
+RECEIVE_BYTES = 64 * 2**10
+# Connections of one gRPC listener. `grpc.max_concurrent_streams` bounds the streams of each.
+MAX_CONNECTIONS = 1024
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.so_reuseport", 0),  # a port that is in use is an error
-    # A client that vanished without a word is noticed, and its work ended
+    # A port that is in use is an error.
+    ("grpc.so_reuseport", 0),
+    # Keepalive detects a client that vanished, and ends its requests.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    # Of those that gRPC sends to measure bandwidth, by default a minute
+    # Timeout of the pings that measure bandwidth. gRPC's default is one minute.
     ("grpc.http2.ping_timeout_ms", 10_000),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # who pings more often
-    ("grpc.http2.max_ping_strikes", 2),  # more often than that is shut out
+    # gRPC closes a connection that pings more often than every 5 s, after 2 strikes.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 2),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
-    ("grpc.max_concurrent_streams", 4096),  # of one connection; a load test's are on one
+    # Per connection. A load test sends all requests over one connection.
+    ("grpc.max_concurrent_streams", 4096),
     ("grpc.max_metadata_size", MAX_HEAD_BYTES),
-    ("grpc.absolute_max_metadata_size", MAX_HEAD_BYTES),  # between the two, gRPC would draw lots
-    ("grpc.server_handshake_timeout_ms", 20_000),  # of TLS, and to the first settings of HTTP/2
-    # Without a call; clients connect again by themselves
+    # gRPC rejects at random between the soft and the hard limit, so both are equal.
+    ("grpc.absolute_max_metadata_size", MAX_HEAD_BYTES),
+    # Covers the TLS handshake and the first HTTP/2 settings.
+    ("grpc.server_handshake_timeout_ms", 20_000),
+    # Applies to connections without a call. Clients reconnect by themselves.
     ("grpc.max_connection_idle_ms", 15 * 60_000),
 )
 
@@ -57,11 +65,12 @@ def grpc_server(
     messages: GrpcMessages,
     credentials: Credentials | None = None,
 ) -> tuple[grpc.aio.Server, str, health.aio.HealthServicer]:
-    """A server with health and reflection, not yet started, and the HOST:PORT that it has.
+    """Returns a server with health and reflection that is not started yet, its HOST:PORT, and its
+    health service.
 
-    `option` names the setting that `address` comes from. Raises ConfigError if it cannot be had.
-    Clients that have to show certificates are held to their roles; one without a role is a
-    client's, since the CA for clients signed it.
+    `option` names the setting of `address` in errors. Raises ConfigError if the address is not
+    available. If clients must show certificates, their certificates' roles apply. A certificate
+    without a role has the role client, because the CA for clients signed it.
     """
     interceptors: list[grpc.aio.ServerInterceptor] = [access]
     if credentials is not None and credentials.files.ca is not None:
@@ -80,8 +89,8 @@ def grpc_server(
 
 
 def _no_cancellation(record: logging.LogRecord) -> bool:
-    """Requests that the end of a server cuts off are no errors of the application, as uvicorn calls
-    them.
+    """Filters cancellations out of uvicorn's log: uvicorn reports requests that the shutdown
+    cancels as application errors.
     """
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
@@ -90,8 +99,8 @@ logging.getLogger("uvicorn.error").addFilter(_no_cancellation)
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without hands on the process's signals, which the router has, and with an acceptor of
-    our own.
+    """A uvicorn server with kvrelay's acceptor. It installs no signal handlers, because the router
+    handles signals.
     """
 
     def __init__(self, config: uvicorn.Config, listener: socket.socket) -> None:
@@ -101,12 +110,14 @@ class HttpServer(uvicorn.Server):
         self._accepting: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Starts to accept connections."""
         await super().startup(sockets=[])
         self._turns = ReadTurns()
         acceptor = Acceptor(self._listener, self._protocol, self.config.ssl)
         self._accepting = asyncio.create_task(acceptor.run())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stops accepting, closes the listener and ends the open requests."""
         if self._accepting is not None:
             self._accepting.cancel()
             await asyncio.wait([self._accepting])
@@ -121,13 +132,14 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
+        """Does nothing: the router handles signals."""
         yield
 
 
 def http_server(
     app: Starlette, address: str, option: str, credentials: Credentials | None = None
 ) -> tuple[HttpServer, str]:
-    """A server, and the HOST:PORT that it has. Raises ConfigError."""
+    """Returns a server that is not started yet, and its HOST:PORT. Raises ConfigError."""
     listener = http_listener(address, option)
     config = uvicorn.Config(
         app,
@@ -141,13 +153,14 @@ def http_server(
         timeout_graceful_shutdown=2,
     )
     if credentials is not None:
-        config.load()  # which would make a context of its own
+        # A later load would replace the TLS context below.
+        config.load()
         config.ssl = ssl_context(credentials)
     return HttpServer(config, listener), f"{address.rpartition(':')[0]}:{listener.getsockname()[1]}"
 
 
 def http_listener(address: str, option: str) -> socket.socket:
-    """A socket that listens on `address`, HOST:PORT. Raises ConfigError."""
+    """Returns a socket that listens on HOST:PORT. Raises ConfigError."""
     host, _, port = address.rpartition(":")
     listener = None
     try:
@@ -156,10 +169,10 @@ def http_listener(address: str, option: str) -> socket.socket:
         )[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Connections inherit it: one whose peer takes nothing off our hands for so long is over.
+        # Connections inherit this timeout. It ends a connection whose peer acknowledges no data.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SLOW_READER_S * 1000))
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        # What a connection may send before it is read; the event loop takes it in one piece.
+        # Bounds the unread data of a connection, which the event loop reads in one piece.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
         listener.bind(target)
         listener.listen(BACKLOG)

@@ -1,3 +1,3 @@
-"""What decides, without I/O or a clock of its own: which worker runs a request, and what happens
-when one fails.
+"""The scheduling decisions, without I/O or a clock: which worker runs a request, and what happens
+when a worker fails.
 """

@@ -1,4 +1,4 @@
-"""Which requests are refused at once, since they would be refused later."""
+"""Admission control: rejects requests at once that would fail later."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ from router.core.queueing.fair_queue import FairQueue, Share
 from router.core.throughput import Throughput
 
 Rejection = Literal["queue_full", "deadline", "quarantined"]
-MARGIN = 1.25  # by which an estimate may fall short
-RETRY_AFTER_S = (0.5, 60.0)  # least and most that a client is told
-JITTER = 0.25  # of it, in both directions
-_GOLDEN = 0.6180339887498949  # its multiples lie evenly in [0, 1), whatever their number
+# Safety factor on time estimates.
+MARGIN = 1.25
+# Shortest and longest retry delay sent to a client.
+RETRY_AFTER_S = (0.5, 60.0)
+# Relative jitter of the retry delay, in both directions.
+JITTER = 0.25
+# Fractional parts of its multiples are evenly spread over [0, 1).
+_GOLDEN = 0.6180339887498949
 
 
 class Admission:
-    """Bounds the queue, by number and by time.
+    """Bounds the queue by number and by time.
 
-    A request that would not be through by its deadline is refused when it comes: what it would have
-    cost is spent on others, so the rate of answers in time stays where it is when more is asked for
-    than can be served. Its wait is estimated from those that go before it and the rate at which the
-    queue was left lately; what it takes after that, from the last answers. Where too little was
-    measured, nobody is refused for time.
+    A request that would miss its deadline is rejected on arrival. The saved capacity serves other
+    requests, so the rate of answers in time stays constant under overload. The estimated wait comes
+    from the requests ahead in the queue and the recent rate of departures; the service time comes
+    from the last answers. Without enough measurements, deadline-based rejection is off.
     """
 
     def __init__(self, queue: FairQueue, throughput: Throughput, max_queue: int) -> None:
@@ -35,8 +38,8 @@ class Admission:
         self._answers = count(1)
 
     def check_room(self, share: Share, priority: int) -> str | None:
-        """The request that has to go if this one comes, or None. Raises ResourceExhausted when that
-        is this one.
+        """Returns the request that this one displaces from a full queue, or None if there is room.
+        Raises ResourceExhausted if this request itself has to go.
         """
         if len(self._queue) < self._max_queue:
             return None
@@ -50,7 +53,9 @@ class Admission:
         return displaced
 
     def check_time(self, share: Share, priority: int, max_tokens: int, time_left: float) -> None:
-        """Raises ResourceExhausted for a request that would not be served in time."""
+        """Raises ResourceExhausted for a request that would miss its deadline. `time_left` is in
+        seconds.
+        """
         wait = self._wait(share, priority)
         if wait is None:
             return
@@ -63,12 +68,12 @@ class Admission:
             raise self.refusal("deadline", text, wait)
 
     def too_late(self, max_tokens: int, time_left: float) -> bool:
-        """Whether one whose turn has come would not be through in time."""
+        """Whether a request that starts now would miss its deadline. `time_left` is in seconds."""
         return self._throughput.service_s(max_tokens) > time_left
 
     def refusal(self, reason: Rejection, text: str, wait: float | None) -> ResourceExhausted:
-        """With a delay after which those that wait now have been served; no two are told the
-        same.
+        """Counts a rejection and returns its error. After the error's retry delay, the requests
+        that wait now have been served. Jitter gives each client a different delay.
         """
         self.rejected[reason] += 1
         least, most = RETRY_AFTER_S
@@ -77,8 +82,8 @@ class Admission:
         return ResourceExhausted(text, retry_after_s=delay * jitter)
 
     def _wait(self, share: Share, priority: int) -> float | None:
-        """Seconds in the queue for one that comes now. None if nothing waits, or nothing is
-        known.
+        """Returns the wait in seconds of a request that arrives now. None if the queue is empty or
+        the rate is unknown.
         """
         rate, tokens = self._throughput.per_second, max(1.0, self._throughput.tokens)
         wait = None

@@ -1,4 +1,4 @@
-"""How many bytes of unread requests the tenants may have here together. Pure."""
+"""Memory budget for the unread requests of all tenants. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvrelay.tenants import Tenant
 
 
 class Holding:
-    """The bytes of one request."""
+    """The bytes that one request holds."""
 
     def __init__(self, tenant: str, evict: Callable[[], None]) -> None:
         self.tenant = tenant
@@ -20,26 +20,29 @@ class Holding:
 
 
 class BodyBudget:
-    """A bound for all, of which nobody is kept out by others beyond their share.
+    """A shared budget that no tenant can use up at the expense of other tenants' shares.
 
-    A tenant alone may use it all. When it is used up, the tenant that holds most for its weight
-    gives way, as in router.core.queueing.fair_queue.FairQueue: its newest request is evicted, or
-    refused if it is the one that asks for more.
+    A tenant alone may use the whole budget. When the budget is used up, the tenant that holds the
+    most bytes per weight loses its newest request, as in router.core.queueing.fair_queue.FairQueue:
+    the request is evicted, or rejected if it is the request that asks for more.
     """
 
     def __init__(self, total: int, what: str) -> None:
-        """`what` is too much, for the message: "too many ..."."""
+        """`total` is in bytes. `what` completes the error message "too many ..."."""
         self.held = 0
         self.evictions = 0
         self._total = total
         self._what = what
-        self._holdings: dict[str, dict[Holding, None]] = {}  # by tenant, the newest last
+        # By tenant, the newest last.
+        self._holdings: dict[str, dict[Holding, None]] = {}
         self._sizes: dict[str, int] = {}
         self._weights: dict[str, float] = {}
 
     @contextmanager
     def holding(self, tenant: Tenant, evict: Callable[[], None]) -> Iterator[Holding]:
-        """`evict` is called once if the request has to go; it is to end soon then."""
+        """Holds a request's bytes until the context exits. `evict` is called at most once, on
+        eviction; the caller must then end the request soon.
+        """
         name = tenant.name
         holding = Holding(name, evict)
         self._holdings.setdefault(name, {})[holding] = None
@@ -51,7 +54,9 @@ class BodyBudget:
             self._drop(holding)
 
     def grow(self, holding: Holding, amount: int) -> None:
-        """Raises ResourceExhausted when this one has to go, or has been evicted."""
+        """Adds `amount` bytes to the request. Raises ResourceExhausted if the request has to go or
+        has been evicted.
+        """
         if holding.evicted:
             raise self.refusal()
         holding.size += amount
@@ -71,6 +76,7 @@ class BodyBudget:
             victim.evict()
 
     def refusal(self) -> ResourceExhausted:
+        """Returns the error for a request that is evicted or rejected."""
         return ResourceExhausted(
             f"too many {self._what} at one time; this tenant has the most of them, so send fewer "
             f"at a time",

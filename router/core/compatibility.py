@@ -1,4 +1,4 @@
-"""Which workers a router can give work to at all. Pure."""
+"""Compatibility of workers with this router. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from kvrelay.types import WorkerInfo
 
 
 def misfit(info: WorkerInfo, vocab_size: int = 0, tokenizer_id: str = "") -> str:
-    """Why a router whose model has that vocabulary and tokenizer does not work with the worker;
-    empty if it does.
+    """Returns the reason why this router cannot use the worker. Empty if it can.
 
-    Two clusters on one Redis, or a router that was started before its model's files were replaced:
-    token ids of one tokenizer are nonsense to a model with another. What either of the two does not
-    say is not compared.
+    Two clusters may share one Redis, or a router may be older than its model's files. Then the
+    worker's tokenizer may differ, and the router's token ids would be meaningless to the worker's
+    model. Values that either side does not report are not compared.
     """
     if reason := ours().refuses(info.protocol):
         return reason

@@ -1,4 +1,4 @@
-"""All requests of one router and the workers that it knows: pure, like the lifecycles that it
+"""Scheduling of all requests of one router on its known workers. Pure, like the lifecycles that it
 drives.
 """
 
@@ -40,8 +40,10 @@ from router.core.workers.quarantine import Quarantine
 from router.core.workers.worker_health import Sickness
 from router.core.workers.worker_table import Claim, Workers
 
-LOOK_S = 0.1  # after nobody was found who has to give way, until that is looked at again
-# For a worker of the version of the model that began an answer, after the last one is gone
+# Delay before the next search for a preemption, after a search without a victim. In seconds.
+LOOK_S = 0.1
+# Time in which a worker with the model version of an answer must appear after the last such worker
+# is gone.
 GONE_S = 30.0
 
 
@@ -50,21 +52,25 @@ class _Entry:
     life: Lifecycle
     ticket: Ticket
     share: Share
-    hasher: Callable[[int], BlockHasher]  # a new one for a block size
-    claim: Claim | None = None  # while it has workers
-    # When it was given workers first; later by as long as it was preempted
+    # Returns a new hasher for a block size.
+    hasher: Callable[[int], BlockHasher]
+    # Set while the request has workers.
+    claim: Claim | None = None
+    # Start of the first attempt. The time that the request spent preempted is added.
     begun: float | None = None
     attempt_begun: float = 0.0
-    fault_begun: float = 0.0  # when the attempt did that ended with the lifecycle's fault
-    preempted_at: float | None = None  # while it waits since it was
-    # Since when its version of the model has no worker, while another's has
+    # Start of the attempt that ended with the lifecycle's fault.
+    fault_begun: float = 0.0
+    # Set while the request waits after a preemption.
+    preempted_at: float | None = None
+    # Time since which other model versions have workers, but the request's version has none.
     lone_since: float | None = None
-    # By block size, which pools may have unlike
+    # By block size. Pools may have different block sizes.
     hashers: dict[int, BlockHasher] = field(default_factory=dict)
 
     def hashes(self, block_size: int) -> Sequence[bytes]:
-        """Of the sequence so far, without the model: they are for the index of one worker's
-        blocks.
+        """Returns the block hashes of the sequence so far. They exclude the model version, since
+        they are only compared with blocks of the same worker.
         """
         if block_size not in self.hashers:
             self.hashers[block_size] = self.hasher(block_size)
@@ -72,9 +78,11 @@ class _Entry:
 
 
 class Dispatcher:
-    """Holds every request from `submit` to its End, in a bounded queue until workers have room.
+    """Owns every request from `submit` to its End. Requests wait in a bounded queue until workers
+    have room.
 
-    Each method takes the time and returns effects, to be carried out in order.
+    Each method takes the time in seconds and returns effects. The caller carries out the effects in
+    order.
     """
 
     def __init__(self, config: ClusterConfig, *, hash_bytes: int = HASH_BYTES) -> None:
@@ -84,55 +92,69 @@ class Dispatcher:
             config.router.max_attempts, config.transfer.lease_s, config.transfer.transport
         )
         self._entries: dict[str, _Entry] = {}
-        self._running: dict[str, _Entry] = {}  # those with workers
-        self._suspects: dict[str, _Entry] = {}  # of these, those that may kill them
+        # Entries with workers.
+        self._running: dict[str, _Entry] = {}
+        # Running entries that may have killed a worker.
+        self._suspects: dict[str, _Entry] = {}
         self._workers = Workers(config)
         self._queue = FairQueue()
         self._throughput = Throughput()
         self._numbers = count(1)
-        # No two attempts are alike, so none is taken for one of a former namesake
+        # Attempt numbers are unique in this router, so an event cannot match an attempt of an
+        # earlier request with the same id.
         self._attempts = count(1)
-        # Whether a request has left its workers since the queue was last looked at
+        # Whether a request has left its workers since the last run of the queue.
         self._left = False
         self._renew_at = 0.0
-        self._preempt_at = 0.0  # not before; looking costs as much as there are requests
+        # Time of the next allowed search for a preemption. Its cost is linear in the number of
+        # requests.
+        self._preempt_at = 0.0
         self._wait = Wait("no decode worker is ready", no_worker=True)
         self.admission = Admission(self._queue, self._throughput, config.router.max_queue)
         self.preemptions = 0
         self.quarantine = Quarantine()
         self.retries = RetryBudget()
 
-    # What can be seen from outside
+    # State for observers.
 
     @property
     def unfinished(self) -> int:
+        """Number of requests that have not ended."""
         return len(self._entries)
 
     @property
     def running(self) -> int:
+        """Number of requests with workers."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
+        """Number of requests in the queue."""
         return len(self._queue)
 
     @property
     def waiting_tokens(self) -> int:
+        """Tokens of the requests in the queue."""
         return self._queue.tokens
 
     @property
     def workers(self) -> tuple[WorkerInfo, ...]:
+        """Entries of all known workers."""
         return tuple(one.info for one in self._workers)
 
     @property
     def sick(self) -> tuple[Sickness, ...]:
+        """The workers that this router currently treats as sick."""
         return tuple(self._workers.health.sick())
 
     # Requests
 
     def submit(self, request: Request, now: float) -> tuple[Lifecycle, list[Effect]]:
-        """Raises FailedPrecondition for a request id that is live or a request in quarantine,
-        ResourceExhausted.
+        """Admits a request and tries to place it. Returns its lifecycle and the effects.
+
+        Raises FailedPrecondition if the request id is in use, the request is quarantined, or no
+        worker serves the model version of its tokens. Raises ResourceExhausted if admission control
+        rejects the request.
         """
         if request.request_id in self._entries:
             raise FailedPrecondition(
@@ -154,12 +176,13 @@ class Dispatcher:
         return life, effects + self._settle(entry, [], now) + self._pump(now)
 
     def check_room(self, tenant: Tenant, priority: int = 0) -> None:
-        """Raises ResourceExhausted when the queue is full and such a request would be the one that
-        has to go.
+        """Raises ResourceExhausted if the queue is full and a request of this tenant and priority
+        would be rejected.
         """
         self.admission.check_room(self._queue.share(tenant), priority)
 
     def cancel(self, request_id: str, error: KvRelayError, now: float) -> list[Effect]:
+        """Ends the request with the error. Does nothing if the request has ended."""
         entry = self._entries.get(request_id)
         return (
             []
@@ -168,6 +191,9 @@ class Dispatcher:
         )
 
     def stop(self, request_id: str, now: float) -> list[Effect]:
+        """Ends the request as finished, with reason "stop". Does nothing if the request has
+        ended.
+        """
         entry = self._entries.get(request_id)
         return (
             []
@@ -178,15 +204,17 @@ class Dispatcher:
     # Workers
 
     def worker_found(self, info: WorkerInfo, now: float) -> list[Effect]:
-        """A worker can be reached. One with a known id has taken the place of its former self."""
+        """Adds a reachable worker. A worker with a known id replaces the old worker, which is
+        lost.
+        """
         effects = self.worker_lost(info.worker_id, now) if info.worker_id in self._workers else []
         self._workers.add(info)
         self._throughput.forget_rate()
         return effects + self._pump(now)
 
     def worker_lost(self, worker_id: str, now: float, expected: bool = False) -> list[Effect]:
-        """What it ran goes on elsewhere. That it was `expected` says nothing against the requests,
-        nor against it.
+        """Removes the worker and retries its requests on other workers. An `expected` loss counts
+        against neither the requests nor the worker.
         """
         if worker_id not in self._workers:
             return []
@@ -207,11 +235,12 @@ class Dispatcher:
         return effects + self._pump(now)
 
     def workers_changed(self, infos: Iterable[WorkerInfo], now: float) -> list[Effect]:
-        """News of workers that were found: their state and load."""
+        """Updates the state and load of known workers."""
         self._workers.update(infos)
         return self._pump(now)
 
     def on_event(self, worker_id: str, event: Event, now: float) -> list[Effect]:
+        """Handles a worker's event. Events of unknown workers are dropped."""
         if worker_id not in self._workers:
             return []
         if isinstance(event, TokenBatch):
@@ -221,7 +250,9 @@ class Dispatcher:
         return effects + self._pump(now) if self._left and self._queue else effects
 
     def tick(self, now: float) -> list[Effect]:
-        """To be called a few times in the least of lease, deadline and retry delays."""
+        """Handles timeouts. Call it several times within the shortest of lease, deadline and retry
+        delay.
+        """
         effects: list[Effect] = []
         for entry in list(self._entries.values()):
             if now >= entry.life.request.deadline:
@@ -253,8 +284,8 @@ class Dispatcher:
     def _went_well(
         self, worker_id: str, entry: _Entry, sequence: SequenceTokens, now: float
     ) -> list[Effect]:
-        """The worker gave tokens of an attempt: the first, with the account of the prefill, or any
-        while in trouble.
+        """Records a success of the worker: the first tokens of an attempt with their prefill
+        timings, or any tokens while the worker's health is in doubt.
         """
         if not entry.life.is_live(worker_id, sequence.attempt):
             return []
@@ -288,7 +319,8 @@ class Dispatcher:
             self._workers.links.worked(placed.prefill, placed.decode)
             self._workers.remember(placed.decode, entry.hashes)
         elif isinstance(event, Failed) and event.of_sequence:
-            entry.fault_begun = entry.attempt_begun  # whose fault it is, the next attempt tells
+            # The next attempt shows whether the worker or the request is at fault.
+            entry.fault_begun = entry.attempt_begun
         elif isinstance(event, Failed):
             effects += self._blame(worker_id, placed, event, entry.attempt_begun, now)
         return effects
@@ -296,11 +328,12 @@ class Dispatcher:
     def _blame(
         self, worker_id: str, placed: Assignment, event: Failed, begun: float, now: float
     ) -> list[Effect]:
-        """Who is at fault when an attempt failed: the pair, if it was the hand-off, or else the
-        worker that says so.
+        """Records a failed attempt: against the pair of workers if the hand-off failed, otherwise
+        against the worker that reported the failure.
         """
         if event.code in (Code.INVALID_ARGUMENT, Code.DEADLINE_EXCEEDED):
-            return []  # nobody
+            # Neither the worker nor the link is at fault.
+            return []
         if handoff_failed(placed, worker_id, event.code):
             seconds = self._workers.links.failed(
                 placed.prefill, placed.decode, begun, event.message, now
@@ -310,11 +343,11 @@ class Dispatcher:
         text = f"{event.code.name}: {event.message}"
         return _notices((worker_id, self._workers.health.failed(worker_id, begun, text, now)))
 
-    # Books
+    # Accounting
 
     def _settle(self, entry: _Entry, effects: list[Effect], now: float) -> list[Effect]:
-        """Brings the books up to date after a step of the entry's lifecycle; hands its effects
-        on.
+        """Updates the accounting after a step of the entry's lifecycle. Returns the effects
+        unchanged.
         """
         life = entry.life
         request_id = life.request.request_id
@@ -342,9 +375,9 @@ class Dispatcher:
                 and life.last_assignment is not None
                 and entry.begun is not None
             ):
-                # An answer of one token is handed over to nobody
+                # An answer of one token has no hand-off.
                 if life.path == "local" or life.handoff is not None:
-                    # For the next turn
+                    # The next turn of the conversation may reuse these blocks.
                     self._workers.remember(life.last_assignment.decode, entry.hashes)
                 resumed = len(life.request.resume)
                 new_tokens, room = (
@@ -364,7 +397,7 @@ class Dispatcher:
             raise
 
     def _check_model(self, request: Request) -> None:
-        """Raises FailedPrecondition for an answer that another version of the model has begun."""
+        """Raises FailedPrecondition if no worker serves the model version that began the answer."""
         model = request.model
         if model is None or request.complete is not None:
             return
@@ -376,8 +409,8 @@ class Dispatcher:
             )
 
     def _model_is_gone(self, entry: _Entry, now: float) -> bool:
-        """Whether the version of the model that began the answer has had no worker for GONE_S,
-        while another has.
+        """Whether the model version that began the answer has had no worker for GONE_S, while
+        another version has workers.
         """
         model = entry.life.model
         if model is None or entry.life.state != "queued":
@@ -390,8 +423,8 @@ class Dispatcher:
         return now - entry.lone_since >= GONE_S
 
     def _make_room(self, request: Request, share: Share, now: float) -> list[Effect]:
-        """Lets a request in, if need be in the place of another. Raises ResourceExhausted if it has
-        to go itself.
+        """Makes room in the queue for the request and returns the effects of a displaced request.
+        Raises ResourceExhausted if the request itself has to go.
         """
         if not self._wait.no_worker:
             max_tokens, time_left = request.sampling.max_tokens, request.deadline - now
@@ -417,8 +450,8 @@ class Dispatcher:
     # The queue
 
     def _pump(self, now: float) -> list[Effect]:
-        """Places waiting requests, best first, until one finds no room; those behind it do not
-        overtake it.
+        """Places waiting requests in queue order until a request finds no room. Later requests do
+        not overtake that request.
         """
         effects: list[Effect] = []
         self._left = False
@@ -426,7 +459,8 @@ class Dispatcher:
         queued = False
         self._throughput.advance(now)
         broken = self._workers.links.broken(now)
-        without_room: set[ModelVersion] = set()  # versions of the model; requests for others go on
+        # Model versions without room. Requests for other versions continue.
+        without_room: set[ModelVersion] = set()
 
         def pausing(request_id: str) -> bool:
             model = self._entries[request_id].life.model
@@ -468,8 +502,8 @@ class Dispatcher:
         return effects
 
     def _must_pause(self, request_id: str, now: float) -> bool:
-        """A suspect of killing its workers runs beside no other such: if one dies again, it was
-        this one.
+        """Whether the request is suspected of killing workers and has to wait. Unproven suspects
+        never run side by side, so another death identifies the poison request.
         """
         suspicion = self._entries[request_id].life.suspicion
         if not suspicion.suspected:
@@ -479,9 +513,7 @@ class Dispatcher:
         )
 
     def _too_late(self, entry: _Entry, now: float) -> bool:
-        """Whether a request that has waited would be cut off by its deadline, and nobody has seen a
-        token of it yet.
-        """
+        """Whether a waiting request without tokens would miss its deadline."""
         if entry.begun is not None or not self._throughput.queued:
             return False
         request = entry.life.request
@@ -509,8 +541,8 @@ class Dispatcher:
     # Batch slots
 
     def _preempt(self, pausing: Callable[[str], bool], now: float) -> list[Effect]:
-        """Places a request that finds no room where others give way to it; nothing if none has
-        to.
+        """Places a request without room by preempting other requests. Returns no effects if no
+        request has to be preempted.
         """
         if now < self._preempt_at or not self._config.router.preemption:
             return []
@@ -563,5 +595,5 @@ def _gone(life: Lifecycle) -> Unavailable:
 
 
 def _notices(*found: tuple[str, str]) -> list[Effect]:
-    """Of those that say something."""
+    """Returns a notice for each pair with a text."""
     return [Notice(worker_id, text) for worker_id, text in found if text]

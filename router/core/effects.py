@@ -1,4 +1,4 @@
-"""What the router's pure core wants done; the driver does it."""
+"""The effects that the router's pure core returns. The driver carries them out."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from kvrelay.types import FinishReason, Path, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Send:
+    """Send a command to a worker."""
+
     worker_id: str
     command: Command
 
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """The next tokens of the answer; the first has number `index`."""
+    """Pass the answer's next tokens to the client. The first of them has number `index`."""
 
     request_id: str
     index: int
@@ -28,7 +30,7 @@ class Emit:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The request's end: an answer that is complete, or an error."""
+    """End the request, with a complete answer or an error."""
 
     request_id: str
     finish_reason: FinishReason
@@ -37,7 +39,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something about a worker that an operator should read in the log."""
+    """Log a message about a worker for the operator."""
 
     worker_id: str
     text: str
@@ -45,7 +47,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """A request gave its batch slot to another tenant's, for the log."""
+    """Log that a request gave its batch slot to another tenant's request."""
 
     request_id: str
     worker_id: str

@@ -1,4 +1,4 @@
-"""Where a request's time went, kept as it goes."""
+"""Latency breakdown of a request."""
 
 from __future__ import annotations
 
@@ -8,41 +8,46 @@ from kvrelay.types import Attempt, Handoff, Ledger, PrefillTimings
 class Timeline:
     """The moments of one request, in monotonic seconds of the router's clock.
 
-    Each mark ends the phase that it names; phases follow each other from the arrival without gaps.
-    Those up to the first token are the ledger's; the ledger adds a phase that comes again, in a new
-    attempt, to its first part.
+    Each mark ends the phase that it names. Phases follow each other from the arrival without gaps.
+    The ledger contains the phases up to the first token. It adds up the parts of a phase that
+    occurs again in a new attempt.
     """
 
     def __init__(self, arrival: float) -> None:
         self._arrival = arrival
         self._marks: list[tuple[str, float]] = []
-        self._marks_to_first = 0  # how many of the marks lead up to the first token
+        # Number of marks up to the first token.
+        self._marks_to_first = 0
         self._first: float | None = None
         self._second: float | None = None
         self._last: float | None = None
 
     @property
     def has_first_token(self) -> bool:
+        """Whether the request has a token."""
         return self._first is not None
 
     @property
     def first_token_at(self) -> float | None:
+        """Time of the first token, or None."""
         return self._first
 
     @property
     def marks(self) -> tuple[tuple[str, float], ...]:
-        """(phase, when it ended), up to the last that was heard."""
+        """(phase, end of the phase) pairs, up to the last known moment."""
         return (*self._marks, *self._decoded)
 
     def mark(self, phase: str, now: float) -> None:
+        """Ends a phase at `now`. A repetition of the last phase extends it."""
         self._marks += self._decoded
         if self._marks and self._marks[-1][0] == phase:
-            self._marks.pop()  # a queued request that no worker had room for is still queued
+            # The request had no worker and is still queued.
+            self._marks.pop()
         self._marks.append((phase, now))
 
     def tokens(self, now: float, count: int, prefill: PrefillTimings | None) -> None:
-        """`count` tokens came. The worker's timings split the time since the last mark; the rest is
-        `return`.
+        """Records the arrival of `count` tokens. The worker's timings split the time since the last
+        mark; the rest is the phase `return`.
         """
         if self._first is None or prefill is not None:
             self._prefilled(now, prefill)
@@ -69,7 +74,7 @@ class Timeline:
 
     @property
     def _decoded(self) -> tuple[tuple[str, float], ...]:
-        """The phase of the tokens that came after the last mark, if any did."""
+        """The decode phase of the tokens since the last mark, if there are any."""
         return (
             (("decode", self._last),)
             if self._last is not None and self._last > self._marked
@@ -83,7 +88,9 @@ class Timeline:
         handoff: Handoff | None,
         attempts: tuple[Attempt, ...],
     ) -> Ledger:
-        """`emitted` is when the first token was handed to the client's stream."""
+        """Returns the ledger. `emitted` is the time at which the client's stream received the first
+        token.
+        """
         phases: dict[str, float] = {}
         marked = self._arrival
         for phase, at in (

@@ -1,21 +1,23 @@
-"""One request from its admission to its one and only end: a pure state machine.
+"""The state machine of one request, from its admission to its single end. Pure.
 
     queued ─▶ reserving ─▶ prefilling ─▶ handing_off ─▶ decoding ─▶ finishing ─▶ finished
        └──────── local path ───▲────────────────────────────▲        any state ─▶ failed | cancelled
        ◀── a worker refused, failed or was lost: back to the queue, for the next attempt
 
-Events go in, with the time; effects come out. An attempt is one placement on workers and has a
-number: events of an attempt that was given up are dropped. The next attempt is given the prompt and
-all tokens emitted so far; as draws are keyed by (seed, position), it goes on as the lost one would
-have.
+Methods take events and the time, and return effects. An attempt is one placement on workers and has
+a number; events of an abandoned attempt are dropped. The next attempt gets the prompt and all
+emitted tokens. Sampling is keyed by (seed, position), so the next attempt continues with the same
+tokens.
 
-Not every attempt costs the request something. One that a worker refuses, that leaves a draining
-worker, or that gives its batch slot to another tenant is free. One whose worker is lost counts
-towards max_attempts, and what it says against the request is weighed in
-`router.core.poison_detection`. One that a worker failed counts likewise, and the next is paid for
-from the router's retry budget. One in which the model had no next token for this sequence is free
-once: if another worker has none either, the request is at fault and fails; if it has one, the first
-worker is (`router.core.dispatcher`).
+Costs of an attempt that ends early:
+- A worker refuses it, a draining worker hands it back, or another tenant preempts it: free.
+- Its worker is lost: the attempt counts towards max_attempts, and `router.core.poison_detection`
+  weighs the death.
+- A worker fails it: the attempt counts towards max_attempts, and the retry uses the router's retry
+  budget.
+- The model had no next token for the sequence: the first retry uses no budget. If another worker
+  has no token either, the request is at fault and fails. If another worker has a token, the first
+  worker is at fault (`router.core.dispatcher`).
 """
 
 from __future__ import annotations
@@ -65,14 +67,17 @@ State = Literal[
     "failed",
     "cancelled",
 ]
-HANDOFF_REPORT_S = 0.25  # how long an answer that is complete waits for the account of its hand-off
-CLOCKS_S = 0.1  # by which a worker may think that the deadline passed before the router does
-RETRY_AFTER_S = 1.0  # what a client is told when there is no worker
+# A complete answer waits this long for the report of its hand-off. In seconds.
+HANDOFF_REPORT_S = 0.25
+# A worker's clock may reach the deadline this much earlier than the router's clock. In seconds.
+CLOCKS_S = 0.1
+# Retry delay sent to the client when there is no worker. In seconds.
+RETRY_AFTER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a lifecycle has to know of the configuration."""
+    """The configuration of a lifecycle."""
 
     max_attempts: int
     lease_seconds: float
@@ -80,59 +85,72 @@ class Settings:
 
 
 class Lifecycle:
-    """Feed it events; carry out the effects in their order."""
+    """One request's state. Each event returns effects, which the caller carries out in order."""
 
     def __init__(self, request: Request, settings: Settings, budget: RetryBudget) -> None:
         self.request = request
         self.state: State = "queued"
-        self.attempt = 0  # number of the live or last one
-        self.assignment: Assignment | None = None  # of the live attempt
+        # Number of the live or last attempt.
+        self.attempt = 0
+        # Assignment of the live attempt.
+        self.assignment: Assignment | None = None
         self.last_assignment: Assignment | None = None
         self.target: HandoffTarget | None = None
-        self.tokens: list[int] = list(request.resume)  # of the answer
-        self.model = request.model  # that gave the first of these; no other one may go on with them
+        # Tokens of the answer.
+        self.tokens: list[int] = list(request.resume)
+        # Model version of the first token. Other versions must not continue the answer.
+        self.model = request.model
         self.cached_tokens = 0
-        self.fetched_tokens = 0  # of these, from another worker's prefix cache
+        # Cached tokens that came from another worker's prefix cache.
+        self.fetched_tokens = 0
         self.handoff: Handoff | None = None
         self.attempts: list[Attempt] = []
         self.timeline = Timeline(request.arrival)
-        self.avoid: frozenset[str] = frozenset()  # workers that failed this request
+        # Workers that failed this request.
+        self.avoid: frozenset[str] = frozenset()
         self.suspicion = Suspicion()
-        # The worker that had no next token for this sequence, until another worker has one
+        # The worker that had no next token for the sequence. Empty once another worker has a token.
         self.fault = ""
-        self.failures = 0  # attempts that a worker failed or was lost with
-        self.preemptions = 0  # attempts that gave their batch slot to another tenant
-        self.started_at: float | None = None  # when the live attempt gave its first token
+        # Number of attempts that failed on a worker or lost their worker.
+        self.failures = 0
+        # Number of attempts that gave their batch slot to another tenant.
+        self.preemptions = 0
+        # Time of the live attempt's first token.
+        self.started_at: float | None = None
         self._budget = budget
         self._settings = settings
-        self._attempt_start = 0  # number of tokens when the attempt began
-        # From the decode worker, ahead of the prefill worker's first token
+        # Number of tokens at the start of the attempt.
+        self._attempt_start = 0
+        # Tokens from the decode worker that arrived before the prefill worker's first token.
         self._early: list[SequenceTokens] = []
         self._finish: FinishReason = "stop"
         self._finish_by = 0.0
 
-    # What others derive from it
+    # Derived state
 
     @property
     def ended(self) -> bool:
+        """Whether the request is finished, failed or cancelled."""
         return self.state in ("finished", "failed", "cancelled")
 
     @property
     def path(self) -> Path | None:
-        """Of the last attempt."""
+        """Path of the last attempt, or None before the first."""
         return None if self.last_assignment is None else self.last_assignment.path
 
     @property
     def sequence(self) -> tuple[int, ...]:
+        """Token ids of the prompt and the answer so far."""
         return self.request.token_ids + tuple(self.tokens)
 
     @property
     def num_tokens(self) -> int:
+        """Number of tokens of the prompt and the answer so far."""
         return len(self.request.token_ids) + len(self.tokens)
 
     @property
     def holders(self) -> tuple[str, ...]:
-        """Workers that hold something for the live attempt, and so must hear of its end."""
+        """Workers that hold resources for the live attempt. They must be told when it ends."""
         if self.assignment is None or self.state == "finishing" or self.ended:
             return ()
         prefill, decode = self.assignment.prefill, self.assignment.decode
@@ -141,41 +159,41 @@ class Lifecycle:
         return (decode,)
 
     def is_live(self, worker_id: str, attempt: int) -> bool:
-        """Whether the worker is part of that attempt, and the attempt goes on."""
+        """Whether the attempt is live and the worker is part of it."""
         placed = self.assignment
         part = placed is not None and worker_id in (placed.prefill, placed.decode)
         return part and attempt == self.attempt and not self.ended
 
     @property
     def proven(self) -> bool:
-        """Each worker of the attempt has given a token and lives, also where the last attempt's had
-        died.
+        """Whether each worker of the attempt has given a token and survived, past the point of the
+        last attempt's death.
         """
         return self.assignment is not None and self.suspicion.outlived(self._decoded)
 
     @property
     def new_tokens(self) -> int:
-        """Of the live attempt."""
+        """Number of tokens of the live attempt."""
         return len(self.tokens) - self._attempt_start
 
     @property
     def _decoded(self) -> int:
-        """Tokens of the live attempt from its decode worker; -1 where the prefill worker has not
-        given its own.
+        """Number of the live attempt's tokens from its decode worker. -1 if the prefill worker has
+        not given its token yet.
         """
         placed = self.assignment
         return self.new_tokens - bool(placed is not None and placed.prefill)
 
     @property
     def lease_id(self) -> int | None:
-        """The lease to be kept alive: granted, and its KV not committed yet."""
+        """The lease to renew: granted, and its KV is not committed yet."""
         waiting = self.target is not None and self.state in ("prefilling", "handing_off")
         return self.target.lease_id if waiting and self.target is not None else None
 
     # Events
 
     def assign(self, assignment: Assignment, attempt: int, now: float) -> list[Effect]:
-        """Begins an attempt. Its number was never given before to one of this router."""
+        """Starts an attempt. The number must be unique in this router."""
         assert self.state == "queued", f"{self.request.request_id} was assigned while {self.state}"
         self.timeline.mark("queue", now)
         if self.attempt == 0:
@@ -201,8 +219,8 @@ class Lifecycle:
         event: Reserved | Refused | SequenceTokens | HandedOff | Failed,
         now: float,
     ) -> list[Effect]:
-        """Events of other attempts than the live one, and of workers that are not part of it, are
-        dropped.
+        """Handles a worker's event. Drops events of other attempts and of workers outside the live
+        attempt.
         """
         if not self.is_live(worker_id, event.attempt):
             return []
@@ -219,7 +237,9 @@ class Lifecycle:
                 return self._failed(worker_id, event, now)
 
     def worker_lost(self, worker_id: str, expected: bool, now: float) -> list[Effect]:
-        """The worker is gone with all that it held; `expected` when it was draining."""
+        """Handles the loss of a worker with everything that it held. `expected`: the worker was
+        draining.
+        """
         if self.assignment is None or self.ended:
             return []
         planned = self.state == "reserving" and worker_id == self.assignment.prefill
@@ -241,24 +261,30 @@ class Lifecycle:
         )
 
     def _computes(self, worker_id: str) -> bool:
-        """Whether the worker computes for it now, so that its death may be the request's fault."""
+        """Whether the worker is computing this request, so that the request may have caused its
+        death.
+        """
         assert self.assignment is not None
         if self.state == "prefilling" and self.assignment.prefill:
             return worker_id == self.assignment.prefill
         return self.state != "reserving" and worker_id == self.assignment.decode
 
     def complete(self, reason: FinishReason, now: float) -> list[Effect]:
-        """What came so far is the whole answer, as no worker can know: its text reached a stop
-        string.
+        """Completes the answer with the tokens so far. The router calls this method when the text
+        reaches a stop string, which workers cannot detect.
         """
         return [] if self.ended or self.state == "finishing" else self._complete(reason, now)
 
     def cancel(self, error: KvRelayError) -> list[Effect]:
-        """From outside: the client is gone, or the router goes."""
+        """Ends the request from outside: the client disconnected, or the router stops."""
         return [] if self.ended else self._give_up(error, error.message)
 
     def expire(self, no_worker: str, gone: str = "") -> list[Effect]:
-        """The deadline passed; `no_worker` says so if there was none to serve the request."""
+        """Ends the request at its deadline.
+
+        - no_worker: explanation if no worker could serve the request, else empty.
+        - gone: worker that holds nothing of the attempt any more.
+        """
         if self.ended:
             return []
         if self.state == "finishing":
@@ -271,8 +297,8 @@ class Lifecycle:
         )
 
     def preempt(self, now: float) -> list[Effect]:
-        """Gives the attempt up for another tenant's request. That says nothing against the request
-        or its workers.
+        """Abandons the attempt in favour of another tenant's request. The preemption counts against
+        neither the request nor its workers.
         """
         assert self.holders, f"{self.request.request_id} was preempted while {self.state}"
         self.timeline.mark("preempted", now)
@@ -281,6 +307,7 @@ class Lifecycle:
         return self._requeue("")
 
     def tick(self, now: float) -> list[Effect]:
+        """Ends a finishing request when the wait for its hand-off report is over."""
         return self._end() if self.state == "finishing" and now >= self._finish_by else []
 
     # Steps
@@ -315,7 +342,9 @@ class Lifecycle:
         ]
 
     def _refused(self, worker_id: str) -> list[Effect]:
-        """Nothing was done, so this placement is not counted as an attempt of the request."""
+        """Requeues the request. The worker did no work, so the placement does not count as an
+        attempt.
+        """
         if self.state not in ("reserving", "prefilling") or worker_id not in self.holders:
             return []
         return self._requeue(gone=worker_id)
@@ -327,7 +356,7 @@ class Lifecycle:
         from_decode = worker_id == self.assignment.decode
         if event.index > len(self.tokens):
             if from_decode and self.assignment.prefill and self.state == "prefilling":
-                # The two workers' streams are not ordered against each other
+                # The streams of the two workers are not ordered relative to each other.
                 self._early.append(event)
                 return []
             reason = f"{worker_id} sent token {event.index} where {len(self.tokens)} was due"
@@ -335,7 +364,8 @@ class Lifecycle:
 
         effects = self._accept(event, now)
         if from_decode:
-            self.state = "decoding"  # its tokens prove the commit, if there was one
+            # The tokens prove the commit, if there was a hand-off.
+            self.state = "decoding"
         elif self.state == "prefilling":
             self.state = "handing_off" if self.handoff is None else "decoding"
         if event.finish_reason is not None and event.index + len(event.token_ids) >= len(
@@ -352,7 +382,7 @@ class Lifecycle:
         return effects
 
     def _accept(self, event: SequenceTokens, now: float) -> list[Effect]:
-        """Takes what is new of the tokens: duplicates and any beyond max_tokens fall away."""
+        """Accepts the new tokens. Drops duplicates and tokens beyond max_tokens."""
         assert self.assignment is not None
         start = len(self.tokens)
         token_ids, logprobs = event.token_ids, event.logprobs
@@ -389,8 +419,8 @@ class Lifecycle:
         if self.state == "finishing":
             return self._end() if worker_id == self.assignment.prefill else []
         if worker_id not in self.holders:
-            # A prefill worker that did not hear of the commit which the decode worker's tokens
-            # proved
+            # The prefill worker did not receive the acknowledgement of the commit, but the decode
+            # worker's tokens prove the commit.
             return []
         if event.code is Code.INVALID_ARGUMENT:
             return self._give_up(InvalidArgument(event.message), event.message, gone=worker_id)
@@ -409,8 +439,8 @@ class Lifecycle:
         return self._retry(error, error.message, worker_id, now)
 
     def _faulted(self, worker_id: str, message: str, now: float) -> list[Effect]:
-        """The retry is not paid for: there is one, so such requests cannot use up what others'
-        retries need.
+        """Retries once after a sequence without a next token. The retry uses no retry budget, so
+        poison requests cannot use up the budget of other requests.
         """
         before, self.fault = self.fault, worker_id
         self.failures += 1
@@ -431,11 +461,11 @@ class Lifecycle:
         gone: bool = True,
         paid: bool = True,
     ) -> list[Effect]:
-        """Gives the attempt up because of `worker_id`, for another one or, if there were too many,
-        with the error.
+        """Abandons the attempt because of `worker_id`. Retries, or fails with the error after too
+        many failures.
 
-        `gone`: the worker holds nothing of the attempt any more. `paid`: another one costs the
-        budget something.
+        - gone: the worker holds nothing of the attempt any more.
+        - paid: the retry uses the retry budget.
         """
         ended_on = worker_id if gone else ""
         self.failures += 1
@@ -447,7 +477,9 @@ class Lifecycle:
         return self._again(outcome, worker_id, now, gone)
 
     def _again(self, outcome: str, worker_id: str, now: float, gone: bool = True) -> list[Effect]:
-        """Gives the attempt up for another one, on other workers if there are any."""
+        """Abandons the attempt and requeues the request. The next attempt avoids the worker if
+        possible.
+        """
         self.timeline.mark("failed_attempt", now)
         self._record(outcome)
         self.avoid |= {worker_id}
@@ -473,8 +505,8 @@ class Lifecycle:
         ]
 
     def _complete(self, reason: FinishReason, now: float, ended_on: str = "") -> list[Effect]:
-        """The answer is whole; the worker `ended_on` knows that by itself. Waits shortly for the
-        hand-off's account.
+        """Completes the answer. The worker `ended_on` needs no abort. Waits HANDOFF_REPORT_S for a
+        missing hand-off report.
         """
         effects = self._abort(ended_on)
         report_due = (
@@ -493,7 +525,7 @@ class Lifecycle:
         return [End(self.request.request_id, self._finish)]
 
     def _abort(self, gone: str) -> list[Effect]:
-        """Tells all holders but the one that is `gone`."""
+        """Returns an abort for each holder except the worker `gone`."""
         abort = Abort(self.request.request_id, self.attempt)
         return [Send(holder, abort) for holder in self.holders if holder != gone]
 

@@ -1,4 +1,4 @@
-"""Which workers serve a request, and by which path: a pure function that also says why."""
+"""Choice of workers and path for a request: a pure function that returns its reason."""
 
 from __future__ import annotations
 
@@ -16,44 +16,61 @@ Reason = Literal["short_prompt", "no_prefill_worker", "prefix_hit", "least_loade
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """A worker as one request sees it. Counts are of this router's own requests."""
+    """A worker as seen by one request. Counts cover only this router's own requests."""
 
     worker_id: str
     pool: PoolName
-    full: bool = False  # it refused lately, or its sequences take all the room that it has
-    queued_tokens: int = 0  # prefill: prompt tokens given to it and not yet computed
-    held_tokens: int = 0  # decode: tokens of the sequences that it holds
-    cached_tokens: int = 0  # of this request's tokens, those that its prefix cache probably holds
-    last_assigned: int = 0  # grows with each assignment
+    # The worker refused a request recently, or its sequences use all its room.
+    full: bool = False
+    # Prefill: assigned prompt tokens that are not computed yet.
+    queued_tokens: int = 0
+    # Decode: tokens of the sequences on the worker.
+    held_tokens: int = 0
+    # Tokens of this request that the worker's prefix cache probably holds.
+    cached_tokens: int = 0
+    # Grows with each assignment.
+    last_assigned: int = 0
     address: str = ""
     block_size: int = 0
-    sick: bool = False  # it fails, or is much slower than the others of its pool
+    # The worker fails, or is much slower than the rest of its pool.
+    sick: bool = False
     model: ModelVersion = UNKNOWN_MODEL
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
+    """The chosen workers and path for one attempt, with the reason."""
+
     path: Path
     decode: str
-    prefill: str  # empty on the local path
+    # Empty on the local path.
+    prefill: str
     reason: Reason
-    why: str  # the reason as a sentence, with figures of this request alone
-    uncached_tokens: int  # that the prefill has to compute
-    source: PrefixSource | None = None  # who holds more of the prompt than the prefill worker does
-    load: str = ""  # figures of other requests that the reason rests on
-    model: ModelVersion = UNKNOWN_MODEL  # that all workers of the assignment serve
+    # The reason as a sentence. It has figures of this request only.
+    why: str
+    # Number of tokens that the prefill has to compute.
+    uncached_tokens: int
+    # Another worker that holds more of the prompt than the prefill worker.
+    source: PrefixSource | None = None
+    # Figures of other requests that explain the reason.
+    load: str = ""
+    # Model version of all workers of the assignment.
+    model: ModelVersion = UNKNOWN_MODEL
 
     def why_for(self, viewer: Tenant) -> str:
-        """The reason as the viewer may read it: `load` would tell one tenant of another's
-        prompts.
+        """Returns the reason that the viewer may read. `load` would reveal other tenants' prompts,
+        so only viewers of the whole cluster see it.
         """
         return f"{self.why}, {self.load}" if self.load and viewer.sees_cluster else self.why
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
+    """No placement is possible now, with the reason."""
+
     why: str
-    no_worker: bool = False  # there is none, as against none with room
+    # True if no worker is ready; False if the ready workers are full.
+    no_worker: bool = False
 
 
 def assign(
@@ -64,15 +81,15 @@ def assign(
     broken: frozenset[tuple[str, str]] = frozenset(),
     model: ModelVersion | None = None,
 ) -> Assignment | Wait:
-    """Chooses workers for a sequence of `num_tokens` among those that take new work.
+    """Chooses workers for a sequence of `num_tokens` among workers that accept requests.
 
-    All workers of an assignment serve one version of the model: `model`, whose tokens the sequence
-    has, if that is given. While there are several, decode workers of a version that has a prefill
-    worker come first.
-
-    Workers in `avoid` failed this request before: they are taken only if there is no other. Sick
-    decode workers are taken only if all are; sick prefill workers never, since then the decode pool
-    prefills. Nor is a pair (prefill, decode) in `broken`, whose hand-offs fail.
+    - All workers of an assignment serve the same model version: `model` if given, because the
+      sequence has tokens of that version. If there are several versions, decode workers of a
+      version with a prefill worker are preferred.
+    - Workers in `avoid` failed this request before. They are a last resort.
+    - Sick decode workers are used only if all decode workers are sick. Sick prefill workers are
+      never used, since the decode pool can prefill.
+    - A pair (prefill, decode) in `broken` is never used, because its hand-offs fail.
     """
     if model is not None:
         workers = [one for one in workers if one.model.is_same(model)]
@@ -139,8 +156,8 @@ def assign(
 def _with_prefill(
     decoders: Sequence[WorkerView], workers: Sequence[WorkerView]
 ) -> Sequence[WorkerView]:
-    """Those decode workers whose version of the model has a prefill worker; all while there is one
-    version.
+    """Returns the decode workers whose model version has a prefill worker. Returns all decode
+    workers if there is only one version.
     """
     if len({one.model for one in workers}) == 1:
         return decoders
@@ -149,10 +166,11 @@ def _with_prefill(
 
 
 def _source(prefill: WorkerView, workers: Sequence[WorkerView]) -> PrefixSource | None:
-    """The worker that holds most of the prompt, if that is at least a block more than the prefill
-    worker does.
+    """Returns the worker that holds most of the prompt, if it holds at least one block more than
+    the prefill worker.
 
-    Blocks are found by the hash of what is in them, so only those of the same size.
+    Blocks are identified by a hash of their content, so only workers with the same block size
+    count.
     """
     alike = [
         one
@@ -169,14 +187,16 @@ Cost = Callable[[WorkerView], int]
 
 
 def _choose(workers: Sequence[WorkerView], avoid: frozenset[str], cost: Cost) -> WorkerView | None:
-    """The cheapest worker with room; of equals, the one that waited longest."""
+    """Returns the cheapest worker with room. Among equals, the least recently assigned worker
+    wins.
+    """
     with_room = [one for one in workers if not one.full]
     candidates = [one for one in with_room if one.worker_id not in avoid] or with_room
     return min(candidates, key=lambda one: (cost(one), one.last_assigned), default=None)
 
 
-# Costs in tokens: to compute before this request's first token, or, on a decode worker, to read in
-# each step.
+# Costs in tokens: for prefill, tokens to compute before this request's first token; for decode,
+# tokens to read in each step.
 _PREFILL_COST: dict[PolicyName, Callable[[int], Cost]] = {
     "round_robin": lambda _num_tokens: lambda _worker: 0,
     "least_loaded": lambda _num_tokens: lambda worker: worker.queued_tokens,

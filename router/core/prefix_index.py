@@ -1,6 +1,7 @@
-"""What the router believes each worker's prefix cache holds.
+"""The router's estimate of the content of each worker's prefix cache.
 
-It may be wrong. A wrong belief costs time and never a token: workers compare what they find.
+The estimate may be wrong. An error costs time but never changes tokens: workers verify the blocks
+that they find.
 """
 
 from __future__ import annotations
@@ -10,17 +11,17 @@ from collections.abc import Sequence
 
 
 class PrefixIndex:
-    """Block hashes by worker, least recently assigned forgotten first."""
+    """Block hashes by worker. The least recently assigned hashes are evicted first."""
 
     def __init__(self) -> None:
         self._blocks: dict[str, OrderedDict[bytes, None]] = {}
 
     def add(self, worker_id: str, hashes: Sequence[bytes], capacity: int) -> None:
-        """Notes that the worker, which has room for `capacity` blocks, holds the sequence of these
+        """Records that the worker, with room for `capacity` blocks, holds the sequence of these
         hashes.
         """
         blocks = self._blocks.setdefault(worker_id, OrderedDict())
-        # The tail goes in first, so that a prefix outlives what builds on it.
+        # The tail goes in first, so that a prefix stays longer than the blocks that follow it.
         for block in reversed(hashes):
             blocks[block] = None
             blocks.move_to_end(block)
@@ -28,7 +29,7 @@ class PrefixIndex:
             blocks.popitem(last=False)
 
     def match(self, worker_id: str, hashes: Sequence[bytes]) -> int:
-        """How many leading blocks of the sequence the worker probably holds."""
+        """Returns the number of leading blocks that the worker probably holds."""
         blocks = self._blocks.get(worker_id)
         if not blocks:
             return 0
@@ -38,4 +39,5 @@ class PrefixIndex:
         return len(hashes)
 
     def drop(self, worker_id: str) -> None:
+        """Forgets the worker's blocks."""
         self._blocks.pop(worker_id, None)

@@ -1,4 +1,4 @@
-"""A request that was let in: checked, tokenized, with a seed."""
+"""An admitted request: validated, tokenized, with a seed."""
 
 from __future__ import annotations
 
@@ -10,35 +10,45 @@ from kvrelay.types import FinishReason, ModelVersion, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Times are monotonic seconds of the router's clock."""
+    """An admitted request. Times are monotonic seconds of the router's clock."""
 
-    request_id: str  # of the cluster: a tenant's own ids are scoped to it
-    token_ids: tuple[int, ...]  # the prompt
-    sampling: SamplingParams  # seed is set
+    # Unique in the cluster: a client's own id is scoped to its tenant.
+    request_id: str
+    # The prompt.
+    token_ids: tuple[int, ...]
+    # The seed is set.
+    sampling: SamplingParams
     arrival: float
     deadline: float
-    priority: int = 0  # lower goes first
-    resume: tuple[int, ...] = ()  # tokens of the answer that the client already has
-    complete: FinishReason | None = None  # why `resume` is the whole answer, if it is
+    # Lower goes first.
+    priority: int = 0
+    # Tokens of the answer that the client already has.
+    resume: tuple[int, ...] = ()
+    # Finish reason if `resume` is the complete answer, else None.
+    complete: FinishReason | None = None
     tenant: Tenant = ANONYMOUS
-    chat: bool = False  # whether it came as messages
-    model: ModelVersion | None = None  # that gave the tokens of `resume`, where the client says
-    traceparent: str = ""  # of the client's span, as W3C Trace Context writes it; not validated
-    cache_salt: str | None = field(default=None, repr=False)  # the client's own
+    # True if the request came as messages.
+    chat: bool = False
+    # Model version that gave the tokens of `resume`, if the client names it.
+    model: ModelVersion | None = None
+    # The client's span as a W3C Trace Context value, not validated.
+    traceparent: str = ""
+    # Salt chosen by the client.
+    cache_salt: str | None = field(default=None, repr=False)
 
     @property
     def salt(self) -> str:
-        """Of its prefix-cache keys, in each attempt."""
+        """Salt of the request's prefix cache keys, the same in each attempt."""
         return self.tenant.salt_for(self.cache_salt)
 
     @property
     def client_id(self) -> str:
-        """What the client calls it."""
+        """The client's own request id."""
         return self.tenant.unscoped(self.request_id)
 
     @property
     def most_tokens(self) -> int:
-        """Of the prompt and the answer. Tokens that the client has already are computed again, so
-        they count.
+        """Largest number of tokens of prompt and answer. It includes the tokens that the client
+        already has, because they are computed again.
         """
         return len(self.token_ids) + self.sampling.max_tokens

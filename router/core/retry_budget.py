@@ -1,31 +1,33 @@
-"""How many failed attempts may be followed by another, in all."""
+"""Retry budget of a router."""
 
 from __future__ import annotations
 
-RATIO = 0.2  # of a retry that each request earns
-MOST = 100.0  # retries that can be saved up
-FLOOR = 10.0  # retries that a router has when it starts
-FLOOR_PER_S = 1.0  # what they grow by again while there are fewer than FLOOR
+# Retries that each request earns.
+RATIO = 0.2
+# Largest balance, in retries.
+MOST = 100.0
+# Balance at the start, in retries.
+FLOOR = 10.0
+# Growth of the balance while it is below FLOOR.
+FLOOR_PER_S = 1.0
 
 
 class RetryBudget:
     """A token bucket that requests fill and retries empty, as in Finagle's RetryBudget and Envoy's
     retry budgets.
 
-    When a cluster is sick, retries by each request for itself multiply the load: five attempts each
-    are five times of it. Out of one budget, attempts are at most 1 + RATIO per request in the long
-    run, and FLOOR more, which is what lets a quiet cluster fail over: there one lost attempt would
-    otherwise find an empty bucket.
+    In a sick cluster, retries that each request decides by itself multiply the load: five attempts
+    each are five times the load. With a common budget there are at most 1 + RATIO attempts per
+    request in the long run, plus FLOOR. FLOOR lets a quiet cluster fail over, where a lost attempt
+    would otherwise find an empty bucket.
 
-    Three things that look like retries do not spend from it, since none of them can become a storm:
-    - a worker refused: nothing was done, and the request waits in the queue meanwhile;
-    - a worker drains: its requests move once, because somebody asked for it;
-    - a worker was lost: each of its requests moves once for this loss, so there are as many moves
-      as the lost worker had batch slots, whatever the load, and these batch slots do not work any
-      more. A request that is itself what kills workers is stopped by what speaks against it
-      (`router.core.poison_detection`), and each by `router.max_attempts`. If moves were paid for,
-      the death of one busy worker of a small cluster would empty the budget and fail requests that
-      nothing is wrong with.
+    Three cases use no budget, since none of them can cause a retry storm:
+    - A worker refused the request. The worker did no work, and the request waits in the queue.
+    - A worker drains. An operator asked for the drain, and each request moves once.
+    - A worker is lost. Each of its requests moves once, so the number of moves is bounded by the
+      worker's batch size at any load. `router.core.poison_detection` stops a request that kills
+      workers, and `router.max_attempts` bounds every request. If these moves used the budget, the
+      crash of one busy worker in a small cluster would empty it and fail healthy requests.
     """
 
     def __init__(self) -> None:
@@ -35,11 +37,13 @@ class RetryBudget:
         self.refused = 0
 
     def deposit(self) -> None:
-        """A request makes its first attempt."""
+        """Adds RATIO retries to the balance. Call it at the first attempt of a request."""
         self._balance = min(MOST, self._balance + RATIO)
 
     def withdraw(self, now: float) -> bool:
-        """Whether there may be a retry; if so it is paid for."""
+        """Takes one retry from the balance at `now` (seconds). Returns whether the retry is
+        allowed.
+        """
         if self._balance < FLOOR:
             self._balance = min(FLOOR, self._balance + (now - self._filled_at) * FLOOR_PER_S)
         self._filled_at = now

@@ -1,36 +1,44 @@
-"""How fast requests leave the queue, and how long they are served: what an estimate of a wait is
-made of.
+"""Measured rate at which requests leave the queue, and measured service time. They are the inputs
+of wait estimates.
 """
 
 from __future__ import annotations
 
 from math import exp
 
-WINDOW_S = 10.0  # of time with a queue, over which the past fades
-EVIDENCE = 3.0  # requests that must have left in it
-SHARE = 1 / 32  # of the last answer in the means
+# Time constant of the rate, in time with a queue.
+WINDOW_S = 10.0
+# Number of departures in the window that a rate needs.
+EVIDENCE = 3.0
+# Weight of the last answer in the means.
+SHARE = 1 / 32
 
 
 class Throughput:
-    """Seconds are the router's clock's. The rate is that of the time in which requests waited for
-    room, and no other.
+    """Running estimates, in seconds of the router's clock. The rate covers only the time in which
+    requests waited for room.
 
-    It counts requests, not tokens: what frees a place in a full cluster is that some request ends,
-    and the mix that comes next is the mix that was served.
+    It counts requests instead of tokens: in a full cluster, a place becomes free when a request
+    ends, and the mix of the next requests equals the mix that was served.
     """
 
     def __init__(self) -> None:
         self._left = 0.0
         self._busy_s = 0.0
-        self._at: float | None = None  # up to when time is counted, while there is a queue
-        self.seconds = 0.0  # from workers to the end, mean of the last answers
-        self.answer_tokens = 0.0  # of these
-        self.tokens = 0.0  # of these with their prompts
-        self._max_tokens = 0.0  # that they might have had
+        # Time up to which the queue time is counted. None while there is no queue.
+        self._at: float | None = None
+        # Mean time from placement to end over the last answers.
+        self.seconds = 0.0
+        # Mean answer tokens over the same answers.
+        self.answer_tokens = 0.0
+        # Mean tokens of prompt and answer over the same answers.
+        self.tokens = 0.0
+        # Mean max_tokens over the same answers.
+        self._max_tokens = 0.0
 
     @property
     def queued(self) -> bool:
-        """Whether requests were waiting for room when that was last looked at."""
+        """Whether requests waited for room at the last check."""
         return self._at is not None
 
     def advance(self, now: float) -> None:
@@ -43,27 +51,28 @@ class Throughput:
             self._at = now
 
     def watch(self, now: float, queued: bool) -> None:
-        """From now on there is a queue, or none."""
+        """Records whether there is a queue from now on."""
         self.advance(now)
         self._at = now if queued else None
 
     def forget_rate(self) -> None:
-        """There are other workers now than those that it was measured with."""
+        """Resets the rate, because the set of workers has changed."""
         self._left = self._busy_s = 0.0
 
     def left_queue(self) -> None:
-        """A request was given workers; it counts if it had waited for them."""
+        """Counts a request that got workers, if there was a queue."""
         if self._at is not None:
             self._left += 1
 
     @property
     def per_second(self) -> float | None:
-        """Requests that leave the queue; None as long as too few have."""
+        """Requests per second that leave the queue. None without enough evidence."""
         return self._left / self._busy_s if self._left >= EVIDENCE and self._busy_s > 0 else None
 
     def finished(
         self, seconds: float, prompt_tokens: int, answer_tokens: int, max_tokens: int
     ) -> None:
+        """Adds a finished answer to the means. `seconds` is its time with workers."""
         share = SHARE if self.tokens else 1.0
         self.seconds += (seconds - self.seconds) * share
         self.answer_tokens += (answer_tokens - self.answer_tokens) * share
@@ -71,10 +80,11 @@ class Throughput:
         self._max_tokens += (max_tokens - self._max_tokens) * share
 
     def service_s(self, max_tokens: int) -> float:
-        """How long a request with room for so many tokens will be served; 0 if nothing is known.
+        """Returns the estimated service time in seconds of a request with `max_tokens`. 0 if
+        unknown.
 
-        Its answer is taken to be as long as answers are, or to use as much of its room as they do,
-        if that is more.
+        The estimated answer is as long as the mean answer (at most `max_tokens`), or uses the mean
+        fraction of max_tokens, whichever is longer.
         """
         if not self.answer_tokens:
             return 0.0

@@ -1,1 +1,1 @@
-"""From a request to token ids that may run: access, validation, tokenization and rate limits."""
+"""Preparation of requests: access, validation, tokenization and rate limits."""

@@ -1,4 +1,4 @@
-"""Who may come in: bearer tokens to tenants, from a file that is read again when it changes."""
+"""Access control: maps bearer tokens to tenants. The tokens file is read again when it changes."""
 
 from __future__ import annotations
 
@@ -13,42 +13,45 @@ from kvrelay.errors import ConfigError, PermissionDenied, Unauthenticated
 from kvrelay.process.telemetry import get_logger
 from kvrelay.tenants import ANONYMOUS, Role, Tenant
 
-POLL_S = 1.0  # after which a token that was taken out of the file lets nobody in any more
+# A removed token is rejected after at most about this time.
+POLL_S = 1.0
 MAX_TOKEN = 512  # characters
 
 log = get_logger("router.access")
 
 
 class Access:
-    """Without a tokens file everybody is ANONYMOUS and may do all; configurations allow that on
-    loopback only.
+    """The tenants of a tokens file. Without a tokens file every caller is ANONYMOUS and may do
+    everything; configurations allow that on loopback only.
     """
 
     def __init__(self, path: Path | None) -> None:
-        """Raises ConfigError for a file that cannot be used: a router does not start without one
-        that it can.
+        """Raises ConfigError if the file cannot be used. A router does not start with a broken
+        file.
         """
         self._path = path
         self._seen = _signature(path)
         self._tenants: Mapping[bytes, Tenant] = {} if path is None else load_tokens(path)
-        # Its own, so that a token which is taken out is refused in time, whatever clients keep
-        # other threads busy with.
+        # A dedicated thread, so that a removed token is rejected in time even if clients keep other
+        # threads busy.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokens file")
         self.failed_loads = 0
-        self.refusals = 0  # of callers without a token that is known here
+        # Number of callers without a known token.
+        self.refusals = 0
 
     @property
     def open(self) -> bool:
-        """Whether nobody needs a token."""
+        """Whether callers need no token."""
         return self._path is None
 
     @property
     def names(self) -> frozenset[str]:
+        """Names of all tenants."""
         return frozenset(tenant.name for tenant in self._tenants.values())
 
     def admit(self, authorization: Sequence[str], roles: frozenset[Role]) -> Tenant:
-        """The tenant of `Bearer TOKEN`, which has to have one of the roles; `authorization` are all
-        such headers.
+        """Returns the tenant of `Bearer TOKEN`. `authorization` holds all authorization headers;
+        the tenant needs one of the roles.
 
         Raises Unauthenticated, PermissionDenied.
         """
@@ -59,9 +62,9 @@ class Access:
         return tenant
 
     async def watch(self, changed: Callable[[], None]) -> None:
-        """Until cancelled. `changed` is called when other tenants have come into force.
+        """Reloads the file until cancelled. Calls `changed` after a reload.
 
-        It also tells the log of callers that were refused, in one line however many they are.
+        It also logs the number of rejected callers since the last poll, in a single event.
         """
         told = 0
         while True:
@@ -73,8 +76,8 @@ class Access:
                 told = self.refusals
 
     async def reload(self) -> bool:
-        """Reads the file if it has changed; what cannot be used leaves all as it was, and is in the
-        log.
+        """Reads the file if it has changed. Returns whether new tenants are in force. A broken file
+        is logged and changes nothing.
         """
         if self._path is None:
             return False
@@ -102,9 +105,8 @@ class Access:
         if len(authorization) > 1 or scheme.lower() != "bearer" or not 0 < len(token) <= MAX_TOKEN:
             self.refusals += 1
             raise Unauthenticated("the header authorization is not one `Bearer TOKEN`")
-        # What is looked up is the hash of what came. How far that agrees with a hash which is known
-        # tells nothing of a token that would agree further, so the time that this takes helps
-        # nobody to guess one.
+        # The lookup key is a hash of the token. Its timing reveals only how far two hashes agree,
+        # which does not help to guess a token.
         tenant = self._tenants.get(hashlib.sha256(token.encode(errors="replace")).digest())
         if tenant is None:
             self.refusals += 1
@@ -113,7 +115,7 @@ class Access:
 
 
 def check_role(tenant: Tenant, roles: frozenset[Role]) -> None:
-    """Raises PermissionDenied."""
+    """Raises PermissionDenied if the tenant has none of the roles."""
     if not tenant.roles & roles:
         raise PermissionDenied(
             f"tenant {tenant.name} has the role {_listed(tenant.roles)}; this needs "
@@ -126,8 +128,8 @@ def _listed(roles: frozenset[Role]) -> str:
 
 
 def _signature(path: Path | None) -> tuple[int, ...] | None:
-    """What changes with the file, also when another takes its place, as Kubernetes does it; None if
-    it is not there.
+    """Returns a value that changes with the file, also when another file replaces it, as in
+    Kubernetes. None if the file does not exist.
     """
     try:
         found = None if path is None else path.stat()

@@ -1,5 +1,5 @@
-"""From what a client sent to an answer that streams: checked, tokenized, admitted. Both endpoints
-lead here.
+"""The frontend: turns client requests into streams by validation, tokenization and admission. Both
+the gRPC and the HTTP endpoint use it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from router.runtime.stream import Stream
 
 
 class Frontend:
-    """Turns requests into streams."""
+    """Turns client requests into streams."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Frontend:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens that prompt and answer may have together: the model's limit, or less if a worker
+        """Largest number of tokens of prompt and answer: the model's limit, or less if a worker
         holds less.
         """
         return min(
@@ -63,10 +63,10 @@ class Frontend:
         time_left: float | None,
         traceparent: str = "",
     ) -> Stream:
-        """`time_left` is what is left of the client's time at `arrival`, in seconds; `traceparent`
-        names its span.
+        """Tokenizes and admits a request.
 
-        Raises DeadlineExceeded, and what `tokenize` and `admit` raise.
+        `time_left` is the client's remaining time at `arrival`, in seconds; `traceparent` names the
+        client's span. Raises DeadlineExceeded, and the errors of `tokenize` and `admit`.
         """
         if time_left is not None and time_left <= 0:
             raise DeadlineExceeded(
@@ -76,8 +76,8 @@ class Frontend:
         return await self.admit(request, token_ids, tenant, arrival, time_left, traceparent)
 
     def check_caller(self, tenant: Tenant) -> None:
-        """Before the body of a request is read. Raises what any request of that tenant would be
-        refused with now.
+        """Checks the tenant before the request's body is read. Raises the error with which any
+        request of the tenant would be rejected now.
         """
         self.limits.check_request(tenant, self._clock.now())
         self._driver.check_open(
@@ -87,15 +87,15 @@ class Frontend:
     async def tokenize(
         self, request: GenerateRequest, tenant: Tenant, choices: int = 1
     ) -> tuple[int, ...]:
-        """The prompt of a request that is checked first, and that has so many choices.
+        """Validates a request with `choices` choices and returns its prompt's tokens.
 
         Raises InvalidArgument, NotFound, PermissionDenied for a priority that the tenant may not
-        ask for, ResourceExhausted for one over its limit, and what check_open does.
+        use, ResourceExhausted over the tenant's limit, and the errors of Driver.check_open.
         """
         check_request(request, self.card)
         check_priority(request.priority, tenant)
         self.limits.take_request(tenant, self._clock.now(), choices)
-        # Before tokenizing, which would cost more than the refusal
+        # This check runs before the tokenization, which costs more than a rejection.
         self._driver.check_open(tenant, request.priority)
         if request.token_ids:
             return request.token_ids
@@ -105,8 +105,8 @@ class Frontend:
         assert request.prompt is not None, "check_request lets no request without a source pass"
         fewest = self.text.fewest_tokens(request.prompt)
         bound.check("prompt", fewest, "at least ")
-        # What tokenizing is worth is taken before it is done, and stays taken from who sent what
-        # cannot be served.
+        # The limit is charged before the tokenization. The charge remains if the request cannot be
+        # served.
         self.limits.take_tokens(tenant, fewest, self._clock.now())
         token_ids = await self.text.encode(request.prompt, tenant=tenant, bound=bound)
         self.limits.give_back(tenant, fewest)
@@ -121,14 +121,16 @@ class Frontend:
         time_left: float | None,
         traceparent: str = "",
     ) -> Stream:
-        """A request that `tokenize` has checked, or one like it but for id and seed.
+        """Admits a request that `tokenize` has validated, or one that differs from it only in id
+        and seed.
 
-        Raises InvalidArgument for what does not fit into the context or is over the tenant's limit
-        by itself, ResourceExhausted for what is over it now, and what Driver.submit raises.
+        Raises InvalidArgument if the request does not fit into the context or exceeds the tenant's
+        limit by itself, ResourceExhausted if it exceeds the limit now, and the errors of
+        Driver.submit.
         """
         timeout = self._config.default_deadline_s if time_left is None else time_left
-        # The client's own clock ends the call too, and then it hears no reason: ours is a little
-        # ahead.
+        # The client also ends the call at its deadline, and would then get no reason. So the
+        # router's deadline is slightly earlier.
         deadline = arrival + timeout - min(0.1, timeout / 10)
         request_id = request.request_id or uuid.uuid4().hex
         sampling = admit_sampling(request, request_id, len(token_ids), self.max_model_len)
@@ -159,12 +161,16 @@ class Frontend:
             raise
 
     def cancel(self, stream: Stream) -> None:
-        """The client is gone, or has all that it wants."""
+        """Cancels the stream's request if it has not ended: the client disconnected or needs no
+        more.
+        """
         if stream.ended is None:
             self._driver.cancel(stream.request.request_id)
 
     def _completed(self, resume: tuple[int, ...], sampling: SamplingParams) -> FinishReason | None:
-        """Whether the tokens that a client already has are all there will be."""
+        """Returns the finish reason if the tokens that the client already has are the complete
+        answer.
+        """
         if not resume:
             return None
         ends = self.card.eos_token_ids if not sampling.ignore_eos else frozenset()

@@ -1,4 +1,4 @@
-"""What a router knows of the model: the public facts of its folder, no weights."""
+"""The model card: public facts of the model's folder, without weights."""
 
 from __future__ import annotations
 
@@ -18,37 +18,42 @@ from kvrelay.types import WorkerInfo
 from kvrelay.wire.inference import ModelInfo
 from router.core.compatibility import misfit
 
-_MAX_NAMES, _MAX_NAME = 8, 100  # architectures, and characters of each, that are told
-# The context's length, by the names that it has most often
+# Limits on the reported architectures and on the characters of each.
+_MAX_NAMES, _MAX_NAME = 8, 100
+# The most common names of the context length.
 _LIMITS = ("max_position_embeddings", "n_positions")
-_ASK_S = 120.0  # for a process that imports transformers, on a busy machine
+# Timeout of a process that imports transformers on a busy machine.
+_ASK_S = 120.0
 
 Ask = Callable[[str], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
+    """The facts of the model that the router needs."""
+
     info: ModelInfo
     vocab_size: int
     eos_token_ids: frozenset[int]
-    tokenizer_id: str = ""  # hash of the files that define the vocabulary
+    # Hash of the files that define the vocabulary.
+    tokenizer_id: str = ""
 
     def misfit(self, info: WorkerInfo) -> str:
-        """Why this router does not work with the worker; empty if it does."""
+        """Returns the reason why this router cannot use the worker. Empty if it can."""
         return misfit(info, self.vocab_size, self.tokenizer_id)
 
     @classmethod
     def load(cls, folder: str, config: ModelConfig, ask: Ask | None = None) -> ModelCard:
-        """Sizes that config.json leaves to transformers' defaults, or has under a name of its own,
-        `ask` is asked for.
+        """Reads the model's folder. `ask` supplies sizes that config.json omits or stores under
+        another name.
 
-        Raises ModelRefused for a folder whose config.json cannot be read.
+        Raises ModelRefused if config.json cannot be read.
         """
         path = Path(folder)
         model = read_model_json(path / "config.json")
         defaults = path / "generation_config.json"
         generation = read_model_json(defaults) if defaults.exists() else {}
-        # Multimodal models keep the language model's part there
+        # Multimodal models store the language model's configuration in text_config.
         text = model.get("text_config", model)
         try:
             found = next((name for name in _LIMITS if name in text), _LIMITS[0])
@@ -83,8 +88,8 @@ class ModelCard:
 
 
 def _count(config: dict[str, Any], name: str) -> int:
-    """Raises KeyError, TypeError or ValueError for what is no number that gRPC can tell, from 1
-    on.
+    """Returns a positive 32-bit integer of the configuration. Raises KeyError, TypeError or
+    ValueError otherwise.
     """
     number = config[name]
     if type(number) is not int or not 0 < number < 2**31:
@@ -100,8 +105,8 @@ def _ids(found: object) -> frozenset[int]:
 
 
 def ask_transformers(folder: str) -> dict[str, Any]:
-    """What transformers makes of the folder's config.json, by a process of its own: this one does
-    not import it.
+    """Returns the folder's configuration as transformers reads it, from a separate process: the
+    router does not import transformers.
 
     Raises ModelRefused.
     """

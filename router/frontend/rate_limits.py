@@ -1,4 +1,4 @@
-"""How much each tenant may ask for in a minute. Pure: time is an argument."""
+"""Rate limits per tenant and minute. Pure: time is an argument."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MINUTE_S = 60.0
 
 
 class Bucket:
-    """A token bucket: it holds what a minute allows, is full at first, and fills evenly."""
+    """A token bucket that holds one minute's allowance, starts full, and refills evenly."""
 
     def __init__(self, per_minute: int, now: float) -> None:
         self.per_minute = per_minute
@@ -21,8 +21,8 @@ class Bucket:
         self._at = now
 
     def take(self, amount: int, now: float) -> float:
-        """Seconds until there is enough; 0 if there was, and it is taken. `amount` is at most
-        `per_minute`.
+        """Takes `amount` if it is available and returns 0; otherwise returns the seconds until it
+        is. `amount` is at most `per_minute`.
         """
         wait_s = self.wait(amount, now)
         if wait_s == 0.0:
@@ -30,15 +30,16 @@ class Bucket:
         return wait_s
 
     def wait(self, amount: int, now: float) -> float:
-        """As `take`, which takes nothing."""
+        """Returns the seconds until `amount` is available, without taking it."""
         self._refill(now)
         return max(0.0, amount - self._level) / self.per_minute * _MINUTE_S
 
     def give_back(self, amount: int) -> None:
+        """Returns an unused amount to the bucket, up to its capacity."""
         self._level = min(self._level + amount, self.per_minute)
 
     def resize(self, per_minute: int, now: float) -> None:
-        """What was used up stays used up."""
+        """Changes the allowance. The used amount stays used."""
         self._refill(now)
         self._level = max(0.0, self._level + per_minute - self.per_minute)
         self.per_minute = per_minute
@@ -53,21 +54,22 @@ class Bucket:
 class Limits:
     """Owns the buckets of this router's tenants.
 
-    An answer takes as many tokens as it could have when its request is admitted, and what it did
-    not use is given back at its end: so what was admitted is never over the limit, whatever is
-    under way.
+    Admission takes the largest possible number of tokens for an answer, and the end of the request
+    gives back the unused tokens. So the admitted requests never exceed the limit.
     """
 
     def __init__(self) -> None:
-        self.refused: Counter[tuple[str, str]] = Counter()  # by tenant and limit
+        # By tenant and limit.
+        self.refused: Counter[tuple[str, str]] = Counter()
         self._requests: dict[str, Bucket] = {}
         self._tokens: dict[str, Bucket] = {}
 
     def take_request(self, tenant: Tenant, now: float, choices: int = 1) -> None:
-        """Each choice counts as a request, since it costs what one does.
+        """Takes one request per choice from the tenant's limit, since each choice costs as much as
+        a request.
 
-        Raises ResourceExhausted, and InvalidArgument for more than a minute allows: waiting would
-        not help.
+        Raises ResourceExhausted, or InvalidArgument for more choices than the limit of a minute,
+        since waiting would not help.
         """
         if tenant.requests_per_minute is None:
             return
@@ -81,14 +83,14 @@ class Limits:
         self._take(bucket, choices, "requests", tenant, now)
 
     def check_request(self, tenant: Tenant, now: float) -> None:
-        """Raises ResourceExhausted where `take_request` would, and takes nothing."""
+        """Raises ResourceExhausted if `take_request` would. Takes nothing."""
         if tenant.requests_per_minute is not None:
             bucket = _bucket(self._requests, tenant.name, tenant.requests_per_minute, now)
             self._refuse(bucket, bucket.wait(1, now), "requests", tenant)
 
     def take_tokens(self, tenant: Tenant, amount: int, now: float) -> None:
-        """Raises ResourceExhausted, and InvalidArgument for more than a minute allows: waiting
-        would not help.
+        """Takes tokens from the tenant's limit. Raises ResourceExhausted, or InvalidArgument for
+        more than the limit of a minute, since waiting would not help.
         """
         if tenant.tokens_per_minute is None:
             return
@@ -102,12 +104,14 @@ class Limits:
         self._take(bucket, amount, "tokens", tenant, now)
 
     def give_back(self, tenant: Tenant, amount: int) -> None:
-        """Tokens that were taken and not used."""
+        """Returns tokens that were taken and not used."""
         if tenant.name in self._tokens:
             self._tokens[tenant.name].give_back(amount)
 
     def ended(self, stream: Stream) -> None:
-        """As an observer of requests: the end of one that was admitted."""
+        """Gives back the unused tokens of a request that has ended. An observer of requests calls
+        it.
+        """
         self.give_back(
             stream.request.tenant, stream.request.sampling.max_tokens - stream.num_tokens
         )

@@ -1,4 +1,4 @@
-"""Text to tokens and back for the router's model, off the event loop where it takes long."""
+"""Tokenization and detokenization for the router's model. Long texts run off the event loop."""
 
 from __future__ import annotations
 
@@ -17,32 +17,38 @@ from router.runtime.fair_threads import FairLanes, FairThreads
 from router.runtime.stream import TokenSink
 
 T = TypeVar("T")
-INLINE = 2000  # characters or tokens: so many are converted before a thread would have begun
-SHORT = 2**15  # characters or tokens: those that a lane is kept free for
+# Characters or tokens up to which conversion is faster than starting a thread.
+INLINE = 2000
+# Characters or tokens up to which a job may use the reserved lane.
+SHORT = 2**15
 THREADS = max(2, min(8, (os.cpu_count() or 2) - 1))
-RENDERERS = 2  # processes for chat templates, of which long conversations get one
-MESSAGE_COST = 64  # of a message of a conversation, in characters that take as long
-# Of a token whose text is decoded in the order of an answer, to router.runtime.loop_slices
+# Processes for chat templates. Long conversations use one of them.
+RENDERERS = 2
+# Cost of a message of a conversation, in characters of equal cost.
+MESSAGE_COST = 64
+# Cost of detokenizing one token of an answer, for router.runtime.loop_slices.
 TOKEN_COST = 2**10
-MAX_WAITING = 64 * 2**20  # characters of texts that are with the threads or wait for one
+# Limit on the characters of texts that threads process or that wait for a thread.
+MAX_WAITING = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBound:
-    """How many tokens a text may have, and why."""
+    """Limit on a text's tokens, with its reason."""
 
     most: int
     why: str
 
     @classmethod
     def of_context(cls, max_model_len: int) -> TokenBound:
+        """Returns the bound of a prompt: the context length less one token for the answer."""
         return cls(
             max_model_len - 1, f"the context holds {max_model_len} with at least one of the answer"
         )
 
     def check(self, field: str, tokens: int, how: str = "") -> None:
-        """Raises InvalidArgument naming the field for more; `how` says how well their number is
-        known.
+        """Raises InvalidArgument for the field if `tokens` is over the bound. `how` qualifies the
+        number in the message, such as "at least ".
         """
         if tokens > self.most:
             raise InvalidArgument(
@@ -51,14 +57,15 @@ class TokenBound:
 
 
 class Text:
-    """A model without a tokenizer is given token ids and answers in them: its text is empty.
+    """Tokenizer and chat templates of the model. A model without a tokenizer takes and returns
+    token ids, and its texts are empty.
 
-    What takes long is done for one tenant after the other, as router.core.queueing.lanes has it.
+    Long jobs run in the fair order of their tenants, as router.core.queueing.lanes describes.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, chat: Sequence[ChatTemplate]) -> None:
-        """`chat`: so many conversations are rendered at one time; each starts its process when it
-        is used first.
+        """`chat`: renderers, one for each conversation that is rendered at the same time. A
+        renderer starts its process on first use.
         """
         self._tokenizer = tokenizer
         self._renderers = tuple(chat)
@@ -69,7 +76,9 @@ class Text:
 
     @classmethod
     def load(cls, folder: str) -> Text:
-        """Raises ModelRefused for a broken tokenizer or chat template."""
+        """Loads tokenizer and chat templates from the folder. Raises ModelRefused if they are
+        broken.
+        """
         chat = [
             one
             for one in (_unless_absent(ChatTemplate.load, folder) for _ in range(RENDERERS))
@@ -77,24 +86,28 @@ class Text:
         ]
         tokenizer = _unless_absent(Tokenizer.load, folder)
         if tokenizer is not None:
-            tokenizer.fewest_tokens("")  # it looks through the whole vocabulary, the first time
+            # The first call scans the whole vocabulary.
+            tokenizer.fewest_tokens("")
         return cls(tokenizer, chat)
 
     @property
     def has_chat(self) -> bool:
+        """Whether the model has a chat template."""
         return bool(self._renderers)
 
     @property
     def has_tokenizer(self) -> bool:
+        """Whether the model has a tokenizer."""
         return self._tokenizer is not None
 
     async def close(self) -> None:
+        """Ends the threads and renderer processes."""
         await asyncio.gather(*(one.aclose() for one in self._renderers))
         self._threads.close()
 
     def fewest_tokens(self, text: str) -> int:
-        """A number that the tokens of the text cannot be fewer than, found without tokenizing.
-        Raises NotFound.
+        """Returns a lower bound on the text's number of tokens, without tokenizing. Raises NotFound
+        without a tokenizer.
         """
         return self._needed().fewest_tokens(text)
 
@@ -106,9 +119,11 @@ class Text:
         bound: TokenBound | None = None,
         field: str = "prompt",
     ) -> tuple[int, ...]:
-        """Raises NotFound without a tokenizer, ResourceExhausted while the tenant has too much to
-        be encoded, InvalidArgument naming `field` for a long text over the bound, before tokenizing
-        if it can be told.
+        """Returns the token ids of the text.
+
+        Raises NotFound without a tokenizer, ResourceExhausted if the tenant has too much text in
+        progress, and InvalidArgument for `field` if a long text is over the bound. The bound is
+        checked before the tokenization where possible.
         """
         tokenizer = self._needed()
         if len(text) <= INLINE:
@@ -134,11 +149,11 @@ class Text:
         tenant: Tenant = ANONYMOUS,
         bound: TokenBound | None = None,
     ) -> tuple[int, ...]:
-        """(role, content) pairs through the model's chat template, which writes out the special
-        tokens by itself.
+        """Renders (role, content) pairs with the model's chat template and returns the token ids.
+        The template writes the special tokens itself.
 
-        Raises InvalidArgument with the template's own words, NotFound without a template or
-        tokenizer, and as `encode`.
+        Raises InvalidArgument with the template's own message, NotFound without a template or
+        tokenizer, and the errors of `encode`.
         """
         if not self._renderers:
             raise NotFound(
@@ -151,18 +166,22 @@ class Text:
         )
 
     async def decode(self, token_ids: Sequence[int], tenant: Tenant = ANONYMOUS) -> str:
-        """Raises NotFound without a tokenizer, and as `encode`."""
+        """Returns the text of the token ids. Raises NotFound without a tokenizer, and the errors of
+        `encode`.
+        """
         tokenizer = self._needed()
         if len(token_ids) <= INLINE:
             return tokenizer.decode(token_ids)
         return await self._in_turn(tenant, len(token_ids), lambda: tokenizer.decode(token_ids))
 
     def spell(self, token_ids: Sequence[int]) -> list[str]:
-        """Each token as the vocabulary has it. Raises NotFound without a tokenizer."""
+        """Returns each token's spelling in the vocabulary. Raises NotFound without a tokenizer."""
         return self._needed().spell(token_ids)
 
     def open_stream(self, stop: tuple[str, ...], prompt: Sequence[int]) -> TokenSink:
-        """Raises NotFound for stop strings without a tokenizer."""
+        """Returns the detokenizer of one answer. Raises NotFound for stop strings without a
+        tokenizer.
+        """
         if self._tokenizer is None and not stop:
             return _NoText()
         return TextStream(self._needed(), stop, prompt)
@@ -207,7 +226,7 @@ class Text:
 
 
 def replay(sink: TokenSink, token_ids: Sequence[int]) -> Generator[int, None, None]:
-    """Pushes tokens that a client has already, in the steps of router.runtime.loop_slices."""
+    """Pushes tokens that the client already has, in the steps of router.runtime.loop_slices."""
     for token_id in token_ids:
         sink.push(token_id)
         yield TOKEN_COST

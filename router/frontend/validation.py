@@ -1,4 +1,4 @@
-"""What a client may ask for: every field is checked before anything is allocated."""
+"""Validation of requests. Every field is checked before any allocation."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ DEFAULT_MAX_TOKENS = SamplingParams().max_tokens
 
 
 def check_request(request: GenerateRequest, card: ModelCard) -> None:
-    """All that can be said before the prompt is tokenized. Raises InvalidArgument naming the field,
-    or NotFound.
+    """Checks all fields that do not depend on the tokenized prompt. Raises InvalidArgument for the
+    field, or NotFound for the model.
     """
     check_request_id(request.request_id)
     check_model(request.model, card)
     _check_source(request)
     for field, token_ids in (("token_ids", request.token_ids), ("resume", request.resume)):
-        if len(token_ids) > card.info.max_model_len:  # before each of them is looked at
+        # The length is checked before the values.
+        if len(token_ids) > card.info.max_model_len:
             raise InvalidArgument(
                 f"{field} has {len(token_ids)} tokens, and the context holds "
                 f"{card.info.max_model_len}; shorten it",
@@ -55,7 +56,9 @@ def check_request(request: GenerateRequest, card: ModelCard) -> None:
 
 
 def check_priority(priority: int, tenant: Tenant) -> None:
-    """Raises PermissionDenied: whoever is served before all others can starve them."""
+    """Raises PermissionDenied if the priority is too urgent for the tenant, because urgent requests
+    can starve other tenants.
+    """
     if tenant.min_priority is not None and priority < tenant.min_priority:
         raise PermissionDenied(
             f"priority {priority} is more urgent than tenant {tenant.name} may ask for; allowed is "
@@ -65,6 +68,7 @@ def check_priority(priority: int, tenant: Tenant) -> None:
 
 
 def check_request_id(request_id: str) -> None:
+    """Raises InvalidArgument unless the id is short printable ASCII without outer spaces."""
     if len(request_id) > MAX_REQUEST_ID:
         raise InvalidArgument(
             f"request_id has {len(request_id)} characters; allowed are {MAX_REQUEST_ID}",
@@ -77,7 +81,7 @@ def check_request_id(request_id: str) -> None:
 
 
 def _check_cache_salt(cache_salt: str) -> None:
-    """The messages do not repeat it, since it may be a secret."""
+    """Raises InvalidArgument. The messages do not contain the salt, since it may be a secret."""
     if len(cache_salt) > MAX_CACHE_SALT:
         raise InvalidArgument(
             f"cache_salt has {len(cache_salt)} characters; allowed are 1 to {MAX_CACHE_SALT}; "
@@ -88,6 +92,7 @@ def _check_cache_salt(cache_salt: str) -> None:
 
 
 def check_model(model: str, card: ModelCard) -> None:
+    """Raises NotFound if `model` is neither empty nor the served model's id."""
     if model and model != card.info.id:
         raise NotFound(
             f"model {model[:100]!r} is not served here; this cluster serves {card.info.id!r}",
@@ -96,7 +101,7 @@ def check_model(model: str, card: ModelCard) -> None:
 
 
 def check_text(field: str, text: str) -> None:
-    """Raises InvalidArgument for text that is empty, or that no tokenizer should see."""
+    """Raises InvalidArgument for text that is empty, contains NUL, or is not valid Unicode."""
     if not text:
         raise InvalidArgument(f"{field} is empty; give at least one character", field=field)
     if "\0" in text:
@@ -112,7 +117,9 @@ def check_text(field: str, text: str) -> None:
 
 
 def check_messages(messages: Sequence[tuple[str, str]]) -> None:
-    """Of (role, content) pairs. Raises InvalidArgument as check_text does; content may be empty."""
+    """Checks (role, content) pairs. Raises InvalidArgument as check_text does; content may be
+    empty.
+    """
     if len(messages) > MAX_MESSAGES:
         raise InvalidArgument(
             f"messages has {len(messages)} entries; allowed are {MAX_MESSAGES}", field="messages"
@@ -125,6 +132,7 @@ def check_messages(messages: Sequence[tuple[str, str]]) -> None:
 
 
 def check_token_ids(field: str, token_ids: Collection[int], card: ModelCard) -> None:
+    """Raises InvalidArgument for a token id outside the model's vocabulary."""
     if not token_ids or (min(token_ids) >= 0 and max(token_ids) < card.vocab_size):
         return
     for position, token_id in enumerate(token_ids):
@@ -138,12 +146,13 @@ def check_token_ids(field: str, token_ids: Collection[int], card: ModelCard) -> 
 def admit_sampling(
     request: GenerateRequest, request_id: str, num_prompt_tokens: int, max_model_len: int
 ) -> SamplingParams:
-    """The request's sampling made complete, once the prompt's length is known.
+    """Completes the request's sampling once the prompt's length is known.
 
-    Unset max_tokens is 64, cut to what the context holds. An unset seed is drawn from the request
-    id, so that another router which is given the same id and the tokens so far goes on as this one
-    would have. Raises InvalidArgument naming `prompt` or `max_tokens` when they do not fit into the
-    context.
+    - An unset max_tokens becomes 64, cut to the free context.
+    - An unset seed is derived from the request id. So another router with the same id and the
+      tokens so far continues with the same tokens.
+
+    Raises InvalidArgument for `prompt` or `max_tokens` if they do not fit into the context.
     """
     source = "token_ids" if request.token_ids else "messages" if request.messages else "prompt"
     if num_prompt_tokens == 0:
@@ -235,7 +244,7 @@ def _check_stops(options: SamplingOptions, card: ModelCard) -> None:
 
 
 def resumed_model(request: GenerateRequest) -> ModelVersion | None:
-    """The version of the model that began the answer, where the client says. Raises
+    """Returns the model version that began the answer, if the client names it. Raises
     InvalidArgument.
     """
     if not request.system_fingerprint:

@@ -1,4 +1,4 @@
-"""Delays for callers that poll, are refused or have no valid token, on HTTP and gRPC alike."""
+"""Delays for callers that poll, get errors or have no valid token, on HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -9,25 +9,28 @@ from collections.abc import Iterable
 from kvrelay.clock import Clock
 from router.core.queueing.request_pace import STRANGER, Pace
 
-MAX_STRANGERS = 1024  # that wait at a time, over both protocols together
+# Limit on waiting callers without a valid token, over both protocols.
+MAX_STRANGERS = 1024
 
 
 class WaitingRoom:
-    """Applies `Pace` to all callers of one router: each waits here before the router serves or
-    refuses it.
+    """Applies `Pace` to all callers of one router. A caller waits here before the router serves or
+    rejects its request.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._pace = Pace()
-        self._strangers = 0  # waiting
-        self._waiting: Counter[str] = Counter()  # requests that are no polls, by tenant
+        # Number of waiting callers without a valid token.
+        self._strangers = 0
+        # Waiting requests other than polls, by tenant.
+        self._waiting: Counter[str] = Counter()
 
     async def tenant(self, name: str, poll: bool) -> None:
-        """Waits until the tenant's debt is paid off. A poll is charged at once; for other requests
-        see `refused`.
+        """Waits until the tenant's debt is paid off. A poll is charged at once; `refused` charges
+        other requests.
 
-        Requests that wait leave one after the other, at the tenant's pace.
+        Waiting requests leave one after the other, at the tenant's pace.
         """
         wait_s = self._wait_s(name, charge=poll)
         if not wait_s:
@@ -43,9 +46,10 @@ class WaitingRoom:
                     del self._waiting[name]
 
     async def stranger(self) -> bool:
-        """Waits until the strangers' common debt is paid off, and charges them for a refusal.
+        """Waits until the common debt of callers without a valid token is paid off, and charges one
+        error.
 
-        Returns False, without a wait, if MAX_STRANGERS wait already.
+        Returns False at once if MAX_STRANGERS callers wait already.
         """
         wait_s = self._wait_s(STRANGER, charge=True)
         if not wait_s:
@@ -64,7 +68,9 @@ class WaitingRoom:
         self._pace.charge(name, self._clock.now())
 
     def keep(self, names: Iterable[str]) -> None:
-        """Forgets the debts of all other tenants, but not that of strangers."""
+        """Forgets the debts of all other tenants, but keeps the debt of callers without a valid
+        token.
+        """
         self._pace.keep({*names, STRANGER})
 
     def _wait_s(self, name: str, charge: bool) -> float:

@@ -1,1 +1,1 @@
-"""What a router shows: metrics, traces, the request log, the dashboard and its own heartbeat."""
+"""Observability of the router: metrics, traces, request log, dashboard and heartbeat."""

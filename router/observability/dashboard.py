@@ -1,8 +1,7 @@
-"""The status page at `/`: its files, and the snapshot of the cluster that it asks for once a
-second.
+"""The status page at `/`: its files, and the cluster snapshot that it polls once a second.
 
-A browser polls rather than holds a stream open: one that is slow or gone then costs nothing, and a
-page in several tabs does not use up the few connections that a browser opens to one server.
+The page polls instead of holding a stream open. So a slow or closed browser costs nothing, and a
+page in several tabs does not use up the few connections that a browser opens to a server.
 """
 
 from __future__ import annotations
@@ -32,9 +31,12 @@ from router.observability.metrics import Metrics
 from router.observability.status import ClusterView
 from router.runtime.driver import RECENT, Driver
 
-SNAPSHOT_S = 0.9  # one made less than this ago is given again; pages ask once a second
-MAX_VIEWERS = 64  # of one tenant, that are given the same snapshot
-MAX_WORKERS = 64  # of a pool that are shown
+# A snapshot younger than this is served again. Pages poll once a second.
+SNAPSHOT_S = 0.9
+# Limit on viewers of one tenant per snapshot.
+MAX_VIEWERS = 64
+# Limit on shown workers per pool.
+MAX_WORKERS = 64
 _TYPES = {"css": "text/css", "html": "text/html", "js": "text/javascript", "svg": "image/svg+xml"}
 _HEADERS = {
     "content-security-policy": (
@@ -50,7 +52,7 @@ Json = dict[str, Any]
 
 
 class StatusPage:
-    """Nothing is computed for it while nobody looks, but for one sample and the last rows every
+    """Serves the status page. Without viewers it only takes one sample and the last rows every
     SAMPLE_S seconds.
     """
 
@@ -65,13 +67,16 @@ class StatusPage:
         self._history = History()
         self._rows = recent.Rows(driver.recent)
         self._making = asyncio.Lock()
-        self._figures: dict[bool, str] = {}  # JSON, by whether the viewer sees the cluster
-        # The figures with what each viewer may see of requests
+        # JSON, by whether the viewer sees the cluster.
+        self._figures: dict[bool, str] = {}
+        # The figures with the requests that each viewer may see.
         self._snapshots: dict[Tenant, bytes] = {}
         self._made_at = float("-inf")
-        self._given: Counter[str] = Counter()  # by tenant
+        # Served snapshots by tenant.
+        self._given: Counter[str] = Counter()
 
     def files(self) -> list[Route]:
+        """Returns the routes of the page's files. They need no token."""
         folder = resources.files("router.observability") / "page"
         files = {
             one.name: one.read_bytes()
@@ -87,10 +92,11 @@ class StatusPage:
         ]
 
     async def status(self, request: Request) -> Response:
-        """The same bytes for all of a tenant who ask within SNAPSHOT_S, MAX_VIEWERS of them.
+        """Returns the snapshot. All viewers of a tenant within SNAPSHOT_S get the same bytes, up to
+        MAX_VIEWERS of them.
 
         A tenant sees its own requests and whether the cluster serves. The roles monitor and admin
-        see the figures of the whole cluster, and admin the requests of all tenants. Raises
+        see the figures of the whole cluster, and admin sees the requests of all tenants. Raises
         ResourceExhausted for more viewers.
         """
         viewer: Tenant = request.state.tenant
@@ -118,7 +124,7 @@ class StatusPage:
         return Response(self._snapshots[viewer], headers=_HEADERS, media_type="application/json")
 
     async def run(self) -> None:
-        """Keeps the history and the rows of what ended, until cancelled."""
+        """Records the history and the rows of ended requests until cancelled."""
         while True:
             self._history.add(self._sample())
             self._rows.keep(self._clock.now())
@@ -152,13 +158,15 @@ class StatusPage:
         status = await self._view.status()
         now = self._clock.now()
         service = {
-            "now": round(now * 1000, 2),  # the clock of the requests' times, in ms
+            # Clock of the requests' times, in ms.
+            "now": round(now * 1000, 2),
             "model": status.model,
             "max_model_len": self._frontend.max_model_len,
             "chat": self._frontend.text.has_chat,
             "state": status.state,
         }
-        # Counts of a moment, asked for twice, tell the lengths of a request that came between.
+        # Outsiders get no counts: two successive counts reveal the lengths of a request between
+        # them.
         outside = service | {
             "cluster": False,
             "registry": "ok" if status.registry == "ok" else "away",

@@ -1,4 +1,4 @@
-"""What a router does against overload, sick workers and requests that kill them, for Prometheus."""
+"""Prometheus metrics of the defences against overload, sick workers and poison requests."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from router.core.dispatcher import Dispatcher
 
 
 class DefenceCollector(Collector):
-    """Read from the dispatcher when it is asked for."""
+    """Reads the dispatcher's counters on each scrape."""
 
     def __init__(self, model: str, dispatcher: Dispatcher) -> None:
         self._model = model
         self._dispatcher = dispatcher
 
     def collect(self) -> Iterator[Metric]:
+        """Yields the metric families of rejections, retries, ejected workers and quarantined
+        requests.
+        """
         rejected = self._counter(
             "requests_rejected", "Requests refused since they could not be served.", "reason"
         )

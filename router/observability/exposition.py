@@ -1,4 +1,4 @@
-"""What `/metrics` answers, at a bounded share of the event loop's time however many ask."""
+"""The response of `/metrics`. Its share of the event loop's time is bounded for any scrape rate."""
 
 from __future__ import annotations
 
@@ -11,26 +11,30 @@ from kvrelay.clock import Clock
 from kvrelay.tenants import Tenant
 from router.observability.tenant_metrics import TenantMetrics
 
-SPACING = 20.0  # a text is given again for so many times as long as it took to make
+# A text is reused for this many times its generation time.
+SPACING = 20.0
 
 
 class Exposition:
-    """Prometheus text, by what the caller may see.
+    """Prometheus text, limited to what the caller may see.
 
-    The roles monitor and admin see the series of the cluster and of all tenants. Another tenant
-    sees its own series: counters of the whole cluster, read twice, tell the prompt and answer
-    lengths of a request that came between.
+    The roles monitor and admin see the series of the cluster and of all tenants. Other tenants see
+    only their own series: two successive counts of the whole cluster reveal the prompt and answer
+    lengths of a request between them.
     """
 
     def __init__(self, cluster: CollectorRegistry, tenants: TenantMetrics, clock: Clock) -> None:
         self._cluster = cluster
         self._tenants = tenants
         self._clock = clock
-        self._texts: dict[str, bytes] = {}  # by tenant; empty: all series
+        # By tenant name. The empty name has all series.
+        self._texts: dict[str, bytes] = {}
         self._stale_at = float("-inf")
 
     def text(self, viewer: Tenant) -> bytes:
-        """A text that is some tens of milliseconds old at the most, for a cluster of usual size."""
+        """Returns the viewer's text. In a cluster of usual size it is at most some tens of
+        milliseconds old.
+        """
         now = self._clock.now()
         if now >= self._stale_at:
             self._texts.clear()
@@ -50,7 +54,7 @@ class Exposition:
 
 
 class _OwnSeries(CollectorRegistry):
-    """The series that carry one tenant's name."""
+    """The series with one tenant's name."""
 
     def __init__(self, tenants: TenantMetrics, name: str) -> None:
         super().__init__()
@@ -58,4 +62,5 @@ class _OwnSeries(CollectorRegistry):
         self._name = name
 
     def collect(self) -> list[Metric]:
+        """Returns the tenant's metric families."""
         return list(self._tenants.of(self._name))

@@ -1,4 +1,6 @@
-"""The router's own entry in the registry, and what it learns there besides workers."""
+"""The router's own entry in the registry, and the registry data that the router reads besides
+workers.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,15 @@ from router.runtime.driver import Driver
 from router.runtime.worker_directory import RouterRegistry
 
 HEARTBEAT_S = 1.0
-DECISIONS = 20  # more are not made between two heartbeats
+# There are fewer decisions between two heartbeats.
+DECISIONS = 20
 log = get_logger("router.heartbeat")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Heartbeat:
+    """Publishes the router's load and reads the wanted sizes and scaling decisions."""
+
     def __init__(
         self,
         router_id: str,
@@ -39,9 +44,11 @@ class Heartbeat:
         self._registry = registry
         self._clock = clock
         self._certificates = certificates
-        self.trouble = ""  # why the last entry could not be written
+        # Reason why the last heartbeat failed; empty if it succeeded.
+        self.trouble = ""
 
     def load(self) -> RouterLoad:
+        """Returns the router's current load."""
         now = self._clock.now()
         ttft, itl = self._metrics.ttft.p95(now), self._metrics.itl.p95(now)
         dispatcher = self._driver.dispatcher
@@ -62,8 +69,10 @@ class Heartbeat:
         )
 
     async def run(self) -> None:
-        """Until cancelled. While the registry is away, or takes no writes, nothing is published."""
-        counted: float | None = None  # unix seconds of the newest decision that was seen
+        """Publishes every HEARTBEAT_S seconds until cancelled. An unavailable registry is logged
+        once.
+        """
+        counted: float | None = None  # unix seconds of the newest counted decision
         while True:
             try:
                 await self._registry.publish_router(self.load())
@@ -73,7 +82,8 @@ class Heartbeat:
                 for decision in reversed(decisions):
                     if counted is not None and decision.unix_time > counted:
                         self._metrics.scaled(decision)
-                # What the first look finds was decided before this router began to count.
+                # The first read finds decisions from before this router's start. They are not
+                # counted.
                 counted = max((counted or 0.0, *(one.unix_time for one in decisions)))
                 self.trouble = ""
             except Unavailable as error:
@@ -83,7 +93,9 @@ class Heartbeat:
             await asyncio.sleep(HEARTBEAT_S)
 
     async def end(self) -> None:
+        """Removes the router's entry."""
         try:
             await self._registry.remove_router(self._router_id)
         except Unavailable:
-            return  # the entry ends with its time to live
+            # The entry expires by itself.
+            return

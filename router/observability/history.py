@@ -1,4 +1,4 @@
-"""How the cluster fared in the last minutes: one sample every SAMPLE_S seconds. Pure."""
+"""Recent history of the cluster: one sample every SAMPLE_S seconds. Pure."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ SAMPLES = 150  # five minutes
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """None: there was nothing to measure."""
+    """Figures of the cluster at one time. None means that there was nothing to measure."""
 
     generated_per_s: float  # tokens
     prompt_per_s: float  # tokens
     running: int
     waiting: int
-    prefill_queue: int  # sequences that wait on prefill workers
-    decode_kv: float | None  # held part of the decode workers' blocks
+    # Sequences that wait on prefill workers.
+    prefill_queue: int
+    # Held fraction of the decode workers' blocks.
+    decode_kv: float | None
     prefill_workers: int
     decode_workers: int
-    ttft_p50: float | None  # seconds, as the others
-    ttft_p95: float | None
-    itl_p50: float | None
-    itl_p95: float | None
+    ttft_p50: float | None  # seconds
+    ttft_p95: float | None  # seconds
+    itl_p50: float | None  # seconds
+    itl_p95: float | None  # seconds
 
 
 class History:
-    """The last SAMPLES samples, and the counters that rates are made of."""
+    """Owns the last SAMPLES samples and the counters of the rates."""
 
     def __init__(self) -> None:
         self._samples: deque[Sample] = deque(maxlen=SAMPLES)
@@ -37,7 +39,7 @@ class History:
         self._at = 0.0
 
     def rate(self, totals: Mapping[str, int], now: float) -> Mapping[str, float]:
-        """Growth per second of each counter since the last call; 0 at the first."""
+        """Returns each counter's growth per second since the last call; 0 for the first call."""
         before, elapsed = self._counted or totals, now - self._at
         self._counted, self._at = totals, now
         return {
@@ -46,10 +48,11 @@ class History:
         }
 
     def add(self, sample: Sample) -> None:
+        """Adds a sample and drops the oldest above SAMPLES."""
         self._samples.append(sample)
 
     def columns(self) -> dict[str, list[float | None]]:
-        """Oldest first, with as many digits as a picture has."""
+        """Returns the values of each field, oldest first, rounded to four decimals."""
         return {
             name: [_short(getattr(sample, name)) for sample in self._samples]
             for name in Sample.__dataclass_fields__

@@ -1,4 +1,4 @@
-"""How long the router's event loop was kept from its work, for Prometheus."""
+"""Prometheus metrics of event loop stalls."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ _LABELS = ("model_name", "process")
 
 
 class LoopStallCollector(Collector):
-    """Read from the counts when it is asked for."""
+    """Reads the stall counts on each scrape."""
 
     def __init__(self, model: str, process: str, counts: StallCounts) -> None:
         self._labels = (model, process)
         self._counts = counts
 
     def collect(self) -> Iterator[Metric]:
+        """Yields the stall histogram and the gauges of the worst stall."""
         text = "How late a callback of the event loop ran that is due all 20 ms."
         stalls = HistogramMetricFamily("kvrelay_event_loop_stall_seconds", text, labels=_LABELS)
         ends = (*map(str, BUCKETS), "+Inf")

@@ -1,4 +1,4 @@
-"""The router's measurements: Prometheus series, and the percentiles that the autoscaler reads."""
+"""The router's metrics: Prometheus series, and the percentiles for the autoscaler."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from router.runtime.stream import Stream
 
 WINDOW_S = 10.0
 MAX_SAMPLES = 4096
-# Upper ends of buckets in seconds. Each holds the round numbers that objectives are written in.
+# Upper bounds of buckets in seconds. Each includes the round numbers of common objectives.
 _FIRST = (
     0.005,
     0.01,
@@ -105,20 +105,21 @@ _WORKER_LABELS = ("pool", "worker", "model_name")
 
 
 class Window:
-    """The samples of the last WINDOW_S seconds, MAX_SAMPLES of them at most."""
+    """The samples of the last WINDOW_S seconds, at most MAX_SAMPLES."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, float]] = deque(maxlen=MAX_SAMPLES)
 
     def add(self, now: float, value: float, count: int = 1) -> None:
+        """Adds `count` samples of the same value."""
         self._samples.extend(((now, value),) * count)
 
     def p95(self, now: float) -> float | None:
-        """The nearest-rank percentile; None without samples."""
+        """Returns the nearest-rank percentile, or None without samples."""
         return self.percentiles(now, 0.95)[0]
 
     def percentiles(self, now: float, *shares: float) -> tuple[float | None, ...]:
-        """The nearest-rank percentile of each share of 1."""
+        """Returns the nearest-rank percentile of each share (0 to 1), or None without samples."""
         recent = sorted(value for at, value in self._samples if now - at <= WINDOW_S)
         return tuple(
             recent[math.ceil(share * len(recent)) - 1] if recent else None for share in shares
@@ -126,7 +127,9 @@ class Window:
 
 
 class Metrics:
-    """An Observer of the driver. `registry` holds the series, for exposition."""
+    """The router's metrics of requests, an Observer of the driver. `registry` holds the series for
+    exposition.
+    """
 
     def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()
@@ -134,9 +137,10 @@ class Metrics:
         self.failed = 0
         self.ttft = Window()
         self.itl = Window()
-        # Workers that the registry asks for, as last heard
+        # Wanted pool sizes, by the last heartbeat.
         self.desired: Mapping[PoolName, int] = {}
-        self.standbys: tuple[StandbyWorker, ...] = ()  # likewise
+        # Standby workers by the last heartbeat.
+        self.standbys: tuple[StandbyWorker, ...] = ()
         self._model = model
         ProcessCollector(registry=self.registry)
         self._prompt_tokens = self._total(
@@ -193,7 +197,8 @@ class Metrics:
         self._scaling = self._labelled(
             "scaling_decision", "Changes of a pool's size.", "pool", "direction"
         )
-        for reason in get_args(FinishReason):  # a rate needs the zero that came before the first
+        # A rate needs the zero before the first event.
+        for reason in get_args(FinishReason):
             self._success.labels(model, reason)
         for code in Code:
             self._errors.labels(model, code.name)
@@ -202,8 +207,8 @@ class Metrics:
                 self._scaling.labels(model, pool, direction)
 
     def tokens(self, stream: Stream, count: int, previous: float | None, now: float) -> None:
-        """`count` tokens came, `previous` is when those before them did. Called for each message of
-        a worker.
+        """Records `count` new tokens; `previous` is the time of the tokens before them. The driver
+        calls this method for each message of a worker.
         """
         self._generation_tokens.value += count
         if previous is None:
@@ -224,6 +229,7 @@ class Metrics:
         self._fetched.value += stream.fetched_tokens
 
     def ended(self, stream: Stream) -> None:
+        """Records the end of a request."""
         assert stream.ended is not None
         self._success.labels(self._model, stream.ended.finish_reason).inc()
         if stream.assignment is not None:
@@ -250,7 +256,7 @@ class Metrics:
 
     @property
     def totals(self) -> dict[str, int]:
-        """Since the router's start."""
+        """Counts since the router's start."""
         return {
             "finished": self.finished,
             "failed": self.failed,
@@ -261,6 +267,7 @@ class Metrics:
         }
 
     def scaled(self, decision: ScalingDecision) -> None:
+        """Counts a scaling decision."""
         self._scaling.labels(
             self._model, decision.pool, "up" if decision.after > decision.before else "down"
         ).inc()
@@ -280,9 +287,7 @@ class Metrics:
 
 
 class ClusterCollector(Collector):
-    """Gauges of the workers, read from the last snapshot of the registry when they are asked
-    for.
-    """
+    """Gauges of the workers, read from the last registry snapshot on each scrape."""
 
     def __init__(self, model: str, driver: Driver, metrics: Metrics) -> None:
         self._model = model
@@ -290,6 +295,7 @@ class ClusterCollector(Collector):
         self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
+        """Yields the metric families of workers and pools."""
         workers = self._driver.known
         dispatcher = self._driver.dispatcher
         running = self._gauge(
@@ -344,7 +350,9 @@ class ClusterCollector(Collector):
         yield from (preemptions, drafts, accepted, self._replicas())
 
     def _replicas(self) -> Metric:
-        """A state without workers is 0, not absent: a pool that lost its last worker must show."""
+        """Returns the number of workers by state. A state without workers is 0 instead of absent,
+        so that the loss of a pool's last worker is visible.
+        """
         replicas = GaugeMetricFamily(
             "kvrelay_pool_replicas",
             "Workers by state, and how many are desired.",

@@ -1,4 +1,4 @@
-"""Who is told what happens to requests."""
+"""Distribution of request events to observers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ log = get_logger("router.observers")
 
 
 class EndObserver(Protocol):
-    def ended(self, stream: Stream) -> None: ...
+    """Receives ended requests."""
+
+    def ended(self, stream: Stream) -> None:
+        """Handles the end of a request."""
+        ...
 
 
 class Observers:
-    """An Observer of the driver: of tokens hear the metrics alone, without a step between; of the
-    end hear all.
+    """An Observer of the driver. Token events go to the metrics only, without an intermediate call;
+    end events go to all observers.
 
-    The metrics are the router's own. What another raises is logged, the first time, and ends
-    nothing.
+    The metrics are part of the router, so their errors propagate. The first error of each other
+    observer is logged, and its errors stop nothing.
     """
 
     def __init__(self, metrics: Metrics, *others: EndObserver) -> None:
@@ -30,6 +34,7 @@ class Observers:
         self._failed: set[EndObserver] = set()
 
     def ended(self, stream: Stream) -> None:
+        """Passes the end of a request to all observers."""
         self._metrics.ended(stream)
         for one in self._others:
             try:

@@ -1,4 +1,4 @@
-"""The last requests, under way and ended, as rows of a picture: ids, sizes and times, no texts.
+"""Rows of the last requests, live and ended, for the status page: ids, sizes and times, no texts.
 Pure.
 """
 
@@ -17,35 +17,37 @@ from router.runtime.stream import Stream
 
 Json = dict[str, Any]
 MAX_WHY = 300  # characters of a reason
-HAND_S = 1.0  # for the client to take the first token of an answer that has ended
-# What comes after a phase, as long as nothing has been heard of its end.
+# Time for a client to read the first token of an ended request.
+HAND_S = 1.0
+# The phase after each last known phase.
 _NEXT = {"reserve": "prefill", "return": "decode", "decode": "decode"}
 
 
 class Rows:
-    """The newest requests as JSON. Of one that ended its row is kept, and not the stream with its
-    tokens.
+    """The newest requests as JSON. For an ended request it keeps the row instead of the stream with
+    its tokens.
     """
 
     def __init__(self, ended: deque[Stream]) -> None:
-        """`ended` is where the driver puts those that have ended; they are taken out of it."""
+        """`ended` is the driver's queue of ended requests. This class removes them from it."""
         self._ended = ended
         self._kept: deque[_Row] = deque(maxlen=ended.maxlen)
 
     def keep(self, now: float) -> None:
-        """To be called now and then."""
+        """Converts ended requests to rows. Call it regularly."""
         later = []
         while self._ended:
             stream = self._ended.popleft()
             if stream.first_handed_at is None and now - stream.ended_at < HAND_S:
-                later.append(stream)  # its row is not final
+                # The row is not final yet.
+                later.append(stream)
             else:
                 self._kept.append(_Row.of(stream, now))
         self._ended.extend(later)
 
     def json(self, live: Iterable[Stream], viewer: Tenant, now: float, limit: int) -> str:
-        """A list of the `limit` requests that arrived last, newest first: the viewer's own, or an
-        admin's all.
+        """Returns a JSON list of the `limit` newest requests by arrival: the viewer's own, or all
+        for an admin.
         """
         self.keep(now)
         rows = [
@@ -59,6 +61,7 @@ class Rows:
 
 
 def may_see(viewer: Tenant, owner: str) -> bool:
+    """Whether the viewer may see requests of the tenant `owner`: its own, or all for an admin."""
     return viewer.name == owner or "admin" in viewer.roles
 
 
@@ -75,8 +78,8 @@ class _Row:
 
 
 def row(stream: Stream, now: float) -> Json:
-    """Milliseconds; `at` on the router's clock, `phases` one after the other from there,
-    `handoff_at` since `at`.
+    """Returns a request's row. Times are in milliseconds: `at` on the router's clock, `phases` as
+    consecutive durations from `at`, `handoff_at` relative to `at`.
     """
     life, request = stream.life, stream.request
     end = now if stream.ended is None else stream.ended_at
@@ -104,7 +107,7 @@ def row(stream: Stream, now: float) -> Json:
 
 
 def _ledger(ledger: Ledger) -> Json:
-    """As the answers have it, in whole microseconds."""
+    """Returns the ledger in the shape of the responses, rounded to microseconds."""
     return {
         "phases": {name: round(seconds, 6) for name, seconds in ledger.phases},
         "ttft_seconds": round(ledger.ttft_seconds, 6),
@@ -120,7 +123,9 @@ def _ledger(ledger: Ledger) -> Json:
 
 
 def phases_of(life: Lifecycle, end: float) -> list[tuple[str, float]]:
-    """(phase, seconds) from the arrival to `end`; of an answer that is whole, to its last token."""
+    """Returns (phase, seconds) pairs from the arrival to `end`, or to the last token of a finished
+    answer.
+    """
     phases: list[tuple[str, float]] = []
     marked = life.request.arrival
     handed_off = _handed_off(life)
@@ -151,12 +156,12 @@ def _current(life: Lifecycle, last: str) -> str:
 
 
 def _prefilled(life: Lifecycle) -> float | None:
-    """When the last attempt's prompt was computed."""
+    """Returns the time at which the last attempt's prefill ended, or None."""
     return next((at for phase, at in reversed(life.timeline.marks) if phase == "prefill"), None)
 
 
 def _handed_off(life: Lifecycle) -> float | None:
-    """When the last attempt's KV was committed."""
+    """Returns the time at which the last attempt's KV was committed, or None."""
     computed = _prefilled(life)
     return (
         None
@@ -166,7 +171,9 @@ def _handed_off(life: Lifecycle) -> float | None:
 
 
 def handoff_span(life: Lifecycle) -> tuple[float, float] | None:
-    """(begin, end) of the last attempt's hand-off, most of which is beside prefill."""
+    """Returns (start, end) of the last attempt's hand-off in milliseconds since the arrival. Most
+    of it overlaps with the prefill.
+    """
     done = _handed_off(life)
     if done is None or life.handoff is None:
         return None

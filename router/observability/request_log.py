@@ -1,4 +1,4 @@
-"""One line of log for each request that ended."""
+"""The request log: one event for each ended request."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ log = get_logger("router.request")
 
 
 class RequestLog:
-    """Sizes, times in milliseconds and names; never text or tokens."""
+    """Logs sizes, names and times in milliseconds, but never text or tokens."""
 
     def ended(self, stream: Stream) -> None:
+        """Logs the end of a request as `request_ended`."""
         if not log.is_enabled_for(logging.INFO):
             return
         assert stream.ended is not None

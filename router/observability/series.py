@@ -1,5 +1,5 @@
-"""Prometheus series that one event loop writes, and that need no lock therefore: a token must be
-cheap.
+"""Prometheus series that only one event loop writes. They need no lock, which keeps the cost of a
+token low.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Labels = dict[str, str]
 
 
 class Total(Collector):
-    """A counter: add to `value`."""
+    """A counter. Add to `value`."""
 
     def __init__(self, name: str, text: str, labels: Labels) -> None:
         self.value = 0
@@ -25,13 +25,14 @@ class Total(Collector):
         self._labels = labels
 
     def collect(self) -> Iterator[Metric]:
+        """Yields the counter's metric family."""
         family = CounterMetricFamily(self._name, self._text, labels=tuple(self._labels))
         family.add_metric(tuple(self._labels.values()), self.value)
         yield family
 
 
 class Histogram(Collector):
-    """Counts observations by bucket; `bounds` are the buckets' inclusive upper ends, ascending,
+    """Counts observations by bucket. `bounds` are the buckets' inclusive upper bounds, ascending,
     without infinity.
     """
 
@@ -44,11 +45,12 @@ class Histogram(Collector):
         self._sum = 0.0
 
     def observe(self, value: float, count: int = 1) -> None:
-        """`count` observations of the same value."""
+        """Adds `count` observations of the same value."""
         self._counts[bisect_left(self._bounds, value)] += count
         self._sum += value * count
 
     def collect(self) -> Iterator[Metric]:
+        """Yields the histogram's metric family."""
         ends = map(floatToGoString, (*self._bounds, float("inf")))
         family = HistogramMetricFamily(self._name, self._text, labels=tuple(self._labels))
         family.add_metric(

@@ -1,4 +1,4 @@
-"""What a router knows of its cluster, for those who look at it."""
+"""The router's view of the cluster, for clients and operators."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ DECISIONS = 20
 
 
 class ClusterView:
-    """The last that is known: a registry that is away leaves its part as it was, and is named in
-    the status.
+    """The last known state of the cluster. While the registry is unavailable, its part stays
+    unchanged and the status names the problem.
     """
 
     def __init__(
@@ -50,11 +50,12 @@ class ClusterView:
         self._controllers: tuple[ControllerInfo, ...] = ()
 
     async def desired(self) -> dict[PoolName, int]:
-        """Workers that each pool should have. Raises Unavailable."""
+        """Returns the wanted number of workers of each pool. Raises Unavailable."""
         self._desired |= await self._registry.desired()
         return self._desired
 
     async def status(self) -> ClusterStatus:
+        """Returns the cluster's status. Errors of the registry appear in its field `registry`."""
         state = (
             self._driver.registry_state
             if self._driver.registry_state != "ok"
@@ -97,7 +98,7 @@ class ClusterView:
             registry=state,
             restarting=self._restarting,
             pending=self._pending,
-            # The entry of one that has just joined a pool lasts a moment longer.
+            # The standby entry of a worker that has just joined a pool remains for a moment.
             standby=tuple(one for one in self._standbys if one.worker_id not in serving),
             controllers=self._controllers,
             protocol=ours(),

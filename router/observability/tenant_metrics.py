@@ -1,8 +1,8 @@
-"""What each tenant used, for Prometheus; a tenant is given its own series, operators all.
+"""Usage per tenant as Prometheus metrics. Tenants see their own series, operators see all.
 
-The label `tenant` takes the names in the tokens file, which are at most MAX_TENANTS; the series of
-a tenant that left the file go with it. It is on counters alone: a histogram for each tenant would
-be a series for each of its buckets.
+The label `tenant` has the names in the tokens file, at most MAX_TENANTS. A tenant's series end when
+the tenant leaves the file. Only counters have this label: a histogram per tenant would need a
+series per bucket.
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ from router.runtime.stream import Stream
 
 
 class TenantMetrics(Collector):
-    """An observer of requests' ends."""
+    """Counts each tenant's requests and tokens. An observer of ended requests."""
 
     def __init__(self, model: str, access: Access, limits: Limits) -> None:
         self.registry = CollectorRegistry()
         self._model = model
         self._access = access
         self._limits = limits
-        self._requests: Counter[tuple[str, str]] = Counter()  # by tenant and how they ended
-        self._tokens: Counter[tuple[str, str]] = Counter()  # by tenant and kind
+        # By tenant and finish reason.
+        self._requests: Counter[tuple[str, str]] = Counter()
+        # By tenant and kind.
+        self._tokens: Counter[tuple[str, str]] = Counter()
         self.registry.register(self)
 
     def ended(self, stream: Stream) -> None:
+        """Counts the end of a request."""
         assert stream.ended is not None
         name, request = stream.request.tenant.name, stream.request
         if name:
@@ -46,6 +49,7 @@ class TenantMetrics(Collector):
                 del counter[key]
 
     def collect(self) -> Iterator[Metric]:
+        """Yields the metric families of all tenants."""
         yield self._family(
             "tenant_requests", "Requests that ended, by how.", "finished_reason", self._requests
         )
@@ -75,7 +79,7 @@ class TenantMetrics(Collector):
             yield family
 
     def of(self, tenant: str) -> Iterator[Metric]:
-        """The series of one tenant alone."""
+        """Yields the series of one tenant."""
         for family in self.collect():
             family.samples = [one for one in family.samples if one.labels.get("tenant") == tenant]
             if family.samples:

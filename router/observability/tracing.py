@@ -1,8 +1,8 @@
-"""OpenTelemetry: one trace for each request, with a span for each phase.
+"""OpenTelemetry tracing: one trace for each request, with a span for each phase.
 
-Spans are made from the ledger when a request has ended, so tokens pay nothing for them; a thread of
-the SDK sends them. Names of attributes:
-https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans, and `kvrelay.*` for what is ours.
+The spans are built from the ledger after the request has ended, so tokens have no tracing cost. A
+thread of the SDK exports the spans. Attribute names follow
+https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans; `kvrelay.*` are kvrelay's own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SpanExporter
 
-FLUSH_S = 3.0  # for the last spans, when the router ends
+# Time for the last spans when the router stops.
+FLUSH_S = 3.0
 _SAMPLING = (
     "max_tokens",
     "temperature",
@@ -39,7 +40,7 @@ log = get_logger("router.tracing")
 
 
 class Tracing:
-    """Without a provider it does nothing."""
+    """Traces of ended requests. Does nothing without a provider."""
 
     def __init__(self, model: str, clock: Clock, provider: TracerProvider | None) -> None:
         self._model = model
@@ -49,10 +50,10 @@ class Tracing:
 
     @classmethod
     def from_environment(cls, model: str, clock: Clock) -> Tracing:
-        """Configured by OpenTelemetry's own OTEL_* variables; on if they name an endpoint and do
-        not turn it off.
+        """Returns tracing as configured by OpenTelemetry's OTEL_* variables. Tracing is on if they
+        name an endpoint and do not disable it.
 
-        Wrong values of theirs are logged, and there are no traces.
+        Invalid values are logged and disable tracing.
         """
         given = {(name, os.environ.get(name, "").strip().lower()) for name, _ in _OFF}
         off = not given.isdisjoint(_OFF)
@@ -61,13 +62,14 @@ class Tracing:
         )
 
     def ended(self, stream: Stream) -> None:
+        """Records the trace of a request that has ended."""
         if self._tracer is None:
             return
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         assert stream.ended is not None
-        # From the router's clock to Unix time
+        # Offset from the router's clock to Unix time.
         offset = time.time_ns() - round(self._clock.now() * 1e9)
 
         def unix_ns(seconds: float) -> int:
@@ -96,9 +98,9 @@ class Tracing:
         root.end(unix_ns(stream.ended_at))
 
     async def close(self) -> None:
-        """Sends what is left, for FLUSH_S at most."""
+        """Exports the remaining spans, within FLUSH_S seconds."""
         if self._provider is not None:
-            # A collector that is away holds it up
+            # An unavailable collector blocks the shutdown.
             last = threading.Thread(target=self._provider.shutdown, daemon=True)
             last.start()
             await asyncio.to_thread(last.join, FLUSH_S)
@@ -144,7 +146,7 @@ def _provider() -> TracerProvider | None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        # OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES
+        # Reads OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES.
         given = OTELResourceDetector().detect().attributes
         named = Resource.create({} if given.get(SERVICE_NAME) else {SERVICE_NAME: "kvrelay"})
         provider = TracerProvider(resource=named, shutdown_on_exit=False)
@@ -152,7 +154,7 @@ def _provider() -> TracerProvider | None:
     except ImportError:
         log.warning("tracing_extra_missing")
         return None
-    except Exception as error:  # noqa: BLE001 - of many kinds, which the SDK does not document
+    except Exception as error:  # noqa: BLE001 - the SDK does not document its errors
         log.warning(
             "tracing_misconfigured",
             error=f"{type(error).__name__}: {error}",

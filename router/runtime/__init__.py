@@ -1,1 +1,1 @@
-"""The event loop around the core: sessions with workers, streams to clients, and work in slices."""
+"""The runtime around the core: worker sessions, client streams, and long work in slices."""

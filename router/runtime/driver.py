@@ -1,4 +1,4 @@
-"""Runs the dispatcher against real time, real workers and the registry."""
+"""The driver: runs the dispatcher with the real clock, real workers and the registry."""
 
 from __future__ import annotations
 
@@ -29,24 +29,32 @@ from router.runtime.worker_directory import RouterRegistry
 from router.runtime.write_scheduler import WriteScheduler
 
 POLL_S = 0.5
-LEAST_POLL_S = 0.02  # between two looks, however often something changes
+# Shortest interval between two polls, however often the registry changes.
+LEAST_POLL_S = 0.02
 TICK_S = 0.05
-RECENT = 60  # streams that ended are kept, to be looked at; they hold the tokens of their prompts
-FORGET_S = 5.0  # a worker may be absent from a registry that was flushed, until its next heartbeats
+# Number of ended streams that are kept for observers. They hold their prompts' tokens.
+RECENT = 60
+# A worker may be absent from the registry for this long. After a flush its entry returns with its
+# next heartbeat.
+FORGET_S = 5.0
 
 log = get_logger("router.driver")
 
 
 class Observer(Protocol):
-    """Is told what happens to requests, for metrics."""
+    """Receives request events, for metrics."""
 
-    def tokens(self, stream: Stream, count: int, previous: float | None, now: float) -> None: ...
+    def tokens(self, stream: Stream, count: int, previous: float | None, now: float) -> None:
+        """Handles `count` new tokens; `previous` is the time of the tokens before them."""
+        ...
 
-    def ended(self, stream: Stream) -> None: ...
+    def ended(self, stream: Stream) -> None:
+        """Handles the end of a request."""
+        ...
 
 
 class Driver:
-    """Owns the dispatcher, the sessions and the streams; lives on one event loop."""
+    """Owns the dispatcher, the sessions and the streams. It runs on a single event loop."""
 
     def __init__(
         self,
@@ -60,16 +68,17 @@ class Driver:
         *,
         hash_bytes: int = HASH_BYTES,
     ) -> None:
-        """`misfit` says why a worker is given no work whatever its state, see
+        """`misfit` returns why a worker must not get requests in any state; see
         `router.core.compatibility`.
         """
         self.dispatcher = Dispatcher(config, hash_bytes=hash_bytes)
         self.draining = False
         self.registry_state = "ok"
-        # As the registry had them last, and those that are talked to
+        # Workers by the last poll of the registry, and workers with a live session.
         self.known: tuple[WorkerInfo, ...] = ()
         self._misfit = misfit
-        self._misfits: dict[str, str] = {}  # of workers in the registry
+        # Incompatible workers in the registry.
+        self._misfits: dict[str, str] = {}
         self._wanted: Mapping[PoolName, int] = {
             "prefill": config.prefill.replicas,
             "decode": config.decode.replicas,
@@ -84,23 +93,26 @@ class Driver:
         self._last_seen: dict[str, float] = {}
         self._streams: dict[str, Stream] = {}
         self._write_scheduler = WriteScheduler()
-        # That ended, oldest first, for one who takes them out
+        # Ended streams, oldest first, for an observer that removes them.
         self.recent: deque[Stream] = deque(maxlen=RECENT)
         self._soon = asyncio.Event()
-        self.changed = asyncio.Event()  # set when `state` may have changed
-        self._work = asyncio.Event()  # set while there are requests, and
-        self._idle = asyncio.Event()  # while there are none
+        # Set when `state` may have changed.
+        self.changed = asyncio.Event()
+        # Set while there are requests.
+        self._work = asyncio.Event()
+        # Set while there are no requests.
+        self._idle = asyncio.Event()
         self._idle.set()
 
     # Requests
 
     def newest(self) -> Iterator[Stream]:
-        """Those that have not ended, the last that came first."""
+        """Returns the streams that have not ended, newest first."""
         return reversed(self._streams.values())
 
     def check_open(self, tenant: Tenant, priority: int) -> None:
-        """Raises Unavailable while draining, ResourceExhausted when the queue is full for such a
-        request.
+        """Raises Unavailable while draining, or ResourceExhausted if a full queue would reject a
+        request of this tenant and priority.
         """
         self._check_not_draining()
         self.dispatcher.check_room(tenant, priority)
@@ -112,8 +124,8 @@ class Driver:
             )
 
     def submit(self, request: Request, text: TokenSink) -> Stream:
-        """`text` has taken in request.resume. Raises Unavailable while draining, and what
-        Dispatcher.submit raises.
+        """Submits a request and returns its stream. `text` has consumed request.resume. Raises
+        Unavailable while draining, and the errors of Dispatcher.submit.
         """
         self._check_not_draining()
         now = self._clock.now()
@@ -127,19 +139,19 @@ class Driver:
         return stream
 
     def cancel(self, request_id: str) -> None:
-        """Ends the request everywhere, if it has not ended."""
+        """Cancels the request everywhere, if it has not ended."""
         now = self._clock.now()
         error = Cancelled("the client cancelled the request")
         self._carry_out(self.dispatcher.cancel(request_id, error, now), now)
 
     def abandon(self, error: KvRelayError) -> None:
-        """Ends every request that is left."""
+        """Ends all remaining requests with the error."""
         now = self._clock.now()
         for request_id in list(self._streams):
             self._carry_out(self.dispatcher.cancel(request_id, error, now), now)
 
     async def drained(self) -> None:
-        """Until no request is left. New ones are refused from now on."""
+        """Starts draining: rejects new requests and waits until the last request has ended."""
         self.draining = True
         self.changed.set()
         await self._idle.wait()
@@ -148,27 +160,28 @@ class Driver:
 
     @property
     def state(self) -> WorkerState:
-        """`ready` if a request that comes now can be served, once there have been as many workers
-        as configured.
+        """The router's state: `ready` if a new request can be served and the configured number of
+        workers has been ready once, else `starting` or `draining`.
         """
         if self.draining:
             return "draining"
         return "ready" if self._started and self.ready()["decode"] else "starting"
 
     def ready(self) -> Mapping[PoolName, int]:
-        """How many workers of each pool can be given work."""
+        """Returns the number of ready workers of each pool."""
         states = [one.pool for one in self.dispatcher.workers if one.state == "ready"]
         return {"prefill": states.count("prefill"), "decode": states.count("decode")}
 
     @property
     def refused(self) -> Mapping[str, str]:
-        """Workers that this router cannot work with, or that cannot work with it, and why."""
+        """Workers that are incompatible with this router, or that reject it, with the reasons."""
         refusals = {
             worker_id: one.refusal for worker_id, (one, _) in self._sessions.items() if one.refusal
         }
         return refusals | self._misfits
 
     def worker_found(self, info: WorkerInfo) -> None:
+        """Handles a new session with a worker."""
         log.info(
             "worker_found",
             worker=info.worker_id,
@@ -181,6 +194,7 @@ class Driver:
         self._workers_changed()
 
     def worker_lost(self, worker_id: str, expected: bool) -> None:
+        """Handles the end of a worker's session."""
         log.info("worker_lost", worker=worker_id)
         now = self._clock.now()
         self._carry_out(self.dispatcher.worker_lost(worker_id, now, expected), now)
@@ -194,13 +208,16 @@ class Driver:
         self.changed.set()
 
     def worker_said(self, worker_id: str, event: Event) -> None:
+        """Handles a worker's event."""
         now = self._clock.now()
         self._carry_out(self.dispatcher.on_event(worker_id, event, now), now)
 
     # Loops
 
     async def run(self) -> None:
-        """Until cancelled. Any error that is not one of a worker's or the registry's ends it."""
+        """Runs until cancelled. Errors of workers and of the registry are handled; any other error
+        ends it.
+        """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._tick())
             while True:
@@ -212,7 +229,7 @@ class Driver:
                         await self._soon.wait()
 
     def look_soon(self) -> None:
-        """Something has changed in the registry."""
+        """Requests an early poll, because the registry has changed."""
         self._soon.set()
 
     async def _tick(self) -> None:
@@ -232,7 +249,7 @@ class Driver:
             return
         self.registry_state = "ok"
         now = self._clock.now()
-        # Who talks to us lives, whatever became of its entry: where Redis takes no writes, all
+        # A worker with a live session is alive even without an entry: if Redis rejects writes, all
         # entries expire.
         named = {info.worker_id for info in found}
         silent = (info for info in self.dispatcher.workers if info.worker_id not in named)
@@ -257,7 +274,7 @@ class Driver:
         self._workers_changed()
 
     def _look_for_misfits(self, found: Iterable[WorkerInfo]) -> None:
-        """Logs each once."""
+        """Finds incompatible workers and logs each reason once."""
         misfits = {info.worker_id: reason for info in found if (reason := self._misfit(info))}
         for worker_id, reason in misfits.items():
             if self._misfits.get(worker_id) != reason:
@@ -267,13 +284,15 @@ class Driver:
     def _close(self, worker_id: str) -> None:
         session = self._sessions.pop(worker_id, None)
         if session is not None:
-            session[1].cancel()  # which makes it report the loss, before its successor can connect
+            # The cancelled session reports the loss before its successor can connect.
+            session[1].cancel()
 
     def _carry_out(self, effects: list[Effect], now: float) -> None:
         for effect in effects:
             match effect:
                 case Send(worker_id, command):
-                    if worker_id in self._sessions:  # or its loss is on the way
+                    # Otherwise the worker's loss is about to be reported.
+                    if worker_id in self._sessions:
                         session = self._sessions[worker_id][0]
                         session.send(self._with_leave_to_fetch(command, session.info))
                 case Notice(worker_id, text):
@@ -292,9 +311,7 @@ class Driver:
                     self._observer.ended(stream)
 
     def _with_leave_to_fetch(self, command: Command, borrower: WorkerInfo) -> Command:
-        """A prefill's source is of use with the leave that the session with it gives, and left out
-        without.
-        """
+        """Adds a fetch grant to a prefill's source. Without a grant the source is removed."""
         if not isinstance(command, Prefill) or command.source is None:
             return command
         lender = self._sessions.get(command.source.worker_id)
@@ -304,7 +321,8 @@ class Driver:
     def _emit(self, request_id: str, emit: Emit, now: float) -> None:
         stream = self._streams.get(request_id)
         if stream is None:
-            return  # an earlier token of the same batch completed a stop string
+            # An earlier token of the same batch completed a stop string.
+            return
         count, previous = stream.num_tokens, stream.token_at
         more = stream.push(emit, now)
         self._observer.tokens(stream, stream.num_tokens - count, previous, now)

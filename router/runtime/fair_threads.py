@@ -1,4 +1,4 @@
-"""Work on a few threads, fairly between tenants."""
+"""Threads that tenants share fairly."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ T = TypeVar("T")
 
 
 class FairLanes:
-    """Turns on a bounded number of lanes; who has a turn uses a thread or a process of its
-    owner's.
+    """Turns on a bounded number of lanes. The holder of a turn uses a thread or process of its
+    own.
     """
 
     def __init__(self, lanes: int, short: float) -> None:
@@ -24,8 +24,8 @@ class FairLanes:
 
     @asynccontextmanager
     async def turn(self, tenant: Tenant, cost: float) -> AsyncIterator[None]:
-        """Waits for a lane, in the order of router.core.queueing.lanes; who is cancelled meanwhile
-        is out of the line.
+        """Holds a lane during the body. Waits in the order of router.core.queueing.lanes. A
+        cancelled waiter leaves the queue.
         """
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         number = self._lanes.add(tenant, begun, cost)
@@ -47,15 +47,15 @@ class FairLanes:
 
 
 class FairThreads:
-    """Threads of their own for one kind of work."""
+    """A thread pool for one kind of work."""
 
     def __init__(self, threads: int, short: float, name: str) -> None:
         self._turns = FairLanes(threads, short)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
 
     async def run(self, tenant: Tenant, cost: float, work: Callable[[], T]) -> T:
-        """What `work` returns or raises. A lane is free again when its thread is, also if nobody
-        waits any more.
+        """Runs `work` on a thread and returns its result or raises its error. The lane stays in use
+        until the thread is free, even if the caller is cancelled.
         """
         async with self._turns.turn(tenant, cost):
             return await _to_its_end(
@@ -63,12 +63,12 @@ class FairThreads:
             )
 
     def close(self) -> None:
-        """Without waiting for threads: they cannot be stopped."""
+        """Ends the pool without waiting for its threads, which cannot be stopped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 async def _to_its_end(running: Awaitable[T]) -> T:
-    """As `await running`, but a cancellation shows only when the thread is free."""
+    """Like `await running`, but a cancellation takes effect only when the thread is free."""
     task = asyncio.ensure_future(running)
     try:
         return await asyncio.shield(task)
@@ -76,6 +76,6 @@ async def _to_its_end(running: Awaitable[T]) -> T:
         await asyncio.wait({task})
         raise
     finally:
-        # An exception's traceback has this frame, and the task has the exception: a cycle would
-        # keep its memory.
+        # The traceback of an exception refers to this frame, and the task refers to the exception.
+        # The reference cycle would keep their memory.
         del running, task

@@ -1,4 +1,4 @@
-"""Long work on the event loop, in slices, fairly between tenants."""
+"""Long work on the event loop, in slices that tenants share fairly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from kvrelay.tenants import Tenant
 from router.core.queueing.fair_order import FairOrder
 
 T = TypeVar("T")
-SLICE = 2**15  # cost of one turn: well under a millisecond of a processor of 2020
+# Cost of one slice. It takes well under a millisecond on a processor of 2020.
+SLICE = 2**15
 
 
 class _Job:
@@ -21,11 +22,11 @@ class _Job:
 
 
 class LoopSlices:
-    """Runs generators that yield what each step cost. Between two slices, the event loop serves all
-    else.
+    """Runs generators that yield the cost of each step. Between two slices the event loop does its
+    other work.
 
-    The work can be stopped after each step, unlike a thread's, and no interpreter lock is held
-    against the streams.
+    Unlike work in a thread, this work can be stopped after each step and does not hold the
+    interpreter lock against the streams.
     """
 
     def __init__(self) -> None:
@@ -33,8 +34,8 @@ class LoopSlices:
         self._scheduled = False
 
     async def run(self, tenant: Tenant, steps: Generator[int, None, T]) -> T:
-        """The generator's result, or what it raises. The first slice runs at once where nobody
-        waits.
+        """Returns the generator's result or raises its error. The first slice runs at once if no
+        job waits.
         """
         job = _Job(steps)
         number = self._order.add(tenant, job)
@@ -45,8 +46,8 @@ class LoopSlices:
         finally:
             self._order.remove(number)
             steps.close()
-            # The job has the exception, whose traceback has this frame: a cycle would keep the
-            # work's memory.
+            # The job refers to the exception, whose traceback refers to this frame. The reference
+            # cycle would keep the work's memory.
             del job
 
     def _slice(self) -> None:
@@ -62,13 +63,15 @@ class LoopSlices:
         except StopIteration as end:
             self._order.charge(number, cost)
             self._order.remove(number)
-            if not job.done.done():  # nobody may wait any more
+            # The caller may be cancelled.
+            if not job.done.done():
                 job.done.set_result(end.value)
-        except Exception as error:  # noqa: BLE001 - the one who waits for the result gets it
+        except Exception as error:  # noqa: BLE001 - the caller gets the error
             self._order.charge(number, cost)
             self._order.remove(number)
             if not job.done.done():
-                # The frames of a refusal hold all that was read so far, and tell nobody anything.
+                # The frames of a KvRelayError hold all data read so far and have no diagnostic
+                # value.
                 job.done.set_exception(
                     error.with_traceback(None) if isinstance(error, KvRelayError) else error
                 )

@@ -1,4 +1,4 @@
-"""Looking at the registry as soon as something changes there, and not only at the next poll."""
+"""Early polls of the registry when it changes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from kvrelay.errors import Unavailable
 from router.runtime.driver import Driver
 from router.runtime.worker_directory import RouterRegistry
 
-AGAIN_S = 1.0  # until the next try to listen, while the registry is away
+# Pause before the next subscription while the registry is unavailable.
+AGAIN_S = 1.0
 
 
 async def follow_changes(registry: RouterRegistry, driver: Driver) -> None:
-    """Until cancelled. While nothing can be heard, the driver polls."""
+    """Requests an early poll for each change in the registry, until cancelled. While the
+    subscription fails, the driver's regular polls continue.
+    """
     while True:
         try:
             async for _ in registry.changes():

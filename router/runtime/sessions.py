@@ -1,6 +1,4 @@
-"""One conversation with one incarnation of a worker: commands down, events up, over one gRPC
-stream.
-"""
+"""A session with one incarnation of a worker: commands and events over one gRPC stream."""
 
 from __future__ import annotations
 
@@ -29,23 +27,26 @@ from kvrelay.wire.worker import (
     decode_events,
 )
 
-WELCOME_S = 5.0  # for a worker to answer the greeting
-RECONNECT_S = (0.1, 2.0)  # least and most pause between two tries
-# Pause after one of the two has refused the other's protocol, which only an upgrade cures
+# Timeout for a worker's answer to the greeting.
+WELCOME_S = 5.0
+# Shortest and longest pause between two connection attempts.
+RECONNECT_S = (0.1, 2.0)
+# Pause after either side has rejected the other's protocol. Only an upgrade changes that.
 REFUSED_S = 30.0
 MAX_MESSAGE_BYTES = 16 * 2**20
-# A frozen or unreachable worker is noticed within PING + TIMEOUT, though its socket stays open.
+# Keepalive detects a frozen or unreachable worker within time + timeout, even if the socket stays
+# open.
 CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 2000),
     ("grpc.keepalive_timeout_ms", 2000),
-    # While gRPC measures bandwidth with a ping of its own, as it does when tokens flow, that one
-    # stands for the keepalive's, and by default has a minute.
+    # While tokens flow, gRPC's bandwidth ping replaces the keepalive ping. Its timeout is one
+    # minute by default.
     ("grpc.http2.ping_timeout_ms", 2000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # No connection, and no backoff, is shared with a former incarnation
+    # A new incarnation must not reuse a connection or a backoff of an earlier incarnation.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )
@@ -54,19 +55,25 @@ log = get_logger("router.sessions")
 
 
 class SessionListener(Protocol):
-    def worker_found(self, info: WorkerInfo) -> None: ...
+    """Receives the events of a worker's session."""
+
+    def worker_found(self, info: WorkerInfo) -> None:
+        """Handles an established session."""
+        ...
 
     def worker_lost(self, worker_id: str, expected: bool) -> None:
-        """`expected` when the worker ended the session itself, as one does that was told to
-        stop.
+        """Handles the end of a session. `expected`: the worker ended the session itself, as it does
+        on shutdown.
         """
 
-    def worker_said(self, worker_id: str, event: Event) -> None: ...
+    def worker_said(self, worker_id: str, event: Event) -> None:
+        """Handles an event of the worker."""
+        ...
 
 
 class WorkerSession:
-    """Connects again until it is cancelled. From `worker_found` to `worker_lost` it delivers all
-    events in order.
+    """Reconnects until cancelled. Between `worker_found` and `worker_lost` it delivers all events
+    in order.
     """
 
     def __init__(
@@ -77,23 +84,28 @@ class WorkerSession:
         credentials: Credentials | None = None,
     ) -> None:
         self.info = info
-        self.refusal = ""  # why one of the two does not work with the other
-        self._lending_key: bytes | None = None  # while it has said so
-        self._odd_told = False  # whether it was logged that messages of this worker are ignored
+        # Reason why one side rejects the other; empty otherwise.
+        self.refusal = ""
+        # Grant key from the worker's welcome, while the session lasts.
+        self._lending_key: bytes | None = None
+        # True once ignored messages of this worker have been logged.
+        self._odd_told = False
         self._credentials = credentials
-        self._untrusted = ""  # why the last try ended, if one of the two does not trust the other
+        # Reason for the end of the last attempt, if one side does not trust the other.
+        self._untrusted = ""
         self._router_id = router_id
         self._listener = listener
         self._outgoing: asyncio.Queue[Command] = asyncio.Queue()
 
     def send(self, command: Command) -> None:
+        """Queues a command for the worker."""
         self._outgoing.put_nowait(command)
 
     def lend(
         self, source: PrefixSource, spec: SequenceSpec, borrower: WorkerInfo
     ) -> PrefixSource | None:
-        """The source, which is this worker, with leave to fetch from it; None if it cannot be had
-        now.
+        """Returns the source, which is this worker, with a fetch grant for the borrower. None if no
+        grant key is known.
         """
         if not self._lending_key:
             return None
@@ -108,7 +120,7 @@ class WorkerSession:
         return replace(source, capability=make_capability(self._lending_key, grant))
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Connects again and again until cancelled."""
         pause = RECONNECT_S[0]
         while True:
             if await self._converse():
@@ -117,7 +129,7 @@ class WorkerSession:
             pause = min(2 * pause, RECONNECT_S[1])
 
     async def _converse(self) -> bool:
-        """One stream, to its end; whether the worker was found on it."""
+        """Runs one stream to its end. Returns whether the session was established."""
         worker_id = self.info.worker_id
         self._outgoing = asyncio.Queue()
         found = expected = False
@@ -157,9 +169,9 @@ class WorkerSession:
         return found
 
     def _deliver(self, worker_id: str, decoded: Decoded) -> None:
-        """What is wrong with a message is its sequences' alone."""
+        """Delivers events. A malformed entry fails only its own sequence."""
         for failed in decoded.malformed:
-            # The worker does not know that it has failed
+            # The worker does not know that the sequence has failed.
             self.send(Abort(failed.request_id, failed.attempt))
             self._listener.worker_said(worker_id, failed)
         known = [event for event in decoded.events if not isinstance(event, Welcome)]
@@ -170,8 +182,8 @@ class WorkerSession:
             log.warning("event_ignored", worker=worker_id, known=bool(decoded.events))
 
     def _tell(self, error: Exception, found: bool) -> None:
-        """Most often the worker starts, or is gone and not yet forgotten. That one does not trust
-        the other is news.
+        """Logs the end of a session. A missing worker is common: it is starting, or it is gone and
+        its entry has not expired. A lack of trust is logged as a warning.
         """
         known = error_from_rpc(error) if isinstance(error, grpc.aio.AioRpcError) else error
         reason = str(known)
@@ -194,7 +206,7 @@ class WorkerSession:
     async def _send(
         self, call: grpc.aio.StreamStreamCall, outgoing: asyncio.Queue[Command]
     ) -> None:
-        """Until the call is over; why it is, reading says."""
+        """Sends queued commands until the call ends. The reader reports the reason."""
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await call.write(command_to_proto(Hello(self._router_id)))
             while True:

@@ -1,6 +1,4 @@
-"""One answer on its way to its client: tokens become text, and wait here until the client takes
-them.
-"""
+"""The stream of one answer: tokens become text and wait until the client reads them."""
 
 from __future__ import annotations
 
@@ -19,32 +17,41 @@ from router.runtime.write_scheduler import WriteScheduler
 
 
 class TokenSink(Protocol):
-    """Detokenizes one answer; holds back what may be part of a character or of a stop string."""
+    """Detokenizes one answer. Holds back text that may be part of a character or of a stop
+    string.
+    """
 
     @property
-    def stopped(self) -> bool: ...
+    def stopped(self) -> bool:
+        """Whether the text has reached a stop string."""
+        ...
 
-    def push(self, token_id: int) -> str: ...
+    def push(self, token_id: int) -> str:
+        """Adds a token and returns the new text, which may be empty."""
+        ...
 
-    def finish(self) -> str: ...
+    def finish(self) -> str:
+        """Returns the text that is still held back."""
+        ...
 
 
 class Stream:
-    """What came since the client last took something is kept as one response that grows.
+    """One answer. The tokens that the client has not read yet form a single growing response.
 
-    So a client that reads slowly gets fewer and larger responses, and never holds up the workers or
-    more memory than its answer's max_tokens.
+    So a slow client gets fewer and larger responses. It never delays the workers or holds more
+    memory than its answer's max_tokens.
     """
 
     def __init__(
         self, life: Lifecycle, text: TokenSink, clock: Clock, write_scheduler: WriteScheduler
     ) -> None:
-        """`text` has taken in the tokens that the client has already."""
+        """`text` has consumed the tokens that the client already has."""
         self.request = life.request
         self.path: Path | None = None
         self.ended: End | None = None
         self.ended_at = 0.0
-        self.token_at: float | None = None  # when the last tokens came
+        # Time of the last tokens.
+        self.token_at: float | None = None
         self.first_handed_at: float | None = None
         self.num_tokens = len(life.request.resume)
         self._life = life
@@ -54,13 +61,13 @@ class Stream:
         self._pieces: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
         self._write_scheduler = write_scheduler
-        # `responses`, while it waits for something to send
+        # Set while `responses` waits for tokens or the end.
         self._reader: asyncio.Future[None] | None = None
         self._begun = asyncio.Event()
         self._fingerprint_told = False
 
     def push(self, emit: Emit, now: float) -> bool:
-        """Takes tokens in; False once the text has reached a stop string."""
+        """Adds tokens. Returns False once the text has reached a stop string."""
         text = self._text
         if text.stopped:
             return False
@@ -79,10 +86,11 @@ class Stream:
         return not text.stopped
 
     def end(self, end: End, now: float) -> None:
+        """Records the end of the request. It must be called once."""
         assert self.ended is None, f"{self.request.request_id} ended twice"
         if end.error is None:
             self._pieces.append(self._text.finish())
-            # By the last token that it was allowed, which the workers do not see
+            # The last allowed token may complete a stop string, which workers do not detect.
             if self._text.stopped:
                 end = replace(end, finish_reason="stop")
         self.ended = end
@@ -91,15 +99,15 @@ class Stream:
         self._wake_reader()
 
     async def begun(self) -> None:
-        """Until there is a token, or the end. Raises the typed error that ended the request without
-        one.
+        """Waits until there is a token or the end. Raises the error of a request that ended without
+        a token.
         """
         await self._begun.wait()
         if self.token_at is None and self.ended is not None and self.ended.error is not None:
             raise self.ended.error
 
     async def responses(self) -> AsyncIterator[GenerateResponse]:
-        """Ends after the response that has a finish_reason, or raises the typed error that ended
+        """Yields responses up to the response with a finish_reason, or raises the error that ended
         the request.
         """
         while True:
@@ -109,7 +117,8 @@ class Stream:
             else:
                 self._reader = turn
             await turn
-            # As it is now: tokens and an end may come while the client takes what is yielded
+            # Read once per turn: tokens and the end may arrive while the client processes the
+            # response.
             end = self.ended
             if end is not None and end.error is None:
                 yield self._take()
@@ -121,10 +130,11 @@ class Stream:
 
     @property
     def life(self) -> Lifecycle:
-        """To be read; its driver is the one that feeds it."""
+        """The request's state machine, read-only for callers: only the driver feeds it events."""
         return self._life
 
     def ledger(self) -> Ledger:
+        """Returns the request's ledger up to now. The end time is valid only after the end."""
         life = self._life
         return life.timeline.ledger(
             self.first_handed_at, self.ended_at, life.handoff, tuple(life.attempts)
@@ -132,14 +142,16 @@ class Stream:
 
     @property
     def fetched_tokens(self) -> int:
+        """Cached tokens that came from another worker's prefix cache."""
         return self._life.fetched_tokens
 
     def usage(self) -> Usage:
+        """Returns the request's token counts so far."""
         return Usage(len(self.request.token_ids), self._life.cached_tokens, self.num_tokens)
 
     @property
     def assignment(self) -> Assignment | None:
-        """Of the last attempt."""
+        """Assignment of the last attempt, or None before the first."""
         return self._life.last_assignment
 
     def _wake_reader(self) -> None:
@@ -168,8 +180,8 @@ class Stream:
         )
 
     def _fingerprint(self, last: bool) -> str:
-        """Of the model that gives the answer, for the first response that can tell and for the
-        last.
+        """Returns the fingerprint of the model version, for the first response that knows it and
+        for the last response.
         """
         model = self._life.model
         if model is None or (self._fingerprint_told and not last):

@@ -1,4 +1,4 @@
-"""Who may write next."""
+"""The order in which streams write to their clients."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ PER_TURN = 16
 
 
 class WriteScheduler:
-    """Wakes those that wait to write in their order, a few in each turn of the event loop.
+    """Wakes waiting writers in their order, a few per round of the event loop.
 
-    Between them the loop takes in what came from the workers. A stream that waits for its turn
-    sends all that came for it meanwhile in one message: messages get larger under load, and tokens
-    are never late for want of reading.
+    Between two rounds the event loop reads the workers' messages. A waiting stream sends all its
+    new tokens in a single message. So messages get larger under load, and reading is never delayed.
     """
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def queue(self, waiter: asyncio.Future[None]) -> None:
-        """Its result is set when its turn has come."""
+        """Queues a writer. The waiter's result is set when its turn comes."""
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._take_turn)
         self._waiting.append(waiter)
@@ -28,7 +27,8 @@ class WriteScheduler:
     def _take_turn(self) -> None:
         for _ in range(min(PER_TURN, len(self._waiting))):
             waiter = self._waiting.popleft()
-            if not waiter.done():  # its reader may have gone
+            # The reader may have been cancelled.
+            if not waiter.done():
                 waiter.set_result(None)
         if self._waiting:
             asyncio.get_running_loop().call_soon(self._take_turn)

@@ -1,1 +1,1 @@
-"""The gRPC services of clients and operators."""
+"""The gRPC services for clients and operators."""

@@ -16,14 +16,16 @@ from router.observability.status import ClusterView
 from router.runtime.driver import Driver
 from router.runtime.worker_directory import RouterRegistry
 
-MAX_POOL = 1024  # workers that an operator may ask for
+# Largest pool size that an operator may set, in workers.
+MAX_POOL = 1024
 ROLES: tuple[Role, ...] = (*POOLS, "standby")
-LEAST_INTERVAL_S = 0.1  # of WatchStatus
+# Shortest interval of WatchStatus.
+LEAST_INTERVAL_S = 0.1
 
 
 class ClusterService(ClusterServiceServicer):
-    """Shows the last that is known; what the operator changes is written to the registry, and
-    others act on it.
+    """Shows the last known cluster state and writes the operator's changes to the registry. Other
+    processes act on these changes.
     """
 
     def __init__(self, driver: Driver, registry: RouterRegistry, view: ClusterView) -> None:
@@ -34,6 +36,9 @@ class ClusterService(ClusterServiceServicer):
     async def GetStatus(
         self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext
     ) -> pb.ClusterStatus:
+        """Returns the cluster's status. Aborts if the client's protocol version is not
+        supported.
+        """
         try:
             check_client(request)
         except KvRelayError as error:
@@ -43,6 +48,9 @@ class ClusterService(ClusterServiceServicer):
     async def WatchStatus(
         self, request: pb.WatchStatusRequest, context: grpc.aio.ServicerContext
     ) -> None:
+        """Streams the cluster's status every `interval_seconds` (default 1) until the router
+        drains.
+        """
         interval = request.interval_seconds or 1.0
         if not math.isfinite(interval) or interval < LEAST_INTERVAL_S:
             await status.abort(
@@ -59,6 +67,9 @@ class ClusterService(ClusterServiceServicer):
     async def SetPoolSize(
         self, request: pb.SetPoolSizeRequest, context: grpc.aio.ServicerContext
     ) -> pb.SetPoolSizeResponse:
+        """Sets the wanted sizes of the named pools and returns the sizes of all pools. A decode
+        pool has at least 1 worker.
+        """
         try:
             sizes: dict[PoolName, int] = {
                 pool: getattr(request, pool) for pool in POOLS if request.HasField(pool)
@@ -78,6 +89,7 @@ class ClusterService(ClusterServiceServicer):
     async def DrainWorker(
         self, request: pb.DrainWorkerRequest, context: grpc.aio.ServicerContext
     ) -> pb.DrainWorkerResponse:
+        """Requests the drain of one worker. Aborts with NOT_FOUND if the worker is unknown."""
         try:
             (worker_id,) = _named(await self._known(), [request.worker_id])
             await self._registry.request_drain(worker_id)
@@ -88,6 +100,9 @@ class ClusterService(ClusterServiceServicer):
     async def RestartWorkers(
         self, request: pb.RestartWorkersRequest, context: grpc.aio.ServicerContext
     ) -> pb.RestartWorkersResponse:
+        """Requests restarts of the workers with the given names or roles, or of all workers without
+        names. Aborts with NOT_FOUND if a worker is unknown.
+        """
         try:
             roles = [name for name in request.names if name in ROLES] if request.names else ROLES
             known = await self._known()
@@ -99,7 +114,7 @@ class ClusterService(ClusterServiceServicer):
         return pb.RestartWorkersResponse(worker_ids=sorted(chosen))
 
     async def _known(self) -> dict[str, Role]:
-        """Workers by name, with what they are for. Raises Unavailable."""
+        """Returns the known workers' roles by worker name. Raises Unavailable."""
         standbys: dict[str, Role] = {
             one.worker_id: "standby" for one in await self._registry.standbys()
         }
@@ -107,7 +122,7 @@ class ClusterService(ClusterServiceServicer):
 
 
 def _named(known: Mapping[str, Role], names: Sequence[str]) -> Sequence[str]:
-    """The names, if there are such workers. Raises NotFound."""
+    """Returns the names if all of them are known workers. Raises NotFound."""
     for name in names:
         if name not in known:
             raise NotFound(

@@ -1,4 +1,4 @@
-"""Authentication on gRPC: every method of a listener, whoever registered it."""
+"""gRPC authentication. It covers every method of a listener."""
 
 from __future__ import annotations
 
@@ -15,17 +15,21 @@ from kvrelay.wire import inference, status
 from router.frontend.access import Access
 from router.frontend.waiting_room import WaitingRoom
 
-# A kubelet's probe cannot send a token. The answer is one word; Watch, which holds a stream open,
-# needs a token.
+# A kubelet's probe cannot send a token. Check returns only a status and is open; Watch holds a
+# stream open and needs a token.
 OPEN_METHOD = f"/{health_pb2.DESCRIPTOR.services_by_name['Health'].full_name}/Check"
 
-GENERATE = f"/{inference.SERVICE_NAME}/Generate"  # refusals of it are counted by the service
+# The service counts the errors of this method itself.
+GENERATE = f"/{inference.SERVICE_NAME}/Generate"
 
-caller: ContextVar[Tenant] = ContextVar("caller")  # of the method that runs
+# Tenant of the running method.
+caller: ContextVar[Tenant] = ContextVar("caller")
 
 
 class GrpcAccess(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc.aio has no types
-    """Lets those in who have one of `roles`; polls and refusals come at the tenant's pace."""
+    """Admits callers that have one of `roles`. Polls and authentication errors are delayed to the
+    tenant's pace.
+    """
 
     def __init__(self, access: Access, roles: frozenset[Role], waiting_room: WaitingRoom) -> None:
         self._access = access
@@ -37,6 +41,9 @@ class GrpcAccess(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc.aio 
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         details: grpc.HandlerCallDetails,
     ) -> Any:
+        """Authenticates the call and sets `caller`. Unauthenticated calls get a handler that
+        aborts.
+        """
         if details.method != OPEN_METHOD:
             given = [
                 str(value) for key, value in details.invocation_metadata if key == "authorization"
@@ -44,8 +51,8 @@ class GrpcAccess(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc.aio 
             try:
                 tenant = self._access.admit(given, self._roles)
             except KvRelayError as error:
-                # With too many waiting, the refusal comes at once: gRPC cannot close the caller's
-                # connection.
+                # If too many callers wait, the error is sent at once: gRPC cannot close the
+                # caller's connection.
                 await self._waiting_room.stranger()
                 return _refusing(error)
             caller.set(tenant)
@@ -55,7 +62,9 @@ class GrpcAccess(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc.aio 
 
 
 def _refusing(error: KvRelayError) -> Any:
-    """Of the kind that waits for no message: a stranger who sends none holds nothing open."""
+    """Returns a handler that aborts without reading a message, so that a caller that sends no
+    message holds nothing open.
+    """
 
     async def refuse(messages: object, context: grpc.aio.ServicerContext) -> None:
         await status.abort(context, error)

@@ -1,4 +1,6 @@
-"""How many entries the repeated fields of requests may have. A field without a bound takes none."""
+"""Bounds on the number of entries in requests' repeated fields. A field without a bound must be
+empty.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from router.frontend.validation import MAX_MESSAGES, MAX_STOPS
 
 
 def field_bounds(max_model_len: int) -> Bounds:
-    """By the full names of the fields."""
+    """Returns the bounds by full field name."""
     return {
         "kvrelay.v1.GenerateRequest.messages": MAX_MESSAGES,
         "kvrelay.v1.GenerateRequest.token_ids": max_model_len,

@@ -1,4 +1,4 @@
-"""How the messages of gRPC calls come in: within bounds of time, memory and number of fields."""
+"""Reception of the messages of gRPC calls, with bounds on time, memory and number of fields."""
 
 from __future__ import annotations
 
@@ -19,22 +19,27 @@ from router.api.grpc.auth import OPEN_METHOD, caller
 from router.api.grpc.receive_slots import ReceiveSlots
 from router.runtime.loop_slices import LoopSlices
 
-RECEIVE_S = 20.0  # for a message to come, and to wait until it may
-MAX_PROBE_BYTES = 1024  # of a message that needs no token
-# Who asks for an open method; a tenant's name is never empty where there are tokens
+# Timeout for a message's arrival, including the wait for a slot.
+RECEIVE_S = 20.0
+# Size limit of a message to an open method.
+MAX_PROBE_BYTES = 1024
+# Caller of an open method. With tokens, a tenant's name is never empty.
 _STRANGER = Tenant("")
 
 
 class GrpcMessages(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc.aio has no types
-    """Reads the message of each method that takes one.
+    """Reads the message of each method that takes a single message.
 
-    By itself gRPC would read any number of messages before their handlers begin, wait for one
-    without end, make an object of each entry of a repeated field, and answer what it cannot read,
-    such as text that is not UTF-8, with INTERNAL, as to a mistake of ours.
+    By default gRPC has these problems:
+    - It reads any number of messages before their handlers begin.
+    - It waits for a message without a timeout.
+    - It creates an object for each entry of a repeated field.
+    - It answers a malformed message, such as text that is not UTF-8, with INTERNAL, which is for
+      server faults.
     """
 
     def __init__(self, bounds: Bounds, slices: LoopSlices) -> None:
-        """`bounds` has each repeated field of the methods' messages."""
+        """`bounds` has an entry for each repeated field of the methods' messages."""
         self._bounds = bounds
         self._slices = slices
         self._receiving = ReceiveSlots()
@@ -44,6 +49,9 @@ class GrpcMessages(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc.ai
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         details: grpc.HandlerCallDetails,
     ) -> Any:
+        """Replaces a single-message handler with a handler that reads the message within the
+        bounds.
+        """
         handler = await continuation(details)
         if handler is None or handler.request_streaming:
             return handler
@@ -59,11 +67,12 @@ class GrpcMessages(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc.ai
             except KvRelayError as error:
                 await status.abort(context, error)
             answer = await method(message, context)
-            if answer is not None:  # the method does not stream
+            # None means that the method streams its answers by itself.
+            if answer is not None:
                 await context.write(answer)
 
-        # On the wire a call with one message is a stream of one. So the message is read when there
-        # is room for it.
+        # On the wire, a call with one message is a stream of one message. The stream handler reads
+        # the message only when a slot is free.
         return grpc.stream_stream_rpc_method_handler(
             read, response_serializer=handler.response_serializer
         )
@@ -76,7 +85,9 @@ class GrpcMessages(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc.ai
         deserialize: Callable[[bytes], Any],
         method: str,
     ) -> Any:
-        """Raises InvalidArgument, ResourceExhausted, DeadlineExceeded."""
+        """Reads and parses the call's message. Raises InvalidArgument, ResourceExhausted,
+        DeadlineExceeded.
+        """
         try:
             async with asyncio.timeout(RECEIVE_S), self._receiving.slot(tenant):
                 data = await context.read()
@@ -98,7 +109,7 @@ class GrpcMessages(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc.ai
 
 
 def request_of(method: str) -> Descriptor:
-    """What a method that is registered takes, /SERVICE/METHOD."""
+    """Returns the request type of a registered method, given as /SERVICE/METHOD."""
     _, service, name = method.split("/")
     found: Descriptor = (
         descriptor_pool.Default().FindServiceByName(service).methods_by_name[name].input_type

@@ -1,4 +1,4 @@
-"""How many messages may be on their way into memory at one time, fairly between tenants."""
+"""Limit on the number of gRPC messages in reception, shared fairly between tenants."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from kvrelay.errors import ResourceExhausted
 from kvrelay.tenants import Tenant
 from router.core.queueing.fair_order import FairOrder
 
-SLOTS = 64  # messages of 4 MiB each
-SLOW_S = 1.0  # after which a message gives way to one of a tenant that has fewer
+# Each message has at most 4 MiB.
+SLOTS = 64
+# After this time, a message can be evicted for a tenant with fewer slots.
+SLOW_S = 1.0
 
 
 class _Slot:
@@ -24,22 +26,26 @@ class _Slot:
 
 
 class ReceiveSlots:
-    """gRPC tells the size of a message when all of it is there, so calls are bounded that read one.
+    """Slots for calls that read a message. gRPC reports a message's size only after the whole
+    message has arrived, so the number of calls is bounded instead.
 
-    Calls wait for a slot in the fair order of their tenants. While all are taken, the tenant with
-    most slots for its weight gives up one whose message has been on its way for SLOW_S: slow
-    senders hold up themselves only.
+    Calls wait for a slot in the fair order of their tenants. While all slots are taken, the tenant
+    with the most slots per weight loses a slot whose message has been arriving for SLOW_S. So slow
+    senders delay only themselves.
     """
 
     def __init__(self, slots: int = SLOTS) -> None:
         self._slots = slots
         self._order: FairOrder[_Slot] = FairOrder()
-        self._taken: dict[_Slot, None] = {}  # in order of their beginning
+        # Oldest first.
+        self._taken: dict[_Slot, None] = {}
         self._retry: asyncio.TimerHandle | None = None
 
     @asynccontextmanager
     async def slot(self, tenant: Tenant) -> AsyncIterator[None]:
-        """Raises ResourceExhausted for the one that gives way, whatever it was at."""
+        """Holds a slot during the body. Raises ResourceExhausted if the slot is evicted, at any
+        point of the body.
+        """
         slot = _Slot(tenant)
         number = self._order.add(tenant, slot)
         self._start()
@@ -78,7 +84,9 @@ class ReceiveSlots:
                 slot.begun.set_result(None)
 
     def _evict(self, tenant: Tenant, now: float) -> bool:
-        """Whether there is a slot now for one of that tenant's."""
+        """Evicts a slow slot of the tenant with the largest share. Returns whether a slot is free
+        for `tenant`.
+        """
         shares: dict[str, float] = {}
         for slot in self._taken:
             shares[slot.tenant.name] = shares.get(slot.tenant.name, 0.0) + 1 / slot.tenant.weight

@@ -20,10 +20,13 @@ from router.api.grpc.auth import caller
 from router.frontend.frontend import Frontend
 from router.frontend.waiting_room import WaitingRoom
 
-READ_GRACE_S = 1.0  # past the deadline, for the client to take what is there
+# Time after the deadline in which the client can read the remaining responses.
+READ_GRACE_S = 1.0
 
 
 class InferenceService(InferenceServiceServicer):
+    """Generates text and lists models for clients."""
+
     def __init__(self, frontend: Frontend, clock: Clock, waiting_room: WaitingRoom) -> None:
         self._frontend = frontend
         self._clock = clock
@@ -32,6 +35,9 @@ class InferenceService(InferenceServiceServicer):
     async def Generate(
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> None:
+        """Streams the responses of one request. Cancels the request when the call ends. Aborts with
+        the status of the KvRelayError, or DEADLINE_EXCEEDED if the client reads too slowly.
+        """
         arrival = self._clock.now()
         try:
             stream = await self._frontend.open(
@@ -58,6 +64,7 @@ class InferenceService(InferenceServiceServicer):
     async def ListModels(
         self, request: pb.ListModelsRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListModelsResponse:
+        """Lists the model that the cluster serves."""
         return models_to_proto([self._frontend.card.info])
 
 

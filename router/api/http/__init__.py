@@ -1,1 +1,1 @@
-"""The HTTP endpoints: OpenAI's API, health, metrics and the dashboard."""
+"""The HTTP endpoints: OpenAI's API, health, metrics and dashboard."""

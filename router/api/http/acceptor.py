@@ -1,5 +1,5 @@
-"""Accepts HTTP connections: TLS handshakes have a time and a number, and idle connections make room
-for new ones.
+"""Accepts HTTP connections. TLS handshakes are bounded in time and number, and idle connections
+make room for new connections.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ from collections.abc import Callable
 from kvrelay.process.telemetry import get_logger
 
 HANDSHAKE_S = 10.0
-MAX_HANDSHAKES = 256  # under way at one time; the oldest makes room for the next
+# Limit on concurrent handshakes. Above it, the oldest handshake is cancelled.
+MAX_HANDSHAKES = 256
 BACKLOG = 2048
-PER_ROUND = 8  # connections that one round of the event loop opens
-PAUSE_S = 0.5  # after an accept that failed, mostly for want of file descriptors
+# Connections accepted per event loop round.
+PER_ROUND = 8
+# Pause after a failed accept. The usual cause is a lack of file descriptors.
+PAUSE_S = 0.5
 
 log = get_logger("router.http")
 
 
 class Acceptor:
-    """Takes connections from a listening socket, which stays its owner's to close."""
+    """Accepts connections from a listening socket. The caller owns and closes the socket."""
 
     def __init__(
         self,
@@ -35,13 +38,14 @@ class Acceptor:
         self._handshakes: dict[asyncio.Task[None], None] = {}  # oldest first
 
     async def run(self) -> None:
-        """Accepts until cancelled; then no handshake is left."""
+        """Accepts connections until cancelled, then cancels the open handshakes."""
         self._listener.setblocking(False)
         try:
             while True:
                 for _ in range(PER_ROUND):
                     await self._accept()
-                await asyncio.sleep(0)  # an accept that need not wait does not let others run
+                # An accept that need not wait does not yield to the event loop.
+                await asyncio.sleep(0)
         finally:
             for task in self._handshakes:
                 task.cancel()
@@ -66,5 +70,6 @@ class Acceptor:
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._make_protocol, connection, ssl=self._context, ssl_handshake_timeout=timeout_s
             )
-        except OSError:  # of the peer: it speaks no TLS, shows no certificate, or says nothing
+        # The peer speaks no TLS, sends no certificate, or sends nothing.
+        except OSError:
             connection.close()

@@ -1,4 +1,4 @@
-"""Authentication on HTTP: in front of every route, and of paths that are none."""
+"""HTTP authentication. It covers every route and unknown paths."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from router.frontend.waiting_room import WaitingRoom
 
 
 class HttpAccess:
-    """Leaves the caller's tenant in `scope["state"]["tenant"]`; which role a route needs is the
-    route's own to say.
+    """Authenticates requests and stores the caller's tenant in `scope["state"]["tenant"]`. Each
+    route checks its own roles.
 
-    Where nobody needs a token, whoever can reach the port is let in, and a page of any site that
-    somebody on this machine looks at can reach it. So a request that a browser makes for another
-    site is refused: by its Origin, and by a Host that is not this machine's, which a name that was
-    made to point here (DNS rebinding) is not.
+    Without a tokens file, any client that can reach the port is admitted. Such a client can be a
+    web page of any site that a browser on this machine shows. So this class rejects a request that
+    a browser sends for another site:
+    - by its Origin header
+    - by a Host header that does not name this machine, which also stops DNS rebinding
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class HttpAccess:
         address: str,
         waiting_room: WaitingRoom,
     ) -> None:
-        """`open_paths` need no token; `address` is what is listened on, HOST:PORT."""
+        """`open_paths` need no token. `address` is the listener's HOST:PORT."""
         self._app = app
         self._access = access
         self._open_paths = frozenset(open_paths)
@@ -42,6 +43,7 @@ class HttpAccess:
         self._waiting_room = waiting_room
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes an admitted request to the app, or sends an error response."""
         assert scope["type"] == "http", "websockets and lifespan are off"
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         try:
@@ -63,7 +65,7 @@ class HttpAccess:
         await self._app(scope, receive, send)
 
     def _check_site(self, scheme: str, hosts: list[str], origins: list[str]) -> None:
-        """Raises PermissionDenied."""
+        """Rejects requests of other sites' web pages. Raises PermissionDenied."""
         name = _host_name(hosts[0]) if len(hosts) == 1 else None
         if name is None or not (name == self._host or is_loopback(f"{name}:0")):
             shown = ", ".join(hosts)[:100] or "missing"
@@ -85,7 +87,7 @@ def _values(headers: list[tuple[bytes, bytes]], name: bytes) -> list[str]:
 
 
 def _host_name(host: str) -> str | None:
-    """Of HOST or HOST:PORT; None for what is neither."""
+    """Returns the host name of HOST or HOST:PORT, or None if the text is neither."""
     try:
         return urlsplit(f"//{host}").hostname
     except ValueError:

@@ -1,4 +1,4 @@
-"""A request's body: read within bounds of size, time and memory, and parsed."""
+"""Reads and parses request bodies within bounds on size, time and memory."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from router.core.body_budget import BodyBudget, Holding
 from router.runtime.loop_slices import LoopSlices
 
 MAX_BYTES = 4 * 2**20
-MAX_HELD_BYTES = 128 * 2**20  # of all bodies that are here and not parsed yet
-RECEIVE_S = 20.0  # for a body to come
-_CLOSE = {"connection": "close"}  # what is left of the body need not come
+# Limit on the total size of bodies that are not parsed yet.
+MAX_HELD_BYTES = 128 * 2**20
+# Timeout for a body's arrival.
+RECEIVE_S = 20.0
+# Closes the connection, so that the rest of the body need not be read.
+_CLOSE = {"connection": "close"}
 T = TypeVar("T")
 
 
@@ -31,12 +34,12 @@ class Bodies:
 
     @asynccontextmanager
     async def parsed(self, request: Request, parse: Callable[[Json, str], T]) -> AsyncIterator[T]:
-        """What `parse` makes of the body and of the id that the request has been given; it counts
-        until it is left.
+        """Yields the result of `parse` for the body and the request's id. The body counts against
+        the memory budget until the context exits.
 
-        A large body is parsed in slices, and streams go on between them. Raises HTTPException for a
-        body that is too large or too slow, ResourceExhausted when its tenant has too many here,
-        InvalidArgument.
+        A large body is parsed in slices, and streams continue between slices. Raises HTTPException
+        for a body that is too large or too slow, ResourceExhausted if its tenant holds too much of
+        the budget, and InvalidArgument.
         """
         tenant = request.state.tenant
         loop = asyncio.get_running_loop()
@@ -54,11 +57,11 @@ class Bodies:
                 raise self._budget.refusal() from None
 
     async def _read(self, request: Request, holding: Holding) -> deque[bytes]:
-        """In the parts that it came in: one growing piece would be copied and leave holes in
-        memory.
+        """Returns the body in the parts in which it arrived. A single growing buffer would be
+        copied again and again and would fragment memory.
         """
         if request.headers.get("content-encoding", "identity") != "identity":
-            # Whatever it would become is not looked at.
+            # Decompressed data would escape the size bound.
             raise HTTPException(
                 415,
                 "compressed bodies are not accepted; send it as it is",

@@ -1,4 +1,4 @@
-"""The answers to one HTTP request, of which each prompt has `n`, as they come."""
+"""The streams of answers to one HTTP request. Each of its prompts has `n` choices."""
 
 from __future__ import annotations
 
@@ -18,19 +18,25 @@ from router.frontend.frontend import Frontend
 from router.frontend.validation import DEFAULT_MAX_TOKENS
 from router.runtime.stream import Stream
 
-MAX_SCORES = 2**21  # logprobs of one request
+# Limit on the logprobs of one request.
+MAX_SCORES = 2**21
 Logprobs = dict[str, Any] | None
 
 
 class Choices:
+    """The choices of one HTTP request: their streams, and their texts and logprobs in OpenAI's
+    shape.
+    """
+
     def __init__(
         self, frontend: Frontend, completion: Completion, streams: Sequence[Stream]
     ) -> None:
         self._frontend = frontend
-        # An answer may take minutes, and its prompt is needed only to be repeated.
+        # An answer may take minutes, and only `echo` needs the prompt again.
         self.completion = completion if completion.echo else completion.without_prompts()
         self._streams = streams
-        self._offsets = [0] * len(streams)  # characters of each answer so far
+        # Characters of each answer so far.
+        self._offsets = [0] * len(streams)
         self._texts: dict[int, str] = {}
 
     @classmethod
@@ -42,10 +48,10 @@ class Choices:
         arrival: float,
         traceparent: str = "",
     ) -> Choices:
-        """Raises what Frontend.open raises, for the first prompt that it raises for; none is
-        running then.
+        """Admits all choices of the request. On an error, cancels the admitted choices.
 
-        Raises NotFound for texts that a model without a tokenizer cannot give.
+        Raises the first error of Frontend.tokenize or Frontend.admit, InvalidArgument for too many
+        logprobs, and NotFound if the request needs texts and the model has no tokenizer.
         """
         _check_texts(frontend, completion)
         _check_scores(completion)
@@ -53,13 +59,14 @@ class Choices:
         try:
             token_ids: tuple[int, ...] = ()
             for number, request in enumerate(completion.requests):
-                if number % completion.n == 0:  # the first choice of a prompt
-                    # What is checked is the id that the client gave; those of the choices are
-                    # longer.
+                # The first choice of a prompt.
+                if number % completion.n == 0:
+                    # The check applies to the client's id. The choices' ids are longer.
                     named = replace(request, request_id=completion.request_id)
                     token_ids = await frontend.tokenize(named, tenant, completion.n)
                 if streams:
-                    await asyncio.sleep(0)  # each names the blocks of its prompt, which may be long
+                    # Each admission hashes the blocks of its prompt, which may be long.
+                    await asyncio.sleep(0)
                 streams.append(
                     await frontend.admit(request, token_ids, tenant, arrival, None, traceparent)
                 )
@@ -73,7 +80,7 @@ class Choices:
         return len(self._streams)
 
     async def echoes(self) -> list[str]:
-        """For each choice the text of its prompt."""
+        """Returns the text of the prompt for each choice."""
         n = self.completion.n
         texts = [
             one.prompt
@@ -84,42 +91,44 @@ class Choices:
         return [text for text in texts for _ in range(n)]
 
     def usage(self, index: int, response: GenerateResponse) -> Usage:
-        """Of the choice `index`, up to and with this response."""
+        """Returns the usage of the choice `index` up to and including this response."""
         return replace(
             self._streams[index].usage(), completion_tokens=response.index + len(response.token_ids)
         )
 
     @property
     def path(self) -> Path | None:
+        """Path of the first choice, or None while it is not assigned."""
         return self._streams[0].path
 
     def cancel(self) -> None:
+        """Cancels all choices."""
         for stream in self._streams:
             self._frontend.cancel(stream)
 
     async def begun(self) -> None:
-        """Until the first answer has a token. Raises its error if it ends without."""
+        """Waits until the first choice has a token. Raises its error if it ends without a token."""
         await self._streams[0].begun()
 
     async def whole(self) -> tuple[list[GenerateResponse], list[LogprobsText | None]]:
-        """Each answer as one response, and its logprobs as they are sent."""
+        """Returns each answer as one response, and its logprobs as JSON."""
         parts: list[list[GenerateResponse]] = [[] for _ in self._streams]
         scores: list[LogprobsText | None] = [None] * len(self._streams)
         async for index, response, logprobs in self.responses():
             parts[index].append(replace(response, logprobs=()))
             if logprobs is not None:
-                # Written as they come: those of a long answer, all at once, would hold up the event
-                # loop.
+                # Logprobs are encoded as they arrive. Encoding those of a long answer at once would
+                # block the event loop.
                 written = scores[index] = scores[index] or LogprobsText()
                 written.add(logprobs)
         return [_joined(one) for one in parts], scores
 
     async def responses(self) -> AsyncGenerator[tuple[int, GenerateResponse, Logprobs], None]:
-        """(index of the choice, what came of it, its logprobs in OpenAI's shape). Raises the first
-        error of any.
+        """Yields (index of the choice, response, logprobs in OpenAI's shape). Raises the first
+        error of any choice.
         """
-        # One place: a client that reads slowly leaves the tokens in the streams, where they are
-        # joined.
+        # The queue has one place. While the client reads slowly, tokens stay in the streams, which
+        # join them into one response.
         merged: asyncio.Queue[tuple[int, GenerateResponse | Exception]] = asyncio.Queue(maxsize=1)
 
         async def feed(index: int, stream: Stream) -> None:
@@ -168,8 +177,8 @@ def _joined(parts: Sequence[GenerateResponse]) -> GenerateResponse:
 
 
 def _check_scores(completion: Completion) -> None:
-    """Logprobs of all choices stay here until their client takes them. Raises InvalidArgument for
-    too many.
+    """Checks the number of logprobs, because those of all choices stay in memory until the client
+    reads them. Raises InvalidArgument.
     """
     options = completion.requests[0].sampling
     if options.logprobs is None:
@@ -186,7 +195,9 @@ def _check_scores(completion: Completion) -> None:
 
 
 def _check_texts(frontend: Frontend, completion: Completion) -> None:
-    """Before anything runs, which would run in vain."""
+    """Checks that the model has a tokenizer if the request needs one, before any choice runs.
+    Raises NotFound.
+    """
     wanted = {
         "echo": completion.echo,
         "logprobs": completion.requests[0].sampling.logprobs is not None,

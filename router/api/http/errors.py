@@ -1,4 +1,4 @@
-"""Errors on HTTP: in OpenAI's shape, whoever raised them."""
+"""HTTP errors in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ log = get_logger("router.http")
 
 
 def typed(handler: Handler, roles: frozenset[Role] = CLIENT) -> Handler:
-    """For callers with one of the roles: gives the request its id, and answers an error in OpenAI's
-    shape.
+    """Wraps a handler for callers with one of the roles. Sets the request's id and answers errors
+    in OpenAI's shape.
     """
 
     async def handle(request: Request) -> Response:
@@ -36,14 +36,16 @@ def typed(handler: Handler, roles: frozenset[Role] = CLIENT) -> Handler:
             check_request_id(given)
             check_role(request.state.tenant, roles)
             response = await handler(request)
-            request_id = request.state.request_id  # the body may have named another
+            # The body may have set another id.
+            request_id = request.state.request_id
         except ClientDisconnect:
             return Response(status_code=Code.CANCELLED.http_status)
         except HTTPException as error:
             response = await http_error(request, error)
         except KvRelayError as error:
             if error.field == "request_id":
-                request_id = uuid.uuid4().hex  # the given one may not be fit for a header
+                # The given id may be invalid as a header value.
+                request_id = uuid.uuid4().hex
             response = error_response(error)
         except Exception:
             log.exception("unexpected_error", request=request_id)
@@ -55,18 +57,22 @@ def typed(handler: Handler, roles: frozenset[Role] = CLIENT) -> Handler:
 
 
 def error_response(error: KvRelayError) -> Response:
+    """Returns the HTTP response for the error, with its status and headers."""
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
     if error.code is Code.UNIMPLEMENTED:
-        headers["x-should-retry"] = "false"  # OpenAI's clients would, as after any 5xx
+        # OpenAI's clients retry after other 5xx statuses.
+        headers["x-should-retry"] = "false"
     if error.code is Code.UNAUTHENTICATED:
         headers["www-authenticate"] = "Bearer"
     return _json(error_body(error), error.code.http_status, headers)
 
 
 async def http_error(request: Request, error: Exception) -> Response:
-    """Unknown paths, wrong methods, bodies that are too large or too slow."""
+    """Returns the response to an HTTPException: unknown path, wrong method, or a body that is too
+    large or too slow.
+    """
     assert isinstance(error, HTTPException)
     kind = (
         "not_found_error" if error.status_code == HTTPStatus.NOT_FOUND else "invalid_request_error"
@@ -76,12 +82,16 @@ async def http_error(request: Request, error: Exception) -> Response:
 
 
 def unexpected(request_id: str) -> KvRelayError:
-    """All that a client learns; the log has the trace."""
+    """Returns an error without details for the client. The log has the traceback under the request
+    id.
+    """
     return Internal(
         f"an unexpected error in the router; its log has the reason under request {request_id}"
     )
 
 
 def _json(body: dict[str, Any], status: int, headers: Mapping[str, str] | None) -> Response:
-    """In ASCII: what a client sent, and an error repeats, need not be text that UTF-8 can hold."""
+    """Encodes the body in ASCII. An error may repeat a client's text, which UTF-8 cannot always
+    encode.
+    """
     return Response(to_json(body), status, headers, media_type="application/json")

@@ -1,8 +1,9 @@
-"""JSON in small steps: linear in the size of the body, and to be stopped after each step. Pure.
+"""JSON parser in small steps. Its cost is linear in the size of the body, and it can be stopped
+after each step. Pure.
 
-`json.loads` holds the interpreter's lock from the first byte to the last, and so stops every stream
-of the router, whatever thread it runs in. This parser leaves strings and runs of integers to C
-code, a bounded piece at a time.
+`json.loads` holds the interpreter lock from the first byte to the last. So it stops every stream of
+the router, even from another thread. This parser passes strings and runs of integers to C code in
+bounded pieces.
 """
 
 from __future__ import annotations
@@ -17,22 +18,25 @@ from typing import Any
 from kvrelay.errors import InvalidArgument
 
 MAX_DEPTH = 64
-MAX_INTEGERS = 2**19  # as many token ids as 4 MiB hold with five digits each, two thirds of them
-MAX_VALUES = 2**16  # of all other kinds; 4096 messages of several parts have fewer
+# Limit on integers in lists. A body of 4 MiB holds up to 4/3 as many token ids of five digits.
+MAX_INTEGERS = 2**19
+# Limit on values of other kinds. 4096 messages of several parts have fewer.
+MAX_VALUES = 2**16
 MAX_NUMBER = 128  # characters
-VALUE_COST = 64  # of a value, in characters that cost as much to read
+# Cost of a value, in characters of equal parsing cost.
+VALUE_COST = 64
 
 _DECODED = 2**16  # bytes in one step
 _RUN = 1024  # integers in one step
 _PIECE = 2**14  # characters of a string in one step
-_CHECK_EVERY = 32  # values from one yield to the next
+_CHECK_EVERY = 32  # values between two yields
 
 _SPACE = re.compile(r"[ \t\n\r]{0,65536}")
 _NUMBER = re.compile(r"(-?(?:0|[1-9][0-9]*+))(\.[0-9]++)?([eE][-+]?[0-9]++)?")
 _INTEGER = r"[ \t\n\r]{0,16}+-?(?:0|[1-9][0-9]{0,18}+)[ \t\n\r]{0,16}+,"
 _INTEGERS = re.compile(rf"(?:{_INTEGER}){{1,{_RUN}}}+")
 _PLAIN_STRING = re.compile(rf'"([^"\\\x00-\x1f]{{0,{_PIECE}}}+)"')
-# A surrogate pair is never cut in two: its halves are one character.
+# A match never splits a surrogate pair, because its halves encode one character.
 _ESCAPE = (
     r'\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|["\\/bfnrt])'
 )
@@ -45,13 +49,11 @@ Steps = Generator[int, None, Any]
 
 
 def json_steps(body: deque[bytes]) -> Steps:
-    """Reads the parts of a body, and takes each from the deque, so that its memory is free.
+    """Parses a body given in parts. Takes each part from the deque, so that its memory is freed.
 
-    Yields what was read since the last yield, in characters and their like, a few ten thousand at
-    most.
-
-    Its result is the value. Raises InvalidArgument for what is not one JSON value in UTF-8 with
-    distinct keys, and for one over the bounds above.
+    Yields the parsing cost since the last yield, in characters; a step costs a few ten thousand at
+    most. Returns the value. Raises InvalidArgument if the body is not one JSON value in UTF-8 with
+    distinct keys, or is over the bounds above.
     """
     decoder, parts = getincrementaldecoder("utf-8")(), []
     try:
@@ -77,13 +79,15 @@ class _Parser:
         self._at = 0
         self._integers = 0
         self._values = 0
-        self._read = 0  # characters in short strings and spaces since the last yield
+        # Characters in short strings and spaces since the last yield.
+        self._read = 0
 
     def value(self) -> Steps:
-        """The one value of the text."""
+        """Parses the text's single value."""
         text = self._text
         stack: list[Any] = []
-        names: list[str] = []  # of each object on the stack, the key whose value is read
+        # For each object on the stack, the key of the value in progress.
+        names: list[str] = []
         counted = 0
         while True:
             yield from self._space()
@@ -117,7 +121,7 @@ class _Parser:
                 value = items
             else:
                 value = self._scalar(first)
-            # The value is complete, and with it perhaps some that it is the last part of.
+            # The value is complete. It may also complete the lists and objects that contain it.
             while stack:
                 top = stack[-1]
                 yield from self._space()
@@ -155,7 +159,7 @@ class _Parser:
             before = -1
             while self._at != before:
                 before = self._at
-                # It matches nothing, too
+                # The pattern also matches the empty string, so the match is never None.
                 self._at = _SPACE.match(self._text, before).end()  # type: ignore[union-attr]
                 self._read += self._at - before
                 if self._at - before >= 2**16:
@@ -183,7 +187,7 @@ class _Parser:
         return name
 
     def _string(self) -> Generator[int, None, str]:
-        """Of the string that begins here, in quotes."""
+        """Parses the string in quotes that begins here."""
         plain = _PLAIN_STRING.match(self._text, self._at)
         if plain is not None:
             self._at = plain.end()
@@ -191,10 +195,10 @@ class _Parser:
             return plain[1]
         at, parts = self._at + 1, []
         while True:
-            # It matches nothing, too
+            # The pattern also matches the empty string, so the match is never None.
             end = _STRING_PIECE.match(self._text, at).end()  # type: ignore[union-attr]
             if end > at:
-                # In this form: a backslash is always the beginning of an escape that is whole.
+                # In this piece a backslash always begins a complete escape.
                 parts.append(_unescaped(self._text[at:end] + '"', 0)[0])
                 yield end - at
                 at = end
@@ -206,7 +210,7 @@ class _Parser:
             return "".join(parts)
 
     def _run(self, items: list[Any]) -> Steps:
-        """Takes in integers that another value follows."""
+        """Reads integers that are followed by a comma."""
         while (run := _INTEGERS.match(self._text, self._at)) is not None:
             items.extend(map(int, run[0][:-1].split(",")))
             self._integers += run[0].count(",")

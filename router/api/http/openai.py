@@ -1,4 +1,4 @@
-"""The HTTP endpoint, in OpenAI's words."""
+"""The HTTP endpoint, compatible with OpenAI's API."""
 
 from __future__ import annotations
 
@@ -51,9 +51,10 @@ from router.runtime.driver import Driver
 from router.runtime.loop_slices import LoopSlices
 
 T = TypeVar("T")
-# Tokens of one request to /tokenize or /detokenize, or as many as the context holds
+# Limit on the tokens of one request to /tokenize or /detokenize. A longer context raises it.
 MAX_CONVERTED = 2**17
-_STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # the latter is nginx's
+# nginx reads the second header.
+_STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 log = get_logger("router.openai")
 
@@ -70,10 +71,10 @@ def build_app(
     address: str,
     slices: LoopSlices,
 ) -> Starlette:
-    """`address` is what is listened on, HOST:PORT."""
+    """Builds the ASGI application. `address` is the listener's HOST:PORT."""
     endpoint = OpenAiEndpoint(frontend, driver, metrics, tenant_metrics, clock, slices)
-    # A probe and a browser's address bar send no token: what they get says nothing of who asks for
-    # what.
+    # Probes and browsers' address bars send no token. These routes reveal nothing about requests or
+    # tenants.
     in_the_open = [Route("/health", typed(endpoint.health), methods=["GET"]), *page.files()]
     routes = [
         *in_the_open,
@@ -102,11 +103,14 @@ def build_app(
     app = Starlette(
         routes=routes, middleware=guards, exception_handlers={HTTPException: http_error}
     )
-    app.router.redirect_slashes = False  # to where a Host header says
+    # A redirect would use the client's Host header.
+    app.router.redirect_slashes = False
     return app
 
 
 class OpenAiEndpoint:
+    """Handlers of the HTTP routes. They raise KvRelayErrors, which `typed` answers."""
+
     def __init__(
         self,
         frontend: Frontend,
@@ -125,15 +129,19 @@ class OpenAiEndpoint:
         self._started = int(time.time())
 
     async def completions(self, request: Request) -> Response:
+        """POST /v1/completions."""
         return await self._generate(request, parse_completion)
 
     async def chat(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
         return await self._generate(request, parse_chat)
 
     async def models(self, request: Request) -> Response:
+        """GET /v1/models: the list of the served model."""
         return JSONResponse({"object": "list", "data": [self._model()]})
 
     async def model(self, request: Request) -> Response:
+        """GET /v1/models/ID. Raises NotFound for another model."""
         check_model(request.path_params["id"], self._frontend.card)
         return JSONResponse(self._model())
 
@@ -148,12 +156,15 @@ class OpenAiEndpoint:
         }
 
     async def version(self, request: Request) -> Response:
+        """GET /version."""
         return JSONResponse({"version": kvrelay.__version__})
 
     async def openapi(self, request: Request) -> Response:
+        """GET /openapi.json: the OpenAPI description."""
         return JSONResponse(describe(kvrelay.__version__))
 
     async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize. Counts as a request in the tenant's rate limit."""
         tenant = request.state.tenant
         self._frontend.limits.check_request(tenant, self._clock.now())
         text = self._frontend.text
@@ -174,10 +185,11 @@ class OpenAiEndpoint:
 
     @property
     def _most_converted(self) -> int:
-        """Tokens that one request may have turned to text, or text to."""
+        """Limit on the tokens that one request may encode or decode."""
         return max(self._frontend.max_model_len, MAX_CONVERTED)
 
     async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize. Counts as a request in the tenant's rate limit."""
         tenant = request.state.tenant
         self._frontend.limits.check_request(tenant, self._clock.now())
         async with self._bodies.parsed(request, lambda body, _: parse_detokenize(body)) as (
@@ -196,10 +208,12 @@ class OpenAiEndpoint:
         return JSONResponse({"prompt": await self._frontend.text.decode(tokens, tenant)})
 
     async def health(self, request: Request) -> Response:
+        """GET /health: the router's state, with status 200 if ready and 503 otherwise."""
         state = self._driver.state
         return JSONResponse({"status": state}, status_code=200 if state == "ready" else 503)
 
     async def metrics(self, request: Request) -> Response:
+        """GET /metrics: the metrics that the caller's tenant may see, in Prometheus text format."""
         return Response(self._exposition.text(request.state.tenant), media_type=CONTENT_TYPE_LATEST)
 
     async def _generate(
@@ -211,7 +225,8 @@ class OpenAiEndpoint:
         async with self._bodies.parsed(request, parse) as completion:
             choices = await Choices.open(self._frontend, completion, tenant, arrival, traceparent)
         completion = choices.completion
-        request.state.request_id = completion.request_id  # which has been checked
+        # The id has been checked.
+        request.state.request_id = completion.request_id
         try:
             head = Head(
                 id=("chatcmpl-" if completion.chat else "cmpl-") + request.state.request_id,
@@ -224,7 +239,7 @@ class OpenAiEndpoint:
                 body = await self._slices.run(tenant, shape.whole(answers, logprobs))
                 headers = {"x-kvrelay-path": answers[0].path or ""}
                 return Response(body, media_type="application/json", headers=headers)
-            # Until then an error still has a status of its own
+            # Before the first event, an error can still set the HTTP status.
             await _unless_gone(request, choices.begun())
         except BaseException:
             choices.cancel()
@@ -233,8 +248,8 @@ class OpenAiEndpoint:
 
 
 class _EventStream(StreamingResponse):
-    """Ends the generation also when its events are never asked for, since the connection was lost
-    before.
+    """An event stream that cancels its choices even if the connection is lost before the first
+    event.
     """
 
     def __init__(self, choices: Choices, events: AsyncIterator[str]) -> None:
@@ -252,7 +267,7 @@ class _EventStream(StreamingResponse):
 async def _events(
     completion: Completion, shape: Shape, choices: Choices, request_id: str
 ) -> AsyncIterator[str]:
-    """The server-sent events of a stream; leaving it ends the generation."""
+    """Yields the server-sent events of a stream. Closing the generator cancels the choices."""
     try:
         ends: dict[int, GenerateResponse] = {}
         async with aclosing(choices.responses()) as responses:
@@ -277,8 +292,8 @@ async def _events(
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client disconnects. Raises Cancelled
-    then.
+    """Returns the result of `work`. If the client disconnects, cancels `work` and raises
+    Cancelled.
     """
     task = asyncio.create_task(work)
     watch = asyncio.create_task(_gone(request))

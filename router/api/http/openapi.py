@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 description of the HTTP endpoint, made from the fields that its parser reads."""
+"""The OpenAPI 3.1 description of the HTTP endpoint, built from the fields that the parser reads."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ _HTTP_ERRORS = {
 
 
 def describe(version: str) -> dict[str, Any]:
+    """Returns the OpenAPI document for this version of kvrelay."""
     return {
         "openapi": "3.1.0",
         "info": {"title": "kvrelay", "version": version},
@@ -51,7 +52,8 @@ def describe(version: str) -> dict[str, Any]:
                 "get": _get("metrics", "For Prometheus", {"type": "string"}, media="text/plain")
             },
         },
-        "security": [{}, {"bearer": []}],  # none where the cluster has no tokens file
+        # A cluster without a tokens file needs no authentication.
+        "security": [{}, {"bearer": []}],
         "components": {
             "schemas": _SCHEMAS,
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
@@ -60,7 +62,7 @@ def describe(version: str) -> dict[str, Any]:
 
 
 def _object(properties: Mapping[str, Schema], *optional: str) -> Schema:
-    """An object that has all of these, but for the optional ones."""
+    """Returns the schema of an object that requires all properties except the optional ones."""
     return {
         "type": "object",
         "properties": properties,
@@ -153,7 +155,7 @@ def _content(says: str, schema: Schema, media: str = "application/json") -> dict
 
 
 def _errors() -> dict[str, Any]:
-    """Each status that an error can have, once."""
+    """Returns a response for each HTTP status that an error can have."""
     says = dict(_HTTP_ERRORS)
     for code in Code:
         says.setdefault(code.http_status, code.openai_type)

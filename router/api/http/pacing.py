@@ -1,4 +1,4 @@
-"""Pacing on HTTP: polls and refusals of one tenant leave the event loop to the others."""
+"""HTTP pacing: one tenant's polls and errors must not take the event loop from other tenants."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from router.api.http.errors import error_response
 from router.api.http.protocol import MAX_CONNECTIONS
 from router.frontend.waiting_room import WaitingRoom
 
-MAX_REQUESTS = MAX_CONNECTIONS // 4  # of one tenant at one time, so that none takes all connections
+# Limit on concurrent requests of one tenant, so that no tenant takes all connections.
+MAX_REQUESTS = MAX_CONNECTIONS // 4
 
 
 class HttpPace:
-    """Behind `HttpAccess`, which says whose request it is."""
+    """ASGI middleware that delays polls and errors to the tenant's pace. It runs behind
+    `HttpAccess`, which sets the tenant.
+    """
 
     def __init__(self, app: ASGIApp, waiting_room: WaitingRoom) -> None:
         self._app = app
@@ -24,8 +27,10 @@ class HttpPace:
         self._running: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Runs the app at the tenant's pace, or answers 429 above MAX_REQUESTS."""
         tenant: Tenant = scope["state"]["tenant"]
-        if not tenant.name:  # nobody is told apart
+        # Without tokens there is a single tenant.
+        if not tenant.name:
             await self._app(scope, receive, send)
             return
         self._running[tenant.name] += 1

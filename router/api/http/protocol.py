@@ -1,4 +1,4 @@
-"""HTTP/1.1 as uvicorn speaks it, with bounds on who only keeps a connection busy."""
+"""uvicorn's HTTP/1.1 protocol, with bounds against clients that only keep connections busy."""
 
 from __future__ import annotations
 
@@ -14,13 +14,19 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from router.api.http.read_turns import ReadTurns
 from router.api.http.responses import to_json
 
-MAX_CONNECTIONS = 4096  # of the listener
-MAX_HEAD_BYTES = 16 * 2**10  # of a request's line and headers
+# Connections of one listener.
+MAX_CONNECTIONS = 4096
+# Size of the request line and headers.
+MAX_HEAD_BYTES = 16 * 2**10
 MAX_HEAD_LINES = 256
-FREE_CHUNKS = 256  # of a body, and more at this many bytes each on average
+# Number of chunks that a body may have at any size. Above it, chunks must have CHUNK_BYTES on
+# average.
+FREE_CHUNKS = 256
 CHUNK_BYTES = 256
-RECEIVE_S = 30.0  # for a request to come, from its first byte, or from the connection, to its last
-SLOW_READER_S = 60.0  # for a client to make room for what is sent
+# Timeout for a request, from its first byte (or from the connection) to its last.
+RECEIVE_S = 30.0
+# Timeout for a client to read what the router has sent.
+SLOW_READER_S = 60.0
 _PIECE = 1024
 _WORDS = {
     400: "this is not an HTTP/1.1 request",
@@ -31,8 +37,8 @@ _WORDS = {
 
 
 class BoundedConnection(h11.Connection):
-    """h11 takes a head of any size, if all of it is there, and a chunk of one byte at the cost of a
-    large one.
+    """h11 accepts a head of any size if all of it has arrived, and spends as much on a chunk of one
+    byte as on a large one. This class bounds both.
     """
 
     _chunked = False
@@ -40,12 +46,15 @@ class BoundedConnection(h11.Connection):
     _bytes = 0
 
     def next_event(self) -> Any:
+        """Returns h11's next event. Raises h11.RemoteProtocolError for a head or chunks over the
+        bounds.
+        """
         if self.their_state is h11.IDLE:
             self._check_head()
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._chunked = any(name == b"transfer-encoding" for name, _ in event.headers)
-            # Two answers to where a body ends would let somebody smuggle a request past a proxy
+            # Two headers that disagree about the end of a body allow request smuggling past a proxy
             # (RFC 9112, 6.1).
             if self._chunked and any(name == b"content-length" for name, _ in event.headers):
                 raise h11.RemoteProtocolError(_WORDS[400], error_status_hint=400)
@@ -58,7 +67,7 @@ class BoundedConnection(h11.Connection):
         return event
 
     def _check_head(self) -> None:
-        """Of a request that has not begun: h11 would make an object of each of its lines."""
+        """Checks the head before h11 parses it, because h11 creates an object for each line."""
         head = self.trailing_data[0][: MAX_HEAD_BYTES + 1]
         ends = [at for at in (head.find(b"\r\n\r\n"), head.find(b"\n\n")) if at >= 0]
         lines = head.count(b"\n", 0, min(ends, default=len(head)))
@@ -67,14 +76,17 @@ class BoundedConnection(h11.Connection):
 
 
 class BoundedProtocol(H11Protocol):
-    """uvicorn bounds the time between two requests of a connection, and what it holds in memory for
-    each; not how long a request may take to come, nor how long a client may leave its answer
-    unread, nor how many may connect.
+    """Adds bounds to uvicorn's protocol.
+
+    uvicorn bounds the idle time between two requests of a connection and the memory of each
+    connection. It does not bound the time that a request takes to arrive, the time that an answer
+    stays unread, or the number of connections.
     """
 
-    # The listener's connections without a request under way, oldest first
+    # The listener's connections without a running request, oldest first.
     idle: dict[BoundedProtocol, None]
-    turns: ReadTurns  # the listener's
+    # Shared by the listener's connections.
+    turns: ReadTurns
 
     def __init__(self, config: Config, *arguments: Any, **more: Any) -> None:
         super().__init__(config, *arguments, **more)
@@ -85,6 +97,9 @@ class BoundedProtocol(H11Protocol):
     _unread_data = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Starts the receive timeout. Above MAX_CONNECTIONS, aborts the oldest idle connection, or
+        this connection if none is idle.
+        """
         super().connection_made(transport)
         if len(self.connections) > MAX_CONNECTIONS and not self._make_room():
             transport.abort()
@@ -93,13 +108,14 @@ class BoundedProtocol(H11Protocol):
         self._receiving = self.loop.call_later(RECEIVE_S, self._too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Cancels the connection's timeouts."""
         self._received()
         self.idle.pop(self, None)
         self.resume_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Reads it when it is its turn; until then nothing more is received."""
+        """Reads the data when it is this connection's turn. Receives nothing more until then."""
         self._unset_keepalive_if_required()
         waits = bool(self._unread_data)
         self._unread_data += data
@@ -107,14 +123,16 @@ class BoundedProtocol(H11Protocol):
             self.transport.pause_reading()
 
     def _who(self) -> Hashable:
-        """The tenant that the connection's last request was from; before there was one, the address
-        of the client.
+        """Returns the tenant of the connection's last request, or the client's address before the
+        first request.
         """
         tenant = self.scope["state"].get("tenant") if self.scope else None
         return tenant.name if tenant else (self.client[0] if self.client else None, None)
 
     def _read(self) -> None:
-        """h11 takes a head of any size that comes at once; so it comes in pieces."""
+        """Feeds the data to h11 in pieces, because h11 accepts a head of any size that arrives at
+        once.
+        """
         data, self._unread_data = self._unread_data, b""
         while data and self.conn.their_state is h11.IDLE and not self.transport.is_closing():
             self.conn.receive_data(data[:_PIECE])
@@ -126,10 +144,12 @@ class BoundedProtocol(H11Protocol):
             self.transport.resume_reading()
 
     def handle_events(self) -> None:
+        """Handles h11's events and starts or cancels the receive timeout."""
         super().handle_events()
         if self.cycle is not None and not self.cycle.response_complete:
             self.idle.pop(self, None)
-        if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):  # more of a request is due
+        # The client has more of the request to send.
+        if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
             begun = self.conn.their_state is h11.SEND_BODY or bool(self.conn.trailing_data[0])
             if begun and self._receiving is None:
                 self._receiving = self.loop.call_later(RECEIVE_S, self._too_slow)
@@ -137,33 +157,36 @@ class BoundedProtocol(H11Protocol):
             self._received()
 
     def on_response_complete(self) -> None:
+        """Marks the connection as idle."""
         self._received()
         if not self.transport.is_closing():
             self.idle[self] = None
         super().on_response_complete()
 
     def pause_writing(self) -> None:
+        """Pauses writing and aborts the connection if it lasts SLOW_READER_S."""
         super().pause_writing()
         if self._unread is None:
             self._unread = self.loop.call_later(SLOW_READER_S, self.transport.abort)
 
     def resume_writing(self) -> None:
+        """Resumes writing and cancels the slow reader's timeout."""
         super().resume_writing()
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn's answer to what h11 refuses, in the shape of all errors and with the status that
-        h11 hints at.
+        """Answers a request that h11 rejects, with h11's status and in the shape of all errors.
+        uvicorn calls this method.
         """
         error = sys.exception()
         hint = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
         self._refuse(hint if hint in _WORDS else 400)
 
     def _make_room(self) -> bool:
-        """Ends the connection that has been idle for longest. False if each has a request under
-        way.
+        """Aborts the connection that has been idle for longest. Returns False if no connection is
+        idle.
         """
         oldest = next(iter(self.idle), None)
         if oldest is not None:
@@ -180,7 +203,8 @@ class BoundedProtocol(H11Protocol):
         self._receiving = None
         if self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]:
             self._refuse(408)
-        else:  # nothing has come, or an answer has begun
+        # No byte has arrived, or the answer has begun.
+        else:
             self.transport.abort()
 
     def _refuse(self, status: int) -> None:

@@ -1,4 +1,6 @@
-"""How long what clients send may keep the event loop: what comes at one moment is read by turns."""
+"""Bound on the event loop time for reading clients' data. Data that arrives at the same time is
+read in turns.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +9,31 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 
-SLICE_S = 0.001  # of each round of the event loop
+# Reading time in each round of the event loop.
+SLICE_S = 0.001
 
 Read = Callable[[], None]
 
 
 class ReadTurns:
-    """Of one listener. What comes while a round's time is up waits for a later round.
+    """Read turns of one listener. Data that arrives after a round's time is used up waits for a
+    later round.
 
-    Then each of those who wait has a read in turn, however many connections it has; its own are in
-    the order of their coming.
+    Clients take turns with one read each, however many connections a client has. A client's own
+    reads run in their order of arrival.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
         self._loop = asyncio.get_running_loop()
-        # Whose turn it is comes first
+        # The client whose turn is next comes first.
         self._waiting: OrderedDict[Hashable, deque[Read]] = OrderedDict()
         self._began = 0.0
-        self._round: asyncio.Handle | None = None  # at which the next one begins
+        # The start of the next round.
+        self._round: asyncio.Handle | None = None
 
     def take(self, who: Hashable, read: Read) -> bool:
-        """Calls read() now or later; whether it has been called."""
+        """Calls read() now or in a later round. Returns whether it has been called."""
         if self._round is None:
             self._began = self._now()
             self._round = self._loop.call_soon(self._begin)

@@ -1,7 +1,7 @@
-"""OpenAI's request bodies: bytes to checked values. Pure.
+"""OpenAI's request bodies: JSON to checked values. Pure.
 
-A field that kvrelay does not have is an error if it would change the answer, and is passed over if
-not.
+A field that kvrelay does not support is an error if it would change the answer. Otherwise it is
+ignored.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One HTTP request: `n` generations per prompt, and how the client wants to be told.
+    """One HTTP request: `n` generations per prompt, and the options of the response.
 
-    `requests` are in the order of the choices: those of the first prompt, those of the second, ...
+    `requests` are in the order of the choices: all of the first prompt, then all of the second, ...
     """
 
-    request_id: str  # of the whole; each of several requests has its own, which begins with it
+    # Id of the HTTP request. With several choices, each choice's id begins with it.
+    request_id: str
     requests: tuple[GenerateRequest, ...]
     n: int
     chat: bool
@@ -43,6 +44,7 @@ class Completion:
     echo: bool
 
     def without_prompts(self) -> Completion:
+        """Returns a copy without prompts, messages and token ids, so that their memory is freed."""
         requests = tuple(
             replace(one, prompt=None, messages=(), token_ids=()) for one in self.requests
         )
@@ -51,7 +53,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Tokenize:
-    """Either a prompt or (role, content) pairs."""
+    """A request to /tokenize: either a prompt or (role, content) pairs."""
 
     model: str
     prompt: str | None
@@ -70,7 +72,7 @@ _NUMBERS = (
 )
 _SEED = 2**63 - 1
 
-# Features that kvrelay lacks, with the values that ask for nothing.
+# Fields that kvrelay does not support, with the values that have no effect.
 _ONLY: dict[str, tuple[object, ...]] = {
     "best_of": (1,),
     "echo": (False,),
@@ -101,8 +103,8 @@ _ONLY: dict[str, tuple[object, ...]] = {
     "spaces_between_special_tokens": (True,),
     "use_beam_search": (False,),
 }
-# The router makes these, by whatever name other servers know them; a client that could would read
-# what is not its own.
+# The router sets these values, under any name that other servers use. A client that could set them
+# would read other clients' data.
 _FORBIDDEN = {
     *("chat_template", "chat_template_kwargs"),
     *("kv_transfer_params", "ec_transfer_params", "lease_id", "worker_id", "nvext"),
@@ -114,16 +116,17 @@ _FORBIDDEN = {
         "data_parallel_rank",
     ),
 }
-_SHORT = reprlib.Repr()  # whatever a client sent, with the cost of a few characters
+# Shows a client's value at the cost of a few characters.
+_SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 60
 _TENSORS = {"prompt_embeds", "mm_processor_kwargs", "multi_modal_data"}
 
 
 def object_steps(body: deque[bytes]) -> Generator[int, None, Json]:
-    """The parts of a body in the steps of router.api.http.json_parser, which takes them from the
+    """Parses a body in the steps of router.api.http.json_parser, which takes the parts from the
     deque.
 
-    Raises InvalidArgument for what is not one JSON object with distinct keys and finite numbers.
+    Raises InvalidArgument if the body is not one JSON object with distinct keys and finite numbers.
     """
     value = yield from json_steps(body)
     if not isinstance(value, dict):
@@ -132,7 +135,7 @@ def object_steps(body: deque[bytes]) -> Generator[int, None, Json]:
 
 
 def load_json(body: bytes) -> Json:
-    """As `object_steps`, all at once."""
+    """Parses a body like `object_steps`, without pauses."""
     steps = object_steps(deque([body]))
     while True:
         try:
@@ -143,7 +146,9 @@ def load_json(body: bytes) -> Json:
 
 
 def parse_completion(body: Json, request_id: str = "") -> Completion:
-    """`request_id` is what the request is called if the body does not say."""
+    """Parses a body of /v1/completions. `request_id` is the id if the body has none. Raises a
+    KvRelayError that names the field.
+    """
     _check_fields(body, COMPLETION)
     logprobs = _get(body, "logprobs", _integer)
     echo = _get(body, "echo", _boolean) or False
@@ -160,7 +165,9 @@ def parse_completion(body: Json, request_id: str = "") -> Completion:
 
 
 def parse_chat(body: Json, request_id: str = "") -> Completion:
-    """`request_id` is what the request is called if the body does not say."""
+    """Parses a body of /v1/chat/completions. `request_id` is the id if the body has none. Raises a
+    KvRelayError that names the field.
+    """
     _check_fields(body, CHAT)
     wanted = _get(body, "logprobs", _boolean)
     top = _get(body, "top_logprobs", _integer)
@@ -174,6 +181,7 @@ def parse_chat(body: Json, request_id: str = "") -> Completion:
 
 
 def parse_tokenize(body: Json) -> Tokenize:
+    """Parses a body of /tokenize. Raises a KvRelayError that names the field."""
     _check_fields(body, TOKENIZE)
     messages = body.get("messages")
     prompt = _get(body, "prompt", _string)
@@ -189,7 +197,9 @@ def parse_tokenize(body: Json) -> Tokenize:
 
 
 def parse_detokenize(body: Json) -> tuple[str, list[int]]:
-    """Model and token ids."""
+    """Parses a body of /detokenize into the model and the token ids. Raises a KvRelayError that
+    names the field.
+    """
     _check_fields(body, DETOKENIZE)
     if body.get("tokens") is None:
         raise InvalidArgument("tokens must be a list of token ids", field="tokens")
@@ -197,7 +207,9 @@ def parse_detokenize(body: Json) -> tuple[str, list[int]]:
 
 
 def parse_messages(value: object) -> tuple[tuple[str, str], ...]:
-    """(role, content) pairs. Content may come as a list of text parts."""
+    """Returns (role, content) pairs. Content may be a list of text parts. Raises InvalidArgument,
+    or Unimplemented for content that is not text.
+    """
     if not isinstance(value, list) or not value:
         raise InvalidArgument("messages must be a list of at least one message", field="messages")
     _check_length(value, "messages", MAX_MESSAGES)
@@ -288,18 +300,21 @@ def _choices_per_prompt(body: Json, num_prompts: int) -> int:
 
 
 def _seed_of(seed: int | None, choice: int) -> int | None:
-    """Of the second and later choices of a prompt: 63 bits of the XXH3 hash of "SEED-CHOICE", in
-    decimals.
+    """Returns the seed of a prompt's second or later choice: 63 bits of the XXH3 hash of
+    "SEED-CHOICE", both in decimal.
 
-    Without a seed, admission draws one from the request id, and each choice has its own.
+    Without a seed, admission derives a seed from the request id, so each choice has its own.
     """
     if seed is None or not 0 <= seed <= _SEED:
-        return seed  # which validation refuses
+        # Validation rejects this seed.
+        return seed
     return xxhash.xxh3_64_intdigest(f"{seed}-{choice}".encode()) & _SEED
 
 
 def _prompts(value: object) -> list[dict[str, Any]]:
-    """Text, token ids, or a list of either, each as a source of GenerateRequest."""
+    """Parses a prompt: text, token ids, or a list of either. Returns keyword arguments of
+    GenerateRequest for each prompt.
+    """
     if isinstance(value, str):
         return [{"prompt": value}]
     if not isinstance(value, list) or not value:
@@ -327,7 +342,8 @@ def _sampling(body: Json, max_tokens: int | None, logprobs: int | None) -> Sampl
     top_k = _get(body, "top_k", _integer)
     return SamplingOptions(
         max_tokens=max_tokens,
-        top_k=0 if top_k == -1 else top_k,  # both say: off
+        # Both -1 and 0 disable top_k.
+        top_k=0 if top_k == -1 else top_k,
         seed=_get(body, "seed", _integer),
         min_tokens=_get(body, "min_tokens", _integer) or 0,
         stop=(stop,) if isinstance(stop, str) else tuple(_list(body, "stop", _string, MAX_STOPS)),
@@ -369,17 +385,19 @@ def _check_fields(body: Json, known: Collection[str]) -> None:
             raise InvalidArgument(f"{name} is not supported; leave it out{allowed}", field=name)
 
 
-# Readers of one value: each returns it, or raises InvalidArgument.
+# Readers of one value. Each reader returns the value or raises InvalidArgument.
 
 
 def _get(body: Json, name: str, read: Callable[[object, str], Any]) -> Any:
-    """None if it is absent or null."""
+    """Returns the value, or None if it is absent or null."""
     value = body.get(name)
     return None if value is None else read(value, name)
 
 
 def _list(body: Json, name: str, read: Callable[[object, str], Any], most: int) -> list[Any]:
-    """At most so many values, each as `read` returns it; none if it is absent or null."""
+    """Returns a list of at most `most` values. Each value is passed through `read`. Absent and null
+    give an empty list.
+    """
     value = body.get(name)
     if value is None:
         return []
@@ -390,7 +408,7 @@ def _list(body: Json, name: str, read: Callable[[object, str], Any], most: int) 
 
 
 def _integers(value: object, name: str) -> list[int]:
-    """A list that may be long."""
+    """Checks a list of integers. It is fast enough for long lists."""
     if not isinstance(value, list):
         raise _wrong(name, value, "a list")
     _check_length(value, name, MAX_INTEGERS)

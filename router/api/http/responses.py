@@ -15,23 +15,26 @@ from router.api.http.requests import Completion
 
 Json = dict[str, Any]
 _TOKENS_AT_ONCE = 512
-_TOKEN_COST = 32  # of a token that is written and spelled, to router.runtime.loop_slices
+# Cost of an encoded and spelled token, for router.runtime.loop_slices.
+_TOKEN_COST = 32
 DONE = "data: [DONE]\n\n"
 
 
 def to_json(body: object) -> str:
-    """In ASCII: some clients take U+2028 and its like for the end of a line, and so of an event."""
+    """Encodes in ASCII: some clients take U+2028 and similar characters for the end of a line, and
+    so of an event.
+    """
     return json.dumps(body, separators=(",", ":"))
 
 
 def event(body: object) -> str:
-    """As a server-sent event."""
+    """Encodes the body as a server-sent event."""
     return f"data: {to_json(body)}\n\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What all bodies of one answer have in common."""
+    """The members that all bodies of one answer share."""
 
     id: str
     created: int  # unix seconds
@@ -39,12 +42,12 @@ class Head:
 
 
 class Shape:
-    """Bodies of one answer. A chunk of a stream is written around what all of them have in
-    common.
+    """Writes the bodies of one answer. The members that all chunks of a stream share are encoded
+    once.
     """
 
     def __init__(self, completion: Completion, head: Head, echoes: Sequence[str]) -> None:
-        """`echoes`: for each choice what its text begins with; empty for none."""
+        """`echoes`: prefix of each choice's text; empty for none."""
         self._completion = completion
         self._head = head
         self._echoes = echoes
@@ -52,7 +55,8 @@ class Shape:
         self._before = f'data: {opened}{{"index":'
         usage = completion.include_usage and not completion.continuous_usage
         self._after = ',"usage":null' if usage else ""
-        self._fingerprints: dict[int, str] = {}  # by choice
+        # By choice.
+        self._fingerprints: dict[int, str] = {}
 
     def chunk(
         self,
@@ -62,10 +66,10 @@ class Shape:
         usage: Usage | None,
         last: str,
     ) -> str:
-        """The event for what one response adds to the choice `index`.
+        """Returns the event for one response of the choice `index`.
 
-        `usage`: of the choice so far, if the client wants it in each chunk. `last`: members that
-        the last chunk has.
+        - usage: the choice's usage so far, if the client wants it in each chunk.
+        - last: additional members of the last chunk.
         """
         completion = self._completion
         text = response.text
@@ -92,19 +96,19 @@ class Shape:
         return f"{self._before}{choice}}}]{told}{last}}}\n\n"
 
     def last_members(self, answers: Sequence[GenerateResponse]) -> str:
-        """What the last chunk has beside its choice."""
+        """Returns the additional members of the last chunk."""
         return f',"kvrelay":{to_json(account(answers))}'
 
     def usage_chunk(self, answers: Sequence[GenerateResponse]) -> str:
-        """The event after all choices."""
+        """Returns the event that follows all choices, with their usage."""
         usage = usage_body(_usages(answers), self._completion.n)
         return event(self._body([], chunk=True) | {"usage": usage, "kvrelay": account(answers)})
 
     def whole(
         self, answers: Sequence[GenerateResponse], logprobs: Sequence[LogprobsText | None]
     ) -> Generator[int, None, str]:
-        """The body with all choices, each as one response that holds all of its answer;
-        router.runtime.loop_slices' steps.
+        """Writes the body with all choices, in the steps of router.runtime.loop_slices. Each answer
+        is one response with the full text.
         """
         choices = []
         for index, (answer, one) in enumerate(zip(answers, logprobs, strict=True)):
@@ -145,7 +149,9 @@ def _usages(answers: Sequence[GenerateResponse]) -> list[Usage]:
 
 
 def usage_body(usages: Sequence[Usage], n: int) -> Json:
-    """A prompt counts once, however many choices it has: `n`, one after the other."""
+    """Returns the usage of all choices. `usages` has `n` consecutive entries per prompt, and each
+    prompt counts once.
+    """
     prompts = usages[::n]
     prompt = sum(one.prompt_tokens for one in prompts)
     completion = sum(one.completion_tokens for one in usages)
@@ -158,7 +164,7 @@ def usage_body(usages: Sequence[Usage], n: int) -> Json:
 
 
 def account(answers: Sequence[GenerateResponse]) -> Json | list[Json]:
-    """Path, reason and ledger of the answer; of several choices, a list in their order."""
+    """Returns path, reason and ledger of the answer, or a list of them for several choices."""
     found = [
         {
             "request_id": one.request_id,
@@ -178,8 +184,8 @@ def _ledger(ledger: Ledger | None) -> Json | None:
 def tokenized_steps(
     tokens: Sequence[int], max_model_len: int, spell: Callable[[Sequence[int]], list[str]] | None
 ) -> Generator[int, None, str]:
-    """The body that /tokenize answers with, in the steps of router.runtime.loop_slices; with
-    `spell`, each token spelled.
+    """Writes the body of /tokenize's response, in the steps of router.runtime.loop_slices. With
+    `spell`, the body also has each token's spelling.
     """
     lists: dict[str, list[str]] = {
         name: [] for name in ("tokens", *([] if spell is None else ["token_strs"]))
@@ -195,6 +201,7 @@ def tokenized_steps(
 
 
 def error_body(error: KvRelayError) -> Json:
+    """Returns the error's body in OpenAI's shape."""
     return {
         "error": {
             "message": error.message,
@@ -206,17 +213,20 @@ def error_body(error: KvRelayError) -> Json:
 
 
 class LogprobsText:
-    """The logprobs of an answer that grows, in JSON."""
+    """The logprobs of a growing answer, encoded as JSON."""
 
     def __init__(self) -> None:
         self._parts: dict[str, list[str]] = {}
 
     def add(self, logprobs: Json) -> None:
-        """Of tokens that follow: lists by name, as the two functions below give them."""
+        """Adds the logprobs of the next tokens: lists by name, as `completion_logprobs` and
+        `chat_logprobs` return them.
+        """
         for name, values in logprobs.items():
             self._parts.setdefault(name, []).append(to_json(values)[1:-1])
 
     def written(self) -> str:
+        """Returns the JSON object of all added logprobs."""
         return (
             "{"
             + ",".join(f'"{name}":[{",".join(parts)}]' for name, parts in self._parts.items())
@@ -227,7 +237,11 @@ class LogprobsText:
 def completion_logprobs(
     token_ids: Sequence[int], texts: dict[int, str], logprobs: Sequence[TokenLogprobs], offset: int
 ) -> Json:
-    """`texts`: each token's own text. `offset`: characters of the answer before these tokens."""
+    """Returns logprobs in the shape of /v1/completions.
+
+    - texts: each token's own text.
+    - offset: characters of the answer before these tokens.
+    """
     offsets = []
     for token_id in token_ids:
         offsets.append(offset)
@@ -245,6 +259,8 @@ def completion_logprobs(
 def chat_logprobs(
     token_ids: Sequence[int], texts: dict[int, str], logprobs: Sequence[TokenLogprobs]
 ) -> Json:
+    """Returns logprobs in the shape of /v1/chat/completions. `texts`: each token's own text."""
+
     def entry(token_id: int, logprob: float) -> Json:
         return {
             "token": texts[token_id],

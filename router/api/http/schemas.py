@@ -1,8 +1,7 @@
-"""The fields of the HTTP endpoint's bodies, as JSON Schema. The parser knows these names and no
-others.
+"""JSON Schema of the HTTP endpoint's body fields. The parser accepts only these names.
 
-Bounds that depend on the model, such as the largest token id, are not said here; the parser and
-`router.frontend.validation` check them, and answer 400 with the field's name.
+Bounds that depend on the model, such as the largest token id, are not part of the schema. The
+parser and `router.frontend.validation` check these bounds and answer 400 with the field's name.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ from router.frontend.validation import (
     MAX_STOPS,
 )
 
-MAX_CHOICES = 64  # prompts times n, of one request
+# Limit on prompts times n in one request.
+MAX_CHOICES = 64
 Schema = dict[str, Any]
 
 _INT32 = 2**31 - 1
@@ -34,7 +34,7 @@ _DEFAULTS = SamplingParams()
 
 
 def _optional(kind: str, says: str, **more: Any) -> Schema:
-    """null is the same as absent."""
+    """Returns the schema of an optional field; null means absent."""
     return {"type": [kind, "null"], "description": says, **more}
 
 
@@ -202,7 +202,7 @@ TOKENIZE: dict[str, Schema] = {
 }
 DETOKENIZE: dict[str, Schema] = {"model": MODEL, "tokens": TOKEN_IDS | {"minItems": 0}}
 
-# What these say has no bearing on the tokens.
+# Fields that do not affect the tokens. The parser ignores them.
 PASSED_OVER = frozenset(
     {
         "user",

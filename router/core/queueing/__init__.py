@@ -1,1 +1,1 @@
-"""Whose request is next: the fair queue, preemption, and paces."""
+"""Order of waiting requests: the fair queue, preemption and pacing."""

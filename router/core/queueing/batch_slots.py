@@ -1,5 +1,5 @@
-"""What a router knows of its decode workers' batch slots, in the terms in which
-`router.core.queueing.preemption` decides. Pure.
+"""The router's view of its decode workers' batch slots, as input of
+`router.core.queueing.preemption`. Pure.
 """
 
 from __future__ import annotations
@@ -18,19 +18,23 @@ from router.core.workers.worker_table import Claim, Workers
 
 
 class Entry(Protocol):
-    """A request of the dispatcher. `claim` is what it has of its workers, if it has any."""
+    """A request of the dispatcher. `claim` is its claim on its workers, or None while it has
+    none.
+    """
 
     life: Lifecycle
     ticket: Ticket
     claim: Claim | None
     attempt_begun: float
 
-    def hashes(self, block_size: int) -> Sequence[bytes]: ...
+    def hashes(self, block_size: int) -> Sequence[bytes]:
+        """Returns the block hashes of the request's sequence so far."""
+        ...
 
 
 def views_for(entry: Entry, workers: Workers, now: float) -> list[WorkerView]:
-    """The workers as the request sees them. One that had no next token for it counts as sick:
-    another one tells whose fault that was.
+    """Returns the workers as seen by the request. A worker that had no next token for the request
+    counts as sick, so that another worker shows whether the request is at fault.
     """
     views = workers.views(entry.life.num_tokens, entry.hashes, now)
     if not entry.life.fault:
@@ -46,11 +50,10 @@ def make_way(
     config: RouterConfig,
     now: float,
 ) -> tuple[Preemption, Assignment] | None:
-    """Who gives way to a waiting request, and where it is placed then. `running`: all requests with
-    workers.
+    """Returns the preemption that makes room for a waiting request, and the request's placement.
 
-    None if its tenant has to wait, or if a decode worker has room for it and something else is
-    waited for.
+    `running`: all requests with workers. Returns None if the request's tenant has to wait, or if a
+    decode worker has room and the request waits for another reason.
     """
     life = entry.life
     views = views_for(entry, workers, now)
@@ -80,7 +83,7 @@ def _decide(
     shares: Iterable[Share],
     now: float,
 ) -> Preemption | None:
-    """`ids`: the decode workers that may serve the request."""
+    """Decides on a preemption. `ids`: the decode workers that may serve the request."""
     there = [
         one for one in running if one.claim is not None and one.claim.decode.info.worker_id in ids
     ]
@@ -116,7 +119,9 @@ def _seen(entry: Entry, now: float) -> Running:
 
 
 def _ends_in_s(entry: Entry, now: float) -> float:
-    """At most, at the pace of its attempt so far."""
+    """Returns the longest remaining time of the request in seconds, at its attempt's pace so
+    far.
+    """
     started, tokens = entry.life.started_at, entry.life.new_tokens - 1
     left = entry.life.request.sampling.max_tokens - len(entry.life.tokens)
     return math.inf if started is None or tokens < 1 else left * (now - started) / tokens

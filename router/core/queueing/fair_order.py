@@ -1,4 +1,4 @@
-"""Whose work is next, among tenants that wait for the same thing. Pure."""
+"""Fair order of jobs among tenants that wait for the same resource. Pure."""
 
 from __future__ import annotations
 
@@ -9,29 +9,32 @@ from typing import Generic, TypeVar
 from kvrelay.tenants import Tenant
 
 T = TypeVar("T")
-_KEPT = 16  # tenants that wait for nothing, before some are forgotten
+# Number of idle tenants to keep before some are forgotten.
+_KEPT = 16
 
 
 class _Line(Generic[T]):
     def __init__(self) -> None:
-        self.counter = 0.0  # cost so far, over the tenant's weight
+        # Cost so far, divided by the tenant's weight.
+        self.counter = 0.0
         self.weight = 1.0
-        # By kind and number, in order of arrival; no kind is empty
+        # By kind and number, in order of arrival. No kind is empty.
         self.jobs: dict[int, OrderedDict[int, T]] = {}
 
 
 class FairOrder(Generic[T]):
-    """The tenant with the least cost so far, for its weight, goes first; within a tenant, the job
-    that came first.
+    """Orders jobs: the tenant with the least cost so far per weight goes first. Within a tenant,
+    jobs run in order of arrival.
 
-    As router.core.queueing.fair_queue.FairQueue counts tokens, this counts what a job costs: bytes,
-    or steps. A tenant that comes back begins at the counter of the tenant that was charged last, so
+    router.core.queueing.fair_queue.FairQueue counts tokens; this class counts the cost of a job:
+    bytes or steps. A returning tenant starts at the counter of the tenant that was charged last, so
     idle time earns no credit.
     """
 
     def __init__(self) -> None:
         self._lines: dict[str, _Line[T]] = {}
-        self._where: dict[int, tuple[str, int]] = {}  # tenant and kind, by number
+        # Tenant and kind, by number.
+        self._where: dict[int, tuple[str, int]] = {}
         self._number = 0
         self._virtual_time = 0.0
 
@@ -39,7 +42,7 @@ class FairOrder(Generic[T]):
         return len(self._where)
 
     def add(self, tenant: Tenant, job: T, kind: int = 0) -> int:
-        """The number under which the job is known here. Numbers grow."""
+        """Adds a job and returns its number. Numbers grow."""
         line = self._lines.setdefault(tenant.name, _Line())
         line.weight = tenant.weight
         if not line.jobs:
@@ -50,8 +53,8 @@ class FairOrder(Generic[T]):
         return self._number
 
     def first(self, kinds: Sequence[int] = (0,)) -> tuple[int, T] | None:
-        """Number and job of the one of these kinds whose turn it is; it stays. None if there is
-        none.
+        """Returns the number and job of the next job of these kinds, without removing it. None if
+        there is none.
         """
         turns = (
             (line.counter, *next(iter(line.jobs[kind].items())))
@@ -63,13 +66,13 @@ class FairOrder(Generic[T]):
         return None if best is None else best[1:]
 
     def charge(self, number: int, cost: float) -> None:
-        """Of a job that is here: what it costs its tenant."""
+        """Charges the cost of a waiting job to its tenant."""
         line = self._lines[self._where[number][0]]
         self._virtual_time = max(self._virtual_time, line.counter)
         line.counter += cost / line.weight
 
     def remove(self, number: int) -> None:
-        """Nothing happens where it is not here."""
+        """Removes the job. Does nothing if the number is unknown."""
         if number not in self._where:
             return
         name, kind = self._where.pop(number)
@@ -81,7 +84,7 @@ class FairOrder(Generic[T]):
             self._forget()
 
     def _forget(self) -> None:
-        """Of those that wait for nothing: the ones that would begin at the virtual time anyway."""
+        """Forgets idle tenants that would start at the virtual time anyway."""
         idle = [
             name
             for name, line in self._lines.items()

@@ -1,4 +1,4 @@
-"""Requests that wait for workers: by priority, and fairly between tenants."""
+"""The queue of requests without workers: by priority, and fair between tenants."""
 
 from __future__ import annotations
 
@@ -15,31 +15,33 @@ MOST_HEADS = 4
 
 @dataclass(frozen=True, slots=True, order=True)
 class Ticket:
-    """A request's place. Tickets compare by their order of arrival."""
+    """A request's place in the queue. Tickets compare by their order of arrival."""
 
     number: int
     request_id: str = field(compare=False)
     priority: int = field(compare=False)
-    # Of the prompt, and of the answer that the client has already
+    # Tokens of the prompt and of the part of the answer that the client has already.
     tokens: int = field(compare=False)
 
 
 class Share:
-    """What one tenant has of the cluster and of the queue."""
+    """One tenant's use of the cluster and of the queue."""
 
     def __init__(self, tenant: Tenant) -> None:
         self.tenant = tenant
-        self.counter = 0.0  # tokens served, over the tenant's weight
+        # Tokens served, divided by the tenant's weight.
+        self.counter = 0.0
         self.running = 0
         self.waiting = 0
         self.waiting_tokens = 0
 
     @property
     def capped(self) -> bool:
-        """Whether as many of its requests have workers as may at one time."""
+        """Whether the tenant has reached its limit on requests with workers."""
         return self.tenant.max_running is not None and self.running >= self.tenant.max_running
 
     def charge(self, tokens: int) -> None:
+        """Adds served tokens to the tenant's counter."""
         self.counter += tokens / self.tenant.weight
 
 
@@ -47,30 +49,34 @@ class _Level:
     """The waiting requests of one priority."""
 
     def __init__(self) -> None:
-        # That had workers before, in order of arrival
+        # Requests that had workers before, in order of arrival.
         self.returned: list[tuple[Ticket, Share]] = []
-        self.new: dict[Share, OrderedDict[str, Ticket]] = {}  # of each tenant, in order of arrival
+        # Requests of each tenant, in order of arrival.
+        self.new: dict[Share, OrderedDict[str, Ticket]] = {}
 
     def __bool__(self) -> bool:
         return bool(self.returned or self.new)
 
 
 class FairQueue:
-    """Whose turn is next.
+    """Orders requests by priority and by fair shares.
 
-    Between priorities the order is strict, lower goes first, as in vLLM: a priority that could be
-    overtaken would be none, and who may not starve is given the same one. Within a priority the
-    tenant is next that was served the fewest tokens, of prompts and answers, for its weight: the
-    Virtual Token Counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024),
-    with the weights of weighted fair queueing. A tenant that comes back after a while begins at the
-    counter of the one that was served last (start-time fair queueing, Goyal et al., SIGCOMM 1996):
-    idle time earns no credit. A tenant is passed over, though, while it holds so many batch slots
-    that a further one would at once be another's that waits. Within a tenant it is first come,
-    first served.
+    - Between priorities, the order is strict, and the lower number goes first, as in vLLM. Requests
+      that must not starve need the same priority.
+    - Within a priority, the tenant with the fewest served tokens (prompts and answers) per weight
+      is next: the Virtual Token Counter of Sheng et al., "Fairness in Serving Large Language
+      Models" (OSDI 2024), with the weights of weighted fair queueing.
+    - A returning tenant starts at the counter of the tenant that was served last (start-time fair
+      queueing, Goyal et al., SIGCOMM 1996), so idle time earns no credit.
+    - A tenant is skipped while it holds so many batch slots that a further slot would at once go to
+      another waiting tenant.
+    - Within a tenant, the order is first come, first served.
+    - Requests that lost their workers go first in their priority: they have used compute, and their
+      clients wait in mid-stream.
+    - Preempted requests go first only within their tenant; otherwise they would take back their
+      batch slots.
 
-    Requests that had workers before and lost them go first in their priority: they are paid for,
-    and their clients wait in mid-stream. Those that were preempted go first among their tenant's
-    only, or they would take back what they gave. The queue is bounded, by `overflow`.
+    `overflow` bounds the queue.
     """
 
     def __init__(self) -> None:
@@ -78,7 +84,8 @@ class FairQueue:
         self._shares: dict[str, Share] = {}
         self._where: dict[str, tuple[Ticket, Share]] = {}
         self._preempted: set[str] = set()
-        self._virtual_time = 0.0  # counter of the tenant that was served last
+        # Counter of the tenant that was served last.
+        self._virtual_time = 0.0
 
     def __len__(self) -> int:
         return len(self._where)
@@ -88,23 +95,25 @@ class FairQueue:
 
     @property
     def tokens(self) -> int:
-        """Of the prompts that wait."""
+        """Tokens of the waiting prompts."""
         return sum(one.waiting_tokens for one in self._shares.values())
 
     def share(self, tenant: Tenant) -> Share:
-        """The tenant's, as it is described now."""
+        """Returns the tenant's share and updates it to the given tenant settings."""
         share = self._shares.setdefault(tenant.name, Share(tenant))
         share.tenant = tenant
         return share
 
     @property
     def shares(self) -> Iterable[Share]:
-        """Of all tenants that were seen."""
+        """Shares of all tenants seen so far."""
         return self._shares.values()
 
     def add(self, ticket: Ticket, share: Share, returned: bool, preempted: bool = False) -> None:
-        """`returned`: it lost its workers. `preempted`: it gave its batch slot to another
-        tenant.
+        """Adds a waiting request.
+
+        - returned: the request lost its workers.
+        - preempted: the request gave its batch slot to another tenant.
         """
         if share.waiting == 0:
             share.counter = max(share.counter, self._virtual_time)
@@ -122,7 +131,7 @@ class FairQueue:
         share.waiting_tokens += ticket.tokens
 
     def remove(self, request_id: str) -> None:
-        """Nothing happens where it does not wait."""
+        """Removes the request. Does nothing if the request does not wait."""
         if request_id not in self._where:
             return
         ticket, share = self._where.pop(request_id)
@@ -141,8 +150,8 @@ class FairQueue:
             del self._levels[ticket.priority]
 
     def next(self, pausing: Callable[[str], bool]) -> Ticket | None:
-        """The one whose turn it is; passes over those that are `pausing` and over tenants that are
-        capped.
+        """Returns the next request without removing it. Skips requests that are `pausing` and
+        tenants that are capped.
         """
         for priority in sorted(self._levels):
             level = self._levels[priority]
@@ -158,10 +167,11 @@ class FairQueue:
         return None
 
     def heads(self, pausing: Callable[[str], bool]) -> list[Ticket]:
-        """The next request of each tenant, where other tenants have requests with workers.
+        """Returns the next request of each tenant, if other tenants have requests with workers.
 
-        They are those of the most urgent priority that has any, as `next` would have them. The
-        tenants that hold least for their weight come first, and MOST_HEADS of them are enough.
+        All returned requests have the most urgent priority with any candidate, in the order of
+        `next` within a tenant. The tenants with the fewest running requests per weight come first;
+        at most MOST_HEADS are returned.
         """
         holding = {one for one in self._shares.values() if one.running}
         for priority in sorted(self._levels) if holding else ():
@@ -182,18 +192,17 @@ class FairQueue:
         return []
 
     def serve(self, ticket: Ticket) -> None:
-        """Takes it out, since workers were found for it."""
+        """Removes the request from the queue, because it has workers now."""
         _, share = self._where[ticket.request_id]
         self._virtual_time = max(self._virtual_time, share.counter)
         self.remove(ticket.request_id)
 
     def ahead(self, share: Share, priority: int, tokens_each: float) -> int:
-        """How many requests go before one of that tenant and priority which comes now.
-
-        `tokens_each`: what a request is charged, on average.
+        """Returns the number of requests ahead of a request of this tenant and priority that
+        arrives now. `tokens_each`: average tokens charged for a request.
         """
         own = self._levels.get(priority, _Level())
-        # New requests that are more urgent; they are charged to their tenants
+        # More urgent new requests. They are charged to their tenants.
         before: Counter[Share] = Counter()
         total = len(own.returned)
         for more_urgent, level in self._levels.items():
@@ -202,7 +211,7 @@ class FairQueue:
                 before.update({one: len(line) for one, line in level.new.items()})
 
         def counter(one: Share, requests: int) -> float:
-            """Where it will be after so many more of its requests."""
+            """Returns the tenant's counter after `requests` more of its requests."""
             now = one.counter if one.waiting else max(one.counter, self._virtual_time)
             return now + requests * tokens_each / one.tenant.weight
 
@@ -215,13 +224,13 @@ class FairQueue:
         return total + before.total() + mine
 
     def overflow(self, share: Share, priority: int) -> str | None:
-        """Whose place a request of that tenant and priority takes in a queue that is full; None: it
-        has to go itself.
+        """Returns the request that a new request of this tenant and priority displaces from a full
+        queue. None: the new request has to go.
 
-        A tenant alone may use the whole queue. Where others wait, the one with most requests
-        waiting for its weight gives way, with the newest of its least urgent ones. So nobody is
-        kept out of the queue by others beyond their share of it. Those that had workers before are
-        not sent away.
+        A tenant alone may use the whole queue. If other tenants wait too, the tenant with the most
+        waiting requests per weight loses the newest of its least urgent requests. So no tenant
+        keeps another out of its share of the queue. Requests that had workers before are never
+        displaced.
         """
         newest = {
             (priority, one): request_id
@@ -248,19 +257,19 @@ class FairQueue:
 
 
 def _below_share(shares: list[Share]) -> list[Share]:
-    """Without those who would hold more for their weight than another one of them with a request
-    more.
+    """Drops the tenants that, per weight, hold more than another listed tenant would hold with one
+    more request.
 
-    Never empty, unless `shares` is. A request of those left out would have to give way to the other
-    tenant at once.
+    Empty only if `shares` is empty. A request of a dropped tenant would at once be preempted in
+    favour of the other tenant.
     """
     least = min(((one.running + 1) / one.tenant.weight for one in shares), default=0.0)
     return [one for one in shares if one.running / one.tenant.weight < least]
 
 
 def _to_front(line: OrderedDict[str, Ticket], ticket: Ticket) -> None:
-    """Moves a preempted request before those that came after it: behind others that were preempted,
-    at the most.
+    """Moves a preempted request ahead of later requests. Earlier preempted requests stay ahead of
+    it.
     """
     earlier = [one.request_id for one in takewhile(lambda one: one < ticket, line.values())]
     for request_id in (ticket.request_id, *reversed(earlier)):
@@ -268,5 +277,5 @@ def _to_front(line: OrderedDict[str, Ticket], ticket: Ticket) -> None:
 
 
 def _first(line: OrderedDict[str, Ticket], pausing: Callable[[str], bool]) -> Ticket | None:
-    """The first request of a tenant that need not pause."""
+    """Returns the tenant's first request that need not pause."""
     return next((ticket for ticket in line.values() if not pausing(ticket.request_id)), None)

@@ -1,4 +1,4 @@
-"""Which of the waiting jobs may run on a few threads or processes. Pure."""
+"""Scheduling of waiting jobs on a few threads or processes. Pure."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class _Job(Generic[T]):
 
 
 class Lanes(Generic[T]):
-    """A bounded number of lanes, of which one takes short jobs only.
+    """A bounded number of lanes, of which one is reserved for short jobs.
 
-    Long jobs, of all tenants together, never occupy that lane. So a short job waits for short ones
-    alone, in the fair order of tenants. A single lane is for all.
+    Long jobs of all tenants together never occupy the reserved lane. So a short job waits only for
+    other short jobs, in the fair order of tenants. A single lane takes all jobs.
     """
 
     def __init__(self, lanes: int, short: float) -> None:
@@ -34,16 +34,18 @@ class Lanes(Generic[T]):
         self._running: dict[int, _Job[T]] = {}
 
     def __len__(self) -> int:
-        """Jobs that wait."""
+        """Number of waiting jobs."""
         return len(self._order)
 
     def add(self, tenant: Tenant, what: T, cost: float) -> int:
-        """The number of the job, which waits now."""
+        """Adds a waiting job and returns its number."""
         long = cost > self._short
         return self._order.add(tenant, _Job(what, cost, long), kind=int(long))
 
     def start(self) -> tuple[int, T] | None:
-        """Number and job of one that is to run now. None if there is none, or no lane for it."""
+        """Starts the next job and returns its number and the job. None if no job waits or no lane
+        is free for it.
+        """
         if not self._free:
             return None
         found = self._order.first((0, 1) if self._free_for_long else (0,))
@@ -58,7 +60,7 @@ class Lanes(Generic[T]):
         return number, job.what
 
     def end(self, number: int) -> None:
-        """Of a job that ran, or of one that still waits and is not wanted any more."""
+        """Ends a running job, or drops a waiting job."""
         self._order.remove(number)
         job = self._running.pop(number, None)
         if job is not None:

@@ -1,5 +1,5 @@
-"""Who gives up a batch slot so that another tenant gets its share: a pure function that also says
-why.
+"""Preemption: which requests give up their batch slots so that another tenant gets its share. A
+pure function that returns its reason.
 """
 
 from __future__ import annotations
@@ -9,37 +9,43 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-# That an attempt gives before it is preempted, if its request was preempted before
+# Tokens that an attempt gives before its request can be preempted again.
 PROGRESS_TOKENS = 16
-MIN_RUN_S = 1.0  # that such an attempt runs
-# Least run time of such an attempt, over the time that it took to get to its first token
+# Run time of an attempt before its request can be preempted again.
+MIN_RUN_S = 1.0
+# Least run time of such an attempt, as a multiple of its time to the first token.
 START_RATIO = 4.0
-# That an attempt of a tenant within its share runs while a tenant that has nothing waits
+# Run time of an attempt of a tenant within its share while a tenant without batch slots waits.
 TURN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A request that has workers. Its attempt is the live one; seconds count from that attempt's
-    begin.
-    """
+    """A request with workers. Seconds count from the start of its live attempt."""
 
     request_id: str
-    number: int  # order of arrival
+    # Order of arrival.
+    number: int
     tenant: str
     priority: int
-    worker_id: str  # that decodes it
-    held_tokens: int  # of prompt and answer
-    new_tokens: int  # of this attempt
+    # The decode worker.
+    worker_id: str
+    # Tokens of prompt and answer.
+    held_tokens: int
+    # Tokens of the live attempt.
+    new_tokens: int
     ran_s: float
-    start_s: float | None  # up to its first token; None until it is there
-    preemptions: int  # of the request so far
-    fixed: bool = False  # it stays, whatever it holds
+    # Time to the attempt's first token. None before that token.
+    start_s: float | None
+    # Number of preemptions of the request so far.
+    preemptions: int
+    # True if the request must not be preempted.
+    fixed: bool = False
 
     @property
     def cost(self) -> tuple[int, int, int, int]:
-        """Order in which a tenant's requests give way: least urgent, seldom preempted, cheap to
-        restore, young.
+        """Sort key for preemption within a tenant: least urgent first, then rarely preempted, cheap
+        to restore, and young requests.
         """
         return (
             -self.priority,
@@ -50,13 +56,14 @@ class Running:
 
     @property
     def settled(self) -> bool:
-        """Whether it may be preempted: for the first time always, then each time after it got
-        on.
+        """Whether the request may be preempted: always for the first time, later only after the
+        attempt has made progress.
         """
         return not self.preemptions or self._ran(MIN_RUN_S)
 
     @property
     def had_turn(self) -> bool:
+        """Whether the attempt has run for its turn of TURN_S."""
         return self._ran(TURN_S)
 
     def _ran(self, seconds: float) -> bool:
@@ -84,19 +91,21 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a decode worker has, and what is left of it."""
+    """Capacity of a decode worker, and its free part."""
 
     worker_id: str
     slots: int
     free_slots: int
-    tokens: int  # that its KV blocks hold; 0 if that is not known
+    # Capacity of the worker's KV blocks; 0 if unknown.
+    tokens: int
     free_tokens: int
-    soon_s: float = math.inf  # until a request on it has ended for certain, at its pace
+    # Time until a request on the worker has certainly ended, at its pace.
+    soon_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """The victims, all on one worker, and why they give way."""
+    """The preempted requests, all on one worker, and the reason."""
 
     worker_id: str
     victims: tuple[str, ...]
@@ -104,7 +113,7 @@ class Preemption:
 
 
 class Shares:
-    """What each tenant holds of all batch slots and KV tokens. `running` are the requests on the
+    """Each tenant's share of all batch slots and KV tokens. `running` are the requests on the
     workers of `rooms`.
     """
 
@@ -123,16 +132,20 @@ class Shares:
             self._held_tokens[one.tenant] += one.held_tokens
 
     def of(self, tenant: str, slots: int = 0, tokens: int = 0) -> float:
-        """The larger of its parts of slots and tokens, over its weight, if it held so many more."""
+        """Returns the larger of the tenant's fractions of slots and tokens, divided by its weight,
+        as if it held `slots` and `tokens` more.
+        """
         part = (self._held[tenant] + slots) / max(1, self.slots)
         if self._tokens:
             part = max(part, (self._held_tokens[tenant] + tokens) / self._tokens)
         return part / self.tenants[tenant].weight
 
     def slots_of(self, tenant: str) -> int:
+        """Returns the number of batch slots that the tenant holds."""
         return self._held[tenant]
 
     def without(self, victims: Sequence[Running]) -> Shares:
+        """Returns the shares after the victims' preemption."""
         gone = {one.request_id for one in victims}
         return Shares(
             self.rooms, [one for one in self.running if one.request_id not in gone], self.tenants
@@ -140,19 +153,19 @@ class Shares:
 
 
 def preempt(waiting: Waiting, shares: Shares) -> Preemption | None:
-    """The cheapest preemption that makes room for a request; None if its tenant has to wait.
+    """Returns the cheapest preemption that makes room for a request. None if its tenant has to
+    wait.
 
-    A tenant's share is dominant resource fairness (Ghodsi et al., NSDI 2011): the larger of its
-    parts of all batch slots and of all KV tokens, over its weight. It is judged as it would be
-    afterwards.
-
-    - A request gives way if its tenant is then still not below the tenant that waits. So the move
-      is never reversed, and with one tenant nobody is preempted.
-    - Slots are whole. A tenant that has none takes turns with one that was served more tokens,
-      TURN_S each.
-    - Within the tenant with the largest share the order is that of `Running.cost`. Requests that
-      are more urgent than the waiting one stay, since priorities are strict.
-    - Nobody gives way where a slot comes free in less time than the victim needs to start again.
+    A tenant's share follows dominant resource fairness (Ghodsi et al., NSDI 2011): the larger of
+    its fractions of all batch slots and of all KV tokens, divided by its weight. The rules compare
+    shares after the preemption.
+    - A request is preempted if its tenant's share is then still not below the waiting tenant's
+      share. So a preemption is never reversed, and with one tenant there is no preemption.
+    - Batch slots are indivisible. A tenant without slots takes turns of TURN_S with a tenant that
+      was served more tokens.
+    - Within the tenant with the largest share, `Running.cost` gives the order. Requests that are
+      more urgent than the waiting request stay, since priorities are strict.
+    - There is no preemption if a slot becomes free sooner than the victim could restart.
     """
     plans = [plan for room in shares.rooms if (plan := _plan(waiting, room, shares)) is not None]
     if not plans:
@@ -173,7 +186,7 @@ def preempt(waiting: Waiting, shares: Shares) -> Preemption | None:
 
 
 def _plan(waiting: Waiting, room: Room, shares: Shares) -> tuple[Room, list[Running]] | None:
-    """The victims that make room on that worker."""
+    """Returns the victims that make room on the worker, or None."""
     slots = 1 - room.free_slots
     tokens = waiting.num_tokens - room.free_tokens if room.tokens else 0
     victims: list[Running] = []
@@ -186,7 +199,8 @@ def _plan(waiting: Waiting, room: Room, shares: Shares) -> tuple[Room, list[Runn
         if victim is None:
             return None
         victims.append(victim)
-    for victim in tuple(victims):  # those before it may be too small to matter
+    # An earlier victim may be too small to matter.
+    for victim in tuple(victims):
         others = [one for one in victims if one is not victim]
         if enough(others):
             victims = others
@@ -194,8 +208,8 @@ def _plan(waiting: Waiting, room: Room, shares: Shares) -> tuple[Room, list[Runn
 
 
 def _victim(waiting: Waiting, worker_id: str, shares: Shares) -> Running | None:
-    """The next to give way on that worker: of the tenant with the largest share of those that have
-    to.
+    """Returns the next victim on the worker: a request of the tenant with the largest share among
+    the tenants that have to give way.
     """
     mine = shares.of(waiting.tenant, 1, waiting.num_tokens)
     empty_handed = shares.slots_of(waiting.tenant) == 0

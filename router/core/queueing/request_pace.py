@@ -1,13 +1,16 @@
-"""How fast each tenant's polls and refused requests are answered. Pure: time is an argument."""
+"""Pacing of each tenant's polls and failed requests. Pure: time is an argument."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-PER_SECOND = 100.0  # of one tenant, answered without a wait
-STRANGER = ""  # who has shown no token that is known; all of them together
-BURST = 200.0  # of one tenant, before any of its requests waits
+# Rate per tenant without delay.
+PER_SECOND = 100.0
+# Name that all callers without a valid token share.
+STRANGER = ""
+# Requests of one tenant before its requests are delayed.
+BURST = 200.0
 MAX_WAIT_S = 10.0
 
 
@@ -18,22 +21,23 @@ class _Debt:
 
 
 class Pace:
-    """Spreads what costs the event loop and brings no token: polls, and requests that end with an
-    error.
+    """Paces the requests that load the event loop without producing tokens: polls, and requests
+    that end with an error.
 
-    Each of these adds one to its tenant's debt, which falls by PER_SECOND. Above BURST every
-    further request of that tenant waits until the debt has been paid off, however many connections
-    it comes by. Answers that succeed cost nothing here; the queue, the limits and the connections
-    bound those.
+    Each such request adds one to its tenant's debt, which falls by PER_SECOND. Above BURST, each
+    further request of the tenant waits until the debt is paid off, over all its connections.
+    Successful requests add no debt; the queue, the rate limits and the connection limits bound
+    them.
     """
 
     def __init__(self) -> None:
         self._debts: dict[str, _Debt] = {}
 
     def wait_s(self, tenant: str, now: float, ahead: int = 0) -> float:
-        """Seconds that a request of the tenant has to wait now, at most MAX_WAIT_S.
+        """Returns the seconds that a request of the tenant has to wait now, at most MAX_WAIT_S.
 
-        `ahead` is the number of its requests that wait already and may cost it one each.
+        `ahead` is the number of the tenant's waiting requests, each of which may add one to the
+        debt.
         """
         debt = self._debts.get(tenant)
         if debt is None:
@@ -41,8 +45,8 @@ class Pace:
         return min(MAX_WAIT_S, max(0.0, (self._left(debt, now) + ahead - BURST) / PER_SECOND))
 
     def charge(self, tenant: str, now: float) -> None:
-        """Counts a poll or a refusal. Debts beyond MAX_WAIT_S are not added up: a tenant that stops
-        is forgiven.
+        """Counts a poll or an error. The debt is capped at a wait of MAX_WAIT_S, so a tenant that
+        pauses recovers.
         """
         debt = self._debts.setdefault(tenant, _Debt())
         debt.requests = min(self._left(debt, now) + 1.0, BURST + PER_SECOND * MAX_WAIT_S)

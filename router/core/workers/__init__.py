@@ -1,1 +1,1 @@
-"""What the router knows of each worker: load, health, and which ones to avoid."""
+"""Worker state in the router: load, health, link health and model versions."""

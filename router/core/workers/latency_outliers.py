@@ -1,4 +1,4 @@
-"""How fast a worker is, whatever it was given to do."""
+"""Latency outliers: workers that are slower than their pool, corrected for load."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from statistics import median
 
 WINDOW_S = 60.0
-MOST = 64  # samples kept
-FACTOR = 3.0  # times slower than the others
-NOTICEABLE_S = 0.01  # slower by less than that nobody feels
+# Samples kept per worker.
+MOST = 64
+# Factor over the other workers that makes an outlier.
+FACTOR = 3.0
+# A smaller difference is too short to notice.
+NOTICEABLE_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """Medians of pieces of work: sequences of a decode step or tokens of a prompt, and the seconds
-    that they took.
+    """Median size and median seconds of work items. The size is the number of sequences of a decode
+    step or of tokens of a prompt.
     """
 
     size: float
@@ -24,19 +27,21 @@ class Typical:
 
 
 class Speed:
-    """The last pieces of work of one worker."""
+    """The last work items of one worker."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int, float]] = deque(maxlen=MOST)
 
     def add(self, now: float, size: int, seconds: float) -> None:
+        """Adds a work item of `size` that took `seconds`."""
         self._samples.append((now, size, seconds))
 
     def clear(self) -> None:
+        """Forgets all samples."""
         self._samples.clear()
 
     def typical(self, now: float, least: int) -> Typical | None:
-        """None if there were fewer than `least` in the window."""
+        """Returns the medians over the last WINDOW_S. None with fewer than `least` samples."""
         recent = [(size, seconds) for at, size, seconds in self._samples if now - at <= WINDOW_S]
         if len(recent) < least:
             return None
@@ -44,12 +49,13 @@ class Speed:
 
 
 def times_slower(one: Typical, others: Sequence[Typical]) -> float | None:
-    """How many times as long as the others' median it takes, None if it is no outlier.
+    """Returns the worker's time as a multiple of the other workers' median. None if the worker is
+    no outlier.
 
-    More work takes longer, though never by more than in proportion, and less work never takes
-    longer. So what the others would need for this worker's pieces is at most their time, stretched
-    in proportion where its pieces are larger. Slower than FACTOR times that is not for the load
-    that it was given.
+    More work takes longer, but at most in proportion; less work never takes longer. So the other
+    workers would need at most their own time for this worker's items, scaled up in proportion if
+    the items are larger. A worker that is slower than FACTOR times this bound is slow for a reason
+    other than load.
     """
     if not others:
         return None

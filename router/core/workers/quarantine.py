@@ -1,4 +1,4 @@
-"""Requests that killed their workers, kept from doing so again."""
+"""Quarantine of poison requests."""
 
 from __future__ import annotations
 
@@ -12,24 +12,27 @@ from kvrelay.errors import FailedPrecondition
 from router.core.request import Request
 
 QUARANTINE_S = 600.0
-MOST = 1024  # remembered; the oldest is forgotten first
+# Limit on remembered requests. The oldest is forgotten first.
+MOST = 1024
 
 
 class Quarantine:
-    """Knows them by a hash of tenant, prompt and sampling, and refuses their like for a while.
+    """Rejects requests that are identical to a poison request, for QUARANTINE_S.
 
-    The seed is left out of it: one that was drawn for the request differs each time. Each router
-    has its own quarantine, so another router finds out by itself, at the price of its own two
-    workers.
+    A request is identified by a hash of tenant, prompt and sampling. The hash excludes the seed,
+    because a generated seed differs each time. Each router has its own quarantine, so a poison
+    request costs two workers per router.
     """
 
     def __init__(self) -> None:
-        self._until: OrderedDict[bytes, float] = OrderedDict()  # in the order in which they end
+        # In order of expiry.
+        self._until: OrderedDict[bytes, float] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._until)
 
     def add(self, request: Request, now: float) -> None:
+        """Quarantines the request until `now` + QUARANTINE_S."""
         name = _name(request)
         self._until[name] = now + QUARANTINE_S
         self._until.move_to_end(name)
@@ -37,7 +40,7 @@ class Quarantine:
             self._until.popitem(last=False)
 
     def check(self, request: Request, now: float) -> None:
-        """Raises FailedPrecondition for a request that is in quarantine."""
+        """Raises FailedPrecondition if the request is in quarantine."""
         while self._until and next(iter(self._until.values())) <= now:
             self._until.popitem(last=False)
         if not self._until:

@@ -1,4 +1,4 @@
-"""Which workers are fit for new work: circuit breaking, and ejection of slow ones."""
+"""Worker health: circuit breaking of failing workers and ejection of slow workers."""
 
 from __future__ import annotations
 
@@ -10,20 +10,24 @@ from kvrelay.types import POOLS, PoolName
 from router.core.workers.circuit_breaker import Breaker
 from router.core.workers.latency_outliers import Speed, times_slower
 
-FAILURES = 3  # one after the other open a worker's breaker
+# Number of consecutive failures that opens a worker's breaker.
+FAILURES = 3
 OPEN_S = (1.0, 60.0)
 EJECT_S = (5.0, 300.0)
-JUDGE_S = 1.0  # how often speeds are compared
-SAMPLES: dict[PoolName, int] = {"decode": 16, "prefill": 5}  # that a worker's speed is judged by
+# Interval of the latency comparison.
+JUDGE_S = 1.0
+# Samples needed to judge a worker.
+SAMPLES: dict[PoolName, int] = {"decode": 16, "prefill": 5}
 PROBE_SAMPLES: dict[PoolName, int] = {"decode": 8, "prefill": 1}
-MOST = 256  # workers remembered that are gone
+# Limit on remembered lost workers.
+MOST = 256
 
 Cause = Literal["failing", "slow"]
 
 
 @dataclass(frozen=True, slots=True)
 class Sickness:
-    """Why a worker gets no new work, for those who look."""
+    """The reason why a worker gets no new work, for observers."""
 
     worker_id: str
     pool: PoolName
@@ -40,20 +44,21 @@ class _Patient:
     failing: Breaker = field(default_factory=lambda: Breaker(*OPEN_S))
     slow: Breaker = field(default_factory=lambda: Breaker(*EJECT_S))
     speed: Speed = field(default_factory=Speed)
-    probed: bool = False  # since it was ejected
+    # True once the worker has got a probe since its ejection.
+    probed: bool = False
 
 
 class Health:
-    """What this router has seen of each worker.
+    """This router's record of each worker's failures and latency.
 
-    *Failures*: FAILURES attempts in a row that the worker failed, each begun after the last had
-    failed (a step that fails takes its whole batch along, and counts once). Losing the worker with
-    requests on it is a failure like others and is remembered under its id: a worker that dies again
-    and again is broken, too. A token or a hand-off is a success.
-
-    *Slowness*: time for a decode step, or for a prompt, against the median of the pool's others
-    (`router.core.workers.latency_outliers`). At most half of a pool, rounded down, is ejected at
-    one time, so never its last worker; and a cluster in which all got slower ejects nobody.
+    - Failures: FAILURES consecutive failed attempts open the breaker. Each must have begun after
+      the previous failure, so a failed step that fails its whole batch counts once. The loss of a
+      worker with running requests is a failure too and is remembered under the worker's id, so a
+      worker in a crash loop gets no new work. A token or a hand-off is a success.
+    - Slowness: the time of a decode step or a prompt is compared with the median of the pool's
+      other workers (`router.core.workers.latency_outliers`). At most half of a pool, rounded down,
+      is ejected at a time, so the last worker always stays. If all workers get slower, none is
+      ejected.
     """
 
     def __init__(self) -> None:
@@ -61,6 +66,7 @@ class Health:
         self._judged_at = 0.0
 
     def found(self, worker_id: str, pool: PoolName) -> None:
+        """Records that a worker is present. A known id in the same pool keeps its failures."""
         patient = self._patients.get(worker_id)
         if patient is None or patient.pool != pool:
             patient = self._patients[worker_id] = _Patient(pool)
@@ -68,32 +74,41 @@ class Health:
         patient.speed.clear()
 
     def lost(self, worker_id: str) -> None:
+        """Records that a worker is gone. Its failures are remembered."""
         self._patients[worker_id].present = False
         gone = [one for one, patient in self._patients.items() if not patient.present]
         if len(gone) > MOST:
             del self._patients[gone[0]]
 
     def fit(self, worker_id: str, now: float) -> bool:
+        """Whether the worker may get new work at `now`."""
         patient = self._patients[worker_id]
         return patient.failing.passes(now) and patient.slow.passes(now)
 
     def placed(self, worker_id: str, now: float) -> None:
+        """Records that a request was placed on the worker. For a sick worker the request is a
+        probe.
+        """
         patient = self._patients[worker_id]
         patient.failing.passed(now)
         patient.slow.passed(now)
         if patient.slow.reason and not patient.probed:
             patient.probed = True
-            patient.speed.clear()  # what it did before says nothing of now
+            # Samples from before the ejection do not describe the current speed.
+            patient.speed.clear()
 
     def troubled(self, worker_id: str) -> bool:
-        """Whether a success of it would change anything."""
+        """Whether the worker has failures that a success would clear."""
         return self._patients[worker_id].failures > 0
 
     def succeeded(self, worker_id: str, begun: float, now: float) -> str:
-        """An attempt that began at `begun` did. Returns what came of that, if something did."""
+        """Records the success of an attempt that began at `begun`. Returns a notice for the log, or
+        an empty string.
+        """
         patient = self._patients[worker_id]
         if begun <= patient.failed_at:
-            return ""  # it says nothing of what fails now
+            # The attempt began before the last failure, so its success proves nothing.
+            return ""
         patient.failures = 0
         if not patient.failing.reason:
             return ""
@@ -101,8 +116,8 @@ class Health:
         return "gets new work again, since a probe went well"
 
     def failed(self, worker_id: str, begun: float, reason: str, now: float) -> str:
-        """An attempt that began at `begun` failed on it. Returns what came of that, if something
-        did.
+        """Records the failure of an attempt that began at `begun`. Returns a notice for the log, or
+        an empty string.
         """
         patient = self._patients.get(worker_id)
         if patient is None or begun <= patient.failed_at:
@@ -118,13 +133,15 @@ class Health:
         )
 
     def worked(self, worker_id: str, size: int, seconds: float, now: float) -> None:
-        """A piece of work took so long: a decode step of `size` sequences, or a prompt of `size`
-        tokens.
+        """Records the duration of a work item in seconds: a decode step of `size` sequences or a
+        prompt of `size` tokens.
         """
         self._patients[worker_id].speed.add(now, size, seconds)
 
     def judge(self, now: float) -> list[tuple[str, str]]:
-        """Compares speeds, if it is time to. Returns (worker, what came of that)."""
+        """Compares the workers' latencies, at most every JUDGE_S. Returns (worker, notice)
+        pairs.
+        """
         if now < self._judged_at + JUDGE_S:
             return []
         self._judged_at = now
@@ -166,7 +183,7 @@ class Health:
                 yield worker_id, f"gets no new work for {seconds:g} s: {reason}"
 
     def sick(self) -> list[Sickness]:
-        """Workers that are there and get no new work, or one probe at a time."""
+        """Returns the present workers that get no new work, or only one probe at a time."""
         found = []
         for worker_id, patient in self._patients.items():
             if patient.present and patient.failing.reason:

@@ -1,4 +1,4 @@
-"""The workers that a router knows, and what it has given each of them."""
+"""The worker table: the router's known workers and the load that it has placed on each."""
 
 from __future__ import annotations
 
@@ -16,32 +16,43 @@ from router.core.queueing.preemption import Room
 from router.core.workers.link_health import Links
 from router.core.workers.worker_health import Health
 
-# A worker that refused is asked again after that, or when it got rid of a sequence; doubles
+# Shortest and longest time that a worker counts as full after a refusal. The time doubles with each
+# consecutive refusal and ends when a request leaves the worker.
 FULL_FOR_S = (0.1, 2.0)
-REFUSALS = 2  # one after the other: a worker has less room than this router's figures say
-# After a preemption for that reason, since blocks come back with the end of a step
+# Consecutive refusals after which the router trusts the refusals over its own load figures.
+REFUSALS = 2
+# Delay before another preemption for that reason, since blocks are freed at the end of a step.
 PREEMPT_AGAIN_S = 1.0
-INDEX_BLOCKS = 65_536  # remembered of a worker that does not say how many it has
-Hashes = Callable[[int], Sequence[bytes]]  # of a sequence, by block size
+# Index size for a worker that does not report its number of blocks.
+INDEX_BLOCKS = 65_536
+# Hashes of a sequence, by block size.
+Hashes = Callable[[int], Sequence[bytes]]
 
 
 @dataclass(slots=True, eq=False)
 class Worker:
+    """A worker's entry and this router's load on it."""
+
     info: WorkerInfo
-    sequences: int = 0  # of this router, that it decodes or will
-    held_tokens: int = 0  # of these
-    queued_tokens: int = 0  # of prompts, that it prefills
+    # This router's sequences that the worker decodes or will decode.
+    sequences: int = 0
+    # Tokens of these sequences.
+    held_tokens: int = 0
+    # Prompt tokens that the worker has yet to prefill.
+    queued_tokens: int = 0
     full_until: float = 0.0
-    refusals: int = 0  # one after the other
+    # Consecutive refusals.
+    refusals: int = 0
     preempted_at: float = -math.inf
     last_assigned: int = 0
-    leader: tuple[str, int] | None = None  # first sequence of its last step
+    # First sequence of the worker's last step.
+    leader: tuple[str, int] | None = None
     stepped_at: float = 0.0
 
 
 @dataclass(slots=True)
 class Claim:
-    """What one running request takes of its workers, as their figures have it."""
+    """The load of one running request on its workers, as counted in the table."""
 
     decode: Worker
     prefill: Worker | None
@@ -50,8 +61,8 @@ class Claim:
 
 
 class Workers:
-    """The figures are kept with each step of a request, so that placing one costs nothing for those
-    that run.
+    """Owns the worker table. The load figures change with each step of a request, so placing a
+    request costs nothing per running request.
     """
 
     def __init__(self, config: ClusterConfig) -> None:
@@ -70,14 +81,16 @@ class Workers:
         return iter(self._workers.values())
 
     def get(self, worker_id: str) -> Worker | None:
+        """Returns the worker, or None if it is unknown."""
         return self._workers.get(worker_id)
 
     def add(self, info: WorkerInfo) -> None:
+        """Adds a worker, or replaces the worker with the same id."""
         self._workers[info.worker_id] = Worker(info)
         self.health.found(info.worker_id, info.pool)
 
     def remove(self, worker_id: str) -> Worker:
-        """Raises KeyError for one that is not known."""
+        """Removes a worker and returns it. Raises KeyError if it is unknown."""
         worker = self._workers.pop(worker_id)
         self._index.drop(worker_id)
         self.health.lost(worker_id)
@@ -85,21 +98,23 @@ class Workers:
         return worker
 
     def update(self, infos: Iterable[WorkerInfo]) -> None:
-        """News of workers that are known."""
+        """Updates the entries of known workers with the same epoch."""
         for info in infos:
             worker = self._workers.get(info.worker_id)
             if worker is not None and worker.info.epoch == info.epoch:
                 worker.info = info
 
-    # What they were given
+    # Load
 
     def place(self, life: Lifecycle, assignment: Assignment, hashes: Hashes, now: float) -> Claim:
+        """Adds the request's load to the assigned workers and returns its claim."""
         self._assigned += 1
         self.links.used(assignment.prefill, assignment.decode, now)
         for worker_id in (assignment.prefill, assignment.decode):
             if worker_id:
                 self._workers[worker_id].last_assigned = self._assigned
-                # The other has it once that is handed over
+                # Only the worker that prefills is recorded here. The decode worker is recorded
+                # after the hand-off.
                 if worker_id == (assignment.prefill or assignment.decode):
                     self.remember(worker_id, hashes)
                 self.health.placed(worker_id, now)
@@ -115,7 +130,7 @@ class Workers:
         return claim
 
     def grown(self, claim: Claim, life: Lifecycle) -> int:
-        """Brings the figures up to date; returns how many tokens have come."""
+        """Updates the load of a running request. Returns the number of new tokens."""
         if (
             claim.queued_tokens
             and claim.prefill is not None
@@ -129,7 +144,7 @@ class Workers:
         return tokens
 
     def leave(self, claim: Claim) -> None:
-        """The request has left its workers, so they may have room again."""
+        """Removes the request's load. The workers may have room again."""
         claim.decode.sequences -= 1
         claim.decode.held_tokens -= claim.held_tokens
         claim.decode.full_until = 0.0
@@ -138,41 +153,43 @@ class Workers:
             claim.prefill.full_until = 0.0
 
     def refused(self, worker_id: str, now: float) -> None:
+        """Records a refusal: the worker counts as full for a while."""
         worker = self._workers[worker_id]
         worker.full_until = now + min(FULL_FOR_S[1], FULL_FOR_S[0] * 2.0**worker.refusals)
         worker.refusals = min(worker.refusals + 1, 10)
 
     def accepted(self, worker_id: str) -> None:
+        """Records an accepted request: resets the consecutive refusals."""
         self._workers[worker_id].refusals = 0
 
     def drains(self, worker_id: str) -> None:
-        """It says so, ahead of the registry."""
+        """Marks the worker as draining when the worker reports it, before the registry does."""
         worker = self._workers[worker_id]
         worker.info = replace(worker.info, state="draining")
 
     def serves(self, model: ModelVersion) -> bool:
-        """Whether a decode worker has that version of the model, in whatever state it is."""
+        """Whether a decode worker in any state has this model version."""
         return any(
             one.info.pool == "decode" and one.info.model.is_same(model)
             for one in self._workers.values()
         )
 
     def all_serve(self, model: ModelVersion) -> bool:
-        """Whether no worker has another version of the model."""
+        """Whether no worker has another model version."""
         return all(one.info.model.is_same(model) for one in self._workers.values())
 
     @property
     def any_decodes(self) -> bool:
-        """Whether a decode worker is ready, of any version of the model."""
+        """Whether a decode worker of any model version is ready."""
         return any(
             one.info.pool == "decode" and one.info.state == "ready"
             for one in self._workers.values()
         )
 
-    # How they do
+    # Measurements
 
     def stepped(self, worker_id: str, batch: TokenBatch, now: float) -> None:
-        """Times decode steps: from a batch to the next, if one sequence leads both."""
+        """Measures decode steps: the time between two batches that start with the same sequence."""
         worker = self._workers[worker_id]
         leader = (
             (batch.sequences[0].request_id, batch.sequences[0].attempt) if batch.sequences else None
@@ -183,7 +200,7 @@ class Workers:
         worker.stepped_at = now
 
     def prefilled(self, worker_id: str, life: Lifecycle, first: SequenceTokens, now: float) -> None:
-        """Takes the account of a prefill worker."""
+        """Records the prefill time that a prefill worker reports."""
         if (
             first.prefill is not None
             and life.assignment is not None
@@ -193,7 +210,7 @@ class Workers:
             self.health.worked(worker_id, computed, first.prefill.compute_seconds, now)
 
     def remember(self, worker_id: str, hashes: Hashes) -> None:
-        """The worker's cache will hold this sequence, or does."""
+        """Records that the worker's prefix cache holds this sequence, or soon will."""
         worker = self._workers.get(worker_id)
         if worker is not None and self._caches:
             info = worker.info
@@ -202,17 +219,17 @@ class Workers:
             )
 
     def preempted(self, worker_id: str, hashes: Hashes, now: float) -> None:
-        """A request gives its place on the worker up. What it computed stays in the prefix cache
-        for its return.
+        """Records that a request gave up its place on the worker. The computed blocks stay in the
+        prefix cache for the request's return.
         """
         self._workers[worker_id].preempted_at = now
         self.remember(worker_id, hashes)
 
-    # As the policy sees them
+    # Input of the policies
 
     def room(self, worker_id: str, now: float, soon_s: float) -> Room | None:
-        """What is left of a decode worker; None for one that refused lately, and not often enough
-        to be believed.
+        """Returns the free capacity of a decode worker. None for a worker that refused a request
+        recently, unless it refused REFUSALS times in a row.
         """
         worker = self._workers[worker_id]
         tokens = worker.info.load.blocks_total * worker.info.block_size
@@ -231,7 +248,7 @@ class Workers:
         return replace(room, free_slots=min(room.free_slots, 0))
 
     def views(self, needed: int, hashes: Hashes, now: float) -> list[WorkerView]:
-        """Of those that take new work, for a sequence of `needed` tokens."""
+        """Returns the ready workers as seen by a sequence of `needed` tokens."""
         views = []
         for worker_id, worker in self._workers.items():
             info = worker.info
@@ -241,7 +258,7 @@ class Workers:
             over = worker.sequences >= self._slots or bool(
                 room and worker.held_tokens and worker.held_tokens + needed > room
             )
-            # The last token is computed whatever the cache holds: its logits are wanted.
+            # The last token is always computed, because its logits are needed.
             names = hashes(info.block_size) if self._caches else []
             cached = min(self._index.match(worker_id, names) * info.block_size, needed - 1)
             views.append(
