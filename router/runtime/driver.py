@@ -296,7 +296,7 @@ class Driver:
                         session = self._sessions[worker_id][0]
                         session.send(self._with_leave_to_fetch(command, session.info))
                 case Notice(worker_id, text):
-                    log.warning("worker", worker=worker_id, news=text)
+                    log.warning("worker_health_changed", worker=worker_id, reason=text)
                 case Preempted(request_id, worker_id, why):
                     log.info("request_preempted", request=request_id, worker=worker_id, why=why)
                 case Emit(request_id):

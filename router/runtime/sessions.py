@@ -197,7 +197,7 @@ class WorkerSession:
             return
         self._untrusted = reason if untrusted else ""
         say = log.warning if untrusted else log.info if found else log.debug
-        say("no session", worker=self.info.worker_id, epoch=self.info.epoch, reason=reason)
+        say("session_failed", worker=self.info.worker_id, epoch=self.info.epoch, reason=reason)
 
     async def _read(self, call: grpc.aio.StreamStreamCall) -> Decoded | None:
         message = await call.read()

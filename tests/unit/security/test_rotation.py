@@ -121,7 +121,7 @@ async def test_a_certificate_that_ends_in_mid_run(
             assert isinstance(failed, Failed)
             assert "certificate has expired" in failed.message
             await tries_of_a_router(info, Credentials.internal(made.security, "router"))
-            refusals = [line for line in logs if line["event"] == "no session"]
+            refusals = [line for line in logs if line["event"] == "session_failed"]
             assert [line["log_level"] for line in refusals] == ["warning"], "however often it tries"
             assert refusals[0]["reason"].endswith(
                 "CERTIFICATE_VERIFY_FAILED: certificate has expired"
