@@ -289,8 +289,7 @@ class Receiver:
     ) -> None:
         lease = self._find(opening)
         if self._leases.is_committed(lease.lease_id):
-            # A repeated push, whose commit gives the answer.
-            return
+            return  # a repetition, of which the commit will tell
 
         def take() -> None:
             landing.land(inbound.source(frame), frame)

@@ -115,9 +115,7 @@ class Worker(ABC):
         return "ready" if self.steps.proven else "starting"
 
     def handle(self, command: Command, session: RouterSession) -> None:
-        """Runs a router's command. Rejects it if another router has a sequence with the same
-        key.
-        """
+        """Runs a router's command, unless another router has a sequence with the same key."""
         key = _key(command)
         if key is None or self.sessions.get(key, session) is session:
             self.take(command, session)
@@ -142,9 +140,7 @@ class Worker(ABC):
 
     @abstractmethod
     def advanced(self, sequence: Sequence, tokens: SequenceTokens | None) -> None:
-        """Called when a step has computed a chunk of `sequence`; `tokens` holds what it sampled, if
-        anything.
-        """
+        """Called after a step computed a chunk of `sequence`. `tokens` are the samples, or None."""
 
     @abstractmethod
     def sequences(self) -> Iterable[Sequence]:
@@ -152,7 +148,7 @@ class Worker(ABC):
 
     @abstractmethod
     def load(self) -> WorkerLoad:
-        """The pool's current counts. `info` adds what both pools have in common."""
+        """The current load of the worker, as `measured` builds it."""
 
     def session_ended(self, session: RouterSession) -> None:
         """Aborts all sequences of a router whose session has ended."""
@@ -190,8 +186,8 @@ class Worker(ABC):
                 self.fail(key, Code.UNAVAILABLE, DRAINING)
 
     def can_run(self, spec: SequenceSpec, session: RouterSession) -> bool:
-        """True if the sequence can run here now. Otherwise sends the reason to the router, before
-        the sequence can fail a whole step.
+        """True if the sequence can run here now. Otherwise sends the router the reason, since an
+        invalid sequence could fail a whole step.
         """
         length, most = len(spec.token_ids), self.runner.max_model_len
         text = ""
@@ -221,8 +217,8 @@ class Worker(ABC):
         return True
 
     def _flaw(self, spec: SequenceSpec) -> str:
-        """Describes the flaw in the sampling parameters; empty if there is none. Routers check them
-        too, but no router is trusted with the steps of others.
+        """The flaw in the sampling parameters, or empty. Routers check them too, but no router is
+        trusted with the steps of others.
         """
         try:
             check_params(spec.sampling, self.runner.vocab_size)
@@ -255,9 +251,7 @@ class Worker(ABC):
             session.send(TokenBatch(tuple(items)))
 
     def stored(self, batch: list[Work], layers: int) -> None:
-        """Called when the first `layers` layers have stored the KV of the running step. A worker
-        that sends KV can start then.
-        """
+        """Called when the first `layers` layers have stored the running step's KV, to send it."""
         return
 
     def report_failure(self, work: Work, error: Exception) -> None:
@@ -324,9 +318,7 @@ class Worker(ABC):
         )
 
     def _check_integrity(self) -> None:
-        """Checks that every block is accounted for, when idle and if anything has changed since the
-        last check.
-        """
+        """When idle and changed since the last check: checks that all blocks are accounted for."""
         if not self.steps.idle or not self.steps.changed:
             return
         self.steps.changed = False
@@ -377,9 +369,7 @@ class Worker(ABC):
     def _append(
         self, sequence: Sequence, sampled: SequenceOf[Sampled], now: float
     ) -> SequenceTokens:
-        """Adds sampled tokens up to the one that ends the answer. All but the last are accepted
-        drafts.
-        """
+        """Adds sampled tokens up to the answer's end. All but the last are accepted drafts."""
         first_here = sequence.num_emitted == sequence.spec.num_emitted
         index = sequence.num_emitted
         token_ids: list[int] = []

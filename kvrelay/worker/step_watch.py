@@ -25,8 +25,8 @@ class StepHung(Exception):
 class StepWatch:
     """Learns how long steps take, by size, and tracks the age of the running step.
 
-    Sizes are tokens, rounded up to a power of two. The limit of a step of an unmeasured size
-    follows from the highest cost per token of the other sizes.
+    Steps are grouped by the bit length of their token count. The limit of a step of an unmeasured
+    size follows from the highest cost per token of the other sizes.
     """
 
     def __init__(self) -> None:
