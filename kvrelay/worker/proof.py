@@ -17,8 +17,8 @@ PROVING_STEPS = 2
 
 
 def proving_segment(runner: ModelRunner) -> Segment:
-    """One block of tokens, after which a token is sampled."""
-    tokens = [0] * runner.layout.block_size
+    """One block of tokens, or a context that is shorter, after which a token is sampled."""
+    tokens = [0] * min(runner.layout.block_size, runner.max_model_len)
     sample = SampleRequest(SamplingParams(seed=0), tokens, len(tokens))
     return Segment(tokens, start=0, blocks=[0], sample=sample)
 

@@ -121,8 +121,9 @@ class NativeForward:
         """Runs two different steps of one shape, the second by the captured graph of the first.
         Disables capture if the result is wrong.
         """
-        first = Step([1, 2], [Part(0, 1, 0, [0]), Part(1, 1, 0, [num_blocks - 1])], [0, 1])
-        second = Step([3, 1], [Part(0, 2, 0, [0])], [1, 0])
+        # Every vocabulary has these two token ids.
+        first = Step([0, 1], [Part(0, 1, 0, [0]), Part(1, 1, 0, [num_blocks - 1])], [0, 1])
+        second = Step([1, 0], [Part(0, 2, 0, [0])], [1, 0])
         self._capture(first)
         if self.not_captured:
             return

@@ -259,14 +259,15 @@ def completion_logprobs(
 def chat_logprobs(
     token_ids: Sequence[int], texts: dict[int, str], logprobs: Sequence[TokenLogprobs]
 ) -> Json:
-    """Returns logprobs in the shape of /v1/chat/completions. `texts`: each token's own text."""
+    """Returns logprobs in the shape of /v1/chat/completions. `texts`: each token's own text.
+
+    `bytes` is null for a token that is a part of a character: its text does not tell its bytes.
+    """
 
     def entry(token_id: int, logprob: float) -> Json:
-        return {
-            "token": texts[token_id],
-            "logprob": logprob,
-            "bytes": list(texts[token_id].encode()),
-        }
+        text = texts[token_id]
+        known = None if "\ufffd" in text else list(text.encode())
+        return {"token": text, "logprob": logprob, "bytes": known}
 
     return {
         "content": [

@@ -264,3 +264,12 @@ def test_a_step_that_raises_while_it_is_captured_says_nothing_of_the_model(
     for _ in range(2):
         assert torch.equal(runner.forward([segment(PROMPT[:3])], [2]), expected)
     assert len(forward._captured) == 1
+
+
+@pytest.mark.parametrize("vocab_size", [2, 3, 4])
+def test_a_vocabulary_of_a_few_tokens(tmp_path: Path, vocab_size: int) -> None:
+    small = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": 1}
+    runner = load(build("llama", tmp_path, vocab_size=vocab_size, **small))
+    prompt = [number % vocab_size for number in range(9)]
+    assert runner.forward([segment(prompt)], [8]).shape == (1, vocab_size)
+    assert not forward_of(runner).not_captured
