@@ -6,8 +6,9 @@ a start takes no imports.
       ◀──────── started, then how it ended ──────────────────────── ┘
 
 The messages are lines of JSON over a Unix socket in a folder that only this user can enter. The
-worker belongs to the actor and ends when the actor does. The template imports while Ray starts;
-actors that connect meanwhile wait.
+worker belongs to the actor and ends when the actor does; a worker that cannot end, for example
+because it is frozen, is killed by the template. The template imports while Ray starts; actors that
+connect meanwhile wait.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -32,6 +34,7 @@ from typing import IO, Any
 
 from kvrelay import errors
 from kvrelay.config.schema import ClusterConfig
+from kvrelay.launch.orphans import Orphans
 from kvrelay.launch.pool_switch import Roles
 from kvrelay.process.child import bound_to_parent
 from kvrelay.process.telemetry import configure_logging, flush_logs, get_logger
@@ -42,6 +45,8 @@ from kvrelay.worker.settings import WorkerSettings
 _BACKLOG = 128
 # Time in which a worker must end after its actor.
 _ORPHAN_S = 5.0
+# Time in which the template must end.
+_END_S = 10.0
 _FAILED = 1
 
 log = get_logger("launch")
@@ -101,9 +106,13 @@ class Template:
         trace: TracebackType | None,
     ) -> None:
         assert self._process is not None
-        # The template holds no state.
-        self._process.kill()
-        self._process.wait()
+        # The template then kills the workers that their actors have left.
+        self._process.terminate()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -182,17 +191,35 @@ class ForkedWorker:
 
 
 def main(descriptor: int) -> None:
-    """Runs the template on a listening socket, until it is killed."""
+    """Runs the template on a listening socket, until SIGTERM."""
     listener = socket.socket(fileno=descriptor)
     _import_all()
     # The kernel then reaps ended children.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    while True:
-        connection, _ = listener.accept()
-        if os.fork() == 0:
-            listener.close()
-            _worker(connection)
-        connection.close()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    orphans = Orphans(listener.fileno())
+    try:
+        while True:
+            orphans.wait()
+            connection, _ = listener.accept()
+            pid = os.fork()
+            if pid == 0:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                listener.close()
+                _worker(connection)
+            orphans.watch(_peer(connection), pid)
+            connection.close()
+    finally:
+        orphans.kill_all()
+
+
+def _peer(connection: socket.socket) -> int:
+    """Returns the process id of the actor at the other end."""
+    credentials = connection.getsockopt(
+        socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
+    )
+    pid: int = struct.unpack("3i", credentials)[0]
+    return pid
 
 
 def _import_all() -> None:

@@ -99,4 +99,11 @@ MUTANTS = (
             "unit/launch/test_template.py::test_an_actor_that_goes_once_the_worker_has_ended_makes_no_noise",
         ),
     ),
+    Mutant(
+        "a frozen worker is killed after its actor",
+        "kvrelay/launch/orphans.py",
+        "signal.pidfd_send_signal(worker_fd, signal.SIGKILL)",
+        "pass",
+        ("unit/launch/test_template.py::test_a_frozen_worker_is_killed_after_its_actor",),
+    ),
 )

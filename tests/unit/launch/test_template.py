@@ -5,8 +5,10 @@ them.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from io import StringIO
@@ -109,6 +111,38 @@ async def test_it_ends_with_its_actor(
         worker = await ForkedWorker.ask(template, settings(tiny_model("llama"), redis), {})
         info = await ready(registry)
         worker._writer.close()
+        await gone(info.pid)
+
+
+_ACTOR = """
+import asyncio, json, sys
+from kvrelay.launch.template import ForkedWorker, settings_from_json
+
+async def main():
+    worker = await ForkedWorker.ask(sys.argv[1], settings_from_json(json.loads(sys.argv[2])), {})
+    assert await worker.started()
+    await worker.ended()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("template_ends", [False, True])
+async def test_a_frozen_worker_is_killed_after_its_actor(
+    tiny_model: Callable[..., Path], redis: EmbeddedRedis, template_ends: bool
+) -> None:
+    wanted = json.dumps(settings_to_json(settings(tiny_model("llama"), redis)))
+    async with await Registry.connect(redis.url) as registry:
+        with Template(1) as own:
+            actor = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", _ACTOR, own.path, wanted
+            )
+            info = await ready(registry)
+            os.kill(info.pid, signal.SIGSTOP)
+            actor.kill()
+            await actor.wait()
+            if not template_ends:
+                await gone(info.pid)
         await gone(info.pid)
 
 

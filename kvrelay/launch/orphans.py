@@ -1,0 +1,75 @@
+"""Kills forked workers that outlive their actors. A process that is frozen (SIGSTOP) cannot end by
+itself.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections import deque
+from contextlib import suppress
+
+# From the end of an actor to the end of its worker; longer than a worker that can run needs.
+KILL_S = 10.0
+
+
+class Orphans:
+    """The workers of one template process, watched between two connections of actors."""
+
+    def __init__(self, listener: int) -> None:
+        """listener: the file descriptor of the socket that actors connect to."""
+        self._listener = listener
+        self._poll = select.poll()
+        self._poll.register(listener, select.POLLIN)
+        # Each actor's descriptor (see pidfd_open), and that of its worker
+        self._workers: dict[int, int] = {}
+        # When to kill, and the worker's descriptor; the earliest first
+        self._left: deque[tuple[float, int]] = deque()
+
+    def watch(self, actor: int, worker: int) -> None:
+        """Watches a worker and its actor, given their process ids. A process that has ended needs
+        no watch.
+        """
+        try:
+            worker_fd = os.pidfd_open(worker)
+        except OSError:
+            return
+        try:
+            actor_fd = os.pidfd_open(actor)
+        except OSError:
+            self._left.append((time.monotonic() + KILL_S, worker_fd))
+            return
+        self._workers[actor_fd] = worker_fd
+        self._poll.register(actor_fd, select.POLLIN)
+
+    def wait(self) -> None:
+        """Kills workers whose time is over, until an actor connects."""
+        while True:
+            while self._left and self._left[0][0] <= time.monotonic():
+                self._kill(self._left.popleft()[1])
+            timeout_ms = None
+            if self._left:
+                timeout_ms = 1000 * max(0.0, self._left[0][0] - time.monotonic()) + 1
+            ready = [fd for fd, _ in self._poll.poll(timeout_ms)]
+            for fd in ready:
+                if fd in self._workers:
+                    self._poll.unregister(fd)
+                    os.close(fd)
+                    self._left.append((time.monotonic() + KILL_S, self._workers.pop(fd)))
+            if self._listener in ready:
+                return
+
+    def kill_all(self) -> None:
+        """Kills at once the workers whose actors have ended."""
+        ended = [fd for fd, _ in self._poll.poll(0) if fd in self._workers]
+        for fd in ended:
+            self._kill(self._workers.pop(fd))
+        while self._left:
+            self._kill(self._left.popleft()[1])
+
+    def _kill(self, worker_fd: int) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(worker_fd, signal.SIGKILL)
+        os.close(worker_fd)
