@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -94,13 +95,25 @@ def test_long_steps_layers_and_the_death_of_a_rank(tmp_path: Path) -> None:
         (pid,) = shared.rank_pids
         assert not shared.lost()
         os.kill(pid, signal.SIGKILL)
-        with pytest.raises(RankLost):
-            shared.run([Segment(PROMPT, 0, range(16))])
+        # Gloo raises, or it waits for the dead rank without end. A worker's watch sees both.
+        errors: list[RankLost] = []
+        step = threading.Thread(target=step_of, args=(shared, errors), daemon=True)
+        step.start()
         for _ in range(1000):  # the socket may be closed before the process has ended
-            if "failed in a step" not in shared.lost():
+            if "ended with signal" in shared.lost():
                 break
             time.sleep(0.01)
         assert shared.lost() == f"rank 1 of 2 (process {pid}) ended with signal 9"
+        step.join(5)
+        assert errors or step.is_alive(), "no step of a group that lost a rank has a result"
+
+
+def step_of(runner: ModelRunner, errors: list[RankLost]) -> None:
+    """Runs a step, and keeps what it raises."""
+    try:
+        runner.run([Segment(PROMPT, 0, range(16))])
+    except RankLost as error:
+        errors.append(error)
 
 
 def test_a_layer_is_told_when_all_ranks_have_stored_it() -> None:
