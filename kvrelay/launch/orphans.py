@@ -29,8 +29,8 @@ class Orphans:
         self._left: deque[tuple[float, int]] = deque()
 
     def watch(self, actor: int, worker: int) -> None:
-        """Watches a worker and its actor, given their process ids. A process that has ended needs
-        no watch.
+        """Watches a worker and its actor, given their process ids. A worker whose actor cannot be
+        watched is left alone.
         """
         try:
             worker_fd = os.pidfd_open(worker)
@@ -38,8 +38,12 @@ class Orphans:
             return
         try:
             actor_fd = os.pidfd_open(actor)
-        except OSError:
+        except ProcessLookupError:
             self._left.append((time.monotonic() + KILL_S, worker_fd))
+            return
+        except OSError:
+            # The actor is of another namespace, or no more files may be open: it may be alive.
+            os.close(worker_fd)
             return
         self._workers[actor_fd] = worker_fd
         self._poll.register(actor_fd, select.POLLIN)
