@@ -25,7 +25,7 @@ from kvrelay.tenants import Tenant
 from kvrelay.types import WorkerLoad
 from kvrelay.wire.cluster import ClusterStatus, PoolStatus, WorkerStatus
 from router.frontend.frontend import Frontend
-from router.observability import recent_requests as recent
+from router.observability import recent_requests
 from router.observability.history import SAMPLE_S, History, Sample
 from router.observability.metrics import Metrics
 from router.observability.status import ClusterView
@@ -65,7 +65,7 @@ class StatusPage:
         self._view = view
         self._clock = clock
         self._history = History()
-        self._rows = recent.Rows(driver.recent)
+        self._rows = recent_requests.Rows(driver.recent)
         self._making = asyncio.Lock()
         # JSON, by whether the viewer sees the cluster.
         self._figures: dict[bool, str] = {}
@@ -116,7 +116,7 @@ class StatusPage:
             live = (
                 one
                 for one in self._driver.newest()
-                if recent.may_see(viewer, one.request.tenant.name)
+                if recent_requests.may_see(viewer, one.request.tenant.name)
             )
             requests = self._rows.json(islice(live, RECENT), viewer, self._clock.now(), RECENT)
             figures = self._figures[viewer.sees_cluster]
@@ -197,7 +197,8 @@ class StatusPage:
             "itl": self._metrics.itl.percentiles(now, 0.5, 0.95),
             "pools": [_pool(one) for one in status.pools],
             "decisions": [
-                asdict(one) | {"reason": one.reason[: recent.MAX_WHY]} for one in status.decisions
+                asdict(one) | {"reason": one.reason[: recent_requests.MAX_WHY]}
+                for one in status.decisions
             ],
             "history": {"every_s": SAMPLE_S} | self._history.columns(),
         }
@@ -230,8 +231,8 @@ def _worker(worker: WorkerStatus) -> Json:
         "rss_bytes": load.rss_bytes,
         "tokens_per_s": round(load.tokens_per_second, 1),
         "preemptions": load.preemptions,
-        "unfit": worker.unfit[: recent.MAX_WHY],
-        "integrity": "" if load.integrity_ok else load.integrity_error[: recent.MAX_WHY],
+        "unfit": worker.unfit[: recent_requests.MAX_WHY],
+        "integrity": "" if load.integrity_ok else load.integrity_error[: recent_requests.MAX_WHY],
     }
 
 

@@ -17,7 +17,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from kvrelay.engine.attention import paged_attention as attention
+from kvrelay.engine.attention import paged_attention
 from kvrelay.errors import ModelRefused
 from kvrelay.types import LayerKv
 
@@ -113,7 +113,7 @@ def probe(model: PreTrainedModel, num_layers: int, max_len: int) -> Probed:
             logits_to_keep=positions[0, 1:],
             ragged_batch=_MARK,
         )
-    model.set_attn_implementation(attention.NAME)
+    model.set_attn_implementation(paged_attention.NAME)
 
     kind = type(model).__name__
     if output.logits.shape[:2] != (1, 1):

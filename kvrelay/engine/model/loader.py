@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.distributed import DistributedConfig
 
-from kvrelay.engine.attention import paged_attention as attention
+from kvrelay.engine.attention import paged_attention
 from kvrelay.engine.model.attention_probe import probe
 from kvrelay.engine.model.checkpoint import Checkpoint, find_checkpoint
 from kvrelay.engine.model.facts import max_model_len
@@ -85,7 +85,7 @@ def _load(
         model, report = AutoModelForCausalLM.from_pretrained(
             str(checkpoint.folder),
             dtype=dtype,
-            attn_implementation=attention.NAME,
+            attn_implementation=paged_attention.NAME,
             use_safetensors=True,
             trust_remote_code=False,
             local_files_only=True,
@@ -129,7 +129,7 @@ def loaded_model(
         longest = max_model_len(config)
         probed = probe(model, config.num_hidden_layers, longest)
         if probed.drops_keywords:
-            attention.carry_batch(model)
+            paged_attention.carry_batch(model)
         check_against_own_attention(model, probed.layers, probed.dtype)
     except ModelRefused as error:
         raise ModelRefused(f"{name}: {error.message}") from error

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from kvrelay.engine.attention import paged_attention as attention
+from kvrelay.engine.attention import paged_attention
 from kvrelay.engine.base.kv_memory import TORCH_DTYPE, KvPool
 from kvrelay.engine.base.step_input import Part, Step
 from kvrelay.engine.forward.check_steps import tolerance
@@ -120,7 +120,7 @@ def _reference(
             except Exception as reason:  # noqa: BLE001 - whatever a model's own code can raise
                 error = error or reason
     finally:
-        model.set_attn_implementation(attention.NAME)
+        model.set_attn_implementation(paged_attention.NAME)
         if hook is not None:
             hook.remove()
     raise ModelRefused(f"{kind} does not run on transformers' own attention: {error!r:.300}")

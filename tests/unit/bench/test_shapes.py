@@ -9,7 +9,7 @@ from support.tiny_models import build
 
 from kvrelay.bench.cost import model_cost, shape_cost
 from kvrelay.bench.shapes import NAMED, random_model, shape_config
-from kvrelay.engine.attention import paged_attention as attention
+from kvrelay.engine.attention import paged_attention
 from kvrelay.engine.model.loader import loaded_model
 from kvrelay.engine.runner import ModelRunner, Segment
 from kvrelay.errors import InvalidArgument
@@ -40,7 +40,9 @@ def test_weights_are_made_where_they_run(tiny_model: Callable[..., Path]) -> Non
     folder = str(tiny_model())
     assert {one.device.type for one in random_model(folder, "meta").parameters()} == {"meta"}
     state = torch.random.get_rng_state()
-    models = [random_model(folder, "cpu", attn_implementation=attention.NAME) for _ in range(2)]
+    models = [
+        random_model(folder, "cpu", attn_implementation=paged_attention.NAME) for _ in range(2)
+    ]
     assert torch.equal(torch.random.get_rng_state(), state)
     for one, other in zip(*(model.parameters() for model in models), strict=True):
         assert one.dtype == torch.bfloat16

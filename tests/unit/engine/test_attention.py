@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.naive_attention import naive
 
-from kvrelay.engine.attention import reference_attention as explicit
+from kvrelay.engine.attention import reference_attention
 from kvrelay.engine.attention.paged_attention import paged_attention
 from kvrelay.engine.attention.ragged_batch import RaggedBatch, SequencePart, store
 from kvrelay.engine.attention.reference_attention import explicit_attention
@@ -109,7 +109,7 @@ def test_explicit_attention_in_slices_equals_the_whole(monkeypatch: pytest.Monke
     k, v = torch.randn(2, 13, 8, generator=generator), torch.randn(2, 13, 8, generator=generator)
     mask = torch.ones(9, 13, dtype=torch.bool).tril(4)
     whole = explicit_attention(q, k, v, 0.3, mask, 2.0, None)
-    monkeypatch.setattr(explicit, "SCORE_BYTES", 4 * 4 * 13 * 2)  # two rows at a time
+    monkeypatch.setattr(reference_attention, "SCORE_BYTES", 4 * 4 * 13 * 2)  # two rows at a time
     torch.testing.assert_close(explicit_attention(q, k, v, 0.3, mask, 2.0, None), whole)
 
 
