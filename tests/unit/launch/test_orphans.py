@@ -45,7 +45,7 @@ def test_the_worker_of_an_actor_that_had_ended_already_is_killed(
     assert worker.wait(30) == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("actor", [0, os.getpid()])
+@pytest.mark.parametrize("actor", [0, os.getpid()], ids=["of another namespace", "alive"])
 def test_the_worker_of_an_actor_that_may_be_alive_is_left_alone(
     worker: subprocess.Popen[bytes],
     listener: socket.socket,
