@@ -15,6 +15,11 @@ from kvrelay.wire.transfer import KvReceipt, kv_push, receipt_from_proto
 # grpc.aio's own status when the call ends during a write. It can precede the peer's status or
 # replace it.
 _INTERRUPTED_WRITE = (grpc.StatusCode.INTERNAL, "Internal error from Core")
+# Initial metadata of a receiver that accepts a push. A refusal has none.
+ACCEPTED = (("kvrelay-push", "accepted"),)
+# The status of a refusal follows its metadata within this time. A push to a receiver of an earlier
+# version, which does not send ACCEPTED, begins this much later.
+_REFUSAL_S = 0.05
 
 
 class PushCall:
@@ -46,10 +51,11 @@ class PushCall:
         Returns when the peer's initial metadata accepts the push, or when the call is over.
         """
         await self.write(opening)
-        await self._step(self._call.initial_metadata(), "did not answer")
-        # The peer has refused the push. A write now would hide the reason.
-        if self._call.done():
-            await asyncio.wait({self._outcome}, timeout=self._timeout_s)
+        answer = asyncio.ensure_future(self._call.initial_metadata())
+        await self._step(answer, "did not answer")
+        # A write would hide the reason of a refusal.
+        if answer.cancelled() or answer.exception() or ACCEPTED[0] not in list(answer.result()):
+            await asyncio.wait({self._outcome}, timeout=_REFUSAL_S)
 
     async def write(self, frame: bytes) -> None:
         """Returns when the peer's flow control has accepted the frame, or the call is over."""

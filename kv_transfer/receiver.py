@@ -11,6 +11,7 @@ import grpc
 
 from kv_transfer.arena import Arena
 from kv_transfer.block_writer import Landing, check_layouts
+from kv_transfer.call import ACCEPTED
 from kv_transfer.copy_threads import in_thread
 from kv_transfer.frame_validator import Arrivals
 from kv_transfer.lease import Lease, LeaseTable
@@ -317,7 +318,7 @@ async def _say_taken(context: grpc.aio.ServicerContext) -> None:
     If gRPC is interrupted in the middle of the message, it cannot send a status either, and the
     sender would wait for one.
     """
-    saying = asyncio.ensure_future(context.send_initial_metadata(()))
+    saying = asyncio.ensure_future(context.send_initial_metadata(ACCEPTED))
     try:
         await asyncio.shield(saying)
     except asyncio.CancelledError:

@@ -103,6 +103,7 @@ class ClientCall:
         loop = network.loop
         self.over: asyncio.Future[None] = loop.create_future()
         self._headers: asyncio.Future[None] = loop.create_future()
+        self._initial: Any = ()
         self._status: tuple[grpc.StatusCode, str, Any] | None = None
         self._incoming: deque[bytes] = deque()
         self._reader: asyncio.Future[None] | None = None
@@ -150,6 +151,7 @@ class ClientCall:
             return
         match packet.kind:
             case "headers":
+                self._initial = packet.data
                 settle(self._headers)
             case "message":
                 settle(self._headers)
@@ -224,7 +226,7 @@ class ClientCall:
 
     async def initial_metadata(self) -> grpc.aio.Metadata:
         await asyncio.shield(self._headers)
-        return grpc.aio.Metadata()
+        return grpc.aio.Metadata(*self._initial)
 
     async def trailing_metadata(self) -> grpc.aio.Metadata:
         await asyncio.shield(self.over)

@@ -168,7 +168,7 @@ class ServerCall:
         self._send("message", self._serialize(response))
 
     async def send_initial_metadata(self, metadata: object) -> None:
-        self._send("headers")
+        self._send("headers", metadata)
 
     async def abort(
         self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()
