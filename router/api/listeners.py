@@ -145,7 +145,6 @@ def http_server(
         app,
         http=BoundedProtocol,
         ws="none",
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         log_config=None,
         access_log=False,
         lifespan="off",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -35,6 +35,10 @@ class TokenSink(Protocol):
         ...
 
 
+def _nobody() -> None:
+    """Stands for a reader that is not there yet."""
+
+
 class Stream:
     """One answer. The tokens that the client has not read yet form a single growing response.
 
@@ -60,9 +64,10 @@ class Stream:
         self._token_ids: list[int] = []
         self._pieces: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
-        self._write_scheduler = write_scheduler
-        # Set while `responses` waits for tokens or the end.
-        self._reader: asyncio.Future[None] | None = None
+        # Wakes this stream's writer.
+        self.write_scheduler = write_scheduler
+        # Called when there is something to take.
+        self.on_news: Callable[[], None] = _nobody
         self._begun = asyncio.Event()
         self._fingerprint_told = False
 
@@ -82,7 +87,7 @@ class Stream:
         if self.token_at is None:
             self._begun.set()
         self.token_at = now
-        self._wake_reader()
+        self.on_news()
         return not text.stopped
 
     def end(self, end: End, now: float) -> None:
@@ -96,7 +101,7 @@ class Stream:
         self.ended = end
         self.ended_at = now
         self._begun.set()
-        self._wake_reader()
+        self.on_news()
 
     async def begun(self) -> None:
         """Waits until there is a token or the end. Raises the error of a request that ended without
@@ -106,27 +111,10 @@ class Stream:
         if self.token_at is None and self.ended is not None and self.ended.error is not None:
             raise self.ended.error
 
-    async def responses(self) -> AsyncIterator[GenerateResponse]:
-        """Yields responses up to the response with a finish_reason, or raises the error that ended
-        the request.
-        """
-        while True:
-            turn = asyncio.get_running_loop().create_future()
-            if self._token_ids or self.ended is not None:
-                self._write_scheduler.queue(turn)
-            else:
-                self._reader = turn
-            await turn
-            # Read once per turn: tokens and the end may arrive while the client processes the
-            # response.
-            end = self.ended
-            if end is not None and end.error is None:
-                yield self._take()
-                return
-            if self._token_ids:
-                yield self._take()
-            if end is not None and end.error is not None:
-                raise end.error
+    @property
+    def has_news(self) -> bool:
+        """Whether there are tokens to take, or the end."""
+        return bool(self._token_ids) or self.ended is not None
 
     @property
     def life(self) -> Lifecycle:
@@ -154,17 +142,19 @@ class Stream:
         """Assignment of the last attempt, or None before the first."""
         return self._life.last_assignment
 
-    def _wake_reader(self) -> None:
-        if self._reader is not None:
-            self._write_scheduler.queue(self._reader)
-            self._reader = None
-
-    def _take(self) -> GenerateResponse:
+    def take(self) -> GenerateResponse | None:
+        """Returns the tokens that have not been taken, as one response. It has a finish_reason if
+        the answer is complete. None after the tokens of an answer that an error ended.
+        """
+        end = self.ended
+        if not self._token_ids and end is not None and end.error is not None:
+            return None
         if self.first_handed_at is None and self._token_ids:
             self.first_handed_at = self._clock.now()
         token_ids, pieces, logprobs = self._token_ids, self._pieces, self._logprobs
         self._token_ids, self._pieces, self._logprobs = [], [], []
-        end = self.ended if self.ended is not None and self.ended.error is None else None
+        if end is not None and end.error is not None:
+            end = None
         return GenerateResponse(
             request_id=self.request.client_id,
             index=self.num_tokens - len(token_ids),

@@ -43,6 +43,7 @@ from kvrelay.wire.inference import GenerateRequest, SamplingOptions
 from kvrelay.worker.base import Identity
 from kvrelay.worker.session import RouterSession
 from router.api.http.responses import account
+from router.runtime.stream_reader import StreamReader
 
 # A worker's events
 
@@ -158,7 +159,7 @@ async def _read(stream: Any) -> str:
     finish = ""
     index = 0
     try:
-        async for response in stream.responses():
+        async for _, response in StreamReader([stream]).responses():
             inference.response_to_proto(response).SerializeToString()
             assert response.index == index
             index += len(response.token_ids)

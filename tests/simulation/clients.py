@@ -18,6 +18,7 @@ from kvrelay.errors import KvRelayError
 from kvrelay.types import FinishReason, ModelVersion, SamplingParams
 from router.core.lifecycle import Lifecycle
 from router.core.request import Request
+from router.runtime.stream_reader import StreamReader
 
 STATES = ("queued", "reserving", "prefilling", "handing_off", "decoding", "finishing")
 
@@ -130,7 +131,7 @@ class Client:
         if plan.cancel_in:
             self._watch(router, stream.life)
         try:
-            async for response in stream.responses():
+            async for _, response in StreamReader([stream]).responses():
                 record.fingerprint = response.system_fingerprint or record.fingerprint
                 if response.token_ids:
                     record.parts.append(

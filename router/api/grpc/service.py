@@ -19,6 +19,7 @@ from kvrelay.wire.inference import (
 from router.api.grpc.auth import caller
 from router.frontend.frontend import Frontend
 from router.frontend.waiting_room import WaitingRoom
+from router.runtime.stream_reader import StreamReader
 
 # Time after the deadline in which the client can read the remaining responses.
 READ_GRACE_S = 1.0
@@ -49,7 +50,7 @@ class InferenceService(InferenceServiceServicer):
             )
             try:
                 async with asyncio.timeout(stream.request.deadline - arrival + READ_GRACE_S):
-                    async for response in stream.responses():
+                    async for _, response in StreamReader([stream]).responses():
                         await context.write(response_to_proto(response))
             finally:
                 self._frontend.cancel(stream)

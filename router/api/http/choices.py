@@ -17,10 +17,11 @@ from router.api.http.responses import LogprobsText, chat_logprobs, completion_lo
 from router.frontend.frontend import Frontend
 from router.frontend.validation import DEFAULT_MAX_TOKENS
 from router.runtime.stream import Stream
+from router.runtime.stream_reader import StreamReader
 
 # Limit on the logprobs of one request.
 MAX_SCORES = 2**21
-Logprobs = dict[str, Any] | None
+Json = dict[str, Any]
 
 
 class Choices:
@@ -123,37 +124,15 @@ class Choices:
                 written.add(logprobs)
         return [_joined(one) for one in parts], scores
 
-    async def responses(self) -> AsyncGenerator[tuple[int, GenerateResponse, Logprobs], None]:
+    async def responses(self) -> AsyncGenerator[tuple[int, GenerateResponse, Json | None], None]:
         """Yields (index of the choice, response, logprobs in OpenAI's shape). Raises the first
         error of any choice.
         """
-        # The queue has one place. While the client reads slowly, tokens stay in the streams, which
-        # join them into one response.
-        merged: asyncio.Queue[tuple[int, GenerateResponse | Exception]] = asyncio.Queue(maxsize=1)
+        async for index, response in StreamReader(self._streams).responses():
+            logprobs = await self._logprobs(index, response) if response.logprobs else None
+            yield index, response, logprobs
 
-        async def feed(index: int, stream: Stream) -> None:
-            try:
-                async for response in stream.responses():
-                    await merged.put((index, response))
-            except Exception as error:  # noqa: BLE001 - the reader raises it
-                await merged.put((index, error))
-
-        feeders = [asyncio.create_task(feed(index, one)) for index, one in enumerate(self._streams)]
-        try:
-            remaining = len(feeders)
-            while remaining:
-                index, response = await merged.get()
-                if isinstance(response, Exception):
-                    raise response
-                remaining -= response.finish_reason is not None
-                yield index, response, await self._logprobs(index, response)
-        finally:
-            for task in feeders:
-                task.cancel()
-
-    async def _logprobs(self, index: int, response: GenerateResponse) -> Logprobs:
-        if not response.logprobs:
-            return None
+    async def _logprobs(self, index: int, response: GenerateResponse) -> Json:
         wanted = {
             *response.token_ids,
             *(token_id for one in response.logprobs for token_id, _ in one.top),

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -247,21 +247,33 @@ class OpenAiEndpoint:
         return _EventStream(choices, _events(completion, shape, choices, request.state.request_id))
 
 
-class _EventStream(StreamingResponse):
-    """An event stream that cancels its choices even if the connection is lost before the first
-    event.
-    """
+class _EventStream(Response):
+    """An event stream. It cancels its choices if the client disconnects."""
+
+    media_type = "text/event-stream"
 
     def __init__(self, choices: Choices, events: AsyncIterator[str]) -> None:
-        headers = _STREAM_HEADERS | {"x-kvrelay-path": choices.path or ""}
-        super().__init__(events, media_type="text/event-stream", headers=headers)
+        super().__init__(headers=_STREAM_HEADERS | {"x-kvrelay-path": choices.path or ""})
+        del self.headers["content-length"]
         self._choices = choices
+        self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        watch = asyncio.create_task(self._cancel_when_gone(receive))
         try:
-            await super().__call__(scope, receive, send)
+            head = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+            await send(head)
+            async for text in self._events:
+                body = {"type": "http.response.body", "body": text.encode(), "more_body": True}
+                await send(body)
+            await send({"type": "http.response.body", "body": b""})
         finally:
+            watch.cancel()
             self._choices.cancel()
+
+    async def _cancel_when_gone(self, receive: Receive) -> None:
+        await _gone(receive)
+        self._choices.cancel()
 
 
 async def _events(
@@ -296,7 +308,7 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     Cancelled.
     """
     task = asyncio.create_task(work)
-    watch = asyncio.create_task(_gone(request))
+    watch = asyncio.create_task(_gone(request.receive))
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -307,6 +319,6 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
             one.cancel()
 
 
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
         pass

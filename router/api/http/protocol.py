@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, Literal
 
-import h11
+import httptools
 from uvicorn import Config
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from router.api.http.read_turns import ReadTurns
 from router.api.http.responses import to_json
@@ -27,60 +26,35 @@ CHUNK_BYTES = 256
 RECEIVE_S = 30.0
 # Timeout for a client to read what the router has sent.
 SLOW_READER_S = 60.0
-_PIECE = 1024
+# Received bytes that wait for the answer to an earlier request of the connection.
+MAX_UNPARSED = 64 * 2**10
+# Bytes that are parsed at once. A piece may hold several requests.
+_PIECE = 2048
+_VERSIONS = ("1.0", "1.1")
 _WORDS = {
     400: "this is not an HTTP/1.1 request",
     408: f"the request did not come within {RECEIVE_S:g} s",
     413: f"the body comes in many small chunks; send at least {CHUNK_BYTES} bytes in each",
     431: f"the request's headers are over {MAX_HEAD_BYTES} bytes or {MAX_HEAD_LINES} lines",
+    505: "this server speaks HTTP/1.1 and HTTP/1.0",
 }
 
 
-class BoundedConnection(h11.Connection):
-    """h11 accepts a head of any size if all of it has arrived, and spends as much on a chunk of one
-    byte as on a large one. This class bounds both.
-    """
+class _Refused(Exception):
+    """Raised in the parser's callbacks for a request over the bounds."""
 
-    _chunked = False
-    _chunks = 0
-    _bytes = 0
-
-    def next_event(self) -> Any:
-        """Returns h11's next event. Raises h11.RemoteProtocolError for a head or chunks over the
-        bounds.
-        """
-        if self.their_state is h11.IDLE:
-            self._check_head()
-        event = super().next_event()
-        if isinstance(event, h11.Request):
-            self._chunked = any(name == b"transfer-encoding" for name, _ in event.headers)
-            # Two headers that disagree about the end of a body allow request smuggling past a proxy
-            # (RFC 9112, 6.1).
-            if self._chunked and any(name == b"content-length" for name, _ in event.headers):
-                raise h11.RemoteProtocolError(_WORDS[400], error_status_hint=400)
-            self._chunks = self._bytes = 0
-        elif self._chunked and isinstance(event, h11.Data):
-            self._chunks += 1
-            self._bytes += len(event.data)
-            if self._chunks > FREE_CHUNKS + self._bytes // CHUNK_BYTES:
-                raise h11.RemoteProtocolError(_WORDS[413], error_status_hint=413)
-        return event
-
-    def _check_head(self) -> None:
-        """Checks the head before h11 parses it, because h11 creates an object for each line."""
-        head = self.trailing_data[0][: MAX_HEAD_BYTES + 1]
-        ends = [at for at in (head.find(b"\r\n\r\n"), head.find(b"\n\n")) if at >= 0]
-        lines = head.count(b"\n", 0, min(ends, default=len(head)))
-        if lines > MAX_HEAD_LINES or (not ends and len(head) > MAX_HEAD_BYTES):
-            raise h11.RemoteProtocolError(_WORDS[431], error_status_hint=431)
+    def __init__(self, status: int) -> None:
+        super().__init__(_WORDS[status])
+        self.status = status
 
 
-class BoundedProtocol(H11Protocol):
+class BoundedProtocol(HttpToolsProtocol):
     """Adds bounds to uvicorn's protocol.
 
     uvicorn bounds the idle time between two requests of a connection and the memory of each
     connection. It does not bound the time that a request takes to arrive, the time that an answer
-    stays unread, or the number of connections.
+    stays unread, or the number of connections. The parser bounds neither a head nor the number of
+    chunks, and it takes all requests that have arrived at once.
     """
 
     # The listener's connections without a running request, oldest first.
@@ -90,11 +64,21 @@ class BoundedProtocol(H11Protocol):
 
     def __init__(self, config: Config, *arguments: Any, **more: Any) -> None:
         super().__init__(config, *arguments, **more)
-        self.conn = BoundedConnection(h11.SERVER, MAX_HEAD_BYTES)
+        self._receiving: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
+        # Received and not parsed yet.
+        self._unparsed = b""
+        # Whether the connection waits for its read turn.
+        self._waits = False
+        # The part of a request that comes next; None between two requests.
+        self._part: Literal["head", "body"] | None = None
+        self._head_bytes = 0
+        self._chunks = 0
+        self._body_bytes = 0
+        # Status of a refusal that waits for answers to earlier requests.
+        self._refusal: int | None = None
 
-    _receiving: asyncio.TimerHandle | None = None
-    _unread: asyncio.TimerHandle | None = None
-    _unread_data = b""
+    # Connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Starts the receive timeout. Above MAX_CONNECTIONS, aborts the oldest idle connection, or
@@ -111,15 +95,18 @@ class BoundedProtocol(H11Protocol):
         """Cancels the connection's timeouts."""
         self._received()
         self.idle.pop(self, None)
+        self._unparsed = b""
         self.resume_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Reads the data when it is this connection's turn. Receives nothing more until then."""
-        self._unset_keepalive_if_required()
-        waits = bool(self._unread_data)
-        self._unread_data += data
-        if waits or not self.turns.take(self._who(), self._read):
+        self._unparsed += data
+        self._take_turn()
+
+    def _take_turn(self) -> None:
+        if not self._waits and not self.turns.take(self._who(), self._read):
+            self._waits = True
             self.transport.pause_reading()
 
     def _who(self) -> Hashable:
@@ -130,38 +117,110 @@ class BoundedProtocol(H11Protocol):
         return tenant.name if tenant else (self.client[0] if self.client else None, None)
 
     def _read(self) -> None:
-        """Feeds the data to h11 in pieces, because h11 accepts a head of any size that arrives at
-        once.
-        """
-        data, self._unread_data = self._unread_data, b""
-        while data and self.conn.their_state is h11.IDLE and not self.transport.is_closing():
-            self.conn.receive_data(data[:_PIECE])
-            self.handle_events()
-            data = data[_PIECE:]
-        if data and not self.transport.is_closing():
-            super().data_received(data)
-        if not self.flow.read_paused and not self.transport.is_closing():
+        """Parses what has arrived, up to the end of a request that is not answered yet."""
+        self._waits = False
+        data, self._unparsed = self._unparsed, b""
+        start = 0
+        while start < len(data) and self._may_parse:
+            start += self._parse(data[start : start + _PIECE])
+        if self.transport.is_closing():
+            return
+        self._unparsed = data[start:]
+        if len(self._unparsed) >= MAX_UNPARSED:
+            self.transport.pause_reading()
+        elif not self.flow.read_paused:
             self.transport.resume_reading()
 
-    def handle_events(self) -> None:
-        """Handles h11's events and starts or cancels the receive timeout."""
-        super().handle_events()
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.idle.pop(self, None)
-        # The client has more of the request to send.
-        if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
-            begun = self.conn.their_state is h11.SEND_BODY or bool(self.conn.trailing_data[0])
-            if begun and self._receiving is None:
-                self._receiving = self.loop.call_later(RECEIVE_S, self._too_slow)
-        else:
-            self._received()
+    @property
+    def _may_parse(self) -> bool:
+        if self.transport.is_closing():
+            return False
+        return self._refusal is None and (self._part is not None or not self._answering)
+
+    @property
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _parse(self, piece: bytes) -> int:
+        """Returns the number of bytes that the parser has taken."""
+        if self._part != "body":
+            self._head_bytes += len(piece)
+        try:
+            self.parser.feed_data(piece)
+            if self._part == "head" and self._head_bytes > MAX_HEAD_BYTES:
+                raise _Refused(431)
+        except httptools.HttpParserUpgrade as upgrade:
+            # The request is answered in HTTP/1.1. The parser has stopped behind it.
+            return int(upgrade.args[0])
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            self._refuse(cause.status if isinstance(cause, _Refused) else 400)
+        except _Refused as error:
+            self._refuse(error.status)
+        return len(piece)
+
+    # Callbacks of the parser
+
+    def on_message_begin(self) -> None:
+        """Starts the receive timeout of a request."""
+        self._unset_keepalive_if_required()
+        self._part = "head"
+        self._chunks = self._body_bytes = 0
+        if self._receiving is None:
+            self._receiving = self.loop.call_later(RECEIVE_S, self._too_slow)
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Takes a header. Ignores trailers, which follow a body in chunks."""
+        if self._part == "body":
+            return
+        super().on_header(name, value)
+        if len(self.headers) > MAX_HEAD_LINES:
+            raise _Refused(431)
+
+    def on_headers_complete(self) -> None:
+        """Starts the request. A request of HTTP/1.1 names its host once (RFC 9112, 3.2)."""
+        self._head_bytes = 0
+        version = self.parser.get_http_version()
+        if version not in _VERSIONS:
+            raise _Refused(505)
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (version == "1.1" and not hosts):
+            raise _Refused(400)
+        super().on_headers_complete()
+        self._part = "body"
+        self.idle.pop(self, None)
+
+    def on_chunk_header(self) -> None:
+        """Counts a chunk."""
+        self._chunks += 1
+        if self._chunks > FREE_CHUNKS + self._body_bytes // CHUNK_BYTES:
+            raise _Refused(413)
+
+    def on_body(self, body: bytes) -> None:
+        """Takes a part of a body."""
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Ends the receive timeout."""
+        self._part = None
+        self._received()
+        super().on_message_complete()
+
+    # Answers
 
     def on_response_complete(self) -> None:
-        """Marks the connection as idle."""
-        self._received()
+        """Marks the connection as idle, and goes on with what has arrived."""
         if not self.transport.is_closing():
             self.idle[self] = None
         super().on_response_complete()
+        if self._answering:
+            self.idle.pop(self, None)
+        elif self._refusal is not None:
+            self._refuse(self._refusal)
+        elif self._unparsed:
+            self._take_turn()
 
     def pause_writing(self) -> None:
         """Pauses writing and aborts the connection if it lasts SLOW_READER_S."""
@@ -175,14 +234,6 @@ class BoundedProtocol(H11Protocol):
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
-
-    def send_400_response(self, msg: str) -> None:
-        """Answers a request that h11 rejects, with h11's status and in the shape of all errors.
-        uvicorn calls this method.
-        """
-        error = sys.exception()
-        hint = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
-        self._refuse(hint if hint in _WORDS else 400)
 
     def _make_room(self) -> bool:
         """Aborts the connection that has been idle for longest. Returns False if no connection is
@@ -201,28 +252,38 @@ class BoundedProtocol(H11Protocol):
 
     def _too_slow(self) -> None:
         self._receiving = None
-        if self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]:
+        if self._part == "head" and not self._answering:
             self._refuse(408)
-        # No byte has arrived, or the answer has begun.
+        # No byte has arrived, or the request is being processed.
         else:
             self.transport.abort()
 
     def _refuse(self, status: int) -> None:
-        if self.conn.our_state is h11.IDLE or self.conn.our_state is h11.SEND_RESPONSE:
-            kind = "invalid_request_error"
-            error: dict[str, Any] = {
-                "message": _WORDS[status],
-                "type": kind,
-                "param": None,
-                "code": status,
-            }
-            body = to_json({"error": error}).encode()
-            headers = [
-                (b"content-type", b"application/json"),
-                (b"content-length", str(len(body)).encode()),
-                (b"connection", b"close"),
-            ]
-            response = h11.Response(status_code=status, headers=headers)
-            for event in (response, h11.Data(data=body), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event) or b"")
+        """Answers a request that is not processed, and closes the connection. Waits until earlier
+        requests are answered.
+        """
+        self._refusal = None
+        cycle = self.cycle
+        if self._answering and self._part != "body":
+            self._refusal = status
+            return
+        if self._answering:
+            # The request itself is being processed, while its body arrives.
+            cycle.disconnected = True
+            cycle.message_event.set()
+        if not self._answering or not (self.pipeline or cycle.response_started):
+            self.transport.write(_refusal(status))
         self.transport.close()
+
+
+def _refusal(status: int) -> bytes:
+    """Returns an answer in the shape of all errors."""
+    error = {
+        "message": _WORDS[status],
+        "type": "invalid_request_error",
+        "param": None,
+        "code": status,
+    }
+    body = to_json({"error": error}).encode()
+    head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    return STATUS_LINE[status] + f"{head}connection: close\r\n\r\n".encode() + body

@@ -401,7 +401,7 @@ async def test_an_error_of_any_kind_in_a_stream_reaches_its_reader(
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("router.runtime.stream.Stream._take", broken)
+    monkeypatch.setattr("router.runtime.stream.Stream.take", broken)
     with capture_logs() as lines:
         assert (await http.post("/v1/completions", json=body())).status_code == 500
         (error,) = await events(http, "/v1/completions", body())

@@ -12,6 +12,7 @@ from router.core.lifecycle import Lifecycle, Settings
 from router.core.request import Request
 from router.core.retry_budget import RetryBudget
 from router.runtime.stream import Stream
+from router.runtime.stream_reader import StreamReader
 from router.runtime.write_scheduler import WriteScheduler
 
 
@@ -44,7 +45,7 @@ async def test_tokens_that_wait_are_sent_together(stream: Stream) -> None:
     stream.push(emit(0, 5), 1.0)
     stream.push(emit(1, 6, 7), 1.1)
     stream.end(End("a", "length"), 1.1)
-    (only,) = [one async for one in stream.responses()]
+    (only,) = [one async for _, one in StreamReader([stream]).responses()]
     assert (only.index, only.token_ids, only.text, only.finish_reason) == (
         0,
         (5, 6, 7),
@@ -57,21 +58,21 @@ async def test_an_error_does_not_pass_for_the_end_of_an_answer(stream: Stream) -
     """Tokens that came just before it are sent, as tokens of an answer that goes on."""
     stream.push(emit(0, 5), 1.0)
     stream.end(End("a", "error", DeadlineExceeded("too late")), 1.0)
-    responses = stream.responses()
-    first = await anext(responses)
+    responses = StreamReader([stream]).responses()
+    _, first = await anext(responses)
     assert (first.token_ids, first.finish_reason, first.ledger) == ((5,), None, None)
     with pytest.raises(DeadlineExceeded):
         await anext(responses)
 
 
 async def test_a_reader_that_left_takes_nothing_along(stream: Stream) -> None:
-    left = stream.responses()
+    left = StreamReader([stream]).responses()
     waiting = anext(left).__await__()
     waiting.send(None)
     waiting.close()
     stream.push(emit(0, 5), 1.0)
     stream.end(End("a", "stop"), 1.0)
-    (only,) = [one async for one in stream.responses()]
+    (only,) = [one async for _, one in StreamReader([stream]).responses()]
     assert only.token_ids == (5,)
 
 
@@ -79,11 +80,11 @@ async def test_tokens_that_come_before_an_error_while_the_client_is_busy_are_sen
     stream: Stream,
 ) -> None:
     stream.push(emit(0, 5), 1.0)
-    responses = stream.responses()
-    assert (await anext(responses)).token_ids == (5,)
+    responses = StreamReader([stream]).responses()
+    assert (await anext(responses))[1].token_ids == (5,)
     stream.push(emit(1, 6, 7), 1.1)
     stream.end(End("a", "error", DeadlineExceeded("too late")), 1.2)
-    assert (await anext(responses)).token_ids == (6, 7)
+    assert (await anext(responses))[1].token_ids == (6, 7)
     with pytest.raises(DeadlineExceeded):
         await anext(responses)
 
@@ -99,6 +100,24 @@ async def test_a_stop_string_that_the_last_allowed_token_completes_is_the_reason
     stream = Stream(stream.life, Stops(), MonotonicClock(), WriteScheduler())
     assert not stream.push(emit(0, 5), 1.0)
     stream.end(End("a", "length"), 1.0)
-    (only,) = [one async for one in stream.responses()]
+    (only,) = [one async for _, one in StreamReader([stream]).responses()]
     assert stream.ended is not None
     assert (only.finish_reason, stream.ended.finish_reason) == ("stop", "stop")
+
+
+async def test_streams_of_one_reader_come_as_their_tokens_do(stream: Stream) -> None:
+    other = Stream(stream.life, Words(), MonotonicClock(), stream.write_scheduler)
+    responses = StreamReader([stream, other]).responses()
+    other.push(emit(0, 5), 1.0)
+    stream.push(emit(0, 6), 1.0)
+    assert [(await anext(responses))[0] for _ in range(2)] == [0, 1]
+    other.push(emit(1, 7), 1.1)
+    index, response = await anext(responses)
+    # While the client is busy, all that comes is joined.
+    other.push(emit(2, 8), 1.2)
+    other.push(emit(3, 9), 1.3)
+    other.end(End("a", "stop"), 1.3)
+    stream.end(End("a", "length"), 1.4)
+    rest = [(index, one.token_ids, one.finish_reason) async for index, one in responses]
+    assert (index, response.token_ids) == (1, (7,))
+    assert rest == [(1, (8, 9), "stop"), (0, (), "length")]
