@@ -230,7 +230,7 @@ def event_from_proto(message: pb.SessionResponse) -> Event | Welcome:
                 message.refused.request_id, message.refused.attempt, message.refused.reason
             )
         case "tokens":
-            return TokenBatch(tuple(_tokens_from_proto(one) for one in message.tokens.sequences))
+            return TokenBatch(tuple(map(_tokens_from_proto, message.tokens.sequences)))
         case "handed_off":
             done = message.handed_off
             handoff = handoff_from_proto(done.handoff)
@@ -358,8 +358,8 @@ def _tokens_from_proto(message: pb.SequenceTokens) -> SequenceTokens:
     """
     token_ids = tuple(message.token_ids)
     logprobs = tuple(map(logprobs_from_proto, message.logprobs)) if message.logprobs else ()
-    if min(token_ids, default=0) < 0 or any(
-        token_id < 0 for one in logprobs for token_id, _ in one.top
+    if (token_ids and min(token_ids) < 0) or (
+        logprobs and any(token_id < 0 for one in logprobs for token_id, _ in one.top)
     ):
         raise InvalidArgument(
             f"a token of {message.request_id!r:.200} is negative", field="token_ids"

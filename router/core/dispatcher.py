@@ -4,8 +4,7 @@ drives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import chain, count
 
@@ -27,6 +26,7 @@ from kvrelay.tenants import Tenant
 from kvrelay.types import ModelVersion, WorkerInfo
 from router.core.admission import Admission, Rejection
 from router.core.effects import Effect, Notice, Preempted, Send
+from router.core.entry import Entry
 from router.core.lifecycle import Lifecycle, Settings
 from router.core.path_policy import Assignment, Wait, assign
 from router.core.queueing.batch_slots import make_way, views_for
@@ -38,43 +38,13 @@ from router.core.throughput import Throughput
 from router.core.workers.link_health import handoff_failed
 from router.core.workers.quarantine import Quarantine
 from router.core.workers.worker_health import Sickness
-from router.core.workers.worker_table import Claim, Workers
+from router.core.workers.worker_table import Workers
 
 # Delay before the next search for a preemption, after a search without a victim. In seconds.
 LOOK_S = 0.1
 # Time in which a worker with the model version of an answer must appear after the last such worker
 # is gone.
 GONE_S = 30.0
-
-
-@dataclass(slots=True)
-class _Entry:
-    life: Lifecycle
-    ticket: Ticket
-    share: Share
-    # Returns a new hasher for a block size.
-    hasher: Callable[[int], BlockHasher]
-    # Set while the request has workers.
-    claim: Claim | None = None
-    # Start of the first attempt. The time that the request spent preempted is added.
-    begun: float | None = None
-    attempt_begun: float = 0.0
-    # Start of the attempt that ended with the lifecycle's fault.
-    fault_begun: float = 0.0
-    # Set while the request waits after a preemption.
-    preempted_at: float | None = None
-    # Time since which other model versions have workers, but the request's version has none.
-    lone_since: float | None = None
-    # By block size. Pools may have different block sizes.
-    hashers: dict[int, BlockHasher] = field(default_factory=dict)
-
-    def hashes(self, block_size: int) -> Sequence[bytes]:
-        """Returns the block hashes of the sequence so far. They exclude the model version, since
-        they are only compared with blocks of the same worker.
-        """
-        if block_size not in self.hashers:
-            self.hashers[block_size] = self.hasher(block_size)
-        return self.hashers[block_size].extend(self.life.sequence)
 
 
 class Dispatcher:
@@ -91,11 +61,11 @@ class Dispatcher:
         self._settings = Settings(
             config.router.max_attempts, config.transfer.lease_s, config.transfer.transport
         )
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, Entry] = {}
         # Entries with workers.
-        self._running: dict[str, _Entry] = {}
+        self._running: dict[str, Entry] = {}
         # Running entries that may have killed a worker.
-        self._suspects: dict[str, _Entry] = {}
+        self._suspects: dict[str, Entry] = {}
         self._workers = Workers(config)
         self._queue = FairQueue()
         self._throughput = Throughput()
@@ -170,7 +140,7 @@ class Dispatcher:
         life.timeline.mark("tokenize", now)
         ticket = Ticket(next(self._numbers), request.request_id, request.priority, life.num_tokens)
         hasher = partial(BlockHasher, salt=request.salt, hash_bytes=self._hash_bytes)
-        entry = self._entries[request.request_id] = _Entry(life, ticket, share, hasher)
+        entry = self._entries[request.request_id] = Entry(life, ticket, share, hasher)
         if request.complete is not None:
             return life, self._settle(entry, life.complete(request.complete, now), now)
         return life, effects + self._settle(entry, [], now) + self._pump(now)
@@ -278,11 +248,17 @@ class Dispatcher:
                 continue
             if sequence.prefill is not None or troubled:
                 effects += self._went_well(worker_id, entry, sequence, now)
-            effects += self._settle(entry, entry.life.on_event(worker_id, sequence, now), now)
+            life = entry.life
+            decoding = life.state == "decoding"
+            effects += life.on_event(worker_id, sequence, now)
+            if decoding and life.state == "decoding":
+                self._charge(entry)
+            else:
+                self._settle(entry, [], now)
         return effects
 
     def _went_well(
-        self, worker_id: str, entry: _Entry, sequence: SequenceTokens, now: float
+        self, worker_id: str, entry: Entry, sequence: SequenceTokens, now: float
     ) -> list[Effect]:
         """Records a success of the worker: the first tokens of an attempt with their prefill
         timings, or any tokens while the worker's health is in doubt.
@@ -345,16 +321,14 @@ class Dispatcher:
 
     # Accounting
 
-    def _settle(self, entry: _Entry, effects: list[Effect], now: float) -> list[Effect]:
+    def _settle(self, entry: Entry, effects: list[Effect], now: float) -> list[Effect]:
         """Updates the accounting after a step of the entry's lifecycle. Returns the effects
         unchanged.
         """
         life = entry.life
         request_id = life.request.request_id
         if entry.claim is not None:
-            tokens = self._workers.grown(entry.claim, life)
-            if tokens:
-                entry.share.charge(tokens)
+            self._charge(entry)
             if not life.holders:
                 self._workers.leave(entry.claim)
                 entry.claim = None
@@ -389,6 +363,13 @@ class Dispatcher:
                 )
         return effects
 
+    def _charge(self, entry: Entry) -> None:
+        """Charges new tokens of a running request to its workers and its tenant."""
+        assert entry.claim is not None, "a running request has workers"
+        tokens = self._workers.grown(entry.claim, entry.life)
+        if tokens:
+            entry.share.charge(tokens)
+
     def _check_quarantine(self, request: Request, now: float) -> None:
         try:
             self.quarantine.check(request, now)
@@ -408,7 +389,7 @@ class Dispatcher:
                 field="system_fingerprint",
             )
 
-    def _model_is_gone(self, entry: _Entry, now: float) -> bool:
+    def _model_is_gone(self, entry: Entry, now: float) -> bool:
         """Whether the model version that began the answer has had no worker for GONE_S, while
         another version has workers.
         """
@@ -441,7 +422,7 @@ class Dispatcher:
         error = self.admission.refusal(reason, text, None)
         return self._settle(entry, entry.life.cancel(error), now)
 
-    def _expire(self, entry: _Entry, now: float) -> list[Effect]:
+    def _expire(self, entry: Entry, now: float) -> list[Effect]:
         why = self._wait.why if self._wait.no_worker else ""
         if entry.lone_since is not None:
             why = _gone(entry.life).message
@@ -512,14 +493,14 @@ class Dispatcher:
             one.life.proven for one in self._suspects.values()
         )
 
-    def _too_late(self, entry: _Entry, now: float) -> bool:
+    def _too_late(self, entry: Entry, now: float) -> bool:
         """Whether a waiting request without tokens would miss its deadline."""
         if entry.begun is not None or not self._throughput.queued:
             return False
         request = entry.life.request
         return self.admission.too_late(request.sampling.max_tokens, request.deadline - now)
 
-    def _place(self, entry: _Entry, assignment: Assignment, now: float) -> list[Effect]:
+    def _place(self, entry: Entry, assignment: Assignment, now: float) -> list[Effect]:
         request_id = entry.life.request.request_id
         self._queue.serve(entry.ticket)
         self._running[request_id] = entry
@@ -567,7 +548,7 @@ class Dispatcher:
             self._preempt_at = now + LOOK_S
         return []
 
-    def _give_way(self, entry: _Entry, why: Preemption, now: float) -> list[Effect]:
+    def _give_way(self, entry: Entry, why: Preemption, now: float) -> list[Effect]:
         self.preemptions += 1
         self._workers.preempted(why.worker_id, entry.hashes, now)
         entry.preempted_at = now

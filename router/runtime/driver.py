@@ -290,6 +290,8 @@ class Driver:
     def _carry_out(self, effects: list[Effect], now: float) -> None:
         for effect in effects:
             match effect:
+                case Emit():
+                    self._emit(effect, now)
                 case Send(worker_id, command):
                     # Otherwise the worker's loss is about to be reported.
                     if worker_id in self._sessions:
@@ -299,8 +301,6 @@ class Driver:
                     log.warning("worker_health_changed", worker=worker_id, reason=text)
                 case Preempted(request_id, worker_id, why):
                     log.info("request_preempted", request=request_id, worker=worker_id, why=why)
-                case Emit(request_id):
-                    self._emit(request_id, effect, now)
                 case End(request_id):
                     stream = self._streams.pop(request_id)
                     stream.end(effect, now)
@@ -318,8 +318,8 @@ class Driver:
         source = None if lender is None else lender[0].lend(command.source, command.spec, borrower)
         return replace(command, source=source)
 
-    def _emit(self, request_id: str, emit: Emit, now: float) -> None:
-        stream = self._streams.get(request_id)
+    def _emit(self, emit: Emit, now: float) -> None:
+        stream = self._streams.get(emit.request_id)
         if stream is None:
             # An earlier token of the same batch completed a stop string.
             return
@@ -327,4 +327,4 @@ class Driver:
         more = stream.push(emit, now)
         self._observer.tokens(stream, stream.num_tokens - count, previous, now)
         if not more:
-            self._carry_out(self.dispatcher.stop(request_id, now), now)
+            self._carry_out(self.dispatcher.stop(emit.request_id, now), now)

@@ -77,13 +77,16 @@ class Stream:
         if text.stopped:
             return False
         self.path = emit.path
-        for offset, token_id in enumerate(emit.token_ids):
+        before = len(self._token_ids)
+        for token_id in emit.token_ids:
             self._token_ids.append(token_id)
             self._pieces.append(text.push(token_id))
-            self._logprobs += emit.logprobs[offset : offset + 1]
-            self.num_tokens += 1
             if text.stopped:
                 break
+        count = len(self._token_ids) - before
+        self.num_tokens += count
+        if emit.logprobs:
+            self._logprobs += emit.logprobs[:count]
         if self.token_at is None:
             self._begun.set()
         self.token_at = now

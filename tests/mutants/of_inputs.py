@@ -182,7 +182,7 @@ MUTANTS = (
     Mutant(
         "chunks of a byte",
         "router/api/http/protocol.py",
-        "if self._chunks > FREE_CHUNKS + self._bytes // CHUNK_BYTES:",
+        "if self._chunks > FREE_CHUNKS + self._body_bytes // CHUNK_BYTES:",
         "if False:",
         (
             "unit/router/test_http_bounds.py::test_a_body_in_tiny_chunks_is_refused_and_one_in_many_large_ones_is_not",
@@ -191,11 +191,27 @@ MUTANTS = (
     Mutant(
         "lines of a head",
         "router/api/http/protocol.py",
-        "if lines > MAX_HEAD_LINES or (not ends and len(head) > MAX_HEAD_BYTES):",
+        "if len(self.headers) > MAX_HEAD_LINES:",
         "if False:",
         (
             "unit/router/test_http_bounds.py::test_a_head_of_many_lines_is_refused_also_behind_another_request",
         ),
+    ),
+    Mutant(
+        "trailers are no headers",
+        "router/api/http/protocol.py",
+        """if self._part == "body":
+            return
+        super().on_header""",
+        "super().on_header",
+        ("unit/router/test_http_protocol.py::test_trailers_are_not_taken_for_headers",),
+    ),
+    Mutant(
+        "requests that arrive at once are parsed one after the other",
+        "router/api/http/protocol.py",
+        "self._refusal is None and (self._part is not None or not self._answering)",
+        "True",
+        ("unit/router/test_http_protocol.py::test_requests_behind_another_wait_unparsed",),
     ),
     Mutant(
         "a router that ended waits for no thread",

@@ -150,7 +150,8 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._part == "head" and self._head_bytes > MAX_HEAD_BYTES:
                 raise _Refused(431)
         except httptools.HttpParserUpgrade as upgrade:
-            # The request is answered in HTTP/1.1. The parser has stopped behind it.
+            # The parser has stopped behind the head.
+            self._stay_with_http1()
             return int(upgrade.args[0])
         except httptools.HttpParserError as error:
             cause = error.__context__
@@ -158,6 +159,16 @@ class BoundedProtocol(HttpToolsProtocol):
         except _Refused as error:
             self._refuse(error.status)
         return len(piece)
+
+    def _stay_with_http1(self) -> None:
+        """Parses the head of the request again without its Upgrade header, which a server may
+        ignore. With the header, the parser takes the body for another protocol's.
+        """
+        kept = [(name, value) for name, value in self.headers if name != b"upgrade"]
+        lines = [self.parser.get_method() + b" " + self.url + b" HTTP/1.1"]
+        lines += [name + b": " + value for name, value in kept]
+        self.parser = httptools.HttpRequestParser(self)
+        self._parse(b"\r\n".join(lines) + b"\r\n\r\n")
 
     # Callbacks of the parser
 
@@ -187,6 +198,10 @@ class BoundedProtocol(HttpToolsProtocol):
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (version == "1.1" and not hosts):
             raise _Refused(400)
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                raise _Refused(400)
+            return
         super().on_headers_complete()
         self._part = "body"
         self.idle.pop(self, None)
@@ -204,6 +219,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Ends the receive timeout."""
+        if self.parser.should_upgrade():
+            return
         self._part = None
         self._received()
         super().on_message_complete()

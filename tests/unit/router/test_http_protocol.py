@@ -1,0 +1,245 @@
+"""The HTTP protocol by itself: what it reads does not depend on how it arrives."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.types import Receive, Scope, Send
+from uvicorn import Config
+from uvicorn.server import ServerState
+
+from router.api.http.protocol import MAX_UNPARSED, BoundedProtocol
+from router.api.http.read_turns import ReadTurns
+
+
+class Transport(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.reading = True
+        self.closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        assert not self.closed
+        self.written += bytes(data)
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """Tells what it was asked."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        body += message["body"]
+        more = message["more_body"]
+    told = {
+        "method": scope["method"],
+        "path": scope["path"],
+        "query": scope["query_string"].decode(),
+        "headers": [[name.decode(), value.decode()] for name, value in scope["headers"]],
+        "body": body.decode("latin-1"),
+    }
+    data = json.dumps(told).encode()
+    length = str(len(data)).encode()
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]}
+    )
+    await send({"type": "http.response.body", "body": data})
+
+
+def connected(
+    app: Callable[[Scope, Receive, Send], Awaitable[None]] = echo,
+) -> tuple[BoundedProtocol, Transport]:
+    protocol, transport = (
+        BoundedProtocol(Config(app, access_log=False), ServerState(), {}),
+        Transport(),
+    )
+    protocol.idle = {}
+    protocol.turns = ReadTurns()
+    protocol.connection_made(transport)
+    return protocol, transport
+
+
+async def answers(parts: list[bytes]) -> bytes:
+    """What comes back for these parts, each of which arrives once the loop has been idle."""
+    protocol, transport = connected()
+    for part in parts:
+        protocol.data_received(part)
+        await settled(protocol, transport)
+    protocol.connection_lost(None)
+    return transport.written
+
+
+async def settled(protocol: BoundedProtocol, transport: Transport) -> None:
+    """Returns when nothing more happens by itself."""
+    for _ in range(1000):
+        before = transport.written, transport.closed
+        for _ in range(10):
+            await asyncio.sleep(0)
+        if before == (transport.written, transport.closed):
+            return
+    raise AssertionError("the protocol does not come to rest")
+
+
+def told(written: bytes) -> list[dict[str, object]]:
+    """The bodies of the answers."""
+    bodies = []
+    while written:
+        head, _, rest = written.partition(b"\r\n\r\n")
+        lengths = [
+            line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")
+        ]
+        length = int(lengths[0].split(b":")[1])
+        bodies.append(json.loads(rest[:length]))
+        written = rest[length:]
+    return bodies
+
+
+HOST = b"host: a\r\n"
+REQUESTS = {
+    "get": b"GET /a?b=c HTTP/1.1\r\n" + HOST + b"\r\n",
+    "absolute": b"GET http://a/a?b=c HTTP/1.1\r\n" + HOST + b"\r\n",
+    "length": b"POST /b HTTP/1.1\r\n" + HOST + b"content-length: 5\r\n\r\nhello",
+    "chunks": b"POST /c HTTP/1.1\r\n"
+    + HOST
+    + b"transfer-encoding: chunked\r\n\r\n2\r\nhe\r\n3;x=y\r\nllo\r\n0\r\n\r\n",
+    "upgrade": b"POST /d HTTP/1.1\r\n"
+    + HOST
+    + b"connection: upgrade\r\nupgrade: h2c\r\ncontent-length: 5\r\n\r\nhello",
+    "upgrade get": b"GET /e HTTP/1.1\r\n" + HOST + b"connection: upgrade\r\nupgrade: h2c\r\n\r\n",
+    "blank lines": b"\r\n\r\nGET /f HTTP/1.1\r\n" + HOST + b"\r\n",
+    "no length": b"POST /g HTTP/1.1\r\n" + HOST + b"\r\n",
+}
+REFUSED = {
+    "no host": (b"GET / HTTP/1.1\r\n\r\n", 400),
+    "two hosts": (b"GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", 400),
+    "version 2": (b"GET / HTTP/2.0\r\n" + HOST + b"\r\n", 505),
+    "version 0.9": (b"GET /\r\n\r\n", 505),
+    "CONNECT": (b"CONNECT a:1 HTTP/1.1\r\n" + HOST + b"\r\n", 400),
+    "not HTTP": (b"\x16\x03\x01\x02\x00\x01\x00", 400),
+    "two lengths": (
+        b"POST / HTTP/1.1\r\n" + HOST + b"content-length: 1\r\ncontent-length: 2\r\n\r\nab",
+        400,
+    ),
+    "length and chunks": (
+        b"POST / HTTP/1.1\r\n"
+        + HOST
+        + b"content-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        400,
+    ),
+    "not the last coding": (
+        b"POST / HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked, x\r\n\r\n",
+        400,
+    ),
+    "space before colon": (b"GET / HTTP/1.1\r\nhost : a\r\n\r\n", 400),
+    "bare CR": (b"GET / HTTP/1.1\rhost: a\r\n\r\n", 400),
+    "long line": (b"GET /" + b"a" * 30_000 + b" HTTP/1.1\r\n" + HOST + b"\r\n", 431),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+async def test_a_request_is_answered(name: str) -> None:
+    (body,) = told(await answers([REQUESTS[name]]))
+    assert body["body"] == ("hello" if b"hello" in REQUESTS[name] or name == "chunks" else "")
+    if name in ("get", "absolute"):
+        assert (body["path"], body["query"]) == ("/a", "b=c")
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(st.sampled_from(sorted(REQUESTS)), min_size=1, max_size=6), st.data())
+def test_answers_do_not_depend_on_how_requests_are_cut(
+    names: list[str], data: st.DataObject
+) -> None:
+    whole = b"".join(REQUESTS[name] for name in names)
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(whole) - 1), max_size=12)))
+    parts = [whole[start:end] for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+    alone = [told(asyncio.run(answers([REQUESTS[name]])))[0] for name in names]
+    assert told(asyncio.run(answers(parts))) == alone
+
+
+@pytest.mark.parametrize("before", ["", "get", "chunks"])
+@pytest.mark.parametrize("name", REFUSED)
+async def test_a_bad_request_is_refused_once_earlier_ones_are_answered(
+    name: str, before: str
+) -> None:
+    request, status = REFUSED[name]
+    good = REQUESTS.get(before, b"")
+    for cut in (len(good), len(good) + 3, None):
+        whole = good + request
+        parts = [whole] if cut is None else [whole[:cut], whole[cut:]]
+        protocol, transport = connected()
+        for part in filter(None, parts):
+            protocol.data_received(part)
+            await settled(protocol, transport)
+        *first, last = told(transport.written)
+        assert len(first) == bool(before)
+        error = last["error"]
+        assert isinstance(error, dict)
+        assert (error["code"], error["type"]) == (status, "invalid_request_error")
+        assert transport.closed
+        protocol.connection_lost(None)
+
+
+async def test_a_bad_chunk_is_refused_while_the_request_is_processed() -> None:
+    request = REQUESTS["chunks"].replace(b"3;x=y", b"zz")
+    protocol, transport = connected()
+    protocol.data_received(request)
+    await settled(protocol, transport)
+    (body,) = told(transport.written)
+    assert isinstance(body["error"], dict)
+    assert transport.closed
+    protocol.connection_lost(None)
+
+
+async def test_trailers_are_not_taken_for_headers() -> None:
+    request = REQUESTS["chunks"].replace(b"0\r\n\r\n", b"0\r\nauthorization: x\r\n\r\n")
+    (body,) = told(await answers([request]))
+    assert body["headers"] == [["host", "a"], ["transfer-encoding", "chunked"]]
+
+
+async def test_requests_behind_another_wait_unparsed() -> None:
+    begun, go_on = 0, asyncio.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal begun
+        begun += 1
+        await go_on.wait()
+        await echo(scope, receive, send)
+
+    protocol, transport = connected(slow)
+    number = 10_000
+    for _ in range(10):
+        protocol.data_received(REQUESTS["get"] * (number // 10))
+        await settled(protocol, transport)
+    assert begun == 1
+    assert len(protocol.pipeline) < 100
+    assert transport.reading == (number * len(REQUESTS["get"]) < MAX_UNPARSED)
+    go_on.set()
+    while len(transport.written) < number:
+        await asyncio.sleep(0)
+    await settled(protocol, transport)
+    assert len(told(transport.written)) == number
+    assert transport.reading
+    protocol.connection_lost(None)
