@@ -227,9 +227,9 @@ MUTANTS = (
     Mutant(
         "number of choices",
         BODY,
-        'if body.get("n") == 0 or not 1 <= n * num_prompts <= MAX_CHOICES:',
+        "if n * num_prompts > MAX_CHOICES:",
         "if False:",
-        _HTTP,
+        ("unit/router/test_openai_request.py::test_the_bound_is_on_prompts_times_n",),
     ),
     Mutant(
         "size of a body",
