@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import codecs
 import subprocess
 import sys
 from pathlib import Path
@@ -78,16 +77,14 @@ def reference_offsets(ids: list[int]) -> list[int]:
         starts.append(len(data))
         if token_id not in DEMO.special_ids:
             data += bytes(_BYTES[letter] for letter in DEMO.spell([token_id])[0])
-    # The character of each byte, by decoding byte after byte.
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    characters, shown, begun = [], 0, 0
-    for byte in data:
-        text = decoder.decode(bytes([byte]))
-        # A byte that ends an invalid character may begin the next one.
-        ended = len(text) - (decoder.getstate()[0] == b"")
-        characters.append(shown + ended if text else begun)
-        shown += len(text)
-        begun = shown
+    # The character of each byte. Invalid bytes that could begin a character are one character.
+    characters: list[int] = []
+    while (at := len(characters)) < len(data):
+        width = max(
+            one for one in range(1, 5) if len(data[at : at + one].decode(errors="replace")) == 1
+        )
+        characters += [characters[-1] + 1 if characters else 0] * width
+    del characters[len(data) :]
     assert DEMO.decode(ids) == data.decode(errors="replace")
     return [characters[one] if one < len(data) else -1 for one in starts]
 
