@@ -189,6 +189,13 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "the host of a whole URL counts",
+        "router/api/http/protocol.py",
+        'headers=[(b"host", host), *(one for one in request.headers if one[0] != b"host")],',
+        "headers=request.headers,",
+        ("unit/router/test_http_bounds.py::test_a_target_may_be_a_whole_url_whose_host_counts",),
+    ),
+    Mutant(
         "lines of a head",
         "router/api/http/protocol.py",
         "if lines > MAX_HEAD_LINES or (not ends and len(head) > MAX_HEAD_BYTES):",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import Hashable
 from typing import Any
@@ -33,7 +34,9 @@ _WORDS = {
     408: f"the request did not come within {RECEIVE_S:g} s",
     413: f"the body comes in many small chunks; send at least {CHUNK_BYTES} bytes in each",
     431: f"the request's headers are over {MAX_HEAD_BYTES} bytes or {MAX_HEAD_LINES} lines",
+    505: "the request is not HTTP/1; send it as HTTP/1.1",
 }
+_ABSOLUTE = re.compile(rb"https?://([^/?#@]+)((?:[/?][^#]*)?)", re.IGNORECASE)
 
 
 class BoundedConnection(h11.Connection):
@@ -53,6 +56,9 @@ class BoundedConnection(h11.Connection):
             self._check_head()
         event = super().next_event()
         if isinstance(event, h11.Request):
+            if not event.http_version.startswith(b"1."):
+                raise h11.RemoteProtocolError(_WORDS[505], error_status_hint=505)
+            event = _in_origin_form(event)
             self._chunked = any(name == b"transfer-encoding" for name, _ in event.headers)
             # Two headers that disagree about the end of a body allow request smuggling past a proxy
             # (RFC 9112, 6.1).
@@ -73,6 +79,22 @@ class BoundedConnection(h11.Connection):
         lines = head.count(b"\n", 0, min(ends, default=len(head)))
         if lines > MAX_HEAD_LINES or (not ends and len(head) > MAX_HEAD_BYTES):
             raise h11.RemoteProtocolError(_WORDS[431], error_status_hint=431)
+
+
+def _in_origin_form(request: h11.Request) -> h11.Request:
+    """Returns the request with the path of its target, if that is a whole URL. The URL's authority
+    replaces the header Host (RFC 9112, 3.2.2), so that no check sees another host.
+    """
+    absolute = _ABSOLUTE.fullmatch(request.target)
+    if absolute is None:
+        return request
+    host, path = absolute.groups()
+    return h11.Request(
+        method=request.method,
+        target=path if path.startswith(b"/") else b"/" + path,
+        headers=[(b"host", host), *(one for one in request.headers if one[0] != b"host")],
+        http_version=request.http_version,
+    )
 
 
 class BoundedProtocol(H11Protocol):
