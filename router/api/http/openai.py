@@ -38,7 +38,7 @@ from router.api.http.requests import (
     parse_tokenize,
     role_and_content,
 )
-from router.api.http.response_models import Model, Models
+from router.api.http.response_models import Model, Models, Text, Version
 from router.api.http.responses import DONE, Head, Shape, error_body, event, tokenized_steps
 from router.frontend.access import Access
 from router.frontend.frontend import Frontend
@@ -157,7 +157,7 @@ class OpenAiEndpoint:
 
     async def version(self, request: Request) -> Response:
         """GET /version."""
-        return JSONResponse({"version": kvrelay.__version__})
+        return JSONResponse(Version(version=kvrelay.__version__).model_dump())
 
     async def openapi(self, request: Request) -> Response:
         """GET /openapi.json: the OpenAPI description."""
@@ -207,7 +207,8 @@ class OpenAiEndpoint:
             )
         check_token_ids("tokens", tokens, self._frontend.card)
         self._frontend.limits.take_request(tenant, self._clock.now())
-        return JSONResponse({"prompt": await self._frontend.text.decode(tokens, tenant)})
+        prompt = await self._frontend.text.decode(tokens, tenant)
+        return JSONResponse(Text(prompt=prompt).model_dump())
 
     async def health(self, request: Request) -> Response:
         """GET /health: the router's state, with status 200 if ready and 503 otherwise."""
