@@ -218,6 +218,34 @@ class TextStream:
         return self._stop.push(self._text.finish()) + self._stop.finish()
 
 
+class TokenOffsets:
+    """Where the text of each token begins in the text of a growing sequence."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = ()) -> None:
+        self._text = _Detokenizer(tokenizer, prompt_ids)
+        # Characters of the text before `_held`, the text that still may change.
+        self._shown = 0
+        self._held = self._text.held()
+
+    def push(self, token_id: int) -> int:
+        """Adds a token. Returns the characters before its text. For a token that is a part of a
+        character, the text begins at that character.
+        """
+        before = self._held
+        piece = self._text.push(token_id)
+        text = piece or self._text.held()
+        # The new token may turn U+FFFD at the end into the character that it completes.
+        pairs = zip(before, text, strict=False)
+        same = next((at for at, (old, new) in enumerate(pairs) if old != new), len(before))
+        if text == before and text.endswith(_REPLACEMENT):
+            # The token continues a character that is still incomplete.
+            same -= 1
+        offset = self._shown + same
+        self._shown += len(piece)
+        self._held = "" if piece else text
+        return offset
+
+
 class _Detokenizer:
     """Decodes a short window of tokens: those shown last, as context for the decoder, and those not
     shown yet.
@@ -246,6 +274,10 @@ class _Detokenizer:
         if half and len(self._window) - self._context < _MAX_WINDOW:
             return ""
         return self._show(text)
+
+    def held(self) -> str:
+        """Returns the text that is not shown yet. It may end with part of a character."""
+        return self._tokenizer.decode(self._window)[self._shown :]
 
     def finish(self) -> str:
         return self._show(self._tokenizer.decode(self._window))

@@ -11,7 +11,7 @@ from typing import TypeVar
 from kvrelay.errors import InvalidArgument, NotFound
 from kvrelay.tenants import ANONYMOUS, Tenant
 from kvrelay.tokenizer.chat_template import ChatTemplate
-from kvrelay.tokenizer.tokenizer import TextStream, Tokenizer
+from kvrelay.tokenizer.tokenizer import TextStream, Tokenizer, TokenOffsets
 from router.core.body_budget import BodyBudget
 from router.runtime.fair_threads import FairLanes, FairThreads
 from router.runtime.stream import TokenSink
@@ -185,6 +185,12 @@ class Text:
         if self._tokenizer is None and not stop:
             return _NoText()
         return TextStream(self._needed(), stop, prompt)
+
+    def open_offsets(self, prompt: Sequence[int]) -> TokenOffsets:
+        """Returns the offsets of one answer's tokens in its text. Raises NotFound without a
+        tokenizer.
+        """
+        return TokenOffsets(self._needed(), prompt)
 
     async def _render(self, messages: Sequence[tuple[str, str]], tenant: Tenant) -> str:
         cost = sum(MESSAGE_COST + len(role) + len(content) for role, content in messages)

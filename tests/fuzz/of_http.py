@@ -14,7 +14,12 @@ from fuzz.parser import Feed, Parser
 from fuzz.rig import Rig, rig
 from fuzz.spoil import TEXTS, garbled, json_bytes, spoiled, text
 
-from router.api.http.schemas import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
+from router.api.http.request_models import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 
 STATUSES = {200, 400, 403, 404, 405, 409, 413, 415, 429, 501, 504}
 _COMPLETION = {
@@ -87,7 +92,8 @@ _FORBIDDEN = (
     "response_format",
     "suffix",
 )
-_WORDS = sorted({*COMPLETION, *CHAT, *TOKENIZE, *DETOKENIZE, *_FORBIDDEN})
+_MODELS = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
+_WORDS = sorted({*(name for one in _MODELS for name in one.model_fields), *_FORBIDDEN})
 _HEADERS = (
     *(
         "content-type: application/json",

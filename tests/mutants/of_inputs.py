@@ -189,6 +189,13 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "the host of a whole URL counts",
+        "router/api/http/protocol.py",
+        'self.headers[:] = [(b"host", host), *(one for one in self.headers if one[0] != b"host")]',
+        "pass",
+        ("unit/router/test_http_bounds.py::test_a_target_may_be_a_whole_url_whose_host_counts",),
+    ),
+    Mutant(
         "lines of a head",
         "router/api/http/protocol.py",
         "if len(self.headers) > MAX_HEAD_LINES:",
@@ -243,9 +250,9 @@ MUTANTS = (
     Mutant(
         "number of choices",
         BODY,
-        'if body.get("n") == 0 or not 1 <= n * num_prompts <= MAX_CHOICES:',
+        "if n * num_prompts > MAX_CHOICES:",
         "if False:",
-        _HTTP,
+        ("unit/router/test_openai_request.py::test_the_bound_is_on_prompts_times_n",),
     ),
     Mutant(
         "size of a body",

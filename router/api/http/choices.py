@@ -36,8 +36,11 @@ class Choices:
         # An answer may take minutes, and only `echo` needs the prompt again.
         self.completion = completion if completion.echo else completion.without_prompts()
         self._streams = streams
-        # Characters of each answer so far.
-        self._offsets = [0] * len(streams)
+        self._offsets = [
+            frontend.text.open_offsets(one.request.token_ids)
+            for one in streams
+            if completion.requests[0].sampling.logprobs is not None and not completion.chat
+        ]
         self._texts: dict[int, str] = {}
 
     @classmethod
@@ -141,9 +144,8 @@ class Choices:
             self._texts[token_id] = await self._frontend.text.decode([token_id])
         if self.completion.chat:
             return chat_logprobs(response.token_ids, self._texts, response.logprobs)
-        offset = self._offsets[index]
-        self._offsets[index] += sum(len(self._texts[one]) for one in response.token_ids)
-        return completion_logprobs(response.token_ids, self._texts, response.logprobs, offset)
+        offsets = list(map(self._offsets[index].push, response.token_ids))
+        return completion_logprobs(response.token_ids, self._texts, response.logprobs, offsets)
 
 
 def _joined(parts: Sequence[GenerateResponse]) -> GenerateResponse:

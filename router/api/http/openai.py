@@ -36,7 +36,9 @@ from router.api.http.requests import (
     parse_completion,
     parse_detokenize,
     parse_tokenize,
+    role_and_content,
 )
+from router.api.http.response_models import Model, Models, Text, Version
 from router.api.http.responses import DONE, Head, Shape, error_body, event, tokenized_steps
 from router.frontend.access import Access
 from router.frontend.frontend import Frontend
@@ -138,26 +140,24 @@ class OpenAiEndpoint:
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models: the list of the served model."""
-        return JSONResponse({"object": "list", "data": [self._model()]})
+        return JSONResponse(Models(data=[self._model()]).model_dump())
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/ID. Raises NotFound for another model."""
         check_model(request.path_params["id"], self._frontend.card)
-        return JSONResponse(self._model())
+        return JSONResponse(self._model().model_dump())
 
-    def _model(self) -> Json:
-        return {
-            "id": self._frontend.card.info.id,
-            "object": "model",
-            "created": self._started,
-            "owned_by": "kvrelay",
-            "max_model_len": self._frontend.max_model_len,
-            "vocab_size": self._frontend.card.vocab_size,
-        }
+    def _model(self) -> Model:
+        return Model(
+            id=self._frontend.card.info.id,
+            created=self._started,
+            max_model_len=self._frontend.max_model_len,
+            vocab_size=self._frontend.card.vocab_size,
+        )
 
     async def version(self, request: Request) -> Response:
         """GET /version."""
-        return JSONResponse({"version": kvrelay.__version__})
+        return JSONResponse(Version(version=kvrelay.__version__).model_dump())
 
     async def openapi(self, request: Request) -> Response:
         """GET /openapi.json: the OpenAPI description."""
@@ -171,14 +171,16 @@ class OpenAiEndpoint:
         most = self._most_converted
         bound = TokenBound(most, f"{most} are tokenized in one request")
         async with self._bodies.parsed(request, lambda body, _: parse_tokenize(body)) as asked:
-            check_model(asked.model, self._frontend.card)
+            check_model(asked.model or "", self._frontend.card)
             self._frontend.limits.take_request(tenant, self._clock.now())
             if asked.prompt is None:
-                check_messages(asked.messages)
-                tokens = await text.encode_chat(asked.messages, tenant, bound)
+                messages = role_and_content(asked.messages or [])
+                check_messages(messages)
+                tokens = await text.encode_chat(messages, tenant, bound)
             else:
                 check_text("prompt", asked.prompt)
-                tokens = await text.encode(asked.prompt, asked.add_special_tokens, tenant, bound)
+                special = asked.add_special_tokens is not False
+                tokens = await text.encode(asked.prompt, special, tenant, bound)
         spell = text.spell if asked.return_token_strs else None
         steps = tokenized_steps(tokens, self._frontend.max_model_len, spell)
         return Response(await self._slices.run(tenant, steps), media_type="application/json")
@@ -205,7 +207,8 @@ class OpenAiEndpoint:
             )
         check_token_ids("tokens", tokens, self._frontend.card)
         self._frontend.limits.take_request(tenant, self._clock.now())
-        return JSONResponse({"prompt": await self._frontend.text.decode(tokens, tenant)})
+        prompt = await self._frontend.text.decode(tokens, tenant)
+        return JSONResponse(Text(prompt=prompt).model_dump())
 
     async def health(self, request: Request) -> Response:
         """GET /health: the router's state, with status 200 if ready and 503 otherwise."""

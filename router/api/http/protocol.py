@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Hashable
 from typing import Any, Literal
 
@@ -31,12 +32,13 @@ MAX_UNPARSED = 64 * 2**10
 # Bytes that are parsed at once. A piece may hold several requests.
 _PIECE = 2048
 _VERSIONS = ("1.0", "1.1")
+_ABSOLUTE = re.compile(rb"https?://([^/?#@]+)((?:[/?][^#]*)?)", re.IGNORECASE)
 _WORDS = {
     400: "this is not an HTTP/1.1 request",
     408: f"the request did not come within {RECEIVE_S:g} s",
     413: f"the body comes in many small chunks; send at least {CHUNK_BYTES} bytes in each",
     431: f"the request's headers are over {MAX_HEAD_BYTES} bytes or {MAX_HEAD_LINES} lines",
-    505: "this server speaks HTTP/1.1 and HTTP/1.0",
+    505: "the request is not HTTP/1; send it as HTTP/1.1",
 }
 
 
@@ -202,9 +204,22 @@ class BoundedProtocol(HttpToolsProtocol):
             if self.parser.get_method() == b"CONNECT":
                 raise _Refused(400)
             return
+        if not self.url.startswith(b"/"):
+            self._to_origin_form()
         super().on_headers_complete()
         self._part = "body"
         self.idle.pop(self, None)
+
+    def _to_origin_form(self) -> None:
+        """Takes the path of a target that is a whole URL. The URL's authority replaces the header
+        Host (RFC 9112, 3.2.2), so that no check sees another host.
+        """
+        absolute = _ABSOLUTE.fullmatch(self.url)
+        if absolute is None:
+            raise _Refused(400)
+        host, path = absolute.groups()
+        self.url = path if path.startswith(b"/") else b"/" + path
+        self.headers[:] = [(b"host", host), *(one for one in self.headers if one[0] != b"host")]
 
     def on_chunk_header(self) -> None:
         """Counts a chunk."""

@@ -235,24 +235,23 @@ class LogprobsText:
 
 
 def completion_logprobs(
-    token_ids: Sequence[int], texts: dict[int, str], logprobs: Sequence[TokenLogprobs], offset: int
+    token_ids: Sequence[int],
+    texts: dict[int, str],
+    logprobs: Sequence[TokenLogprobs],
+    offsets: Sequence[int],
 ) -> Json:
     """Returns logprobs in the shape of /v1/completions.
 
     - texts: each token's own text.
-    - offset: characters of the answer before these tokens.
+    - offsets: where the text of each token begins in the answer.
     """
-    offsets = []
-    for token_id in token_ids:
-        offsets.append(offset)
-        offset += len(texts[token_id])
     return {
         "tokens": [texts[one] for one in token_ids],
         "token_logprobs": [one.logprob for one in logprobs],
         "top_logprobs": [
             {texts[token_id]: logprob for token_id, logprob in one.top} for one in logprobs
         ],
-        "text_offset": offsets,
+        "text_offset": list(offsets),
     }
 
 

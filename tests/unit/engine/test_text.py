@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import AutoTokenizer
 
 from kvrelay.errors import ModelRefused, NotFound
 from kvrelay.models import resolve_model
-from kvrelay.tokenizer.tokenizer import TextStream, Tokenizer
+from kvrelay.tokenizer.tokenizer import TextStream, Tokenizer, TokenOffsets
 
 DEMO = Tokenizer.load(resolve_model("demo"))
 REFERENCE = AutoTokenizer.from_pretrained(resolve_model("demo"))
@@ -50,6 +50,69 @@ def sentencepiece_like() -> Tokenizer:
         ]
     )
     return Tokenizer(backend)
+
+
+_LETTERS = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+# A byte-level vocabulary spells printable bytes as they are, and the others with letters from 256.
+_PLAIN = [byte for byte in range(256) if chr(byte) in _LETTERS]
+_BYTES = {chr(byte): byte for byte in _PLAIN} | {
+    chr(256 + number): byte
+    for number, byte in enumerate(byte for byte in range(256) if byte not in _PLAIN)
+}
+# Each byte is a token, so that most sequences split characters.
+split_ids = st.lists(
+    st.sampled_from([DEMO._backend.token_to_id(letter) for letter in _LETTERS])
+    | st.sampled_from(
+        [DEMO._backend.token_to_id(letter) for letter, byte in _BYTES.items() if byte >= 128]
+    )
+    | st.integers(0, DEMO.max_id),
+    max_size=40,
+) | texts.map(lambda text: DEMO.encode(text, add_special_tokens=False))
+
+
+def reference_offsets(ids: list[int]) -> list[int]:
+    """Of each token, the place in the decoded bytes of the character that has its first byte."""
+    data, starts = b"", []
+    for token_id in ids:
+        starts.append(len(data))
+        if token_id not in DEMO.special_ids:
+            data += bytes(_BYTES[letter] for letter in DEMO.spell([token_id])[0])
+    # The character of each byte. Invalid bytes that could begin a character are one character.
+    characters: list[int] = []
+    while (at := len(characters)) < len(data):
+        width = max(
+            one for one in range(1, 5) if len(data[at : at + one].decode(errors="replace")) == 1
+        )
+        characters += [characters[-1] + 1 if characters else 0] * width
+    del characters[len(data) :]
+    assert DEMO.decode(ids) == data.decode(errors="replace")
+    return [characters[one] if one < len(data) else -1 for one in starts]
+
+
+class TestTokenOffsets:
+    @given(split_ids)
+    @example(DEMO.encode("é日😀", add_special_tokens=False))
+    def test_a_token_is_where_its_character_is_in_the_text(self, ids: list[int]) -> None:
+        offsets = TokenOffsets(DEMO)
+        for token_id, expected in zip(ids, reference_offsets(ids), strict=True):
+            offset = offsets.push(token_id)
+            if token_id not in DEMO.special_ids:
+                assert offset == expected
+
+    @given(
+        st.text(alphabet="athe cé日😀", max_size=30), st.text(alphabet="athe cé日😀", max_size=30)
+    )
+    def test_a_token_with_a_text_of_its_own_is_found_there(self, prompt: str, text: str) -> None:
+        for tokenizer in (DEMO, sentencepiece_like()):
+            before, ids = tokenizer.encode(prompt), tokenizer.encode(prompt + text)
+            if not before or ids[: len(before)] != before:
+                continue
+            shown = "".join(pieces(TextStream(tokenizer, prompt_ids=before), ids[len(before) :]))
+            offsets = TokenOffsets(tokenizer, before)
+            for token_id in ids[len(before) :]:
+                offset, own = offsets.push(token_id), tokenizer.decode([token_id])
+                if "\ufffd" not in own:
+                    assert shown[offset:].lstrip(" ").startswith(own.lstrip(" "))
 
 
 class TestTokenizer:

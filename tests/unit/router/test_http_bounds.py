@@ -73,6 +73,47 @@ async def test_a_body_with_two_lengths_is_refused_and_nothing_behind_it_is_read(
     writer.close()
 
 
+@pytest.mark.parametrize("version", ["HTTP/2.0", "HTTP/0.9", "HTTP/3.0"])
+async def test_another_major_version_of_http_is_refused(
+    cluster: RouterHarness, version: str
+) -> None:
+    reader, writer = await connect(cluster)
+    host = cluster.http.removeprefix("http://")
+    writer.write(f"GET /version {version}\r\nhost: {host}\r\n\r\n".encode())
+    status, error = await rest(reader)
+    assert (status, error["code"], error["type"]) == (505, 505, "invalid_request_error")
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("target", "header", "status"),
+    [
+        ("http://{}/v1/models", "{}", 200),
+        ("HTTP://{}/v1/models?a=b", "{}", 200),
+        ("http://{}/v1/models", "evil.example", 200),
+        ("http://evil.example/v1/models", "{}", 403),
+        ("http://{}", "{}", 200),
+        ("http://{}?a", "{}", 200),
+        ("http:///v1/models", "{}", 404),
+        ("http://me@{}/v1/models", "{}", 404),
+        ("ftp://{}/v1/models", "{}", 404),
+    ],
+)
+async def test_a_target_may_be_a_whole_url_whose_host_counts(
+    cluster: RouterHarness, target: str, header: str, status: int
+) -> None:
+    reader, writer = await connect(cluster)
+    host = cluster.http.removeprefix("http://")
+    lines = (
+        *(f"GET {target.format(host)} HTTP/1.1", f"host: {header.format(host)}"),
+        *("connection: close", "", ""),
+    )
+    writer.write("\r\n".join(lines).encode())
+    async with asyncio.timeout(20):
+        assert (await reader.read()).split()[1] == str(status).encode()
+    writer.close()
+
+
 @pytest.mark.parametrize("sent", ["", "GET /vers"])
 async def test_a_connection_that_sends_no_whole_request_is_ended(
     cluster: RouterHarness, monkeypatch: pytest.MonkeyPatch, sent: str

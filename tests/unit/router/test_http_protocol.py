@@ -120,7 +120,7 @@ def told(written: bytes) -> list[dict[str, object]]:
 HOST = b"host: a\r\n"
 REQUESTS = {
     "get": b"GET /a?b=c HTTP/1.1\r\n" + HOST + b"\r\n",
-    "absolute": b"GET http://a/a?b=c HTTP/1.1\r\n" + HOST + b"\r\n",
+    "absolute": b"GET http://u/a?b=c HTTP/1.1\r\n" + HOST + b"\r\n",
     "length": b"POST /b HTTP/1.1\r\n" + HOST + b"content-length: 5\r\n\r\nhello",
     "chunks": b"POST /c HTTP/1.1\r\n"
     + HOST
@@ -137,6 +137,8 @@ REFUSED = {
     "two hosts": (b"GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", 400),
     "version 2": (b"GET / HTTP/2.0\r\n" + HOST + b"\r\n", 505),
     "version 0.9": (b"GET /\r\n\r\n", 505),
+    "a URL with a user": (b"GET http://u@a/ HTTP/1.1\r\n" + HOST + b"\r\n", 400),
+    "a name": (b"GET a HTTP/1.1\r\n" + HOST + b"\r\n", 400),
     "CONNECT": (b"CONNECT a:1 HTTP/1.1\r\n" + HOST + b"\r\n", 400),
     "not HTTP": (b"\x16\x03\x01\x02\x00\x01\x00", 400),
     "two lengths": (
@@ -165,6 +167,7 @@ async def test_a_request_is_answered(name: str) -> None:
     assert body["body"] == ("hello" if b"hello" in REQUESTS[name] or name == "chunks" else "")
     if name in ("get", "absolute"):
         assert (body["path"], body["query"]) == ("/a", "b=c")
+        assert body["headers"] == [["host", "a" if name == "get" else "u"]]
 
 
 @settings(deadline=None, max_examples=150)

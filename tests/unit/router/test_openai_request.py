@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections import deque
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,12 +11,21 @@ from hypothesis import strategies as st
 
 from kvrelay.errors import InvalidArgument, KvRelayError, PermissionDenied, Unimplemented
 from router.api.http.requests import (
-    load_json,
+    object_steps,
     parse_chat,
     parse_completion,
     parse_detokenize,
     parse_tokenize,
 )
+
+
+def load_json(body: bytes) -> Any:
+    steps = object_steps(deque([body]))
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
 
 
 @pytest.mark.parametrize(
@@ -193,6 +204,30 @@ def test_fields_that_are_refused(name: str, value: object, kind: type[KvRelayErr
         parse_completion({"prompt": "hi", name: value})
     assert caught.value.field == name
     assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("temperature", 300, "temperature is 300; it must be less than or equal to 100"),
+        ("max_tokens", "5", "max_tokens is '5'; it must be an integer"),
+        ("stop", ["x", 5], "stop[1] is 5; it must be text"),
+        ("stop", ["x"] * 20, "stop is a list of 20; it must have at most 16 items, not 20"),
+        ("prompt", [1, "a"], "prompt[1] is 'a'; it must be an integer"),
+        ("prompt", [[1], []], "prompt[1] is a list of 0; it must have at least 1 item, not 0"),
+        (
+            "stream_options",
+            {"include_usage": 3},
+            "stream_options.include_usage is 3; it must be true or false",
+        ),
+    ],
+)
+def test_an_error_names_the_place_the_value_and_what_is_allowed(
+    field: str, value: object, message: str
+) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        parse_completion({"prompt": "hi", field: value})
+    assert (caught.value.field, caught.value.message) == (field, message)
 
 
 def test_null_is_absent() -> None:

@@ -135,6 +135,8 @@ async def test_text_prompt_and_logprobs(http: httpx.AsyncClient) -> None:
         == 8
     )
     assert logprobs["token_logprobs"][0] == -0.5
+    for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+        assert "\ufffd" in token or choice["text"][offset:].startswith(token)
     streamed = [
         chunk["choices"][0]["logprobs"] for chunk in await events(http, "/v1/completions", request)
     ]
