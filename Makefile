@@ -71,7 +71,7 @@ fuzz: venv
 # The HTTP door, asked what its OpenAPI description allows and what it does not.
 EXAMPLES ?= 200
 schemathesis: venv
-	SCHEMATHESIS_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/unit/router/test_openapi_schemathesis.py --timeout 3600
+	SCHEMATHESIS_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/unit/router/api/http/test_openapi_schemathesis.py --timeout 3600
 
 soak: venv
 	$(BIN)/python tests/unit/kv_transfer/soak_handoffs.py

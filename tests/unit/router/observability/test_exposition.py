@@ -20,7 +20,7 @@ from support.router_harness import running_router
 from kvrelay.client import AsyncClient
 from kvrelay.errors import NotFound
 
-FOLDER = Path(__file__).resolve().parents[3] / "k8s"
+FOLDER = Path(__file__).resolve().parents[4] / "k8s"
 DASHBOARD = json.loads((FOLDER / "base" / "grafana-dashboard.json").read_text())
 KEDA = list(yaml.safe_load_all((FOLDER / "components" / "keda" / "scaled-object.yaml").read_text()))
 CONTRACT = {
