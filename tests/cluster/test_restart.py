@@ -10,7 +10,7 @@ import time
 
 import grpc
 import pytest
-from faults.checkers import check
+from faults.checkers import Invariant, check
 from faults.client import Asking
 from faults.history import Case, Evidence, FaultRecord, RequestHistory
 from support.running_cluster import RunningCluster
@@ -150,7 +150,7 @@ async def test_row_18_rays_head_is_killed(cluster: RunningCluster) -> None:
         moved = await ask().ended()
         status = await cluster.settled(decode=3, seconds=120.0)
     assert moved.end.status == "length"
-    check(case, "T G")
+    check(case, Invariant.TOKENS, Invariant.ANSWER)
     after = {one.worker_id: one.epoch for pool in status.pools for one in pool.workers}
     assert not before.keys() & after.keys(), "no name comes twice"
     assert len(set(after.values()) | set(before.values())) == len(after) + len(before), (
