@@ -16,19 +16,19 @@ venv: $(VENV)/.installed
 demo: venv
 	$(BIN)/kvrelay demo
 
-# So many processes test at once, by file; of whole clusters, which are many processes each, CLUSTER_JOBS.
+# JOBS processes run the unit tests, by file. CLUSTER_JOBS processes run the tests of whole clusters;
+# tests that share a cluster run in one process, so that it starts once.
 JOBS ?= 3
 CLUSTER_JOBS ?= 2
 CLUSTERS := tests/cluster tests/faults
-PYTEST := $(BIN)/python -m pytest --durations 10
-BY_FILE := --dist loadfile --no-loadscope-reorder -m 'not long'
+PYTEST := $(BIN)/python -m pytest --durations 10 -m 'not long'
 test: venv lint
-	$(PYTEST) -n $(JOBS) $(BY_FILE) $(CLUSTERS:%=--ignore %)
-	$(PYTEST) -n $(CLUSTER_JOBS) $(BY_FILE) $(CLUSTERS)
+	$(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(CLUSTERS:%=--ignore %)
+	$(PYTEST) -n $(CLUSTER_JOBS) --dist loadgroup $(CLUSTERS)
 
 # What takes long, or loads or measures a whole machine, which it has for itself.
 test-long: venv
-	$(PYTEST) -m long
+	$(BIN)/python -m pytest --durations 10 -m long
 
 lint: venv
 	$(BIN)/ruff check .

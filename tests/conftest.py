@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,25 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A busy machine must not fail a property: nothing here is about seconds.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
+
+
+# Fixtures of a folder that start many processes. All tests that use one run in one xdist process.
+EXPENSIVE = {"cluster": "cluster", "faults": "fleet"}
+
+
+def pytest_configure() -> None:
+    """Tests interrupt processes that they start; a shell starts its background jobs, and so their
+    children, with SIGINT ignored.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        fixture = EXPENSIVE.get(item.path.parent.name)
+        if fixture in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group(fixture))
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from support.certificates import all_roles
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 
 SLOW = 10  # times
-LENGTH = 400  # tokens: enough steps to tell
+LENGTH = 150  # tokens: enough steps to tell
 SHORT = timedelta(seconds=3)
 
 

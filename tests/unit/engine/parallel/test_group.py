@@ -48,7 +48,12 @@ def logits(runner: ModelRunner) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("architecture", "kv_dtype"),
-    [("llama", "int8"), ("qwen3", "auto"), ("gemma2", "auto"), ("mixtral", "auto")],
+    [
+        ("llama", "int8"),
+        pytest.param("qwen3", "auto", marks=pytest.mark.long),
+        pytest.param("gemma2", "auto", marks=pytest.mark.long),
+        ("mixtral", "auto"),
+    ],
 )
 def test_ragged_and_chunked_as_one_process(
     architecture: str, kv_dtype: str, tiny_model: Callable[[str], Path]
