@@ -210,7 +210,7 @@ async def test_runs_through_an_outage_and_gives_up_the_lead_at_the_end() -> None
         await other._call("REPLICAOF", "NO", "ONE")
         await other.set_desired({"decode": 1})
         await publish(other, waiting=37)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 if (await other.desired())["decode"] > 1:
                     break

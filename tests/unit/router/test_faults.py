@@ -49,7 +49,7 @@ async def tokens(stub: InferenceServiceStub, request: GenerateRequest) -> list[i
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not true():
             await asyncio.sleep(0.005)
 

@@ -50,7 +50,7 @@ class Cluster:
         )
         self.processes["router"] = router
         assert router.stdout is not None
-        line = (await asyncio.wait_for(router.stdout.readline(), 30)).decode()
+        line = (await asyncio.wait_for(router.stdout.readline(), 120)).decode()
         assert line.startswith("kvrelay ready grpc=")
         self.grpc = line.split()[2].removeprefix("grpc=")
 
@@ -127,7 +127,7 @@ async def test_killed_worker_is_left_at_once_and_sigterm_ends_the_router_with_co
             if len(tokens) == 50:
                 router.send_signal(signal.SIGTERM)
     assert tokens == answer(PROMPT, 7, 100)
-    assert await asyncio.wait_for(router.wait(), 20) == 0
+    assert await asyncio.wait_for(router.wait(), 60) == 0
 
 
 STUCK = """

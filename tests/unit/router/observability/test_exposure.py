@@ -43,7 +43,7 @@ async def neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
     names |= {role: tokens.add(role, roles=[role]) for role in ("monitor", "admin")}
     async with (
         running_router(tokens_file=tokens.path) as running,
-        httpx.AsyncClient(base_url=running.http, timeout=20) as http,
+        httpx.AsyncClient(base_url=running.http, timeout=60) as http,
     ):
         yield Neighbours(running, http, **names)
 
@@ -75,7 +75,7 @@ async def test_what_a_tenant_reads_does_not_depend_on_the_others(neighbours: Nei
     for name in ("prefill-0", "decode-0"):
         neighbours.router.workers[name].may_step.clear()
     flying = [asyncio.create_task(complete(neighbours, neighbours.victim, n)) for n in (3, 77)]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(neighbours.router.workers["decode-0"].worker.sequences) < 2:
             await asyncio.sleep(0.01)
     assert await readable(neighbours, neighbours.spy, (*PATHS, "/v1/models")) == before
@@ -97,7 +97,7 @@ async def test_why_and_ledger_have_no_figures_of_others(neighbours: Neighbours) 
         asyncio.create_task(complete(neighbours, neighbours.victim, prompt=OTHER)),
         asyncio.create_task(complete(neighbours, neighbours.spy, prompt=OTHER)),
     ]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(neighbours.router.workers["prefill-0"].worker.prompts) < 2:
             await asyncio.sleep(0.01)
     neighbours.router.workers["prefill-0"].may_step.set()

@@ -20,15 +20,16 @@ STANDBY = StandbyWorker("standby-0", "ready", "host", 7, 11, 13)
 
 
 async def test_a_worker_is_found_without_a_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router.runtime.driver, "POLL_S", 3600.0)
     async with running_router() as harness, grpc.aio.insecure_channel(harness.admin) as channel:
         admin = ClusterServiceStub(channel)
 
         async def status() -> ClusterStatus:
             return cluster_status_from_proto(await admin.GetStatus(pb.GetStatusRequest()))
 
-        monkeypatch.setattr(router.runtime.driver, "POLL_S", 3600.0)
-        harness.registry.announced.set()  # the poll under way was the last short one
-        await asyncio.sleep(1.0)
+        await first_status(
+            status, lambda now: len(now.pools[1].workers) == 1, "the router has polled once", 60
+        )
         await harness.add("decode-7", "decode")
         harness.registry.announced.set()
         found = await first_status(

@@ -57,7 +57,7 @@ async def greeted(port: int) -> bool:
 
 async def ended(one: Streams) -> None:
     reader, writer = one
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         with contextlib.suppress(ConnectionResetError):
             assert await reader.read() == b""
     writer.close()

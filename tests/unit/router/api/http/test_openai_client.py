@@ -34,7 +34,7 @@ async def client(router: RouterHarness) -> AsyncIterator[Any]:
 
 
 async def freed(router: RouterHarness) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while any(one.worker.sequences or one.worker.prompts for one in router.workers.values()):
             await asyncio.sleep(0.005)
 

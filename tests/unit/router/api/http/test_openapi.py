@@ -66,7 +66,7 @@ def _refusal(parse: Callable[[Any], object], body: dict[str, object]) -> str:
 async def test_answers_are_as_described() -> None:
     async with (
         running_router() as router,
-        httpx.AsyncClient(base_url=router.http, timeout=20) as http,
+        httpx.AsyncClient(base_url=router.http, timeout=60) as http,
     ):
         assert (await http.get("/openapi.json")).json()["paths"] == DESCRIPTION["paths"]
         prompt = {
