@@ -18,13 +18,13 @@ demo: venv
 
 # JOBS processes run the unit tests, by file. CLUSTER_JOBS processes run the tests of whole clusters;
 # tests that share a cluster run in one process, so that it starts once.
-JOBS ?= 3
+JOBS ?= 4
 CLUSTER_JOBS ?= 2
 CLUSTERS := tests/cluster tests/faults
 PYTEST := $(BIN)/python -m pytest --durations 10 -m 'not long'
 test: venv lint
 	$(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(CLUSTERS:%=--ignore %)
-	$(PYTEST) -n $(CLUSTER_JOBS) --dist loadgroup $(CLUSTERS)
+	$(PYTEST) -n $(CLUSTER_JOBS) --dist loadfile $(CLUSTERS)
 
 # What takes long, or loads or measures a whole machine, which it has for itself.
 test-long: venv

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -17,8 +18,22 @@ settings.register_profile("unhurried", deadline=None, suppress_health_check=[Hea
 settings.load_profile("unhurried")
 
 
-# Fixtures of a folder that start many processes. All tests that use one run in one xdist process.
-EXPENSIVE = {"cluster": "cluster", "faults": "fleet"}
+# Folders whose tests share processes that are expensive to start. Each runs in one xdist process.
+SHARED = ("tests/cluster/shared/", "tests/faults/")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """`--dist loadfile` distributes tests by file, and those of a shared folder together."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFileOrFolder(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return next((folder for folder in SHARED if file.startswith(folder)), file)
+
+    return ByFileOrFolder(config, log)
 
 
 def pytest_configure() -> None:
@@ -27,13 +42,6 @@ def pytest_configure() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        fixture = EXPENSIVE.get(item.path.parent.name)
-        if fixture in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group(fixture))
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import pytest
 from support.running_cluster import RunningCluster
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
-TRACES = Path(__file__).parents[1] / "unit" / "loadtest" / "traces"
+TRACES = Path(__file__).parents[2] / "unit" / "loadtest" / "traces"
 SAMPLE = TRACES / "mooncake_conversation_60.jsonl"
 
 
