@@ -16,19 +16,19 @@ venv: $(VENV)/.installed
 demo: venv
 	$(BIN)/kvrelay demo
 
-# So many processes test at once, by file; of whole clusters, which are many processes each, CLUSTER_JOBS.
-JOBS ?= 3
+# JOBS processes run the unit tests, by file. CLUSTER_JOBS processes run the tests of whole clusters;
+# tests that share a cluster run in one process, so that it starts once.
+JOBS ?= 4
 CLUSTER_JOBS ?= 2
 CLUSTERS := tests/cluster tests/faults
-PYTEST := $(BIN)/python -m pytest --durations 10
-BY_FILE := --dist loadfile --no-loadscope-reorder -m 'not long'
+PYTEST := $(BIN)/python -m pytest --durations 10 -m 'not long'
 test: venv lint
-	$(PYTEST) -n $(JOBS) $(BY_FILE) $(CLUSTERS:%=--ignore %)
-	$(PYTEST) -n $(CLUSTER_JOBS) $(BY_FILE) $(CLUSTERS)
+	$(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(CLUSTERS:%=--ignore %)
+	$(PYTEST) -n $(CLUSTER_JOBS) --dist loadfile $(CLUSTERS)
 
 # What takes long, or loads or measures a whole machine, which it has for itself.
 test-long: venv
-	$(PYTEST) -m long
+	$(BIN)/python -m pytest --durations 10 -m long
 
 lint: venv
 	$(BIN)/ruff check .
@@ -71,7 +71,7 @@ fuzz: venv
 # The HTTP door, asked what its OpenAPI description allows and what it does not.
 EXAMPLES ?= 200
 schemathesis: venv
-	SCHEMATHESIS_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/unit/router/test_openapi_schemathesis.py --timeout 3600
+	SCHEMATHESIS_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/unit/router/api/http/test_openapi_schemathesis.py --timeout 3600
 
 soak: venv
 	$(BIN)/python tests/unit/kv_transfer/soak_handoffs.py

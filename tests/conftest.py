@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -14,6 +16,32 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A busy machine must not fail a property: nothing here is about seconds.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
+
+
+# Folders whose tests share processes that are expensive to start. Each runs in one xdist process.
+SHARED = ("tests/cluster/shared/", "tests/faults/")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """`--dist loadfile` distributes tests by file, and those of a shared folder together."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFileOrFolder(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return next((folder for folder in SHARED if file.startswith(folder)), file)
+
+    return ByFileOrFolder(config, log)
+
+
+def pytest_configure() -> None:
+    """Tests interrupt processes that they start; a shell starts its background jobs, and so their
+    children, with SIGINT ignored.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -83,7 +83,7 @@ async def test_ports(tiny_model: Callable[..., Path], bomb: Bomb) -> None:
         await again.commit(1, 8, 0.0)
         for name in ("prefill-0", "decode-0"):
             await running.session(name)
-        async with httpx.AsyncClient(base_url=router.http, timeout=20) as http:
+        async with httpx.AsyncClient(base_url=router.http, timeout=60) as http:
             good = await http.post("/v1/completions", json={"prompt": [10, 11], "max_tokens": 2})
         assert good.status_code == 200
 
@@ -154,7 +154,7 @@ async def test_kv_that_is_a_pickle_is_kv(bomb: Bomb) -> None:
 async def test_http_routes(bomb: Bomb) -> None:
     async with (
         running_router() as router,
-        httpx.AsyncClient(base_url=router.http, timeout=20) as http,
+        httpx.AsyncClient(base_url=router.http, timeout=60) as http,
     ):
         routes = [
             (path, method.upper())

@@ -51,7 +51,7 @@ class Endpoints:
 
     async def check_nothing_is_left(self) -> None:
         """No request, no block, and the next good requests are served."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while self.driver.dispatcher.unfinished or any(
                 one.worker.sequences or one.worker.prompts for one in self.router.workers.values()
             ):
@@ -77,7 +77,7 @@ async def endpoints() -> AsyncIterator[Endpoints]:
         patch.setattr(router.main, "Driver", Seen)
         async with (
             running_router() as running,
-            httpx.AsyncClient(base_url=running.http, timeout=20) as http,
+            httpx.AsyncClient(base_url=running.http, timeout=60) as http,
             grpc.aio.insecure_channel(
                 running.grpc, options=[("grpc.max_send_message_length", -1)]
             ) as channel,
@@ -121,7 +121,7 @@ async def test_a_live_request_id_twice(endpoints: Endpoints) -> None:
     decode.may_step.clear()
     mine = request_to_proto(replace(GOOD, request_id="mine")).SerializeToString()
     first = asyncio.create_task(endpoints.generate(mine))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not decode.worker.sequences:
             await asyncio.sleep(0.002)
     code, field, _ = await endpoints.refusal(mine)

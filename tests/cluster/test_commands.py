@@ -44,11 +44,21 @@ def test_verify_finds_every_path_identical() -> None:
     assert re.match(r"[1-9]\d* requests were on the killed worker", report["paths"][-1]["note"])
 
 
-def test_serve_says_when_it_is_ready_answers_and_ends_with_a_signal() -> None:
+def refuses(client: Client) -> bool:
+    """Whether the router takes no new request any more."""
+    try:
+        client.generate(token_ids=[5], max_tokens=1).result()
+    except Unavailable:
+        return True
+    return False
+
+
+def test_serve_answers_and_a_second_signal_ends_all_at_once_and_leaves_nothing() -> None:
+    """The first signal alone, which drains, is in test_refusals.py."""
     serve = subprocess.Popen(
         [*KVRELAY, "serve", *SMALL],
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         text=True,
         start_new_session=True,
     )
@@ -73,39 +83,10 @@ def test_serve_says_when_it_is_ready_answers_and_ends_with_a_signal() -> None:
             "prefill": 1,
             "decode": 1,
         }
-        resident = sum(resident_kib(pid) for pid in family(serve.pid))
-        assert resident < 3 * 2**20, f"the idle cluster takes {resident / 2**20:.2f} GiB"
-        serve.send_signal(signal.SIGTERM)
-        assert serve.wait(timeout=60) == 0
-        assert serve.stdout.read() == ""
-    finally:
-        if serve.poll() is None:
-            os.killpg(serve.pid, signal.SIGKILL)
-        serve.communicate()
-
-
-def refuses(client: Client) -> bool:
-    """Whether the router takes no new request any more."""
-    try:
-        client.generate(token_ids=[5], max_tokens=1).result()
-    except Unavailable:
-        return True
-    return False
-
-
-def test_a_second_signal_ends_all_at_once_and_leaves_nothing() -> None:
-    serve = subprocess.Popen(
-        [*KVRELAY, "serve", *SMALL],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        assert serve.stdout is not None
-        target = serve.stdout.readline().split()[2].removeprefix("grpc=")
         processes = family(serve.pid)
         assert len(processes) > 8, "Redis, a router, a controller, Ray and its workers"
+        resident = sum(resident_kib(pid) for pid in processes)
+        assert resident < 3 * 2**20, f"the idle cluster takes {resident / 2**20:.2f} GiB"
         words = " ".join(Path(f"/proc/{pid}/cmdline").read_text() for pid in processes)
         folders = {Path(name) for name in re.findall(r"/tmp/kvrelay-(?:\w+-)?\w+", words)}
         assert {folder.name.rpartition("-")[0] for folder in folders} == {
@@ -113,7 +94,7 @@ def test_a_second_signal_ends_all_at_once_and_leaves_nothing() -> None:
             "kvrelay-ray",
             "kvrelay-redis",
         }
-        with Client(target, retry=RetryPolicy(max_attempts=1)) as client:
+        with Client(grpc, retry=RetryPolicy(max_attempts=1)) as client:
             stream = iter(client.generate(token_ids=[5] * 100, max_tokens=3900, ignore_eos=True))
             next(stream)  # for the sake of which the first signal would wait
             serve.send_signal(signal.SIGTERM)

@@ -98,6 +98,7 @@ def test_a_cluster_runs_where_nothing_can_be_cached(
             assert "set XDG_CACHE_HOME" in said
             serve.send_signal(signal.SIGTERM)
             assert serve.wait(SECONDS) == 0
+            assert serve.stdout.read() == ""
         finally:
             if serve.poll() is None:
                 os.killpg(serve.pid, signal.SIGKILL)

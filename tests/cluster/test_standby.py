@@ -1,4 +1,8 @@
-"""A standby worker takes the place of a decode worker that dies under a stream."""
+"""A standby worker takes the place of a decode worker that dies under a stream.
+
+Shorter tests show the parts: test_actuator_standby.py the choice, test_template.py the process that
+joins a pool, and row 1 of the fault matrix the stream.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from kvrelay.wire.cluster import ClusterStatus
 PROMPT = [(7 * i) % 300 for i in range(200)]
 SAMPLED = {"temperature": 1.1, "seed": 11, "max_tokens": 1200, "ignore_eos": True}
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 
 def stands_by(status: ClusterStatus) -> bool:

@@ -1,46 +1,58 @@
-"""The invariants of the fault matrix, each a function of what was recorded. Pure.
-
-B  all KV blocks are back on both sides within the lease, and every block is accounted for
-T  token indices 0 to n-1, each once
-G  the token ids, greedy or seeded, are those of a run without the fault
-1  exactly one end for each request, and nothing after it
-D  the deadline holds
-L  other requests and other processes are unharmed
-X  nobody's answer is computed from KV that is not theirs
-V  the fault happened
-"""
+"""The invariants of the fault matrix, each a function of what was recorded. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from enum import Enum
 
-from faults.history import WHOLE, Case, Ended, Letter, RequestHistory
+from faults.history import WHOLE, Case, Ended, RequestHistory
 
 # For an answer to be on its way through a busy machine; deadlines in tests are no shorter
 DEADLINE_SLACK_S = 5.0
 
 
+class Invariant(Enum):
+    """What must hold whatever fault happened. The value is a sentence for a failed check."""
+
+    BLOCKS = "both sides return all KV blocks within the lease, and every block is accounted for"
+    TOKENS = "each token index from 0 to n-1 comes once, in order"
+    ANSWER = "the token ids, greedy or seeded, are those of a run without the fault"
+    ONE_END = "each request ends exactly once, and nothing comes after its end"
+    DEADLINE = "each request ends by its deadline"
+    UNHARMED = "other requests and other processes are unharmed"
+    OWN_KV = "no answer is computed from another request's KV"
+    HAPPENED = "the fault happened"
+
+
+ALWAYS = frozenset({Invariant.ONE_END, Invariant.UNHARMED, Invariant.HAPPENED})
+
+
 class Violation(AssertionError):
     """An invariant does not hold."""
 
-    def __init__(self, letter: Letter, text: str) -> None:
-        super().__init__(f"{letter}: {text}")
-        self.letter = letter
+    def __init__(self, invariant: Invariant, text: str) -> None:
+        super().__init__(f"{invariant.name}, {invariant.value}: {text}")
+        self.invariant = invariant
 
 
-def check(case: Case, letters: str) -> None:
-    """`letters` as the matrix has them; 1, L and V are always checked. Raises Violation."""
-    for letter in sorted({*letters.replace(" ", ""), "1", "L", "V"}):
-        CHECKERS[letter](case)
+def check(case: Case, *invariants: Invariant) -> None:
+    """Checks `invariants`, and those in ALWAYS. Raises Violation."""
+    for invariant, checker in CHECKERS.items():
+        if invariant in ALWAYS or invariant in invariants:
+            checker(case)
 
 
 def check_one_end(case: Case) -> None:
     for request in case.everyone:
         if len(request.ends) != 1:
             statuses = [one.status for one in request.ends]
-            raise Violation("1", f"{request.request_id} ended {len(statuses)} times: {statuses}")
+            raise Violation(
+                Invariant.ONE_END, f"{request.request_id} ended {len(statuses)} times: {statuses}"
+            )
         if not isinstance(request.events[-1], Ended):
-            raise Violation("1", f"{request.request_id}: {request.events[-1]} came after the end")
+            raise Violation(
+                Invariant.ONE_END, f"{request.request_id}: {request.events[-1]} came after the end"
+            )
 
 
 def check_tokens(case: Case) -> None:
@@ -49,7 +61,8 @@ def check_tokens(case: Case) -> None:
         for one in request.received:
             if one.index != due:
                 raise Violation(
-                    "T", f"{request.request_id}: token {one.index} came where {due} was due"
+                    Invariant.TOKENS,
+                    f"{request.request_id}: token {one.index} came where {due} was due",
                 )
             due += len(one.token_ids)
         if (
@@ -59,7 +72,8 @@ def check_tokens(case: Case) -> None:
             and due != len(request.expected)
         ):
             raise Violation(
-                "T", f"{request.request_id} has {due} tokens of {len(request.expected)}"
+                Invariant.TOKENS,
+                f"{request.request_id} has {due} tokens of {len(request.expected)}",
             )
 
 
@@ -76,25 +90,26 @@ def check_same(case: Case) -> None:
                 (n for n, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), len(got)
             )
             raise Violation(
-                "G",
+                Invariant.ANSWER,
                 f"{request.request_id}: {len(got)} tokens, and token {at} is not that of the "
                 f"run without a fault",
             )
         compared += len(got)
     if not compared:
-        raise Violation("G", "no token was compared with any")
+        raise Violation(Invariant.ANSWER, "no token was compared with any")
 
 
 def check_deadline(case: Case) -> None:
     limited = [one for one in case.everyone if one.deadline_s is not None]
     if not limited:
-        raise Violation("D", "no request had a deadline")
+        raise Violation(Invariant.DEADLINE, "no request had a deadline")
     for request in limited:
         assert request.deadline_s is not None
         took = request.events[-1].at - request.began_at
         if took > request.deadline_s + DEADLINE_SLACK_S:
             raise Violation(
-                "D", f"{request.request_id} took {took:.1f} s of {request.deadline_s:g}"
+                Invariant.DEADLINE,
+                f"{request.request_id} took {took:.1f} s of {request.deadline_s:g}",
             )
 
 
@@ -103,19 +118,19 @@ def check_blocks(case: Case) -> None:
     to be at rest.
     """
     if not case.after:
-        raise Violation("B", "no worker was asked what it holds")
+        raise Violation(Invariant.BLOCKS, "no worker was asked what it holds")
     last = {sample.worker_id: sample for sample in case.after}
     for sample in last.values():
         if not sample.at_rest:
             raise Violation(
-                "B",
+                Invariant.BLOCKS,
                 f"{sample.worker_id} holds {sample.blocks_held} blocks of {sample.busy} sequences",
             )
         if sample.integrity_error:
-            raise Violation("B", f"{sample.worker_id}: {sample.integrity_error}")
+            raise Violation(Invariant.BLOCKS, f"{sample.worker_id}: {sample.integrity_error}")
         if not 0 <= sample.blocks_cached <= sample.blocks_total:
             raise Violation(
-                "B",
+                Invariant.BLOCKS,
                 f"{sample.worker_id} has {sample.blocks_cached} cached of "
                 f"{sample.blocks_total} blocks",
             )
@@ -124,7 +139,7 @@ def check_blocks(case: Case) -> None:
         rest_at = min(one.at for one in case.after if one.worker_id == worker_id and one.at_rest)
         if rest_at > ended_at + case.lease_s:
             raise Violation(
-                "B",
+                Invariant.BLOCKS,
                 f"{worker_id} held blocks {rest_at - ended_at:.1f} s after the end; a lease "
                 f"is {case.lease_s:g} s",
             )
@@ -136,14 +151,17 @@ def check_unharmed(case: Case) -> None:
         if not request.ends or request.end.status not in WHOLE:
             status = [one.status for one in request.ends]
             raise Violation(
-                "L", f"{request.request_id} had nothing to do with it and ended with {status}"
+                Invariant.UNHARMED,
+                f"{request.request_id} had nothing to do with it and ended with {status}",
             )
     victims = {name for fault in case.faults for name in fault.victims}
     now = {sample.worker_id: (sample.pid, sample.epoch) for sample in case.after}
     for sample in case.before:
         was, became = (sample.pid, sample.epoch), now.get(sample.worker_id)
         if sample.worker_id not in victims and became != was:
-            raise Violation("L", f"{sample.worker_id} was (pid, epoch) {was}, is {became}")
+            raise Violation(
+                Invariant.UNHARMED, f"{sample.worker_id} was (pid, epoch) {was}, is {became}"
+            )
 
 
 def check_own_kv(case: Case) -> None:
@@ -152,35 +170,35 @@ def check_own_kv(case: Case) -> None:
     """
     answers = [(one.request_id, one.expected) for one in case.everyone if one.expected]
     if len({answer for _, answer in answers}) < max(2, len(answers)):
-        raise Violation("X", "the answers are too alike to tell whose KV was read")
+        raise Violation(Invariant.OWN_KV, "the answers are too alike to tell whose KV was read")
     check_for: dict[tuple[int, ...], str] = {answer: name for name, answer in answers if answer}
     for request in case.everyone:
         owner = check_for.get(request.token_ids)
         if owner is not None and owner != request.request_id:
-            raise Violation("X", f"{request.request_id} got the answer of {owner}")
+            raise Violation(Invariant.OWN_KV, f"{request.request_id} got the answer of {owner}")
     try:
         check_same(case)
     except Violation as error:
-        raise Violation("X", str(error)) from None
+        raise Violation(Invariant.OWN_KV, str(error)) from None
 
 
 def check_happened(case: Case) -> None:
     if not case.faults:
-        raise Violation("V", "no fault was recorded")
+        raise Violation(Invariant.HAPPENED, "no fault was recorded")
     for fault in case.faults:
         if not fault.evidence:
-            raise Violation("V", f"nothing shows that it happened: {fault.name}")
+            raise Violation(Invariant.HAPPENED, f"nothing shows that it happened: {fault.name}")
 
 
-CHECKERS: dict[str, Callable[[Case], None]] = {
-    "1": check_one_end,
-    "B": check_blocks,
-    "D": check_deadline,
-    "G": check_same,
-    "L": check_unharmed,
-    "T": check_tokens,
-    "V": check_happened,
-    "X": check_own_kv,
+CHECKERS: dict[Invariant, Callable[[Case], None]] = {
+    Invariant.ONE_END: check_one_end,
+    Invariant.BLOCKS: check_blocks,
+    Invariant.DEADLINE: check_deadline,
+    Invariant.ANSWER: check_same,
+    Invariant.UNHARMED: check_unharmed,
+    Invariant.TOKENS: check_tokens,
+    Invariant.HAPPENED: check_happened,
+    Invariant.OWN_KV: check_own_kv,
 }
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from faults.checkers import check
+from faults.checkers import Invariant, check
 from faults.client import Asking
 from faults.fleet_router import WAIT_S, FleetRouter
 from faults.fleet_worker import FleetWorker, Forks
@@ -278,8 +278,8 @@ class Fleet:
     # Cases
 
     @asynccontextmanager
-    async def case(self, letters: str) -> AsyncIterator[Case]:
-        """Checks the letters when all requests have ended and all workers are at rest."""
+    async def case(self, *invariants: Invariant) -> AsyncIterator[Case]:
+        """Checks the invariants when all requests have ended and all workers are at rest."""
         await self.complete()
         case = Case(self.config.transfer.lease_s)
         case.before = [await one.sample() for one in self.alive]
@@ -293,7 +293,7 @@ class Fleet:
                     self.let_go(worker)
         await self.until(lambda: all(one.ends for one in case.everyone), "all requests have ended")
         await self._rest(case)
-        check(case, letters)
+        check(case, *invariants)
 
     async def _rest(self, case: Case) -> None:
         """Looks until all workers are at rest, or for as long as leases may last."""

@@ -12,7 +12,7 @@ from kvrelay.launch.local_cluster import Child, Endpoints
 from kvrelay.wire.cluster import ClusterServiceStub, ClusterStatus, cluster_status_from_proto
 from kvrelay.wire.cluster import pb as cluster_pb
 
-WAIT_S = 40.0
+WAIT_S = 90.0  # so that nothing hangs; a busy machine takes its time
 
 
 @dataclass(frozen=True, eq=False)

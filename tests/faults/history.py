@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
 
 from kvrelay.types import Attempt
 
@@ -148,6 +147,3 @@ class Case:
     @property
     def everyone(self) -> list[RequestHistory]:
         return [*self.requests, *self.bystanders]
-
-
-Letter = Literal["B", "T", "G", "1", "D", "L", "X", "V"]

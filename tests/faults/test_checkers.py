@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from faults.checkers import CHECKERS, DEADLINE_SLACK_S, Violation, check
+from faults.checkers import CHECKERS, DEADLINE_SLACK_S, Invariant, Violation, check
 from faults.history import (
     BrokeOff,
     Called,
@@ -18,8 +18,6 @@ from faults.history import (
     RequestHistory,
     WorkerSample,
 )
-
-ALL = "B T G 1 D L X V"
 
 
 def answered(name: str, *token_ids: int) -> RequestHistory:
@@ -65,8 +63,8 @@ def faultless() -> Case:
 
 
 def test_a_right_history_passes_all_of_them() -> None:
-    check(faultless(), ALL)
-    assert set(CHECKERS) == set(ALL.split())
+    check(faultless(), *Invariant)
+    assert set(CHECKERS) == set(Invariant)
 
 
 def tokens(case: Case, number: int, **changes: object) -> None:
@@ -175,53 +173,53 @@ def no_injector(case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    ("letter", "corrupt"),
+    ("invariant", "corrupt"),
     [
-        ("T", lost),
-        ("T", lost_at_the_end),
-        ("T", doubled),
-        ("T", swapped),
-        ("G", lost),
-        ("G", doubled),
-        ("G", swapped),
-        ("G", wrong),
-        ("G", wrong_in_a_part),
-        ("G", nothing_to_compare),
-        ("1", two_ends),
-        ("1", no_end),
-        ("1", tokens_after_the_end),
-        ("D", after_the_deadline),
-        ("D", nobody_was_limited),
-        ("B", blocks_missing),
-        ("B", blocks_late),
-        ("B", blocks_unaccounted),
-        ("B", nobody_looked),
-        ("L", a_bystander_failed),
-        ("L", no_end),
-        ("L", a_bystanders_worker_came_anew),
-        ("L", a_worker_is_gone),
-        ("X", wrong),
-        ("X", anothers_answer),
-        ("X", all_alike),
-        ("V", an_injector_that_did_nothing),
-        ("V", no_injector),
+        (Invariant.TOKENS, lost),
+        (Invariant.TOKENS, lost_at_the_end),
+        (Invariant.TOKENS, doubled),
+        (Invariant.TOKENS, swapped),
+        (Invariant.ANSWER, lost),
+        (Invariant.ANSWER, doubled),
+        (Invariant.ANSWER, swapped),
+        (Invariant.ANSWER, wrong),
+        (Invariant.ANSWER, wrong_in_a_part),
+        (Invariant.ANSWER, nothing_to_compare),
+        (Invariant.ONE_END, two_ends),
+        (Invariant.ONE_END, no_end),
+        (Invariant.ONE_END, tokens_after_the_end),
+        (Invariant.DEADLINE, after_the_deadline),
+        (Invariant.DEADLINE, nobody_was_limited),
+        (Invariant.BLOCKS, blocks_missing),
+        (Invariant.BLOCKS, blocks_late),
+        (Invariant.BLOCKS, blocks_unaccounted),
+        (Invariant.BLOCKS, nobody_looked),
+        (Invariant.UNHARMED, a_bystander_failed),
+        (Invariant.UNHARMED, no_end),
+        (Invariant.UNHARMED, a_bystanders_worker_came_anew),
+        (Invariant.UNHARMED, a_worker_is_gone),
+        (Invariant.OWN_KV, wrong),
+        (Invariant.OWN_KV, anothers_answer),
+        (Invariant.OWN_KV, all_alike),
+        (Invariant.HAPPENED, an_injector_that_did_nothing),
+        (Invariant.HAPPENED, no_injector),
     ],
-    ids=lambda value: value if isinstance(value, str) else value.__name__,
+    ids=lambda value: value.name if isinstance(value, Invariant) else value.__name__,
 )
-def test_what_is_wrong_is_found(letter: str, corrupt: Callable[[Case], None]) -> None:
+def test_what_is_wrong_is_found(invariant: Invariant, corrupt: Callable[[Case], None]) -> None:
     case = faultless()
     corrupt(case)
     with pytest.raises(Violation) as found:
-        CHECKERS[letter](case)
-    assert found.value.letter == letter
+        CHECKERS[invariant](case)
+    assert found.value.invariant is invariant
     with pytest.raises(Violation):
-        check(case, ALL)
+        check(case, *Invariant)
 
 
 def test_what_the_matrix_does_not_name_is_not_looked_at_but_for_three() -> None:
     case = faultless()
     wrong(case)
-    check(case, "T B")
+    check(case, Invariant.TOKENS, Invariant.BLOCKS)
     no_end(case)
     with pytest.raises(Violation, match="ended 0 times"):
-        check(case, "")
+        check(case)

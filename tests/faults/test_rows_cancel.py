@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from faults.cancels import ENDLESS, STATES, cancelled_in
+from faults.checkers import Invariant
 from faults.fleet import Fleet, record
 from faults.history import Evidence
 from faults.prompts import OTHER, PROMPT, tokens
@@ -31,7 +32,7 @@ AS_RECORDED = {
 
 @pytest.mark.parametrize("state", STATES)
 async def test_row_04_cancelled_in_each_state(fleet: Fleet, state: str) -> None:
-    async with fleet.case("B") as case:
+    async with fleet.case(Invariant.BLOCKS) as case:
         fault = record(case, f"cancelled while {state}")
         names = [one.request_id async for one in cancelled_in(fleet, case, state, TIMES)]
         rows = await recorded(fleet, names)
@@ -62,7 +63,7 @@ async def recorded(fleet: Fleet, names: list[str]) -> dict[object, dict[str, Any
 
 async def test_row_05_cancelled_between_the_end_of_prefill_and_the_commit(fleet: Fleet) -> None:
     """Blocks are back before the lease ends, and the commit that was on its way is for nobody."""
-    async with fleet.case("B") as case:
+    async with fleet.case(Invariant.BLOCKS) as case:
         asked = fleet.ask(case, "row-05!hold@committing!tell@committed!tell@joined", PROMPT)
         name = asked.history.request_id
         worker = await fleet.reached(name, "committing")
@@ -79,7 +80,7 @@ async def test_row_05_cancelled_between_the_end_of_prefill_and_the_commit(fleet:
 async def test_row_06_decode_aborts_and_prefill_never_reports(fleet: Fleet) -> None:
     """It is stopped with the first token in its hand; when it goes on, its blocks come back too."""
     await fleet.learn(PROMPT)
-    async with fleet.case("G B T") as case:
+    async with fleet.case(Invariant.ANSWER, Invariant.BLOCKS, Invariant.TOKENS) as case:
         asked = fleet.ask(case, "row-06!stop@token:0", PROMPT)
         silent = await fleet.reached(asked.history.request_id, "token:0")
         await fleet.stopped(case, silent)
@@ -94,7 +95,7 @@ async def test_row_06_decode_aborts_and_prefill_never_reports(fleet: Fleet) -> N
 async def test_row_09_prefill_refuses(fleet: Fleet) -> None:
     """With its own error, at once: nothing is tried again."""
     await fleet.learn(OTHER)
-    async with fleet.case("B") as case:
+    async with fleet.case(Invariant.BLOCKS) as case:
         asked = fleet.ask(case, "row-09!tell@reserved!tell@unstarted", tokens(2100, 17))
         fleet.ask(case, "beside", OTHER, bystander=True)
         history = await asked.ended()

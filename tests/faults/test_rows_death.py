@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
+from faults.checkers import Invariant
 from faults.fleet import Fleet, record
 from faults.history import Evidence
 from faults.prompts import LONG, OTHER, PROMPT, SEEDED, tokens
@@ -28,7 +29,7 @@ async def test_row_01_decode_worker_killed_at_a_token(
     """
     await fleet.learn(PROMPT, **sampling)
     await fleet.learn(OTHER)
-    async with fleet.case("T G B") as case:
+    async with fleet.case(Invariant.TOKENS, Invariant.ANSWER, Invariant.BLOCKS) as case:
         asked = fleet.ask(case, f"row-01!stop@token:{at}", PROMPT, **sampling)
         worker = await fleet.reached(asked.history.request_id, f"token:{at}")
         await asked.tokens(at)
@@ -43,7 +44,7 @@ async def test_row_01_decode_worker_killed_at_a_token(
 
 async def test_row_02_prefill_worker_killed_while_it_computes(fleet: Fleet) -> None:
     await fleet.learn(LONG, OTHER)
-    async with fleet.case("G B") as case:
+    async with fleet.case(Invariant.ANSWER, Invariant.BLOCKS) as case:
         asked = fleet.ask(case, "row-02!stop@chunk", LONG)
         worker = await fleet.reached(asked.history.request_id, "chunk")
         assert worker.pool == "prefill"
@@ -57,7 +58,7 @@ async def test_row_02_prefill_worker_killed_while_it_computes(fleet: Fleet) -> N
 async def test_row_03_prefill_worker_killed_in_mid_transfer(fleet: Fleet) -> None:
     """The decode worker has written the first blocks when the one that sends them dies."""
     await fleet.learn(LONG, OTHER)
-    async with fleet.case("G B X") as case:
+    async with fleet.case(Invariant.ANSWER, Invariant.BLOCKS, Invariant.OWN_KV) as case:
         asked = fleet.ask(case, "row-03!hold@arrived!hold@chunk", LONG)
         await fleet.reached(asked.history.request_id, "chunk")
         decode = await fleet.reached(asked.history.request_id, "arrived")
@@ -74,7 +75,7 @@ async def test_row_03_prefill_worker_killed_in_mid_transfer(fleet: Fleet) -> Non
 async def test_row_15_all_decode_workers_dead(fleet: Fleet) -> None:
     """What was streaming waits for its deadline, and then the client is told when to come back."""
     await fleet.learn(PROMPT)
-    async with fleet.case("D B") as case:
+    async with fleet.case(Invariant.DEADLINE, Invariant.BLOCKS) as case:
         asked = fleet.ask(case, "row-15!stop@token:10", PROMPT, router_deadline=True)
         last = await fleet.reached(asked.history.request_id, "token:10")
         await asked.tokens(10)
@@ -92,7 +93,7 @@ async def test_row_15_all_decode_workers_dead(fleet: Fleet) -> None:
 async def test_row_16_all_prefill_workers_dead(fleet: Fleet) -> None:
     prompts = [LONG, tokens(600, 21), tokens(500, 22)]
     await fleet.learn(*prompts, max_tokens=8)
-    async with fleet.case("G B T") as case:
+    async with fleet.case(Invariant.ANSWER, Invariant.BLOCKS, Invariant.TOKENS) as case:
         names = ["row-16!stop@chunk", "row-16", "row-16"]
         asked = [
             fleet.ask(case, name, prompt, max_tokens=8)
@@ -111,7 +112,7 @@ async def test_row_24_a_request_that_crashes_its_worker_every_time(fleet: Fleet)
     an answer.
     """
     await fleet.learn(OTHER)
-    async with fleet.case("T G B") as case:
+    async with fleet.case(Invariant.TOKENS, Invariant.ANSWER, Invariant.BLOCKS) as case:
         asked = fleet.ask(case, "row-24!die@unstarted*", POISON)
         beside = [fleet.ask(case, "beside", OTHER, bystander=True) for _ in range(3)]
         history = await asked.ended()

@@ -8,6 +8,7 @@ import signal
 import time
 
 import pytest
+from faults.checkers import Invariant
 from faults.fleet import Fleet, record
 from faults.fleet_worker import FleetWorker
 from faults.history import BrokeOff, Evidence
@@ -38,7 +39,7 @@ async def drains(*workers: FleetWorker) -> FleetWorker:
 async def test_row_20_decode_worker_is_told_to_end(fleet: Fleet, times: int) -> None:
     """Once: what it runs ends there. Twice: it moves at once. The client sees neither."""
     await fleet.learn(PROMPT, max_tokens=LENGTH)
-    async with fleet.case("T G B") as case:
+    async with fleet.case(Invariant.TOKENS, Invariant.ANSWER, Invariant.BLOCKS) as case:
         asked = fleet.ask(case, "row-20!tell@token:5", PROMPT, max_tokens=LENGTH)
         worker = await fleet.reached(asked.history.request_id, "token:5")
         fault = record(case, "SIGTERM", worker)
@@ -56,7 +57,7 @@ async def test_row_20_decode_worker_is_told_to_end(fleet: Fleet, times: int) -> 
 async def test_row_20_prefill_worker_is_told_to_end(fleet: Fleet) -> None:
     """In the middle of a prompt, which it computes and hands over before it ends."""
     await fleet.learn(LONG, OTHER)
-    async with fleet.case("T G B") as case:
+    async with fleet.case(Invariant.TOKENS, Invariant.ANSWER, Invariant.BLOCKS) as case:
         asked = fleet.ask(case, "row-20!stop@chunk", LONG)
         worker = await fleet.reached(asked.history.request_id, "chunk")
         await fleet.until(lambda: worker.frozen, f"{worker.worker_id} is stopped")
@@ -75,7 +76,7 @@ async def test_row_20_prefill_worker_is_told_to_end(fleet: Fleet) -> None:
 async def test_row_20_what_is_left_when_the_drain_is_over_migrates(fleet: Fleet) -> None:
     await fleet.learn(PROMPT, OTHER, max_tokens=LENGTH)
     hasty = await fleet.replace(fleet.pool("decode")[0], grace_s=GRACE_S)
-    async with fleet.case("T G B") as case:
+    async with fleet.case(Invariant.TOKENS, Invariant.ANSWER, Invariant.BLOCKS) as case:
         asked = [
             fleet.ask(case, "row-20!tell@token:5", prompt, max_tokens=LENGTH)
             for prompt in (PROMPT, OTHER)
@@ -105,7 +106,7 @@ async def test_row_20_router_is_told_to_end(fleet: Fleet, times: int) -> None:
     first = fleet.router
     both = first, await fleet.add_router()
     await fleet.complete()
-    async with fleet.case("T G B") as case:
+    async with fleet.case(Invariant.TOKENS, Invariant.ANSWER, Invariant.BLOCKS) as case:
         asked = fleet.ask(case, "row-20!tell@token:10", PROMPT, max_tokens=LENGTH, routers=both)
         await asked.tokens(10)
         fault = record(case, "SIGTERM to the router")
@@ -134,7 +135,7 @@ async def test_row_21_scale_down_picks_a_worker_that_holds_leases_and_streams(
         [tokens(length, length + number) for number in range(2)] for length in (SHORT, 140)
     )
     await fleet.learn(*streamed, *leased)
-    async with fleet.case("T G B") as case:
+    async with fleet.case(Invariant.TOKENS, Invariant.ANSWER, Invariant.BLOCKS) as case:
         for worker in fleet.pool("decode"):
             worker.handoffs.part()
         asked = [fleet.ask(case, "row-21-lease", prompt) for prompt in leased]

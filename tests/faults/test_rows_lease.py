@@ -6,6 +6,7 @@ import asyncio
 import time
 
 import pytest
+from faults.checkers import Invariant
 from faults.fleet import Fleet, record
 from faults.history import Evidence
 from faults.prompts import LONG, tokens
@@ -24,7 +25,9 @@ async def test_row_07_a_late_frame_after_its_blocks_were_given_away(fleet: Fleet
     """
     large = [tokens(LARGE, 70 + number) for number in range(2)]
     await fleet.learn(LONG, *large)
-    async with fleet.case("T G B X") as case:
+    async with fleet.case(
+        Invariant.TOKENS, Invariant.ANSWER, Invariant.BLOCKS, Invariant.OWN_KV
+    ) as case:
         fault = record(case, "a lease that ends before its first frame comes")
         for worker in fleet.pool("decode"):
             worker.handoffs.part()

@@ -7,6 +7,7 @@ import os
 import time
 
 import pytest
+from faults.checkers import Invariant
 from faults.fleet import Fleet, record
 from faults.history import Case, Evidence
 from faults.prompts import LONG, OTHER, PROMPT, SEEDED
@@ -26,7 +27,7 @@ async def test_row_10_decode_worker_stopped_and_continued(fleet: Fleet) -> None:
     """
     await fleet.learn(PROMPT, **SEEDED)
     await fleet.learn(OTHER)
-    async with fleet.case("T G") as case:
+    async with fleet.case(Invariant.TOKENS, Invariant.ANSWER) as case:
         asked = fleet.ask(case, "row-10!stop@token:10", PROMPT, **SEEDED)
         zombie = await fleet.reached(asked.history.request_id, "token:10")
         await fleet.stopped(case, zombie)
@@ -42,7 +43,7 @@ async def test_row_10_decode_worker_stopped_and_continued(fleet: Fleet) -> None:
 
 async def test_row_11_partition_of_router_and_decode_worker(fleet: Fleet) -> None:
     await fleet.learn(PROMPT, max_tokens=LENGTH)
-    async with fleet.case("D B G") as case:
+    async with fleet.case(Invariant.DEADLINE, Invariant.BLOCKS, Invariant.ANSWER) as case:
         asked = fleet.ask(case, "row-11!tell@token:5", PROMPT, deadline_s=60.0, max_tokens=LENGTH)
         worker = await fleet.reached(asked.history.request_id, "token:5")
         worker.routers.part()
@@ -55,7 +56,7 @@ async def test_row_11_partition_of_router_and_decode_worker(fleet: Fleet) -> Non
 async def test_row_11_partition_of_prefill_and_decode_worker(fleet: Fleet) -> None:
     """In mid-transfer. The router reaches both; the other decode worker can be reached by all."""
     await fleet.learn(LONG)
-    async with fleet.case("D B G") as case:
+    async with fleet.case(Invariant.DEADLINE, Invariant.BLOCKS, Invariant.ANSWER) as case:
         asked = fleet.ask(case, "row-11!hold@arrived", LONG, deadline_s=60.0)
         worker = await fleet.reached(asked.history.request_id, "arrived")
         worker.handoffs.part()
@@ -78,7 +79,7 @@ async def test_row_12_a_partition_that_heals_after_migration(fleet: Fleet) -> No
     heals.
     """
     await fleet.learn(PROMPT, max_tokens=LENGTH)
-    async with fleet.case("T B G") as case:
+    async with fleet.case(Invariant.TOKENS, Invariant.BLOCKS, Invariant.ANSWER) as case:
         asked = fleet.ask(case, "row-12!tell@token:10", PROMPT, max_tokens=LENGTH)
         worker = await fleet.reached(asked.history.request_id, "token:10")
         worker.routers.passes["down"].clear()
@@ -91,7 +92,7 @@ async def test_row_12_a_partition_that_heals_after_migration(fleet: Fleet) -> No
 async def test_row_13_connection_reset_in_mid_stream(fleet: Fleet) -> None:
     await fleet.learn(PROMPT, max_tokens=LENGTH)
     await fleet.learn(OTHER)
-    async with fleet.case("T G B") as case:
+    async with fleet.case(Invariant.TOKENS, Invariant.ANSWER, Invariant.BLOCKS) as case:
         asked = fleet.ask(case, "row-13!tell@token:10", PROMPT, max_tokens=LENGTH)
         fleet.ask(case, "beside", OTHER, bystander=True)
         worker = await fleet.reached(asked.history.request_id, "token:10")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from faults.checkers import Invariant
 from faults.client import Asking
 from faults.fleet import Fleet, record, running_fleet
 from faults.fleet_worker import Forks
@@ -21,7 +22,7 @@ from support.certificates import all_roles
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 
 SLOW = 10  # times
-LENGTH = 400  # tokens: enough steps to tell
+LENGTH = 150  # tokens: enough steps to tell
 SHORT = timedelta(seconds=3)
 
 
@@ -30,7 +31,7 @@ async def test_row_26_a_worker_ten_times_as_slow(fleet: Fleet) -> None:
     await fleet.learn(PROMPT, OTHER, max_tokens=LENGTH)
     await fleet.learn(OTHER)
     slow = await fleet.replace(fleet.pool("decode")[0], slow=SLOW)
-    async with fleet.case("T G D") as case:
+    async with fleet.case(Invariant.TOKENS, Invariant.ANSWER, Invariant.DEADLINE) as case:
         fault = record(case, f"{slow.worker_id} is {SLOW} times as slow")
         for prompt in (PROMPT, OTHER):
             fleet.ask(case, "row-26", prompt, max_tokens=LENGTH, deadline_s=60.0)
@@ -59,7 +60,9 @@ async def test_row_26_clocks_five_minutes_apart(fleet: Fleet) -> None:
     lease lasts.
     """
     await fleet.learn(LONG, OTHER)
-    async with fleet.case("T G B D") as case:
+    async with fleet.case(
+        Invariant.TOKENS, Invariant.ANSWER, Invariant.BLOCKS, Invariant.DEADLINE
+    ) as case:
         fault = record(case, "a clock that is set forward")
         asked = fleet.ask(case, "row-26!jump@reserved!hold1.0@arrived", LONG, deadline_s=60.0)
         name = asked.history.request_id
@@ -87,7 +90,7 @@ async def test_row_26_a_certificate_that_ends_in_mid_run(forks: Forks, tmp_path:
         forks, prefill=alone, decode=alone, security=made.security.model_dump()
     ) as fleet:
         await fleet.learn(PROMPT, OTHER)
-        async with fleet.case("T G B") as case:
+        async with fleet.case(Invariant.TOKENS, Invariant.ANSWER, Invariant.BLOCKS) as case:
             asked = fleet.ask(case, "row-26!hold@joined", PROMPT)
             worker = await fleet.reached(asked.history.request_id, "joined")
             fault = record(case, "certificates that end")

@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from faults.checkers import Invariant
 from faults.client import Asking, whole
 from faults.fleet import Fleet, record
 from faults.history import Evidence
@@ -34,7 +35,9 @@ async def test_row_23_three_times_as_many_requests_as_can_be_taken(fleet: Fleet)
     prompts = [tokens(SIZE, 230 + number) for number in range(SLOTS + QUEUE)]
     await fleet.learn(*prompts)
     router = await fleet.add_router(max_queue=QUEUE)
-    async with fleet.case("T G D B") as case:
+    async with fleet.case(
+        Invariant.TOKENS, Invariant.ANSWER, Invariant.DEADLINE, Invariant.BLOCKS
+    ) as case:
         fault = record(case, f"{LOAD} times what can be taken")
         for worker in fleet.pool("decode"):
             worker.handoffs.part()  # so that nobody leaves a batch slot
@@ -69,7 +72,9 @@ async def test_row_23_goodput_stays_flat(fleet: Fleet) -> None:
     prompts = [tokens(SIZE, 230 + number) for number in range(SLOTS + QUEUE)]
     await fleet.learn(*prompts)
     router = await fleet.add_router(max_queue=QUEUE)
-    async with fleet.case("T G D B") as case:
+    async with fleet.case(
+        Invariant.TOKENS, Invariant.ANSWER, Invariant.DEADLINE, Invariant.BLOCKS
+    ) as case:
         fault = record(case, f"{LOAD} times as many clients")
         served = 0
 
@@ -112,7 +117,7 @@ async def test_row_23_a_slow_reader(fleet: Fleet) -> None:
         proxy_to(fleet.router.endpoints.grpc) as way,
         # Takes 64 KiB unread, and no more
         fleet.client_channel(way.address, ("grpc.http2.bdp_probe", 0)) as channel,
-        fleet.case("T G B") as case,
+        fleet.case(Invariant.TOKENS, Invariant.ANSWER, Invariant.BLOCKS) as case,
     ):
         fault = record(case, "a client that does not read")
         asked = fleet.ask(

@@ -9,6 +9,7 @@ import time
 import pytest
 import redis.asyncio
 import redis.exceptions
+from faults.checkers import Invariant
 from faults.fleet import Fleet, record
 from faults.history import Case, Evidence, FaultRecord
 from faults.prompts import OTHER, PROMPT
@@ -35,7 +36,7 @@ async def test_row_17_redis(fleet: Fleet, way: str) -> None:
     """
     await fleet.learn(PROMPT, max_tokens=LENGTH)
     await fleet.learn(OTHER)
-    async with fleet.case("T G") as case:
+    async with fleet.case(Invariant.TOKENS, Invariant.ANSWER) as case:
         asked = fleet.ask(case, "row-17!tell@token:5", PROMPT, max_tokens=LENGTH)
         await fleet.reached(asked.history.request_id, "token:5")
         fault = record(case, f"Redis is {way}")

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import grpc
 import pytest
+from faults.checkers import Invariant
 from faults.fleet import Fleet, record
 from faults.fleet_worker import FleetWorker
 from faults.history import Case, Evidence, FaultRecord
@@ -79,7 +80,7 @@ async def test_row_14_an_answer_is_lost_and_the_call_repeated(
 ) -> None:
     fleet = launcher.fleet
     await fleet.learn(OTHER, SHORT, PROMPT, LONG)
-    async with fleet.case("T G B") as case:
+    async with fleet.case(Invariant.TOKENS, Invariant.ANSWER, Invariant.BLOCKS) as case:
         fault = record(case, f"the answer of {method} is lost, and it comes again")
         await fleet.ask(case, "before", OTHER, bystander=True).ended()
         await CASES[method](launcher, case, fault)

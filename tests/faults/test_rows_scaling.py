@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 from faults.cancels import filled
+from faults.checkers import Invariant
 from faults.fleet import record
 from faults.history import Evidence
 from faults.launcher import INTERVAL_S, FleetLauncher
@@ -77,7 +78,7 @@ async def test_row_22_metrics_that_are_stale_or_not_a_number(
     fleet = launcher.fleet
     await fleet.learn(OTHER)
     async with (
-        fleet.case("T G") as case,
+        fleet.case(Invariant.TOKENS, Invariant.ANSWER) as case,
         redis.asyncio.Redis.from_url(fleet.redis.url) as client,
     ):
         (key,) = [one async for one in client.scan_iter(f"{_ROUTER}*")]
@@ -118,7 +119,7 @@ async def test_row_22_a_start_that_hangs(
     """It is given up, counted as one until then, and another comes in its place."""
     fleet = launcher.fleet
     await fleet.learn(OTHER)
-    async with fleet.case("T G") as case:
+    async with fleet.case(Invariant.TOKENS, Invariant.ANSWER) as case:
         launcher.hangs = True
         launcher.most["decode"] = 0
         async with autoscaled(launcher, monkeypatch, min_replicas=3, max_replicas=3):
@@ -144,7 +145,7 @@ async def test_row_22_load_that_flaps(
     fleet = launcher.fleet
     await fleet.learn(OTHER)
     began = time.time()
-    async with fleet.case("B") as case:
+    async with fleet.case(Invariant.BLOCKS) as case:
         fault = record(case, "load that flaps")
         launcher.most["decode"] = 0
         policy = {

@@ -6,6 +6,7 @@ import signal
 import time
 
 import pytest
+from faults.checkers import Invariant
 from faults.fleet import Fleet, record
 from faults.history import BrokeOff, Evidence
 from faults.prompts import OTHER, PROMPT, tokens
@@ -27,7 +28,7 @@ async def test_row_08_damaged_kv(fleet: Fleet) -> None:
     """Four at once, since a pair of workers whose hand-off failed is left alone for a while."""
     prompts = [tokens(700, 80 + number) for number in range(len(DAMAGES))]
     await fleet.learn(OTHER, *prompts)
-    async with fleet.case("G B X") as case:
+    async with fleet.case(Invariant.ANSWER, Invariant.BLOCKS, Invariant.OWN_KV) as case:
         asked = {
             damage: fleet.ask(case, f"row-08!{damage}@frames!tell@refused", prompt)
             for damage, prompt in zip(DAMAGES, prompts, strict=True)
@@ -54,7 +55,7 @@ async def test_row_19_router_killed_and_client_resumes(fleet: Fleet) -> None:
     first = fleet.router
     second = await fleet.add_router()
     await fleet.complete()
-    async with fleet.case("T G B") as case:
+    async with fleet.case(Invariant.TOKENS, Invariant.ANSWER, Invariant.BLOCKS) as case:
         asked = fleet.ask(
             case, "row-19!tell@token:10", PROMPT, max_tokens=LENGTH, routers=(first, second)
         )
@@ -74,7 +75,7 @@ async def test_row_25_kv_pool_full_in_mid_decode(fleet: Fleet) -> None:
     """
     prompts = [tokens(150, 250 + n) for n in range(8)]
     await fleet.learn(*prompts, max_tokens=700)
-    async with fleet.case("G B") as case:
+    async with fleet.case(Invariant.ANSWER, Invariant.BLOCKS) as case:
         before = await fleet.preemptions()
         asked = [
             fleet.ask(case, "row-25!hold@joined", prompt, max_tokens=700) for prompt in prompts

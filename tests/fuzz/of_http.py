@@ -184,7 +184,7 @@ async def _ask(made: Rig, data: bytes) -> int:
         if message["type"] == "http.response.body" and not message.get("more_body"):
             answered.set()
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await made.app(scope, receive, send)
     status: int = sent[0]["status"]
     content = b"".join(one.get("body", b"") for one in sent[1:])

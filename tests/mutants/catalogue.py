@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mutants import (
     of_inputs,
+    of_models,
     of_router,
     of_security,
     of_standby,
@@ -12,5 +13,14 @@ from mutants import (
     of_workers,
 )
 
-_MODULES = (of_transfer, of_router, of_workers, of_standby, of_security, of_inputs, of_tenants)
+_MODULES = (
+    of_transfer,
+    of_router,
+    of_workers,
+    of_models,
+    of_standby,
+    of_security,
+    of_inputs,
+    of_tenants,
+)
 MUTANTS = tuple(one for module in _MODULES for one in module.MUTANTS)

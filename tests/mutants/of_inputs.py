@@ -15,11 +15,11 @@ LIMITS = "kvrelay/sampling_limits.py"
 
 _CONFIG = ("unit/config/test_config_file.py::test_a_bad_file_is_refused_with_its_line",)
 _JUNK = ("unit/state/test_registry.py::test_junk_is_skipped_with_one_warning",)
-_FOLDERS = ("unit/engine/test_loader.py::test_spoiled_folders_are_refused",)
-_HTTP = ("unit/router/test_router_http.py::test_errors_in_openais_shape",)
-_JSON = ("unit/router/test_router_http.py::test_bodies_that_are_not_clean_json",)
-_BOUNDS = ("unit/router/test_json_parser.py::test_depth_and_numbers_are_bounded",)
-_FIELDS = ("unit/router/test_validation.py::test_bad_fields_are_named",)
+_FOLDERS = ("unit/engine/model/test_loader.py::test_spoiled_folders_are_refused",)
+_HTTP = ("unit/router/api/http/test_openai.py::test_errors_in_openais_shape",)
+_JSON = ("unit/router/api/http/test_openai.py::test_bodies_that_are_not_clean_json",)
+_BOUNDS = ("unit/router/api/http/test_json_parser.py::test_depth_and_numbers_are_bounded",)
+_FIELDS = ("unit/router/frontend/test_validation.py::test_bad_fields_are_named",)
 
 MUTANTS = (
     Mutant("YAML without tags", YAML, "if event.tag is not None:", "if False:", _CONFIG),
@@ -96,7 +96,9 @@ MUTANTS = (
         "kvrelay/tokenizer/chat_template.py",
         "async with asyncio.timeout(timeout_s):",
         "async with asyncio.timeout(None):",
-        ("unit/engine/test_chat.py::test_an_endless_template_is_stopped_and_the_next_call_works",),
+        (
+            "unit/tokenizer/test_chat_template.py::test_an_endless_template_is_stopped_and_the_next_call_works",
+        ),
     ),
     Mutant("repeated keys of JSON", PARSER, "if name in of:", "if False:", _JSON),
     Mutant("depth of JSON", PARSER, "if len(stack) >= MAX_DEPTH:", "if False:", _BOUNDS),
@@ -105,7 +107,7 @@ MUTANTS = (
         PARSER,
         "if self._integers > MAX_INTEGERS or self._values > MAX_VALUES:",
         "if False:",
-        ("unit/router/test_json_parser.py::test_numbers_of_values_are_bounded",),
+        ("unit/router/api/http/test_json_parser.py::test_numbers_of_values_are_bounded",),
     ),
     Mutant(
         "a body is parsed in slices",
@@ -113,7 +115,7 @@ MUTANTS = (
         "while cost < SLICE:",
         "while True:",
         (
-            "unit/router/test_fair_threads.py::test_between_two_slices_the_loop_serves_others_and_tenants_take_turns",
+            "unit/router/runtime/test_fair_threads.py::test_between_two_slices_the_loop_serves_others_and_tenants_take_turns",
         ),
     ),
     Mutant(
@@ -130,7 +132,7 @@ MUTANTS = (
         "router/api/grpc/messages.py",
         "await self._slices.run(tenant, check_fields(data, kind, self._bounds))",
         "pass",
-        ("unit/router/test_hostile_requests.py::test_messages_over_grpc",),
+        ("unit/router/api/test_hostile_requests.py::test_messages_over_grpc",),
     ),
     Mutant(
         "a call whose message does not come gives way",
@@ -138,7 +140,7 @@ MUTANTS = (
         "and not self._evict(slot.tenant, now):",
         "and True:",
         (
-            "unit/router/test_hostile_requests.py::test_calls_whose_message_does_not_come_leave_the_others_alone",
+            "unit/router/api/test_hostile_requests.py::test_calls_whose_message_does_not_come_leave_the_others_alone",
         ),
     ),
     Mutant(
@@ -147,8 +149,8 @@ MUTANTS = (
         "if most == holding.tenant:",
         "if True:",
         (
-            "unit/router/test_fair_work.py::test_slow_uploads_of_one_tenant_do_not_keep_others_out",
-            "unit/router/test_hostile_requests.py::test_slow_uploads_of_one_tenant_leave_the_others_alone",
+            "unit/router/core/queueing/test_fair_order.py::test_slow_uploads_of_one_tenant_do_not_keep_others_out",
+            "unit/router/api/test_hostile_requests.py::test_slow_uploads_of_one_tenant_leave_the_others_alone",
         ),
     ),
     Mutant(
@@ -157,8 +159,8 @@ MUTANTS = (
         "self._order.first((0, 1) if self._free_for_long else (0,))",
         "self._order.first((0, 1))",
         (
-            "unit/router/test_fair_work.py::test_long_jobs_leave_a_lane_to_short_ones",
-            "unit/router/test_fair_threads.py::test_a_short_text_does_not_wait_for_long_ones_of_another_tenant",
+            "unit/router/core/queueing/test_fair_order.py::test_long_jobs_leave_a_lane_to_short_ones",
+            "unit/router/runtime/test_fair_threads.py::test_a_short_text_does_not_wait_for_long_ones_of_another_tenant",
         ),
     ),
     Mutant(
@@ -167,7 +169,7 @@ MUTANTS = (
         "line.counter += cost / line.weight",
         "pass",
         (
-            "unit/router/test_fair_work.py::test_a_tenant_waits_for_one_job_of_another_not_for_its_line",
+            "unit/router/core/queueing/test_fair_order.py::test_a_tenant_waits_for_one_job_of_another_not_for_its_line",
         ),
     ),
     Mutant(
@@ -176,7 +178,7 @@ MUTANTS = (
         'bound.check(field, tokenizer.fewest_tokens(text), "at least ")',
         "pass",
         (
-            "unit/router/test_fair_threads.py::test_a_text_that_cannot_fit_is_refused_without_a_thread",
+            "unit/router/runtime/test_fair_threads.py::test_a_text_that_cannot_fit_is_refused_without_a_thread",
         ),
     ),
     Mutant(
@@ -185,7 +187,7 @@ MUTANTS = (
         "if self._chunks > FREE_CHUNKS + self._body_bytes // CHUNK_BYTES:",
         "if False:",
         (
-            "unit/router/test_http_bounds.py::test_a_body_in_tiny_chunks_is_refused_and_one_in_many_large_ones_is_not",
+            "unit/router/api/http/test_protocol.py::test_a_body_in_tiny_chunks_is_refused_and_one_in_many_large_ones_is_not",
         ),
     ),
     Mutant(
@@ -193,7 +195,7 @@ MUTANTS = (
         "router/api/http/protocol.py",
         'self.headers[:] = [(b"host", host), *(one for one in self.headers if one[0] != b"host")]',
         "pass",
-        ("unit/router/test_http_bounds.py::test_a_target_may_be_a_whole_url_whose_host_counts",),
+        ("unit/router/api/http/test_protocol.py::test_a_target_may_be_a_whole_url_whose_host_counts",),
     ),
     Mutant(
         "lines of a head",
@@ -201,7 +203,7 @@ MUTANTS = (
         "if len(self.headers) > MAX_HEAD_LINES:",
         "if False:",
         (
-            "unit/router/test_http_bounds.py::test_a_head_of_many_lines_is_refused_also_behind_another_request",
+            "unit/router/api/http/test_protocol.py::test_a_head_of_many_lines_is_refused_also_behind_another_request",
         ),
     ),
     Mutant(
@@ -211,30 +213,28 @@ MUTANTS = (
             return
         super().on_header""",
         "super().on_header",
-        ("unit/router/test_http_protocol.py::test_trailers_are_not_taken_for_headers",),
+        ("unit/router/api/http/test_protocol_cuts.py::test_trailers_are_not_taken_for_headers",),
     ),
     Mutant(
         "requests that arrive at once are parsed one after the other",
         "router/api/http/protocol.py",
         "self._refusal is None and (self._part is not None or not self._answering)",
         "True",
-        ("unit/router/test_http_protocol.py::test_requests_behind_another_wait_unparsed",),
+        ("unit/router/api/http/test_protocol_cuts.py::test_requests_behind_another_wait_unparsed",),
     ),
     Mutant(
         "a router that ended waits for no thread",
         "kvrelay/cli/router.py",
         "        end_now()",
         "        pass",
-        (
-            "unit/router/test_router_process.py::test_threads_that_never_end_do_not_keep_the_process",
-        ),
+        ("unit/router/test_process.py::test_threads_that_never_end_do_not_keep_the_process",),
     ),
     Mutant(
         "a router whose end hangs is ended",
         "router/main.py",
         "    end_after(DRAIN_GRACE_S + END_S)",
         "    pass",
-        ("unit/router/test_router_process.py::test_a_router_whose_end_hangs_is_ended",),
+        ("unit/router/test_process.py::test_a_router_whose_end_hangs_is_ended",),
     ),
     Mutant(
         "tokens are read again while threads are busy",
@@ -242,7 +242,7 @@ MUTANTS = (
         "await loop.run_in_executor(self._thread, _signature, self._path)",
         "await loop.run_in_executor(None, _signature, self._path)",
         (
-            "unit/router/test_hostile_requests.py::test_a_token_that_is_withdrawn_works_no_more_while_threads_are_busy",
+            "unit/router/api/test_hostile_requests.py::test_a_token_that_is_withdrawn_works_no_more_while_threads_are_busy",
         ),
     ),
     Mutant("what only the router makes", BODY, "if name in _FORBIDDEN:", "if False:", _HTTP),
@@ -252,28 +252,28 @@ MUTANTS = (
         BODY,
         "if n * num_prompts > MAX_CHOICES:",
         "if False:",
-        ("unit/router/test_openai_request.py::test_the_bound_is_on_prompts_times_n",),
+        ("unit/router/api/http/test_request_models.py::test_the_bound_is_on_prompts_times_n",),
     ),
     Mutant(
         "size of a body",
         HTTP_BODY,
         "if size > MAX_BYTES:",
         "if False:",
-        ("unit/router/test_router_http.py::test_bodies_that_cannot_be_read",),
+        ("unit/router/api/http/test_openai.py::test_bodies_that_cannot_be_read",),
     ),
     Mutant(
         "compressed bodies",
         HTTP_BODY,
         'if request.headers.get("content-encoding", "identity") != "identity":',
         "if False:",
-        ("unit/router/test_router_http.py::test_bodies_that_cannot_be_read",),
+        ("unit/router/api/http/test_openai.py::test_bodies_that_cannot_be_read",),
     ),
     Mutant(
         "size of a gRPC message",
         "router/api/listeners.py",
         '("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),',
         '("grpc.max_receive_message_length", -1),',
-        ("unit/router/test_router_end_to_end.py::test_message_over_the_cap",),
+        ("unit/router/test_end_to_end.py::test_message_over_the_cap",),
     ),
     Mutant(
         "numbers that are none",
@@ -305,6 +305,6 @@ MUTANTS = (
         CHECKS,
         "if max_tokens > room:",
         "if False:",
-        ("unit/router/test_validation.py::test_what_does_not_fit_is_named",),
+        ("unit/router/frontend/test_validation.py::test_what_does_not_fit_is_named",),
     ),
 )

@@ -15,8 +15,8 @@ MUTANTS = (
         "new = slice(start - event.index,",
         "new = slice(0,",
         (
-            "unit/router/test_lifecycle.py::test_duplicates_show_nothing",
-            "unit/router/test_lifecycle.py::test_logprobs_stay_with_their_tokens_when_duplicates_fall_away",
+            "unit/router/core/test_lifecycle.py::test_duplicates_show_nothing",
+            "unit/router/core/test_lifecycle.py::test_logprobs_stay_with_their_tokens_when_duplicates_fall_away",
         ),
     ),
     Mutant(
@@ -25,7 +25,7 @@ MUTANTS = (
         "if start != event.index or start + len(token_ids) > self.request.sampling.max_tokens:",
         "if start != event.index:",
         (
-            "unit/router/test_lifecycle.py::test_answer_ends_at_max_tokens_though_the_worker_goes_on",
+            "unit/router/core/test_lifecycle.py::test_answer_ends_at_max_tokens_though_the_worker_goes_on",
         ),
     ),
     Mutant(
@@ -33,7 +33,7 @@ MUTANTS = (
         LIFECYCLE,
         "if event.index > len(self.tokens):",
         "if False:",
-        ("unit/router/test_lifecycle.py::test_a_gap_is_given_to_another_attempt",),
+        ("unit/router/core/test_lifecycle.py::test_a_gap_is_given_to_another_attempt",),
     ),
     Mutant(
         "attempt number of events",
@@ -41,8 +41,8 @@ MUTANTS = (
         "return part and attempt == self.attempt and not self.ended",
         "return part and not self.ended",
         (
-            "unit/router/test_lifecycle.py::test_events_of_an_attempt_that_was_given_up_are_dropped",
-            "unit/router/test_dispatcher.py::test_new_epoch_of_a_worker_means_that_the_old_one_is_lost",
+            "unit/router/core/test_lifecycle.py::test_events_of_an_attempt_that_was_given_up_are_dropped",
+            "unit/router/core/test_dispatcher.py::test_new_epoch_of_a_worker_means_that_the_old_one_is_lost",
         ),
     ),
     Mutant(
@@ -50,14 +50,16 @@ MUTANTS = (
         LIFECYCLE,
         "return part and attempt == self.attempt and not self.ended",
         "return placed is not None and attempt == self.attempt and not self.ended",
-        ("unit/router/test_lifecycle.py::test_events_of_strangers_are_dropped",),
+        ("unit/router/core/test_lifecycle.py::test_events_of_strangers_are_dropped",),
     ),
     Mutant(
         "one end for each request",
         LIFECYCLE,
         "return part and attempt == self.attempt and not self.ended",
         "return part and attempt == self.attempt",
-        ("unit/router/test_lifecycle.py::test_duplicate_of_the_last_tokens_does_not_end_it_twice",),
+        (
+            "unit/router/core/test_lifecycle.py::test_duplicate_of_the_last_tokens_does_not_end_it_twice",
+        ),
     ),
     Mutant(
         "a request that kills its workers is quarantined",
@@ -65,7 +67,7 @@ MUTANTS = (
         "if self.suspicion.guilty:\n                error",
         "if False:\n                error",
         (
-            "unit/router/test_lifecycle.py::test_request_that_kills_two_workers_is_not_given_a_third",
+            "unit/router/core/test_lifecycle.py::test_request_that_kills_two_workers_is_not_given_a_third",
         ),
     ),
     Mutant(
@@ -73,7 +75,9 @@ MUTANTS = (
         LIFECYCLE,
         "if self.failures >= self._settings.max_attempts:",
         "if False:",
-        ("unit/router/test_lifecycle.py::test_attempts_are_bounded_and_the_last_error_is_told",),
+        (
+            "unit/router/core/test_lifecycle.py::test_attempts_are_bounded_and_the_last_error_is_told",
+        ),
     ),
     Mutant(
         "a lost attempt is aborted on the worker that is left",
@@ -81,8 +85,8 @@ MUTANTS = (
         "return [Send(holder, abort) for holder in self.holders if holder != gone]",
         "return []",
         (
-            "unit/router/test_lifecycle.py::test_loss_of_a_worker_frees_the_other_and_tries_again",
-            "unit/router/test_lifecycle.py::test_cancel_in_each_state",
+            "unit/router/core/test_lifecycle.py::test_loss_of_a_worker_frees_the_other_and_tries_again",
+            "unit/router/core/test_lifecycle.py::test_cancel_in_each_state",
         ),
     ),
     Mutant(
@@ -91,7 +95,7 @@ MUTANTS = (
         "if until is not None:",
         "if False:",
         (
-            "unit/router/test_quarantine.py::test_the_like_of_it_is_refused_for_a_while_and_told_how_long",
+            "unit/router/core/workers/test_quarantine.py::test_the_like_of_it_is_refused_for_a_while_and_told_how_long",
         ),
     ),
     Mutant(
@@ -99,7 +103,7 @@ MUTANTS = (
         "router/core/retry_budget.py",
         "if self._balance < 1:",
         "if False:",
-        ("unit/router/test_retry_budget.py::test_a_quiet_cluster_can_fail_over",),
+        ("unit/router/core/test_retry_budget.py::test_a_quiet_cluster_can_fail_over",),
     ),
     Mutant(
         "suspects run one at a time",
@@ -107,8 +111,8 @@ MUTANTS = (
         "if not suspicion.suspected:\n            return False",
         "return False",
         (
-            "unit/router/test_dispatcher.py::test_suspects_run_one_at_a_time",
-            "unit/router/test_dispatcher.py::test_suspect_that_waits_for_its_lease_is_still_alone",
+            "unit/router/core/test_dispatcher.py::test_suspects_run_one_at_a_time",
+            "unit/router/core/test_dispatcher.py::test_suspect_that_waits_for_its_lease_is_still_alone",
         ),
     ),
     Mutant(
@@ -118,8 +122,8 @@ MUTANTS = (
         "entry.life.request.deadline:",
         "for entry in list(self._entries.values()):\n            if False:",
         (
-            "unit/router/test_dispatcher.py::test_deadline_of_a_request_that_runs",
-            "unit/router/test_router_end_to_end.py::test_deadline_on_a_worker_that_hangs",
+            "unit/router/core/test_dispatcher.py::test_deadline_of_a_request_that_runs",
+            "unit/router/test_end_to_end.py::test_deadline_on_a_worker_that_hangs",
         ),
     ),
     Mutant(
@@ -128,7 +132,7 @@ MUTANTS = (
         "if time_left is not None and time_left <= 0:",
         "if False:",
         (
-            "unit/router/test_intake.py::test_a_deadline_that_has_passed_is_told_before_anything_is_done",
+            "unit/router/frontend/test_frontend.py::test_a_deadline_that_has_passed_is_told_before_anything_is_done",
         ),
     ),
     Mutant(
@@ -137,8 +141,8 @@ MUTANTS = (
         "if request.request_id in self._entries:",
         "if False:",
         (
-            "unit/router/test_dispatcher.py::test_live_request_id_is_not_taken_twice_but_an_ended_one_is",
-            "unit/router/test_router_end_to_end.py::test_live_request_id_twice",
+            "unit/router/core/test_dispatcher.py::test_live_request_id_is_not_taken_twice_but_an_ended_one_is",
+            "unit/router/test_end_to_end.py::test_live_request_id_twice",
         ),
     ),
     Mutant(
@@ -147,8 +151,8 @@ MUTANTS = (
         "if len(self._queue) < self._max_queue:",
         "if True:",
         (
-            "unit/router/test_dispatcher.py::test_full_queue_refuses",
-            "unit/router/test_router_end_to_end.py::test_full_queue_refuses_the_next",
+            "unit/router/core/test_dispatcher.py::test_full_queue_refuses",
+            "unit/router/test_end_to_end.py::test_full_queue_refuses_the_next",
         ),
     ),
     Mutant(
@@ -156,14 +160,14 @@ MUTANTS = (
         DISPATCHER,
         "leases.setdefault(life.assignment.decode, []).append(life.lease_id)",
         "pass",
-        ("unit/router/test_dispatcher.py::test_leases_are_renewed_until_the_commit",),
+        ("unit/router/core/test_dispatcher.py::test_leases_are_renewed_until_the_commit",),
     ),
     Mutant(
         "news of another epoch are not of this worker",
         "router/core/workers/worker_table.py",
         "if worker is not None and worker.info.epoch == info.epoch:",
         "if worker is not None:",
-        ("unit/router/test_dispatcher.py::test_news_of_another_epoch_are_not_of_this_worker",),
+        ("unit/router/core/test_dispatcher.py::test_news_of_another_epoch_are_not_of_this_worker",),
     ),
     Mutant(
         "a worker's next epoch ends the one before",
@@ -172,7 +176,7 @@ MUTANTS = (
         "[]",
         "effects: list[Effect] = []",
         (
-            "unit/router/test_dispatcher.py::test_new_epoch_of_a_worker_means_that_the_old_one_is_lost",
+            "unit/router/core/test_dispatcher.py::test_new_epoch_of_a_worker_means_that_the_old_one_is_lost",
         ),
     ),
     Mutant(
@@ -181,7 +185,7 @@ MUTANTS = (
         "if not isinstance(welcome, Welcome) or (welcome.worker_id, welcome.epoch) != (",
         "if not isinstance(welcome, Welcome) or (welcome.worker_id, self.info.epoch) != (",
         (
-            "unit/router/test_router_end_to_end.py::test_answer_of_a_worker_with_another_epoch_is_not_taken",
+            "unit/router/test_end_to_end.py::test_answer_of_a_worker_with_another_epoch_is_not_taken",
         ),
     ),
     Mutant(
@@ -190,7 +194,7 @@ MUTANTS = (
         "if self.draining:\n            raise Unavailable(",
         "if False:\n            raise Unavailable(",
         (
-            "unit/router/test_router_end_to_end.py::test_drain_refuses_new_requests_and_lets_the_others_end",
+            "unit/router/test_end_to_end.py::test_drain_refuses_new_requests_and_lets_the_others_end",
         ),
     ),
     Mutant(
@@ -271,7 +275,7 @@ MUTANTS = (
         "autoscaler/loop.py",
         "async with self._lease.in_time():\n",
         "if self._lease.leads:\n",
-        ("unit/autoscaler/test_autoscaler_loop.py::test_a_look_ends_with_the_lease",),
+        ("unit/autoscaler/test_loop.py::test_a_look_ends_with_the_lease",),
     ),
     Mutant(
         "an actuator without the lease does nothing",
@@ -325,7 +329,7 @@ MUTANTS = (
         "        if event.of_sequence:\n",
         "        if False:\n",
         (
-            "unit/router/test_sick_workers.py"
+            "unit/router/core/workers/test_sick_workers.py"
             "::test_requests_that_no_worker_has_a_token_for_cost_two_attempts_and_harm_nobody",
         ),
     ),
@@ -335,7 +339,7 @@ MUTANTS = (
         "elif isinstance(event, Failed) and event.of_sequence:",
         "elif False:",
         (
-            "unit/router/test_sick_workers.py"
+            "unit/router/core/workers/test_sick_workers.py"
             "::test_requests_that_no_worker_has_a_token_for_cost_two_attempts_and_harm_nobody",
         ),
     ),
@@ -345,7 +349,7 @@ MUTANTS = (
         "if at_fault and at_fault != worker_id and sequence.token_ids:",
         "if False:",
         (
-            "unit/router/test_sick_workers.py::test_a_worker_that_has_no_token_where_others_have_one_is_blamed",
+            "unit/router/core/workers/test_sick_workers.py::test_a_worker_that_has_no_token_where_others_have_one_is_blamed",
         ),
     ),
     Mutant(
@@ -354,7 +358,7 @@ MUTANTS = (
         "    if not entry.life.fault:",
         "    if True:",
         (
-            "unit/router/test_sick_workers.py::test_a_worker_that_has_no_token_where_others_have_one_is_blamed",
+            "unit/router/core/workers/test_sick_workers.py::test_a_worker_that_has_no_token_where_others_have_one_is_blamed",
         ),
     ),
     Mutant(
@@ -363,7 +367,7 @@ MUTANTS = (
         "views_for(entry, self._workers, now), entry.life.model\n",
         "views_for(entry, self._workers, now), None\n",
         (
-            "unit/router/test_model_versions.py::test_after_its_first_token_it_waits_for_its_own_while_others_go_on",
+            "unit/router/core/test_compatibility.py::test_after_its_first_token_it_waits_for_its_own_while_others_go_on",
         ),
     ),
     Mutant(
@@ -372,8 +376,8 @@ MUTANTS = (
         "isinstance(decision, Wait) and model is not None and not self._workers.all_serve(model)",
         "False",
         (
-            "unit/router/test_model_versions.py::test_after_its_first_token_it_waits_for_its_own_while_others_go_on",
-            "unit/router/test_model_versions.py::test_a_resumed_answer_waits_for_its_version_and_blocks_nobody",
+            "unit/router/core/test_compatibility.py::test_after_its_first_token_it_waits_for_its_own_while_others_go_on",
+            "unit/router/core/test_compatibility.py::test_a_resumed_answer_waits_for_its_version_and_blocks_nobody",
         ),
     ),
     Mutant(
@@ -382,7 +386,7 @@ MUTANTS = (
         "return now - entry.lone_since >= GONE_S",
         "return False",
         (
-            "unit/router/test_model_versions.py::test_a_version_that_is_gone_for_good_ends_its_requests_with_a_reason",
+            "unit/router/core/test_compatibility.py::test_a_version_that_is_gone_for_good_ends_its_requests_with_a_reason",
         ),
     ),
     Mutant(
@@ -391,8 +395,8 @@ MUTANTS = (
         "if self._workers.any_decodes and not self._workers.serves(model):\n            raise",
         "if False:\n            raise",
         (
-            "unit/router/test_model_versions.py::test_a_resumed_answer_is_refused_at_another_version",
-            "unit/router/test_model_versions.py::test_clients_are_told_the_version_and_held_to_it",
+            "unit/router/core/test_compatibility.py::test_a_resumed_answer_is_refused_at_another_version",
+            "unit/router/core/test_compatibility.py::test_clients_are_told_the_version_and_held_to_it",
         ),
     ),
     Mutant(
@@ -400,7 +404,9 @@ MUTANTS = (
         "router/core/path_policy.py",
         "workers = [one for one in workers if one.model.is_same(decode.model)]",
         "workers = list(workers)",
-        ("unit/router/test_model_versions.py::test_all_workers_of_an_attempt_have_one_version",),
+        (
+            "unit/router/core/test_compatibility.py::test_all_workers_of_an_attempt_have_one_version",
+        ),
     ),
     Mutant(
         "an impossible value fails its own sequence",
@@ -408,8 +414,8 @@ MUTANTS = (
         "    except InvalidArgument as error:\n        if kind !=",
         "    except ZeroDivisionError as error:\n        if kind !=",
         (
-            "unit/router/test_odd_events.py::test_an_odd_event_is_its_own_requests_trouble",
-            "unit/router/test_odd_events.py::test_a_worker_hears_that_its_tokens_were_of_no_use",
+            "unit/router/runtime/test_odd_events.py::test_an_odd_event_is_its_own_requests_trouble",
+            "unit/router/runtime/test_odd_events.py::test_a_worker_hears_that_its_tokens_were_of_no_use",
         ),
     ),
     Mutant(
@@ -418,7 +424,7 @@ MUTANTS = (
         "if info.worker_id in self._misfits:",
         "if False:",
         (
-            "unit/router/test_odd_events.py::test_a_worker_with_another_vocabulary_is_shown_and_left_alone",
+            "unit/router/runtime/test_odd_events.py::test_a_worker_with_another_vocabulary_is_shown_and_left_alone",
         ),
     ),
 )

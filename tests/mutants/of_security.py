@@ -12,7 +12,7 @@ LENDING = "kv_transfer/prefix_export.py"
 ACCESS = "router/frontend/access.py"
 SITES = "router/api/http/auth.py"
 
-_ENDPOINTS = "unit/router/test_endpoints.py"
+_ENDPOINTS = "unit/router/api/test_endpoints.py"
 
 MUTANTS = (
     Mutant(
@@ -140,7 +140,7 @@ MUTANTS = (
         "return self.tenant.salt_for(self.cache_salt)",
         "return self.tenant.salt",
         (
-            "unit/router/test_lifecycle.py::test_each_attempt_has_the_salt_of_the_request",
+            "unit/router/core/test_lifecycle.py::test_each_attempt_has_the_salt_of_the_request",
             "unit/router/test_tenants_on_workers.py::test_a_tenant_finds_its_own_prefixes_and_nobody_elses",
         ),
     ),
@@ -150,7 +150,7 @@ MUTANTS = (
         "partial(BlockHasher, salt=request.salt, ",
         'partial(BlockHasher, salt="", ',
         (
-            "unit/router/test_dispatcher.py::test_where_and_why_a_request_is_placed_tells_nothing_of_others_prompts",
+            "unit/router/core/test_dispatcher.py::test_where_and_why_a_request_is_placed_tells_nothing_of_others_prompts",
         ),
     ),
     Mutant(
@@ -176,14 +176,18 @@ MUTANTS = (
         SITES,
         'if name is None or not (name == self._host or is_loopback(f"{name}:0")):',
         "if False:",
-        ("unit/router/test_http_bounds.py::test_browsers_that_another_site_sends_are_refused",),
+        (
+            "unit/router/api/http/test_protocol.py::test_browsers_that_another_site_sends_are_refused",
+        ),
     ),
     Mutant(
         "Origin",
         SITES,
         "if origins and origins !=",
         "if False and origins !=",
-        ("unit/router/test_http_bounds.py::test_browsers_that_another_site_sends_are_refused",),
+        (
+            "unit/router/api/http/test_protocol.py::test_browsers_that_another_site_sends_are_refused",
+        ),
     ),
     Mutant(
         "what others can reach needs TLS and tokens",
@@ -222,14 +226,16 @@ MUTANTS = (
         "kvrelay/tokenizer/tokenizer.py",
         "self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids",
         "self._backend.encode(text, add_special_tokens=add_special_tokens).ids",
-        ("unit/engine/test_text.py::test_other_threads_go_on_while_a_long_text_is_encoded",),
+        (
+            "unit/tokenizer/test_tokenizer.py::test_other_threads_go_on_while_a_long_text_is_encoded",
+        ),
     ),
     Mutant(
         "headers of HTTP",
         "router/api/http/protocol.py",
         'if self._part == "head" and self._head_bytes > MAX_HEAD_BYTES:',
         "if False:",
-        ("unit/router/test_http_bounds.py::test_headers_and_bodies_over_the_bound",),
+        ("unit/router/api/http/test_protocol.py::test_headers_and_bodies_over_the_bound",),
     ),
     Mutant(
         "connections of HTTP",
@@ -237,7 +243,7 @@ MUTANTS = (
         "if len(self.connections) > MAX_CONNECTIONS and not self._make_room():",
         "if False:",
         (
-            "unit/router/test_http_bounds.py::test_connections_over_the_bound_are_ended_and_others_go_on",
+            "unit/router/api/http/test_protocol.py::test_connections_over_the_bound_are_ended_and_others_go_on",
         ),
     ),
     Mutant(
@@ -245,21 +251,23 @@ MUTANTS = (
         "router/api/http/protocol.py",
         "oldest.transport.abort()",
         "pass",
-        ("unit/router/test_http_bounds.py::test_an_idle_connection_makes_room_for_a_new_one",),
+        (
+            "unit/router/api/http/test_protocol.py::test_an_idle_connection_makes_room_for_a_new_one",
+        ),
     ),
     Mutant(
         "silent TLS connections make room",
         "router/api/http/acceptor.py",
         "next(iter(self._handshakes)).cancel()",
         "pass",
-        ("unit/router/test_http_acceptor.py::test_the_oldest_handshake_makes_room",),
+        ("unit/router/api/http/test_acceptor.py::test_the_oldest_handshake_makes_room",),
     ),
     Mutant(
         "silent TLS connections end",
         "router/api/http/acceptor.py",
         "ssl_handshake_timeout=timeout_s",
         "ssl_handshake_timeout=timeout_s and 3600.0",
-        ("unit/router/test_http_acceptor.py::test_a_silent_handshake_ends",),
+        ("unit/router/api/http/test_acceptor.py::test_a_silent_handshake_ends",),
     ),
     Mutant(
         "polls are paced",
@@ -267,8 +275,8 @@ MUTANTS = (
         "await self._waiting_room.tenant(tenant.name, poll)",
         "pass",
         (
-            "unit/router/test_pace.py::test_polls_wait_for_their_own_tenant_only",
-            "unit/router/test_pace.py::test_refused_requests_wait_answers_do_not",
+            "unit/router/api/test_pacing.py::test_polls_wait_for_their_own_tenant_only",
+            "unit/router/api/test_pacing.py::test_refused_requests_wait_answers_do_not",
         ),
     ),
     Mutant(
@@ -276,21 +284,21 @@ MUTANTS = (
         "router/api/grpc/auth.py",
         "await self._waiting_room.tenant(tenant.name, poll=details.method != GENERATE)",
         "pass",
-        ("unit/router/test_pace.py::test_grpc_is_paced_as_well",),
+        ("unit/router/api/test_pacing.py::test_grpc_is_paced_as_well",),
     ),
     Mutant(
         "refused calls on gRPC are charged",
         "router/api/grpc/service.py",
         "self._waiting_room.refused(caller.get().name)",
         "pass",
-        ("unit/router/test_pace.py::test_refused_calls_are_charged_on_grpc",),
+        ("unit/router/api/test_pacing.py::test_refused_calls_are_charged_on_grpc",),
     ),
     Mutant(
         "requests that wait leave one after the other",
         "router/frontend/waiting_room.py",
         "self._pace.wait_s(name, now, self._waiting[name])",
         "self._pace.wait_s(name, now)",
-        ("unit/router/test_pace.py::test_requests_that_wait_leave_one_after_the_other",),
+        ("unit/router/api/test_pacing.py::test_requests_that_wait_leave_one_after_the_other",),
     ),
     Mutant(
         "tenants wait",
@@ -298,9 +306,9 @@ MUTANTS = (
         "if not wait_s:\n            return\n",
         "return\n",
         (
-            "unit/router/test_pace.py::test_polls_wait_for_their_own_tenant_only",
-            "unit/router/test_pace.py::test_refused_requests_wait_answers_do_not",
-            "unit/router/test_pace.py::test_grpc_is_paced_as_well",
+            "unit/router/api/test_pacing.py::test_polls_wait_for_their_own_tenant_only",
+            "unit/router/api/test_pacing.py::test_refused_requests_wait_answers_do_not",
+            "unit/router/api/test_pacing.py::test_grpc_is_paced_as_well",
         ),
     ),
     Mutant(
@@ -309,8 +317,8 @@ MUTANTS = (
         "if not wait_s:\n            return True\n",
         "return True\n",
         (
-            "unit/router/test_pace.py::test_strangers_wait_for_each_other_and_hold_few_connections",
-            "unit/router/test_pace.py::test_strangers_on_grpc_wait_in_the_same_room",
+            "unit/router/api/test_pacing.py::test_strangers_wait_for_each_other_and_hold_few_connections",
+            "unit/router/api/test_pacing.py::test_strangers_on_grpc_wait_in_the_same_room",
         ),
     ),
     Mutant(
@@ -319,8 +327,8 @@ MUTANTS = (
         "if self._strangers >= MAX_STRANGERS:",
         "if False:",
         (
-            "unit/router/test_pace.py::test_strangers_wait_for_each_other_and_hold_few_connections",
-            "unit/router/test_pace.py::test_strangers_on_grpc_wait_in_the_same_room",
+            "unit/router/api/test_pacing.py::test_strangers_wait_for_each_other_and_hold_few_connections",
+            "unit/router/api/test_pacing.py::test_strangers_on_grpc_wait_in_the_same_room",
         ),
     ),
     Mutant(
@@ -328,49 +336,53 @@ MUTANTS = (
         "router/api/grpc/auth.py",
         "await self._waiting_room.stranger()",
         'await self._waiting_room.tenant("", poll=True)',
-        ("unit/router/test_pace.py::test_strangers_on_grpc_wait_in_the_same_room",),
+        ("unit/router/api/test_pacing.py::test_strangers_on_grpc_wait_in_the_same_room",),
     ),
     Mutant(
         "strangers who leave make room",
         "router/frontend/waiting_room.py",
         "self._strangers -= 1",
         "pass",
-        ("unit/router/test_pace.py::test_a_stranger_who_leaves_makes_room",),
+        ("unit/router/api/test_pacing.py::test_a_stranger_who_leaves_makes_room",),
     ),
     Mutant(
         "no tenant has all connections",
         "router/api/http/pacing.py",
         "if self._running[tenant.name] > MAX_REQUESTS:",
         "if False:",
-        ("unit/router/test_pace.py::test_no_tenant_takes_all_connections",),
+        ("unit/router/api/test_pacing.py::test_no_tenant_takes_all_connections",),
     ),
     Mutant(
         "one exposition for all",
         "router/observability/exposition.py",
         "if now >= self._stale_at:",
         "if True:",
-        ("unit/router/test_pace.py::test_one_exposition_serves_all_who_ask_at_a_time",),
+        ("unit/router/api/test_pacing.py::test_one_exposition_serves_all_who_ask_at_a_time",),
     ),
     Mutant(
         "a tenant's status has its own figures only",
         "router/observability/dashboard.py",
         "figures = self._figures[viewer.sees_cluster]",
         "figures = self._figures[True]",
-        ("unit/router/test_exposure.py::test_what_a_tenant_reads_does_not_depend_on_the_others",),
+        (
+            "unit/router/observability/test_exposure.py::test_what_a_tenant_reads_does_not_depend_on_the_others",
+        ),
     ),
     Mutant(
         "a tenant's metrics are its own only",
         "router/observability/exposition.py",
         'key = "" if viewer.sees_cluster else viewer.name',
         'key = ""',
-        ("unit/router/test_exposure.py::test_each_tenant_is_told_of_its_own_use",),
+        ("unit/router/observability/test_exposure.py::test_each_tenant_is_told_of_its_own_use",),
     ),
     Mutant(
         "why has no figures of others",
         "router/core/path_policy.py",
         "if self.load and viewer.sees_cluster else",
         "if self.load else",
-        ("unit/router/test_exposure.py::test_why_and_ledger_have_no_figures_of_others",),
+        (
+            "unit/router/observability/test_exposure.py::test_why_and_ledger_have_no_figures_of_others",
+        ),
     ),
     Mutant(
         "a message that cannot be read is the client's mistake",
@@ -385,7 +397,7 @@ MUTANTS = (
         "if self._waiting or self._now() - self._began > SLICE_S:",
         "if False:",
         (
-            "unit/router/test_read_turns.py::test_rounds_of_the_loop_are_short_and_what_one_sends_stays_in_order",
+            "unit/router/api/http/test_read_turns.py::test_rounds_of_the_loop_are_short_and_what_one_sends_stays_in_order",
         ),
     ),
     Mutant(
@@ -394,7 +406,7 @@ MUTANTS = (
         "if self._now() - self._began > SLICE_S:\n                break",
         "pass",
         (
-            "unit/router/test_read_turns.py::test_rounds_of_the_loop_are_short_and_what_one_sends_stays_in_order",
+            "unit/router/api/http/test_read_turns.py::test_rounds_of_the_loop_are_short_and_what_one_sends_stays_in_order",
         ),
     ),
     Mutant(
@@ -402,14 +414,18 @@ MUTANTS = (
         "router/api/http/read_turns.py",
         "self._waiting.setdefault(who, deque())",
         "self._waiting.setdefault(None, deque())",
-        ("unit/router/test_read_turns.py::test_nobody_waits_for_more_than_one_read_of_each_other",),
+        (
+            "unit/router/api/http/test_read_turns.py::test_nobody_waits_for_more_than_one_read_of_each_other",
+        ),
     ),
     Mutant(
         "a connection's turn is its tenant's",
         "router/api/http/protocol.py",
         "tenant.name if tenant else",
         "None if tenant else",
-        ("unit/router/test_http_bounds.py::test_a_connection_is_read_in_the_turns_of_its_tenant",),
+        (
+            "unit/router/api/http/test_protocol.py::test_a_connection_is_read_in_the_turns_of_its_tenant",
+        ),
     ),
     Mutant(
         "connections that come at one moment let others run",
@@ -417,7 +433,7 @@ MUTANTS = (
         "await asyncio.sleep(0)  # an accept",
         "pass  # an accept",
         (
-            "unit/router/test_http_bounds.py::test_connections_that_come_at_one_moment_let_others_run",
+            "unit/router/api/http/test_protocol.py::test_connections_that_come_at_one_moment_let_others_run",
         ),
     ),
 )

@@ -68,7 +68,7 @@ MUTANTS = (
         "router/runtime/pool_changes.py",
         "driver.look_soon()",
         "pass",
-        ("unit/router/test_changes.py::test_a_worker_is_found_without_a_poll",),
+        ("unit/router/runtime/test_driver.py::test_a_worker_is_found_without_a_poll",),
     ),
     Mutant(
         "orders that come before the fork are kept",

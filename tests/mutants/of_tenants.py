@@ -7,7 +7,7 @@ from mutants.mutant import Mutant
 PREEMPTION = "router/core/queueing/preemption.py"
 DISPATCHER = "router/core/dispatcher.py"
 QUEUE = "router/core/queueing/fair_queue.py"
-SLOTS_TESTS = "unit/router/test_batch_slots.py"
+SLOTS_TESTS = "unit/router/core/queueing/test_batch_slots.py"
 
 MUTANTS = (
     Mutant(
@@ -26,14 +26,16 @@ MUTANTS = (
         PREEMPTION,
         "if shares.of(one.tenant, -1, -one.held_tokens) >= mine:",
         "if shares.of(one.tenant) >= mine:",
-        ("unit/router/test_preemption.py::test_whatever_the_books_say",),
+        ("unit/router/core/queueing/test_preemption.py::test_whatever_the_books_say",),
     ),
     Mutant(
         "a request that was preempted gets on before it is again",
         PREEMPTION,
         "return not self.preemptions or self._ran(MIN_RUN_S)",
         "return True",
-        ("unit/router/test_preemption.py::test_who_was_preempted_stays_until_it_has_got_on",),
+        (
+            "unit/router/core/queueing/test_preemption.py::test_who_was_preempted_stays_until_it_has_got_on",
+        ),
     ),
     Mutant(
         "slots that cannot be shared are taken in turns",
@@ -41,7 +43,7 @@ MUTANTS = (
         "return empty_handed and",
         "return False and",
         (
-            "unit/router/test_preemption.py::test_one_slot_is_taken_in_turns_by_who_was_served_less",
+            "unit/router/core/queueing/test_preemption.py::test_one_slot_is_taken_in_turns_by_who_was_served_less",
             f"{SLOTS_TESTS}::test_slots_that_cannot_be_shared_are_taken_in_turns",
         ),
     ),
@@ -50,7 +52,9 @@ MUTANTS = (
         PREEMPTION,
         "if only_slots and min(one.soon_s for one, _ in plans) <= restart_s:",
         "if False:",
-        ("unit/router/test_preemption.py::test_a_slot_that_comes_free_soon_is_waited_for",),
+        (
+            "unit/router/core/queueing/test_preemption.py::test_a_slot_that_comes_free_soon_is_waited_for",
+        ),
     ),
     Mutant(
         "a tenant takes no slot that it would have to give back",
@@ -58,7 +62,7 @@ MUTANTS = (
         "return [one for one in shares if one.running / one.tenant.weight < least]",
         "return shares",
         (
-            "unit/router/test_fair_queue.py::test_a_tenant_takes_no_slot_that_it_would_have_to_give_back",
+            "unit/router/core/queueing/test_fair_queue.py::test_a_tenant_takes_no_slot_that_it_would_have_to_give_back",
             f"{SLOTS_TESTS}::test_slots_do_not_go_to_and_fro",
         ),
     ),
@@ -75,7 +79,7 @@ MUTANTS = (
         "                _to_front(line, ticket)\n",
         "",
         (
-            "unit/router/test_fair_queue.py::test_who_was_preempted_goes_first_among_its_tenants_only",
+            "unit/router/core/queueing/test_fair_queue.py::test_who_was_preempted_goes_first_among_its_tenants_only",
         ),
     ),
     Mutant(
@@ -83,7 +87,7 @@ MUTANTS = (
         QUEUE,
         "if (request_id := next(reversed(line))) not in self._preempted",
         "if (request_id := next(reversed(line)))",
-        ("unit/router/test_fair_queue.py::test_who_was_preempted_is_not_sent_away",),
+        ("unit/router/core/queueing/test_fair_queue.py::test_who_was_preempted_is_not_sent_away",),
     ),
     Mutant(
         "a worker that has not got its blocks back costs no second victim",
@@ -98,10 +102,10 @@ MUTANTS = (
         "self._counters[tenant] += tokens / sequence.weight",
         "pass",
         (
-            "unit/prefill_worker/test_prefill_scheduler.py::"
+            "unit/prefill_worker/test_scheduler.py::"
             "test_a_short_prompt_does_not_wait_for_the_end_of_another_tenants_long_ones",
-            "unit/prefill_worker/test_prefill_scheduler.py::test_prompts_of_tenants_that_wait_are_computed_by_weight",
-            "unit/decode_worker/test_decode_scheduler.py::test_a_local_prompt_does_not_wait_for_the_end_of_another_tenants",
+            "unit/prefill_worker/test_scheduler.py::test_prompts_of_tenants_that_wait_are_computed_by_weight",
+            "unit/decode_worker/test_scheduler.py::test_a_local_prompt_does_not_wait_for_the_end_of_another_tenants",
         ),
     ),
     Mutant(
@@ -110,7 +114,7 @@ MUTANTS = (
         "self._counters[tenant] = max(self._counters.get(tenant, 0.0), self._virtual)",
         "self._counters.setdefault(tenant, 0.0)",
         (
-            "unit/prefill_worker/test_prefill_scheduler.py::test_prompts_of_tenants_that_wait_are_computed_by_weight",
+            "unit/prefill_worker/test_scheduler.py::test_prompts_of_tenants_that_wait_are_computed_by_weight",
         ),
     ),
     Mutant(
@@ -119,7 +123,7 @@ MUTANTS = (
         "return blocks[sequence.spec.tenant] / sequence.weight, place",
         "return 0.0, place",
         (
-            "unit/decode_worker/test_decode_scheduler.py::test_when_blocks_run_out_the_tenant_that_has_most_gives_way",
+            "unit/decode_worker/test_scheduler.py::test_when_blocks_run_out_the_tenant_that_has_most_gives_way",
         ),
     ),
     Mutant(
@@ -127,7 +131,7 @@ MUTANTS = (
         "router/api/http/choices.py",
         "token_ids = await frontend.tokenize(named, tenant, completion.n)",
         "token_ids = await frontend.tokenize(named, tenant)",
-        ("unit/router/test_endpoints.py::test_each_choice_counts_as_a_request",),
+        ("unit/router/api/test_endpoints.py::test_each_choice_counts_as_a_request",),
     ),
     Mutant(
         "tokens that are computed again are charged",

@@ -289,6 +289,6 @@ MUTANTS = (
         "kvrelay/engine/parallel/forward.py",
         "            on_layer(index - 1)",
         "            on_layer(index)",
-        ("unit/engine/test_ranks.py::test_a_layer_is_told_when_all_ranks_have_stored_it",),
+        ("unit/engine/parallel/test_group.py::test_a_layer_is_told_when_all_ranks_have_stored_it",),
     ),
 )

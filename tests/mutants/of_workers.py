@@ -13,34 +13,6 @@ DECODE = "decode_worker/worker.py"
 
 MUTANTS = (
     Mutant(
-        "a model is held to transformers' own attention",
-        "kvrelay/engine/model/loader.py",
-        "        check_against_own_attention(model, probed.layers, probed.dtype)\n",
-        "",
-        ("unit/engine/test_self_check.py::test_positions_that_the_model_shifts_are_noticed",),
-    ),
-    Mutant(
-        "rounding of 16 bits is no difference",
-        "kvrelay/engine/model/self_check.py",
-        "rows.max() if rounding == torch.float32 or not",
-        "rows.max() if True or not",
-        ("unit/engine/test_self_check.py::test_rounding_refuses_nothing",),
-    ),
-    Mutant(
-        "models that drop keywords get the batch all the same",
-        "kvrelay/engine/model/loader.py",
-        "if probed.drops_keywords:",
-        "if False:",
-        ("unit/engine/test_self_check.py::test_models_that_drop_keywords_run_side_by_side",),
-    ),
-    Mutant(
-        "a cache that is shorter than attention is noticed",
-        "kvrelay/engine/model/attention_probe.py",
-        "if kept and kept < min(window, max_len):",
-        "if False:",
-        ("unit/engine/test_self_check.py::test_a_cache_that_is_shorter_than_attention_is_noticed",),
-    ),
-    Mutant(
         "workers that keep dying before one has served end the cluster",
         "kvrelay/launch/failed_start.py",
         "if self._deaths < MOST_DEATHS:",
@@ -127,7 +99,7 @@ MUTANTS = (
         "if num_tokens != expected or not 0 <= first_token < self.runner.vocab_size:",
         "if False:",
         (
-            "unit/decode_worker/test_decode_worker.py::test_a_commit_of_something_else_ends_the_attempt_and_harms_nobody",
+            "unit/decode_worker/test_worker.py::test_a_commit_of_something_else_ends_the_attempt_and_harms_nobody",
         ),
     ),
     Mutant(
@@ -136,7 +108,7 @@ MUTANTS = (
         'if self.state != "ready":',
         "if False:",
         (
-            "unit/decode_worker/test_decode_worker.py::test_a_draining_worker_refuses_and_becomes_empty",
+            "unit/decode_worker/test_worker.py::test_a_draining_worker_refuses_and_becomes_empty",
             "unit/worker/test_liveness.py::test_a_worker_is_given_no_work_before_its_first_real_steps",
         ),
     ),
@@ -173,7 +145,7 @@ MUTANTS = (
         "count, owner = self._by_count[0]",
         "count, owner = max(self._by_count)",
         (
-            "unit/engine/test_blocks.py::test_one_tenant_cannot_flush_what_another_has_cached_within_its_share",
+            "unit/engine/kvcache/test_block_pool.py::test_one_tenant_cannot_flush_what_another_has_cached_within_its_share",
         ),
     ),
     Mutant(
@@ -198,7 +170,7 @@ MUTANTS = (
         "if not sequence.in_flight:\n            sequence.drop_blocks(self._cache)",
         "sequence.drop_blocks(self._cache)",
         (
-            "unit/decode_worker/test_decode_scheduler.py::test_blocks_of_a_step_in_flight_are_kept_until_it_is_over",
+            "unit/decode_worker/test_scheduler.py::test_blocks_of_a_step_in_flight_are_kept_until_it_is_over",
         ),
     ),
     Mutant(
@@ -206,21 +178,21 @@ MUTANTS = (
         BLOCKS,
         '("lost", set(range(self.num_blocks)) - free - held - cached),\n',
         "",
-        ("unit/engine/test_blocks.py::test_integrity_check_says_what_is_off",),
+        ("unit/engine/kvcache/test_block_pool.py::test_integrity_check_says_what_is_off",),
     ),
     Mutant(
         "free blocks are those that are counted",
         BLOCKS,
         "if len(free) != self.num_free:",
         "if False:",
-        ("unit/engine/test_blocks.py::test_integrity_check_says_what_is_off",),
+        ("unit/engine/kvcache/test_block_pool.py::test_integrity_check_says_what_is_off",),
     ),
     Mutant(
         "a block that nobody holds is not given back",
         BLOCKS,
         'raise IntegrityError(f"release of block {block}, which nobody holds")',
         "pass",
-        ("unit/engine/test_blocks.py::test_a_block_is_given_back_once",),
+        ("unit/engine/kvcache/test_block_pool.py::test_a_block_is_given_back_once",),
     ),
     Mutant(
         "an idle worker checks its books and says what is off",
@@ -235,7 +207,7 @@ MUTANTS = (
         "return max(others, key=excess, default=0)",
         "return 0",
         (
-            "unit/decode_worker/test_decode_scheduler.py::test_when_blocks_run_out_the_youngest_is_preempted_and_comes_back",
+            "unit/decode_worker/test_scheduler.py::test_when_blocks_run_out_the_youngest_is_preempted_and_comes_back",
         ),
     ),
     Mutant(
@@ -251,8 +223,8 @@ MUTANTS = (
         "[len(request.token_ids) for request in requests]",
         "[0 for request in requests]",
         (
-            "unit/engine/test_sampling.py::test_draws_differ_by_seed_and_by_position_and_repeat",
-            "unit/engine/test_sampling.py::test_known_draws",
+            "unit/engine/sampling/test_sampler.py::test_draws_differ_by_seed_and_by_position_and_repeat",
+            "unit/engine/sampling/test_sampler.py::test_known_draws",
         ),
     ),
     Mutant(
@@ -260,7 +232,9 @@ MUTANTS = (
         "kvrelay/engine/sampling/categorical.py",
         "uniform([one.seed or 0 for one in params]",
         "uniform([0 for one in params]",
-        ("unit/engine/test_sampling.py::test_draws_differ_by_seed_and_by_position_and_repeat",),
+        (
+            "unit/engine/sampling/test_sampler.py::test_draws_differ_by_seed_and_by_position_and_repeat",
+        ),
     ),
     Mutant(
         "block hashes are keyed by model and salt",
@@ -268,8 +242,8 @@ MUTANTS = (
         "self._state = hashlib.blake2b(key=key, digest_size=hash_bytes)",
         "self._state = hashlib.blake2b(digest_size=hash_bytes)",
         (
-            "unit/engine/test_cache.py::test_hashes_are_of_all_tokens_before_and_of_the_salt",
-            "unit/engine/test_cache.py::test_hashes_are_of_the_model",
+            "unit/engine/kvcache/test_prefix_cache.py::test_hashes_are_of_all_tokens_before_and_of_the_salt",
+            "unit/engine/kvcache/test_prefix_cache.py::test_hashes_are_of_the_model",
         ),
     ),
     Mutant(
@@ -277,14 +251,18 @@ MUTANTS = (
         HASHING,
         "self._state.update(tokens)",
         "self._state = hashlib.blake2b(tokens, digest_size=16)",
-        ("unit/engine/test_cache.py::test_hashes_are_of_all_tokens_before_and_of_the_salt",),
+        (
+            "unit/engine/kvcache/test_prefix_cache.py::test_hashes_are_of_all_tokens_before_and_of_the_salt",
+        ),
     ),
     Mutant(
         "block hashes have 128 bits",
         HASHING,
         "HASH_BYTES = 16",
         "HASH_BYTES = 8",
-        ("unit/engine/test_cache.py::test_hashes_are_of_all_tokens_before_and_of_the_salt",),
+        (
+            "unit/engine/kvcache/test_prefix_cache.py::test_hashes_are_of_all_tokens_before_and_of_the_salt",
+        ),
     ),
     Mutant(
         "the content of a block with the right hash is compared",
@@ -292,7 +270,7 @@ MUTANTS = (
         "if block is None or self._contents[block] == content:",
         "if True:",
         (
-            "unit/engine/test_cache.py::test_a_block_of_the_same_hash_and_other_content_is_not_taken",
+            "unit/engine/kvcache/test_prefix_cache.py::test_a_block_of_the_same_hash_and_other_content_is_not_taken",
             "unit/kv_transfer/test_capabilities.py::test_kv_is_lent_of_the_tokens_and_the_salt_that_are_shown",
         ),
     ),
@@ -301,7 +279,9 @@ MUTANTS = (
         "kvrelay/engine/kvcache/block_pool.py",
         "self._serials[block] = next(self._next_serial)",
         "self._serials[block] = 1",
-        ("unit/engine/test_cache.py::test_equal_tokens_after_a_collision_are_not_taken",),
+        (
+            "unit/engine/kvcache/test_prefix_cache.py::test_equal_tokens_after_a_collision_are_not_taken",
+        ),
     ),
     Mutant(
         "a block's content tells model and salt",
@@ -309,7 +289,7 @@ MUTANTS = (
         "before: int | str = prefix.root",
         'before: int | str = ""',
         (
-            "unit/engine/test_cache.py::test_a_block_of_the_same_hash_and_other_content_is_not_taken",
+            "unit/engine/kvcache/test_prefix_cache.py::test_a_block_of_the_same_hash_and_other_content_is_not_taken",
             "unit/kv_transfer/test_capabilities.py::test_kv_is_lent_of_the_tokens_and_the_salt_that_are_shown",
         ),
     ),
@@ -336,7 +316,7 @@ MUTANTS = (
         "kvrelay/engine/parallel/group.py",
         "if (code := process.poll()) is not None:",
         "if (code := 0):",
-        ("unit/engine/test_ranks.py::test_long_steps_layers_and_the_death_of_a_rank",),
+        ("unit/engine/parallel/test_group.py::test_long_steps_layers_and_the_death_of_a_rank",),
     ),
     Mutant(
         "a row without a distribution gives no token",
@@ -344,8 +324,8 @@ MUTANTS = (
         "return torch.where(drawable, torch.minimum(index, last), NOT_DRAWN)[:, 0]",
         "return torch.minimum(index, last)[:, 0]",
         (
-            "unit/engine/test_sampling_faults.py::test_a_token_of_the_vocabulary_or_an_error_for_its_row_alone",
-            "unit/engine/test_sampling_faults.py::test_a_draw_gives_no_id_beyond_the_vocabulary_whatever_it_is_given",
+            "unit/engine/sampling/test_faults.py::test_a_token_of_the_vocabulary_or_an_error_for_its_row_alone",
+            "unit/engine/sampling/test_faults.py::test_a_draw_gives_no_id_beyond_the_vocabulary_whatever_it_is_given",
         ),
     ),
     Mutant(
@@ -354,7 +334,7 @@ MUTANTS = (
         "return torch.where(logits.gather(1, index[:, None])[:, 0].isfinite(), index, NOT_DRAWN)",
         "return index",
         (
-            "unit/engine/test_sampling_faults.py::test_a_token_of_the_vocabulary_or_an_error_for_its_row_alone",
+            "unit/engine/sampling/test_faults.py::test_a_token_of_the_vocabulary_or_an_error_for_its_row_alone",
         ),
     ),
     Mutant(
@@ -363,7 +343,7 @@ MUTANTS = (
         "if request.params.temperature >= LEAST_TEMPERATURE]",
         "if request.params.temperature > 0]",
         (
-            "unit/engine/test_sampling_faults.py::test_temperatures_that_float32_does_not_have_are_greedy",
+            "unit/engine/sampling/test_faults.py::test_temperatures_that_float32_does_not_have_are_greedy",
         ),
     ),
     Mutant(
@@ -371,7 +351,7 @@ MUTANTS = (
         "kvrelay/engine/sampling/penalties.py",
         "torch.where(values.isfinite(), BANNED, values)",
         "torch.full_like(values, BANNED)",
-        ("unit/engine/test_sampling_faults.py::test_a_ban_hides_no_nonsense",),
+        ("unit/engine/sampling/test_faults.py::test_a_ban_hides_no_nonsense",),
     ),
     Mutant(
         "a step that raises is run apart",
@@ -418,7 +398,7 @@ MUTANTS = (
         "            logits = self._run(step)  #",
         "            self.not_captured = str(reason)\n            logits = self._run(step)  #",
         (
-            "unit/engine/test_native_forward.py::test_a_step_that_raises_while_it_is_captured_says_nothing_of_the_model",
+            "unit/engine/forward/test_native_forward.py::test_a_step_that_raises_while_it_is_captured_says_nothing_of_the_model",
         ),
     ),
     Mutant(
@@ -439,22 +419,6 @@ MUTANTS = (
         "pass",
         (
             "unit/worker/test_odd_commands.py::test_a_router_of_a_protocol_that_does_not_fit_is_told_so",
-        ),
-    ),
-    Mutant(
-        "every byte of a model's files",
-        "kvrelay/engine/model/digest.py",
-        "end = start + PART_BYTES",
-        "end = start + 64",
-        ("unit/engine/test_model_digest.py::test_any_byte_of_any_file_makes_another_id",),
-    ),
-    Mutant(
-        "a model file with old times",
-        "kvrelay/engine/model/digest.py",
-        'found.get("file") == key',
-        'found.get("file")[0] == key[0]',
-        (
-            "unit/engine/test_model_digest.py::test_a_file_that_was_replaced_with_its_old_times_is_read_again",
         ),
     ),
 )

@@ -7,7 +7,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from simulation.cluster import Cluster, Member
+from simulation.cluster import Cluster
+from simulation.controller import Member
 
 from kvrelay.types import PoolName
 

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import math
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import redis.asyncio
-from simulation.fake_redis import NAME as REDIS
-from simulation.fake_redis import FakeRedis, Store
-from simulation.history import Act, judge_acts, judge_incarnations, judge_leaders
+from simulation.control_faults import FAULTS, FORGETTING, OF_WORKERS
+from simulation.control_judge import Acts, ControlJudge
+from simulation.control_process import Controller, ControlWorker
+from simulation.fake_redis import FakeRedis
+from simulation.history import Act, judge_acts, judge_incarnations
 from simulation.network import Network
 from simulation.stand_ins import in_place
 from simulation.virtual_loop import Process, VirtualLoop, current_process
@@ -36,17 +37,16 @@ from autoscaler.loop import Autoscaler
 from kvrelay.config.schema import AutoscalingPolicy
 from kvrelay.errors import FailedPrecondition, Unavailable
 from kvrelay.state.registry import Registry
-from kvrelay.types import POOLS, PoolName, RouterLoad, WorkerInfo, WorkerLoad
+from kvrelay.types import PoolName, RouterLoad, WorkerInfo, WorkerLoad
 
 SHARE = 0.4  # of production's times
 RENEW_S, DEADLINE_S, EXPIRY_S, TAKEOVER_S = 0.2, 2.0, 2.0, 3.2
 TIMEOUT_S = 0.8
 HEARTBEAT_S, TTL_S = 0.4, 1.5
-TICK_S, LOOK_S = 0.3, 0.1
+TICK_S = 0.3
 DRIFT = 0.06  # how much faster or slower a host's clock runs
 SKEW_S = 300.0  # how wrong a host's wall clock is
 FAULTS_S = 14.0
-SURGE = 1  # a worker that is to replace another
 # A worker that was cut off is no longer counted on for so long; then it may have been replaced
 UNSEEN_S = 6.0
 POLICY = AutoscalingPolicy.model_validate(
@@ -63,17 +63,6 @@ POLICY = AutoscalingPolicy.model_validate(
 )
 
 
-class Acts(list[Act]):
-    """Each is judged as it takes effect."""
-
-    def __init__(self, judge: Callable[[Act], None]) -> None:
-        self._judge = judge
-
-    def append(self, act: Act) -> None:
-        super().append(act)
-        self._judge(act)
-
-
 @dataclass(frozen=True, slots=True)
 class ControlResult:
     seed: int
@@ -81,54 +70,6 @@ class ControlResult:
     faults: Counter[str]
     acts: Counter[str]
     leaders: int  # incarnations that led
-
-
-@dataclass(eq=False)
-class ControlWorker:
-    worker_id: str
-    pool: PoolName
-    process: Process
-    controller: Controller
-    registered: bool = False
-    draining: bool = False
-    unseen_until: float = 0.0  # it was cut off from Redis
-
-
-@dataclass(eq=False)
-class Controller:
-    """One incarnation, and `autoscaler.actuator.Launcher` of its workers."""
-
-    name: str
-    process: Process
-    simulation: ControlSimulation
-    lease: Lease | None = None
-    workers: dict[str, ControlWorker] = field(default_factory=dict)
-
-    async def start(self, pool: PoolName, worker_id: str) -> None:
-        assert self.lease is not None
-        claim = self.lease.claim()
-        self.simulation.act(claim.owner, claim.term, "start")
-        self.simulation.names.append(worker_id)
-        process = self.simulation.process(worker_id)
-        worker = self.workers[worker_id] = ControlWorker(worker_id, pool, process, self)
-        process.spawn(self.simulation.run_worker(worker, claim))
-
-    async def stop(self, worker_id: str) -> None:
-        self.simulation.kill_worker(self.workers[worker_id])
-
-    drain = stop
-
-    async def turn(self, worker_id: str, pool: PoolName) -> None:
-        raise AssertionError("no pool has more use for it")
-
-    def alive(self) -> Mapping[str, PoolName]:
-        return {name: one.pool for name, one in self.workers.items() if one.process.alive}
-
-    async def ended(self) -> None:
-        await asyncio.Event().wait()  # the actuator looks at intervals
-
-    def pending(self) -> Mapping[str, str]:
-        return {}
 
 
 class ControlSimulation:
@@ -145,7 +86,8 @@ class ControlSimulation:
         self.network = Network(self.loop, random.Random(rng.random()))
         self.network.history = history
         self.redis = FakeRedis(self.network)
-        self.redis.store.acts = Acts(self._judge_act)
+        self.judge = ControlJudge(self, POLICY.decode.max_replicas)
+        self.redis.store.acts = Acts(self.judge.act)
         # The lease waits for a replica, and so a primary may be left behind
         self.confirms = rng.random() < 0.5
         self.controllers: list[Controller] = []
@@ -345,7 +287,7 @@ class ControlSimulation:
             self.start_controller()
         if self.fleet:
             self.process("router").spawn(self._router())
-        watching = self.loop.create_task(self._watch())
+        watching = self.loop.create_task(self.judge.watch())
         # Most often somebody leads when it begins.
         await asyncio.sleep(
             (TAKEOVER_S + 1.5 if self.fleet or rng.random() < 0.8 else 0.0) + rng.random()
@@ -367,7 +309,7 @@ class ControlSimulation:
             (DEADLINE_S + EXPIRY_S + TAKEOVER_S) * (1 + DRIFT) + (8.0 if self.fleet else 0.5)
         )
         watching.cancel()
-        self._judge_the_end()
+        self.judge.end()
 
     async def _wreak(self, kind: str, after: float) -> None:
         await asyncio.sleep(after)
@@ -391,6 +333,12 @@ class ControlSimulation:
 
     def living(self) -> list[Controller]:
         return [one for one in self.controllers if one.process.alive]
+
+    def leaders(self) -> list[Controller]:
+        return [one for one in self.living() if one.lease is not None and one.lease.leads]
+
+    def act(self, owner: str, term: int, what: str) -> None:
+        self.redis.store.acts.append(Act(self.loop.time(), owner, term, what))
 
     def sizes_wanted(self) -> None:
         """An operator says how large the prefill pool is to be."""
@@ -422,279 +370,3 @@ class ControlSimulation:
             for worker in controller.workers.values()
             if name in (worker.worker_id, controller.name)
         ]
-
-    # Judges
-
-    def act(self, owner: str, term: int, what: str) -> None:
-        self.redis.store.acts.append(Act(self.loop.time(), owner, term, what))
-
-    def _judge_act(self, act: Act) -> None:
-        who = f"{act.owner} in term {act.term}: {act.what}"
-        self.network.say(f"ACT {who}")
-        others = [
-            one.name
-            for one in self.leaders()
-            if one.lease is not None and one.lease.owner != act.owner
-        ]
-        if others:
-            self.complaints.append(f"E: {who} at {act.time:.3f} while {others[0]} leads")
-        self._judge_now()
-
-    async def _watch(self) -> None:
-        while True:
-            self._judge_now()
-            await asyncio.sleep(LOOK_S)
-
-    def leaders(self) -> list[Controller]:
-        return [one for one in self.living() if one.lease is not None and one.lease.leads]
-
-    def _judge_now(self) -> None:
-        now = self.loop.time()
-        self.complaints += judge_leaders(now, [one.name for one in self.leaders()])
-        if self.fleet:
-            self._judge_fleet(now)
-
-    def serving(self, pool: PoolName, now: float) -> list[str]:
-        """Registered workers that may be given work, and that nobody has had to give up for being
-        cut off.
-        """
-        return [
-            worker.worker_id
-            for controller in self.living()
-            for worker in controller.workers.values()
-            if worker.pool == pool
-            and worker.process.alive
-            and worker.registered
-            and not worker.draining
-            and now >= worker.unseen_until
-        ]
-
-    def _judge_fleet(self, now: float) -> None:
-        for pool in POOLS:
-            most = 4 if pool == "decode" else max(self.sizes[pool], self.operated)
-            serving = self.serving(pool, now)
-            if len(serving) > most + SURGE:
-                self.complaints.append(
-                    f"F: {len(serving)} {pool} workers serve at {now:.3f}, wanted are {most}"
-                )
-
-    def _judge_the_end(self) -> None:
-        leaders = self.leaders()
-        if len(leaders) != 1:
-            self.complaints.append(f"L: {len(leaders)} controllers lead at the end")
-        if self.fleet:
-            now = self.loop.time()
-            wanted = {pool: self._wanted(pool) for pool in POOLS}
-            found = {pool: len(self.serving(pool, now)) for pool in POOLS}
-            if wanted != found:
-                self.complaints.append(f"F: at the end {found} serve, wanted are {wanted}")
-
-    def _wanted(self, pool: PoolName) -> int:
-        raw = self.redis.store.values.get(b"kvrelay:desired", {}).get(pool.encode())
-        return 0 if raw is None else int(json.loads(raw)["value"]["replicas"])
-
-
-# Faults: each begins, lasts, and is over
-
-
-def _seconds(sim: ControlSimulation, most: float) -> float:
-    """Short ones are likelier."""
-    return most * sim.rng.random() ** 1.2
-
-
-async def roll_back(sim: ControlSimulation) -> None:
-    """A failover to a replica that had not got the last writes. The old primary may live on with
-    some clients, if the controllers ask for confirmation. The new one's host may have another wall
-    clock: what was to expire does at once.
-    """
-    store = sim.redis.store
-    replica = store.fork()
-    store.replicas = 0
-    await asyncio.sleep(_seconds(sim, 6.0))
-    _fail_over(sim, store, replica)
-    await _rejoin(sim, store)
-
-
-async def forget_successor(sim: ControlSimulation) -> None:
-    """The failover loses all that a leader's successor wrote, so Redis has the lease of the one
-    before, who is away until then; the successor may die with the primary. By chance that happens
-    in one of thousands of histories.
-    """
-    if not sim.leaders():
-        return
-    leader = sim.leaders()[0]
-    store = sim.redis.store
-    replica = store.fork()
-    frozen = sim.rng.random() < 0.5
-    ways = (leader.name, REDIS), (REDIS, leader.name)
-    if frozen:
-        leader.process.freeze()
-    else:
-        for way in ways:
-            sim.network.cut(*way)
-        sim.cut_off(leader.name)
-    store.replicas = 0
-    async with _at_most(10.0):
-        while all(one is leader for one in sim.leaders()):
-            await asyncio.sleep(LOOK_S)
-        await asyncio.sleep(sim.rng.random())
-    _fail_over(sim, store, replica)
-    dies = [one for one in sim.leaders() if one is not leader and sim.rng.random() < 0.5]
-    for successor in dies:
-        sim.kill_controller(successor)
-    await asyncio.sleep(_seconds(sim, 1.0))
-    if frozen:
-        if leader.process.alive:
-            leader.process.thaw()
-    else:
-        for way in ways:
-            sim.network.heal(*way)
-        sim.back(leader.name)
-    await _rejoin(sim, store)
-    for _ in dies:
-        sim.start_controller()
-
-
-@asynccontextmanager
-async def _at_most(seconds: float) -> AsyncIterator[None]:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            yield
-
-
-def _fail_over(sim: ControlSimulation, store: Store, replica: Store) -> None:
-    if sim.redis.store is not store:
-        return  # another failover came before
-    if sim.confirms and sim.rng.random() < 0.7:
-        names = [one.name for one in sim.living()] + list(sim.names)
-        for name in sim.rng.sample(names, sim.rng.randint(0, len(names))):
-            sim.redis.left_behind[name] = store
-            sim.cut_off(name)
-    replica.acts, store.acts = store.acts, []  # what an old primary still accepts has no effect
-    replica.replicas = 1
-    if sim.rng.random() < 0.3:
-        replica.expiry = dict.fromkeys(replica.expiry, 0.0)
-    sim.redis.store = replica
-    sim.network.say("FAILOVER")
-
-
-async def _rejoin(sim: ControlSimulation, store: Store) -> None:
-    """Those that still talk to the old primary find the new one."""
-    await asyncio.sleep(_seconds(sim, 8.0))
-    for name in [name for name, old in sim.redis.left_behind.items() if old is store]:
-        del sim.redis.left_behind[name]
-        sim.back(name)
-
-
-async def flush(sim: ControlSimulation) -> None:
-    sim.redis.store.flush()
-
-
-async def _state(sim: ControlSimulation, state: str) -> None:
-    sim.redis.state = state
-    await asyncio.sleep(_seconds(sim, 6.0))
-    sim.redis.state = "ok"
-
-
-async def down(sim: ControlSimulation) -> None:
-    await _state(sim, "down")
-
-
-async def stalled(sim: ControlSimulation) -> None:
-    await _state(sim, "stalled")
-
-
-async def read_only(sim: ControlSimulation) -> None:
-    await _state(sim, "read-only")
-
-
-async def flaky(sim: ControlSimulation) -> None:
-    await _state(sim, "flaky")
-
-
-async def stale(sim: ControlSimulation) -> None:
-    sim.redis.past = sim.redis.store.fork(), sim.loop.time()
-    await asyncio.sleep(_seconds(sim, 3.0))
-    await _state(sim, "stale")
-
-
-async def cut_controller(sim: ControlSimulation) -> None:
-    """One way, commands are carried out and their answers are lost."""
-    if sim.living():
-        await _cut(sim, sim.rng.choice(sim.living()).name)
-
-
-async def cut_worker(sim: ControlSimulation) -> None:
-    if sim.names:
-        await _cut(sim, sim.rng.choice(sim.names))
-
-
-async def _cut(sim: ControlSimulation, name: str) -> None:
-    there, back = (name, REDIS), (REDIS, name)
-    ways = sim.rng.choice(([there], [back], [there, back]))
-    for way in ways:
-        sim.network.cut(*way)
-    sim.cut_off(name)
-    await asyncio.sleep(_seconds(sim, 9.0))
-    for way in ways:
-        sim.network.heal(*way)
-    sim.back(name)
-
-
-async def freeze_controller(sim: ControlSimulation) -> None:
-    if not sim.living():
-        return
-    process = sim.rng.choice(sim.living()).process
-    process.freeze()
-    await asyncio.sleep(_seconds(sim, 12.0))
-    if process.alive:
-        process.thaw()
-
-
-async def kill_controller(sim: ControlSimulation) -> None:
-    if not sim.living():
-        return
-    sim.kill_controller(sim.rng.choice(sim.living()))
-    await asyncio.sleep(_seconds(sim, 4.0))
-    sim.start_controller()
-
-
-async def add_controller(sim: ControlSimulation) -> None:
-    sim.start_controller()
-
-
-async def kill_worker(sim: ControlSimulation) -> None:
-    workers = [
-        worker for one in sim.living() for worker in one.workers.values() if worker.process.alive
-    ]
-    if workers:
-        sim.kill_worker(sim.rng.choice(workers))
-
-
-async def operate(sim: ControlSimulation) -> None:
-    sim.sizes_wanted()
-    await asyncio.sleep(_seconds(sim, 3.0))
-    sim.load = sim.rng.choice((0, 1, 5, 9))
-
-
-FAULTS: dict[str, Callable[[ControlSimulation], Any]] = {
-    "Redis loses its last writes": roll_back,
-    "Redis loses its last writes again": roll_back,
-    "Redis loses a leader's successor": forget_successor,
-    "Redis is flushed": flush,
-    "Redis is gone": down,
-    "Redis stalls": stalled,
-    "Redis is read-only": read_only,
-    "Redis gets commands twice": flaky,
-    "Redis is stale": stale,
-    "a controller is cut off": cut_controller,
-    "another controller is cut off": cut_controller,
-    "a worker is cut off": cut_worker,
-    "a controller is frozen": freeze_controller,
-    "a controller is killed": kill_controller,
-    "a controller joins": add_controller,
-    "a worker is killed": kill_worker,
-    "an operator scales": operate,
-}
-FORGETTING = [kind for kind in FAULTS if "Redis loses" in kind or "flushed" in kind]
-OF_WORKERS = {"a worker is cut off", "a worker is killed", "an operator scales"}

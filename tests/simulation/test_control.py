@@ -10,7 +10,8 @@ from functools import cache
 
 import pytest
 from simulation import control
-from simulation.control import FAULTS, OF_WORKERS, ControlResult
+from simulation.control import ControlResult
+from simulation.control_faults import FAULTS, OF_WORKERS
 from simulation.fake_redis import Store
 from simulation.run_control import run_seed
 

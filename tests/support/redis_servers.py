@@ -6,7 +6,7 @@ import asyncio
 import socket
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import redis.asyncio
@@ -14,6 +14,8 @@ import redis.exceptions
 
 from kvrelay.process.child import bound_to_parent, stop
 from kvrelay.state.embedded_redis import find_redis_server
+
+TRIES = 3
 
 
 class RedisServer:
@@ -44,21 +46,31 @@ class RedisServer:
 @asynccontextmanager
 async def redis_server(*arguments: str, config: str = "") -> AsyncIterator[RedisServer]:
     """One server; `arguments` are redis-server's, `config` the lines of its file."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="kvrelay-test-redis-") as folder:
-        file = _write(Path(folder), f'port {port}\nbind 127.0.0.1\ndir "{folder}"\n{config}')
+        server = await _started(Path(folder), arguments, config)
+        try:
+            yield server
+        finally:
+            await stop(server.process, 5.0)
+
+
+async def _started(folder: Path, arguments: tuple[str, ...], config: str) -> RedisServer:
+    """Starts a server on a free port. Another process may take the port first: then the server
+    ends, and another port is tried.
+    """
+    for _ in range(TRIES):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        file = _write(folder, f'port {port}\nbind 127.0.0.1\ndir "{folder}"\n{config}')
         process = await asyncio.create_subprocess_exec(
             *bound_to_parent(str(find_redis_server()), str(file), *arguments),
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
         )
-        try:
-            server = RedisServer(port, process)
-            await _answers(server)
-            yield server
-        finally:
-            await stop(process, 5.0)
+        server = RedisServer(port, process)
+        if await _answers(server):
+            return server
+    raise AssertionError(f"redis-server ended {TRIES} times")
 
 
 @asynccontextmanager
@@ -93,13 +105,12 @@ def _write(folder: Path, config: str) -> Path:
     return file
 
 
-async def _answers(server: RedisServer) -> None:
-    async with asyncio.timeout(60):
-        while True:
-            assert server.process.returncode is None, "redis-server ended"
-            try:
-                await server.call("PING")
-            except redis.exceptions.ConnectionError:
-                await asyncio.sleep(0.05)
-            else:
-                return
+async def _answers(server: RedisServer) -> bool:
+    """Waits until this server answers on its port. Returns False if it has ended."""
+    async with asyncio.timeout(60), redis.asyncio.Redis(port=server.port) as client:
+        while server.process.returncode is None:
+            with suppress(redis.exceptions.ConnectionError):
+                if (await client.info("server"))["process_id"] == server.process.pid:
+                    return True
+            await asyncio.sleep(0.05)
+    return False

@@ -18,7 +18,7 @@ from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine import runner
 from kvrelay.engine.sampling.sampler import sample
 
-POISONED, STREAMS = 200, 8
+POISONED, STREAMS = 60, 6
 
 
 @asynccontextmanager
@@ -48,13 +48,13 @@ async def relay(model: Path, *names: str) -> AsyncIterator[tuple[str, str]]:
                 assert info.load.integrity_ok, info.load.integrity_error
 
 
-async def test_streams_do_not_notice_two_hundred_poisoned_requests(tmp_path: Path) -> None:
+async def test_streams_do_not_notice_poisoned_requests(tmp_path: Path) -> None:
     told: list[str] = []
     async with (
         relay(poisoned_model(tmp_path), "prefill-0", "decode-0", "decode-1") as (target, url),
         endpoints(target, url) as both,
     ):
-        found = await beside(both, POISONED, STREAMS, at_once=12, seed=3, tell=told.append)
+        found = await beside(both, POISONED, STREAMS, at_once=8, seed=3, tell=told.append)
     assert found.wrong == []
     assert sum(found.poison.values()) == POISONED
     assert {kind for kind, _, _ in found.poison} == {

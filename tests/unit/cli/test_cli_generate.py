@@ -203,12 +203,12 @@ def test_ctrl_c_cancels_the_request_and_exits_130() -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        assert router.hanging.wait(30)
+        assert router.hanging.wait(60)
         assert process.stdout is not None
         assert process.stdout.read(3) == b" t1"
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=120)
-        assert router.cancelled.wait(10)
+        assert router.cancelled.wait(60)
     assert process.returncode == 130
     assert err == b""
 
@@ -221,7 +221,7 @@ def test_a_reader_that_leaves_brings_no_traceback() -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        assert router.hanging.wait(30)
+        assert router.hanging.wait(60)
         assert process.stdout is not None
         process.stdout.close()
         process.send_signal(signal.SIGINT)

@@ -157,8 +157,9 @@ def one_address_twice(setup: Setup) -> tuple[str, str]:
 
 
 def redis_unreachable(setup: Setup) -> tuple[str, str]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    silent = setup.exits.enter_context(socket.socket())
+    silent.bind(("127.0.0.1", 0))  # nobody else gets the port, and nobody listens there
+    port = silent.getsockname()[1]
     setup.config["redis"] = {"url": f"redis://127.0.0.1:{port}/0"}
     return f"redis.url: Redis at 127.0.0.1:{port}", "redis.url: embedded"
 

@@ -121,7 +121,7 @@ def said(target: str, tls: Any = False) -> str:
         kvrelay.Client(target, tls=tls, retry=POLICY) as client,
         pytest.raises(kvrelay.KvRelayError) as caught,
     ):
-        client.generate("p", timeout=20).result()
+        client.generate("p", timeout=60).result()
     return caught.value.message
 
 

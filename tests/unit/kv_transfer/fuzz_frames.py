@@ -340,7 +340,7 @@ class Target:
         frames = request.frames(lease, leases.epoch, decode.receiver.capability(lease, SENDER))
         messages = damage.of(frames) if damage else [frame_to_bytes(frame) for frame in frames]
         expected = decode.arena.buffer.clone()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             refusal = await self._push(messages)
             while decode.receiver.under_way:
                 await asyncio.sleep(0)

@@ -17,12 +17,12 @@ def run(script: str, *arguments: str) -> str:
 
 
 def test_damaged_pushes_harm_nobody() -> None:
-    out = run("fuzz_frames.py", "--seconds", "2")
+    out = run("fuzz_frames.py", "--seconds", "1")
     assert " DataLoss" in out
     assert " FailedPrecondition" in out
 
 
 def test_handoffs_leave_nothing_behind() -> None:
-    out = run("soak_handoffs.py", "--handoffs", "300")
+    out = run("soak_handoffs.py", "--handoffs", "150")
     for ending in ("commit: committed", "abort: Cancelled", "cancel: CancelledError"):
         assert ending in out

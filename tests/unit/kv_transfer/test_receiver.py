@@ -427,7 +427,7 @@ async def test_blocks_are_not_released_while_they_are_written_to(
 
     def slow_source(inbound: GrpcInbound, frame: KvBlocks) -> Source:
         copying.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return source_of(inbound, frame)
 
     monkeypatch.setattr(GrpcInbound, "source", slow_source)

@@ -45,6 +45,25 @@ def test_the_worker_of_an_actor_that_had_ended_already_is_killed(
     assert worker.wait(30) == -signal.SIGKILL
 
 
+def test_the_worker_of_an_actor_that_ends_is_killed_when_its_time_is_over(
+    worker: subprocess.Popen[bytes], listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Orphans(listener.fileno())
+    with subprocess.Popen(["sleep", "600"]) as actor:
+        watched.watch(actor.pid, worker.pid)
+        watched.wait()
+        actor.kill()
+    watched.wait()  # it sees the end, and its time begins
+    watched.wait()
+    assert worker.poll() is None
+    (ended_at, _), *_ = watched._left
+    later = ended_at + 0.001
+    monkeypatch.setattr(orphans.time, "monotonic", lambda: later)
+    watched.wait()
+    monkeypatch.undo()
+    assert worker.wait(30) == -signal.SIGKILL
+
+
 @pytest.mark.parametrize("actor", [0, os.getpid()], ids=["of another namespace", "alive"])
 def test_the_worker_of_an_actor_that_may_be_alive_is_left_alone(
     worker: subprocess.Popen[bytes],

@@ -191,7 +191,7 @@ def test_ctrl_c_reports_on_what_there_is(capsys: Output, tmp_path: Path) -> None
     router = ScriptedRouter([last(tokens(0, 1))], ["hang"])
 
     def interrupt() -> None:
-        if router.hanging.wait(30):
+        if router.hanging.wait(60):
             os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)

@@ -81,7 +81,7 @@ async def status_of(channel: grpc.aio.Channel, service: str, method: Any) -> grp
     )
     # GRPC ends a call as cancelled if an iterator of it fails late
     request = () if method.client_streaming else (b"",)
-    call = getattr(channel, kind)(f"/{service}/{method.name}")(*request, timeout=20)
+    call = getattr(channel, kind)(f"/{service}/{method.name}")(*request, timeout=60)
     try:
         if method.server_streaming:
             async for _ in call:
@@ -237,7 +237,7 @@ async def test_a_peers_certificate_that_ends_during_a_call_is_told_of_once(tmp_p
         recorder.answer.clear()
         async with channel_of(address, made, "router") as channel:
             call = channel.stream_stream("/kvrelay.v1.WorkerService/Session")()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not recorder.ran:
                     await asyncio.sleep(0.01)
             with capture_logs() as logs:

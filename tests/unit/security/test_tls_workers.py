@@ -74,7 +74,7 @@ async def test_routers_and_workers_are_let_in_for_their_own_calls_alone(
             info.address, grpc.ssl_channel_credentials(*admin), options
         ) as channel:
             with pytest.raises(grpc.aio.AioRpcError, match="not for admin"):
-                await WorkerServiceStub(channel).Drain(pb.DrainRequest(), timeout=20)
+                await WorkerServiceStub(channel).Drain(pb.DrainRequest(), timeout=60)
         (info,) = await running.registry.workers()
         assert info.state == "ready", "none of these drained it"
         await drain_worker(info.address, 60.0, router)

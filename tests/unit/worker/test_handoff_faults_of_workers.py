@@ -176,7 +176,7 @@ async def test_cancelled_between_the_end_of_prefill_and_the_commit(
     between(monkeypatch, hold)
     await begin(prefill, decode, spec("a"), transport)
     await prefill.tokens()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await hold.held.wait()
     await prefill.send(Abort("a", 0))
     await decode.send(Abort("a", 0))
@@ -202,7 +202,7 @@ async def test_the_decode_worker_gives_up_while_frames_are_on_their_way(
     hold = Hold(KvBlocks)
     between(monkeypatch, hold)
     await begin(prefill, decode, spec("a"), transport)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await hold.held.wait()
     if why == "aborted":
         await decode.send(Abort("a", 0))

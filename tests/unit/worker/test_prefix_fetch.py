@@ -192,7 +192,7 @@ async def test_a_request_that_is_cancelled_while_it_fetches(
     prompt = await first_turn(decode)
     one = spec("second", prompt)
     await begin(prefill, decode, one, source(decode))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await asked.wait()
         await prefill.send(Abort(*one.key))
         await decode.send(Abort(*one.key))
@@ -211,7 +211,7 @@ async def test_blocks_are_kept_for_as_long_as_somebody_writes_to_them(
 
     def slow(landing: Landing, *arguments: Any) -> None:
         writing.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         land(landing, *arguments)
 
     async def lost(lending: PrefixExport, wish: Any) -> int:
@@ -233,7 +233,7 @@ async def test_blocks_are_kept_for_as_long_as_somebody_writes_to_them(
     monkeypatch.setattr(Receiver, "end", noted)
     one = spec("second", await first_turn(decode))
     await begin(prefill, decode, one, source(decode))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await ending.wait()
         await prefill.send(Abort(*one.key))
         worker = await aborted.get()

@@ -128,7 +128,10 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> StepFaults:
     return StepFaults().install(monkeypatch)
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=pytest.mark.long) if "int8" in path else path for path in PATHS],
+)
 async def test_each_kind_of_fault_ends_its_sequence_alone(
     tiny_model: Callable[..., Path], faults: StepFaults, path: str
 ) -> None:

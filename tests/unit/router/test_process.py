@@ -1,0 +1,182 @@
+"""Real processes: a router, a Redis, and fake workers that are frozen and killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from support import fake_worker
+from support.fake_worker import answer
+from support.router_harness import inference_stub
+
+from kvrelay.state.embedded_redis import EmbeddedRedis
+from kvrelay.wire.inference import (
+    GenerateRequest,
+    GenerateResponse,
+    SamplingOptions,
+    request_to_proto,
+    response_from_proto,
+)
+
+PROMPT = (11, 12, 13)
+Process = asyncio.subprocess.Process
+
+
+async def start(*words: str, stdout: int | None = None) -> Process:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return await asyncio.create_subprocess_exec(sys.executable, *words, env=env, stdout=stdout)
+
+
+@dataclass
+class Cluster:
+    redis_url: str
+    processes: dict[str, Process] = field(default_factory=dict)
+    grpc: str = ""
+    program: tuple[str, ...] = ("-m", "kvrelay.cli.main")
+
+    async def add_worker(self, name: str) -> None:
+        self.processes[name] = await start(fake_worker.__file__, name, self.redis_url)
+
+    async def add_router(self, config: Path) -> None:
+        router = await start(
+            *self.program, "router", "-c", str(config), stdout=asyncio.subprocess.PIPE
+        )
+        self.processes["router"] = router
+        assert router.stdout is not None
+        line = (await asyncio.wait_for(router.stdout.readline(), 120)).decode()
+        assert line.startswith("kvrelay ready grpc=")
+        self.grpc = line.split()[2].removeprefix("grpc=")
+
+    async def close(self) -> None:
+        for one in self.processes.values():
+            if one.returncode is None:
+                one.kill()
+            await one.wait()
+
+
+def cluster_file(folder: Path, redis_url: str) -> Path:
+    """Of a router over one decode worker."""
+    config = {
+        "redis": {"url": redis_url},
+        "prefill": {"replicas": 0},
+        "listen": {"grpc": "127.0.0.1:0", "http": "127.0.0.1:0", "admin": "127.0.0.1:0"},
+    }
+    file = folder / "cluster.yaml"
+    file.write_text(json.dumps(config))
+    return file
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    """A router over one decode worker."""
+    async with EmbeddedRedis() as redis:
+        made = Cluster(redis.url)
+        try:
+            await made.add_worker("decode-0")
+            await made.add_router(cluster_file(tmp_path, redis.url))
+            yield made
+        finally:
+            await made.close()
+
+
+async def test_frozen_worker_is_left_and_when_it_thaws_nothing_comes_twice(
+    cluster: Cluster,
+) -> None:
+    request = GenerateRequest(token_ids=PROMPT, sampling=SamplingOptions(max_tokens=150, seed=7))
+    responses: list[GenerateResponse] = []
+    async with inference_stub(cluster.grpc) as stub:
+        async for message in stub.Generate(request_to_proto(request), timeout=60):
+            responses.append(response_from_proto(message))
+            if len(responses) == 5:
+                cluster.processes["decode-0"].send_signal(signal.SIGSTOP)
+                await cluster.add_worker("decode-1")
+            if len(responses) == 50:
+                cluster.processes["decode-0"].send_signal(signal.SIGCONT)
+    tokens: list[int] = []
+    for one in responses:
+        assert one.index == len(tokens)
+        tokens += one.token_ids
+    assert tokens == answer(PROMPT, 7, 150)
+    ledger = responses[-1].ledger
+    assert ledger is not None
+    assert [(one.decode_worker, one.outcome) for one in ledger.attempts] == [
+        ("decode-0", "decode-0 was lost"),
+        ("decode-1", "finished"),
+    ]
+
+
+async def test_killed_worker_is_left_at_once_and_sigterm_ends_the_router_with_code_zero(
+    cluster: Cluster,
+) -> None:
+    await cluster.add_worker("decode-1")
+    router = cluster.processes["router"]
+    request = GenerateRequest(token_ids=PROMPT, sampling=SamplingOptions(max_tokens=100, seed=7))
+    tokens: list[int] = []
+    async with inference_stub(cluster.grpc) as stub:
+        async for message in stub.Generate(request_to_proto(request), timeout=60):
+            tokens += message.token_ids
+            if len(tokens) == 5:
+                cluster.processes["decode-0"].kill()
+            if len(tokens) == 50:
+                router.send_signal(signal.SIGTERM)
+    assert tokens == answer(PROMPT, 7, 100)
+    assert await asyncio.wait_for(router.wait(), 60) == 0
+
+
+STUCK = """
+import asyncio, threading
+from router.frontend.tokenization import Text
+
+close = Text.close
+
+async def close_with_threads_that_never_end(self):
+    for _ in range(2):
+        asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)
+        self._threads._threads.submit(threading.Event().wait)
+    await close(self)
+
+Text.close = close_with_threads_that_never_end
+from kvrelay.cli.main import main
+main()
+"""
+
+
+HANGING = (
+    "import router.main\nrouter.main.DRAIN_GRACE_S, router.main.END_S = 1.0, 1.0\n"
+    + STUCK.replace("await close(self)", "await asyncio.Event().wait()")
+)
+
+
+async def exit_code_after_sigterm(program: str, folder: Path) -> int:
+    """Of a router that this program starts, beside one worker."""
+    async with EmbeddedRedis() as redis:
+        cluster = Cluster(redis.url)
+        path = folder / "program.py"
+        path.write_text(program)
+        cluster.program = (str(path),)
+        try:
+            await cluster.add_worker("decode-0")
+            await cluster.add_router(cluster_file(folder, redis.url))
+            router = cluster.processes["router"]
+            router.send_signal(signal.SIGTERM)
+            return await asyncio.wait_for(router.wait(), 60)
+        finally:
+            await cluster.close()
+
+
+async def test_threads_that_never_end_do_not_keep_the_process(tmp_path: Path) -> None:
+    """As one that tokenizes or parses what a client sent: Python waits for its threads, without a
+    bound.
+    """
+    assert await exit_code_after_sigterm(STUCK, tmp_path) == 0
+
+
+async def test_a_router_whose_end_hangs_is_ended(tmp_path: Path) -> None:
+    assert await exit_code_after_sigterm(HANGING, tmp_path) == 1
