@@ -22,7 +22,7 @@ from kvrelay.wire.transfer import KvBlocks
 _MAX_BLOCK_SIZE = 1024
 
 
-class Landing:
+class BlockWriter:
     """Writes the frames of one push.
 
     `theirs` is the layout of the sender's blocks. `digest` is the kind of their digests, or None to
@@ -39,7 +39,7 @@ class Landing:
         self._theirs = theirs
         self._digest = digest
 
-    def land(self, source: Source, frame: KvBlocks) -> None:
+    def write(self, source: Source, frame: KvBlocks) -> None:
         """Writes a frame's KV. Raises DataLoss if it differs from the sent bytes; the blocks'
         content is then invalid.
         """

@@ -13,7 +13,7 @@ from kvrelay.types import KvLayout
 from kvrelay.wire.transfer import KvBlocks, KvCommit, commit_digest
 
 
-class Arrivals:
+class FrameValidator:
     """Checks that frames come in order, that they bring each layer of each missing block once and
     in order, and that none is missing at the commit.
 

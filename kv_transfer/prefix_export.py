@@ -49,7 +49,7 @@ class PrefixExport:
         # The grant key, for routers that grant fetches.
         self.key = make_key()
         # Blocks exported since the start.
-        self.lent = 0
+        self.exported = 0
 
     async def Fetch(
         self, request: pb.FetchRequest, context: grpc.aio.ServicerContext
@@ -58,11 +58,11 @@ class PrefixExport:
         status.
         """
         try:
-            return pb.FetchResponse(blocks=await self._lend(fetch_request_from_proto(request)))
+            return pb.FetchResponse(blocks=await self._export(fetch_request_from_proto(request)))
         except KvRelayError as error:
             await abort(context, error)
 
-    async def _lend(self, request: FetchRequest) -> int:
+    async def _export(self, request: FetchRequest) -> int:
         ours().check(request.protocol, request.target.worker_id)
         check_capability(self.key, self._grant(request), request.capability)
         size = self._cache.block_size
@@ -93,7 +93,7 @@ class PrefixExport:
                 await push.abort()
         finally:
             self._cache.release(blocks)
-        self.lent += len(blocks) - first
+        self.exported += len(blocks) - first
         return len(blocks) - first
 
     def _grant(self, request: FetchRequest) -> FetchGrant:

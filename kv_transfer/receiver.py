@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import grpc
 
 from kv_transfer.arena import Arena
-from kv_transfer.block_writer import Landing, check_layouts
+from kv_transfer.block_writer import BlockWriter, check_layouts
 from kv_transfer.copy_threads import in_thread
-from kv_transfer.frame_validator import Arrivals
+from kv_transfer.frame_validator import FrameValidator
 from kv_transfer.lease import Lease, LeaseTable
-from kv_transfer.prefetch import ahead
+from kv_transfer.prefetch import prefetch
 from kv_transfer.transports import Inbound, memory
 from kv_transfer.transports.cuda_ipc import CudaIpcInbound
 from kv_transfer.transports.group import ReceiverGroups
@@ -207,20 +207,22 @@ class Receiver:
         frames: AsyncIterator[Frame],
         context: grpc.aio.ServicerContext,
     ) -> KvReceipt:
-        async with self._inbound(opening, theirs) as inbound, aclosing(ahead(frames)) as coming:
+        async with self._inbound(opening, theirs) as inbound, aclosing(prefetch(frames)) as coming:
             await _say_taken(context)
             await in_thread(inbound.connect)
             lease = self._find(opening)
-            arrivals = Arrivals(lease, self._arena.layout, theirs)
-            landing = Landing(self._arena, lease, theirs, opening.digest if self._digests else None)
+            validator = FrameValidator(lease, self._arena.layout, theirs)
+            writer = BlockWriter(
+                self._arena, lease, theirs, opening.digest if self._digests else None
+            )
             async for frame in coming:
                 match frame:
                     case KvBlocks():
-                        arrivals.check(frame)
-                        await self._write(opening, frame, inbound, landing)
-                        arrivals.add(frame)
+                        validator.check(frame)
+                        await self._write(opening, frame, inbound, writer)
+                        validator.add(frame)
                     case KvCommit():
-                        return self._commit(opening, frame, arrivals)
+                        return self._commit(opening, frame, validator)
                     case KvOpen():
                         raise FailedPrecondition("a push has one open frame, its first")
             raise Cancelled("the sender ended the push without a commit")
@@ -285,14 +287,14 @@ class Receiver:
                 raise Unimplemented(f"transport {transport!r} is not one that this worker takes")
 
     async def _write(
-        self, opening: KvOpen, frame: KvBlocks, inbound: Inbound, landing: Landing
+        self, opening: KvOpen, frame: KvBlocks, inbound: Inbound, writer: BlockWriter
     ) -> None:
         lease = self._find(opening)
         if self._leases.is_committed(lease.lease_id):
             return  # a repetition, of which the commit will tell
 
         def take() -> None:
-            landing.land(inbound.source(frame), frame)
+            writer.write(inbound.source(frame), frame)
 
         self._leases.pin(lease.lease_id)
         try:
@@ -300,10 +302,10 @@ class Receiver:
         finally:
             self._leases.unpin(lease.lease_id)
 
-    def _commit(self, opening: KvOpen, commit: KvCommit, arrivals: Arrivals) -> KvReceipt:
+    def _commit(self, opening: KvOpen, commit: KvCommit, validator: FrameValidator) -> KvReceipt:
         lease = self._find(opening)
         if not self._leases.is_committed(lease.lease_id):
-            arrivals.check_complete(commit)
+            validator.check_complete(commit)
         if self._leases.commit(lease.lease_id, commit):
             self._on_commit(lease, commit.first_token, commit.num_tokens)
         blocks = len(lease.writable)

@@ -19,7 +19,7 @@ from kvrelay.wire.status import error_from_rpc
 from kvrelay.wire.transfer import FetchRequest, kv_fetch
 from kvrelay.worker.base import Identity
 from kvrelay.worker.sequence import Sequence
-from prefill_worker.fetch_cost_model import Worth
+from prefill_worker.fetch_cost_model import FetchCostModel
 
 log = get_logger(__name__)
 
@@ -51,7 +51,7 @@ class Fetcher:
         self._leases = LeaseTable(identity.epoch)
         # Lease id -> tokens whose KV is now in the lease's blocks.
         self._arrived: dict[int, int] = {}
-        self.worth = Worth()
+        self.cost_model = FetchCostModel()
         self.receiver = Receiver(
             runner.kv,
             self._leases,
@@ -78,7 +78,7 @@ class Fetcher:
         end = min(source.cached_tokens, len(sequence.tokens) - 1) // size * size
         num_bytes = (end - own) // size * self._runner.layout.block_bytes
         try:
-            if self.worth.fetching(max(0, end - own), num_bytes):
+            if self.cost_model.is_fetch_faster(max(0, end - own), num_bytes):
                 sequence.take_blocks(cache, len(sequence.tokens))
                 sequence.fetched_tokens = await self._ask(sequence, source, transport, end)
         except OutOfBlocks:
@@ -92,7 +92,7 @@ class Fetcher:
             sequence.advance(cache, sequence.fetched_tokens)
             sequence.cached_tokens = sequence.num_computed
             sequence.started, sequence.fetch_seconds = now, now - began
-            self.worth.fetched(num_bytes, now - began)
+            self.cost_model.add_fetch(num_bytes, now - began)
 
     async def _ask(self, sequence: Sequence, source: PrefixSource, transport: str, end: int) -> int:
         """Number of tokens that arrived."""
@@ -134,7 +134,7 @@ class Fetcher:
 
     def _timeout_s(self, tokens: int) -> float:
         """Timeout in seconds: the time to compute the tokens, within bounds."""
-        rate = self.worth.tokens_per_second
+        rate = self.cost_model.tokens_per_second
         return min(max(_SHORTEST_S, tokens / rate), _LONGEST_S) if rate else _LONGEST_S
 
     def _commit(self, lease: Lease, first_token: int, num_tokens: int) -> None:

@@ -42,7 +42,7 @@ SHARE = 0.4  # of production's times
 RENEW_S, DEADLINE_S, EXPIRY_S, TAKEOVER_S = 0.2, 2.0, 2.0, 3.2
 TIMEOUT_S = 0.8
 HEARTBEAT_S, TTL_S = 0.4, 1.5
-TICK_S, LOOK_S = 0.3, 0.1
+TICK_S, POLL_S = 0.3, 0.1
 DRIFT = 0.06  # how much faster or slower a host's clock runs
 SKEW_S = 300.0  # how wrong a host's wall clock is
 FAULTS_S = 14.0
@@ -443,7 +443,7 @@ class ControlSimulation:
     async def _watch(self) -> None:
         while True:
             self._judge_now()
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     def leaders(self) -> list[Controller]:
         return [one for one in self.living() if one.lease is not None and one.lease.leads]
@@ -536,7 +536,7 @@ async def forget_successor(sim: ControlSimulation) -> None:
     store.replicas = 0
     async with _at_most(10.0):
         while all(one is leader for one in sim.leaders()):
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
         await asyncio.sleep(sim.rng.random())
     _fail_over(sim, store, replica)
     dies = [one for one in sim.leaders() if one is not leader and sim.rng.random() < 0.5]
