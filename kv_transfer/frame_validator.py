@@ -89,7 +89,10 @@ class FrameValidator:
         if missing and self._lease.writable:
             raise DataLoss(f"{missing} of {len(wanted)} blocks are missing at the commit")
         digest = commit_digest(self._digest, commit.first_token, commit.num_tokens)
-        if commit.frames != self._frames or commit.digest != digest:
+        if commit.frames != self._frames:
+            raise DataLoss(f"the commit counts {commit.frames} frames; {self._frames} arrived")
+        if commit.digest != digest:
             raise DataLoss(
-                f"the commit is of {commit.frames} frames, but not of the {self._frames} that came"
+                f"the commit has digest {commit.digest:016x}; the digest of the {self._frames} "
+                f"frames that arrived, the first token and the number of tokens is {digest:016x}"
             )

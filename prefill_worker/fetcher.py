@@ -76,14 +76,19 @@ class Fetcher:
         sequence.take_prefix(cache)
         own, size = sequence.num_computed, cache.block_size
         end = min(source.cached_tokens, len(sequence.tokens) - 1) // size * size
-        num_bytes = (end - own) // size * self._runner.layout.block_bytes
+        missing = max(0, end - own)
         try:
-            if self.cost_model.is_fetch_faster(max(0, end - own), num_bytes):
+            if self.cost_model.is_fetch_faster(missing, self._num_bytes(missing)):
                 sequence.take_blocks(cache, len(sequence.tokens))
                 sequence.fetched_tokens = await self._ask(sequence, source, transport, end)
         except OutOfBlocks:
             # The sequence waits for blocks like all others.
             pass
+        # A fetch only saves time. After any failure this worker computes the prefix.
+        except Exception:
+            log.exception(
+                "prefix_fetch_failed", request=sequence.spec.request_id, worker=source.worker_id
+            )
         finally:
             if not sequence.fetched_tokens:
                 sequence.drop_blocks(cache)
@@ -92,7 +97,7 @@ class Fetcher:
             sequence.advance(cache, sequence.fetched_tokens)
             sequence.cached_tokens = sequence.num_computed
             sequence.started, sequence.fetch_seconds = now, now - began
-            self.cost_model.add_fetch(num_bytes, now - began)
+            self.cost_model.add_fetch(self._num_bytes(sequence.fetched_tokens), now - began)
 
     async def _ask(self, sequence: Sequence, source: PrefixSource, transport: str, end: int) -> int:
         """Number of tokens that arrived."""
@@ -131,6 +136,10 @@ class Fetcher:
         await self.receiver.end(lease.lease_id)
         self._leases.release()
         return self._arrived.pop(lease.lease_id, own)
+
+    def _num_bytes(self, tokens: int) -> int:
+        """Size of the KV of whole blocks of tokens."""
+        return tokens // self._cache.block_size * self._runner.layout.block_bytes
 
     def _timeout_s(self, tokens: int) -> float:
         """Timeout in seconds: the time to compute the tokens, within bounds."""

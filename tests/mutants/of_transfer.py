@@ -192,15 +192,15 @@ MUTANTS = (
     Mutant(
         "commit digest",
         VALIDATOR,
-        "if commit.frames != self._frames or commit.digest != digest:",
-        "if commit.frames != self._frames:",
+        "if commit.digest != digest:",
+        "if False:",
         ("unit/kv_transfer/test_receiver.py::test_a_wrong_commit_is_data_loss",),
     ),
     Mutant(
         "number of frames in the commit",
         VALIDATOR,
-        "if commit.frames != self._frames or commit.digest != digest:",
-        "if commit.digest != digest:",
+        "if commit.frames != self._frames:",
+        "if False:",
         ("unit/kv_transfer/test_receiver.py::test_a_wrong_commit_is_data_loss",),
     ),
     Mutant(

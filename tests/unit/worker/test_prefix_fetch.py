@@ -19,6 +19,7 @@ from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Unavailable
 from kvrelay.messages import Abort, HandedOff, Prefill, PrefixSource, Reserve, Reserved, RunLocal
 from kvrelay.types import Handoff, PrefillTimings, SamplingParams, SequenceSpec
+from prefill_worker import fetcher
 from prefill_worker.fetch_cost_model import FetchCostModel
 from prefill_worker.worker import PrefillWorker
 
@@ -139,12 +140,35 @@ async def test_what_is_there_already_is_not_fetched(
     assert timings.fetched_tokens == HELD - len(PROMPT) // SIZE * SIZE
 
 
-async def test_a_source_that_holds_less_than_was_thought(prefill: Session, decode: Session) -> None:
+async def test_a_source_that_holds_less_than_was_thought(
+    prefill: Session, decode: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cost model learns from the bytes that arrived, not from those that were requested."""
+    measured: list[int] = []
+    monkeypatch.setattr(
+        FetchCostModel, "add_fetch", lambda _, num_bytes, seconds: measured.append(num_bytes)
+    )
     prompt = await first_turn(decode)
-    _, _, timings = await relay(
+    _, handoff, timings = await relay(
         prefill, decode, spec("second", prompt), source(decode, len(prompt))
     )
     assert timings.fetched_tokens == HELD
+    assert measured == [HELD // SIZE * handoff.block_bytes]
+
+
+async def test_a_fetch_that_fails_in_an_unforeseen_way_costs_no_request(
+    prefill: Session, decode: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC raises errors of its own for a channel that was closed; the prompt is computed then."""
+
+    async def broken(*_: object) -> int:
+        raise ValueError("channel is closed")
+
+    monkeypatch.setattr(fetcher, "kv_fetch", broken)
+    prompt = await first_turn(decode)
+    tokens, _, timings = await relay(prefill, decode, spec("second", prompt), source(decode))
+    assert timings.fetched_tokens == 0
+    assert len(tokens) == NEW_TOKENS
 
 
 async def test_a_source_that_holds_nothing(
