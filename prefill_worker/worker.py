@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from kv_transfer.plan import Layers
 from kv_transfer.prefix_export import PrefixExport
-from kv_transfer.sender import Push, Sender
+from kv_transfer.push import Push
+from kv_transfer.sender import Sender
 from kvrelay.clock import Clock
 from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.engine.runner import ModelRunner
