@@ -8,7 +8,7 @@ LEASE = "kv_transfer/lease.py"
 RECEIVER = "kv_transfer/receiver.py"
 VALIDATOR = "kv_transfer/frame_validator.py"
 WRITER = "kv_transfer/block_writer.py"
-FRAMES = "kvrelay/wire/transfer.py"
+FRAMES = "kvrelay/wire/frame_bytes.py"
 SHM = "kv_transfer/transports/shm.py"
 
 MUTANTS = (
@@ -248,7 +248,7 @@ MUTANTS = (
     Mutant(
         "a frame's length is that of its message",
         FRAMES,
-        "if whole > len(data):",
+        "if whole > len(view):",
         "if False:",
         ("unit/wire/test_kv_frames.py::test_rubbish_is_refused",),
     ),
