@@ -33,34 +33,37 @@ class FrameValidator:
 
     def check(self, frame: KvBlocks) -> None:
         """Raises DataLoss unless the frame may come now."""
-        end = frame.first + frame.count
         if frame.sequence != self._frames:
             raise DataLoss(f"frame {frame.sequence} came where frame {self._frames} was due")
+        self._check_blocks(frame)
+        self._check_layers(frame)
+        layers = Layers(frame.first_layer, frame.num_layers)
+        if frame.num_bytes != frame.count * Places.of_payload(self._theirs, 1, layers).block_bytes:
+            raise DataLoss(
+                f"frame {frame.sequence} claims {frame.num_bytes} bytes for {frame.count} blocks"
+            )
+
+    def _check_blocks(self, frame: KvBlocks) -> None:
+        end = frame.first + frame.count
         if frame.count < 1 or frame.first < self._first or end > self._end:
             raise DataLoss(
                 f"frame {frame.sequence} brings blocks {frame.first} to {end - 1} of the sequence; "
                 f"the lease takes {self._first} to {self._end - 1}"
             )
-        if (
-            not 0
-            <= frame.first_layer
-            < frame.first_layer + frame.num_layers
-            <= len(self._theirs.layers)
-        ):
+
+    def _check_layers(self, frame: KvBlocks) -> None:
+        first, num_layers = frame.first_layer, len(self._theirs.layers)
+        if not 0 <= first < first + frame.num_layers <= num_layers:
             raise DataLoss(
-                f"frame {frame.sequence} brings {frame.num_layers} layers from layer "
-                f"{frame.first_layer} on; the model has {len(self._theirs.layers)}"
+                f"frame {frame.sequence} brings {frame.num_layers} layers from layer {first} on; "
+                f"the model has {num_layers}"
             )
-        due = {self._layers.get(block, 0) for block in range(frame.first, end)}
+        blocks = range(frame.first, frame.first + frame.count)
+        due = {self._layers.get(block, 0) for block in blocks}
         if due != {frame.first_layer}:
             raise DataLoss(
                 f"frame {frame.sequence} brings layers from {frame.first_layer} on where "
                 f"{max(due)} was due: another one has brought some of them, or has not come"
-            )
-        layers = Layers(frame.first_layer, frame.num_layers)
-        if frame.num_bytes != frame.count * Places.of_payload(self._theirs, 1, layers).block_bytes:
-            raise DataLoss(
-                f"frame {frame.sequence} claims {frame.num_bytes} bytes for {frame.count} blocks"
             )
 
     def add(self, frame: KvBlocks) -> None:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 import grpc
 
 from kv_transfer.arena import Arena
-from kv_transfer.block_writer import BlockWriter, check_layouts
+from kv_transfer.block_writer import BlockWriter
 from kv_transfer.copy_threads import in_thread
 from kv_transfer.frame_validator import FrameValidator
+from kv_transfer.layout_check import LayoutCheck
 from kv_transfer.lease import Lease, LeaseTable
 from kv_transfer.prefetch import prefetch
+from kv_transfer.receiver_transports import ReceiverTransports
 from kv_transfer.transports import Inbound, memory
-from kv_transfer.transports.cuda_ipc import CudaIpcInbound
-from kv_transfer.transports.group import ReceiverGroups
-from kv_transfer.transports.grpc import GrpcInbound
-from kv_transfer.transports.nixl import NixlReader
-from kv_transfer.transports.shm import SegmentCache
 from kvrelay.clock import Clock
 from kvrelay.errors import (
     Cancelled,
@@ -28,7 +25,6 @@ from kvrelay.errors import (
     FailedPrecondition,
     KvRelayError,
     ResourceExhausted,
-    Unimplemented,
 )
 from kvrelay.protocol import ours
 from kvrelay.security.capability import PushGrant, check_capability, make_capability, make_key
@@ -87,18 +83,13 @@ class Receiver:
         self._leases = leases
         self._worker_id = worker_id
         self._key = make_key()
-        self._model_id = model_id
-        # The model's id for a sender of protocol 0.
-        self._sampled_model_id = sampled_model_id
-        self._layout_hash = layout_hash
+        self._layouts = LayoutCheck(arena.layout, layout_hash, model_id, sampled_model_id)
         self._on_commit = on_commit
         self._clock = clock
         self._digests = digests
         self._timeout_s = timeout_s
         self._unopened = 0
-        self._segments = SegmentCache()
-        self._groups = ReceiverGroups(host, timeout_s)
-        self._nixl = NixlReader(arena.buffer.device, host, timeout_s)
+        self._transports = ReceiverTransports(arena.buffer.device, host, timeout_s)
         # Pushes under way, by lease id.
         self._pushes: dict[int, _Push] = {}
         memory.register_receiver(worker_id, leases.epoch)
@@ -161,7 +152,7 @@ class Receiver:
         ours().check(opening.protocol, opening.sender or "the sender")
         lease = self._find(opening)
         check_capability(self._key, self._grant(lease, opening.sender), opening.capability)
-        theirs = self._layout_of(opening)
+        theirs = self._layouts.layout_of(opening)
         if lease.lease_id in self._pushes:
             raise FailedPrecondition(f"another push to lease {lease.lease_id} is under way")
         repeated = self._leases.is_committed(lease.lease_id)
@@ -207,7 +198,10 @@ class Receiver:
         frames: AsyncIterator[Frame],
         context: grpc.aio.ServicerContext,
     ) -> KvReceipt:
-        async with self._inbound(opening, theirs) as inbound, aclosing(prefetch(frames)) as coming:
+        async with (
+            self._transports.accept(opening, theirs) as inbound,
+            aclosing(prefetch(frames)) as coming,
+        ):
             await _say_taken(context)
             await in_thread(inbound.connect)
             lease = self._find(opening)
@@ -227,25 +221,6 @@ class Receiver:
                         raise FailedPrecondition("a push has one open frame, its first")
             raise Cancelled("the sender ended the push without a commit")
 
-    def _layout_of(self, opening: KvOpen) -> KvLayout:
-        """The layout of the sender's blocks. Raises FailedPrecondition if they cannot be converted
-        to this arena's.
-        """
-        if opening.layout_hash == self._layout_hash:
-            return self._arena.layout
-        model_id = (
-            self._model_id if opening.protocol.version else self._sampled_model_id or self._model_id
-        )
-        if opening.layout is None or opening.model_id != model_id:
-            raise FailedPrecondition(
-                f"KV of model {opening.model_id or 'unknown'} is not of mine, {model_id}; both "
-                "workers need the same weights' shapes and the same KV heads"
-            )
-        if opening.layout == self._arena.layout:
-            return self._arena.layout
-        check_layouts(self._arena.layout, opening.layout)
-        return opening.layout
-
     def _find(self, opening: KvOpen) -> Lease:
         """The current state of the lease; raises if it has ended in the meantime."""
         lease = self._leases.find(
@@ -254,37 +229,6 @@ class Receiver:
         if lease.key != (opening.request_id, opening.attempt):
             raise FailedPrecondition(f"lease {lease.lease_id} is for another request")
         return lease
-
-    @asynccontextmanager
-    async def _inbound(self, opening: KvOpen, theirs: KvLayout) -> AsyncIterator[Inbound]:
-        """The receiving half for one push. After an exit without an exception, its connections are
-        reused.
-        """
-        match opening.transport:
-            case "grpc":
-                yield GrpcInbound(theirs)
-            case "memory" if opening.segment is not None:
-                yield memory.accept(opening.segment, theirs)
-            case "shm" if opening.segment is not None:
-                with self._segments.lend(opening.segment, theirs) as mapped:
-                    yield mapped
-            case "nixl" if opening.arena is not None:
-                with self._nixl.lend(opening.arena, theirs) as reading:
-                    await in_thread(reading.open)
-                    yield reading
-            case "cuda_ipc" if opening.arena is not None:
-                opened = CudaIpcInbound(opening.arena, theirs, self._arena.buffer.device)
-                try:
-                    await in_thread(opened.open)
-                    yield opened
-                finally:
-                    await in_thread(opened.close)
-            case "gloo" | "nccl" as backend:
-                device = self._arena.buffer.device
-                with self._groups.lend(backend, opening.rendezvous, theirs, device) as joined:
-                    yield joined
-            case transport:
-                raise Unimplemented(f"transport {transport!r} is not one that this worker takes")
 
     async def _write(
         self, opening: KvOpen, frame: KvBlocks, inbound: Inbound, writer: BlockWriter

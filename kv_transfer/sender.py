@@ -12,7 +12,7 @@ from kv_transfer.retry_policy import PushAttempt
 from kv_transfer.transport_selection import choose_transport
 from kv_transfer.transports import Outbound, memory
 from kv_transfer.transports.cuda_ipc import CudaIpcOutbound
-from kv_transfer.transports.group import SenderGroups
+from kv_transfer.transports.group_outbound import SenderGroups
 from kv_transfer.transports.grpc import GrpcOutbound
 from kv_transfer.transports.named import NamedOutbound
 from kv_transfer.transports.nixl import NixlOutbound, ServedArena

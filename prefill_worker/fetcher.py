@@ -74,9 +74,9 @@ class Fetcher:
         """
         cache, began = self._cache, self._clock.now()
         sequence.take_prefix(cache)
-        own, size = sequence.num_computed, cache.block_size
-        end = min(source.cached_tokens, len(sequence.tokens) - 1) // size * size
-        missing = max(0, end - own)
+        end = min(source.cached_tokens, len(sequence.tokens) - 1)
+        end -= end % cache.block_size
+        missing = max(0, end - sequence.num_computed)
         try:
             if self.cost_model.is_fetch_faster(missing, self._num_bytes(missing)):
                 sequence.take_blocks(cache, len(sequence.tokens))
@@ -93,11 +93,15 @@ class Fetcher:
             if not sequence.fetched_tokens:
                 sequence.drop_blocks(cache)
         if sequence.fetched_tokens:
-            now = self._clock.now()
-            sequence.advance(cache, sequence.fetched_tokens)
-            sequence.cached_tokens = sequence.num_computed
-            sequence.started, sequence.fetch_seconds = now, now - began
-            self.cost_model.add_fetch(self._num_bytes(sequence.fetched_tokens), now - began)
+            self._start(sequence, began)
+
+    def _start(self, sequence: Sequence, began: float) -> None:
+        """Adds the fetched KV to the sequence and to the cache."""
+        now = self._clock.now()
+        sequence.advance(self._cache, sequence.fetched_tokens)
+        sequence.cached_tokens = sequence.num_computed
+        sequence.started, sequence.fetch_seconds = now, now - began
+        self.cost_model.add_fetch(self._num_bytes(sequence.fetched_tokens), now - began)
 
     async def _ask(self, sequence: Sequence, source: PrefixSource, transport: str, end: int) -> int:
         """Number of tokens that arrived."""
@@ -119,12 +123,8 @@ class Fetcher:
             await kv_fetch(self._channels.get(source.address), request, timeout_s)
         except grpc.aio.AioRpcError as error:
             reason = error_from_rpc(error, source.address).message
-            log.info(
-                "prefix_fetch_failed",
-                request=spec.request_id,
-                worker=source.worker_id,
-                reason=reason,
-            )
+            told = {"request": spec.request_id, "worker": source.worker_id, "reason": reason}
+            log.info("prefix_fetch_failed", **told)
         finally:
             arrived = await to_its_end(self._end(lease, own))
         return max(0, arrived - own)

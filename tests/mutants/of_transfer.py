@@ -149,7 +149,7 @@ MUTANTS = (
     ),
     Mutant(
         "KV of another model is refused",
-        RECEIVER,
+        "kv_transfer/layout_check.py",
         "if opening.layout is None or opening.model_id != model_id:",
         "if opening.layout is None:",
         ("unit/kv_transfer/test_receiver.py::test_an_open_frame_with_a_wrong_number_is_refused",),
@@ -270,7 +270,7 @@ MUTANTS = (
     ),
     Mutant(
         "the store of a group listens on the worker's address only",
-        "kv_transfer/transports/group.py",
+        "kv_transfer/transports/group_outbound.py",
         "listener = socket.create_server((self._host, 0))",
         'listener = socket.create_server(("", 0))',
         ("unit/kv_transfer/test_group.py::test_the_store_listens_on_the_workers_address_only",),

@@ -23,7 +23,7 @@ from support.transfer_ends import (
 )
 from support.transfer_lender import BLOCKS, SALT, TOKENS, lender
 
-from kv_transfer.receiver import Receiver
+from kv_transfer.receiver_transports import ReceiverTransports
 from kv_transfer.transports.named import NamedOutbound
 from kvrelay.errors import FailedPrecondition, NotFound, PermissionDenied
 from kvrelay.messages import HandoffTarget, PrefixSource
@@ -73,11 +73,11 @@ async def test_a_push_without_the_leases_capability_is_refused_before_anything_i
 ) -> None:
     connected: list[KvOpen] = []
 
-    def record(_: Receiver, frame: KvOpen, __: object) -> None:
+    def record(_: ReceiverTransports, frame: KvOpen, __: object) -> None:
         connected.append(frame)
         raise AssertionError("nothing is mapped, joined or read")
 
-    monkeypatch.setattr(Receiver, "_inbound", record)
+    monkeypatch.setattr(ReceiverTransports, "accept", record)
     source = MemoryFile()
     async with decode_end() as decode:
         before = decode.arena.buffer.clone()
