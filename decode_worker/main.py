@@ -81,7 +81,7 @@ def builder(
             host=config.listen.worker_host,
             clock=clock,
         )
-        add_kv_transfer_servicer(worker.receiver.Push, worker.lending.Fetch, server)
+        add_kv_transfer_servicer(worker.receiver.Push, worker.prefix_export.Fetch, server)
         return worker
 
     return build

@@ -74,7 +74,7 @@ class DecodeWorker(Worker):
             host=host,
         )
         self._sender = sender
-        self.lending = PrefixExport(cache, sender, identity.epoch)
+        self.prefix_export = PrefixExport(cache, sender, identity.epoch)
         self._max_batch = max_batch
         self._slots_taken = RecentMean(clock.now())
         # Sequences that wait for their KV.
@@ -82,9 +82,9 @@ class DecodeWorker(Worker):
         self._decoding: dict[Key, Sequence] = {}
 
     @property
-    def lending_key(self) -> bytes:
+    def grant_key(self) -> bytes:
         """The grant key of this worker's prefix export."""
-        return self.lending.key
+        return self.prefix_export.key
 
     def take(self, command: Command, session: RouterSession) -> None:
         """Runs a router's command; see the class for the commands. A repeated Reserve gets the same

@@ -12,17 +12,14 @@ from kv_transfer.block_copy import copy_blocks
 from kv_transfer.conversion import Span, convert
 from kv_transfer.digest import MULTILINEAR, XXH3, multilinear_digests
 from kv_transfer.lease import Lease
-from kv_transfer.plan import Places
+from kv_transfer.plan import Layers, Places
 from kv_transfer.transports import Source, layers_of
-from kvrelay.errors import DataLoss, FailedPrecondition, Unimplemented
-from kvrelay.types import DTYPE_BYTES, KvLayout
+from kvrelay.errors import DataLoss, Unimplemented
+from kvrelay.types import KvLayout
 from kvrelay.wire.transfer import KvBlocks
 
-# Tokens.
-_MAX_BLOCK_SIZE = 1024
 
-
-class Landing:
+class BlockWriter:
     """Writes the frames of one push.
 
     `theirs` is the layout of the sender's blocks. `digest` is the kind of their digests, or None to
@@ -39,7 +36,7 @@ class Landing:
         self._theirs = theirs
         self._digest = digest
 
-    def land(self, source: Source, frame: KvBlocks) -> None:
+    def write(self, source: Source, frame: KvBlocks) -> None:
         """Writes a frame's KV. Raises DataLoss if it differs from the sent bytes; the blocks'
         content is then invalid.
         """
@@ -48,77 +45,67 @@ class Landing:
                 f"frame {frame.sequence} has {len(frame.digests)} digests for {frame.count} blocks"
             )
         if self._digest == MULTILINEAR:
-            data = (
-                source.data
-                if isinstance(source.data, torch.Tensor)
-                else torch.from_numpy(source.data)
-            )
+            data = source.data
+            data = data if isinstance(data, torch.Tensor) else torch.from_numpy(data)
             self._check(frame, multilinear_digests(data, source.places, source.blocks))
         if self._theirs == self._arena.layout:
-            blocks = self._lease.blocks[frame.first : frame.first + frame.count]
-            found = write_blocks(
-                self._arena,
-                blocks,
-                layers_of(frame),
-                source.data,
-                source.places,
-                source.blocks,
-                digests=self._in_passing,
-            )
-            self._check(frame, found)
+            self._copy(source, frame)
         else:
-            self._convert(source, frame)
+            self._convert(
+                self._private_copy(source, frame), self._tokens_of(frame), layers_of(frame)
+            )
 
-    def _convert(self, source: Source, frame: KvBlocks) -> None:
-        """Converts a private copy of the source, so that the checked bytes are the converted
-        bytes.
-        """
-        ours, theirs, layers = self._arena.layout, self._theirs, layers_of(frame)
-        places = Places.of_payload(theirs, frame.count, layers)
-        numbers = range(frame.count)
+    def _copy(self, source: Source, frame: KvBlocks) -> None:
+        found = write_blocks(
+            self._arena,
+            self._lease.blocks[frame.first : frame.first + frame.count],
+            layers_of(frame),
+            source.data,
+            source.places,
+            source.blocks,
+            digests=self._in_passing,
+        )
+        self._check(frame, found)
+
+    def _private_copy(self, source: Source, frame: KvBlocks) -> Span:
+        """A copy of the source in plan order, so that the checked bytes are the converted bytes."""
+        layers, numbers = layers_of(frame), range(frame.count)
+        places = Places.of_payload(self._theirs, frame.count, layers)
         if isinstance(source.data, torch.Tensor):
             data = gathered(source.data, source.places, source.blocks)
         else:
             on_host = np.empty(frame.num_bytes, dtype=np.uint8)
             found = copy_blocks(
-                source.data,
-                source.places,
-                source.blocks,
-                on_host,
-                places,
-                numbers,
+                source.data, source.places, source.blocks, on_host, places, numbers,
                 digests=self._in_passing,
-            )
+            )  # fmt: skip
             self._check(frame, found)
             data = torch.from_numpy(on_host).to(self._arena.buffer.device)
-        begin = max(frame.first * theirs.block_size, self._lease.cached_blocks * ours.block_size)
-        end = min(
-            (frame.first + frame.count) * theirs.block_size,
-            len(self._lease.blocks) * ours.block_size,
+        return Span(data, self._theirs, places, numbers, frame.first * self._theirs.block_size)
+
+    def _tokens_of(self, frame: KvBlocks) -> range:
+        """The tokens of the sequence that the frame brings and that the lease takes."""
+        ours, theirs = self._arena.layout.block_size, self._theirs.block_size
+        return range(
+            max(frame.first * theirs, self._lease.cached_blocks * ours),
+            min((frame.first + frame.count) * theirs, len(self._lease.blocks) * ours),
         )
-        first, last = begin // ours.block_size, ours.blocks_for(end)
-        sent = Span(data, theirs, places, numbers, frame.first * theirs.block_size)
-        blocks, start, tokens = (
-            self._lease.blocks[first:last],
-            first * ours.block_size,
-            range(begin, end),
-        )
-        if len(self._arena.shares) == 1:
-            target = Span(self._arena.buffer, ours, places_in(self._arena, layers), blocks, start)
+
+    def _convert(self, sent: Span, tokens: range, layers: Layers) -> None:
+        ours, arena = self._arena.layout, self._arena
+        first = tokens.start // ours.block_size
+        blocks = self._lease.blocks[first : ours.blocks_for(tokens.stop)]
+        start = first * ours.block_size
+        if len(arena.shares) == 1:
+            target = Span(arena.buffer, ours, places_in(arena, layers), blocks, start)
             convert(sent, target, tokens, layers)
             return
         # Ranks on several GPUs: converted on the host, since a frame may bring a part of a block.
-        held = read_blocks(self._arena, blocks, layers).cpu()
+        held, numbers = read_blocks(arena, blocks, layers).cpu(), range(len(blocks))
         payload = Places.of_payload(ours, len(blocks), layers)
-        convert(
-            replace(sent, data=data.cpu()),
-            Span(held, ours, payload, range(len(blocks)), start),
-            tokens,
-            layers,
-        )
-        write_blocks(
-            self._arena, blocks, layers, held.numpy(), payload, range(len(blocks)), digests=False
-        )
+        on_host = replace(sent, data=sent.data.cpu())
+        convert(on_host, Span(held, ours, payload, numbers, start), tokens, layers)
+        write_blocks(arena, blocks, layers, held.numpy(), payload, numbers, digests=False)
 
     @property
     def _in_passing(self) -> bool:
@@ -132,26 +119,3 @@ class Landing:
                     f"block {frame.first + index} arrived with digest {arrived:016x}, not "
                     f"{sent:016x} as sent; none of it will be used"
                 )
-
-
-def check_layouts(ours: KvLayout, theirs: KvLayout) -> None:
-    """Raises FailedPrecondition unless blocks of either layout can be converted to the other."""
-    if theirs.layers != ours.layers:
-        raise FailedPrecondition(
-            f"the sender's KV has {len(theirs.layers)} layers, or heads, or sizes of heads, that "
-            "are not mine; both workers need the same model"
-        )
-    if theirs.ranks < 1 or any(layer.kv_heads % theirs.ranks for layer in theirs.layers):
-        raise FailedPrecondition(
-            f"the sender's KV heads cannot be shared by {theirs.ranks} ranks alike"
-        )
-    fits = 1 <= theirs.block_size <= _MAX_BLOCK_SIZE and theirs.dtype in DTYPE_BYTES
-    # The order of the CPU kernels.
-    if theirs.word:
-        fits = fits and theirs.word in (1, 2) and theirs.block_size % 16 == 0
-        fits = fits and not any(layer.k_dim % theirs.word for layer in theirs.layers)
-    if not fits:
-        raise FailedPrecondition(
-            f"the sender's blocks of {theirs.block_size} tokens in {theirs.dtype} are of no kind "
-            f"that I know"
-        )

@@ -13,7 +13,7 @@ from kvrelay.types import KvLayout
 from kvrelay.wire.transfer import KvBlocks, KvCommit, commit_digest
 
 
-class Arrivals:
+class FrameValidator:
     """Checks that frames come in order, that they bring each layer of each missing block once and
     in order, and that none is missing at the commit.
 
@@ -33,34 +33,37 @@ class Arrivals:
 
     def check(self, frame: KvBlocks) -> None:
         """Raises DataLoss unless the frame may come now."""
-        end = frame.first + frame.count
         if frame.sequence != self._frames:
             raise DataLoss(f"frame {frame.sequence} came where frame {self._frames} was due")
+        self._check_blocks(frame)
+        self._check_layers(frame)
+        layers = Layers(frame.first_layer, frame.num_layers)
+        if frame.num_bytes != frame.count * Places.of_payload(self._theirs, 1, layers).block_bytes:
+            raise DataLoss(
+                f"frame {frame.sequence} claims {frame.num_bytes} bytes for {frame.count} blocks"
+            )
+
+    def _check_blocks(self, frame: KvBlocks) -> None:
+        end = frame.first + frame.count
         if frame.count < 1 or frame.first < self._first or end > self._end:
             raise DataLoss(
                 f"frame {frame.sequence} brings blocks {frame.first} to {end - 1} of the sequence; "
                 f"the lease takes {self._first} to {self._end - 1}"
             )
-        if (
-            not 0
-            <= frame.first_layer
-            < frame.first_layer + frame.num_layers
-            <= len(self._theirs.layers)
-        ):
+
+    def _check_layers(self, frame: KvBlocks) -> None:
+        first, num_layers = frame.first_layer, len(self._theirs.layers)
+        if not 0 <= first < first + frame.num_layers <= num_layers:
             raise DataLoss(
-                f"frame {frame.sequence} brings {frame.num_layers} layers from layer "
-                f"{frame.first_layer} on; the model has {len(self._theirs.layers)}"
+                f"frame {frame.sequence} brings {frame.num_layers} layers from layer {first} on; "
+                f"the model has {num_layers}"
             )
-        due = {self._layers.get(block, 0) for block in range(frame.first, end)}
+        blocks = range(frame.first, frame.first + frame.count)
+        due = {self._layers.get(block, 0) for block in blocks}
         if due != {frame.first_layer}:
             raise DataLoss(
                 f"frame {frame.sequence} brings layers from {frame.first_layer} on where "
                 f"{max(due)} was due: another one has brought some of them, or has not come"
-            )
-        layers = Layers(frame.first_layer, frame.num_layers)
-        if frame.num_bytes != frame.count * Places.of_payload(self._theirs, 1, layers).block_bytes:
-            raise DataLoss(
-                f"frame {frame.sequence} claims {frame.num_bytes} bytes for {frame.count} blocks"
             )
 
     def add(self, frame: KvBlocks) -> None:
@@ -89,7 +92,10 @@ class Arrivals:
         if missing and self._lease.writable:
             raise DataLoss(f"{missing} of {len(wanted)} blocks are missing at the commit")
         digest = commit_digest(self._digest, commit.first_token, commit.num_tokens)
-        if commit.frames != self._frames or commit.digest != digest:
+        if commit.frames != self._frames:
+            raise DataLoss(f"the commit counts {commit.frames} frames; {self._frames} arrived")
+        if commit.digest != digest:
             raise DataLoss(
-                f"the commit is of {commit.frames} frames, but not of the {self._frames} that came"
+                f"the commit has digest {commit.digest:016x}; the digest of the {self._frames} "
+                f"frames that arrived, the first token and the number of tokens is {digest:016x}"
             )

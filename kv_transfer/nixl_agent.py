@@ -59,6 +59,11 @@ class NixlAgent:
         with self._failing(Unimplemented, f"NIXL takes no memory on {memory.device}"):
             self._agent.registerMem(self._regions(memory), [])
 
+    def deregister(self, memory: torch.Tensor) -> None:
+        """Ends the registration of memory that no read uses."""
+        with suppress(*self._errors):
+            self._agent.deregisterMem(self._regions(memory), [])
+
     def metadata(self) -> bytes:
         """The description that a peer needs to read the registered memory."""
         metadata: bytes = self._agent.getLocalMD()
@@ -136,10 +141,10 @@ class NixlAgent:
                 with self._lock:
                     self._given_up.append((request, target))
                 continue
-            with suppress(*self._errors):
-                if request is not None:
+            if request is not None:
+                with suppress(*self._errors):
                     self._agent.releaseXferReq(request)
-                self._agent.deregisterMem(self._regions(target), [])
+            self.deregister(target)
 
     def _is_under_way(self, request: int) -> bool:
         try:

@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def ahead(items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
+async def prefetch(items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
     """Yields the same items, and waits for the next item while the caller processes one. Prefetches
     one item at most.
     """

@@ -49,7 +49,7 @@ class PrefixExport:
         # The grant key, for routers that grant fetches.
         self.key = make_key()
         # Blocks exported since the start.
-        self.lent = 0
+        self.exported = 0
 
     async def Fetch(
         self, request: pb.FetchRequest, context: grpc.aio.ServicerContext
@@ -58,43 +58,55 @@ class PrefixExport:
         status.
         """
         try:
-            return pb.FetchResponse(blocks=await self._lend(fetch_request_from_proto(request)))
+            return pb.FetchResponse(blocks=await self._export(fetch_request_from_proto(request)))
         except KvRelayError as error:
             await abort(context, error)
 
-    async def _lend(self, request: FetchRequest) -> int:
+    async def _export(self, request: FetchRequest) -> int:
         ours().check(request.protocol, request.target.worker_id)
         check_capability(self.key, self._grant(request), request.capability)
-        size = self._cache.block_size
-        first, rest = divmod(request.target.cached_tokens, size)
-        tokens = len(request.token_ids)
-        if rest or tokens > MAX_BLOCKS * size:
-            raise FailedPrecondition(
-                f"a fetch of {tokens} tokens, of which the first {request.target.cached_tokens} "
-                f"are there, is not of my blocks, which have {size} tokens, or of more than "
-                f"{MAX_BLOCKS}"
-            )
-        if tokens > request.granted_tokens:
-            raise PermissionDenied(
-                f"a fetch of {tokens} tokens goes beyond the {request.granted_tokens} granted"
-            )
+        self._check_tokens(request)
+        first = request.target.cached_tokens // self._cache.block_size
         blocks = self._cache.find(request.token_ids, request.salt)
         try:
             if len(blocks) <= first:
-                raise NotFound(
-                    f"the prefix cache holds {len(blocks) * size} of these {tokens} tokens"
-                )
-            push = self._sender.open((request.request_id, request.attempt), request.target)
-            try:
-                push.send(first, blocks[first:])
-                await push.commit(0, len(blocks) * size, self._sender.clock.now())
-            finally:
-                # Returns at once if the push is over.
-                await push.abort()
+                held, tokens = len(blocks) * self._cache.block_size, len(request.token_ids)
+                raise NotFound(f"the prefix cache holds {held} of these {tokens} tokens")
+            await self._push(request, first, blocks)
         finally:
             self._cache.release(blocks)
-        self.lent += len(blocks) - first
+        self.exported += len(blocks) - first
         return len(blocks) - first
+
+    def _check_tokens(self, request: FetchRequest) -> None:
+        """Raises FailedPrecondition for tokens that no blocks of this cache can have, and
+        PermissionDenied for more tokens than the router granted.
+        """
+        size, cached = self._cache.block_size, request.target.cached_tokens
+        tokens = len(request.token_ids)
+        if cached % size:
+            raise FailedPrecondition(
+                f"{cached} cached tokens are no whole blocks of {size} tokens; both workers need "
+                "the same block size"
+            )
+        if tokens > MAX_BLOCKS * size:
+            raise FailedPrecondition(
+                f"a fetch of {tokens} tokens exceeds {MAX_BLOCKS} blocks of {size} tokens"
+            )
+        if tokens > request.granted_tokens:
+            raise PermissionDenied(
+                f"a fetch of {tokens} tokens exceeds the {request.granted_tokens} granted"
+            )
+
+    async def _push(self, request: FetchRequest, first: int, blocks: Sequence[int]) -> None:
+        push = self._sender.open((request.request_id, request.attempt), request.target)
+        try:
+            push.send(first, blocks[first:])
+            num_tokens = len(blocks) * self._cache.block_size
+            await push.commit(0, num_tokens, self._sender.clock.now())
+        finally:
+            # Returns at once if the push is over.
+            await push.abort()
 
     def _grant(self, request: FetchRequest) -> FetchGrant:
         return FetchGrant(

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 import grpc
 
 from kv_transfer.arena import Arena
-from kv_transfer.block_writer import Landing, check_layouts
+from kv_transfer.block_writer import BlockWriter
 from kv_transfer.call import ACCEPTED
 from kv_transfer.copy_threads import in_thread
-from kv_transfer.frame_validator import Arrivals
+from kv_transfer.frame_validator import FrameValidator
+from kv_transfer.layout_check import LayoutCheck
 from kv_transfer.lease import Lease, LeaseTable
-from kv_transfer.prefetch import ahead
+from kv_transfer.prefetch import prefetch
+from kv_transfer.receiver_transports import ReceiverTransports
 from kv_transfer.transports import Inbound, memory
-from kv_transfer.transports.cuda_ipc import CudaIpcInbound
-from kv_transfer.transports.group import ReceiverGroups
-from kv_transfer.transports.grpc import GrpcInbound
-from kv_transfer.transports.nixl import NixlReader
-from kv_transfer.transports.shm import SegmentCache
 from kvrelay.clock import Clock
 from kvrelay.errors import (
     Cancelled,
@@ -29,7 +26,6 @@ from kvrelay.errors import (
     FailedPrecondition,
     KvRelayError,
     ResourceExhausted,
-    Unimplemented,
 )
 from kvrelay.protocol import ours
 from kvrelay.security.capability import PushGrant, check_capability, make_capability, make_key
@@ -88,18 +84,13 @@ class Receiver:
         self._leases = leases
         self._worker_id = worker_id
         self._key = make_key()
-        self._model_id = model_id
-        # The model's id for a sender of protocol 0.
-        self._sampled_model_id = sampled_model_id
-        self._layout_hash = layout_hash
+        self._layouts = LayoutCheck(arena.layout, layout_hash, model_id, sampled_model_id)
         self._on_commit = on_commit
         self._clock = clock
         self._digests = digests
         self._timeout_s = timeout_s
         self._unopened = 0
-        self._segments = SegmentCache()
-        self._groups = ReceiverGroups(host, timeout_s)
-        self._nixl = NixlReader(arena.buffer.device, host, timeout_s)
+        self._transports = ReceiverTransports(arena.buffer.device, host, timeout_s)
         # Pushes under way, by lease id.
         self._pushes: dict[int, _Push] = {}
         memory.register_receiver(worker_id, leases.epoch)
@@ -162,7 +153,7 @@ class Receiver:
         ours().check(opening.protocol, opening.sender or "the sender")
         lease = self._find(opening)
         check_capability(self._key, self._grant(lease, opening.sender), opening.capability)
-        theirs = self._layout_of(opening)
+        theirs = self._layouts.layout_of(opening)
         if lease.lease_id in self._pushes:
             raise FailedPrecondition(f"another push to lease {lease.lease_id} is under way")
         repeated = self._leases.is_committed(lease.lease_id)
@@ -208,42 +199,28 @@ class Receiver:
         frames: AsyncIterator[Frame],
         context: grpc.aio.ServicerContext,
     ) -> KvReceipt:
-        async with self._inbound(opening, theirs) as inbound, aclosing(ahead(frames)) as coming:
+        async with (
+            self._transports.accept(opening, theirs) as inbound,
+            aclosing(prefetch(frames)) as coming,
+        ):
             await _say_taken(context)
             await in_thread(inbound.connect)
             lease = self._find(opening)
-            arrivals = Arrivals(lease, self._arena.layout, theirs)
-            landing = Landing(self._arena, lease, theirs, opening.digest if self._digests else None)
+            validator = FrameValidator(lease, self._arena.layout, theirs)
+            writer = BlockWriter(
+                self._arena, lease, theirs, opening.digest if self._digests else None
+            )
             async for frame in coming:
                 match frame:
                     case KvBlocks():
-                        arrivals.check(frame)
-                        await self._write(opening, frame, inbound, landing)
-                        arrivals.add(frame)
+                        validator.check(frame)
+                        await self._write(opening, frame, inbound, writer)
+                        validator.add(frame)
                     case KvCommit():
-                        return self._commit(opening, frame, arrivals)
+                        return self._commit(opening, frame, validator)
                     case KvOpen():
                         raise FailedPrecondition("a push has one open frame, its first")
             raise Cancelled("the sender ended the push without a commit")
-
-    def _layout_of(self, opening: KvOpen) -> KvLayout:
-        """The layout of the sender's blocks. Raises FailedPrecondition if they cannot be converted
-        to this arena's.
-        """
-        if opening.layout_hash == self._layout_hash:
-            return self._arena.layout
-        model_id = (
-            self._model_id if opening.protocol.version else self._sampled_model_id or self._model_id
-        )
-        if opening.layout is None or opening.model_id != model_id:
-            raise FailedPrecondition(
-                f"KV of model {opening.model_id or 'unknown'} is not of mine, {model_id}; both "
-                "workers need the same weights' shapes and the same KV heads"
-            )
-        if opening.layout == self._arena.layout:
-            return self._arena.layout
-        check_layouts(self._arena.layout, opening.layout)
-        return opening.layout
 
     def _find(self, opening: KvOpen) -> Lease:
         """The current state of the lease; raises if it has ended in the meantime."""
@@ -254,46 +231,15 @@ class Receiver:
             raise FailedPrecondition(f"lease {lease.lease_id} is for another request")
         return lease
 
-    @asynccontextmanager
-    async def _inbound(self, opening: KvOpen, theirs: KvLayout) -> AsyncIterator[Inbound]:
-        """The receiving half for one push. After an exit without an exception, its connections are
-        reused.
-        """
-        match opening.transport:
-            case "grpc":
-                yield GrpcInbound(theirs)
-            case "memory" if opening.segment is not None:
-                yield memory.accept(opening.segment, theirs)
-            case "shm" if opening.segment is not None:
-                with self._segments.lend(opening.segment, theirs) as mapped:
-                    yield mapped
-            case "nixl" if opening.arena is not None:
-                with self._nixl.lend(opening.arena, theirs) as reading:
-                    await in_thread(reading.open)
-                    yield reading
-            case "cuda_ipc" if opening.arena is not None:
-                opened = CudaIpcInbound(opening.arena, theirs, self._arena.buffer.device)
-                try:
-                    await in_thread(opened.open)
-                    yield opened
-                finally:
-                    await in_thread(opened.close)
-            case "gloo" | "nccl" as backend:
-                device = self._arena.buffer.device
-                with self._groups.lend(backend, opening.rendezvous, theirs, device) as joined:
-                    yield joined
-            case transport:
-                raise Unimplemented(f"transport {transport!r} is not one that this worker takes")
-
     async def _write(
-        self, opening: KvOpen, frame: KvBlocks, inbound: Inbound, landing: Landing
+        self, opening: KvOpen, frame: KvBlocks, inbound: Inbound, writer: BlockWriter
     ) -> None:
         lease = self._find(opening)
         if self._leases.is_committed(lease.lease_id):
             return  # a repetition, of which the commit will tell
 
         def take() -> None:
-            landing.land(inbound.source(frame), frame)
+            writer.write(inbound.source(frame), frame)
 
         self._leases.pin(lease.lease_id)
         try:
@@ -301,10 +247,10 @@ class Receiver:
         finally:
             self._leases.unpin(lease.lease_id)
 
-    def _commit(self, opening: KvOpen, commit: KvCommit, arrivals: Arrivals) -> KvReceipt:
+    def _commit(self, opening: KvOpen, commit: KvCommit, validator: FrameValidator) -> KvReceipt:
         lease = self._find(opening)
         if not self._leases.is_committed(lease.lease_id):
-            arrivals.check_complete(commit)
+            validator.check_complete(commit)
         if self._leases.commit(lease.lease_id, commit):
             self._on_commit(lease, commit.first_token, commit.num_tokens)
         blocks = len(lease.writable)

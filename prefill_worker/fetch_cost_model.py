@@ -15,15 +15,15 @@ _WEIGHT = 0.3
 
 
 @dataclass(slots=True)
-class Worth:
-    """Learns the speeds of computing and of fetching on this worker."""
+class FetchCostModel:
+    """Learns the rates of computing and of fetching on this worker."""
 
-    # Speed of computing; 0 until measured.
+    # Rate of computing; 0 until measured.
     tokens_per_second: float = 0.0
-    # Speed of fetching.
+    # Rate of fetching.
     bytes_per_second: float = _FIRST_GUESS
 
-    def fetching(self, tokens: int, num_bytes: int) -> bool:
+    def is_fetch_faster(self, tokens: int, num_bytes: int) -> bool:
         """True if fetching is predicted to be faster, and before the first measurement of
         computing. False for no tokens.
         """
@@ -33,12 +33,12 @@ class Worth:
             return True
         return _LATENCY_S + num_bytes / self.bytes_per_second < tokens / self.tokens_per_second
 
-    def computed(self, tokens: int, seconds: float) -> None:
+    def add_compute(self, tokens: int, seconds: float) -> None:
         """Adds a measurement of computing."""
         if tokens and seconds > 0:
             self.tokens_per_second = _mean(self.tokens_per_second, tokens / seconds)
 
-    def fetched(self, num_bytes: int, seconds: float) -> None:
+    def add_fetch(self, num_bytes: int, seconds: float) -> None:
         """Adds a measurement of fetching."""
         if num_bytes and seconds > _LATENCY_S:
             self.bytes_per_second = _mean(self.bytes_per_second, num_bytes / (seconds - _LATENCY_S))

@@ -19,7 +19,7 @@ from kvrelay.wire.status import error_from_rpc
 from kvrelay.wire.transfer import FetchRequest, kv_fetch
 from kvrelay.worker.base import Identity
 from kvrelay.worker.sequence import Sequence
-from prefill_worker.fetch_cost_model import Worth
+from prefill_worker.fetch_cost_model import FetchCostModel
 
 log = get_logger(__name__)
 
@@ -51,7 +51,7 @@ class Fetcher:
         self._leases = LeaseTable(identity.epoch)
         # Lease id -> tokens whose KV is now in the lease's blocks.
         self._arrived: dict[int, int] = {}
-        self.worth = Worth()
+        self.cost_model = FetchCostModel()
         self.receiver = Receiver(
             runner.kv,
             self._leases,
@@ -74,25 +74,34 @@ class Fetcher:
         """
         cache, began = self._cache, self._clock.now()
         sequence.take_prefix(cache)
-        own, size = sequence.num_computed, cache.block_size
-        end = min(source.cached_tokens, len(sequence.tokens) - 1) // size * size
-        num_bytes = (end - own) // size * self._runner.layout.block_bytes
+        end = min(source.cached_tokens, len(sequence.tokens) - 1)
+        end -= end % cache.block_size
+        missing = max(0, end - sequence.num_computed)
         try:
-            if self.worth.fetching(max(0, end - own), num_bytes):
+            if self.cost_model.is_fetch_faster(missing, self._num_bytes(missing)):
                 sequence.take_blocks(cache, len(sequence.tokens))
                 sequence.fetched_tokens = await self._ask(sequence, source, transport, end)
         except OutOfBlocks:
             # The sequence waits for blocks like all others.
             pass
+        # A fetch only saves time. After any failure this worker computes the prefix.
+        except Exception:
+            log.exception(
+                "prefix_fetch_failed", request=sequence.spec.request_id, worker=source.worker_id
+            )
         finally:
             if not sequence.fetched_tokens:
                 sequence.drop_blocks(cache)
         if sequence.fetched_tokens:
-            now = self._clock.now()
-            sequence.advance(cache, sequence.fetched_tokens)
-            sequence.cached_tokens = sequence.num_computed
-            sequence.started, sequence.fetch_seconds = now, now - began
-            self.worth.fetched(num_bytes, now - began)
+            self._start(sequence, began)
+
+    def _start(self, sequence: Sequence, began: float) -> None:
+        """Adds the fetched KV to the sequence and to the cache."""
+        now = self._clock.now()
+        sequence.advance(self._cache, sequence.fetched_tokens)
+        sequence.cached_tokens = sequence.num_computed
+        sequence.started, sequence.fetch_seconds = now, now - began
+        self.cost_model.add_fetch(self._num_bytes(sequence.fetched_tokens), now - began)
 
     async def _ask(self, sequence: Sequence, source: PrefixSource, transport: str, end: int) -> int:
         """Number of tokens that arrived."""
@@ -114,12 +123,8 @@ class Fetcher:
             await kv_fetch(self._channels.get(source.address), request, timeout_s)
         except grpc.aio.AioRpcError as error:
             reason = error_from_rpc(error, source.address).message
-            log.info(
-                "prefix_fetch_failed",
-                request=spec.request_id,
-                worker=source.worker_id,
-                reason=reason,
-            )
+            told = {"request": spec.request_id, "worker": source.worker_id, "reason": reason}
+            log.info("prefix_fetch_failed", **told)
         finally:
             arrived = await to_its_end(self._end(lease, own))
         return max(0, arrived - own)
@@ -132,9 +137,13 @@ class Fetcher:
         self._leases.release()
         return self._arrived.pop(lease.lease_id, own)
 
+    def _num_bytes(self, tokens: int) -> int:
+        """Size of the KV of whole blocks of tokens."""
+        return tokens // self._cache.block_size * self._runner.layout.block_bytes
+
     def _timeout_s(self, tokens: int) -> float:
         """Timeout in seconds: the time to compute the tokens, within bounds."""
-        rate = self.worth.tokens_per_second
+        rate = self.cost_model.tokens_per_second
         return min(max(_SHORTEST_S, tokens / rate), _LONGEST_S) if rate else _LONGEST_S
 
     def _commit(self, lease: Lease, first_token: int, num_tokens: int) -> None:

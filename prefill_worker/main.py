@@ -81,7 +81,7 @@ def builder(
             chunk_tokens=config.prefill.chunk_tokens,
             clock=clock,
         )
-        add_kv_transfer_servicer(fetcher.receiver.Push, worker.lending.Fetch, server)
+        add_kv_transfer_servicer(fetcher.receiver.Push, worker.prefix_export.Fetch, server)
         return worker
 
     return build

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from kv_transfer.plan import Layers
 from kv_transfer.prefix_export import PrefixExport
-from kv_transfer.sender import Push, Sender
+from kv_transfer.push import Push
+from kv_transfer.sender import Sender
 from kvrelay.clock import Clock
 from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.engine.runner import ModelRunner
@@ -70,16 +71,16 @@ class PrefillWorker(Worker):
         self._scheduler = PrefillScheduler(cache, chunk_tokens)
         super().__init__(identity, runner, cache, self._scheduler, clock)
         self._sender = sender
-        self.lending = PrefixExport(cache, sender, identity.epoch)
+        self.prefix_export = PrefixExport(cache, sender, identity.epoch)
         self._fetcher = fetcher
         self._relays: dict[Key, Relay] = {}
         self._letting_go = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
-    def lending_key(self) -> bytes:
+    def grant_key(self) -> bytes:
         """The grant key of this worker's prefix export."""
-        return self.lending.key
+        return self.prefix_export.key
 
     def take(self, command: Command, session: RouterSession) -> None:
         """Runs a router's command; see the class for the commands. A repeated Prefill is
@@ -188,7 +189,7 @@ class PrefillWorker(Worker):
     def _learn(self, sequence: Sequence, tokens: SequenceTokens) -> None:
         if self._fetcher is not None and tokens.prefill is not None:
             computed = len(sequence.spec.token_ids) - tokens.prefill.cached_tokens
-            self._fetcher.worth.computed(computed, tokens.prefill.compute_seconds)
+            self._fetcher.cost_model.add_compute(computed, tokens.prefill.compute_seconds)
 
     def abort(self, key: Key) -> None:
         """Ends a sequence, with its fetch, commit or push. The blocks stay held until the peer

@@ -28,6 +28,8 @@ from kvrelay.wire.transfer import KvBlocks, KvOpen, RemoteArena
 FRAME_BYTES = 8 * 2**20
 # Senders that are remembered. A sender that died leaves its name behind.
 _MAX_PEERS = 64
+# Registered buffers that are kept while no push uses them.
+_MAX_IDLE = 8
 
 
 class ServedArena:
@@ -86,7 +88,7 @@ class NixlReader:
         self._made: NixlAgent | None = None
         # Metadata -> name; the latest is last.
         self._peers: OrderedDict[bytes, str] = OrderedDict()
-        # Registered memory that no push uses.
+        # Registered memory that no push uses, oldest first.
         self._idle: list[torch.Tensor] = []
 
     @contextmanager
@@ -146,8 +148,13 @@ class NixlReader:
             return memory
 
     def give_back(self, memory: torch.Tensor) -> None:
-        """Makes memory from `read` available for the next read."""
-        self._idle.append(memory)
+        """Makes memory from `read` available for the next read. Releases the memory that has been
+        idle longest if too much is idle.
+        """
+        with self._lock:
+            self._idle.append(memory)
+            if len(self._idle) > _MAX_IDLE:
+                self._agent.deregister(self._idle.pop(0))
 
     @property
     def _agent(self) -> NixlAgent:

@@ -145,7 +145,7 @@ def _replayed(rules: AutoscalingPolicy, file: Path) -> list[Verdict]:
 
     moments = read_moments(file) if file.suffix == ".csv" else moments_of(load_report(file))
     replay = Replay(rules)
-    return [verdict for moment in moments for verdict in replay.look(moment)]
+    return [verdict for moment in moments for verdict in replay.decide(moment)]
 
 
 def _modelled(
@@ -178,7 +178,7 @@ def _modelled(
     )
     for index, load in enumerate(loads, 1):
         pools = cluster.step(load, interval)
-        for verdict in replay.look(Moment(index * interval, pools)):
+        for verdict in replay.decide(Moment(index * interval, pools)):
             cluster.resize(verdict.pool, verdict.after)
             verdicts.append(verdict)
     return verdicts, f"metrics of a model of the pools, one look each {interval:.3g} s"

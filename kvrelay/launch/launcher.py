@@ -24,7 +24,7 @@ from kvrelay.types import PoolName, Role
 from kvrelay.worker.settings import WorkerSettings
 
 _STOP_TIMEOUT_S = 5.0
-_LOOK_S = 1.0
+_POLL_S = 1.0
 # Timeout for asking Ray about its nodes.
 _ASK_S = 5.0
 
@@ -207,7 +207,7 @@ class RayLauncher:
     async def look_for_room(self) -> None:
         """Keeps `pending` up to date until cancelled."""
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
             if any(not one.placed for one in self._running.values()):
                 try:
                     self._note_room(await self._nodes())

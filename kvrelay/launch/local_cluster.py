@@ -47,7 +47,7 @@ _BAD_USAGE = 2
 _CONTROLLER_DEATHS = 5
 # Lifetime of the registry entries of killed workers: their time to live in Redis, plus one second.
 _ENTRIES_END_S = 4.0
-_LOOK_S = 0.2
+_POLL_S = 0.2
 # Most workers that an error lists.
 _SHOWN = 3
 # Most log lines that an error quotes.
@@ -367,7 +367,7 @@ class LocalCluster:
                     "each other's workers; end that one, or give this one a database of its own, "
                     "such as redis://HOST:PORT/1"
                 )
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     async def _pending(self) -> str:
         """Returns the workers that wait for room, with the reasons; empty if there are none."""

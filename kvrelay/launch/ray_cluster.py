@@ -32,7 +32,7 @@ from kvrelay.launch.ray_folder import RayFolder
 from kvrelay.process.child import command_of, family
 from kvrelay.types import PoolName
 
-_LOOK_S = 1.0
+_POLL_S = 1.0
 _CONNECT_S = 5.0
 # Ray's minimum; KV never passes through the object store.
 _OBJECT_STORE_BYTES = 80 * 2**20
@@ -129,7 +129,7 @@ class RayCluster:
         while True:
             if self.is_lost:
                 raise Unavailable("Ray's raylet ended")
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     def _start(self) -> None:
         self._folder.__enter__()

@@ -17,7 +17,7 @@ BEAT_S = 0.02
 # Stall after which the stack of the loop's thread is sampled.
 SAMPLE_S = 0.25
 # Polling interval of the watchdog thread.
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')
 _STACK_BYTES = 2**18
 # Most frames of a stack in the log.
@@ -104,7 +104,7 @@ class LoopStalls:
         self._handle = loop.call_later(self._beat_s, self._beat, loop)
 
     def _watch(self, ident: int) -> None:
-        while not self._ended.wait(_LOOK_S):
+        while not self._ended.wait(_POLL_S):
             if self._sampled is None and time.monotonic() - self._due > SAMPLE_S:
                 self._sampled = _stack_of(ident)
 

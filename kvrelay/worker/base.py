@@ -125,7 +125,7 @@ class Worker(ABC):
 
     @property
     @abstractmethod
-    def lending_key(self) -> bytes:
+    def grant_key(self) -> bytes:
         """The grant key: routers sign with it which workers may fetch from this worker's prefix
         cache.
         """

@@ -32,7 +32,7 @@ from kvrelay.worker.cores import Cores
 from kvrelay.worker.heap import keep_freed_memory
 from kvrelay.worker.session import WorkerService
 from kvrelay.worker.settings import WorkerSettings
-from kvrelay.worker.step_watch import LOOK_S
+from kvrelay.worker.step_watch import POLL_S
 
 HEARTBEAT_S = 0.5
 TTL_S = 3.0
@@ -130,7 +130,7 @@ async def _unless_lost(loading: asyncio.Task[ModelRunner], group: RankGroup | No
     """
     try:
         while group is not None and not loading.done():
-            await asyncio.wait({loading}, timeout=LOOK_S)
+            await asyncio.wait({loading}, timeout=POLL_S)
             if why := group.lost():
                 raise RankLost(why)
         return await loading

@@ -76,7 +76,7 @@ class CommandHandler(Protocol):
         ...
 
     @property
-    def lending_key(self) -> bytes:
+    def grant_key(self) -> bytes:
         """The grant key for prefix exports of this worker."""
         ...
 
@@ -118,7 +118,7 @@ class WorkerService(WorkerServiceServicer):
         reader = asyncio.create_task(self._read(request_iterator, session))
         try:
             info = self._worker.info()
-            yield event_to_proto(Welcome(info.worker_id, info.epoch, self._worker.lending_key))
+            yield event_to_proto(Welcome(info.worker_id, info.epoch, self._worker.grant_key))
             async for event in session.events():
                 yield event_to_proto(event)
             if session.error is not None:

@@ -21,7 +21,7 @@ from kvrelay.worker.bisection import run_apart
 from kvrelay.worker.busy import BusyTime
 from kvrelay.worker.proof import PROVING_STEPS, proving_segment
 from kvrelay.worker.sequence import Work
-from kvrelay.worker.step_watch import LOOK_S, StepHung, StepWatch
+from kvrelay.worker.step_watch import POLL_S, StepHung, StepWatch
 
 log = get_logger(__name__)
 
@@ -112,11 +112,11 @@ class StepLoop:
         RankLost.
         """
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             if why := self._runner.lost():
                 self.hung = True
                 raise RankLost(why)
-            if self.watch.look(self._clock.now()):
+            if self.watch.poll(self._clock.now()):
                 break
         self.hung = True
         raise StepHung(

@@ -315,7 +315,11 @@ class Driver:
         if not isinstance(command, Prefill) or command.source is None:
             return command
         lender = self._sessions.get(command.source.worker_id)
-        source = None if lender is None else lender[0].lend(command.source, command.spec, borrower)
+        source = (
+            None
+            if lender is None
+            else lender[0].grant_fetch(command.source, command.spec, borrower)
+        )
         return replace(command, source=source)
 
     def _emit(self, emit: Emit, now: float) -> None:

@@ -87,7 +87,7 @@ class WorkerSession:
         # Reason why one side rejects the other; empty otherwise.
         self.refusal = ""
         # Grant key from the worker's welcome, while the session lasts.
-        self._lending_key: bytes | None = None
+        self._grant_key: bytes | None = None
         # True once ignored messages of this worker have been logged.
         self._odd_told = False
         self._credentials = credentials
@@ -101,13 +101,13 @@ class WorkerSession:
         """Queues a command for the worker."""
         self._outgoing.put_nowait(command)
 
-    def lend(
+    def grant_fetch(
         self, source: PrefixSource, spec: SequenceSpec, borrower: WorkerInfo
     ) -> PrefixSource | None:
         """Returns the source, which is this worker, with a fetch grant for the borrower. None if no
         grant key is known.
         """
-        if not self._lending_key:
+        if not self._grant_key:
             return None
         grant = FetchGrant(
             *spec.key,
@@ -117,7 +117,7 @@ class WorkerSession:
             epoch=self.info.epoch,
             tokens=source.cached_tokens,
         )
-        return replace(source, capability=make_capability(self._lending_key, grant))
+        return replace(source, capability=make_capability(self._grant_key, grant))
 
     async def run(self) -> None:
         """Connects again and again until cancelled."""
@@ -153,7 +153,7 @@ class WorkerSession:
                 ours().check(welcome.protocol, worker_id)
                 found = True
                 self.refusal = ""
-                self._lending_key = welcome.lending_key
+                self._grant_key = welcome.lending_key
                 self._listener.worker_found(self.info)
                 while (decoded := await self._read(call)) is not None:
                     self._deliver(worker_id, decoded)
@@ -163,7 +163,7 @@ class WorkerSession:
             finally:
                 call.cancel()
                 sending.cancel()
-                self._lending_key = None
+                self._grant_key = None
                 if found:
                     self._listener.worker_lost(worker_id, expected)
         return found

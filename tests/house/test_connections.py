@@ -30,8 +30,8 @@ KNOWN = {
     "credentials",
     "kvrelay/engine/parallel/group.py": "the store of one worker's ranks: on loopback, for "
     "processes that it started",
-    "kv_transfer/transports/group.py": "the store of gloo and nccl, which are only taken when "
-    "asked for by name",
+    "kv_transfer/transports/group_outbound.py": "the store of gloo and nccl, which are only "
+    "taken when asked for by name",
 }
 
 

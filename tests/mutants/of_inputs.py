@@ -195,7 +195,9 @@ MUTANTS = (
         "router/api/http/protocol.py",
         'self.headers[:] = [(b"host", host), *(one for one in self.headers if one[0] != b"host")]',
         "pass",
-        ("unit/router/api/http/test_protocol.py::test_a_target_may_be_a_whole_url_whose_host_counts",),
+        (
+            "unit/router/api/http/test_protocol.py::test_a_target_may_be_a_whole_url_whose_host_counts",
+        ),
     ),
     Mutant(
         "lines of a head",

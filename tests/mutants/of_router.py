@@ -410,7 +410,7 @@ MUTANTS = (
     ),
     Mutant(
         "an impossible value fails its own sequence",
-        "kvrelay/wire/worker.py",
+        "kvrelay/wire/events.py",
         "    except InvalidArgument as error:\n        if kind !=",
         "    except ZeroDivisionError as error:\n        if kind !=",
         (

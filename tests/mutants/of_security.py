@@ -8,7 +8,7 @@ from mutants.mutant import Mutant
 
 CAPABILITY = "kvrelay/security/capability.py"
 GUARD = "kvrelay/security/guard.py"
-LENDING = "kv_transfer/prefix_export.py"
+EXPORT = "kv_transfer/prefix_export.py"
 ACCESS = "router/frontend/access.py"
 SITES = "router/api/http/auth.py"
 
@@ -24,14 +24,14 @@ MUTANTS = (
     ),
     Mutant(
         "capability of a fetch",
-        LENDING,
+        EXPORT,
         "check_capability(self.key, self._grant(request), request.capability)",
         "pass",
         ("unit/kv_transfer/test_capabilities.py::test_nobody_else_gets_it_nor_more_of_it",),
     ),
     Mutant(
         "a fetch goes as far as it was granted",
-        LENDING,
+        EXPORT,
         "if tokens > request.granted_tokens:",
         "if False:",
         ("unit/kv_transfer/test_capabilities.py::test_nobody_else_gets_it_nor_more_of_it",),

@@ -13,7 +13,7 @@ from simulation.fake_redis import Store
 if TYPE_CHECKING:
     from simulation.control import ControlSimulation
 
-LOOK_S = 0.1
+POLL_S = 0.1
 
 
 def _seconds(sim: ControlSimulation, most: float) -> float:
@@ -55,7 +55,7 @@ async def forget_successor(sim: ControlSimulation) -> None:
     store.replicas = 0
     async with _at_most(10.0):
         while all(one is leader for one in sim.leaders()):
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
         await asyncio.sleep(sim.rng.random())
     _fail_over(sim, store, replica)
     dies = [one for one in sim.leaders() if one is not leader and sim.rng.random() < 0.5]

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from simulation.control_faults import LOOK_S
+from simulation.control_faults import POLL_S
 from simulation.history import Act, judge_leaders
 
 from kvrelay.types import POOLS, PoolName
@@ -55,7 +55,7 @@ class ControlJudge:
         """Judges at intervals, until it is cancelled."""
         while True:
             self._now()
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     def end(self) -> None:
         """Everything has healed, and there was time to settle."""

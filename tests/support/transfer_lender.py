@@ -25,7 +25,7 @@ SALT = "secret"
 class Lent:
     """It holds the KV of TOKENS, of a tenant with that salt."""
 
-    lending: PrefixExport
+    prefix_export: PrefixExport
     cache: KvCache
     asking: DecodeEnd
     address: str
@@ -36,7 +36,7 @@ class Lent:
         tokens = len(TOKENS)
         grant = FetchGrant(*KEY, target.worker_id, target.address, SENDER, epoch=3, tokens=tokens)
         return FetchRequest(
-            *KEY, TOKENS, target, tokens, make_capability(self.lending.key, grant), SALT
+            *KEY, TOKENS, target, tokens, make_capability(self.prefix_export.key, grant), SALT
         )
 
     async def ask(self, wish: FetchRequest, channel: grpc.aio.Channel | None = None) -> int:
@@ -66,12 +66,12 @@ async def lender(cut: Cut | None = None) -> AsyncIterator[Lent]:
     cache.publish(prefix, blocks, 0, len(blocks))
     cache.release(blocks)
     async with decode_end() as asking, sender_of(source) as sender:
-        lending = PrefixExport(cache, sender, epoch=3)
+        prefix_export = PrefixExport(cache, sender, epoch=3)
         server = grpc.aio.server()
-        add_kv_transfer_servicer(asking.receiver.Push, lending.Fetch, server)
+        add_kv_transfer_servicer(asking.receiver.Push, prefix_export.Fetch, server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         try:
-            yield Lent(lending, cache, asking, f"127.0.0.1:{port}")
+            yield Lent(prefix_export, cache, asking, f"127.0.0.1:{port}")
         finally:
             await server.stop(None)

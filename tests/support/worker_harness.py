@@ -53,7 +53,7 @@ class Session:
         await self.send(Hello("test"))
         welcome = await self._next()
         assert isinstance(welcome, Welcome)
-        self._lending_key = welcome.lending_key
+        self._grant_key = welcome.lending_key
         return self
 
     def source(self, one: SequenceSpec, cached_tokens: int, borrower: WorkerInfo) -> PrefixSource:
@@ -67,7 +67,7 @@ class Session:
             info.epoch,
             tokens=cached_tokens,
         )
-        capability = make_capability(self._lending_key, grant)
+        capability = make_capability(self._grant_key, grant)
         return PrefixSource(info.worker_id, info.address, cached_tokens, capability)
 
     async def send(self, command: Command | Hello) -> None:

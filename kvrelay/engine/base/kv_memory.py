@@ -6,6 +6,7 @@ import fcntl
 import mmap
 import os
 import secrets
+import weakref
 from typing import NamedTuple
 
 import torch
@@ -82,6 +83,8 @@ class KvPool:
             self.buffer = torch.empty(size // layout.ranks, dtype=torch.uint8, device=device)
         self.shares: tuple[torch.Tensor, ...] = (self.buffer,)
         self.layers = self._views()
+        # A pool that is dropped without `close` closes its descriptor as well.
+        self._close_fd = None if self.fd is None else weakref.finalize(self, os.close, self.fd)
 
     def _views(self) -> tuple[LayerViews, ...]:
         tensors = []
@@ -103,6 +106,6 @@ class KvPool:
         self.layers = ()
         self.buffer = torch.empty(0, dtype=torch.uint8)
         self.shares = ()
-        if self.fd is not None:
-            os.close(self.fd)
+        if self._close_fd is not None:
+            self._close_fd()
             self.fd = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ async def open_target(
         if not models:
             raise NotFound(f"{address} serves no model")
         if client is None and isinstance(sender, GrpcSender):
-            client = _neighbour(address, models[0].id, connection)
+            client = await asyncio.to_thread(_neighbour, address, models[0].id, connection)
             if client is not None:
                 stack.enter_context(client)
         if exposition is not None:
@@ -76,7 +77,7 @@ async def open_target(
         block_tokens, note = BLOCK_TOKENS, ""
         if client is not None:
             try:
-                block_tokens = client.status().block_size
+                block_tokens = (await asyncio.to_thread(client.status)).block_size
             except PermissionDenied as error:
                 client, note = None, f"no timeline of the cluster: {error.message}"
         yield Target(sender, models[0], client, exposition, block_tokens, note)
@@ -90,7 +91,7 @@ def _admin(address: str, connection: Connection) -> AdminClient:
 
 def _neighbour(address: str, model: str, connection: Connection) -> AdminClient | None:
     """Returns a client of the admin listener at the next port. Returns None if there is no
-    listener, or if it serves another model.
+    listener, or if it serves another model. Blocks until the listener answers.
     """
     host, _, port = address.rpartition(":")
     client = _admin(f"{host}:{int(port) % 65535 + 1}", connection)

@@ -26,7 +26,7 @@ class Typical:
     seconds: float
 
 
-class Speed:
+class RecentLatency:
     """The last work items of one worker."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ def handoff_failed(placed: Assignment, worker_id: str, code: Code) -> bool:
     return code in (Code.DATA_LOSS, Code.FAILED_PRECONDITION)
 
 
-class Links:
+class LinkHealth:
     """A circuit breaker for each pair (prefill worker, decode worker). One failed hand-off opens
     it.
 

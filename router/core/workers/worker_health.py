@@ -8,7 +8,7 @@ from typing import Literal
 
 from kvrelay.types import POOLS, PoolName
 from router.core.workers.circuit_breaker import Breaker
-from router.core.workers.latency_outliers import Speed, times_slower
+from router.core.workers.latency_outliers import RecentLatency, times_slower
 
 # Number of consecutive failures that opens a worker's breaker.
 FAILURES = 3
@@ -43,7 +43,7 @@ class _Patient:
     failed_at: float = float("-inf")
     failing: Breaker = field(default_factory=lambda: Breaker(*OPEN_S))
     slow: Breaker = field(default_factory=lambda: Breaker(*EJECT_S))
-    speed: Speed = field(default_factory=Speed)
+    latency: RecentLatency = field(default_factory=RecentLatency)
     # True once the worker has got a probe since its ejection.
     probed: bool = False
 
@@ -71,7 +71,7 @@ class Health:
         if patient is None or patient.pool != pool:
             patient = self._patients[worker_id] = _Patient(pool)
         patient.present = True
-        patient.speed.clear()
+        patient.latency.clear()
 
     def lost(self, worker_id: str) -> None:
         """Records that a worker is gone. Its failures are remembered."""
@@ -95,7 +95,7 @@ class Health:
         if patient.slow.reason and not patient.probed:
             patient.probed = True
             # Samples from before the ejection do not describe the current speed.
-            patient.speed.clear()
+            patient.latency.clear()
 
     def troubled(self, worker_id: str) -> bool:
         """Whether the worker has failures that a success would clear."""
@@ -136,7 +136,7 @@ class Health:
         """Records the duration of a work item in seconds: a decode step of `size` sequences or a
         prompt of `size` tokens.
         """
-        self._patients[worker_id].speed.add(now, size, seconds)
+        self._patients[worker_id].latency.add(now, size, seconds)
 
     def judge(self, now: float) -> list[tuple[str, str]]:
         """Compares the workers' latencies, at most every JUDGE_S. Returns (worker, notice)
@@ -154,21 +154,21 @@ class Health:
             if patient.present and patient.pool == pool
         }
         typical = {
-            one: patient.speed.typical(
+            one: patient.latency.typical(
                 now, (PROBE_SAMPLES if patient.slow.reason else SAMPLES)[pool]
             )
             for one, patient in present.items()
         }
         peers = {
-            one: speed
-            for one, speed in typical.items()
-            if speed is not None and not present[one].slow.reason
+            one: latency
+            for one, latency in typical.items()
+            if latency is not None and not present[one].slow.reason
         }
         for worker_id, patient in present.items():
-            speed, others = typical[worker_id], [peers[one] for one in peers if one != worker_id]
-            if speed is None or not others or (patient.slow.reason and not patient.probed):
+            latency, others = typical[worker_id], [peers[one] for one in peers if one != worker_id]
+            if latency is None or not others or (patient.slow.reason and not patient.probed):
                 continue
-            ratio = times_slower(speed, others)
+            ratio = times_slower(latency, others)
             if ratio is None and patient.slow.reason:
                 patient.slow.close(now)
                 yield worker_id, "gets new work again, since it is as fast as the others"
@@ -176,7 +176,7 @@ class Health:
                 patient.slow.reason
                 or sum(bool(one.slow.reason) for one in present.values()) < len(present) // 2
             ):
-                patient.speed.clear()
+                patient.latency.clear()
                 patient.probed = False
                 reason = f"{ratio:.1f} times as slow as the median of the pool's others"
                 seconds = patient.slow.open(reason, now)

@@ -13,7 +13,7 @@ from router.core.lifecycle import Lifecycle
 from router.core.path_policy import Assignment, WorkerView
 from router.core.prefix_index import PrefixIndex
 from router.core.queueing.preemption import Room
-from router.core.workers.link_health import Links
+from router.core.workers.link_health import LinkHealth
 from router.core.workers.worker_health import Health
 
 # Shortest and longest time that a worker counts as full after a refusal. The time doubles with each
@@ -69,7 +69,7 @@ class Workers:
         self._slots = config.decode.max_batch
         self._caches = config.kv.prefix_cache
         self.health = Health()
-        self.links = Links()
+        self.links = LinkHealth()
         self._workers: dict[str, Worker] = {}
         self._index = PrefixIndex()
         self._assigned = 0

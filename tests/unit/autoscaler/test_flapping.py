@@ -44,7 +44,7 @@ def sizes_under(
     sizes: dict[PoolName, list[int]] = {pool: [first] for pool in POOLS}
     for second, (rate, prompt, answer) in enumerate(load, 1):
         pools = cluster.step(Requests(rate, rate * prompt, rate * answer), 1.0)
-        for verdict in replay.look(Moment(float(second), pools)):
+        for verdict in replay.decide(Moment(float(second), pools)):
             cluster.resize(verdict.pool, verdict.after)
             sizes[verdict.pool].append(verdict.after)
     return sizes

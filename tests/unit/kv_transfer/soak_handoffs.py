@@ -21,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from support.transfer_ends import LAYOUT, DecodeEnd, MemoryFile, decode_end, sender_of
 
-from kv_transfer.sender import Push, Sender
+from kv_transfer.push import Push
+from kv_transfer.sender import Sender
 from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.errors import Cancelled, FailedPrecondition, NotFound, Unavailable
 from kvrelay.messages import HandoffTarget

@@ -23,7 +23,7 @@ from support.transfer_ends import (
 )
 from support.transfer_lender import BLOCKS, SALT, TOKENS, lender
 
-from kv_transfer.receiver import Receiver
+from kv_transfer.receiver_transports import ReceiverTransports
 from kv_transfer.transports.named import NamedOutbound
 from kvrelay.errors import FailedPrecondition, NotFound, PermissionDenied
 from kvrelay.messages import HandoffTarget, PrefixSource
@@ -73,11 +73,11 @@ async def test_a_push_without_the_leases_capability_is_refused_before_anything_i
 ) -> None:
     connected: list[KvOpen] = []
 
-    def record(_: Receiver, frame: KvOpen, __: object) -> None:
+    def record(_: ReceiverTransports, frame: KvOpen, __: object) -> None:
         connected.append(frame)
         raise AssertionError("nothing is mapped, joined or read")
 
-    monkeypatch.setattr(Receiver, "_inbound", record)
+    monkeypatch.setattr(ReceiverTransports, "accept", record)
     source = MemoryFile()
     async with decode_end() as decode:
         before = decode.arena.buffer.clone()
@@ -145,7 +145,7 @@ async def test_nobody_else_gets_it_nor_more_of_it(
         with pytest.raises(PermissionDenied):
             await lent.ask(steal(lent.right))
         assert lent.asking.committed == []
-        assert lent.lending.lent == 0
+        assert lent.prefix_export.exported == 0
 
 
 def changed(position: int) -> Callable[[FetchRequest], FetchRequest]:
@@ -200,7 +200,7 @@ async def test_a_worker_that_knows_blocks_by_64_bits_is_lent_nothing() -> None:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await ask(message.SerializeToString() + hashes, timeout=20.0)
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-        assert (lent.lending.lent, lent.asking.committed) == (0, [])
+        assert (lent.prefix_export.exported, lent.asking.committed) == (0, [])
 
 
 async def test_kv_of_another_model_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,8 +208,8 @@ async def test_kv_of_another_model_is_not_taken(monkeypatch: pytest.MonkeyPatch)
     asks before any KV.
     """
     async with lender() as lent:
-        monkeypatch.setattr(lent.lending._sender, "model_id", "another")
-        monkeypatch.setattr(lent.lending._sender, "layout_hash", "another's")
+        monkeypatch.setattr(lent.prefix_export._sender, "model_id", "another")
+        monkeypatch.setattr(lent.prefix_export._sender, "layout_hash", "another's")
         with pytest.raises(FailedPrecondition, match="KV of model another is not of mine, test"):
             await lent.ask(lent.right)
         assert lent.asking.committed == []
@@ -234,5 +234,6 @@ def test_a_router_grants_no_fetch_from_a_worker_that_it_has_no_session_with() ->
     session = WorkerSession(info("decode-0"), "router", Nobody())
     spec = SequenceSpec("r", 0, (1, 2), 2, SamplingParams(seed=0))
     assert (
-        session.lend(PrefixSource("decode-0", "127.0.0.1:1", 16), spec, info("prefill-0")) is None
+        session.grant_fetch(PrefixSource("decode-0", "127.0.0.1:1", 16), spec, info("prefill-0"))
+        is None
     )

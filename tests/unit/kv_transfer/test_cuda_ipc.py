@@ -16,7 +16,8 @@ from kv_transfer import cuda_memory
 from kv_transfer.arena import places_in
 from kv_transfer.cuda_memory import HANDLE_BYTES, CudaMemory
 from kv_transfer.digest import MULTILINEAR, multilinear_digests
-from kv_transfer.sender import Push
+from kv_transfer.push import Push
+from kv_transfer.retry_policy import PushAttempt
 from kv_transfer.transports import cuda_ipc, named
 from kv_transfer.transports.cuda_ipc import CudaIpcInbound
 from kvrelay.errors import DataLoss, Unavailable, Unimplemented
@@ -96,8 +97,7 @@ async def test_kv_arrives_byte_for_byte_and_nothing_stays_open(cuda: type[HostMe
                 sender,
                 key,
                 decode.grant(targets, key=key, transport="cuda_ipc"),
-                "cuda_ipc",
-                "asked for",
+                PushAttempt("cuda_ipc", "asked for"),
             )
             push.send(0, [1, 2])
             push.send(2, [31, 0])
@@ -121,7 +121,12 @@ async def test_what_changed_after_it_was_digested_is_not_taken(
 
     monkeypatch.setattr(cuda, "settle", spoil)
     async with decode_end() as decode, sender_of(source) as sender:
-        push = Push(sender, KEY, decode.grant([1], transport="cuda_ipc"), "cuda_ipc", "asked for")
+        push = Push(
+            sender,
+            KEY,
+            decode.grant([1], transport="cuda_ipc"),
+            PushAttempt("cuda_ipc", "asked for"),
+        )
         push.send(0, [5])
         with pytest.raises(DataLoss, match="arrived with digest"):
             await push.commit(1, 4, 0.0)
@@ -131,7 +136,10 @@ async def test_what_changed_after_it_was_digested_is_not_taken(
 async def test_an_aborted_push_closes_what_it_opened(cuda: type[HostMemory]) -> None:
     async with decode_end() as decode, sender_of(MemoryFile()) as sender:
         push = Push(
-            sender, KEY, decode.grant([1, 2], transport="cuda_ipc"), "cuda_ipc", "asked for"
+            sender,
+            KEY,
+            decode.grant([1, 2], transport="cuda_ipc"),
+            PushAttempt("cuda_ipc", "asked for"),
         )
         push.send(0, [3])
         while not cuda.opened:
@@ -149,7 +157,10 @@ async def test_auto_goes_on_to_grpc_where_gpus_do_not_reach_each_other(
     source = MemoryFile()
     async with decode_end() as decode, sender_of(source) as sender:
         push = Push(
-            sender, KEY, decode.grant([1], transport="auto"), "cuda_ipc", "GPUs of one host"
+            sender,
+            KEY,
+            decode.grant([1], transport="auto"),
+            PushAttempt("cuda_ipc", "GPUs of one host"),
         )
         push.send(0, [5])
         handoff = await push.commit(1, 4, 0.0)
@@ -178,7 +189,12 @@ def test_what_is_no_arena_is_refused(cuda: type[HostMemory]) -> None:
 
 async def test_without_a_gpu_the_error_says_so() -> None:
     async with decode_end() as decode, sender_of(MemoryFile()) as sender:
-        push = Push(sender, KEY, decode.grant([1], transport="cuda_ipc"), "cuda_ipc", "asked for")
+        push = Push(
+            sender,
+            KEY,
+            decode.grant([1], transport="cuda_ipc"),
+            PushAttempt("cuda_ipc", "asked for"),
+        )
         push.send(0, [1])
         with pytest.raises(Unimplemented, match="needs KV on a GPU, not on cpu"):
             await push.commit(1, 4, 0.0)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support.transfer_ends import LAYOUT, MemoryFile
 
 from kv_transfer.arena import places_in
-from kv_transfer.block_writer import Landing
+from kv_transfer.block_writer import BlockWriter
 from kv_transfer.digest import MULTILINEAR, multilinear_digests
 from kv_transfer.lease import Lease
 from kv_transfer.plan import Layers, Places
@@ -100,7 +100,9 @@ def land(
     frame = KvBlocks(0, 0, 2, 0, 2, 2 * LAYOUT.block_bytes, sent)
     lease = Lease(1, 1, ("request", 0), (1, 6), 0)
     data = source.buffer if on_gpu else source.buffer.numpy()
-    Landing(arena, lease, LAYOUT, digest).land(Source(data, places_in(source, ALL), [5, 2]), frame)
+    BlockWriter(arena, lease, LAYOUT, digest).write(
+        Source(data, places_in(source, ALL), [5, 2]), frame
+    )
     return source, arena
 
 
@@ -118,13 +120,13 @@ def test_what_is_converted_is_checked_by_it() -> None:
         source, arena = MemoryFile(), MemoryFile(double, 4, seed=1)
         sent = multilinear_digests(source.buffer, places_in(source, ALL), [5, 2])
         frame = KvBlocks(0, 0, 2, 0, 2, 2 * LAYOUT.block_bytes, sent)
-        landing = Landing(arena, Lease(1, 1, ("request", 0), (3,), 0), LAYOUT, MULTILINEAR)
+        writer = BlockWriter(arena, Lease(1, 1, ("request", 0), (3,), 0), LAYOUT, MULTILINEAR)
         data = source.buffer if on_gpu else source.buffer.numpy()
-        landing.land(Source(data, places_in(source, ALL), [5, 2]), frame)
+        writer.write(Source(data, places_in(source, ALL), [5, 2]), frame)
         k = LAYOUT.region_block_bytes[0]
         assert arena.block(3)[: 2 * k] == source.block(5)[:k] + source.block(2)[:k]
         with pytest.raises(DataLoss, match="arrived with digest"):
-            landing.land(Source(data, places_in(source, ALL), [5, 3]), frame)
+            writer.write(Source(data, places_in(source, ALL), [5, 3]), frame)
 
 
 def test_a_kind_of_digest_that_is_not_known_is_refused() -> None:

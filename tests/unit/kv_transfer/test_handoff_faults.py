@@ -30,8 +30,9 @@ from support.transfer_ends import (
 from support.transfer_lender import lender
 
 from kv_transfer import receiver
-from kv_transfer.sender import Push, Sender
-from kv_transfer.transports.group import PairGroup
+from kv_transfer.push import Push
+from kv_transfer.sender import Sender
+from kv_transfer.transports.pair_group import PairGroup
 from kv_transfer.transports.shm import SegmentCache
 from kvrelay.errors import (
     DataLoss,

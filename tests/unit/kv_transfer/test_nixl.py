@@ -9,15 +9,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from support.transfer_ends import KEY, LAYOUT, MemoryFile, decode_end, needs_nixl, sender_of
 
+from kv_transfer.nixl_agent import NixlAgent
 from kv_transfer.sender import Sender
+from kv_transfer.transports import nixl
 from kv_transfer.transports.nixl import NixlReader
 from kvrelay.errors import DataLoss, Unavailable, Unimplemented
 from kvrelay.types import KvLayout, LayerKv
@@ -209,6 +212,32 @@ def test_it_listens_on_the_loopback_device_only() -> None:
                 if state == "0A" and fields[9] in inodes:
                     listening.append(local.partition(":")[0])
         assert listening == ["0100007F"]  # 127.0.0.1, little endian
+
+
+class RecordingAgent:
+    """Counts the registrations of an agent; needs no NIXL."""
+
+    def __init__(self) -> None:
+        self.registered = 0
+
+    def register(self, memory: torch.Tensor) -> None:
+        self.registered += 1
+
+    def deregister(self, memory: torch.Tensor) -> None:
+        self.registered -= 1
+
+
+def test_idle_memory_is_bounded() -> None:
+    reader = NixlReader(torch.device("cpu"), "127.0.0.1", timeout_s=1.0)
+    agent = RecordingAgent()
+    reader._made = cast(NixlAgent, agent)
+    taken = [reader._take(1, -1) for _ in range(3 * nixl._MAX_IDLE)]
+    assert agent.registered == len(taken)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(reader.give_back, taken))
+    assert agent.registered == len(reader._idle) == nixl._MAX_IDLE
+    reader._take(1, -1)
+    assert agent.registered == nixl._MAX_IDLE, "idle memory is used again"
 
 
 async def test_without_the_package_the_error_says_what_to_install(

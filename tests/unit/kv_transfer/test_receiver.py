@@ -280,13 +280,13 @@ def second_as_first(frame: KvBlocks) -> KvBlocks:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"frames": 1}, "the commit is of 1 frames, but not of the 2 that came"),
-        ({"digest": 1}, "the commit is of 2 frames, but not"),
+        ({"frames": 1}, "the commit counts 1 frames; 2 arrived"),
+        ({"digest": 1}, "the commit has digest 0000000000000001; the digest of the 2 frames"),
         ({"num_tokens": 12}, "12 tokens do not make the lease's 4 blocks"),
         ({"num_tokens": 17}, "17 tokens do not make"),
         ({"num_tokens": -1}, "-1 tokens do not make"),
         ({"first_token": -1}, "first token -1"),
-        ({"first_token": 43}, "the commit is of 2 frames, but not"),  # a bit of 42 that flipped
+        ({"first_token": 43}, "the digest of the 2 frames"),  # a bit of 42 that flipped
     ],
 )
 async def test_a_wrong_commit_is_data_loss(

@@ -11,7 +11,7 @@ import pytest
 from support.transfer_ends import KEY, LAYOUT, DecodeEnd, MemoryFile, decode_end, sender_of
 
 from kv_transfer.channels import message_bytes
-from kv_transfer.sender import Push
+from kv_transfer.push import Push
 from kvrelay.errors import Cancelled, DataLoss, FailedPrecondition, Unavailable, Unimplemented
 from kvrelay.types import KvLayout, LayerKv
 from kvrelay.wire.transfer import add_kv_transfer_servicer, pb

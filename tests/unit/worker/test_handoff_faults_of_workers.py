@@ -30,7 +30,7 @@ from kvrelay.messages import (
 )
 from kvrelay.types import SamplingParams, SequenceSpec
 from kvrelay.wire.transfer import FetchRequest, Frame, KvBlocks, KvCommit, KvReceipt
-from prefill_worker.fetch_cost_model import Worth
+from prefill_worker.fetch_cost_model import FetchCostModel
 
 CONFIG = ClusterConfig.model_validate(
     {
@@ -219,15 +219,15 @@ async def test_a_fetch_whose_answer_is_lost_has_fetched(
     prefill: Session, decode: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lent = 0
-    lend = PrefixExport._lend
+    export = PrefixExport._export
 
-    async def without_answer(lending: PrefixExport, wish: FetchRequest) -> int:
+    async def without_answer(prefix_export: PrefixExport, wish: FetchRequest) -> int:
         nonlocal lent
-        lent += await lend(lending, wish)
+        lent += await export(prefix_export, wish)
         raise Unavailable("connection reset")
 
-    monkeypatch.setattr(PrefixExport, "_lend", without_answer)
-    monkeypatch.setattr(Worth, "fetching", lambda *_: True)
+    monkeypatch.setattr(PrefixExport, "_export", without_answer)
+    monkeypatch.setattr(FetchCostModel, "is_fetch_faster", lambda *_: True)
     tokens = await local(decode)
     one = spec("second", 0, (*PROMPT, *tokens, *range(20, 60)))
     await decode.send(Reserve(one, 10.0, "prefill-0"))

@@ -10,7 +10,7 @@ import pytest
 from support.worker_harness import workers
 
 from kv_transfer.plan import Layers
-from kv_transfer.sender import Push
+from kv_transfer.push import Push
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.base.step_input import OnLayer
 from kvrelay.engine.runner import ModelRunner, Segment

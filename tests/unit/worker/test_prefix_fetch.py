@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 from support.worker_harness import Session, Workers, workers
 
-from kv_transfer.block_writer import Landing
+from kv_transfer.block_writer import BlockWriter
 from kv_transfer.prefix_export import PrefixExport
 from kv_transfer.receiver import Receiver
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Unavailable
 from kvrelay.messages import Abort, HandedOff, Prefill, PrefixSource, Reserve, Reserved, RunLocal
 from kvrelay.types import Handoff, PrefillTimings, SamplingParams, SequenceSpec
-from prefill_worker.fetch_cost_model import Worth
+from prefill_worker import fetcher
+from prefill_worker.fetch_cost_model import FetchCostModel
 from prefill_worker.worker import PrefillWorker
 
 SIZE = 16
@@ -131,7 +132,7 @@ async def test_what_is_there_already_is_not_fetched(
     prefill: Session, decode: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of this model, computing a block is sooner
-    monkeypatch.setattr(Worth, "fetching", lambda *_: True)
+    monkeypatch.setattr(FetchCostModel, "is_fetch_faster", lambda *_: True)
     prompt = await first_turn(decode)
     await relay(prefill, decode, spec("own"), None)  # the first turn's prompt
     _, _, timings = await relay(prefill, decode, spec("second", prompt), source(decode))
@@ -139,12 +140,35 @@ async def test_what_is_there_already_is_not_fetched(
     assert timings.fetched_tokens == HELD - len(PROMPT) // SIZE * SIZE
 
 
-async def test_a_source_that_holds_less_than_was_thought(prefill: Session, decode: Session) -> None:
+async def test_a_source_that_holds_less_than_was_thought(
+    prefill: Session, decode: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cost model learns from the bytes that arrived, not from those that were requested."""
+    measured: list[int] = []
+    monkeypatch.setattr(
+        FetchCostModel, "add_fetch", lambda _, num_bytes, seconds: measured.append(num_bytes)
+    )
     prompt = await first_turn(decode)
-    _, _, timings = await relay(
+    _, handoff, timings = await relay(
         prefill, decode, spec("second", prompt), source(decode, len(prompt))
     )
     assert timings.fetched_tokens == HELD
+    assert measured == [HELD // SIZE * handoff.block_bytes]
+
+
+async def test_a_fetch_that_fails_in_an_unforeseen_way_costs_no_request(
+    prefill: Session, decode: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC raises errors of its own for a channel that was closed; the prompt is computed then."""
+
+    async def broken(*_: object) -> int:
+        raise ValueError("channel is closed")
+
+    monkeypatch.setattr(fetcher, "kv_fetch", broken)
+    prompt = await first_turn(decode)
+    tokens, _, timings = await relay(prefill, decode, spec("second", prompt), source(decode))
+    assert timings.fetched_tokens == 0
+    assert len(tokens) == NEW_TOKENS
 
 
 async def test_a_source_that_holds_nothing(
@@ -178,17 +202,17 @@ async def test_a_request_that_is_cancelled_while_it_fetches(
 ) -> None:
     """All blocks come back, on three sides; the fixture looks."""
     asked, cancelled = asyncio.Event(), asyncio.Event()
-    lend = PrefixExport._lend
+    export = PrefixExport._export
 
-    async def slow(lending: PrefixExport, wish: Any) -> int:
+    async def slow(prefix_export: PrefixExport, wish: Any) -> int:
         asked.set()
         try:
             await asyncio.Event().wait()
         finally:
             cancelled.set()
-        return await lend(lending, wish)
+        return await export(prefix_export, wish)
 
-    monkeypatch.setattr(PrefixExport, "_lend", slow)
+    monkeypatch.setattr(PrefixExport, "_export", slow)
     prompt = await first_turn(decode)
     one = spec("second", prompt)
     await begin(prefill, decode, one, source(decode))
@@ -207,15 +231,20 @@ async def test_blocks_are_kept_for_as_long_as_somebody_writes_to_them(
     aborted: asyncio.Queue[PrefillWorker] = asyncio.Queue()
     pushes: list[asyncio.Task[int]] = []
     ending = asyncio.Event()
-    land, lend, abort, end = Landing.land, PrefixExport._lend, PrefillWorker.abort, Receiver.end
+    write, export, abort, end = (
+        BlockWriter.write,
+        PrefixExport._export,
+        PrefillWorker.abort,
+        Receiver.end,
+    )
 
-    def slow(landing: Landing, *arguments: Any) -> None:
+    def slow(writer: BlockWriter, *arguments: Any) -> None:
         writing.set()
         assert go_on.wait(60)
-        land(landing, *arguments)
+        write(writer, *arguments)
 
-    async def lost(lending: PrefixExport, wish: Any) -> int:
-        pushes.append(asyncio.create_task(lend(lending, wish)))
+    async def lost(prefix_export: PrefixExport, wish: Any) -> int:
+        pushes.append(asyncio.create_task(export(prefix_export, wish)))
         assert await asyncio.to_thread(writing.wait, 20)
         raise Unavailable("lost")
 
@@ -227,8 +256,8 @@ async def test_blocks_are_kept_for_as_long_as_somebody_writes_to_them(
         ending.set()
         await end(receiver, lease_id)
 
-    monkeypatch.setattr(Landing, "land", slow)
-    monkeypatch.setattr(PrefixExport, "_lend", lost)
+    monkeypatch.setattr(BlockWriter, "write", slow)
+    monkeypatch.setattr(PrefixExport, "_export", lost)
     monkeypatch.setattr(PrefillWorker, "abort", seen)
     monkeypatch.setattr(Receiver, "end", noted)
     one = spec("second", await first_turn(decode))
@@ -251,12 +280,12 @@ async def test_blocks_are_kept_for_as_long_as_somebody_writes_to_them(
 async def test_a_source_that_does_not_answer_is_not_waited_for_longer_than_it_would_take_to_compute(
     prefill: Session, decode: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def silent(lending: PrefixExport, wish: Any) -> int:
+    async def silent(prefix_export: PrefixExport, wish: Any) -> int:
         await asyncio.Event().wait()
         raise AssertionError
 
-    monkeypatch.setattr(PrefixExport, "_lend", silent)
-    monkeypatch.setattr(Worth, "fetching", lambda *_: True)
+    monkeypatch.setattr(PrefixExport, "_export", silent)
+    monkeypatch.setattr(FetchCostModel, "is_fetch_faster", lambda *_: True)
     prompt = await first_turn(decode)
     # From now on it knows its own speed
     await relay(prefill, decode, spec("measured", tuple(range(70, 99))), None)
@@ -265,18 +294,18 @@ async def test_a_source_that_does_not_answer_is_not_waited_for_longer_than_it_wo
     assert len(tokens) == NEW_TOKENS
 
 
-def test_worth() -> None:
-    worth = Worth()
-    assert worth.fetching(100, 10**9), "nobody knows better yet"
-    assert not worth.fetching(0, 0)
-    worth.computed(1000, 1.0)
-    worth.fetched(10**8, 0.11)  # 1 GB/s beyond the latency
-    assert worth.bytes_per_second == pytest.approx(0.65e9)
-    assert worth.fetching(100, 40 * 10**6)
-    assert not worth.fetching(100, 80 * 10**6)
-    assert not worth.fetching(5, 1), "asking takes longer than computing it"
-    worth.computed(0, 1.0)
-    worth.computed(10, 0.0)
-    worth.fetched(0, 1.0)
-    worth.fetched(10**9, 0.001)
-    assert (worth.tokens_per_second, worth.bytes_per_second) == (1000.0, pytest.approx(0.65e9))
+def test_fetch_cost_model() -> None:
+    model = FetchCostModel()
+    assert model.is_fetch_faster(100, 10**9), "nobody knows better yet"
+    assert not model.is_fetch_faster(0, 0)
+    model.add_compute(1000, 1.0)
+    model.add_fetch(10**8, 0.11)  # 1 GB/s beyond the latency
+    assert model.bytes_per_second == pytest.approx(0.65e9)
+    assert model.is_fetch_faster(100, 40 * 10**6)
+    assert not model.is_fetch_faster(100, 80 * 10**6)
+    assert not model.is_fetch_faster(5, 1), "asking takes longer than computing it"
+    model.add_compute(0, 1.0)
+    model.add_compute(10, 0.0)
+    model.add_fetch(0, 1.0)
+    model.add_fetch(10**9, 0.001)
+    assert (model.tokens_per_second, model.bytes_per_second) == (1000.0, pytest.approx(0.65e9))

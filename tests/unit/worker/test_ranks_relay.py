@@ -31,7 +31,7 @@ from kvrelay.messages import (
 from kvrelay.types import Handoff, PrefillTimings, SamplingParams, SequenceSpec
 from kvrelay.worker import step_watch
 from kvrelay.worker.step_watch import StepHung
-from prefill_worker.fetch_cost_model import Worth
+from prefill_worker.fetch_cost_model import FetchCostModel
 
 NEW_TOKENS = 12
 MANY_TOKENS = 40
@@ -137,7 +137,7 @@ async def with_too_few_blocks(model: Path, running: Workers) -> None:
 @pytest.fixture(autouse=True)
 def _always_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
     # Of this model, computing a block is sooner
-    monkeypatch.setattr(Worth, "fetching", lambda *_: True)
+    monkeypatch.setattr(FetchCostModel, "is_fetch_faster", lambda *_: True)
 
 
 @pytest.mark.parametrize("kv_dtype", [pytest.param("auto", marks=pytest.mark.long), "int8"])

@@ -17,7 +17,7 @@ from support.step_faults import LOGITS, RAISED, Kind, StepFaults
 from support.worker_harness import Session, Workers, load_of, workers
 
 from kv_transfer.plan import Layers
-from kv_transfer.sender import Push
+from kv_transfer.push import Push
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Code
 from kvrelay.messages import (

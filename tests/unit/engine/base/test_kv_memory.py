@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import mmap
 import os
 
@@ -141,3 +142,13 @@ def test_close_gives_the_descriptor_back_and_can_be_repeated() -> None:
 
 def test_pools_have_different_nonces() -> None:
     assert KvPool(LAYOUT, 1).nonce != KvPool(LAYOUT, 1).nonce
+
+
+def test_a_pool_that_is_dropped_closes_its_descriptor() -> None:
+    pool = KvPool(LAYOUT, 3)
+    fd = pool.fd
+    assert fd is not None
+    del pool
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)

@@ -8,7 +8,7 @@ from kvrelay.types import PoolName
 from router.core.workers.circuit_breaker import FORGET_S, Breaker
 from router.core.workers.latency_outliers import FACTOR, NOTICEABLE_S, Typical, times_slower
 from router.core.workers.link_health import OPEN_S as LINK_OPEN_S
-from router.core.workers.link_health import Links
+from router.core.workers.link_health import LinkHealth
 from router.core.workers.worker_health import (
     EJECT_S,
     FAILURES,
@@ -174,7 +174,7 @@ def test_pools_are_not_compared_with_each_other() -> None:
 
 
 def test_a_pair_is_tried_again_after_a_growing_time() -> None:
-    links = Links()
+    links = LinkHealth()
     assert links.failed("p0", "d0", 0.0, "no way", 1.0) == LINK_OPEN_S[0]
     assert links.failed("p0", "d0", 0.5, "no way", 1.1) is None, "it was on its way already"
     assert links.broken(2.0) == {("p0", "d0")}
@@ -187,7 +187,7 @@ def test_a_pair_is_tried_again_after_a_growing_time() -> None:
 
 
 def test_a_worker_that_came_anew_is_reached_another_way() -> None:
-    links = Links()
+    links = LinkHealth()
     links.failed("p0", "d0", 0.0, "no way", 1.0)
     links.failed("p1", "d1", 0.0, "no way", 1.0)
     links.forget("d0")

@@ -1,0 +1,58 @@
+"""Copies fields of the same name between dataclasses and protobuf messages."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from kvrelay.errors import InvalidArgument
+
+MessageT = TypeVar("MessageT", bound=Message)
+ValueT = TypeVar("ValueT")
+
+
+def to_message(kind: type[MessageT], value: object, **converted: Any) -> MessageT:
+    """Builds a message that has the fields of the dataclass. `converted` replaces the values of
+    fields whose types differ. None leaves a field unset.
+    """
+    return kind(**_copied(type(value), value, converted), **converted)
+
+
+def to_value(kind: type[ValueT], message: Message, **converted: Any) -> ValueT:
+    """Builds a dataclass that has the fields of the message. `converted` replaces the values of
+    fields whose types differ.
+    """
+    return kind(**_copied(kind, message, converted), **converted)
+
+
+def _copied(kind: Any, source: object, without: Collection[str]) -> dict[str, Any]:
+    return {name: getattr(source, name) for name in _names(kind) if name not in without}
+
+
+@functools.cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(one.name for one in fields(kind))
+
+
+def set_field(message: Message, name: str, value: object) -> None:
+    """Sets a scalar field; None leaves it unset. Raises InvalidArgument for a value that does not
+    fit.
+    """
+    if value is None:
+        return
+    try:
+        setattr(message, name, value)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"{name}: {value!r:.80}: {error}", field=name) from error
+
+
+def extend_field(message: Message, name: str, values: object) -> None:
+    """Sets a repeated field. Raises InvalidArgument for a value that does not fit."""
+    try:
+        getattr(message, name).extend(values)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"{name}: {error}", field=name) from error

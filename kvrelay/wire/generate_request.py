@@ -1,0 +1,67 @@
+"""A client's request: converts GenerateRequest of proto/kvrelay/v1/inference.proto."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvrelay.errors import InvalidArgument
+from kvrelay.v1 import inference_pb2 as pb
+from kvrelay.wire.fields import extend_field, set_field, to_value
+from kvrelay.wire.sampling import SamplingOptions, sampling_from_proto, sampling_to_proto
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """A client's request, not yet validated. Exactly one of prompt, messages and token_ids should
+    be set.
+    """
+
+    request_id: str = ""
+    model: str = ""
+    prompt: str | None = None
+    # (role, content) pairs.
+    messages: tuple[tuple[str, str], ...] = ()
+    token_ids: tuple[int, ...] = ()
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    priority: int = 0
+    # Token ids of this answer that the client already has.
+    resume: tuple[int, ...] = ()
+    # See `Tenant.salt_for`.
+    cache_salt: str | None = field(default=None, repr=False)
+    # Fingerprint of the model that gave the tokens in `resume`. A router with another model rejects
+    # the request.
+    system_fingerprint: str = ""
+
+
+def request_to_proto(request: GenerateRequest) -> pb.GenerateRequest:
+    """Converts a request to its message. Raises InvalidArgument, naming the field, for a value that
+    the message cannot hold.
+    """
+    message = pb.GenerateRequest(sampling=sampling_to_proto(request.sampling))
+    for name in ("request_id", "model", "prompt", "priority", "cache_salt", "system_fingerprint"):
+        set_field(message, name, getattr(request, name))
+    for name in ("token_ids", "resume"):
+        extend_field(message, name, getattr(request, name))
+    try:
+        message.messages.extend(
+            pb.ChatMessage(role=role, content=content) for role, content in request.messages
+        )
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(
+            f"messages: {error}; give (role, content) pairs of text", field="messages"
+        ) from error
+    return message
+
+
+def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
+    """Converts a message to an unvalidated request."""
+    return to_value(
+        GenerateRequest,
+        message,
+        prompt=message.prompt if message.HasField("prompt") else None,
+        messages=tuple((one.role, one.content) for one in message.messages),
+        token_ids=tuple(message.token_ids),
+        sampling=sampling_from_proto(message.sampling),
+        resume=tuple(message.resume),
+        cache_salt=message.cache_salt if message.HasField("cache_salt") else None,
+    )

@@ -1,0 +1,117 @@
+"""The frames of a push, as frozen dataclasses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import xxhash
+
+from kvrelay.protocol import Protocol, ours
+from kvrelay.types import KvLayout
+
+Buffer = bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSegment:
+    """The sender's arena as an anonymous memory file: `kvrelay-NONCE` behind /proc/PID/fd/FD,
+    `size` bytes.
+    """
+
+    pid: int
+    fd: int
+    size: int
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteArena:
+    """The sender's arena of `size` bytes, for a receiver that reads it without the sender's help.
+
+    nixl: `access` is the metadata of the sender's agent, `start` an address in the sender's
+    process. cuda_ipc: `access` is the handle of the allocation, `start` an offset from the
+    beginning of the allocation. `device`: the sender's GPU, or -1.
+    """
+
+    access: bytes
+    start: int
+    size: int
+    device: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class KvOpen:
+    """Opens a push: names the lease, describes the sender's blocks, and says how their bytes
+    travel.
+    """
+
+    request_id: str
+    attempt: int
+    lease_id: int
+    epoch: int
+    generation: int
+    layout_hash: str
+    transport: str
+    # For memory and shm.
+    segment: SharedSegment | None = None
+    # For gloo and nccl: HOST:PORT/NAME of the sender's store and of the group in it.
+    rendezvous: str = ""
+    model_id: str = ""
+    # Layout of the sender's arena; None: the same as the receiver's.
+    layout: KvLayout | None = None
+    # For nixl and cuda_ipc.
+    arena: RemoteArena | None = None
+    # The algorithm of the block digests.
+    digest: str = "xxh3"
+    # Worker id.
+    sender: str = ""
+    # The capability from the target.
+    capability: str = field(default="", repr=False)
+    # Protocol of the sender.
+    protocol: Protocol = field(default_factory=ours)
+
+
+@dataclass(frozen=True, slots=True)
+class KvBlocks:
+    """Some layers of the blocks first to first + count - 1 of the sequence, in the sender's block
+    numbering.
+    """
+
+    # 0, 1, 2, ... within the push.
+    sequence: int
+    first: int
+    count: int
+    first_layer: int
+    num_layers: int
+    num_bytes: int
+    # One digest per block, over the bytes of these layers in plan order. Empty if digests are off.
+    digests: tuple[int, ...] = ()
+    # For grpc: the bytes, in pieces.
+    payload: tuple[Buffer, ...] = ()
+    # Block numbers in the sender's arena, if the receiver reads the blocks from there.
+    source_blocks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KvCommit:
+    """Ends a push. `digest` is the result of `commit_digest`."""
+
+    frames: int
+    digest: int
+    first_token: int
+    # Tokens whose KV was sent or is cached.
+    num_tokens: int
+
+
+def commit_digest(blocks: xxhash.xxh3_64, first_token: int, num_tokens: int) -> int:
+    """Returns XXH3-64 over the digests of all blocks, which `blocks` already contains, and the two
+    numbers. Each number is 8 bytes, little endian. The first token is included because the answer
+    continues from it, so it must be as correct as the KV.
+    """
+    whole = blocks.copy()
+    for number in (first_token, num_tokens):
+        whole.update(number.to_bytes(8, "little", signed=True))
+    return whole.intdigest()
+
+
+Frame = KvOpen | KvBlocks | KvCommit

@@ -1,0 +1,81 @@
+"""New tokens of sequences: converts TokenBatch of proto/kvrelay/v1/worker.proto."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from kvrelay.errors import InvalidArgument
+from kvrelay.messages import SequenceTokens
+from kvrelay.types import FinishReason, PrefillTimings
+from kvrelay.v1 import worker_pb2 as pb
+from kvrelay.wire.fields import to_message, to_value
+from kvrelay.wire.generate_response import logprobs_from_proto, logprobs_to_proto
+
+_LONGEST_S = 1e9
+_FINISH_REASONS: dict[str, FinishReason] = {one: one for one in get_args(FinishReason)}
+
+
+def tokens_to_proto(tokens: SequenceTokens) -> pb.SequenceTokens:
+    """Converts the tokens of one sequence to their message. This runs for each streamed token, so
+    it names the fields.
+    """
+    timings = tokens.prefill
+    return pb.SequenceTokens(
+        request_id=tokens.request_id,
+        attempt=tokens.attempt,
+        index=tokens.index,
+        token_ids=tokens.token_ids,
+        logprobs=[logprobs_to_proto(one) for one in tokens.logprobs],
+        finish_reason=tokens.finish_reason or "",
+        prefill=None if timings is None else to_message(pb.PrefillTimings, timings),
+    )
+
+
+def tokens_from_proto(message: pb.SequenceTokens) -> SequenceTokens:
+    """Converts a message to the tokens of one sequence. This runs for each streamed token, so it
+    skips fields that are not set. Raises InvalidArgument.
+    """
+    token_ids = tuple(message.token_ids)
+    logprobs = tuple(map(logprobs_from_proto, message.logprobs)) if message.logprobs else ()
+    if (token_ids and min(token_ids) < 0) or (
+        logprobs and any(token_id < 0 for one in logprobs for token_id, _ in one.top)
+    ):
+        raise InvalidArgument(
+            f"a token of {message.request_id!r:.200} is negative", field="token_ids"
+        )
+    return SequenceTokens(
+        message.request_id,
+        message.attempt,
+        message.index,
+        token_ids,
+        logprobs,
+        _finish_reason(message.finish_reason) if message.finish_reason else None,
+        _timings_from_proto(message.prefill) if message.HasField("prefill") else None,
+    )
+
+
+def _finish_reason(text: str) -> FinishReason:
+    """Raises InvalidArgument for a finish reason of a future version, because clients would not
+    know it either.
+    """
+    reason = _FINISH_REASONS.get(text)
+    if reason is None:
+        raise InvalidArgument(
+            f"finish reason {text!r:.40} is not one that this version knows", field="finish_reason"
+        )
+    return reason
+
+
+def check_times(*seconds: float) -> None:
+    """Raises InvalidArgument for times that no worker can have measured, because sums with them
+    would not be numbers.
+    """
+    if not all(abs(one) <= _LONGEST_S for one in seconds):
+        raise InvalidArgument(
+            f"times {seconds} in seconds are none that anything took", field="seconds"
+        )
+
+
+def _timings_from_proto(message: pb.PrefillTimings) -> PrefillTimings:
+    check_times(message.queue_seconds, message.compute_seconds, message.fetch_seconds)
+    return to_value(PrefillTimings, message)
