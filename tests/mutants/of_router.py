@@ -283,7 +283,7 @@ MUTANTS = (
     Mutant(
         "a new leader counts the workers that run",
         "autoscaler/actuator.py",
-        "            self._adopt(infos)\n",
+        "            self._watch.adopt(infos, self._lease.owner)\n",
         "            pass\n",
         (
             "unit/autoscaler/test_actuator_lease.py::test_a_new_leader_adopts_what_runs_and_replaces_what_is_gone",

@@ -315,7 +315,7 @@ MUTANTS = (
     ),
     Mutant(
         "a worker is stopped only when it is empty",
-        "autoscaler/actuator.py",
+        "autoscaler/worker_drain.py",
         'info.state == "draining" and info.load.empty:',
         'info.state == "draining":',
         (
@@ -324,7 +324,7 @@ MUTANTS = (
     ),
     Mutant(
         "a worker is empty for good once it says that it drains",
-        "autoscaler/actuator.py",
+        "autoscaler/worker_drain.py",
         'info.state == "draining" and info.load.empty:',
         "info.load.empty:",
         (

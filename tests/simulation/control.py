@@ -27,8 +27,9 @@ from simulation.network import Network
 from simulation.stand_ins import in_place
 from simulation.virtual_loop import Process, VirtualLoop, current_process
 
-import autoscaler.actuator
 import autoscaler.lease
+import autoscaler.worker_drain
+import autoscaler.worker_watch
 import kvrelay.state.registry
 from autoscaler.actuator import Actuator
 from autoscaler.lease import Lease
@@ -96,7 +97,7 @@ class ControlWorker:
 
 @dataclass(eq=False)
 class Controller:
-    """One incarnation, and `autoscaler.actuator.Launcher` of its workers."""
+    """One incarnation, and `autoscaler.launcher.Launcher` of its workers."""
 
     name: str
     process: Process
@@ -199,8 +200,8 @@ class ControlSimulation:
             (autoscaler.lease, "DEADLINE_S", DEADLINE_S),
             (autoscaler.lease, "EXPIRY_S", EXPIRY_S),
             (autoscaler.lease, "TAKEOVER_S", TAKEOVER_S),
-            (autoscaler.actuator, "GONE_S", autoscaler.actuator.GONE_S * SHARE),
-            (autoscaler.actuator, "drain_worker", self._drain_worker),
+            (autoscaler.worker_watch, "GONE_S", autoscaler.worker_watch.GONE_S * SHARE),
+            (autoscaler.worker_drain, "drain_worker", self._drain_worker),
         )
         with in_place(places):
             yield

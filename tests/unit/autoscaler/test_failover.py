@@ -164,7 +164,7 @@ async def test_a_failover_that_loses_the_lease_makes_no_second_fleet() -> None:
                 assert second.lease.claim().term > 1, (
                     "workers remember the term that Redis has lost"
                 )
-                workers = second.actuator._workers
+                workers = second.actuator._workers.by_id
                 await judge.until(lambda: sum(one.foreign for one in workers.values()) == WANTED)
                 assert second.fleet.pools == {}
                 way_a.heal()
