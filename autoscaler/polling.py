@@ -12,12 +12,12 @@ from kvrelay.errors import Unavailable
 
 
 async def poll_regularly(
-    look: Callable[[], Awaitable[None]],
+    poll: Callable[[], Awaitable[None]],
     interval_s: float,
     log: FilteringBoundLogger,
     sooner: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Calls `look` at the interval until cancelled. Logs an unavailable registry once; any other
+    """Calls `poll` at the interval until cancelled. Logs an unavailable registry once; any other
     error ends the polling.
 
     sooner: returns when the next poll should start before the interval is over.
@@ -25,7 +25,7 @@ async def poll_regularly(
     answered = True
     while True:
         try:
-            await look()
+            await poll()
             answered = True
         except Unavailable as error:
             if answered:

@@ -46,7 +46,7 @@ class Replay:
         self._sizes: dict[PoolName, int] = {}
         self._states: dict[PoolName, PoolState] = {}
 
-    def look(self, moment: Moment) -> list[Verdict]:
+    def decide(self, moment: Moment) -> list[Verdict]:
         """Applies the policy to the next moment. Returns a verdict for each recorded pool that has
         a policy.
         """

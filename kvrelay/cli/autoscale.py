@@ -145,7 +145,7 @@ def _replayed(rules: AutoscalingPolicy, file: Path) -> list[Verdict]:
 
     moments = read_moments(file) if file.suffix == ".csv" else moments_of(load_report(file))
     replay = Replay(rules)
-    return [verdict for moment in moments for verdict in replay.look(moment)]
+    return [verdict for moment in moments for verdict in replay.decide(moment)]
 
 
 def _modelled(
@@ -156,7 +156,7 @@ def _modelled(
     prompt_tokens: str,
     output_tokens: str,
 ) -> tuple[list[Verdict], str]:
-    from autoscaler.queueing_model import FluidCluster
+    from autoscaler.queueing_model import QueueingModel
     from autoscaler.replay import Moment, Replay
     from kvrelay.loadtest.lengths import parse_lengths
     from kvrelay.loadtest.traces.trace_load import read_load, span
@@ -167,7 +167,7 @@ def _modelled(
     )
     seconds = span(file, *lengths)
     interval = max(rules.interval_s, seconds / _LOOKS)
-    cluster, replay = FluidCluster(speed, *sizes), Replay(rules)
+    cluster, replay = QueueingModel(speed, *sizes), Replay(rules)
     verdicts = []
     loads = track(
         read_load(file, interval, *lengths),
@@ -178,7 +178,7 @@ def _modelled(
     )
     for index, load in enumerate(loads, 1):
         pools = cluster.step(load, interval)
-        for verdict in replay.look(Moment(index * interval, pools)):
+        for verdict in replay.decide(Moment(index * interval, pools)):
             cluster.resize(verdict.pool, verdict.after)
             verdicts.append(verdict)
     return verdicts, f"metrics of a model of the pools, one look each {interval:.3g} s"

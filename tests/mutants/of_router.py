@@ -271,7 +271,7 @@ MUTANTS = (
         "autoscaler/loop.py",
         "async with self._lease.in_time():\n",
         "if self._lease.leads:\n",
-        ("unit/autoscaler/test_autoscaler_loop.py::test_a_look_ends_with_the_lease",),
+        ("unit/autoscaler/test_autoscaler_loop.py::test_a_poll_ends_with_the_lease",),
     ),
     Mutant(
         "an actuator without the lease does nothing",

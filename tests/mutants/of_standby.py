@@ -51,7 +51,7 @@ MUTANTS = (
         ACTUATOR,
         "log, self._launcher.ended)",
         "log)",
-        (f"{TESTS}::test_a_death_starts_a_look_before_the_next_one_is_due",),
+        (f"{TESTS}::test_a_death_starts_a_poll_before_the_next_one_is_due",),
     ),
     Mutant(
         "a change of a worker's state is told at once",

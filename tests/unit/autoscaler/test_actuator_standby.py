@@ -195,7 +195,7 @@ async def test_all_end_with_the_actuator(cluster: Cluster) -> None:
     assert cluster.running == []
 
 
-async def test_a_death_starts_a_look_before_the_next_one_is_due(registry: Registry) -> None:
+async def test_a_death_starts_a_poll_before_the_next_one_is_due(registry: Registry) -> None:
     looked, died, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def until_it_died() -> None:

@@ -29,7 +29,7 @@ def moment(at: float, queue: float, size: int = 1) -> Moment:
 def test_sizes_are_the_policys_own_and_follow_its_delays_and_steps() -> None:
     replay = Replay(POLICY)
     queues = [0, 10, 10, 10, 10, 10, 10, 0, 0, 0, 0, 0]
-    verdicts = [one for at, queue in enumerate(queues) for one in replay.look(moment(at, queue))]
+    verdicts = [one for at, queue in enumerate(queues) for one in replay.decide(moment(at, queue))]
     assert [one.after for one in verdicts] == [1, 1, 1, 3, 3, 3, 5, 5, 5, 5, 5, 4]
     assert [one.before for one in verdicts][1:] == [one.after for one in verdicts][:-1]
     assert {one.pool for one in verdicts} == {"decode"}, "prefill has no policy"
@@ -38,4 +38,4 @@ def test_sizes_are_the_policys_own_and_follow_its_delays_and_steps() -> None:
 
 
 def test_it_begins_with_the_recorded_size() -> None:
-    assert Replay(POLICY).look(moment(0, 8, size=4))[0].before == 4
+    assert Replay(POLICY).decide(moment(0, 8, size=4))[0].before == 4
