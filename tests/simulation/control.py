@@ -30,6 +30,7 @@ from simulation.virtual_loop import Process, VirtualLoop, current_process
 import autoscaler.lease
 import autoscaler.worker_drain
 import autoscaler.worker_watch
+import kvrelay.state.redis_connection
 import kvrelay.state.registry
 from autoscaler.actuator import Actuator
 from autoscaler.lease import Lease
@@ -194,7 +195,7 @@ class ControlSimulation:
     def _in_place(self) -> Iterator[None]:
         places: tuple[tuple[Any, str, Any], ...] = (
             (redis.asyncio.Redis, "from_url", self.redis.client),
-            (kvrelay.state.registry, "_TIMEOUT_S", TIMEOUT_S),
+            (kvrelay.state.redis_connection, "_TIMEOUT_S", TIMEOUT_S),
             (kvrelay.state.registry, "_unix_us", self._unix_us),
             (autoscaler.lease, "RENEW_S", RENEW_S),
             (autoscaler.lease, "DEADLINE_S", DEADLINE_S),
