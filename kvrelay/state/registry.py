@@ -207,9 +207,8 @@ class Registry(RegistryValues):
 
     async def set_desired(self, sizes: Mapping[PoolName, int]) -> None:
         """Sets the sizes that an operator requested, unconditionally."""
-        words = [word for pool, size in sizes.items() for word in (pool, encoded(_PoolSize(size)))]
-        if words:
-            await self._call("HSET", _DESIRED, *words)
+        if sizes:
+            await self._call("HSET", _DESIRED, *_words(sizes))
 
     async def scale(self, sizes: Mapping[PoolName, tuple[int, int]], claim: Claim) -> bool:
         """Applies the autoscaler's change, (before, after) for each pool, atomically. Returns False
@@ -225,8 +224,9 @@ class Registry(RegistryValues):
         """Restores sizes that Redis has lost from the leader's memory. Returns False and writes
         nothing if another controller leads.
         """
-        values = [word for pool, size in sizes.items() for word in (pool, encoded(_PoolSize(size)))]
-        return not values or await self._fenced(scripts.RESTORE_SIZES, _DESIRED, claim, *values)
+        return not sizes or await self._fenced(
+            scripts.RESTORE_SIZES, _DESIRED, claim, *_words(sizes)
+        )
 
     async def record_decision(self, decision: ScalingDecision, claim: Claim) -> bool:
         """Adds a scaling decision. Returns False and writes nothing if another controller leads."""
@@ -323,6 +323,10 @@ class Registry(RegistryValues):
     async def controllers(self) -> tuple[ControllerInfo, ...]:
         """Returns the controllers with a live heartbeat, by id."""
         return await self._heartbeats(_CONTROLLER, ControllerInfo, attrgetter("controller_id"))
+
+
+def _words(sizes: Mapping[PoolName, int]) -> list[str]:
+    return [word for pool, size in sizes.items() for word in (pool, encoded(_PoolSize(size)))]
 
 
 def _unix_us() -> int:
