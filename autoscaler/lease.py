@@ -68,7 +68,7 @@ class Lease:
         # Last seen record of another controller.
         self._others = LeaseRecord()
         self._others_since = 0.0
-        self._looked_at = float("-inf")
+        self._polled_at = float("-inf")
 
     @property
     def leads(self) -> bool:
@@ -146,19 +146,19 @@ class Lease:
         if self._acts and not led:
             self._step_down()
         # A record counts as unchanged only if this controller polled all the time.
-        if began - self._looked_at > DEADLINE_S:
+        if began - self._polled_at > DEADLINE_S:
             self._others_since = began
         expired = self._sole or began - self._others_since >= EXPIRY_S
         takes = self._others if expired else LeaseRecord()
         record = await self._registry.renew_lease(self.owner, self._seen_term, takes)
         if self._sole and record.owner != self.owner:
             record = await self._registry.renew_lease(self.owner, record.term, record)
-        self._looked_at = began
+        self._polled_at = began
         self._seen_term = max(self._seen_term, record.term)
         if record.owner == self.owner:
             self._keep(record, led, began)
         else:
-            self._look_at(record, led)
+            self._stand_by(record, led)
 
     def _step_down(self) -> None:
         """Ends the leadership, so that the next renewal gets a later term. Claims of the old term
@@ -193,7 +193,7 @@ class Lease:
             self._acts = True
             log.info("controller_leads", owner=self.owner, term=record.term)
 
-    def _look_at(self, record: LeaseRecord, led: bool) -> None:
+    def _stand_by(self, record: LeaseRecord, led: bool) -> None:
         if self._mine.owner or not self._others.owner:
             log.warning(
                 "controller_deposed" if led else "controller_stands_by",

@@ -46,13 +46,13 @@ class Autoscaler:
     async def tick(self) -> None:
         """Polls once. Does nothing while this controller does not lead. Raises Unavailable."""
         try:
-            await self._look()
+            await self._poll()
         except Unavailable:
             # The recommendations of the outage are unknown.
             self._states.clear()
             raise
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         if not self._lease.leads:
             self._states.clear()
             return
@@ -69,17 +69,19 @@ class Autoscaler:
         verdicts = decide_pools(seen, self._policy, self._states, self._clock.now())
         self._states = {pool: state for pool, (_, state) in verdicts.items()}
         changed = {
-            pool: ScalingDecision(
-                time.time(), pool, desired[pool], decision.desired, decision.reason
-            )
-            for pool, (decision, _) in verdicts.items()
-            if decision.desired != desired[pool]
+            pool: ScalingDecision(time.time(), pool, desired[pool], verdict.desired, verdict.reason)
+            for pool, (verdict, _) in verdicts.items()
+            if verdict.desired != desired[pool]
         }
         # Both sizes change in one write, so that the actuator sees that a worker can switch pools.
-        sizes = {pool: (one.before, one.after) for pool, one in changed.items()}
+        sizes = {pool: (decision.before, decision.after) for pool, decision in changed.items()}
         if sizes and await self._registry.scale(sizes, claim):
-            for pool, one in changed.items():
+            for pool, decision in changed.items():
                 log.info(
-                    "pool_scaled", pool=pool, before=one.before, after=one.after, reason=one.reason
+                    "pool_scaled",
+                    pool=pool,
+                    before=decision.before,
+                    after=decision.after,
+                    reason=decision.reason,
                 )
-                await self._registry.record_decision(one, claim)
+                await self._registry.record_decision(decision, claim)

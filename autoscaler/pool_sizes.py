@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from autoscaler.scaling_policy import Decision, PoolSnapshot, PoolState, decide, highest_wish
+from autoscaler.scaling_policy import (
+    Decision,
+    PoolSnapshot,
+    PoolState,
+    decide,
+    highest_recommendation,
+)
 from kvrelay.config.schema import AutoscalingPolicy
 from kvrelay.types import PoolName
 
@@ -53,7 +59,7 @@ def _rebalance(
     assert giver_rules is not None, "it has a decision"
     if wants <= 0 or decision.desired != size:
         return
-    spare = size - highest_wish(state, now - taker_rules.upscale_delay_s)
+    spare = size - highest_recommendation(state, now - taker_rules.upscale_delay_s)
     gives = min(wants, spare, giver_rules.max_step_down)
     if gives > 0:
         reason = f"{decision.reason}; {gives} of {size} can be spared, and {taker} grows"

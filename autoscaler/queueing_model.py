@@ -83,8 +83,8 @@ class _Pool:
         return self.size - len(self.starting)
 
 
-class FluidCluster:
-    """Owns the load in the pools and the pools' sizes."""
+class QueueingModel:
+    """Owns the load in the pools and the sizes of the pools."""
 
     def __init__(self, speed: WorkerSpeed, prefill: int, decode: int) -> None:
         self._speed = speed
@@ -136,7 +136,7 @@ class FluidCluster:
         if arrived.number:
             self._prompt = arrived.prompt_tokens / arrived.number
         self._waiting.add(arrived)
-        self._slot(ready["decode"])
+        self._take_slots(ready["decode"])
         busy = self._prefill(ready, seconds)
         self._decode(ready["decode"], seconds, seconds * (1 - busy))
         idle = arrived.number <= 0 and self.unfinished <= 0
@@ -169,7 +169,7 @@ class FluidCluster:
         """KV tokens on decode workers. Blocks are reserved before the prefill."""
         return self._prefilling.prompt_tokens + self._decoding.prompt_tokens + self._generated
 
-    def _slot(self, workers: int) -> None:
+    def _take_slots(self, workers: int) -> None:
         waiting = self._waiting
         if waiting.number <= 0:
             return
@@ -190,7 +190,8 @@ class FluidCluster:
             return 0.0
         done = self._prefilling.take(min(1.0, capacity / self._prefilling.prompt_tokens))
         self._decoding.add(done)
-        busy = done.prompt_tokens / capacity
+        # Rounding may bring the quotient above 1, and the time for decoding below 0.
+        busy = min(1.0, done.prompt_tokens / capacity)
         if ready["prefill"]:
             self._prefill_busy = busy
             return 0.0
@@ -221,15 +222,15 @@ class FluidCluster:
                 "queue_depth": self._waiting.number,
                 "queue_tokens": self._waiting.prompt_tokens,
             }
-        crowd, before = self._prefilling, self._before_slots("prefill", ready)
+        queue, before = self._prefilling, self._before_slots("prefill", ready)
         # One prompt per worker is running and does not wait.
-        share = max(0.0, 1 - ready["prefill"] / crowd.number) if crowd.number > 0 else 0.0
+        share = max(0.0, 1 - ready["prefill"] / queue.number) if queue.number > 0 else 0.0
         found: dict[MetricName, float] = {
-            "queue_depth": crowd.number * share + before.number,
-            "queue_tokens": crowd.prompt_tokens * share + before.prompt_tokens,
+            "queue_depth": queue.number * share + before.number,
+            "queue_tokens": queue.prompt_tokens * share + before.prompt_tokens,
         }
         if rate := self._prefill_rate(ready):
-            found["queue_wait_p95_ms"] = 1000 * crowd.prompt_tokens * share / rate
+            found["queue_wait_p95_ms"] = 1000 * queue.prompt_tokens * share / rate
         return found
 
     def _decode_metrics(self, ready: Mapping[PoolName, int]) -> dict[MetricName, float]:

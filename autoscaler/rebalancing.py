@@ -10,7 +10,7 @@ from kvrelay.types import WorkerInfo
 
 
 @dataclass(frozen=True, slots=True)
-class Members:
+class PoolWorkers:
     """A pool of wanted size `size`, with the workers that stay in it or are switching to it."""
 
     size: int
@@ -26,17 +26,19 @@ class Members:
         return max(0, len(self.staying) - self.size)
 
 
-def changing_over(giver: Members, taker: Members, infos: Mapping[str, WorkerInfo]) -> list[str]:
+def workers_to_switch(
+    giver: PoolWorkers, taker: PoolWorkers, infos: Mapping[str, WorkerInfo]
+) -> list[str]:
     """Returns the workers that switch from the giver to the taker: the giver would stop them, and
     the taker would start as many. They also replace the taker's pending workers.
     """
     missing = taker.size - (len(taker.staying) - len(taker.pending))
-    goers = [
+    switching = [
         one
         for one in surplus(giver.staying, giver.serving, infos, giver.spare)
         if one in giver.serving
     ]
-    return goers[: max(0, missing)]
+    return switching[: max(0, missing)]
 
 
 def surplus(
@@ -57,7 +59,7 @@ def surplus(
     return sorted(staying, key=cost)[: max(0, count)]
 
 
-def joiners(standbys: Collection[str], ready: Collection[str], count: int) -> list[str]:
+def standbys_to_join(standbys: Collection[str], ready: Collection[str], count: int) -> list[str]:
     """Returns the `count` standby workers that join a pool soonest: ready workers, then the
     oldest.
     """

@@ -88,7 +88,7 @@ def decide(
         limit, delay = size + policy.max_step_up, f"upscale_delay_s {policy.upscale_delay_s:g}"
         desired, step = min(max(held, size), limit), f"+{policy.max_step_up} by max_step_up"
     elif recommendation < size:
-        held = highest_wish(state, now - policy.downscale_delay_s)
+        held = highest_recommendation(state, now - policy.downscale_delay_s)
         limit, delay = (
             size - policy.max_step_down,
             f"downscale_delay_s {policy.downscale_delay_s:g}",
@@ -105,7 +105,7 @@ def decide(
     return Decision(desired, reason), state
 
 
-def highest_wish(state: PoolState, start: float) -> int:
+def highest_recommendation(state: PoolState, start: float) -> int:
     """Returns the highest recommendation in effect at `start` or later."""
     return max(recommendation for _, recommendation in _since(state.recommendations, start))
 

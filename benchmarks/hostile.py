@@ -37,6 +37,7 @@ from kvrelay.bench.environment import machine_name
 from kvrelay.bench.router.mock_cluster import MockPools, mock_cluster
 from kvrelay.bench.router.router_process import RouterProcess
 from kvrelay.config.tokens_file import digest_of, new_token
+from kvrelay.percentiles import percentile
 from kvrelay.process.child import bound_to_parent, send_signal
 
 POOLS = MockPools(prefill=0, decode=2, slots=64, step_s=0.01, token=20)
@@ -112,10 +113,9 @@ class Seen:
     ttft: list[float] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
-    def percentile(self, share: float) -> float:
-        """Nearest rank; infinite without an answer."""
-        ordered = sorted(self.ttft)
-        return ordered[math.ceil(share * len(ordered)) - 1] if ordered else math.inf
+    def percentile(self, percent: float) -> float:
+        """Of the TTFT in seconds; infinite without an answer."""
+        return percentile(sorted(self.ttft), percent) if self.ttft else math.inf
 
 
 async def victim(cluster: Cluster, seconds: float) -> Seen:
@@ -256,9 +256,9 @@ async def revocation_s(cluster: Cluster) -> float:
 
 
 def row(name: str, seen: Seen, solo: Seen, stall_s: float | None, cluster: Cluster) -> str:
-    p50, p99 = (seen.percentile(share) for share in (0.5, 0.99))
+    p50, p99 = (seen.percentile(percent) for percent in (50, 99))
     stall = "-" if stall_s is None else f"<= {stall_s * 1000:.0f}" if stall_s else "none"
-    ratio = p99 / solo.percentile(0.99)
+    ratio = p99 / solo.percentile(99)
     resident = cluster.peak_bytes / 2**20
     cells = (
         f"{p50 * 1000:.1f}",

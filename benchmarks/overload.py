@@ -15,12 +15,12 @@ import os
 import time
 from dataclasses import dataclass, field
 from random import Random
-from statistics import quantiles
 
 import grpc
 
 from kvrelay.bench.router.mock_cluster import MockPools, mock_cluster
 from kvrelay.errors import ResourceExhausted
+from kvrelay.percentiles import percentile
 from kvrelay.wire.inference import (
     GenerateRequest,
     InferenceServiceStub,
@@ -109,10 +109,11 @@ async def main(seconds: float, deadline_s: float) -> None:
         for load in LOADS:
             one = await offer(router.grpc, load, seconds, deadline_s)
             told = "| - | - | - |"
-            if len(one.refusals) > 1:
-                cuts = quantiles(one.refusals, n=100)
+            if one.refusals:
+                seconds_to_refusal = sorted(one.refusals)
                 delays = f"{min(one.delays):.1f} to {max(one.delays):.1f}"
-                told = f"| {cuts[49] * 1000:.1f} | {cuts[98] * 1000:.1f} | {delays} |"
+                p50, p99 = (percentile(seconds_to_refusal, percent) for percent in (50, 99))
+                told = f"| {p50 * 1000:.1f} | {p99 * 1000:.1f} | {delays} |"
             print(
                 f"| {load:g}×, {one.offered / seconds:.1f}/s | {one.whole / seconds:.1f}/s "
                 f"| {one.tokens / seconds:,.0f}/s | {one.cut_off} | {one.late} | "

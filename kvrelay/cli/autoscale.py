@@ -156,7 +156,7 @@ def _modelled(
     prompt_tokens: str,
     output_tokens: str,
 ) -> tuple[list[Verdict], str]:
-    from autoscaler.queueing_model import FluidCluster
+    from autoscaler.queueing_model import QueueingModel
     from autoscaler.replay import Moment, Replay
     from kvrelay.loadtest.lengths import parse_lengths
     from kvrelay.loadtest.traces.trace_load import read_load, span
@@ -167,7 +167,7 @@ def _modelled(
     )
     seconds = span(file, *lengths)
     interval = max(rules.interval_s, seconds / _LOOKS)
-    cluster, replay = FluidCluster(speed, *sizes), Replay(rules)
+    cluster, replay = QueueingModel(speed, *sizes), Replay(rules)
     verdicts = []
     loads = track(
         read_load(file, interval, *lengths),

@@ -68,7 +68,7 @@ class _Running:
 
 
 class RayLauncher:
-    """Implements `autoscaler.actuator.Launcher` with Ray. `cluster` must be entered before and must
+    """Implements `autoscaler.launcher.Launcher` with Ray. `cluster` must be entered before and must
     outlive the launcher.
     """
 

@@ -16,8 +16,8 @@ from autoscaler.snapshot import awaited_pool
 from kvrelay.config.schema import MetricName
 from kvrelay.errors import InvalidArgument
 from kvrelay.loadtest.report.series import first_tokens, token_gaps
-from kvrelay.loadtest.report.statistics import percentile
 from kvrelay.loadtest.report.sweep_report import Report
+from kvrelay.percentiles import percentile
 from kvrelay.types import POOLS, PoolName
 
 # Time window of a percentile.

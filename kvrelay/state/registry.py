@@ -19,29 +19,16 @@ All values are treated as untrusted input: a value that does not parse is skippe
 
 from __future__ import annotations
 
-import asyncio
-import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
 
-import redis.asyncio
-from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
-from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
-
-from kvrelay.config.redis_url import Sentinels
 from kvrelay.config.schema import is_loopback
-from kvrelay.errors import ConfigError, FailedPrecondition, InvalidArgument, Unavailable
-from kvrelay.process.telemetry import get_logger
+from kvrelay.errors import FailedPrecondition
 from kvrelay.state import registry_scripts as scripts
-from kvrelay.state.registry_codec import MAX_VALUE_BYTES, check_name, decode, encode
+from kvrelay.state.redis_connection import millis
+from kvrelay.state.registry_values import RegistryValues, encoded, valid_name
 from kvrelay.types import (
     POOLS,
     Claim,
@@ -56,13 +43,7 @@ from kvrelay.types import (
     WorkerInfo,
 )
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-# Timeout of one command, including its connection.
-_TIMEOUT_S = 2.0
 _DECISIONS_KEPT = 100
-_WARNINGS_KEPT = 1000
 _EPOCH = "kvrelay:epoch"
 _WORKER = "kvrelay:worker:"
 _PENDING = "kvrelay:pending:"
@@ -75,14 +56,10 @@ _DRAINS = "kvrelay:drains"
 _RESTARTS = "kvrelay:restarts"
 _NAMES = "kvrelay:names"
 _DECISIONS = "kvrelay:decisions"
-_PROBE = "kvrelay:probe"
 _LEADER = "kvrelay:leader"
 _TERM = "kvrelay:term"
 
 NO_LEASE = LeaseRecord()
-
-T = TypeVar("T", bound="DataclassInstance")
-log = get_logger("registry")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,28 +67,17 @@ class _PoolSize:
     replicas: int
 
 
-class Registry:
-    """The connection of one process to Redis. Leaving the context manager closes it.
+class Registry(RegistryValues):
+    """The cluster's shared state: workers, pool sizes, operators' requests, routers, controllers.
 
     Every call has a timeout and raises Unavailable when Redis does not serve it.
     """
 
-    def __init__(
-        self,
-        client: redis.asyncio.Redis,
-        where: str,
-        loopback_only: bool = False,
-        confirm_replicas: int = 0,
-    ) -> None:
-        self._client = client
-        self._confirm_replicas = confirm_replicas
-        # Closed with the client.
-        self._sentinels: list[redis.asyncio.Redis] = []
-        self._probe, self._probes = secrets.token_hex(8), 0
+    def __init__(self, url: str, *, loopback_only: bool = False, confirm_replicas: int = 0) -> None:
+        """Does not connect yet; see `connect`."""
+        super().__init__(url)
         self._loopback_only = loopback_only
-        self._where = where
-        # Key -> the problem with its value that was logged last.
-        self._warned: dict[str, str] = {}
+        self._confirm_replicas = confirm_replicas
 
     @classmethod
     async def connect(
@@ -126,32 +92,13 @@ class Registry:
         - confirm_replicas: number of Redis replicas that must have the controllers' lease before
           the lease is valid.
         """
-        try:
-            client, sentinels = _clients(url)
-        except ValueError as error:
-            raise ConfigError(f"redis.url: {error}") from None
-        registry = cls(client, _without_credentials(url), loopback_only, confirm_replicas)
-        registry._sentinels = sentinels
+        registry = cls(url, loopback_only=loopback_only, confirm_replicas=confirm_replicas)
         try:
             await registry._call("PING")
         except BaseException:
             await registry.close()
             raise
         return registry
-
-    async def __aenter__(self) -> Registry:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Closes the connections to Redis and to the Sentinels."""
-        await self._client.aclose()
-        if self._sentinels:
-            await self._client.connection_pool.disconnect()
-        for sentinel in self._sentinels:
-            await sentinel.aclose()
 
     # Workers
 
@@ -163,7 +110,7 @@ class Registry:
         claim: the lease under which the worker was started. Raises FailedPrecondition if another
         controller has led since, because that controller has started a replacement for this worker.
         """
-        lease = ("", 0) if claim is None else (_named(claim.owner), claim.term)
+        lease = ("", 0) if claim is None else (valid_name(claim.owner), claim.term)
         epoch = int(
             await self._call(
                 "EVAL", scripts.NEXT_EPOCH, 2, _EPOCH, _LEADER, last, _unix_us(), *lease
@@ -188,10 +135,10 @@ class Registry:
         """Writes the worker's entry for `ttl_s` seconds. Raises FailedPrecondition if the same
         worker has an entry of a later epoch.
         """
-        entry = _encoded(info)
+        entry = encoded(info)
         keys = (_WORKER + info.worker_id, _EPOCH, _TERM)
         newer = await self._call(
-            "EVAL", scripts.PUBLISH_WORKER, 3, *keys, info.epoch, entry, _millis(ttl_s), info.term
+            "EVAL", scripts.PUBLISH_WORKER, 3, *keys, info.epoch, entry, millis(ttl_s), info.term
         )
         if newer:
             raise FailedPrecondition(
@@ -212,20 +159,9 @@ class Registry:
             raise ValueError(f"address {info.address} is not on loopback, as listen.worker_host is")
         return info.worker_id
 
-    async def check_writable(self) -> None:
-        """Raises Unavailable if Redis accepts no writes, as on a replica: then entries expire
-        although their owners live. Raises Unavailable also if a read does not return the last
-        write: then entries of other processes may be missing too.
-        """
-        self._probes += 1
-        key = f"{_PROBE}:{self._probe}"
-        await self._call("SET", key, self._probes, "PX", _millis(2 * _TIMEOUT_S))
-        if await self._call("GETRANGE", key, 0, 32) != str(self._probes).encode():
-            raise Unavailable(f"Redis at {self._where}: what is read is not what was last written")
-
     async def publish_pending(self, worker: PendingWorker, ttl_s: float = 5.0) -> None:
         """Writes the entry of a pending worker for `ttl_s` seconds."""
-        await self._call("SET", _PENDING + worker.worker_id, _encoded(worker), "PX", _millis(ttl_s))
+        await self._publish(_PENDING + worker.worker_id, worker, ttl_s)
 
     async def pending(self) -> tuple[PendingWorker, ...]:
         """Returns the requested workers that no node has room for, by id."""
@@ -233,7 +169,7 @@ class Registry:
 
     async def publish_standby(self, worker: StandbyWorker, ttl_s: float = 5.0) -> None:
         """Writes the entry of a standby worker for `ttl_s` seconds."""
-        await self._call("SET", _STANDBY + worker.worker_id, _encoded(worker), "PX", _millis(ttl_s))
+        await self._publish(_STANDBY + worker.worker_id, worker, ttl_s)
 
     async def remove_standby(self, worker_id: str) -> None:
         """Removes the entry of a standby worker."""
@@ -247,22 +183,13 @@ class Registry:
         """Notifies routers that the entry of a worker has changed."""
         await self._call("PUBLISH", _CHANGES, 1)
 
-    async def changes(self) -> AsyncIterator[None]:
+    def changes(self) -> AsyncIterator[None]:
         """Yields once for each announced change, endlessly. Changes are lost while nothing listens,
         so callers must also poll.
 
         Raises Unavailable when Redis does not serve the subscription, or stops serving it.
         """
-        async with self._client.pubsub(ignore_subscribe_messages=True) as channel:
-            async with self._bounded():
-                await channel.subscribe(_CHANGES)
-            try:
-                async for _ in channel.listen():
-                    yield
-            except (RedisError, OSError) as error:
-                raise Unavailable(
-                    f"Redis at {self._where}: {str(error) or type(error).__name__}"
-                ) from error
+        return self._messages(_CHANGES)
 
     # Pool sizes
 
@@ -280,9 +207,8 @@ class Registry:
 
     async def set_desired(self, sizes: Mapping[PoolName, int]) -> None:
         """Sets the sizes that an operator requested, unconditionally."""
-        words = [word for pool, size in sizes.items() for word in (pool, _encoded(_PoolSize(size)))]
-        if words:
-            await self._call("HSET", _DESIRED, *words)
+        if sizes:
+            await self._call("HSET", _DESIRED, *_words(sizes))
 
     async def scale(self, sizes: Mapping[PoolName, tuple[int, int]], claim: Claim) -> bool:
         """Applies the autoscaler's change, (before, after) for each pool, atomically. Returns False
@@ -291,22 +217,21 @@ class Registry:
         """
         values: list[str] = []
         for pool, (before, after) in sizes.items():
-            values += [pool, _encoded(_PoolSize(before)), _encoded(_PoolSize(after))]
+            values += [pool, encoded(_PoolSize(before)), encoded(_PoolSize(after))]
         return await self._fenced(scripts.SCALE, _DESIRED, claim, *values)
 
     async def restore_desired(self, sizes: Mapping[PoolName, int], claim: Claim) -> bool:
         """Restores sizes that Redis has lost from the leader's memory. Returns False and writes
         nothing if another controller leads.
         """
-        values = [
-            word for pool, size in sizes.items() for word in (pool, _encoded(_PoolSize(size)))
-        ]
-        return not values or await self._fenced(scripts.RESTORE_SIZES, _DESIRED, claim, *values)
+        return not sizes or await self._fenced(
+            scripts.RESTORE_SIZES, _DESIRED, claim, *_words(sizes)
+        )
 
     async def record_decision(self, decision: ScalingDecision, claim: Claim) -> bool:
         """Adds a scaling decision. Returns False and writes nothing if another controller leads."""
         return await self._fenced(
-            scripts.RECORD_DECISION, _DECISIONS, claim, _encoded(decision), _DECISIONS_KEPT - 1
+            scripts.RECORD_DECISION, _DECISIONS, claim, encoded(decision), _DECISIONS_KEPT - 1
         )
 
     async def _fenced(self, script: str, key: str, claim: Claim, *words: str | int) -> bool:
@@ -328,7 +253,7 @@ class Registry:
         """Adds a worker to the set of workers to drain. Raises InvalidArgument for an invalid
         name.
         """
-        await self._call("SADD", _DRAINS, _named(worker_id))
+        await self._call("SADD", _DRAINS, valid_name(worker_id))
 
     async def drains(self) -> frozenset[str]:
         """Returns the workers that operators asked to drain."""
@@ -338,7 +263,7 @@ class Registry:
         """Adds workers to the set of workers to restart. Raises InvalidArgument for an invalid
         name.
         """
-        if names := [_named(one) for one in worker_ids]:
+        if names := [valid_name(one) for one in worker_ids]:
             await self._call("SADD", _RESTARTS, *names)
 
     async def restarts(self) -> frozenset[str]:
@@ -354,7 +279,7 @@ class Registry:
 
     async def publish_router(self, load: RouterLoad, ttl_s: float = 5.0) -> None:
         """Writes the entry of a router for `ttl_s` seconds."""
-        await self._call("SET", _ROUTER + load.router_id, _encoded(load), "PX", _millis(ttl_s))
+        await self._publish(_ROUTER + load.router_id, load, ttl_s)
 
     async def remove_router(self, router_id: str) -> None:
         """Removes the entry of a router."""
@@ -376,36 +301,12 @@ class Registry:
         above all terms that Redis knows. Raises Unavailable also if fewer replicas than
         `confirm_replicas` confirm the lease in time.
         """
-        words = (
-            "EVAL",
-            scripts.RENEW_LEASE,
-            2,
-            _LEADER,
-            _TERM,
-            _named(owner),
-            seen,
-            takes.owner,
-            takes.term,
-            takes.beat,
+        record = (takes.owner, takes.term, takes.beat)
+        holder, term, beat = await self._confirmed_call(
+            self._confirm_replicas,
+            *("EVAL", scripts.RENEW_LEASE, 2, _LEADER, _TERM, valid_name(owner), seen, *record),
         )
-        async with self._bounded():
-            if not self._confirm_replicas:
-                answer: Any = await self._client.execute_command(*words)  # type: ignore[no-untyped-call]
-            else:
-                # WAIT covers only the writes of its own connection.
-                async with self._client.pipeline(transaction=False) as pipe:
-                    pipe.execute_command(*words)
-                    pipe.execute_command("WAIT", self._confirm_replicas, _millis(_TIMEOUT_S / 2))
-                    answer, confirmed = await pipe.execute()
-                if confirmed < self._confirm_replicas:
-                    raise Unavailable(
-                        f"Redis at {self._where}: {confirmed} replicas have confirmed the lease "
-                        f"within {_TIMEOUT_S / 2:g} s, and redis.confirm_replicas is "
-                        f"{self._confirm_replicas}"
-                    )
-        return LeaseRecord(
-            answer[0].decode(errors="backslashreplace"), int(answer[1]), int(answer[2])
-        )
+        return LeaseRecord(holder.decode(errors="backslashreplace"), int(term), int(beat))
 
     async def release_lease(self, owner: str) -> None:
         """Releases the lease if `owner` holds it."""
@@ -413,9 +314,7 @@ class Registry:
 
     async def publish_controller(self, info: ControllerInfo, ttl_s: float = 5.0) -> None:
         """Writes the entry of a controller for `ttl_s` seconds."""
-        await self._call(
-            "SET", _CONTROLLER + info.controller_id, _encoded(info), "PX", _millis(ttl_s)
-        )
+        await self._publish(_CONTROLLER + info.controller_id, info, ttl_s)
 
     async def remove_controller(self, controller_id: str) -> None:
         """Removes the entry of a controller."""
@@ -425,149 +324,10 @@ class Registry:
         """Returns the controllers with a live heartbeat, by id."""
         return await self._heartbeats(_CONTROLLER, ControllerInfo, attrgetter("controller_id"))
 
-    # Internals
 
-    async def _call(self, *words: str | int) -> Any:
-        async with self._bounded():
-            return await self._client.execute_command(*words)  # type: ignore[no-untyped-call]
-
-    @asynccontextmanager
-    async def _bounded(self) -> AsyncIterator[None]:
-        try:
-            async with asyncio.timeout(_TIMEOUT_S):
-                yield
-        except TimeoutError:
-            raise Unavailable(
-                f"Redis at {self._where}: no answer within {_TIMEOUT_S:g} s"
-            ) from None
-        except (RedisError, OSError) as error:
-            raise Unavailable(
-                f"Redis at {self._where}: {str(error) or type(error).__name__}"
-            ) from error
-
-    async def _names(self, key: str) -> frozenset[str]:
-        names: set[str] = set()
-        for raw in await self._call("SMEMBERS", key):
-            try:
-                names.add(check_name(raw.decode()))
-            except ValueError as error:
-                self._skip(f"{key} {raw[:64]!r}", str(error))
-        return frozenset(names)
-
-    async def _heartbeats(
-        self, prefix: str, kind: type[T], identity: Callable[[T], str]
-    ) -> tuple[T, ...]:
-        """Returns the values of all keys that consist of `prefix` and the identity of their value,
-        sorted by key.
-        """
-        keys: set[bytes] = set()
-        cursor = 0
-        while True:
-            cursor, page = await self._call("SCAN", cursor, "MATCH", prefix + "*", "COUNT", 1000)
-            keys.update(page)
-            if not cursor:
-                break
-        names = sorted(keys)
-        async with self._bounded(), self._client.pipeline(transaction=False) as pipe:
-            for key in names:
-                pipe.execute_command("GETRANGE", key, 0, MAX_VALUE_BYTES)
-            answers = await pipe.execute(raise_on_error=False)
-        found = []
-        # `raw` is empty if the entry expired after the scan.
-        for key, raw in zip(names, answers, strict=True):
-            name = key.decode(errors="backslashreplace")
-            value = self._decoded(name, kind, raw or None, lambda v: prefix + identity(v))
-            if value is not None:
-                found.append(value)
-        return tuple(found)
-
-    def _decoded(
-        self,
-        key: str,
-        kind: type[T],
-        raw: bytes | Exception | None,
-        key_of: Callable[[T], str] | None = None,
-    ) -> T | None:
-        """Decodes a value. Returns None if there is no value or the value is invalid."""
-        if raw is None:
-            return None
-        try:
-            if isinstance(raw, Exception):
-                # The value is not a string.
-                raise ValueError(str(raw))
-            value = decode(kind, raw)
-            if key_of is not None and key_of(value) != key:
-                raise ValueError(f"the value belongs to {key_of(value)}")
-        except ValueError as error:
-            self._skip(key, str(error))
-            return None
-        self._warned.pop(key, None)
-        return value
-
-    def _skip(self, key: str, reason: str) -> None:
-        """Logs a warning once per problem of a key."""
-        if self._warned.get(key) != reason:
-            if len(self._warned) >= _WARNINGS_KEPT:
-                self._warned.clear()
-            self._warned[key] = reason
-            log.warning("registry_value_skipped", key=ascii(key), reason=ascii(reason))
-
-
-def _encoded(value: DataclassInstance) -> str:
-    try:
-        return encode(value)
-    except ValueError as error:
-        raise InvalidArgument(f"{type(value).__name__.lstrip('_')}: {error}") from None
-
-
-def _named(name: str) -> str:
-    try:
-        return check_name(name)
-    except ValueError as error:
-        raise InvalidArgument(str(error)) from None
+def _words(sizes: Mapping[PoolName, int]) -> list[str]:
+    return [word for pool, size in sizes.items() for word in (pool, encoded(_PoolSize(size)))]
 
 
 def _unix_us() -> int:
     return time.time_ns() // 1000
-
-
-def _millis(seconds: float) -> int:
-    return max(1, round(seconds * 1000))
-
-
-def _clients(url: str) -> tuple[redis.asyncio.Redis, list[redis.asyncio.Redis]]:
-    """Returns the client of the primary, and the clients of the Sentinels that watch it. They
-    connect on first use. Raises ValueError.
-    """
-    # `_bounded` limits each call; redis-py's own timeout, wait_for, can lose a cancellation. The
-    # retry is for pooled connections that died with the previous server.
-    options: dict[str, Any] = {
-        "socket_timeout": None,
-        "retry": Retry(NoBackoff(), 1, (RedisConnectionError,)),
-    }
-    sentinels = Sentinels.parse(url)
-    if sentinels is None:
-        return redis.asyncio.Redis.from_url(url, **options), []
-    if sentinels.tls:
-        options["ssl"] = True
-    watch = Sentinel(  # type: ignore[no-untyped-call]
-        list(sentinels.addresses),
-        sentinel_kwargs=dict(options),
-        db=sentinels.db,
-        username=sentinels.username,
-        password=sentinels.password,
-        **options,
-    )
-    client: redis.asyncio.Redis = watch.master_for(sentinels.service)
-    return client, watch.sentinels
-
-
-def _without_credentials(url: str) -> str:
-    sentinels = Sentinels.parse(url)
-    if sentinels is not None:
-        return (
-            ",".join(f"{host}:{port}" for host, port in sentinels.addresses)
-            + f"/{sentinels.service}"
-        )
-    parts = urlsplit(url)
-    return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"

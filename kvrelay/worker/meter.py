@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from kvrelay.clock import Clock
+from kvrelay.percentiles import percentile
 
 _WAIT_WINDOW_S = 30.0
 _MIN_RATE_WINDOW_S = 0.5
@@ -48,13 +49,13 @@ class Meter:
         return self._rate
 
     def queue_wait_p95_ms(self) -> float:
-        """95th percentile of the queueing time, in ms, of the sequences that began in the last 30
-        s; 0 if there are none.
+        """95th percentile (nearest rank) of the queueing time, in ms, of the sequences that began
+        in the last 30 s; 0 if there are none.
         """
         while self._waits and self._waits[0][0] < self._clock.now() - _WAIT_WINDOW_S:
             self._waits.popleft()
         waits = sorted(seconds for _, seconds in self._waits)
-        return 1e3 * waits[int(0.95 * len(waits))] if waits else 0.0
+        return 1e3 * percentile(waits, 95) if waits else 0.0
 
 
 def resident_bytes(pids: Iterable[int] = ()) -> tuple[int, int]:

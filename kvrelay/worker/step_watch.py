@@ -12,7 +12,7 @@ FIRST_S = 600.0
 LEAST_S = 30.0
 # Limit of a step as a multiple of the slowest step of its size.
 TIMES_SLOWEST = 20
-# Steps kept per size; the slowest of them is their 99th percentile.
+# Steps kept per size.
 _KEPT = 100
 
 

@@ -137,7 +137,7 @@ class StatusPage:
         prefill = [one.load for one in self._driver.known if one.pool == "prefill"]
         decode = [one.load for one in self._driver.known if one.pool == "decode"]
         ttft, itl = (
-            window.percentiles(now, 0.5, 0.95) for window in (self._metrics.ttft, self._metrics.itl)
+            window.percentiles(now, 50, 95) for window in (self._metrics.ttft, self._metrics.itl)
         )
         return Sample(
             generated_per_s=rates["generated_tokens"],
@@ -193,8 +193,8 @@ class StatusPage:
             "running": router.running,
             "waiting": router.waiting,
             "totals": self._metrics.totals,
-            "ttft": self._metrics.ttft.percentiles(now, 0.5, 0.95),
-            "itl": self._metrics.itl.percentiles(now, 0.5, 0.95),
+            "ttft": self._metrics.ttft.percentiles(now, 50, 95),
+            "itl": self._metrics.itl.percentiles(now, 50, 95),
             "pools": [_pool(one) for one in status.pools],
             "decisions": [
                 asdict(one) | {"reason": one.reason[: recent_requests.MAX_WHY]}

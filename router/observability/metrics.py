@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter as Counts
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
@@ -13,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from kvrelay.errors import Code
+from kvrelay.percentiles import percentile
 from kvrelay.types import POOLS, FinishReason, PoolName, ScalingDecision, StandbyWorker, WorkerState
 from router.observability.series import Histogram, Total
 from router.runtime.driver import Driver
@@ -115,15 +115,13 @@ class Window:
         self._samples.extend(((now, value),) * count)
 
     def p95(self, now: float) -> float | None:
-        """Returns the nearest-rank percentile, or None without samples."""
-        return self.percentiles(now, 0.95)[0]
+        """Returns the 95th percentile, or None without samples."""
+        return self.percentiles(now, 95)[0]
 
-    def percentiles(self, now: float, *shares: float) -> tuple[float | None, ...]:
-        """Returns the nearest-rank percentile of each share (0 to 1), or None without samples."""
+    def percentiles(self, now: float, *percents: float) -> tuple[float | None, ...]:
+        """Returns the percentile (nearest rank) for each of `percents`, or None without samples."""
         recent = sorted(value for at, value in self._samples if now - at <= WINDOW_S)
-        return tuple(
-            recent[math.ceil(share * len(recent)) - 1] if recent else None for share in shares
-        )
+        return tuple(percentile(recent, percent) if recent else None for percent in percents)
 
 
 class Metrics:

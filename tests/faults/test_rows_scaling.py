@@ -24,8 +24,8 @@ from faults.launcher import INTERVAL_S, FleetLauncher
 from faults.prompts import LONG, OTHER
 from structlog.testing import capture_logs
 
-import autoscaler.actuator
 import autoscaler.loop
+import autoscaler.worker_watch
 from autoscaler.lease import Lease
 from autoscaler.pool_sizes import Verdicts, decide_pools
 from kvrelay.config.schema import AutoscalingPolicy
@@ -130,7 +130,7 @@ async def test_row_22_a_start_that_hangs(
             fault.evidence.append(Evidence(time.monotonic(), f"/proc/{hung.pid}/stat says T"))
             fleet.ask(case, "beside", OTHER, bystander=True)
             with monkeypatch.context() as patched:
-                patched.setattr(autoscaler.actuator, "START_S", LOOKS * INTERVAL_S)
+                patched.setattr(autoscaler.worker_watch, "START_S", LOOKS * INTERVAL_S)
                 await fleet.until(lambda: not hung.alive, f"{hung.worker_id} is given up")
             await launcher.are(decode=3)
             assert launcher.most["decode"] == 3

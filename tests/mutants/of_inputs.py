@@ -69,7 +69,7 @@ MUTANTS = (
     ),
     Mutant(
         "an entry is of the worker that its key names",
-        "kvrelay/state/registry.py",
+        "kvrelay/state/registry_values.py",
         "if key_of is not None and key_of(value) != key:",
         "if False:",
         _JUNK,

@@ -275,7 +275,7 @@ MUTANTS = (
         "autoscaler/loop.py",
         "async with self._lease.in_time():\n",
         "if self._lease.leads:\n",
-        ("unit/autoscaler/test_loop.py::test_a_look_ends_with_the_lease",),
+        ("unit/autoscaler/test_loop.py::test_a_poll_ends_with_the_lease",),
     ),
     Mutant(
         "an actuator without the lease does nothing",
@@ -287,7 +287,7 @@ MUTANTS = (
     Mutant(
         "a new leader counts the workers that run",
         "autoscaler/actuator.py",
-        "            self._adopt(infos)\n",
+        "            self._watch.adopt(infos, self._lease.owner)\n",
         "            pass\n",
         (
             "unit/autoscaler/test_actuator_lease.py::test_a_new_leader_adopts_what_runs_and_replaces_what_is_gone",

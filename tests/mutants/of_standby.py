@@ -13,7 +13,7 @@ MUTANTS = (
     Mutant(
         "a standby worker joins where one is missing",
         ACTUATOR,
-        "missing -= await self._join(pool, missing + len(members.pending))",
+        "missing -= await self._join(pool, missing + len(workers.pending))",
         "missing -= await self._join(pool, 0)",
         (
             f"{TESTS}::test_a_standby_takes_the_place_of_the_dead_and_is_replaced",
@@ -23,8 +23,7 @@ MUTANTS = (
     Mutant(
         "a refill obeys the delays of pools whose workers keep dying",
         ACTUATOR,
-        "if pools_complete and self._clock.now() >= max(deaths.replace_at for deaths in "
-        "self._deaths.values()):",
+        "if pools_complete and self._workers.may_start():",
         "if pools_complete:",
         (
             f"{TESTS}::test_a_pool_that_keeps_dying_uses_standbys_up_no_faster_than_it_would_start_workers",
@@ -33,7 +32,7 @@ MUTANTS = (
     Mutant(
         "a refill waits for the pools",
         ACTUATOR,
-        'all(one.serving for one in self._workers.values() if one.pool != "standby")',
+        'all(one.serving for one in workers.values() if one.pool != "standby")',
         "True",
         (
             f"{TESTS}::test_standbys_start_once_the_pools_are_complete",
@@ -52,7 +51,7 @@ MUTANTS = (
         ACTUATOR,
         "log, self._launcher.ended)",
         "log)",
-        (f"{TESTS}::test_a_death_starts_a_look_before_the_next_one_is_due",),
+        (f"{TESTS}::test_a_death_starts_a_poll_before_the_next_one_is_due",),
     ),
     Mutant(
         "a change of a worker's state is told at once",

@@ -295,7 +295,7 @@ MUTANTS = (
     ),
     Mutant(
         "a worker is stopped only when it is empty",
-        "autoscaler/actuator.py",
+        "autoscaler/worker_drain.py",
         'info.state == "draining" and info.load.empty:',
         'info.state == "draining":',
         (
@@ -304,7 +304,7 @@ MUTANTS = (
     ),
     Mutant(
         "a worker is empty for good once it says that it drains",
-        "autoscaler/actuator.py",
+        "autoscaler/worker_drain.py",
         'info.state == "draining" and info.load.empty:',
         "info.load.empty:",
         (

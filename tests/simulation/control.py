@@ -28,8 +28,10 @@ from simulation.network import Network
 from simulation.stand_ins import in_place
 from simulation.virtual_loop import Process, VirtualLoop, current_process
 
-import autoscaler.actuator
 import autoscaler.lease
+import autoscaler.worker_drain
+import autoscaler.worker_watch
+import kvrelay.state.redis_connection
 import kvrelay.state.registry
 from autoscaler.actuator import Actuator
 from autoscaler.lease import Lease
@@ -135,14 +137,14 @@ class ControlSimulation:
     def _in_place(self) -> Iterator[None]:
         places: tuple[tuple[Any, str, Any], ...] = (
             (redis.asyncio.Redis, "from_url", self.redis.client),
-            (kvrelay.state.registry, "_TIMEOUT_S", TIMEOUT_S),
+            (kvrelay.state.redis_connection, "_TIMEOUT_S", TIMEOUT_S),
             (kvrelay.state.registry, "_unix_us", self._unix_us),
             (autoscaler.lease, "RENEW_S", RENEW_S),
             (autoscaler.lease, "DEADLINE_S", DEADLINE_S),
             (autoscaler.lease, "EXPIRY_S", EXPIRY_S),
             (autoscaler.lease, "TAKEOVER_S", TAKEOVER_S),
-            (autoscaler.actuator, "GONE_S", autoscaler.actuator.GONE_S * SHARE),
-            (autoscaler.actuator, "drain_worker", self._drain_worker),
+            (autoscaler.worker_watch, "GONE_S", autoscaler.worker_watch.GONE_S * SHARE),
+            (autoscaler.worker_drain, "drain_worker", self._drain_worker),
         )
         with in_place(places):
             yield

@@ -29,7 +29,7 @@ class ControlWorker:
 
 @dataclass(eq=False)
 class Controller:
-    """One incarnation, and `autoscaler.actuator.Launcher` of its workers."""
+    """One incarnation, and `autoscaler.launcher.Launcher` of its workers."""
 
     name: str
     process: Process

@@ -41,7 +41,7 @@ class Member:
 
 @dataclass(eq=False)
 class Controller:
-    """One controller's process, and `autoscaler.actuator.Launcher` of its workers."""
+    """One controller's process, and `autoscaler.launcher.Launcher` of its workers."""
 
     cluster: Cluster
     process: Process

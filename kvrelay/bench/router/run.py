@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import count
 from random import Random
-from statistics import quantiles
 from typing import Any, Literal
 
 from kvrelay.bench.environment import machine_name, model_folder
@@ -18,6 +17,7 @@ from kvrelay.bench.router.clients import Client, GrpcClient, HttpClient, Receive
 from kvrelay.bench.router.mock_cluster import MockPools, mock_cluster
 from kvrelay.bench.router.router_process import RouterProcess
 from kvrelay.bench.run import Progress
+from kvrelay.percentiles import percentile
 from kvrelay.tokenizer.tokenizer import Tokenizer
 
 Endpoint = Literal["grpc", "http"]
@@ -170,14 +170,14 @@ async def _measure(case: Case, options: Options) -> Measured:
             )
         finally:
             await _end(streams)
-    percentiles = quantiles(received.latencies, n=100)
+    latencies = sorted(received.latencies)
     return Measured(
         case,
         tokens_per_second=tokens / seconds,
         tokens_per_message=tokens / messages,
         router_core=used / seconds,
-        latency_p50=percentiles[49],
-        latency_p99=percentiles[98],
+        latency_p50=percentile(latencies, 50),
+        latency_p99=percentile(latencies, 99),
     )
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from kvrelay.loadtest.report.statistics import percentile
+from kvrelay.percentiles import percentile
 
 BINS = 48
 # Points of the cumulative curve.

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from kvrelay.loadtest.report.row import Row
-from kvrelay.loadtest.report.statistics import percentile
 from kvrelay.loadtest.report.sweep_report import Report
+from kvrelay.percentiles import percentile
 
 MAX_BINS = 120
 _LEAST_BIN_S = 0.5

@@ -6,11 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvrelay.percentiles import percentile
+
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Statistics of a sample, in the unit of the sample. `std` is the population standard deviation
-    (divides by n).
+    """Statistics of a sample, in the unit of the sample. The median and the percentiles are values
+    of the sample (nearest rank). `std` is the population standard deviation (divides by n).
     """
 
     mean: float
@@ -35,13 +37,3 @@ def summarize(values: Sequence[float]) -> Summary | None:
         p95=percentile(ordered, 95),
         p99=percentile(ordered, 99),
     )
-
-
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Returns a percentile of an ascending, non-empty sample, with linear interpolation between two
-    values (Hyndman and Fan's type 7).
-    """
-    place = (len(ordered) - 1) * percent / 100
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvrelay.loadtest.report.row import Row
-from kvrelay.loadtest.report.statistics import Summary, percentile, summarize
+from kvrelay.loadtest.report.statistics import Summary, summarize
 from kvrelay.loadtest.report.timeline import Timeline
 from kvrelay.loadtest.reuse import Reuse
 from kvrelay.loadtest.slo import Slo
+from kvrelay.percentiles import percentile
 
 # The load generator counts as late when its p99 lateness is above both limits.
 LATE_S = 0.01

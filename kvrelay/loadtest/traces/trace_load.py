@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -58,14 +59,15 @@ def _counted(requests: Iterable[TraceRequest], interval: float) -> Iterator[Requ
 
 
 def _expected(clients: list[Client], interval: float) -> Iterator[Requests]:
-    for index in range(int(max(client.end for client in clients) / interval)):
+    for index in range(math.ceil(max(client.end for client in clients) / interval)):
         at = index * interval
         number = prompts = answers = 0.0
         for client in clients:
             place = bisect_right(client.windows, at, key=lambda one: one.begin) - 1
             if place < 0 or at >= client.end:
                 continue
-            requests = client.windows[place].rate * interval
+            # A recording may end within the last interval.
+            requests = client.windows[place].rate * min(interval, client.end - at)
             _, prompt, answer = client.lengths[
                 bisect_right(client.lengths, at, key=lambda one: one[0]) - 1
             ]

@@ -74,8 +74,12 @@ class Health:
         patient.latency.clear()
 
     def lost(self, worker_id: str) -> None:
-        """Records that a worker is gone. Its failures are remembered."""
-        self._patients[worker_id].present = False
+        """Records that a worker is gone. The failures of the MOST workers that were lost last are
+        remembered.
+        """
+        # At the end of the dict, so that `gone` is in order of loss.
+        patient = self._patients[worker_id] = self._patients.pop(worker_id)
+        patient.present = False
         gone = [one for one, patient in self._patients.items() if not patient.present]
         if len(gone) > MOST:
             del self._patients[gone[0]]

@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from support.actuator_fleet import Cluster, Fleet, running_cluster
 
-from autoscaler.actuator import LATE_S, SETTLED_S, SILENT_S, START_S, VERSION_DRAIN_S, Actuator
+from autoscaler.actuator import Actuator
+from autoscaler.managed_workers import SETTLED_S
 from autoscaler.rebalancing import surplus
+from autoscaler.worker_drain import LATE_S, VERSION_DRAIN_S
+from autoscaler.worker_watch import SILENT_S, START_S
 from kvrelay.clock import ManualClock
 from kvrelay.errors import Unavailable
 from kvrelay.process.stop_request import DRAIN_GRACE_S
@@ -255,7 +258,7 @@ async def test_a_worker_that_no_node_has_room_for_is_waited_for_and_shown(
     fleet.without_room.clear()
     await fleet.beat()
     await actuator.tick()
-    assert actuator._workers["decode-0"].serving
+    assert actuator._workers.by_id["decode-0"].serving
     await fleet.die("decode-0")
 
 
@@ -377,6 +380,24 @@ async def test_leaving_drains_those_that_serve_and_stops_the_others(cluster: Clu
     await cluster.actuator.leave()
     assert sorted(cluster.fleet.drained) == FIRST
     assert cluster.fleet.stopped == ["decode-2"]
+
+
+async def test_leaving_waits_for_all_workers_when_the_drain_of_one_fails(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drain = cluster.fleet.drain
+
+    async def fail_or_wait(worker_id: str) -> None:
+        if worker_id == FIRST[0]:
+            raise Unavailable("the drain was not answered")
+        await asyncio.sleep(0.01)
+        await drain(worker_id)
+
+    await cluster.tick(2)
+    monkeypatch.setattr(cluster.fleet, "drain", fail_or_wait)
+    with pytest.raises(Unavailable, match="not answered"):
+        await cluster.actuator.leave()
+    assert sorted(cluster.fleet.drained) == FIRST[1:]
 
 
 async def test_workers_outlive_redis() -> None:

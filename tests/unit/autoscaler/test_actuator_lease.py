@@ -11,8 +11,9 @@ import pytest
 from support.actuator_fleet import Fleet
 
 import autoscaler.lease
-from autoscaler.actuator import GONE_S, Actuator
+from autoscaler.actuator import Actuator
 from autoscaler.lease import Lease
+from autoscaler.worker_watch import GONE_S
 from kvrelay.clock import ManualClock
 from kvrelay.errors import FailedPrecondition
 from kvrelay.state.registry import Registry

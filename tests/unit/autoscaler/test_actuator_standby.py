@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.actuator_fleet import Cluster, running_cluster
 
-from autoscaler.actuator import SILENT_S
-from autoscaler.rebalancing import joiners
+from autoscaler.rebalancing import standbys_to_join
+from autoscaler.worker_watch import SILENT_S
 from kvrelay.state.registry import Registry
 from kvrelay.types import POOLS, PoolName
 
@@ -153,7 +153,7 @@ async def test_a_standby_joins_in_place_of_a_worker_without_room(cluster: Cluste
     cluster.fleet.without_room = {"decode-1"}
     await cluster.tick(2, but=("decode-1",))
     assert cluster.running == ["decode-1", "prefill-0"]
-    await cluster.actuator._start("standby")  # as one that had joined while there was room
+    await cluster.actuator._workers.start("standby")  # as one that had joined while there was room
     await cluster.tick(3, but=("decode-1",))
     assert cluster.fleet.pools.items() >= {"prefill-0": "prefill", "standby-1": "decode"}.items()
     assert cluster.fleet.stopped == ["decode-1"], "it waits for room no more"
@@ -195,7 +195,7 @@ async def test_all_end_with_the_actuator(cluster: Cluster) -> None:
     assert cluster.running == []
 
 
-async def test_a_death_starts_a_look_before_the_next_one_is_due(registry: Registry) -> None:
+async def test_a_death_starts_a_poll_before_the_next_one_is_due(registry: Registry) -> None:
     looked, died, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def until_it_died() -> None:
@@ -225,7 +225,7 @@ def test_ready_standbys_join_first_then_the_oldest(
 ) -> None:
     names = {f"standby-{number}" for number in numbers}
     loaded = {f"standby-{number}" for number in ready}
-    chosen = joiners(names, loaded, count)
+    chosen = standbys_to_join(names, loaded, count)
     assert len(chosen) == min(count, len(names)) == len(set(chosen))
     left = names - set(chosen)
     assert not (left & loaded and set(chosen) - loaded), (

@@ -54,7 +54,7 @@ def _sooner(monkeypatch: pytest.MonkeyPatch) -> None:
         ("TAKEOVER_S", 3.2),
     ):
         monkeypatch.setattr(autoscaler.lease, name, seconds)
-    monkeypatch.setattr("kvrelay.state.registry._TIMEOUT_S", 0.8)
+    monkeypatch.setattr("kvrelay.state.redis_connection._TIMEOUT_S", 0.8)
 
 
 @dataclass
@@ -164,7 +164,7 @@ async def test_a_failover_that_loses_the_lease_makes_no_second_fleet() -> None:
                 assert second.lease.claim().term > 1, (
                     "workers remember the term that Redis has lost"
                 )
-                workers = second.actuator._workers
+                workers = second.actuator._workers.by_id
                 await judge.until(lambda: sum(one.foreign for one in workers.values()) == WANTED)
                 assert second.fleet.pools == {}
                 way_a.heal()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler import scaling_policy as rules
-from autoscaler.queueing_model import FluidCluster, Requests, WorkerSpeed
+from autoscaler.queueing_model import QueueingModel, Requests, WorkerSpeed
 from autoscaler.replay import Moment, Replay
 from kvrelay.config.config_file import load_policy
 from kvrelay.config.schema import AutoscalingPolicy
@@ -40,7 +40,7 @@ def sizes_under(
     policy: AutoscalingPolicy, load: Sequence[Load], first: int = 1
 ) -> dict[PoolName, list[int]]:
     """Of each pool, at a look each second of the load."""
-    cluster, replay = FluidCluster(SPEED, first, first), Replay(policy)
+    cluster, replay = QueueingModel(SPEED, first, first), Replay(policy)
     sizes: dict[PoolName, list[int]] = {pool: [first] for pool in POOLS}
     for second, (rate, prompt, answer) in enumerate(load, 1):
         pools = cluster.step(Requests(rate, rate * prompt, rate * answer), 1.0)

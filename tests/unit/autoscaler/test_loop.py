@@ -129,7 +129,7 @@ async def test_only_the_leader_scales(registry: Registry, autoscaler: Autoscaler
     assert await registry.desired() == {"decode": 3}
 
 
-async def test_a_look_ends_with_the_lease(
+async def test_a_poll_ends_with_the_lease(
     registry: Registry, autoscaler: Autoscaler, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Redis may forget whoever led since, so the claim alone does not keep an old decision from
@@ -153,7 +153,7 @@ async def test_a_look_ends_with_the_lease(
     assert await read() == {"decode": 3}
 
 
-async def test_a_wish_does_not_last_while_nobody_looks(
+async def test_a_recommendation_does_not_last_while_nothing_polls(
     registry: Registry, clock: ManualClock
 ) -> None:
     patient = POLICY.model_copy(

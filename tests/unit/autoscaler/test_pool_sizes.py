@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.pool_sizes import decide_pools
-from autoscaler.rebalancing import Members, changing_over
+from autoscaler.rebalancing import PoolWorkers, workers_to_switch
 from autoscaler.scaling_policy import PoolSnapshot, PoolState
 from kvrelay.config.schema import AutoscalingPolicy
 from kvrelay.types import POOLS, PoolName, WorkerInfo, WorkerLoad
@@ -115,8 +115,8 @@ def test_rebalancing_keeps_to_the_bounds(
 
 def members(
     size: int, *staying: str, starting: tuple[str, ...] = (), pending: tuple[str, ...] = ()
-) -> Members:
-    return Members(size, (*staying, *starting, *pending), staying, pending)
+) -> PoolWorkers:
+    return PoolWorkers(size, (*staying, *starting, *pending), staying, pending)
 
 
 def info(worker_id: str, running: int = 0) -> WorkerInfo:
@@ -150,5 +150,5 @@ THREE = ("prefill-0", "prefill-1", "prefill-2")
         (members(1, "prefill-0", starting=("prefill-1",)), members(2, "decode-0"), []),
     ],
 )
-def test_who_changes_over(giver: Members, taker: Members, over: list[str]) -> None:
-    assert changing_over(giver, taker, INFOS) == over
+def test_who_changes_over(giver: PoolWorkers, taker: PoolWorkers, over: list[str]) -> None:
+    assert workers_to_switch(giver, taker, INFOS) == over

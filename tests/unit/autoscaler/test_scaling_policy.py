@@ -209,7 +209,7 @@ def test_a_wish_for_more_must_last() -> None:
     )
 
 
-def test_a_late_look_does_not_count_as_a_wish_that_lasted() -> None:
+def test_a_late_poll_does_not_count_as_a_recommendation_that_lasted() -> None:
     rules = policy(("queue_depth", 1), up=5)
     sizes = run(rules, 1, lambda now, _: {"queue_depth": 1 if now < 60 else 9}, [0, 60, 64, 65])
     assert sizes == [1, 1, 1, 9]

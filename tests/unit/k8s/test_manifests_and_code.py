@@ -31,7 +31,7 @@ from support.rendered_manifests import (
 )
 from support.router_harness import running_router
 
-import autoscaler.actuator
+import autoscaler.worker_drain
 from autoscaler.scaling_policy import PoolSnapshot, decide
 from kvrelay.cli.main import app
 from kvrelay.config.schema import is_loopback
@@ -383,7 +383,11 @@ def test_pods_that_drain_have_the_time_for_it(variant: str) -> None:
             assert before == {"exec": {"command": [LEAVE_NODE.name]}}
             rays = 30  # RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, if the worker has not ended
             needed = (
-                RAY_COMMANDS_S + DRAIN_GRACE_S + STOP_GRACE_S + autoscaler.actuator.LATE_S + rays
+                RAY_COMMANDS_S
+                + DRAIN_GRACE_S
+                + STOP_GRACE_S
+                + autoscaler.worker_drain.LATE_S
+                + rays
             )
         assert template["spec"]["terminationGracePeriodSeconds"] > needed, name
 

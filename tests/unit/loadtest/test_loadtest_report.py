@@ -63,9 +63,9 @@ def test_latencies_are_pooled_as_they_should_be() -> None:
     assert medians == pytest.approx(
         {
             "TTFT": 0.3,
-            "second token gap": 0.075,
+            "second token gap": 0.05,
             "ITL": 0.05,
-            "TPOT": 0.075,
+            "TPOT": 0.05,
             "E2E": 0.4,
             "late start": 0.002,
         }

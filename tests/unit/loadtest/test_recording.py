@@ -91,7 +91,7 @@ def test_a_load_tests_timeline_and_its_rows_are_the_record() -> None:
     assert early.pools["decode"].busy_share == 0.5
     assert (early.pools["decode"].size, early.pools["decode"].ready) == (2, 1)
     assert early.pools["decode"].metrics["ttft_p95_ms"] == pytest.approx(500)
-    assert early.pools["decode"].metrics["itl_p95_ms"] == pytest.approx(195)
+    assert early.pools["decode"].metrics["itl_p95_ms"] == pytest.approx(200)
     assert "ttft_p95_ms" not in silent.pools["decode"].metrics, "nobody knows while all wait"
     assert late.pools["decode"].metrics["ttft_p95_ms"] == pytest.approx(2000)
     assert "itl_p95_ms" not in late.pools["decode"].metrics

@@ -39,6 +39,16 @@ def test_servegens_rates_are_expected_load(tmp_path: Path) -> None:
     assert span(tmp_path, *EXACT) == 1200.0
 
 
+@pytest.mark.parametrize("interval", [7.0, 500.0, 600.0, 5000.0])
+def test_expected_load_includes_the_partial_interval_at_the_end(
+    tmp_path: Path, interval: float
+) -> None:
+    (tmp_path / "chunk-1-trace.csv").write_text("0,2,1,,0,0\n600,2,1,,0,0\n")
+    loads = list(read_load(tmp_path, interval, *EXACT))
+    assert len(loads) == math.ceil(1200 / interval)
+    assert sum(load.number for load in loads) == pytest.approx(2 * 1200)
+
+
 @pytest.mark.parametrize(
     "lengths", [Uniform(3, 8), LogNormal(400, 0.8, 32, 2048), LogNormal(50, 0.0, 10, 20)]
 )

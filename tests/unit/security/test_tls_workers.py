@@ -14,7 +14,7 @@ from support.certificates import Certificates, all_roles
 from support.worker_harness import workers
 
 import decode_worker.main
-from autoscaler.actuator import drain_worker
+from autoscaler.worker_drain import drain_worker
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import ConfigError, Unavailable
 from kvrelay.process.stop_request import StopRequest

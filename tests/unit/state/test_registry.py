@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from kvrelay.errors import ConfigError, FailedPrecondition, InvalidArgument, Unavailable
-from kvrelay.state import registry as registry_module
+from kvrelay.state import redis_connection
 from kvrelay.state.embedded_redis import EmbeddedRedis
 from kvrelay.state.registry import Registry
 from kvrelay.state.registry_codec import check_address, decode, encode
@@ -439,7 +439,7 @@ async def test_nobody_listens() -> None:
 
 
 async def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry_module, "_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(redis_connection, "_TIMEOUT_S", 0.05)
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         pytest.raises(Unavailable, match=r"no answer within 0\.05 s") as caught,

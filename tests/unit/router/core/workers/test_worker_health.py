@@ -103,6 +103,17 @@ def test_workers_that_are_gone_do_not_fill_memory() -> None:
     assert len(made._patients) == MOST
 
 
+def test_the_failures_of_the_workers_that_were_lost_last_are_remembered() -> None:
+    made = health("first seen", *(f"d{number}" for number in range(MOST)))
+    for number in range(MOST):
+        made.lost(f"d{number}")
+    made.failed("first seen", 1.0, "it was lost", 2.0)
+    made.lost("first seen")
+    made.found("first seen", "decode")
+    assert made.troubled("first seen")
+    assert "d0" not in made._patients
+
+
 def slow_one(made: Health, worker_id: str, others: list[str], now: float) -> list[tuple[str, str]]:
     for _ in range(SAMPLES["decode"]):
         made.worked(worker_id, 4, 0.5, now)
