@@ -18,7 +18,7 @@ from kvrelay.worker.step_watch import StepHung
 LOOP_S = 60.0
 # Exit code: EX_SOFTWARE of sysexits.h.
 HUNG = 70
-_LOOK_S = 1.0
+_POLL_S = 1.0
 _STDERR = 2
 
 log = get_logger("worker")
@@ -66,4 +66,4 @@ async def _guard_the_loop() -> None:
     """
     while True:
         faulthandler.dump_traceback_later(LOOP_S, exit=True, file=_STDERR)
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_S)

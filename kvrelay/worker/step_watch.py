@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 # Seconds between two polls.
-LOOK_S = 0.5
+POLL_S = 0.5
 # Seconds that the first step may take: it compiles kernels and allocates memory.
 FIRST_S = 600.0
 # Lower bound, in seconds, for the limit of later steps.
@@ -35,14 +35,14 @@ class StepWatch:
         # Tokens of the running step.
         self.tokens = 0
         self._began: float | None = None
-        self._looked = 0.0
+        self._polled = 0.0
         # True once the first step is over.
         self._built = False
         self._seconds: dict[int, deque[float]] = {}
 
     def began(self, tokens: int, now: float) -> None:
         """A step of `tokens` tokens begins."""
-        self._began = self._looked = now
+        self._began = self._polled = now
         self.age_s, self.tokens = 0.0, tokens
 
     def ended(self, now: float) -> None:
@@ -60,14 +60,14 @@ class StepWatch:
         self._built = True
         self._seconds.setdefault(_size(tokens), deque(maxlen=_KEPT)).append(seconds)
 
-    def look(self, now: float) -> bool:
+    def poll(self, now: float) -> bool:
         """Polls the running step; returns True if it hangs. A pause of the whole process counts for
         at most two polling intervals.
         """
         if self._began is None:
             return False
-        self.age_s += min(now - self._looked, 2 * LOOK_S)
-        self._looked = now
+        self.age_s += min(now - self._polled, 2 * POLL_S)
+        self._polled = now
         return self.age_s > self.bound_s
 
     @property

@@ -56,9 +56,9 @@ MUTANTS = (
     ),
     Mutant(
         "a change of a worker's state is told at once",
-        "kvrelay/worker/step_loop.py",
-        "        self.proven = True\n        self.news.set()",
-        "        self.proven = True",
+        "kvrelay/worker/worker.py",
+        "engine.prove()\n        self.state_changed.set()",
+        "engine.prove()",
         (
             "unit/worker/test_roles.py::test_readiness_is_told_at_once_and_not_with_the_next_heartbeat",
         ),

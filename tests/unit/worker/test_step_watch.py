@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrelay.worker.step_watch import FIRST_S, LEAST_S, LOOK_S, TIMES_SLOWEST, StepWatch
+from kvrelay.worker.step_watch import FIRST_S, LEAST_S, POLL_S, TIMES_SLOWEST, StepWatch
 
 
-def looked_until_hung(watch: StepWatch, now: float, period: float = LOOK_S) -> float:
+def polled_until_hung(watch: StepWatch, now: float, period: float = POLL_S) -> float:
     """Seconds from `now` to the look that says so."""
     for number in range(1, 1_000_000):
-        if watch.look(now + number * period):
+        if watch.poll(now + number * period):
             return number * period
     raise AssertionError("never")
 
@@ -27,7 +27,7 @@ def measured(*steps: tuple[int, float]) -> StepWatch:
 def test_the_first_step_may_build_kernels() -> None:
     watch = StepWatch()
     watch.began(32, 0.0)
-    assert looked_until_hung(watch, 0.0) == FIRST_S + LOOK_S
+    assert polled_until_hung(watch, 0.0) == FIRST_S + POLL_S
 
 
 @pytest.mark.parametrize(
@@ -48,25 +48,25 @@ def test_the_bound_follows_what_steps_of_that_size_take(
     watch = measured(*steps)
     watch.began(tokens, 1000.0)
     assert watch.bound_s == pytest.approx(bound_s)
-    assert looked_until_hung(watch, 1000.0) == pytest.approx(bound_s + LOOK_S)
+    assert polled_until_hung(watch, 1000.0) == pytest.approx(bound_s + POLL_S)
 
 
 def test_between_steps_nothing_hangs() -> None:
     watch = measured((32, 0.1))
-    assert not watch.look(1e6)
+    assert not watch.poll(1e6)
     watch.began(32, 1e6)
-    watch.look(1e6 + 1)
-    assert watch.age_s == LOOK_S * 2
+    watch.poll(1e6 + 1)
+    assert watch.age_s == POLL_S * 2
     watch.ended(1e6 + 2)
     assert watch.age_s == 0
-    assert not watch.look(2e6)
+    assert not watch.poll(2e6)
 
 
 def test_a_pause_of_the_whole_process_is_no_hang() -> None:
     watch = measured((32, 0.1))
     watch.began(32, 0.0)
-    assert not watch.look(3600.0), "it was stopped, and goes on"
-    assert watch.age_s <= 2 * LOOK_S
+    assert not watch.poll(3600.0), "it was stopped, and goes on"
+    assert watch.age_s <= 2 * POLL_S
 
 
 @given(
