@@ -11,14 +11,14 @@ from functools import partial
 
 import ray
 
+from kvrelay.launch.forked_worker import ForkedWorker
 from kvrelay.launch.pool_switch import Roles
-from kvrelay.launch.template import ForkedWorker
 from kvrelay.models import resolve_model
 from kvrelay.process.telemetry import configure_logging, flush_logs, get_logger
 from kvrelay.types import PoolName
 from kvrelay.worker.settings import WorkerSettings
 
-_LOOK_S = 1.0
+_POLL_S = 1.0
 _ENDS_PROCESS = "raise_sys_exit_with_custom_error_message"
 
 log = get_logger("launch")
@@ -75,7 +75,7 @@ class WorkerActor:
         """
         raylet = os.getppid()
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
             if os.getppid() != raylet:
                 log.warning("raylet_lost", worker=self._settings.worker_id)
                 self._drain()

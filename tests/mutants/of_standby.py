@@ -79,7 +79,7 @@ MUTANTS = (
     ),
     Mutant(
         "a forked worker ends with its actor",
-        "kvrelay/launch/template.py",
+        "kvrelay/launch/template_process.py",
         "        loop.call_soon_threadsafe(roles.now)\n"
         "    except RuntimeError:\n"
         "        if not loop.is_closed():\n"
@@ -92,7 +92,7 @@ MUTANTS = (
     ),
     Mutant(
         "a forked worker that has ended takes no orders",
-        "kvrelay/launch/template.py",
+        "kvrelay/launch/template_process.py",
         "if not loop.is_closed():",
         "if True:",
         (
