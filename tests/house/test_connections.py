@@ -26,7 +26,7 @@ KNOWN = {
     "interfaces",
     "kvrelay/security/grpc_tls.py": "all within the cluster, and the listeners: TLS where there "
     "are credentials",
-    "kvrelay/client/base.py": "a client's, as it was told",
+    "kvrelay/client/base_client.py": "a client's, as it was told",
     "kvrelay/client/admin.py": "an operator's, as it was told",
     "router/api/listeners.py": "HTTP: uvicorn's socket, with an SSL context where there are "
     "credentials",
