@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from autoscaler.scaling_policy import Decision, PoolSnapshot, PoolState, decide, highest_wish
-from kvrelay.config.schema import AutoscalingPolicy
+from kvrelay.config.autoscaling_policy import AutoscalingPolicy
 from kvrelay.types import PoolName
 
 Verdicts = dict[PoolName, tuple[Decision, PoolState]]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kvrelay.config.schema import Resources
+from kvrelay.config.pools import Resources
 from kvrelay.types import Role
 
 # Most nodes that a reason lists.

@@ -36,8 +36,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
+from kvrelay.config.listen import is_loopback
 from kvrelay.config.redis_url import Sentinels
-from kvrelay.config.schema import is_loopback
 from kvrelay.errors import ConfigError, FailedPrecondition, InvalidArgument, Unavailable
 from kvrelay.process.telemetry import get_logger
 from kvrelay.state import registry_scripts as scripts

@@ -9,9 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from kvrelay.clock import Clock
 from kvrelay.engine.base.step_input import OnLayer
 from kvrelay.engine.parallel.lost import RankLost
-from kvrelay.engine.runner import ModelRunner, Segment
+from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.faults import SegmentsFailed
 from kvrelay.engine.sampling.sampler import Sampled
+from kvrelay.engine.segment import Segment
 from kvrelay.process.telemetry import get_logger
 from kvrelay.worker.busy import BusyTime
 from kvrelay.worker.proof import PROVING_STEPS, proving_segment

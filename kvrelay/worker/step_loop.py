@@ -8,9 +8,9 @@ from collections.abc import Sequence as SequenceOf
 from typing import Protocol
 
 from kvrelay.engine.base.step_input import OnLayer
-from kvrelay.engine.runner import Segment
 from kvrelay.engine.sampling.faults import SegmentsFailed
 from kvrelay.engine.sampling.sampler import Sampled, SampleRequest
+from kvrelay.engine.segment import Segment
 from kvrelay.errors import KvRelayError
 from kvrelay.process.telemetry import get_logger
 from kvrelay.worker.bisection import run_apart

@@ -254,8 +254,8 @@ MUTANTS = (
     Mutant(
         "draws are keyed by seed",
         "kvrelay/engine/sampling/categorical.py",
-        "uniform([one.seed or 0 for one in params]",
-        "uniform([0 for one in params]",
+        "uniform([params.seed or 0 for params in options]",
+        "uniform([0 for params in options]",
         ("unit/engine/test_sampling.py::test_draws_differ_by_seed_and_by_position_and_repeat",),
     ),
     Mutant(

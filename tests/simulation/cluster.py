@@ -34,7 +34,8 @@ from autoscaler.actuator import Actuator
 from autoscaler.lease import Lease
 from autoscaler.loop import Autoscaler
 from decode_worker.stage import DecodeStage
-from kvrelay.config.schema import AutoscalingPolicy, ClusterConfig
+from kvrelay.config.autoscaling_policy import AutoscalingPolicy
+from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.kvcache.block_hashes import HASH_BYTES
 from kvrelay.engine.kvcache.block_pool import IntegrityError
 from kvrelay.errors import FailedPrecondition, Unavailable

@@ -19,7 +19,8 @@ from kvrelay.bench.handoff.peer import Peer, receiving
 from kvrelay.bench.handoff.receiving import SENDER, Settings
 from kvrelay.bench.run import Progress
 from kvrelay.clock import MonotonicClock
-from kvrelay.config.schema import ClusterConfig, KvConfig, PrefillConfig
+from kvrelay.config.pools import KvConfig, PrefillConfig
+from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.errors import Internal

@@ -13,8 +13,9 @@ from kv_transfer.plan import Layers
 from kv_transfer.sender import Push
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.base.step_input import OnLayer
-from kvrelay.engine.runner import ModelRunner, Segment
+from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.sampler import Sampled
+from kvrelay.engine.segment import Segment
 from kvrelay.messages import HandedOff, Prefill, Reserve, Reserved, RunLocal
 from kvrelay.types import SamplingParams, SequenceSpec
 from prefill_worker import stage as prefill_stage
