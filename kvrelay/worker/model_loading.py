@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -61,33 +59,13 @@ async def load_runner(settings: WorkerSettings, model: LoadedModel | None = None
     """
     keep_freed_memory()
     disable_progress_bar()
-    config, pool = settings.config, settings.config.pool(settings.pool)
-    kv = config.pool_kv(settings.pool)
-    loading: Callable[..., ModelRunner]
-    if model is not None:
-        group, loading = None, partial(_runner_of, model, pool.threads)
-    else:
-        device = _device(settings)
+    group = None
+    if model is None and (degree := settings.config.pool(settings.pool).tensor_parallel) > 1:
         # Started by this thread, which lasts as long as the worker: the ranks end with the thread
         # that starts them.
-        group = None if pool.tensor_parallel == 1 else RankGroup(pool.tensor_parallel, device)
-        loading = partial(
-            ModelRunner.load,
-            settings.model_path,
-            dtype=config.model.dtype,
-            device=device,
-            threads=pool.threads,
-            group=group,
-        )
-    load = partial(
-        loading,
-        block_size=kv.block_size,
-        kv_dtype=kv.dtype,
-        kv_bytes=kv.memory,
-        max_model_len=config.model.max_model_len,
-        weights=pool.weights,
-    )
-    runner = await _unless_lost(asyncio.create_task(asyncio.to_thread(load)), group)
+        group = RankGroup(degree, _device(settings))
+    loading = asyncio.create_task(asyncio.to_thread(_make_runner, settings, model, group))
+    runner = await _unless_lost(loading, group)
     if runner.without_kernels:
         log.warning(
             "native_kernels_unavailable", worker=settings.worker_id, reason=runner.without_kernels
@@ -99,6 +77,32 @@ async def load_runner(settings: WorkerSettings, model: LoadedModel | None = None
             reason=runner.not_captured,
         )
     return runner
+
+
+def _make_runner(
+    settings: WorkerSettings, model: LoadedModel | None, group: RankGroup | None
+) -> ModelRunner:
+    config, pool = settings.config, settings.config.pool(settings.pool)
+    kv = config.pool_kv(settings.pool)
+    options: dict[str, Any] = {
+        "block_size": kv.block_size,
+        "kv_dtype": kv.dtype,
+        "kv_bytes": kv.memory,
+        "max_model_len": config.model.max_model_len,
+        "weights": pool.weights,
+    }
+    if model is not None:
+        # OpenMP keeps this number per calling thread.
+        torch.set_num_threads(pool.threads)
+        return ModelRunner.of(model, **options)
+    return ModelRunner.load(
+        settings.model_path,
+        dtype=config.model.dtype,
+        device=_device(settings),
+        threads=pool.threads,
+        group=group,
+        **options,
+    )
 
 
 async def _unless_lost(loading: asyncio.Task[ModelRunner], group: RankGroup | None) -> ModelRunner:
@@ -115,12 +119,6 @@ async def _unless_lost(loading: asyncio.Task[ModelRunner], group: RankGroup | No
         if group is not None:
             group.kill()
         raise
-
-
-def _runner_of(model: LoadedModel, threads: int, **options: Any) -> ModelRunner:
-    # OpenMP keeps this number per calling thread.
-    torch.set_num_threads(threads)
-    return ModelRunner.of(model, **options)
 
 
 def _device(settings: WorkerSettings) -> str:

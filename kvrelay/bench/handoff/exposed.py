@@ -19,7 +19,7 @@ from kvrelay.bench.handoff.peer import Peer, receiving
 from kvrelay.bench.handoff.receiving import SENDER, Settings
 from kvrelay.bench.run import Progress
 from kvrelay.clock import MonotonicClock
-from kvrelay.config.pools import KvConfig, PrefillConfig
+from kvrelay.config.pools import PrefillConfig
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.engine.runner import ModelRunner
@@ -67,14 +67,11 @@ class _Nowhere:
 async def _working(
     runner: ModelRunner, sender: Sender | _Nowhere, chunk_tokens: int
 ) -> AsyncIterator[Worker]:
-    block_size = runner.layout.block_size
     context = WorkerContext(
         Identity("bench", "prefill", 1, "127.0.0.1:0", host_id()),
-        ClusterConfig(
-            kv=KvConfig(block_size=block_size), prefill=PrefillConfig(chunk_tokens=chunk_tokens)
-        ),
+        ClusterConfig().model_copy(update={"prefill": PrefillConfig(chunk_tokens=chunk_tokens)}),
         runner,
-        KvCache(runner.num_blocks, block_size, prefix_cache=False),
+        KvCache(runner.num_blocks, runner.layout.block_size, prefix_cache=False),
         cast(Sender, sender),
         MonotonicClock(),
     )
