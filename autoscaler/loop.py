@@ -12,7 +12,7 @@ from autoscaler.pool_sizes import decide_pools
 from autoscaler.scaling_policy import PoolState
 from autoscaler.snapshot import snapshot
 from kvrelay.clock import Clock, MonotonicClock
-from kvrelay.config.schema import AutoscalingPolicy
+from kvrelay.config.autoscaling_policy import AutoscalingPolicy
 from kvrelay.errors import Unavailable
 from kvrelay.process.telemetry import get_logger
 from kvrelay.state.registry import Registry

@@ -12,7 +12,7 @@ from autoscaler.scaling_policy import (
     decide,
     highest_recommendation,
 )
-from kvrelay.config.schema import AutoscalingPolicy
+from kvrelay.config.autoscaling_policy import AutoscalingPolicy
 from kvrelay.types import PoolName
 
 Verdicts = dict[PoolName, tuple[Decision, PoolState]]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from autoscaler.scaling_policy import PoolSnapshot
 from autoscaler.snapshot import awaited_pool
-from kvrelay.config.schema import MetricName
+from kvrelay.config.autoscaling_policy import MetricName
 from kvrelay.types import POOLS, PoolName
 
 # Upper bound of a step. A free batch slot is taken in the next step.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from autoscaler.pool_sizes import decide_pools
 from autoscaler.scaling_policy import PoolSnapshot, PoolState
-from kvrelay.config.schema import AutoscalingPolicy
+from kvrelay.config.autoscaling_policy import AutoscalingPolicy
 from kvrelay.types import PoolName
 
 

@@ -9,9 +9,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvrelay.config.schema import MetricName, MetricTarget, PoolPolicy
+from kvrelay.config.autoscaling_policy import MetricName, MetricTarget, PoolPolicy
 
-# Metrics whose value is the pool's total and whose target is per worker.
 _TOTALS = ("queue_depth", "queue_tokens")
 # Highest busy share that the same load may cause in a smaller pool.
 BUSY_AT_MOST = 0.7

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autoscaler.scaling_policy import PoolSnapshot
-from kvrelay.config.schema import MetricName
+from kvrelay.config.autoscaling_policy import MetricName
 from kvrelay.types import POOLS, PoolName, RouterLoad, WorkerInfo, WorkerLoad
 
 

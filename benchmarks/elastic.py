@@ -26,8 +26,9 @@ from step_verdict import Finding, verdict
 from kvrelay.client import AsyncClient, Completion
 from kvrelay.client.admin import AdminClient
 from kvrelay.client.connection import Connection
+from kvrelay.config.autoscaling_policy import AutoscalingPolicy
 from kvrelay.config.config_file import load_policy
-from kvrelay.config.schema import AutoscalingPolicy, ClusterConfig
+from kvrelay.config.schema import ClusterConfig
 from kvrelay.launch.local_cluster import LocalCluster
 from kvrelay.loadtest.html_report import page
 from kvrelay.loadtest.lengths import parse_lengths

@@ -33,8 +33,9 @@ from rich.console import Console
 from support import host_namespaces
 from support.host_cluster import HostCluster, Serving, hosts_of
 
-from kvrelay.engine.runner import ModelRunner, Segment
+from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.sampler import SampleRequest
+from kvrelay.engine.segment import Segment
 from kvrelay.models import resolve_model
 from kvrelay.types import POOLS, SamplingParams
 from kvrelay.wire import inference as wire

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from kvrelay.config.schema import AutoscalingPolicy
+from kvrelay.config.autoscaling_policy import AutoscalingPolicy
 from kvrelay.loadtest.report.sweep_report import Report
 from kvrelay.loadtest.report.timeline import Timeline
 from kvrelay.types import POOLS, PoolName

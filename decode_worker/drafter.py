@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from decode_worker.ngram import NgramProposer
-from kvrelay.config.schema import SpeculationConfig
+from kvrelay.config.pools import SpeculationConfig
 from kvrelay.worker.sequence import Sequence
 
 

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from decode_worker.drafter import Drafter
 from kvrelay.engine.kvcache.block_pool import OutOfBlocks
 from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.worker.scheduler import Scheduler
 from kvrelay.worker.sequence import Sequence, Work
-from kvrelay.worker.tenant_order import TenantTurns
 
 
 def _age(sequence: Sequence) -> tuple[int, float]:
     return sequence.spec.priority, sequence.arrived
 
 
-class DecodeScheduler:
+class DecodeScheduler(Scheduler):
     """Continuous batching: each step runs one token of every decoding sequence. In the same step it
     runs chunks of the prompts that are prefilled here, under a token budget, fairly between
     tenants.
@@ -32,13 +32,11 @@ class DecodeScheduler:
     """
 
     def __init__(self, cache: KvCache, chunk_tokens: int, drafter: Drafter | None = None) -> None:
-        self._cache = cache
-        self._chunk_tokens = chunk_tokens
+        super().__init__(cache, chunk_tokens)
         self._drafter = drafter
         # Oldest first, like _waiting.
         self._active: list[Sequence] = []
         self._waiting: list[Sequence] = []
-        self._turns = TenantTurns()
         self.preemptions = 0
 
     def __len__(self) -> int:
@@ -102,26 +100,12 @@ class DecodeScheduler:
                 sequence.passes(now)
         return batch
 
-    def complete(self, batch: list[Work]) -> None:
-        """Takes in a finished step. Sequences that were removed during the step release their
-        blocks now.
-        """
-        for work in batch:
-            sequence = work.sequence
-            sequence.in_flight = False
-            if sequence.ended:
-                sequence.drop_blocks(self._cache)
-            else:
-                sequence.advance(self._cache, work.num_tokens)
-
     def remove(self, sequence: Sequence) -> None:
         """Removes a sequence. Its blocks are released now, or at the end of the running step."""
         (self._active if sequence in self._active else self._waiting).remove(sequence)
-        sequence.ended = True
         if self._drafter is not None:
             self._drafter.forget(sequence)
-        if not sequence.in_flight:
-            sequence.drop_blocks(self._cache)
+        self._end(sequence)
 
     def _grow(self) -> None:
         """Gives every active sequence the block that its next token needs."""
@@ -188,10 +172,3 @@ class DecodeScheduler:
     def _activate(self, sequence: Sequence) -> None:
         self._active.append(sequence)
         self._active.sort(key=_age)
-
-    @staticmethod
-    def _work(sequence: Sequence, num_tokens: int, now: float, draft: tuple[int, ...] = ()) -> Work:
-        sequence.in_flight = True
-        sequence.runs(now)
-        sequence.chunks += 1
-        return Work(sequence, num_tokens, num_tokens == sequence.uncomputed, draft)

@@ -15,7 +15,7 @@ PoolName = Literal["prefill", "decode"]
 Role = Literal["prefill", "decode", "standby"]
 Path = Literal["disaggregated", "local"]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
-# See `kvrelay.worker.base.Worker.state`.
+# See `kvrelay.worker.worker.Worker.state`.
 WorkerState = Literal["starting", "ready", "draining", "stuck"]
 POOLS: tuple[PoolName, PoolName] = ("prefill", "decode")
 

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import grpc
 
-from kv_transfer.arena import device_of
 from kv_transfer.copy_threads import to_its_end
-from kv_transfer.lease import Lease, LeaseTable
-from kv_transfer.receiver import Receiver
-from kv_transfer.sender import Sender
+from kv_transfer.lease import Lease
 from kvrelay.engine.kvcache.block_pool import OutOfBlocks
-from kvrelay.engine.kvcache.prefix_cache import KvCache
-from kvrelay.engine.runner import ModelRunner
-from kvrelay.messages import HandoffTarget, PrefixSource
+from kvrelay.messages import PrefixSource
 from kvrelay.process.telemetry import get_logger
-from kvrelay.protocol import VERSION
 from kvrelay.wire.status import error_from_rpc
 from kvrelay.wire.transfer import FetchRequest, kv_fetch
-from kvrelay.worker.base import Identity
+from kvrelay.worker.context import WorkerContext
+from kvrelay.worker.inbound_kv import InboundKv
 from kvrelay.worker.sequence import Sequence
 from prefill_worker.fetch_cost_model import FetchCostModel
 
@@ -33,37 +28,12 @@ class Fetcher:
     the worker's event loop.
     """
 
-    def __init__(
-        self,
-        identity: Identity,
-        runner: ModelRunner,
-        cache: KvCache,
-        sender: Sender,
-        *,
-        digests: bool,
-        host: str,
-    ) -> None:
-        self._identity = identity
-        self._runner = runner
-        self._cache = cache
-        self._clock = sender.clock
-        self._channels = sender.channels
-        self._leases = LeaseTable(identity.epoch)
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
         # Lease id -> tokens whose KV is now in the lease's blocks.
         self._arrived: dict[int, int] = {}
         self.cost_model = FetchCostModel()
-        self.receiver = Receiver(
-            runner.kv,
-            self._leases,
-            worker_id=identity.worker_id,
-            model_id=runner.model_id,
-            sampled_model_id=runner.sampled_model_id,
-            layout_hash=runner.layout_hash,
-            on_commit=self._commit,
-            clock=sender.clock,
-            digests=digests,
-            host=host,
-        )
+        self.inbound = InboundKv(context, self._commit)
 
     async def fetch(self, sequence: Sequence, source: PrefixSource, transport: str) -> None:
         """Fetches a prefix if the cost model predicts that this is faster than computing it.
@@ -72,7 +42,7 @@ class Fetcher:
         may start. If the fetch failed or did not pay, or the call is cancelled, the sequence holds
         no blocks.
         """
-        cache, began = self._cache, self._clock.now()
+        cache, began = self._context.cache, self._context.clock.now()
         sequence.take_prefix(cache)
         end = min(source.cached_tokens, len(sequence.tokens) - 1)
         end -= end % cache.block_size
@@ -97,30 +67,31 @@ class Fetcher:
 
     def _start(self, sequence: Sequence, began: float) -> None:
         """Adds the fetched KV to the sequence and to the cache."""
-        now = self._clock.now()
-        sequence.advance(self._cache, sequence.fetched_tokens)
+        now = self._context.clock.now()
+        sequence.advance(self._context.cache, sequence.fetched_tokens)
         sequence.cached_tokens = sequence.num_computed
         sequence.started, sequence.fetch_seconds = now, now - began
         self.cost_model.add_fetch(self._num_bytes(sequence.fetched_tokens), now - began)
 
     async def _ask(self, sequence: Sequence, source: PrefixSource, transport: str, end: int) -> int:
         """Number of tokens that arrived."""
-        own, size, spec = sequence.num_computed, self._cache.block_size, sequence.spec
-        timeout_s = min(self._timeout_s(end - own), max(0.0, sequence.deadline - self._clock.now()))
+        context, spec = self._context, sequence.spec
+        own, size, now = sequence.num_computed, context.cache.block_size, context.clock.now()
+        timeout_s = min(self._timeout_s(end - own), max(0.0, sequence.deadline - now))
         blocks = sequence.blocks[: end // size]
-        lease = self._leases.grant(
-            spec.key, blocks, own // size, 2 * timeout_s, self._clock.now(), partial=True
+        lease = self.inbound.leases.grant(
+            spec.key, blocks, own // size, 2 * timeout_s, now, partial=True
         )
         request = FetchRequest(
             *spec.key,
             tuple(sequence.tokens[:end]),
-            self._target(lease, own, transport, source),
+            self.inbound.target(lease, own, source.worker_id, transport),
             source.cached_tokens,
             source.capability,
             spec.salt,
         )
         try:
-            await kv_fetch(self._channels.get(source.address), request, timeout_s)
+            await kv_fetch(context.sender.channels.get(source.address), request, timeout_s)
         except grpc.aio.AioRpcError as error:
             reason = error_from_rpc(error, source.address).message
             told = {"request": spec.request_id, "worker": source.worker_id, "reason": reason}
@@ -133,13 +104,14 @@ class Fetcher:
         """Number of tokens whose KV is present. After the return no push writes to the lease's
         blocks.
         """
-        await self.receiver.end(lease.lease_id)
-        self._leases.release()
+        await self.inbound.receiver.end(lease.lease_id)
+        self.inbound.leases.release()
         return self._arrived.pop(lease.lease_id, own)
 
     def _num_bytes(self, tokens: int) -> int:
         """Size of the KV of whole blocks of tokens."""
-        return tokens // self._cache.block_size * self._runner.layout.block_bytes
+        context = self._context
+        return tokens // context.cache.block_size * context.runner.layout.block_bytes
 
     def _timeout_s(self, tokens: int) -> float:
         """Timeout in seconds: the time to compute the tokens, within bounds."""
@@ -148,22 +120,3 @@ class Fetcher:
 
     def _commit(self, lease: Lease, first_token: int, num_tokens: int) -> None:
         self._arrived[lease.lease_id] = num_tokens
-
-    def _target(
-        self, lease: Lease, cached_tokens: int, transport: str, source: PrefixSource
-    ) -> HandoffTarget:
-        return HandoffTarget(
-            worker_id=self._identity.worker_id,
-            address=self._identity.address,
-            epoch=self._identity.epoch,
-            lease_id=lease.lease_id,
-            generation=lease.generation,
-            num_blocks=len(lease.blocks),
-            cached_tokens=cached_tokens,
-            layout_hash=self._runner.layout_hash,
-            host_id=self._identity.host_id,
-            device=device_of(self._runner.kv),
-            transport=transport,
-            capability=self.receiver.capability(lease, source.worker_id),
-            protocol=VERSION,
-        )

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 from kvrelay.engine.kvcache.block_pool import OutOfBlocks
 from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.worker.scheduler import Scheduler
 from kvrelay.worker.sequence import Sequence, Work
-from kvrelay.worker.tenant_order import TenantTurns
 
 
-class PrefillScheduler:
+class PrefillScheduler(Scheduler):
     """Chunks under a token budget: by priority, then fairly between tenants, then in order of
     arrival.
 
@@ -22,11 +22,9 @@ class PrefillScheduler:
     """
 
     def __init__(self, cache: KvCache, chunk_tokens: int) -> None:
-        self._cache = cache
-        self._chunk_tokens = chunk_tokens
+        super().__init__(cache, chunk_tokens)
         # In the order in which the sequences of one tenant are served.
         self._sequences: list[Sequence] = []
-        self._turns = TenantTurns()
 
     def __len__(self) -> int:
         """Number of sequences, started or waiting."""
@@ -38,7 +36,7 @@ class PrefillScheduler:
     def add(self, sequence: Sequence) -> None:
         """Adds a sequence, in order of priority and arrival."""
         self._sequences.append(sequence)
-        self._sequences.sort(key=lambda one: (one.spec.priority, one.arrived))
+        self._sequences.sort(key=lambda sequence: (sequence.spec.priority, sequence.arrived))
 
     def next(self, now: float) -> list[Work]:
         """The next step's work; empty if there is none, or if the first sequence waits for
@@ -61,37 +59,18 @@ class PrefillScheduler:
                 break
             budget -= num_tokens
             self._turns.charge(sequence, num_tokens)
-            sequence.in_flight = True
-            sequence.runs(now)
-            sequence.chunks += 1
-            batch.append(Work(sequence, num_tokens, sample=num_tokens == sequence.uncomputed))
+            batch.append(self._work(sequence, num_tokens, now))
         for sequence in self._sequences:
             if not sequence.in_flight:
                 sequence.passes(now)
         return batch
 
-    def complete(self, batch: list[Work]) -> None:
-        """Takes in a finished step. Sequences that were removed during the step release their
-        blocks now.
-        """
-        for work in batch:
-            sequence = work.sequence
-            sequence.in_flight = False
-            if sequence.ended:
-                sequence.drop_blocks(self._cache)
-            else:
-                sequence.advance(self._cache, work.num_tokens)
-
     def remove(self, sequence: Sequence) -> None:
         """Removes a sequence. Its blocks are released now, or at the end of the running step."""
         self._sequences.remove(sequence)
-        sequence.ended = True
-        if not sequence.in_flight:
-            sequence.drop_blocks(self._cache)
+        self._end(sequence)
 
     def _admit(self, sequence: Sequence, now: float) -> bool:
-        if sequence.started is not None:
-            return True
         sequence.take_prefix(self._cache)
         try:
             sequence.take_blocks(self._cache, len(sequence.tokens))

@@ -25,8 +25,9 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from kvrelay.config.schema import ModelConfig
-from kvrelay.engine.runner import ModelRunner, Segment
+from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.sampler import SampleRequest
+from kvrelay.engine.segment import Segment
 from kvrelay.errors import ModelRefused
 from kvrelay.tokenizer.tokenizer import Tokenizer
 from kvrelay.types import SamplingParams

@@ -27,7 +27,8 @@ from rich.table import Table
 from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from kvrelay.engine.runner import ModelRunner, Segment
+from kvrelay.engine.runner import ModelRunner
+from kvrelay.engine.segment import Segment
 from kvrelay.models import resolve_model
 
 SEED = 0  # of the bundled model's training

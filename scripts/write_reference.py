@@ -19,7 +19,8 @@ import typer
 
 from kvrelay import errors
 from kvrelay.cli.main import app
-from kvrelay.config.schema import AutoscalingPolicy, ClusterConfig
+from kvrelay.config.autoscaling_policy import AutoscalingPolicy
+from kvrelay.config.schema import ClusterConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "reference"

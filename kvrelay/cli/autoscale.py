@@ -15,7 +15,7 @@ from kvrelay.cli.cluster_extra import requires_cluster_extra
 if TYPE_CHECKING:
     from autoscaler.queueing_model import WorkerSpeed
     from autoscaler.replay import Verdict
-    from kvrelay.config.schema import AutoscalingPolicy
+    from kvrelay.config.autoscaling_policy import AutoscalingPolicy
 
 _LOOKS = 50_000  # at a long trace; more often would only take longer
 

@@ -18,7 +18,8 @@ from kvrelay.errors import Unavailable
 
 if TYPE_CHECKING:
     from autoscaler.actuator import Actuator
-    from kvrelay.config.schema import AutoscalingPolicy, ClusterConfig
+    from kvrelay.config.autoscaling_policy import AutoscalingPolicy
+    from kvrelay.config.schema import ClusterConfig
     from kvrelay.launch.launcher import RayLauncher
     from kvrelay.state.registry import Registry
     from kvrelay.types import PoolName

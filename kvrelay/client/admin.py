@@ -9,7 +9,8 @@ from typing import Self
 
 import grpc
 
-from kvrelay.client.base import CHANNEL_OPTIONS, Tls, bearer, channel_credentials, check_target
+from kvrelay.client.base_client import CHANNEL_OPTIONS, check_target
+from kvrelay.client.credentials import Tls, bearer, channel_credentials
 from kvrelay.client.hints import with_hint
 from kvrelay.wire import cluster as wire
 from kvrelay.wire.status import error_from_rpc

@@ -12,7 +12,8 @@ from typing import Any, Self, Unpack
 import grpc
 
 from kvrelay.client.answer import Completion, Token
-from kvrelay.client.base import BaseClient, BaseStream
+from kvrelay.client.base_client import BaseClient
+from kvrelay.client.base_stream import BaseStream
 from kvrelay.client.request import GenerateOptions
 from kvrelay.client.retry import Retry
 from kvrelay.errors import KvRelayError, Unavailable

@@ -14,7 +14,10 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from kvrelay.config.schema import AutoscalingPolicy, BadValue, ClusterConfig, SecurityConfig
+from kvrelay.config.autoscaling_policy import AutoscalingPolicy
+from kvrelay.config.schema import ClusterConfig
+from kvrelay.config.section import BadValue
+from kvrelay.config.security import SecurityConfig
 from kvrelay.config.yaml_file import KeyPath, YamlFile, key_text
 from kvrelay.errors import ConfigError
 

@@ -2,95 +2,22 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from typing import Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, field_validator, model_validator
 
+from kvrelay.config.listen import ENDPOINTS, ListenConfig, is_loopback
+from kvrelay.config.pools import DecodeConfig, KvConfig, PrefillConfig
 from kvrelay.config.redis_url import Sentinels
+from kvrelay.config.section import BadValue, Count, PositiveInt, Section
+from kvrelay.config.security import SecurityConfig
 from kvrelay.types import POOLS, PoolName
 
-_SIZE = re.compile(r"^([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*(B|KiB|MiB|GiB|TiB|KB|MB|GB|TB)?$")
-_ADDRESS = re.compile(r"^(\[[0-9a-fA-F:]+\]|[^:\s]+):([0-9]{1,5})$")
 _REDIS_URL = re.compile(r"^(embedded|rediss?(\+sentinel)?://.+|unix:///.+)$")
-_RAYS_OWN = ("CPU", "GPU", "memory", "object_store_memory")
-_UNIT = {
-    None: 1,
-    "B": 1,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-    "TiB": 2**40,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-}
 
 TransportName = Literal["auto", "memory", "shm", "cuda_ipc", "grpc", "gloo", "nccl", "nixl"]
 PolicyName = Literal["kv_aware", "least_loaded", "round_robin"]
-MetricName = Literal[
-    "queue_depth", "queue_tokens", "queue_wait_p95_ms", "kv_occupancy", "ttft_p95_ms", "itl_p95_ms"
-]
-# Listeners of a router, by their keys in `listen`.
-ENDPOINTS = ("grpc", "http", "admin")
-PositiveInt = Annotated[int, Field(gt=0, strict=True)]
-Count = Annotated[int, Field(ge=0, strict=True)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-
-def is_address(value: str) -> bool:
-    """Whether `value` is HOST:PORT with a port from 0 to 65535."""
-    match = _ADDRESS.match(value)
-    return match is not None and int(match[2]) <= 65535
-
-
-def _address(value: str) -> str:
-    if not is_address(value):
-        raise ValueError(f"{value!r} is not HOST:PORT with a port from 0 to 65535")
-    return value
-
-
-Address = Annotated[str, AfterValidator(_address)]
-
-
-def parse_size(text: str | int) -> int:
-    """Returns the bytes of `1GiB`, `512 MB` or a plain number. Raises ValueError with the allowed
-    units.
-    """
-    if isinstance(text, int) and not isinstance(text, bool):
-        return text
-    match = _SIZE.match(str(text).strip())
-    if match is None:
-        raise ValueError(
-            f"{text!r} is not a size; write a number with one of B, KiB, MiB, GiB, KB, MB, GB"
-        )
-    return int(float(match[1]) * _UNIT[match[2]])
-
-
-class BadValue(ValueError):
-    """A bad value inside the mapping that a validator checks. `at` is the path from the mapping to
-    the value.
-    """
-
-    def __init__(self, message: str, at: tuple[str | int, ...]) -> None:
-        super().__init__(message)
-        self.at = at
-
-
-class Section(BaseModel):
-    """A mapping in the file. Unknown keys are errors. Values cannot change after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class ModelConfig(Section):
@@ -101,112 +28,6 @@ class ModelConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     # Tokens; capped at the maximum of the model.
     max_model_len: PositiveInt | None = None
-
-
-# auto: the dtype of the model.
-KvDtype = Literal["auto", "int8"]
-# Tokens per block.
-BlockSize = Annotated[int, Field(ge=1, le=1024, strict=True)]
-Memory = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
-
-
-class KvConfig(Section):
-    """The KV cache of the workers of both pools, unless a pool overrides it."""
-
-    dtype: KvDtype = "auto"
-    # Tokens; the CPU kernels read this many at once.
-    block_size: BlockSize = 32
-    # Bytes per worker.
-    memory: Memory = 2**30
-    digest: bool = True
-    prefix_cache: bool = True
-
-
-class PoolKvConfig(Section):
-    """Overrides of `kv` for one pool. The hand-off converts between the formats."""
-
-    dtype: KvDtype | None = None
-    block_size: BlockSize | None = None
-    memory: Memory | None = None
-
-
-class Resources(Section):
-    """Resources that Ray reserves for one worker."""
-
-    num_cpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1
-    num_gpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0
-    # Custom resources bind a pool to the nodes that offer them.
-    custom: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = {}
-
-    @field_validator("custom")
-    @classmethod
-    def _not_rays_own(cls, value: dict[str, float]) -> dict[str, float]:
-        for name in value:
-            if not name or name in _RAYS_OWN:
-                raise ValueError(
-                    f"{name!r} is not a custom resource; Ray's own are num_cpus and num_gpus here"
-                )
-        return value
-
-
-# Number of processes that share one worker's model.
-TensorParallel = Annotated[int, Field(ge=1, le=64, strict=True)]
-# auto: the checkpoint's dtype. int8: linear layers with 8-bit weights and activations.
-Weights = Literal["auto", "int8"]
-
-
-class PrefillConfig(Section):
-    """The prefill pool."""
-
-    replicas: Count = 1
-    resources: Resources = Resources()
-    tensor_parallel: TensorParallel = 1
-    # Threads of each process of a worker.
-    threads: PositiveInt = 1
-    weights: Weights = "auto"
-    kv: PoolKvConfig = PoolKvConfig()
-    # Prompt tokens per step.
-    chunk_tokens: PositiveInt = 512
-
-
-class SpeculationConfig(Section):
-    """N-gram speculation: drafts the next tokens from earlier tokens that followed the same n
-    tokens, and verifies several tokens in one step.
-    """
-
-    kind: Literal["ngram"] = "ngram"
-    # Most draft tokens for one sequence in one step.
-    tokens: Annotated[int, Field(ge=1, le=64, strict=True)] = 4
-    # Least number of tokens that must match.
-    min_ngram: PositiveInt = 2
-    # Most tokens that are compared; the longest match wins.
-    max_ngram: PositiveInt = 4
-    # Sequences. In a larger batch, reading the weights no longer bounds a step, so speculation is
-    # off.
-    max_batch: PositiveInt = 8
-
-    @model_validator(mode="after")
-    def _ordered(self) -> SpeculationConfig:
-        if self.min_ngram > self.max_ngram:
-            raise ValueError(f"min_ngram {self.min_ngram} is above max_ngram {self.max_ngram}")
-        return self
-
-
-class DecodeConfig(Section):
-    """The decode pool."""
-
-    replicas: PositiveInt = 1
-    resources: Resources = Resources()
-    tensor_parallel: TensorParallel = 1
-    # Threads of each process of a worker.
-    threads: PositiveInt = 1
-    weights: Weights = "auto"
-    kv: PoolKvConfig = PoolKvConfig()
-    # Batch slots of one worker: sequences that are decoding, prefilling or reserved.
-    max_batch: PositiveInt = 32
-    # Prompt tokens that one step prefills beside the batch.
-    chunk_tokens: PositiveInt = 256
-    speculation: SpeculationConfig | None = None
 
 
 class TransferConfig(Section):
@@ -252,104 +73,6 @@ class RedisConfig(Section):
             )
         Sentinels.parse(value)
         return value
-
-
-class MetricTarget(Section):
-    """One autoscaling metric and its target value."""
-
-    name: MetricName
-    target: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-class PoolPolicy(Section):
-    """The autoscaling policy of one pool. Delays are in seconds."""
-
-    min_replicas: Count = 1
-    max_replicas: PositiveInt = 1
-    metrics: tuple[MetricTarget, ...] = ()
-    upscale_delay_s: Seconds = 5.0
-    downscale_delay_s: Seconds = 30.0
-    max_step_up: PositiveInt = 2
-    max_step_down: PositiveInt = 1
-    tolerance: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.1
-
-    @model_validator(mode="after")
-    def _ordered(self) -> PoolPolicy:
-        if self.min_replicas > self.max_replicas:
-            raise ValueError(
-                f"min_replicas {self.min_replicas} is above max_replicas {self.max_replicas}"
-            )
-        return self
-
-
-class AutoscalingPolicy(Section):
-    """One policy per pool. A pool without a policy keeps its configured size."""
-
-    prefill: PoolPolicy | None = None
-    decode: PoolPolicy | None = None
-    # Workers move from a pool with a worker to spare to a pool that grows.
-    rebalance: bool = False
-    # Loaded workers without a pool. They replace dead workers.
-    standby: Annotated[int, Field(ge=0, le=64, strict=True)] = 0
-    interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-
-    def pool(self, name: PoolName) -> PoolPolicy | None:
-        """Returns the policy of a pool; None if the pool has no policy."""
-        return self.prefill if name == "prefill" else self.decode
-
-
-class KeyPairConfig(Section):
-    """PEM files. Each file is read by the processes that use it."""
-
-    # The certificate, followed by the intermediate certificates up to the CA.
-    cert: str
-    # Without a password.
-    key: str
-
-
-class PublicKeyPairConfig(KeyPairConfig):
-    """PEM files of the listeners for clients."""
-
-    # Clients must present a certificate that this CA signed. null: no client certificate.
-    client_ca: str | None = None
-
-
-class TlsConfig(Section):
-    """Certificates of the connections inside the cluster, which use mutual TLS, and of the
-    connections from clients.
-    """
-
-    # Signs the certificate of every component.
-    ca: str
-    # For routers and controllers.
-    router: KeyPairConfig
-    worker: KeyPairConfig
-    # The certificate for clients; null: the router's.
-    public: PublicKeyPairConfig | None = None
-
-
-class SecurityConfig(Section):
-    """TLS and authentication."""
-
-    tls: TlsConfig | None = None
-    # The tenants and their tokens.
-    tokens_file: str | None = None
-
-
-class ListenConfig(Section):
-    """Addresses of the listeners. Router addresses are HOST:PORT."""
-
-    grpc: Address = "127.0.0.1:50051"
-    http: Address = "127.0.0.1:8000"
-    admin: Address = "127.0.0.1:50052"
-    # The host that workers bind and announce. auto: the address of the worker's Ray node. Use a
-    # private network only.
-    worker_host: str = "127.0.0.1"
-
-    @property
-    def workers_on_loopback(self) -> bool:
-        """Whether workers listen on a loopback address."""
-        return is_loopback(f"{self.worker_host}:0")
 
 
 class ClusterConfig(Section):
@@ -444,14 +167,3 @@ def _exposed(address: str, missing: list[str]) -> str:
         f"{address} is not a loopback address and needs {' and '.join(missing)}; set what is "
         "missing, or listen on 127.0.0.1, localhost or [::1]"
     )
-
-
-def is_loopback(address: str) -> bool:
-    """Whether the host of HOST:PORT is a loopback address."""
-    host = address.rpartition(":")[0].strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

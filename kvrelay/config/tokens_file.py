@@ -17,7 +17,7 @@ from typing import Annotated, TypeVar
 from pydantic import AfterValidator, Field, model_validator
 
 from kvrelay.config.config_file import validated
-from kvrelay.config.schema import BadValue, PositiveInt, Section
+from kvrelay.config.section import BadValue, PositiveInt, Section
 from kvrelay.config.yaml_file import YamlFile
 from kvrelay.tenants import ANY_ROLE, Role, Tenant
 

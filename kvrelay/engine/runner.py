@@ -3,79 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, islice
 from typing import Literal
 
 import torch
 
-from kvrelay.compiler.compiled import NativeUnavailable
 from kvrelay.engine.base.device import find_device
 from kvrelay.engine.base.kv_memory import TORCH_DTYPE, KvPool
 from kvrelay.engine.base.step_input import OnLayer, Part, Step
 from kvrelay.engine.forward.cuda_forward import SCRATCH_BLOCKS, CudaForward
 from kvrelay.engine.forward.native_forward import NativeForward
 from kvrelay.engine.forward.torch_forward import TorchForward
+from kvrelay.engine.kernel_choice import why_without_kernels
 from kvrelay.engine.model.checkpoint import find_checkpoint
 from kvrelay.engine.model.kernel_modules import use_kernels
 from kvrelay.engine.model.loader import LoadedModel, load_model, weight_bytes
-from kvrelay.engine.native.batch import PagedBatch
-from kvrelay.engine.native.ops import check, set_threads
+from kvrelay.engine.native.ops import set_threads
 from kvrelay.engine.parallel.forward import RanksForward
 from kvrelay.engine.parallel.group import RankGroup
 from kvrelay.engine.parallel.plan import check_degree
 from kvrelay.engine.parallel.settings import RankSettings
 from kvrelay.engine.sampling.faults import SegmentsFailed
-from kvrelay.engine.sampling.sampler import Sampled, SampleRequest, sample
+from kvrelay.engine.sampling.sampler import Sampled, sample
+from kvrelay.engine.segment import Segment
 from kvrelay.errors import ConfigError, InvalidArgument, KvRelayError
 from kvrelay.types import KvLayout
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Consecutive new tokens of one sequence, the first at position `start`. The KV of all earlier
-    tokens is in `blocks`.
-
-    `blocks` is the sequence's block table and reaches at least to the last new token. With
-    `sample`, a token is sampled from the logits after the last new token.
-
-    The last `num_draft` tokens are drafts. A token is sampled after the token before the drafts and
-    after each draft, on the assumption that the earlier drafts are right. Samples after the first
-    wrong draft are discarded. The token ids of `sample` include all drafts.
-    """
-
-    token_ids: Sequence[int]
-    start: int
-    blocks: Sequence[int]
-    sample: SampleRequest | None = None
-    num_draft: int = 0
-
-    @property
-    def draws(self) -> list[SampleRequest]:
-        """A request for each token to sample, with the tokens before it."""
-        if self.sample is None or not self.num_draft:
-            return [self.sample] if self.sample is not None else []
-        seen = self.sample.token_ids
-        ends = range(len(seen) - self.num_draft, len(seen) + 1)
-        return [replace(self.sample, token_ids=seen[:end]) for end in ends]
-
-    def accepted(self, sampled: Sequence[Sampled | KvRelayError]) -> list[Sampled] | KvRelayError:
-        """Takes one result per request of `draws`; returns the samples that follow right drafts.
-
-        Returns the error if the first sample failed. If a later sample failed, the tokens before it
-        stand, as if the draft before it had been wrong.
-        """
-        if not sampled:
-            return []
-        drafts = self.token_ids[len(self.token_ids) - self.num_draft :]
-        found: list[Sampled] = []
-        for place, one in enumerate(sampled):
-            if isinstance(one, KvRelayError):
-                return found or one
-            found.append(one)
-            if place < self.num_draft and one.token_id != drafts[place]:
-                break
-        return found
 
 
 class ModelRunner:
@@ -166,10 +119,9 @@ class ModelRunner:
             group.begin(
                 RankSettings(folder, dtype, device, torch.get_num_threads(), block_size, kv_dtype)
             )
+        ranks = 1 if group is None else group.degree
         return cls.of(
-            load_model(
-                path, dtype=dtype, device=device, ranks=1 if group is None else group.degree
-            ),
+            load_model(path, dtype=dtype, device=device, ranks=ranks),
             block_size=block_size,
             kv_dtype=kv_dtype,
             kv_bytes=kv_bytes,
@@ -206,20 +158,15 @@ class ModelRunner:
         """
         longest = min(max_model_len or loaded.max_model_len, loaded.max_model_len)
         layout = loaded.layout(block_size, kv_dtype)
-        reason = "torch was asked for" if kernels == "torch" else _without_kernels(loaded, layout)
+        wanted = kernels == "auto"
+        reason = why_without_kernels(loaded, layout) if wanted else "torch was asked for"
         if reason and weights == "int8":
             raise ConfigError(f"weights: int8 needs the native kernels: {reason}")
         if not reason:
             set_threads(torch.get_num_threads())
             use_kernels(loaded.model, int8_weights=weights == "int8")
             layout = replace(layout, word=4 // TORCH_DTYPE[loaded.kv_dtype].itemsize)
-        needed = layout.blocks_for(longest) * layout.block_bytes
-        if kv_bytes < needed:
-            raise ConfigError(
-                f"kv.memory: {kv_bytes} bytes do not hold one sequence of model.max_model_len = "
-                f"{longest} tokens, which takes {needed} bytes; set kv.memory to at least that, or "
-                f"model.max_model_len to at most {kv_bytes // layout.block_bytes * block_size}"
-            )
+        _check_memory(layout, kv_bytes, longest)
         device = loaded.model.device
         num_blocks = kv_bytes // layout.block_bytes
         if device.type == "cuda" and group is None:
@@ -234,15 +181,14 @@ class ModelRunner:
                 pool,
                 longest,
                 without_kernels=reason,
-                flashinfer=kernels == "auto",
+                flashinfer=wanted,
                 group=group,
             )
         except torch.OutOfMemoryError as error:
-            message = (
+            raise ConfigError(
                 f"kv.memory: {kv_bytes} bytes leave no room on {device} for the model and its "
                 f"steps: {error}"
-            )
-            raise ConfigError(message) from error
+            ) from error
 
     @torch.inference_mode()
     def run(
@@ -298,7 +244,8 @@ class ModelRunner:
         positions or blocks out of range.
         """
         for segment in segments:
-            self._check(segment)
+            if flaw := self._flaw(segment):
+                raise flaw
         return self._logits(segments, rows, on_layer)
 
     def _logits(
@@ -338,53 +285,16 @@ class ModelRunner:
         self.kv.close()
 
     def _flaw(self, segment: Segment) -> InvalidArgument | None:
-        try:
-            self._check(segment)
-        except InvalidArgument as flaw:
-            return flaw
-        return None
-
-    def _check(self, segment: Segment) -> None:
-        end = segment.start + len(segment.token_ids)
-        needed = self.layout.blocks_for(end)
-        if not segment.token_ids or segment.start < 0 or end > self.max_model_len:
-            raise InvalidArgument(
-                f"a segment of tokens {segment.start} to {end} is outside of 0 to "
-                f"{self.max_model_len}, or empty"
-            )
-        if not 0 <= min(segment.token_ids) <= max(segment.token_ids) < self.vocab_size:
-            raise InvalidArgument(
-                f"a token id is outside of 0 to {self.vocab_size - 1}", field="token_ids"
-            )
-        if len(segment.blocks) < needed:
-            raise InvalidArgument(
-                f"{end} tokens need {needed} blocks, the table has {len(segment.blocks)}"
-            )
-        if not 0 <= min(segment.blocks) <= max(segment.blocks) < self.num_blocks:
-            raise InvalidArgument(f"a block is outside of 0 to {self.num_blocks - 1}")
-        if segment.sample is not None:
-            assert len(segment.sample.token_ids) == end, (
-                "a token is drawn after the last one of the sequence"
-            )
+        return segment.flaw(self.layout, self.max_model_len, self.vocab_size, self.num_blocks)
 
 
-def _without_kernels(loaded: LoadedModel, layout: KvLayout) -> str:
-    """The reason why the native kernels cannot be used; empty if they can. May compile them."""
-    if loaded.ranks > 1:
-        return (
-            f"{loaded.ranks} ranks share the model, and transformers' plans for that are for "
-            f"torch's operators"
+def _check_memory(layout: KvLayout, kv_bytes: int, longest: int) -> None:
+    """Raises ConfigError unless the memory holds one sequence of `longest` tokens."""
+    needed = layout.blocks_for(longest) * layout.block_bytes
+    if kv_bytes < needed:
+        most = kv_bytes // layout.block_bytes * layout.block_size
+        raise ConfigError(
+            f"kv.memory: {kv_bytes} bytes do not hold one sequence of model.max_model_len = "
+            f"{longest} tokens, which takes {needed} bytes; set kv.memory to at least that, or "
+            f"model.max_model_len to at most {most}"
         )
-    if loaded.model.device.type != "cpu":
-        return f"they are for CPUs, and the model is on {loaded.model.device.type}"
-    dtype = TORCH_DTYPE[loaded.kv_dtype]
-    if loaded.dtype != loaded.kv_dtype or not PagedBatch.suits(layout, dtype):
-        return (
-            f"they do not fit {loaded.dtype} weights and {loaded.kv_dtype} KV in blocks of "
-            f"{layout.block_size} tokens"
-        )
-    try:
-        check()
-    except NativeUnavailable as error:
-        return str(error)
-    return ""

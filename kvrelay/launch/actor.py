@@ -11,8 +11,8 @@ from functools import partial
 
 import ray
 
+from kvrelay.launch.forked_worker import ForkedWorker
 from kvrelay.launch.pool_switch import Roles
-from kvrelay.launch.template import ForkedWorker
 from kvrelay.models import resolve_model
 from kvrelay.process.telemetry import configure_logging, flush_logs, get_logger
 from kvrelay.types import PoolName

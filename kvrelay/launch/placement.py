@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kvrelay.config.schema import Resources
+from kvrelay.config.pools import Resources
 from kvrelay.types import Role
 
 # Most nodes that a reason lists.
@@ -96,10 +96,11 @@ def _why_nowhere(amounts: Amounts, nodes: Sequence[Node]) -> str:
     wanted = ", ".join(f"{name} {amount:g}" for name, amount in amounts.items())
     if not nodes:
         return f"no Ray node is there that has room for {wanted}"
-    what = "has room" if any(_holds(node.total, amounts) for node in nodes) else "is large enough"
+    large_enough = any(_holds(node.total, amounts) for node in nodes)
+    lacking = "has room" if large_enough else "is large enough"
     shown = [f"{node.address} has {_offer(node, amounts)}" for node in nodes[:_SHOWN]]
     more = [f"and {len(nodes) - _SHOWN} more nodes"] if len(nodes) > _SHOWN else []
-    return f"no Ray node {what} for {wanted}: {'; '.join(shown + more)}"
+    return f"no Ray node {lacking} for {wanted}: {'; '.join(shown + more)}"
 
 
 def _offer(node: Node, amounts: Amounts) -> str:

@@ -53,7 +53,7 @@ class Roles:
         import decode_worker.main
         import prefill_worker.main
         from kv_transfer.transport_selection import host_id
-        from kvrelay.worker.host import load_weights
+        from kvrelay.worker.model_loading import load_weights
         from kvrelay.worker.standby import stand_by
 
         mains = {"prefill": prefill_worker.main, "decode": decode_worker.main}

@@ -9,7 +9,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvrelay.config.schema import ENDPOINTS, ClusterConfig
+from kvrelay.config.listen import ENDPOINTS
+from kvrelay.config.schema import ClusterConfig
 from kvrelay.config.tokens_file import load_tokens
 from kvrelay.errors import ConfigError, NotFound, Unavailable
 from kvrelay.launch.ray_folder import PARENT

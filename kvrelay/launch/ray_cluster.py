@@ -7,33 +7,29 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-import grpc
 import ray
 from ray._private import services, state
 from ray._private.authentication.authentication_token_setup import (
     maybe_enable_token_auth_if_token_available,
 )
-from ray._private.gcs_utils import create_gcs_channel
 
 # The module is compiled, and its stub lacks this name.
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
-from ray.core.generated import gcs_pb2, gcs_service_pb2, gcs_service_pb2_grpc
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Unavailable
 from kvrelay.launch.placement import Node
 from kvrelay.launch.ray_address import AUTO, check_ray_address
 from kvrelay.launch.ray_folder import RayFolder
+from kvrelay.launch.ray_probe import check_ray
 from kvrelay.process.child import command_of, family
 from kvrelay.types import PoolName
 
 _POLL_S = 1.0
-_CONNECT_S = 5.0
 # Ray's minimum; KV never passes through the object store.
 _OBJECT_STORE_BYTES = 80 * 2**20
 _QUIET_RAY = {
@@ -112,9 +108,9 @@ class RayCluster:
         free: Mapping[str, Mapping[str, float]] = state.available_resources_per_node()
         leaving = state.state.get_draining_nodes()
         return [
-            Node(one["NodeID"], one["NodeManagerAddress"], one["Resources"], free[one["NodeID"]])
-            for one in ray.nodes()
-            if one["Alive"] and one["NodeID"] in free and one["NodeID"] not in leaving
+            Node(node_id, node["NodeManagerAddress"], node["Resources"], free[node_id])
+            for node in ray.nodes()
+            if node["Alive"] and (node_id := node["NodeID"]) in free and node_id not in leaving
         ]
 
     @property
@@ -152,57 +148,14 @@ class RayCluster:
             logging_level="error",
             namespace="kvrelay",
         )
-        self._raylet = next(one for one in family(os.getpid()) if command_of(one) == "raylet")
+        self._raylet = next(pid for pid in family(os.getpid()) if command_of(pid) == "raylet")
 
     def _connect(self, address: str) -> None:
         if address == AUTO:
             # `ray.init` does the same.
             maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
-        _knock(services.canonicalize_bootstrap_address_or_die(address))
+        check_ray(services.canonicalize_bootstrap_address_or_die(address))
         ray.init(address=address, logging_level="error", namespace="kvrelay")
-
-
-def _knock(head: str) -> None:
-    """Raises Unavailable unless a Ray of this version answers at `head` and this machine is one of
-    its nodes. `ray.init` would retry forever.
-    """
-    with create_gcs_channel(head) as channel:
-        try:
-            gcs = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel)
-            found = gcs.CheckAlive(gcs_service_pb2.CheckAliveRequest(), timeout=_CONNECT_S)
-            nodes = gcs.GetAllNodeInfo(
-                gcs_service_pb2.GetAllNodeInfoRequest(), timeout=_CONNECT_S
-            ).node_info_list
-        except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-                raise Unavailable(
-                    f"Ray at {head} wants its token: set RAY_AUTH_MODE=token, and put the token "
-                    "into ~/.ray/auth_token or into the file that RAY_AUTH_TOKEN_PATH names"
-                ) from None
-            raise Unavailable(f"no Ray at {head}: {error.details()}") from None
-    if found.ray_version != ray.__version__:
-        raise Unavailable(
-            f"Ray at {head} is {found.ray_version}, and here it is "
-            f"{ray.__version__}; they must be equal"
-        )
-    alive = [one for one in nodes if one.state == gcs_pb2.GcsNodeInfo.ALIVE]
-    if not any(_is_here(one.node_manager_address) for one in alive):
-        raise Unavailable(
-            f"this machine is none of the {len(alive)} nodes of Ray at {head}: make it one, by "
-            f"`ray start --address {head}`, or run this on one of them"
-        )
-
-
-def _is_here(host: str) -> bool:
-    """Whether `host` is an address of this machine."""
-    with socket.socket(
-        socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM
-    ) as probe:
-        try:
-            probe.bind((host, 0))
-        except OSError:
-            return False
-    return True
 
 
 def local_cpus(

@@ -13,7 +13,7 @@ from typing import get_args
 from autoscaler.replay import Moment
 from autoscaler.scaling_policy import PoolSnapshot
 from autoscaler.snapshot import awaited_pool
-from kvrelay.config.schema import MetricName
+from kvrelay.config.autoscaling_policy import MetricName
 from kvrelay.errors import InvalidArgument
 from kvrelay.loadtest.report.series import first_tokens, token_gaps
 from kvrelay.loadtest.report.sweep_report import Report

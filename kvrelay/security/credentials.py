@@ -7,7 +7,7 @@ import threading
 from datetime import UTC, datetime
 from typing import Literal
 
-from kvrelay.config.schema import SecurityConfig, TlsConfig
+from kvrelay.config.security import SecurityConfig, TlsConfig
 from kvrelay.errors import ConfigError
 from kvrelay.process.telemetry import get_logger
 from kvrelay.security import expiry

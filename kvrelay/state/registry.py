@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 
-from kvrelay.config.schema import is_loopback
+from kvrelay.config.listen import is_loopback
 from kvrelay.errors import FailedPrecondition
 from kvrelay.state import registry_scripts as scripts
 from kvrelay.state.redis_connection import millis

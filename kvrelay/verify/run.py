@@ -12,7 +12,8 @@ import grpc
 from kvrelay.client import AsyncClient, Completion
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Internal
-from kvrelay.launch.local_cluster import Endpoints, LocalCluster
+from kvrelay.launch.endpoints import Endpoints
+from kvrelay.launch.local_cluster import LocalCluster
 from kvrelay.types import POOLS
 from kvrelay.verify.cases import Case, make_cases
 from kvrelay.verify.reference import Reference

@@ -59,9 +59,9 @@ async def run_apart(
         try:
             found = await run(part)
         # Any exception of the engine counts as the part's failure.
-        except Exception as one:  # noqa: BLE001
+        except Exception as raised:  # noqa: BLE001
             # The frames of the traceback hold memory.
-            error = one.with_traceback(None)
+            error = raised.with_traceback(None)
             blame(part, error)
         else:
             worked = True

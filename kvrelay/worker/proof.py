@@ -8,9 +8,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from kvrelay.engine.runner import ModelRunner, Segment
+from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.faults import SegmentsFailed
 from kvrelay.engine.sampling.sampler import SampleRequest
+from kvrelay.engine.segment import Segment
 from kvrelay.types import SamplingParams
 
 PROVING_STEPS = 2

@@ -17,8 +17,8 @@ from kvrelay.process.stop_request import StopRequest
 from kvrelay.process.telemetry import get_logger
 from kvrelay.state.registry import Registry
 from kvrelay.types import PoolName, StandbyWorker
-from kvrelay.worker.host import load_runner
 from kvrelay.worker.meter import resident_bytes
+from kvrelay.worker.model_loading import load_runner
 from kvrelay.worker.proof import prove
 from kvrelay.worker.settings import WorkerSettings
 

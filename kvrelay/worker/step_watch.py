@@ -12,7 +12,7 @@ FIRST_S = 600.0
 LEAST_S = 30.0
 # Limit of a step as a multiple of the slowest step of its size.
 TIMES_SLOWEST = 20
-# Steps kept per size.
+# Steps kept per size; the slowest of them is their 99th percentile.
 _KEPT = 100
 
 
@@ -35,14 +35,14 @@ class StepWatch:
         # Tokens of the running step.
         self.tokens = 0
         self._began: float | None = None
-        self._polled_at = 0.0
+        self._polled = 0.0
         # True once the first step is over.
         self._built = False
         self._seconds: dict[int, deque[float]] = {}
 
     def began(self, tokens: int, now: float) -> None:
         """A step of `tokens` tokens begins."""
-        self._began = self._polled_at = now
+        self._began = self._polled = now
         self.age_s, self.tokens = 0.0, tokens
 
     def ended(self, now: float) -> None:
@@ -66,8 +66,8 @@ class StepWatch:
         """
         if self._began is None:
             return False
-        self.age_s += min(now - self._polled_at, 2 * POLL_S)
-        self._polled_at = now
+        self.age_s += min(now - self._polled, 2 * POLL_S)
+        self._polled = now
         return self.age_s > self.bound_s
 
     @property

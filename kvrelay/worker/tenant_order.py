@@ -58,10 +58,9 @@ class TenantTurns:
         for tenant in tenants - self._present:
             self._counters[tenant] = max(self._counters.get(tenant, 0.0), self._virtual)
         if tenants != self._present:
-            ahead = {
-                one: counter
-                for one, counter in self._counters.items()
-                if one in tenants or counter > self._virtual
+            self._counters = {
+                tenant: counter
+                for tenant, counter in self._counters.items()
+                if tenant in tenants or counter > self._virtual
             }
-            self._counters = ahead
         self._present = tenants

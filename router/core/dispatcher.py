@@ -41,7 +41,7 @@ from router.core.workers.worker_health import Sickness
 from router.core.workers.worker_table import Workers
 
 # Delay before the next search for a preemption, after a search without a victim. In seconds.
-LOOK_S = 0.1
+PREEMPT_POLL_S = 0.1
 # Time in which a worker with the model version of an answer must appear after the last such worker
 # is gone.
 GONE_S = 30.0
@@ -545,7 +545,7 @@ class Dispatcher:
                 ]
                 return [*chain.from_iterable(gone), *self._place(entry, assignment, now)]
         if tickets:
-            self._preempt_at = now + LOOK_S
+            self._preempt_at = now + PREEMPT_POLL_S
         return []
 
     def _give_way(self, entry: Entry, why: Preemption, now: float) -> list[Effect]:

@@ -28,7 +28,8 @@ from faults.history import Case, Evidence, FaultRecord, RequestHistory
 from support.tcp_proxy import proxy_to
 
 from kvrelay.config.schema import ClusterConfig
-from kvrelay.launch.local_cluster import Child, Endpoints
+from kvrelay.launch.child_command import ChildCommand
+from kvrelay.launch.endpoints import Endpoints
 from kvrelay.models import resolve_model
 from kvrelay.security.credentials import Credentials
 from kvrelay.state.embedded_redis import EmbeddedRedis
@@ -185,7 +186,7 @@ class Fleet:
         path = self.folder / f"router-{len(self.routers)}.yaml"
         path.write_text(json.dumps(config.model_dump(mode="json")))
         log = path.with_suffix(".log")
-        child = await Child.start(
+        child = await ChildCommand.start(
             "router", "--config", str(path), log_file=self._exits.enter_context(log.open("wb"))
         )
         self._exits.push_async_callback(child.stop, 10.0)

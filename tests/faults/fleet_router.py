@@ -8,7 +8,8 @@ from pathlib import Path
 
 import grpc
 
-from kvrelay.launch.local_cluster import Child, Endpoints
+from kvrelay.launch.child_command import ChildCommand
+from kvrelay.launch.endpoints import Endpoints
 from kvrelay.wire.cluster import ClusterServiceStub, ClusterStatus, cluster_status_from_proto
 from kvrelay.wire.cluster import pb as cluster_pb
 
@@ -17,7 +18,7 @@ WAIT_S = 90.0  # so that nothing hangs; a busy machine takes its time
 
 @dataclass(frozen=True, eq=False)
 class FleetRouter:
-    child: Child
+    child: ChildCommand
     endpoints: Endpoints
     channel: grpc.aio.Channel  # of a client
     admin: grpc.aio.Channel

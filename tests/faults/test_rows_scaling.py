@@ -28,7 +28,7 @@ import autoscaler.loop
 import autoscaler.worker_watch
 from autoscaler.lease import Lease
 from autoscaler.pool_sizes import Verdicts, decide_pools
-from kvrelay.config.schema import AutoscalingPolicy
+from kvrelay.config.autoscaling_policy import AutoscalingPolicy
 from kvrelay.state.registry import _ROUTER
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]

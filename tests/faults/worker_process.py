@@ -30,16 +30,16 @@ from typing import Any
 from faults.points import Points, Tell, teller
 
 import decode_worker.main
-import decode_worker.worker
 import kvrelay.worker.host
+import kvrelay.worker.inbound_kv
 import prefill_worker.main
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.process.stop_request import StopRequest
 from kvrelay.process.telemetry import configure_logging, flush_logs
 from kvrelay.state.registry import Registry
 from kvrelay.types import WorkerInfo
+from kvrelay.worker.engine_thread import EngineThread
 from kvrelay.worker.settings import WorkerSettings
-from kvrelay.worker.step_loop import StepLoop
 
 STEP_S = 0.002  # at least, of a worker whose steps are slow: nobody feels ten times less than that
 _PR_SET_PDEATHSIG = 1
@@ -126,7 +126,7 @@ async def _serve(order: dict[str, Any], out: int) -> None:
 
 def _announce(order: dict[str, Any], tell: Tell) -> None:
     """Others are told the proxies' addresses, and the test the worker's own."""
-    publish, target = Registry.publish_worker, decode_worker.worker.HandoffTarget
+    publish, target = Registry.publish_worker, kvrelay.worker.inbound_kv.HandoffTarget
     told: list[str] = []
 
     async def published(registry: Registry, info: WorkerInfo, *rest: Any, **named: Any) -> None:
@@ -137,22 +137,23 @@ def _announce(order: dict[str, Any], tell: Tell) -> None:
         await publish(registry, said, *rest, **named)
 
     Registry.publish_worker = published  # type: ignore[method-assign]
-    decode_worker.worker.HandoffTarget = lambda **fields: target(
-        **{**fields, "address": order["handoff"]}
-    )  # type: ignore[assignment, misc]
+    if order["pool"] == "decode":
+        kvrelay.worker.inbound_kv.HandoffTarget = lambda **fields: target(
+            **{**fields, "address": order["handoff"]}
+        )  # type: ignore[assignment, misc]
 
 
 def _slow_down(times: float) -> None:
     """Each step of the engine takes so many times as long."""
-    run = StepLoop._run
+    run = EngineThread.run
 
-    async def slowed(loop: StepLoop, *work: Any) -> Any:
+    async def slowed(engine: EngineThread, *work: Any) -> Any:
         began = time.monotonic()
-        sampled = await run(loop, *work)
+        sampled = await run(engine, *work)
         await asyncio.sleep((times - 1) * max(time.monotonic() - began, STEP_S))
         return sampled
 
-    StepLoop._run = slowed  # type: ignore[method-assign]
+    EngineThread.run = slowed  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -17,8 +17,9 @@ import yaml
 from fuzz.parser import Feed, Parser, refusal
 from fuzz.spoil import garbled, json_bytes, spoiled, text
 
+from kvrelay.config.autoscaling_policy import AutoscalingPolicy
 from kvrelay.config.config_file import load_config, load_policy
-from kvrelay.config.schema import AutoscalingPolicy, ClusterConfig
+from kvrelay.config.schema import ClusterConfig
 from kvrelay.config.tokens_file import TenantEntry, load_tokens
 from kvrelay.errors import Cancelled, ConfigError
 from kvrelay.state.registry import _PoolSize

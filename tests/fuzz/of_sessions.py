@@ -16,9 +16,10 @@ from fuzz.rig import Rig, rig
 from google.protobuf.message import DecodeError
 from support.transfer_ends import LAYOUT, MemoryFile
 
-from decode_worker.worker import DecodeWorker
+from decode_worker.stage import DecodeStage
 from kv_transfer.sender import Sender
 from kvrelay.clock import ManualClock
+from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.errors import Code, InvalidArgument, KvRelayError
 from kvrelay.messages import (
@@ -40,8 +41,9 @@ from kvrelay.tenants import ANONYMOUS
 from kvrelay.types import Handoff, PrefillTimings, SamplingParams, SequenceSpec, TokenLogprobs
 from kvrelay.wire import inference, worker
 from kvrelay.wire.inference import GenerateRequest, SamplingOptions
-from kvrelay.worker.base import Identity
+from kvrelay.worker.context import Identity, WorkerContext
 from kvrelay.worker.session import RouterSession
+from kvrelay.worker.worker import Worker
 from router.api.http.responses import account
 from router.runtime.stream_reader import StreamReader
 
@@ -209,16 +211,16 @@ def commanding() -> Iterator[Feed]:
     """A real decode worker that takes no step."""
     with asyncio.Runner() as runner:
         made = runner.run(_decode_worker())
-        made.steps.proven = True  # as after its first steps
+        made.context.engine.proven = True  # as after its first steps
 
         def feed(data: bytes) -> str:
             return runner.run(_command(made, _parted(data)))
 
         yield feed
-        runner.run(made._sender.close())
+        runner.run(made.context.sender.close())
 
 
-async def _decode_worker() -> DecodeWorker:
+async def _decode_worker() -> Worker:
     played: Any = PlayedRunner()
     clock = ManualClock(100.0)
     cache = KvCache(64, LAYOUT.block_size)
@@ -231,18 +233,16 @@ async def _decode_worker() -> DecodeWorker:
         clock=clock,
     )
     identity = Identity("decode-0", "decode", 1, "127.0.0.1:1", "here")
-    return DecodeWorker(
-        *(identity, played, cache, sender),
-        max_batch=4,
-        chunk_tokens=16,
-        speculation=None,
-        digests=True,
-        host="127.0.0.1",
-        clock=clock,
+    config = ClusterConfig.model_validate(
+        {
+            "kv": {"block_size": LAYOUT.block_size},
+            "decode": {"max_batch": 4, "chunk_tokens": 16},
+        }
     )
+    return Worker(WorkerContext(identity, config, played, cache, sender, clock), DecodeStage)
 
 
-async def _command(made: DecodeWorker, messages: Sequence[bytes]) -> str:
+async def _command(made: Worker, messages: Sequence[bytes]) -> str:
     session = RouterSession("router-0")
     outcome = "taken"
     for message in messages:
@@ -254,12 +254,13 @@ async def _command(made: DecodeWorker, messages: Sequence[bytes]) -> str:
         except (KvRelayError, DecodeError):
             outcome = "refused"  # and the session ends
             break
-    made.cache.check_integrity()
-    made._leases.check_integrity()
+    cache, leases = made.context.cache, made.stage.inbound.leases
+    cache.check_integrity()
+    leases.check_integrity()
     made.session_ended(session)
-    assert made.cache.pool.num_held == 0, "blocks are held for a router that is gone"
-    assert not made.sessions
-    assert not len(made._leases)
+    assert cache.pool.num_held == 0, "blocks are held for a router that is gone"
+    assert not made.context.sessions
+    assert not len(leases)
     session.end()
     async for event in session.events():
         worker.event_to_proto(event).SerializeToString()

@@ -17,14 +17,16 @@ OPENS = re.compile(
 KNOWN = {
     "kvrelay/launch/preflight.py": "sends nothing, takes nothing: whether the addresses of the "
     "listeners are free",
-    "kvrelay/launch/ray_cluster.py": "sends nothing: whether an address is one of this machine",
+    "kvrelay/launch/ray_probe.py": "sends nothing: whether an address is one of this machine",
     "kvrelay/launch/template.py": "a Unix socket in a folder of this user's, which none other can "
     "enter",
+    "kvrelay/launch/template_process.py": "the same socket, taken over from the parent",
+    "kvrelay/launch/forked_worker.py": "the same socket, of this machine's template",
     "kv_transfer/transports/interface.py": "sends nothing: asks the kernel for addresses of "
     "interfaces",
     "kvrelay/security/grpc_tls.py": "all within the cluster, and the listeners: TLS where there "
     "are credentials",
-    "kvrelay/client/base.py": "a client's, as it was told",
+    "kvrelay/client/base_client.py": "a client's, as it was told",
     "kvrelay/client/admin.py": "an operator's, as it was told",
     "router/api/listeners.py": "HTTP: uvicorn's socket, with an SSL context where there are "
     "credentials",

@@ -55,9 +55,9 @@ MUTANTS = (
     ),
     Mutant(
         "a change of a worker's state is told at once",
-        "kvrelay/worker/step_loop.py",
-        "        self.proven = True\n        self.news.set()",
-        "        self.proven = True",
+        "kvrelay/worker/worker.py",
+        "engine.prove()\n        self.state_changed.set()",
+        "engine.prove()",
         (
             "unit/worker/test_roles.py::test_readiness_is_told_at_once_and_not_with_the_next_heartbeat",
         ),
@@ -78,7 +78,7 @@ MUTANTS = (
     ),
     Mutant(
         "a forked worker ends with its actor",
-        "kvrelay/launch/template.py",
+        "kvrelay/launch/template_process.py",
         "        loop.call_soon_threadsafe(roles.now)\n"
         "    except RuntimeError:\n"
         "        if not loop.is_closed():\n"
@@ -91,7 +91,7 @@ MUTANTS = (
     ),
     Mutant(
         "a forked worker that has ended takes no orders",
-        "kvrelay/launch/template.py",
+        "kvrelay/launch/template_process.py",
         "if not loop.is_closed():",
         "if True:",
         (

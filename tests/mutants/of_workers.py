@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant
 
-BASE = "kvrelay/worker/base.py"
+WORKER = "kvrelay/worker/worker.py"
 HASHING = "kvrelay/engine/kvcache/block_hashes.py"
 BLOCKS = "kvrelay/engine/kvcache/block_pool.py"
-DECODE = "decode_worker/worker.py"
+DECODE = "decode_worker/stage.py"
 
 MUTANTS = (
     Mutant(
@@ -41,44 +41,40 @@ MUTANTS = (
         ("unit/models/test_model_files.py::test_weights_that_are_cut_short_anywhere",),
     ),
     Mutant(
-        "a reservation that is repeated is made once",
-        DECODE,
-        "if spec.key not in self.sessions:\n                    if self._has_slot",
-        "if True:\n                    if self._has_slot",
-        ("unit/worker/test_relay.py::test_a_repeated_command_is_run_once",),
+        "a command that is repeated is run once",
+        WORKER,
+        "if key in self.context.sessions:",
+        "if False:",
+        (
+            "unit/worker/test_relay.py::test_a_repeated_command_is_run_once",
+            "unit/worker/test_relay.py::test_a_repeated_prefill_is_run_once",
+        ),
     ),
     Mutant(
-        "a local run that is repeated is run once",
+        "a reservation that is repeated gets the same answer",
         DECODE,
-        "if spec.key not in self.sessions and self._has_slot(spec, session):",
-        "if self._has_slot(spec, session):",
+        "            session.send(self._reserved[key][1])",
+        "            pass",
         ("unit/worker/test_relay.py::test_a_repeated_command_is_run_once",),
-    ),
-    Mutant(
-        "a prefill that is repeated is run once",
-        "prefill_worker/worker.py",
-        "if spec.key not in self._relays and self.can_run(spec, session):",
-        "if self.can_run(spec, session):",
-        ("unit/worker/test_relay.py::test_a_repeated_prefill_is_run_once",),
     ),
     Mutant(
         "a request of another router by the same name",
-        BASE,
-        "if key is None or self.sessions.get(key, session) is session:",
-        "if True:",
+        WORKER,
+        "return self.context.sessions.get(key, session) is session",
+        "return True",
         ("unit/worker/test_blame.py::test_routers_with_requests_of_one_name_do_not_meet",),
     ),
     Mutant(
         "when a router goes its sequences go",
-        BASE,
-        "for key in [key for key, owner in self.sessions.items() if owner is session]:",
+        WORKER,
+        "for key in [key for key, owner in sessions.items() if owner is session]:",
         "for key in ():",
         ("unit/worker/test_relay.py::test_when_a_router_goes_its_sequences_go",),
     ),
     Mutant(
         "a sequence that does not fit is refused by the worker",
-        BASE,
-        "if not 0 < length < most:",
+        "kvrelay/worker/sequence_check.py",
+        "if not 0 < length < max_model_len:",
         "if not 0 < length:",
         (
             "unit/worker/test_relay.py::test_a_prompt_past_the_context_is_refused_by_the_worker_itself",
@@ -86,9 +82,9 @@ MUTANTS = (
     ),
     Mutant(
         "a token that the model does not have is refused by the worker",
-        BASE,
-        "elif not 0 <= min(spec.token_ids) <= max(spec.token_ids) < self.runner.vocab_size:",
-        "elif False:",
+        "kvrelay/worker/sequence_check.py",
+        "if not 0 <= min(spec.token_ids) <= max(spec.token_ids) < vocab_size:",
+        "if False:",
         (
             "unit/worker/test_blame.py::test_a_token_that_the_model_does_not_have_is_its_own_requests_affair",
         ),
@@ -96,7 +92,7 @@ MUTANTS = (
     Mutant(
         "a commit is for the sequence as it is",
         DECODE,
-        "if num_tokens != expected or not 0 <= first_token < self.runner.vocab_size:",
+        "if num_tokens != expected or not 0 <= first_token < runner.vocab_size:",
         "if False:",
         (
             "unit/decode_worker/test_worker.py::test_a_commit_of_something_else_ends_the_attempt_and_harms_nobody",
@@ -104,7 +100,7 @@ MUTANTS = (
     ),
     Mutant(
         "a worker that drains, starts or is stuck takes nothing",
-        BASE,
+        WORKER,
         'if self.state != "ready":',
         "if False:",
         (
@@ -124,9 +120,9 @@ MUTANTS = (
     ),
     Mutant(
         "what is overdue is dropped by the worker",
-        BASE,
-        "if now >= one.deadline]",
-        "if False]",
+        WORKER,
+        "if now >= sequence.deadline\n",
+        "if False\n",
         (
             "unit/worker/test_deadlines.py::test_queued_work_is_dropped_without_a_step",
             "unit/worker/test_deadlines.py::test_a_prompt_is_given_up_between_two_chunks",
@@ -134,7 +130,7 @@ MUTANTS = (
     ),
     Mutant(
         "what is left after a drain's grace is handed back",
-        BASE,
+        WORKER,
         "if self._drain_by is not None and now >= self._drain_by:",
         "if False:",
         ("unit/worker/test_drain.py::test_what_is_left_when_the_grace_is_over_is_handed_back",),
@@ -160,13 +156,13 @@ MUTANTS = (
     Mutant(
         "slots are bounded",
         DECODE,
-        "        if full:",
-        "        if False:",
+        "if self._is_full(spec.key):",
+        "if False:",
         ("unit/worker/test_relay.py::test_slots_are_refused_when_all_are_taken",),
     ),
     Mutant(
         "blocks of a sequence that is computed on are kept until the step is over",
-        "decode_worker/scheduler.py",
+        "kvrelay/worker/scheduler.py",
         "if not sequence.in_flight:\n            sequence.drop_blocks(self._cache)",
         "sequence.drop_blocks(self._cache)",
         (
@@ -196,7 +192,7 @@ MUTANTS = (
     ),
     Mutant(
         "an idle worker checks its books and says what is off",
-        BASE,
+        "kvrelay/worker/heartbeat.py",
         "self._integrity_error = str(error)",
         "pass",
         ("unit/worker/test_books.py::test_a_worker_whose_books_are_off_says_so",),
@@ -230,8 +226,8 @@ MUTANTS = (
     Mutant(
         "draws are keyed by seed",
         "kvrelay/engine/sampling/categorical.py",
-        "uniform([one.seed or 0 for one in params]",
-        "uniform([0 for one in params]",
+        "uniform([params.seed or 0 for params in options]",
+        "uniform([0 for params in options]",
         (
             "unit/engine/sampling/test_sampler.py::test_draws_differ_by_seed_and_by_position_and_repeat",
         ),
@@ -356,7 +352,7 @@ MUTANTS = (
     Mutant(
         "a step that raises is run apart",
         "kvrelay/worker/step_loop.py",
-        "found = await run_apart(batch, raised, self._outcomes)",
+        "found = await run_apart(batch, raised, self._run)",
         "found = dict.fromkeys(batch, raised)",
         ("unit/worker/test_step_faults.py::test_less_memory_than_a_step_needs_fails_nobody",),
     ),
@@ -380,16 +376,16 @@ MUTANTS = (
     ),
     Mutant(
         "nobody finds the KV of a sequence that failed",
-        BASE,
-        "self.cache.withdraw(sequence.blocks)",
+        WORKER,
+        "self.context.cache.withdraw(sequence.blocks)",
         "pass",
         ("unit/worker/test_step_faults.py::test_nobody_finds_the_kv_of_a_sequence_that_failed",),
     ),
     Mutant(
         "sampling that is not allowed is refused by the worker",
-        BASE,
-        "            text = self._flaw(spec)\n",
-        "            pass\n",
+        "kvrelay/worker/sequence_check.py",
+        "        return error.message\n",
+        "        pass\n",
         ("unit/worker/test_step_faults.py::test_no_value_that_a_peer_sends_reaches_the_others",),
     ),
     Mutant(

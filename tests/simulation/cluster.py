@@ -29,24 +29,25 @@ from simulation.stand_ins import in_place
 from simulation.toy_engine import MODEL, ToyRunner
 from simulation.virtual_loop import Process, VirtualLoop, current_process
 
-import decode_worker.main
 import kvrelay.state.registry
-import prefill_worker.main
 import router.core.dispatcher
 from autoscaler.actuator import Actuator
 from autoscaler.lease import Lease
 from autoscaler.loop import Autoscaler
-from decode_worker.worker import DecodeWorker
-from kvrelay.config.schema import AutoscalingPolicy, ClusterConfig
+from decode_worker.stage import DecodeStage
+from kvrelay.config.autoscaling_policy import AutoscalingPolicy
+from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.kvcache.block_hashes import HASH_BYTES
 from kvrelay.engine.kvcache.block_pool import IntegrityError
 from kvrelay.errors import FailedPrecondition, Unavailable
 from kvrelay.process.stop_request import StopRequest
 from kvrelay.state.registry import Registry
 from kvrelay.types import POOLS, Claim, PoolName, Role, StandbyWorker
-from kvrelay.worker.base import Identity, Worker
-from kvrelay.worker.host import host_worker
+from kvrelay.worker.context import Identity
+from kvrelay.worker.host import host_worker, worker_builder
 from kvrelay.worker.settings import WorkerSettings
+from kvrelay.worker.worker import Worker
+from prefill_worker.stage import PrefillStage
 from router.observability.heartbeat import Heartbeat
 from router.observability.metrics import Metrics
 from router.runtime.driver import Driver
@@ -281,13 +282,13 @@ class Cluster:
             lambda: self.check_salts(member),
             member.version,
         )
-        main = decode_worker.main if member.pool == "decode" else prefill_worker.main
-        build = main.builder(settings, runner, member.process, hash_bytes=self.hash_bytes)
+        stage = DecodeStage if member.pool == "decode" else PrefillStage
+        build = worker_builder(settings, stage, runner, member.process, hash_bytes=self.hash_bytes)
 
-        def remember(server: Any, identity: Identity, credentials: Any) -> Worker:
+        def remember(identity: Identity, credentials: Any) -> Worker:
             self.incarnations.append((identity.worker_id, identity.epoch))
             member.salts.clear()
-            member.worker = build(server, identity, credentials)
+            member.worker = build(identity, credentials)
             return member.worker
 
         try:
@@ -315,11 +316,8 @@ class Cluster:
             if worker is None:
                 continue
             try:
-                worker.cache.check_integrity()
-                leases = (
-                    worker._leases if isinstance(worker, DecodeWorker) else worker._fetcher._leases
-                )
-                leases.check_integrity()
+                worker.context.cache.check_integrity()
+                worker.stage.inbound.leases.check_integrity()
             except (IntegrityError, AssertionError) as error:
                 self.complaints.append(
                     f"B: {member.worker_id} at {self.loop.time():.3f}: {error!r}"
@@ -333,8 +331,8 @@ class Cluster:
         """
         if member.worker is None:
             return
-        pool = member.worker.cache.pool
-        for sequence in member.worker.sequences():
+        pool = member.worker.context.cache.pool
+        for sequence in member.worker.stage.sequences():
             for block in sequence.blocks:
                 salt = member.salts.setdefault((block, pool.generation(block)), sequence.spec.salt)
                 text = f"X: {sequence.spec.request_id} has KV of another salt on {member.worker_id}"
@@ -344,7 +342,7 @@ class Cluster:
     def collisions(self) -> int:
         """Blocks of the right hash and other content that living or dead workers have found."""
         return sum(
-            one.worker.cache.pool.collisions
+            one.worker.context.cache.pool.collisions
             for one in self.members.values()
             if one.worker is not None
         )
@@ -355,32 +353,27 @@ class Cluster:
             worker = member.worker
             if worker is None:
                 continue
+            stage: Any = worker.stage
             held = {
-                "blocks": worker.cache.pool.num_held,
-                "sessions": len(worker.sessions),
-                "sequences": len(worker._scheduler),
-                "pushes": (
-                    worker.receiver
-                    if isinstance(worker, DecodeWorker)
-                    else worker._fetcher.receiver
-                ).under_way,
-                "leases": len(
-                    worker._leases if isinstance(worker, DecodeWorker) else worker._fetcher._leases
-                ),
+                "blocks": worker.context.cache.pool.num_held,
+                "sessions": len(worker.context.sessions),
+                "sequences": len(stage.scheduler),
+                "pushes": stage.inbound.receiver.under_way,
+                "leases": len(stage.inbound.leases),
             }
-            if isinstance(worker, DecodeWorker):
-                held |= {"reserved": len(worker._reserved), "decoding": len(worker._decoding)}
+            if isinstance(stage, DecodeStage):
+                held |= {"reserved": len(stage._reserved), "decoding": len(stage._decoding)}
             else:
-                held |= {"relays": len(worker._relays), "letting go": worker._letting_go}
+                held |= {"relays": len(stage._relays), "letting go": stage._letting_go}
             left = {name: number for name, number in held.items() if number}
             if left:
                 self.complaints.append(f"B: {member.worker_id} still holds {left}")
 
     def preemptions(self) -> int:
         return sum(
-            one.worker._scheduler.preemptions
+            one.worker.stage.scheduler.preemptions
             for one in self.members.values()
-            if isinstance(one.worker, DecodeWorker)
+            if one.worker is not None and isinstance(one.worker.stage, DecodeStage)
         )
 
     def serving(self) -> dict[PoolName, int]:

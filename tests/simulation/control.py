@@ -36,7 +36,7 @@ import kvrelay.state.registry
 from autoscaler.actuator import Actuator
 from autoscaler.lease import Lease
 from autoscaler.loop import Autoscaler
-from kvrelay.config.schema import AutoscalingPolicy
+from kvrelay.config.autoscaling_policy import AutoscalingPolicy
 from kvrelay.errors import FailedPrecondition, Unavailable
 from kvrelay.state.registry import Registry
 from kvrelay.types import PoolName, RouterLoad, WorkerInfo, WorkerLoad

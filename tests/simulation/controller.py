@@ -13,7 +13,7 @@ from simulation.virtual_loop import Process
 from autoscaler.lease import Lease
 from kvrelay.process.stop_request import DRAIN_GRACE_S, StopRequest
 from kvrelay.types import Claim, PoolName, Role
-from kvrelay.worker.base import Worker
+from kvrelay.worker.worker import Worker
 
 if TYPE_CHECKING:
     from simulation.cluster import Cluster

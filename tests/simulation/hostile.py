@@ -11,7 +11,7 @@ from simulation.history import Plan
 from simulation.simulation import Result, Simulation
 from simulation.toy_engine import POISON
 
-from kvrelay.config.schema import AutoscalingPolicy
+from kvrelay.config.autoscaling_policy import AutoscalingPolicy
 from kvrelay.types import SamplingParams
 
 STEP_S = 0.1, 0.15  # least and most: a large model, whose long answers take many seconds

@@ -21,7 +21,8 @@ from simulation.history import judge, judge_acts, judge_incarnations, judge_lead
 from simulation.toy_engine import BLOCK
 from simulation.virtual_loop import _PROCESS
 
-from kvrelay.config.schema import AutoscalingPolicy, ClusterConfig
+from kvrelay.config.autoscaling_policy import AutoscalingPolicy
+from kvrelay.config.schema import ClusterConfig
 
 HASH_BITS = 16
 MAX_ATTEMPTS = 8

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from simulation.toy_engine import BLOCK, LAYOUT, ToyRunner, answer
 
-from kvrelay.engine.runner import Segment
 from kvrelay.engine.sampling.sampler import SampleRequest
+from kvrelay.engine.segment import Segment
 from kvrelay.types import SamplingParams
 
 PROMPT = tuple(range(1, 11))

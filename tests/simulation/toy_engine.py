@@ -18,8 +18,8 @@ import numpy as np
 import torch
 import xxhash
 
-from kvrelay.engine.runner import Segment
 from kvrelay.engine.sampling.sampler import Sampled, SampleRequest
+from kvrelay.engine.segment import Segment
 from kvrelay.types import KvLayout, LayerKv, SamplingParams
 
 VOCAB = 40

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from kvrelay.config.schema import SecurityConfig
+from kvrelay.config.security import SecurityConfig
 from kvrelay.security.authority import Authority, Issued, write_certificates
 from kvrelay.security.tls_roles import Role
 

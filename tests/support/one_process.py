@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvrelay.engine.runner import ModelRunner, Segment
+from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.sampler import SampleRequest
+from kvrelay.engine.segment import Segment
 from kvrelay.types import SamplingParams
 
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from support.tiny_models import VOCAB, WINDOW
 
-from kvrelay.engine.runner import ModelRunner, Segment
+from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.sampler import SampleRequest
+from kvrelay.engine.segment import Segment
 from kvrelay.types import SamplingParams
 
 NEW_TOKENS = 12

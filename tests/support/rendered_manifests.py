@@ -11,8 +11,9 @@ from typing import Any
 
 import yaml
 
+from kvrelay.config.autoscaling_policy import AutoscalingPolicy
 from kvrelay.config.config_file import load_config, load_policy
-from kvrelay.config.schema import AutoscalingPolicy, ClusterConfig
+from kvrelay.config.schema import ClusterConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "k8s"

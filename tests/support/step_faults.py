@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from kvrelay.engine.base.step_input import OnLayer
-from kvrelay.engine.runner import ModelRunner, Segment
+from kvrelay.engine.runner import ModelRunner
+from kvrelay.engine.segment import Segment
 
 Kind = Literal["raise", "raise late", "out of memory", "nan", "one nan", "inf", "-inf", "hang"]
 RAISED: tuple[Kind, ...] = ("raise", "raise late", "out of memory")

@@ -27,8 +27,9 @@ class Kvrelay:
         from kvrelay.engine.attention import paged_attention as attention
         from kvrelay.engine.base.device import find_device
         from kvrelay.engine.model.loader import load_model, loaded_model
-        from kvrelay.engine.runner import ModelRunner, Segment
+        from kvrelay.engine.runner import ModelRunner
         from kvrelay.engine.sampling.sampler import SampleRequest
+        from kvrelay.engine.segment import Segment
         from kvrelay.types import SamplingParams
 
         device = str(find_device(settings["device"]))

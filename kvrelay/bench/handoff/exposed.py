@@ -19,14 +19,17 @@ from kvrelay.bench.handoff.peer import Peer, receiving
 from kvrelay.bench.handoff.receiving import SENDER, Settings
 from kvrelay.bench.run import Progress
 from kvrelay.clock import MonotonicClock
+from kvrelay.config.pools import PrefillConfig
+from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.errors import Internal
 from kvrelay.messages import HandedOff, HandoffTarget, Prefill, TokenBatch
 from kvrelay.types import SamplingParams, SequenceSpec
-from kvrelay.worker.base import Identity
+from kvrelay.worker.context import Identity, WorkerContext
 from kvrelay.worker.session import RouterSession
-from prefill_worker.worker import PrefillWorker
+from kvrelay.worker.worker import Worker
+from prefill_worker.stage import PrefillStage
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +66,16 @@ class _Nowhere:
 @asynccontextmanager
 async def _working(
     runner: ModelRunner, sender: Sender | _Nowhere, chunk_tokens: int
-) -> AsyncIterator[PrefillWorker]:
-    worker = PrefillWorker(
+) -> AsyncIterator[Worker]:
+    context = WorkerContext(
         Identity("bench", "prefill", 1, "127.0.0.1:0", host_id()),
+        ClusterConfig().model_copy(update={"prefill": PrefillConfig(chunk_tokens=chunk_tokens)}),
         runner,
         KvCache(runner.num_blocks, runner.layout.block_size, prefix_cache=False),
         cast(Sender, sender),
-        chunk_tokens=chunk_tokens,
-        clock=MonotonicClock(),
+        MonotonicClock(),
     )
+    worker = Worker(context, PrefillStage)
     try:
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(worker.run())
@@ -149,7 +153,7 @@ class _Row(NamedTuple):
 
 
 async def _prefill(
-    worker: PrefillWorker,
+    worker: Worker,
     peer: Peer,
     rng: random.Random,
     tokens: int,
@@ -161,9 +165,9 @@ async def _prefill(
     with its first token.
     """
     (request_id, attempt), target = await peer.grant(
-        worker.runner.layout.blocks_for(tokens), transport
+        worker.context.runner.layout.blocks_for(tokens), transport
     )
-    prompt = tuple(rng.randrange(2, worker.runner.vocab_size) for _ in range(tokens))
+    prompt = tuple(rng.randrange(2, worker.context.runner.vocab_size) for _ in range(tokens))
     params = SamplingParams(temperature=0.0, max_tokens=1 if stays else 2, seed=0, ignore_eos=True)
     session = RouterSession("bench")
     worker.handle(

@@ -83,11 +83,11 @@ def _is_view(func: Any, args: Any, kwargs: Any, outputs: list[Any]) -> bool:
     """True if each output is a view of an input's memory."""
     if func._schema.is_mutable:
         return False
-    tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
-    storages = {one.untyped_storage().data_ptr() for one in tensors}
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
     return all(
-        isinstance(one, torch.Tensor) and one.untyped_storage().data_ptr() in storages
-        for one in outputs
+        isinstance(output, torch.Tensor) and output.untyped_storage().data_ptr() in storages
+        for output in outputs
     )
 
 

@@ -40,7 +40,7 @@ def model_digest(files: Iterable[Path], cache: Path | None = None) -> str:
     cache = digest_cache() if cache is None else cache
     whole = xxhash.xxh3_128()
     with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), "model-digest") as threads:
-        for path in sorted(set(files), key=lambda one: one.name):
+        for path in sorted(set(files), key=lambda path: path.name):
             try:
                 size, digest = _file_digest(path, cache, threads)
             except OSError as error:

@@ -178,7 +178,7 @@ def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
         ids = getattr(source, "eos_token_id", None)
         if ids is not None:
             found = ids if isinstance(ids, list) else [ids]
-            if not all(type(one) is int and 0 <= one < 2**31 for one in found):
+            if not all(type(token_id) is int and 0 <= token_id < 2**31 for token_id in found):
                 raise ModelRefused(f"eos_token_id {ids!r:.100} is no token id, nor a list of them")
             return frozenset(found)
     return frozenset()

@@ -70,11 +70,11 @@ def check_against_own_attention(
         )
 
 
-def _coarser(one: torch.dtype, other: torch.dtype) -> torch.dtype:
-    """The coarser of two dtypes if `other` is one that a model computes in; else `one`."""
+def _coarser(dtype: torch.dtype, other: torch.dtype) -> torch.dtype:
+    """The coarser of two dtypes if `other` is one that a model computes in; else `dtype`."""
     if other not in (torch.float32, torch.bfloat16, torch.float16):
-        return one
-    return max(one, other, key=lambda dtype: torch.finfo(dtype).eps)
+        return dtype
+    return max(dtype, other, key=lambda candidate: torch.finfo(candidate).eps)
 
 
 def _token_ids(config: PreTrainedConfig, device: torch.device) -> torch.Tensor:
@@ -87,9 +87,9 @@ def _token_ids(config: PreTrainedConfig, device: torch.device) -> torch.Tensor:
         for name, value in part.to_dict().items():
             if name.endswith(("_token_id", "_token_index")):
                 named.update(
-                    one
-                    for one in (value if isinstance(value, list) else [value])
-                    if isinstance(one, int)
+                    token_id
+                    for token_id in (value if isinstance(value, list) else [value])
+                    if isinstance(token_id, int)
                 )
     step = max(1, vocab_size // (2 * LENGTH + len(named) + 1))
     free = [id_ for id_ in range(step // 2, vocab_size, step) if id_ not in named] or [0]

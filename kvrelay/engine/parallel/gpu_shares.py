@@ -36,7 +36,7 @@ def exchange(buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (buffer,)
     return (
         buffer,
-        *(_open(one.numpy().tobytes().rstrip(b"\0"), buffer.numel()) for one in heard[1:]),
+        *(_open(text.numpy().tobytes().rstrip(b"\0"), buffer.numel()) for text in heard[1:]),
     )
 
 

@@ -48,7 +48,7 @@ def check_degree(checkpoint: Checkpoint, degree: int) -> None:
     text = config.get_text_config()
     heads = math.gcd(text.num_attention_heads, text.num_key_value_heads or text.num_attention_heads)
     if heads % degree:
-        allowed = ", ".join(str(one) for one in range(1, heads + 1) if heads % one == 0)
+        allowed = ", ".join(str(ranks) for ranks in range(1, heads + 1) if heads % ranks == 0)
         raise ModelRefused(
             f"{checkpoint.folder}: tensor_parallel {degree} does not divide "
             f"{text.num_attention_heads} attention heads "

@@ -38,14 +38,15 @@ def draw(
     NOT_DRAWN for a row with a NaN or without a finite maximum. No row depends on another.
     """
     vocab_size = logits.shape[1]
-    params = [request.params for request in requests]
-    assert all(one.seed is not None for one in params), "a request that draws carries a seed"
+    options = [request.params for request in requests]
+    assert all(params.seed is not None for params in options), "a request that draws carries a seed"
     uniforms = uniform(
-        [one.seed or 0 for one in params], [len(request.token_ids) for request in requests]
+        [params.seed or 0 for params in options], [len(request.token_ids) for request in requests]
     )
-    top_k = [min(one.top_k or vocab_size, vocab_size) for one in params]
+    top_k = [min(params.top_k or vocab_size, vocab_size) for params in options]
     table = [
-        (one.temperature, k, one.top_p, one.min_p) for one, k in zip(params, top_k, strict=True)
+        (params.temperature, k, params.top_p, params.min_p)
+        for params, k in zip(options, top_k, strict=True)
     ]
     columns = to_device(np.column_stack((table, uniforms)), np.float64, logits.device)[:, :, None]
     index = to_device(rows, np.int64, logits.device)
@@ -64,7 +65,7 @@ def draw(
             weights.masked_fill_(
                 keys < _least_key(keys, weights, k.long(), top_p, (*sizes, vocab_size)), 0
             )
-        if any(one.min_p for one in params):
+        if any(params.min_p for params in options):
             weights.masked_fill_(weights < min_p.float(), 0)
         tokens.append(_choice(weights, numbers))
     return torch.cat(tokens)

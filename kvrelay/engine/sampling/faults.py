@@ -23,7 +23,7 @@ class SegmentsFailed(Exception):
     """Some segments of a step failed. The others succeeded, and their KV is stored."""
 
     def __init__(self, outcomes: Sequence[list[Sampled] | KvRelayError]) -> None:
-        failed = [one for one in outcomes if isinstance(one, KvRelayError)]
+        failed = [outcome for outcome in outcomes if isinstance(outcome, KvRelayError)]
         super().__init__(
             f"{len(failed)} of {len(outcomes)} segments failed, the first with: {failed[0]}"
         )

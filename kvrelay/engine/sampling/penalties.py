@@ -85,7 +85,9 @@ def _ban(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> None:
 
 def _penalise_repetition(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> None:
     seen = {
-        row: one.token_ids for row, one in enumerate(requests) if one.params.repetition_penalty != 1
+        row: request.token_ids
+        for row, request in enumerate(requests)
+        if request.params.repetition_penalty != 1
     }
     if seen:
         # A repeated token gets the same value each time.
@@ -102,9 +104,9 @@ def _penalise_repetition(logits: torch.Tensor, requests: Sequence[SampleRequest]
 
 def _penalise_output(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> None:
     output = {
-        row: one.token_ids[one.prompt_len :]
-        for row, one in enumerate(requests)
-        if one.params.presence_penalty or one.params.frequency_penalty
+        row: request.token_ids[request.prompt_len :]
+        for row, request in enumerate(requests)
+        if request.params.presence_penalty or request.params.frequency_penalty
     }
     if output:
         places = _places(logits, output)

@@ -68,14 +68,17 @@ def sample(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> list[Samp
     }
     if flaws:
         requests = [
-            _without_options(one) if row in flaws else one for row, one in enumerate(requests)
+            _without_options(request) if row in flaws else request
+            for row, request in enumerate(requests)
         ]
     tokens = _tokens(logits, requests)
     if all(request.params.logprobs is None for request in requests):
         sampled = [Sampled(token_id) for token_id in tokens.tolist()]
     else:
         sampled = _with_logprobs(tokens, logits, requests)
-    return [flaws.get(row) or _checked(one, logits.shape[1]) for row, one in enumerate(sampled)]
+    return [
+        flaws.get(row) or _checked(result, logits.shape[1]) for row, result in enumerate(sampled)
+    ]
 
 
 def _flaw(request: SampleRequest, vocab_size: int) -> InvalidArgument | None:
@@ -147,7 +150,7 @@ def _with_logprobs(
         logprobs = logits[index].log_softmax(dim=-1).clamp_(min=LEAST_LOGPROB)
         results += [logprobs.gather(1, tokens[index, None].clamp(min=0)), *logprobs.topk(top)]
     # float64 represents token ids exactly.
-    numbers = iter(torch.cat([one.flatten().double() for one in results]).tolist())
+    numbers = iter(torch.cat([result.flatten().double() for result in results]).tolist())
     token_ids = [int(token_id) for token_id in islice(numbers, len(requests))]
     found: dict[int, TokenLogprobs] = {}
     for top, rows in asked.items():

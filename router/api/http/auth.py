@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kvrelay.config.schema import is_loopback
+from kvrelay.config.listen import is_loopback
 from kvrelay.errors import KvRelayError, PermissionDenied
 from kvrelay.tenants import ANONYMOUS, ANY_ROLE
 from router.api.http.errors import error_response

@@ -87,7 +87,7 @@ async def test_a_stream_outlives_the_controller_and_all_its_workers(
     await cluster.settled()
     expected = await answer(cluster, PROMPTS[0], 1600)
     before = {one.worker_id: one.epoch for pool in POOLS for one in await cluster.workers(pool)}
-    controller = cluster.local._controller
+    controller = cluster.local._controller.child
     assert controller is not None
     running = cluster.client.generate(
         token_ids=PROMPTS[0], max_tokens=1600, ignore_eos=True, temperature=0.0
@@ -112,7 +112,7 @@ async def test_row_18_rays_head_is_killed(cluster: RunningCluster) -> None:
     """
     await cluster.settled()
     expected = (await answer(cluster, PROMPTS[0], 1600)).token_ids
-    controller = cluster.local._controller
+    controller = cluster.local._controller.child
     assert controller is not None
     (head,) = [one for one in family(controller.process.pid) if command_of(one) == "gcs_server"]
     before = {one.worker_id: one.epoch for pool in POOLS for one in await cluster.workers(pool)}

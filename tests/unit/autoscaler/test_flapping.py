@@ -13,8 +13,8 @@ import pytest
 from autoscaler import scaling_policy as rules
 from autoscaler.queueing_model import QueueingModel, Requests, WorkerSpeed
 from autoscaler.replay import Moment, Replay
+from kvrelay.config.autoscaling_policy import AutoscalingPolicy
 from kvrelay.config.config_file import load_policy
-from kvrelay.config.schema import AutoscalingPolicy
 from kvrelay.types import POOLS, PoolName
 
 FOLDER = Path(__file__).parents[3] / "configs" / "autoscaling"

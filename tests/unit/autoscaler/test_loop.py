@@ -8,7 +8,7 @@ import pytest
 from autoscaler.lease import DEADLINE_S, Lease
 from autoscaler.loop import Autoscaler
 from kvrelay.clock import ManualClock
-from kvrelay.config.schema import AutoscalingPolicy
+from kvrelay.config.autoscaling_policy import AutoscalingPolicy
 from kvrelay.errors import Unavailable
 from kvrelay.state.embedded_redis import EmbeddedRedis
 from kvrelay.state.registry import Registry

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from autoscaler.pool_sizes import decide_pools
 from autoscaler.rebalancing import PoolWorkers, workers_to_switch
 from autoscaler.scaling_policy import PoolSnapshot, PoolState
-from kvrelay.config.schema import AutoscalingPolicy
+from kvrelay.config.autoscaling_policy import AutoscalingPolicy
 from kvrelay.types import POOLS, PoolName, WorkerInfo, WorkerLoad
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from autoscaler.replay import Moment, Replay
 from autoscaler.scaling_policy import PoolSnapshot
-from kvrelay.config.schema import AutoscalingPolicy, MetricName
+from kvrelay.config.autoscaling_policy import AutoscalingPolicy, MetricName
 
 POLICY = AutoscalingPolicy.model_validate(
     {

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.scaling_policy import Decision, PoolSnapshot, PoolState, decide
-from kvrelay.config.schema import MetricName, MetricTarget, PoolPolicy
+from kvrelay.config.autoscaling_policy import MetricName, MetricTarget, PoolPolicy
 
 
 def policy(

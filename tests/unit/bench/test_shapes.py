@@ -11,7 +11,8 @@ from kvrelay.bench.cost import model_cost, shape_cost
 from kvrelay.bench.shapes import NAMED, random_model, shape_config
 from kvrelay.engine.attention import paged_attention
 from kvrelay.engine.model.loader import loaded_model
-from kvrelay.engine.runner import ModelRunner, Segment
+from kvrelay.engine.runner import ModelRunner
+from kvrelay.engine.segment import Segment
 from kvrelay.errors import InvalidArgument
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from step_verdict import arrows, distinct, turns, verdict
 
-from kvrelay.config.schema import AutoscalingPolicy
+from kvrelay.config.autoscaling_policy import AutoscalingPolicy
 from kvrelay.loadtest.report.row import Row
 from kvrelay.loadtest.report.sweep_report import Report
 from kvrelay.loadtest.report.timeline import PoolSample, Sample, Scaling, Timeline

@@ -19,8 +19,8 @@ import pytest
 from support.scripted_router import LEDGER, ScriptedRouter, last, serving, tokens
 
 import kvrelay
-from kvrelay.client.base import CHANNEL_OPTIONS as OPTIONS
-from kvrelay.client.base import BaseClient
+from kvrelay.client.base_client import CHANNEL_OPTIONS as OPTIONS
+from kvrelay.client.base_client import BaseClient
 from kvrelay.errors import Code, error_for
 from kvrelay.types import TokenLogprobs
 from kvrelay.wire.inference import (
@@ -598,7 +598,7 @@ def test_time_counts_from_the_first_read(monkeypatch: pytest.MonkeyPatch) -> Non
     with serving(ScriptedRouter()) as target, kvrelay.Client(target) as client:
         stream = client.generate("p", timeout=30.0)
         later = SimpleNamespace(monotonic=lambda: time.monotonic() + 1000.0)
-        monkeypatch.setattr("kvrelay.client.base.time", later)
+        monkeypatch.setattr("kvrelay.client.base_stream.time", later)
         assert stream.result().e2e_seconds < 30.0
 
 

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrelay.cli.serve import OWN_CLUSTER
+from kvrelay.config.autoscaling_policy import AutoscalingPolicy
 from kvrelay.config.config_file import load_config, load_policy
-from kvrelay.config.schema import AutoscalingPolicy, ClusterConfig, KeyPairConfig, SecurityConfig
+from kvrelay.config.schema import ClusterConfig
+from kvrelay.config.security import KeyPairConfig, SecurityConfig
 from kvrelay.errors import ConfigError
 
 CONFIGS = Path(__file__).parents[3] / "configs"

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from decode_worker.drafter import Drafter
 from decode_worker.scheduler import DecodeScheduler
-from kvrelay.config.schema import SpeculationConfig
+from kvrelay.config.pools import SpeculationConfig
 from kvrelay.engine.kvcache.block_hashes import BlockHasher, hashed
 from kvrelay.engine.kvcache.prefix_cache import KvCache
 from kvrelay.types import SamplingParams, SequenceSpec

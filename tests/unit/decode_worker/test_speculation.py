@@ -13,8 +13,9 @@ from support.tiny_models import EOS
 from support.worker_harness import Session, Workers, load_of, workers
 
 from kvrelay.config.schema import ClusterConfig
-from kvrelay.engine.runner import ModelRunner, Segment
+from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.sampler import Sampled
+from kvrelay.engine.segment import Segment
 from kvrelay.messages import Abort, HandedOff, Prefill, Reserve, Reserved, RunLocal, TokenBatch
 from kvrelay.types import SamplingParams, SequenceSpec
 

@@ -43,7 +43,8 @@ sys.meta_path = [Without(finder) for finder in sys.meta_path]
 PROGRAM = """
 import importlib, pkgutil, sys
 import kvrelay.engine
-from kvrelay.engine.runner import ModelRunner, Segment
+from kvrelay.engine.runner import ModelRunner
+from kvrelay.engine.segment import Segment
 from kvrelay.engine.sampling.sampler import SampleRequest
 from kvrelay.types import SamplingParams
 

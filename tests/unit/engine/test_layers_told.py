@@ -9,7 +9,8 @@ from typing import Literal
 import pytest
 
 from kvrelay.engine.native.batch import TOLD_FROM
-from kvrelay.engine.runner import ModelRunner, Segment
+from kvrelay.engine.runner import ModelRunner
+from kvrelay.engine.segment import Segment
 
 BLOCKS = [3, 1, 2, 0, 5]
 

@@ -8,9 +8,10 @@ import torch
 from support.tiny_models import EOS, MAX_LEN, VOCAB
 from transformers import AutoModelForCausalLM
 
-from kvrelay.engine.runner import ModelRunner, Segment
+from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.faults import SegmentsFailed, SequenceFault
 from kvrelay.engine.sampling.sampler import Sampled, SampleRequest
+from kvrelay.engine.segment import Segment
 from kvrelay.errors import ConfigError, InvalidArgument
 from kvrelay.types import SamplingParams
 

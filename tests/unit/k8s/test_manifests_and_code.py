@@ -34,11 +34,11 @@ from support.router_harness import running_router
 import autoscaler.worker_drain
 from autoscaler.scaling_policy import PoolSnapshot, decide
 from kvrelay.cli.main import app
-from kvrelay.config.schema import is_loopback
+from kvrelay.config.listen import is_loopback
 from kvrelay.process.stop_request import DRAIN_GRACE_S
 from kvrelay.security import tls_roles as roles
 from kvrelay.types import POOLS, PoolName
-from kvrelay.worker.host import STOP_GRACE_S
+from kvrelay.worker.grpc_server import STOP_GRACE_S
 
 if reason := missing_renderer():
     pytest.skip(reason, allow_module_level=True)

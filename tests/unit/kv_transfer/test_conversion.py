@@ -214,7 +214,8 @@ def test_the_order_is_the_one_that_the_kernels_write(tiny_model: Callable[..., P
     """What the engine computed with kernels is what it computed without, once it is in the same
     order.
     """
-    from kvrelay.engine.runner import ModelRunner, Segment
+    from kvrelay.engine.runner import ModelRunner
+    from kvrelay.engine.segment import Segment
 
     folder = str(tiny_model("llama"))
     native = ModelRunner.load(folder, block_size=32, kv_bytes=1 << 20, max_model_len=128)

@@ -11,7 +11,8 @@ from support.transfer_ends import KEY, MemoryFile, decode_end, sender_of
 
 from kv_transfer.arena import digests_of
 from kv_transfer.plan import Layers
-from kvrelay.engine.runner import ModelRunner, Segment
+from kvrelay.engine.runner import ModelRunner
+from kvrelay.engine.segment import Segment
 
 PROMPT = [2 + 7 * i % 100 for i in range(45)]
 # Blocks of four tokens, for prompt and answer

@@ -7,13 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from kvrelay.config.schema import (
-    ClusterConfig,
-    KeyPairConfig,
-    ListenConfig,
-    SecurityConfig,
-    TlsConfig,
-)
+from kvrelay.config.listen import ListenConfig
+from kvrelay.config.schema import ClusterConfig
+from kvrelay.config.security import KeyPairConfig, SecurityConfig, TlsConfig
 from kvrelay.errors import ConfigError, NotFound
 from kvrelay.launch.actor import on_this_node
 from kvrelay.launch.launcher import require_gpus

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrelay.config.schema import Resources
+from kvrelay.config.pools import Resources
 from kvrelay.launch.placement import Node, needs, place, with_workers
 from kvrelay.types import POOLS, PoolName
 

@@ -14,9 +14,10 @@ import ray
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import Unavailable
-from kvrelay.launch import ray_cluster
+from kvrelay.launch import ray_cluster, ray_probe
 from kvrelay.launch.launcher import RayLauncher
-from kvrelay.launch.ray_cluster import RayCluster, _knock
+from kvrelay.launch.ray_cluster import RayCluster
+from kvrelay.launch.ray_probe import check_ray
 from kvrelay.worker.settings import WorkerSettings
 
 LARGE = ClusterConfig.model_validate({"decode": {"resources": {"num_cpus": 2}}})
@@ -51,9 +52,9 @@ def listener(answer: bytes) -> Iterator[str]:
     "answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["silent", "HTTP"]
 )
 def test_what_listens_but_is_no_ray(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_cluster, "_CONNECT_S", 1.0)
+    monkeypatch.setattr(ray_probe, "_CONNECT_S", 1.0)
     with listener(answer) as address, pytest.raises(Unavailable, match=f"no Ray at {address}: "):
-        _knock(address)
+        check_ray(address)
 
 
 def test_where_nothing_listens() -> None:
@@ -71,13 +72,13 @@ async def test_a_local_ray_wants_its_token_and_who_finds_no_room_waits(
         token = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
         assert not token.is_relative_to(Path.home())
         assert os.stat(token).st_mode & 0o777 == 0o600
-        _knock(address)
+        check_ray(address)
         token_of_another = token.with_name("another")
         token_of_another.write_text("0" * 64)
         monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token_of_another))
         ray_cluster.AuthenticationTokenLoader.instance().reset_cache()
         with pytest.raises(Unavailable, match="wants its token: set RAY_AUTH_MODE=token"):
-            _knock(address)
+            check_ray(address)
         monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
         ray_cluster.AuthenticationTokenLoader.instance().reset_cache()
         monkeypatch.setattr(ray, "__version__", "0.1")
@@ -86,11 +87,11 @@ async def test_a_local_ray_wants_its_token_and_who_finds_no_room_waits(
             match=r"Ray at .* is [0-9.]+, and here it is 0.1; they "
             r"must be equal",
         ):
-            _knock(address)
+            check_ray(address)
         monkeypatch.undo()
-        monkeypatch.setattr(ray_cluster, "_is_here", lambda _: False)
+        monkeypatch.setattr(ray_probe, "_is_here", lambda _: False)
         with pytest.raises(Unavailable, match="this machine is none of the 1 nodes of Ray at "):
-            _knock(address)
+            check_ray(address)
         monkeypatch.undo()
 
         launcher = RayLauncher(WorkerSettings("", "decode", "demo", "redis://", LARGE), cluster)

@@ -18,10 +18,11 @@ import pytest
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.errors import ModelRefused, Unavailable
-from kvrelay.launch import template as template_module
+from kvrelay.launch import template_process
 from kvrelay.launch.actor import WorkerActor
+from kvrelay.launch.forked_worker import ForkedWorker, settings_from_json, settings_to_json
 from kvrelay.launch.pool_switch import Roles
-from kvrelay.launch.template import ForkedWorker, Template, settings_from_json, settings_to_json
+from kvrelay.launch.template import Template
 from kvrelay.process.child import command_of
 from kvrelay.state.embedded_redis import EmbeddedRedis
 from kvrelay.state.registry import Registry
@@ -116,7 +117,7 @@ async def test_it_ends_with_its_actor(
 
 _ACTOR = """
 import asyncio, json, sys
-from kvrelay.launch.template import ForkedWorker, settings_from_json
+from kvrelay.launch.forked_worker import ForkedWorker, settings_from_json
 
 async def main():
     worker = await ForkedWorker.ask(sys.argv[1], settings_from_json(json.loads(sys.argv[2])), {})
@@ -175,11 +176,11 @@ def test_an_actor_that_goes_once_the_worker_has_ended_makes_no_noise(
 ) -> None:
     """The thread that listens to it may come by after the event loop has been closed."""
     exits: list[int] = []
-    monkeypatch.setattr(template_module, "_ORPHAN_S", 0.0)
-    monkeypatch.setattr(template_module.os, "_exit", exits.append)
+    monkeypatch.setattr(template_process, "_ORPHAN_S", 0.0)
+    monkeypatch.setattr(template_process.os, "_exit", exits.append)
     loop = asyncio.new_event_loop()
     loop.close()
-    template_module._take_orders(StringIO(orders), Roles(), loop)
+    template_process._take_orders(StringIO(orders), Roles(), loop)
     assert exits == [1]
 
 

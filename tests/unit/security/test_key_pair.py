@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from support.certificates import DAY, Certificates, all_roles
 
-from kvrelay.config.schema import SecurityConfig
+from kvrelay.config.security import SecurityConfig
 from kvrelay.errors import ConfigError
 from kvrelay.security.authority import Authority
 from kvrelay.security.credentials import Credentials

@@ -23,8 +23,8 @@ from kvrelay.security.grpc_tls import worker_channel
 from kvrelay.security.tls_roles import WORKER_NAME
 from kvrelay.wire.transfer import kv_push
 from kvrelay.wire.worker import WorkerServiceStub, pb
-from kvrelay.worker import host
-from kvrelay.worker.host import _server
+from kvrelay.worker import grpc_server
+from kvrelay.worker.grpc_server import worker_server
 from kvrelay.worker.settings import WorkerSettings
 
 
@@ -114,7 +114,9 @@ async def silent(made: Certificates, number: int) -> AsyncIterator[set[asyncio.T
     """Connections to a worker's server that say nothing; each task lasts as long as its
     connection.
     """
-    async with _server("127.0.0.1", 2**20, Credentials.internal(made.security, "worker"), None) as (
+    async with worker_server(
+        "127.0.0.1", 2**20, Credentials.internal(made.security, "worker"), None
+    ) as (
         server,
         address,
     ):
@@ -130,7 +132,7 @@ async def silent(made: Certificates, number: int) -> AsyncIterator[set[asyncio.T
 async def test_connections_that_say_nothing_are_few(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "MAX_CONNECTIONS", 6)
+    monkeypatch.setattr(grpc_server, "MAX_CONNECTIONS", 6)
     async with silent(all_roles(tmp_path), 16) as connections:
         pending = connections
         async with asyncio.timeout(30):
@@ -142,6 +144,6 @@ async def test_connections_that_say_nothing_are_few(
 async def test_connections_that_say_nothing_do_not_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "HANDSHAKE_MS", 300)
+    monkeypatch.setattr(grpc_server, "HANDSHAKE_MS", 300)
     async with silent(all_roles(tmp_path), 4) as connections, asyncio.timeout(30):
         await asyncio.gather(*connections)

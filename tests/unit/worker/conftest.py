@@ -5,18 +5,16 @@ from __future__ import annotations
 import pytest
 from support.worker_harness import Engine
 
-import decode_worker.main
-import prefill_worker.main
 from kvrelay.clock import ManualClock
 from kvrelay.engine.runner import ModelRunner
+from kvrelay.worker import host
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     """Of the workers that are started after it."""
     manual = ManualClock()
-    for module in (prefill_worker.main, decode_worker.main):
-        monkeypatch.setattr(module, "MonotonicClock", lambda: manual)
+    monkeypatch.setattr(host, "MonotonicClock", lambda: manual)
     return manual
 
 

@@ -13,8 +13,9 @@ from support.worker_harness import Session, workers
 from kv_transfer.transports.named import NamedOutbound
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.base.step_input import OnLayer
-from kvrelay.engine.runner import ModelRunner, Segment
+from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.sampler import Sampled
+from kvrelay.engine.segment import Segment
 from kvrelay.errors import Code
 from kvrelay.messages import (
     Abort,

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from support.worker_harness import Session, Workers, workers
 
-from kvrelay.config.schema import ClusterConfig, SpeculationConfig
+from kvrelay.config.pools import SpeculationConfig
+from kvrelay.config.schema import ClusterConfig
 from kvrelay.messages import Abort, Command, Event, Prefill, Reserve, Reserved, RunLocal
 from kvrelay.types import SamplingParams, SequenceSpec
 

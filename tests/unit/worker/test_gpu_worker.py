@@ -13,7 +13,7 @@ from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.runner import ModelRunner
 from kvrelay.errors import ConfigError
 from kvrelay.types import PoolName
-from kvrelay.worker.host import load_runner
+from kvrelay.worker.model_loading import load_runner
 from kvrelay.worker.settings import WorkerSettings
 
 

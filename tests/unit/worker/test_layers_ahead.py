@@ -13,11 +13,12 @@ from kv_transfer.plan import Layers
 from kv_transfer.push import Push
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.base.step_input import OnLayer
-from kvrelay.engine.runner import ModelRunner, Segment
+from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.sampler import Sampled
+from kvrelay.engine.segment import Segment
 from kvrelay.messages import HandedOff, Prefill, Reserve, Reserved, RunLocal
 from kvrelay.types import SamplingParams, SequenceSpec
-from prefill_worker import worker as prefill_worker
+from prefill_worker import stage as prefill_stage
 
 CONFIG = ClusterConfig.model_validate(
     {
@@ -60,7 +61,7 @@ async def test_the_tokens_are_those_of_the_local_path(
         finally:
             computing = False
 
-    monkeypatch.setattr(prefill_worker, "LARGE", 1)
+    monkeypatch.setattr(prefill_stage, "LARGE", 1)
     monkeypatch.setattr(Push, "send", noted)
     monkeypatch.setattr(ModelRunner, "run", watched)
     async with workers(tiny_model("llama"), CONFIG, "prefill-0", "decode-0", "decode-1") as running:

@@ -14,8 +14,9 @@ from support.worker_harness import Session, workers
 
 from kvrelay.config.schema import ClusterConfig
 from kvrelay.engine.base.step_input import OnLayer
-from kvrelay.engine.runner import ModelRunner, Segment
+from kvrelay.engine.runner import ModelRunner
 from kvrelay.engine.sampling.sampler import Sampled
+from kvrelay.engine.segment import Segment
 from kvrelay.messages import Refused, RunLocal
 from kvrelay.state.embedded_redis import EmbeddedRedis
 from kvrelay.state.registry import Registry

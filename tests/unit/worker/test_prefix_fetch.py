@@ -21,7 +21,7 @@ from kvrelay.messages import Abort, HandedOff, Prefill, PrefixSource, Reserve, R
 from kvrelay.types import Handoff, PrefillTimings, SamplingParams, SequenceSpec
 from prefill_worker import fetcher
 from prefill_worker.fetch_cost_model import FetchCostModel
-from prefill_worker.worker import PrefillWorker
+from prefill_worker.stage import PrefillStage
 
 SIZE = 16
 CONFIG = ClusterConfig.model_validate(
@@ -228,13 +228,13 @@ async def test_blocks_are_kept_for_as_long_as_somebody_writes_to_them(
 ) -> None:
     """The source is lost in mid-push; while that is being wound up, the request is cancelled."""
     writing, go_on = threading.Event(), threading.Event()
-    aborted: asyncio.Queue[PrefillWorker] = asyncio.Queue()
+    aborted: asyncio.Queue[PrefillStage] = asyncio.Queue()
     pushes: list[asyncio.Task[int]] = []
     ending = asyncio.Event()
     write, export, abort, end = (
         BlockWriter.write,
         PrefixExport._export,
-        PrefillWorker.abort,
+        PrefillStage.abort,
         Receiver.end,
     )
 
@@ -248,9 +248,9 @@ async def test_blocks_are_kept_for_as_long_as_somebody_writes_to_them(
         assert await asyncio.to_thread(writing.wait, 20)
         raise Unavailable("lost")
 
-    def seen(worker: PrefillWorker, key: tuple[str, int]) -> None:
-        abort(worker, key)
-        aborted.put_nowait(worker)
+    def seen(stage: PrefillStage, key: tuple[str, int]) -> None:
+        abort(stage, key)
+        aborted.put_nowait(stage)
 
     async def noted(receiver: Receiver, lease_id: int) -> None:
         ending.set()
@@ -258,23 +258,22 @@ async def test_blocks_are_kept_for_as_long_as_somebody_writes_to_them(
 
     monkeypatch.setattr(BlockWriter, "write", slow)
     monkeypatch.setattr(PrefixExport, "_export", lost)
-    monkeypatch.setattr(PrefillWorker, "abort", seen)
+    monkeypatch.setattr(PrefillStage, "abort", seen)
     monkeypatch.setattr(Receiver, "end", noted)
     one = spec("second", await first_turn(decode))
     await begin(prefill, decode, one, source(decode))
     async with asyncio.timeout(60):
         await ending.wait()
         await prefill.send(Abort(*one.key))
-        worker = await aborted.get()
+        stage = await aborted.get()
         await decode.send(Abort(*one.key))
         for _ in range(10):  # all that the cancellation can bring about
             await asyncio.sleep(0)
-    assert worker.cache.pool.num_held >= HELD // SIZE
+    assert stage._context.cache.pool.num_held >= HELD // SIZE
     go_on.set()
     await asyncio.gather(*pushes, return_exceptions=True)
     await running.settled()
-    assert worker._fetcher is not None
-    assert len(worker._fetcher._leases) == 0
+    assert len(stage.inbound.leases) == 0
 
 
 async def test_a_source_that_does_not_answer_is_not_waited_for_longer_than_it_would_take_to_compute(

@@ -19,7 +19,7 @@ from kvrelay.messages import RunLocal
 from kvrelay.state.embedded_redis import EmbeddedRedis
 from kvrelay.state.registry import Registry
 from kvrelay.types import PoolName, SamplingParams, SequenceSpec, WorkerInfo
-from kvrelay.worker import host
+from kvrelay.worker import model_loading, registration
 from kvrelay.worker.settings import WorkerSettings
 
 PROMPT = tuple(range(2, 63))
@@ -72,13 +72,13 @@ async def test_a_worker_changes_over_with_its_weights(
     tiny_model: Callable[..., Path], unlike: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads: list[str] = []
-    load_model = host.load_model
+    load_model = model_loading.load_model
 
     def counted(path: str, **options: Any) -> LoadedModel:
         loads.append(path)
         return load_model(path, **options)
 
-    monkeypatch.setattr(host, "load_model", counted)
+    monkeypatch.setattr(model_loading, "load_model", counted)
     model = str(tiny_model("llama"))
     async with EmbeddedRedis() as redis, await Registry.connect(redis.url) as registry:
         fresh, decode = (
@@ -202,8 +202,8 @@ async def test_a_standby_worker_that_is_told_to_end_ends(tiny_model: Callable[..
 async def test_readiness_is_told_at_once_and_not_with_the_next_heartbeat(
     tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "HEARTBEAT_S", 3600.0)
-    monkeypatch.setattr(host, "TTL_S", 3600.0)
+    monkeypatch.setattr(registration, "HEARTBEAT_S", 3600.0)
+    monkeypatch.setattr(registration, "TTL_S", 3600.0)
     async with EmbeddedRedis() as redis, await Registry.connect(redis.url) as registry:
         roles = Roles()
         settings = WorkerSettings(

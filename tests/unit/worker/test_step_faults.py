@@ -31,7 +31,7 @@ from kvrelay.messages import (
     TokenBatch,
 )
 from kvrelay.types import SamplingParams, SequenceSpec, TokenLogprobs
-from prefill_worker import worker as prefill_worker
+from prefill_worker import stage as prefill_stage
 
 MARK = 120
 PATHS: dict[str, dict[str, Any]] = {
@@ -215,7 +215,7 @@ async def test_layers_that_left_before_a_step_raised_are_those_of_the_step_that_
         pushed.append(len(faults.steps))
         send(push, first, blocks, layers)
 
-    monkeypatch.setattr(prefill_worker, "LARGE", 1)
+    monkeypatch.setattr(prefill_stage, "LARGE", 1)
     monkeypatch.setattr(Push, "send", noted)
     params = replace(PARAMS[1], max_tokens=12)
     plug, bad, good = (

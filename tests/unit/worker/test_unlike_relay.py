@@ -12,7 +12,7 @@ from support.worker_harness import Session, workers
 
 from kvrelay.compiler.compiled import NativeUnavailable
 from kvrelay.config.schema import ClusterConfig
-from kvrelay.engine import runner
+from kvrelay.engine import kernel_choice
 from kvrelay.errors import Code
 from kvrelay.messages import Failed, HandedOff, Prefill, Reserve, Reserved, RunLocal
 from kvrelay.types import Handoff, SamplingParams, SequenceSpec
@@ -103,7 +103,7 @@ async def test_one_side_without_kernels(
 
     model, alike = tiny_model("llama"), config({}, {})
     async with workers(model, alike, "prefill-0") as ours:
-        monkeypatch.setattr(runner, "check", no_compiler)
+        monkeypatch.setattr(kernel_choice, "check", no_compiler)
         async with workers(model, alike, "decode-0", "decode-1") as theirs:
             prefill, decode = await ours.session("prefill-0"), await theirs.session("decode-0")
             assert prefill.info.layout_hash != decode.info.layout_hash

@@ -16,7 +16,8 @@ from support.tiny_models import SERVED, VOCAB, build
 from kvrelay.engine.forward import native_forward
 from kvrelay.engine.forward.native_forward import NativeForward
 from kvrelay.engine.native.build import library
-from kvrelay.engine.runner import ModelRunner, Segment
+from kvrelay.engine.runner import ModelRunner
+from kvrelay.engine.segment import Segment
 from kvrelay.errors import ConfigError
 
 library()  # that a compiler is here is what the tests below stand on

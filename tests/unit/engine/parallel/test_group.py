@@ -25,7 +25,8 @@ from kvrelay.engine.parallel.group import RankGroup
 from kvrelay.engine.parallel.lost import RankLost
 from kvrelay.engine.parallel.plan import check_degree
 from kvrelay.engine.parallel.step_message import step_from_numbers, step_to_numbers
-from kvrelay.engine.runner import ModelRunner, Segment
+from kvrelay.engine.runner import ModelRunner
+from kvrelay.engine.segment import Segment
 from kvrelay.errors import ConfigError, ModelRefused
 
 SETTINGS: dict[str, Any] = {"block_size": 4, "kv_bytes": 1 << 20, "kernels": "torch"}

@@ -1,4 +1,4 @@
-"""A prefill worker: builds the KV of prompts chunk by chunk and pushes each chunk's KV to a decode
+"""The prefill stage: builds the KV of prompts chunk by chunk and pushes each chunk's KV to a decode
 worker.
 """
 
@@ -9,16 +9,9 @@ from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 
 from kv_transfer.plan import Layers
-from kv_transfer.prefix_export import PrefixExport
 from kv_transfer.push import Push
-from kv_transfer.sender import Sender
-from kvrelay.clock import Clock
-from kvrelay.engine.kvcache.prefix_cache import KvCache
-from kvrelay.engine.runner import ModelRunner
 from kvrelay.errors import KvRelayError, Unimplemented
 from kvrelay.messages import (
-    Abort,
-    Command,
     Failed,
     HandedOff,
     HandoffTarget,
@@ -26,10 +19,10 @@ from kvrelay.messages import (
     PrefixSource,
     SequenceTokens,
 )
-from kvrelay.types import WorkerLoad
-from kvrelay.worker.base import Identity, Key, Worker
+from kvrelay.worker.context import Key, WorkerContext
 from kvrelay.worker.sequence import Sequence, Work
 from kvrelay.worker.session import RouterSession
+from kvrelay.worker.stage import Stage, StageLoad, Start
 from prefill_worker.fetcher import Fetcher
 from prefill_worker.scheduler import PrefillScheduler
 
@@ -54,62 +47,40 @@ class Relay:
     closing: asyncio.Task[None] | None = None
 
 
-class PrefillWorker(Worker):
-    """Commands: Prefill, Abort. Events: the first token, then HandedOff or Failed."""
+class PrefillStage(Stage):
+    """Events of a prompt: the first token, then HandedOff or Failed."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        runner: ModelRunner,
-        cache: KvCache,
-        sender: Sender,
-        fetcher: Fetcher | None = None,
-        *,
-        chunk_tokens: int,
-        clock: Clock,
-    ) -> None:
-        self._scheduler = PrefillScheduler(cache, chunk_tokens)
-        super().__init__(identity, runner, cache, self._scheduler, clock)
-        self._sender = sender
-        self.prefix_export = PrefixExport(cache, sender, identity.epoch)
-        self._fetcher = fetcher
+    commands = (Prefill,)
+    scheduler: PrefillScheduler
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self.scheduler = PrefillScheduler(context.cache, context.config.prefill.chunk_tokens)
+        self._fetcher = Fetcher(context)
+        self.inbound = self._fetcher.inbound
         self._relays: dict[Key, Relay] = {}
+        # Pushes that are being cancelled.
         self._letting_go = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    @property
-    def grant_key(self) -> bytes:
-        """The grant key of this worker's prefix export."""
-        return self.prefix_export.key
-
-    def take(self, command: Command, session: RouterSession) -> None:
-        """Runs a router's command; see the class for the commands. A repeated Prefill is
-        ignored.
-        """
-        match command:
-            case Prefill(spec):
-                if spec.key not in self._relays and self.can_run(spec, session):
-                    self._accept(command, session)
-            case Abort(request_id, attempt):
-                self.abort((request_id, attempt))
-            case _:
-                raise KvRelayError(f"a prefill worker does not take {type(command).__name__}")
-
-    def _accept(self, command: Prefill, session: RouterSession) -> None:
-        spec, target = command.spec, command.target
-        sequence = self.begin(spec)
-        self.sessions[spec.key] = session
-        self._relays[spec.key] = Relay(
-            sequence, target, pushed=target.cached_tokens // self.cache.block_size
+    def start(self, command: Start, session: RouterSession) -> None:
+        """Takes a prompt, and fetches its prefix first if the router names a source."""
+        assert isinstance(command, Prefill)
+        key, target = command.spec.key, command.target
+        relay = Relay(
+            self._context.sequence(command.spec),
+            target,
+            pushed=target.cached_tokens // self._context.cache.block_size,
         )
-        relay = self._relays[spec.key]
-        if command.source is not None and self._fetcher is not None:
-            relay.fetching = self._spawn(self._fetch(relay, command.source, self._fetcher))
-        else:
+        self._context.sessions[key] = session
+        self._relays[key] = relay
+        if command.source is None:
             self._schedule(relay)
+        else:
+            relay.fetching = self._spawn(self._fetch(relay, command.source))
 
-    async def _fetch(self, relay: Relay, source: PrefixSource, fetcher: Fetcher) -> None:
-        await fetcher.fetch(relay.sequence, source, relay.target.transport)
+    async def _fetch(self, relay: Relay, source: PrefixSource) -> None:
+        await self._fetcher.fetch(relay.sequence, source, relay.target.transport)
         if not relay.sequence.ended:
             self._schedule(relay)
 
@@ -118,16 +89,19 @@ class PrefillWorker(Worker):
         before the first blocks are computed.
         """
         relay.fetching = None
-        self._scheduler.add(relay.sequence)
+        key = relay.sequence.spec.key
+        self.scheduler.add(relay.sequence)
         try:
-            relay.push = self._sender.open(relay.sequence.spec.key, relay.target)
+            relay.push = self._context.sender.open(key, relay.target)
         except Unimplemented as error:
-            self.fail(relay.sequence.spec.key, error.code, error.message)
-        self.steps.wake()
+            self.abort(key)
+            self._context.fail(key, error.code, error.message)
+        self._context.work.set()
 
     def stored(self, batch: list[Work], layers: int) -> None:
         """Pushes the layers that large chunks have stored so far, by groups of layers."""
-        group = -(-len(self.runner.layout.layers) // GROUPS)
+        layout = self._context.runner.layout
+        group = -(-len(layout.layers) // GROUPS)
         for work in batch:
             relay = self._relays.get(work.sequence.spec.key)
             if (
@@ -138,7 +112,7 @@ class PrefillWorker(Worker):
             ):
                 continue
             end = self._filled(work)
-            if (end - relay.pushed) * self.runner.layout.block_bytes >= LARGE:
+            if (end - relay.pushed) * layout.block_bytes >= LARGE:
                 self._push(relay, relay.push, end, layers)
 
     def _filled(self, work: Work) -> int:
@@ -149,47 +123,45 @@ class PrefillWorker(Worker):
         return (
             len(sequence.blocks)
             if work.sample
-            else (sequence.num_computed + work.num_tokens) // self.cache.block_size
+            else (sequence.num_computed + work.num_tokens) // self._context.cache.block_size
         )
 
     def _push(self, relay: Relay, push: Push, end: int, layers: int) -> None:
         """Pushes the blocks up to `end` in the layers up to `layers` that were not pushed yet."""
         if not relay.held:
-            self.cache.pool.hold(relay.sequence.blocks)
+            self._context.cache.pool.hold(relay.sequence.blocks)
             relay.held = list(relay.sequence.blocks)
         if end > relay.pushed and layers > relay.layers:
             blocks = relay.sequence.blocks[relay.pushed : end]
             push.send(relay.pushed, blocks, Layers(relay.layers, layers - relay.layers))
             relay.layers = layers
 
-    def advanced(self, sequence: Sequence, tokens: SequenceTokens | None) -> None:
-        """Pushes the blocks that this step filled; after the last chunk, commits."""
-        key = sequence.spec.key
-        relay = self._relays[key]
-        if tokens is not None and tokens.finish_reason is not None:
-            # The answer is complete, so there is nothing to hand over.
-            self.abort(key)
-            return
+    def computed(self, sequence: Sequence, tokens: SequenceTokens | None) -> None:
+        """Pushes the blocks that this step filled; after the last chunk, commits. Raises the error
+        of the push.
+        """
+        relay = self._relays[sequence.spec.key]
         assert relay.push is not None, "a push is opened before the first step"
         if relay.push.error is not None:
-            self.fail(key, relay.push.error.code, relay.push.error.message)
-            return
+            raise relay.push.error
         end = (
-            sequence.num_computed // self.cache.block_size
+            sequence.num_computed // self._context.cache.block_size
             if tokens is None
             else len(sequence.blocks)
         )
-        self._push(relay, relay.push, end, len(self.runner.layout.layers))
+        self._push(relay, relay.push, end, len(self._context.runner.layout.layers))
         relay.pushed, relay.layers = max(end, relay.pushed), 0
         if tokens is not None:
-            self._learn(sequence, tokens)
-            self._scheduler.remove(sequence)
-            relay.closing = self._spawn(self._commit(relay, tokens.token_ids[0], self.clock.now()))
+            self._finish(relay, tokens)
 
-    def _learn(self, sequence: Sequence, tokens: SequenceTokens) -> None:
-        if self._fetcher is not None and tokens.prefill is not None:
-            computed = len(sequence.spec.token_ids) - tokens.prefill.cached_tokens
+    def _finish(self, relay: Relay, tokens: SequenceTokens) -> None:
+        """Starts the commit of a prompt that is computed."""
+        if tokens.prefill is not None:
+            computed = len(relay.sequence.spec.token_ids) - tokens.prefill.cached_tokens
             self._fetcher.cost_model.add_compute(computed, tokens.prefill.compute_seconds)
+        self.scheduler.remove(relay.sequence)
+        now = self._context.clock.now()
+        relay.closing = self._spawn(self._commit(relay, tokens.token_ids[0], now))
 
     def abort(self, key: Key) -> None:
         """Ends a sequence, with its fetch, commit or push. The blocks stay held until the peer
@@ -198,37 +170,34 @@ class PrefillWorker(Worker):
         relay = self._relays.pop(key, None)
         if relay is None:
             return
-        del self.sessions[key]
         if relay.fetching is not None:
             relay.sequence.ended = True
             relay.fetching.cancel()
         elif not relay.sequence.ended:
-            self._scheduler.remove(relay.sequence)
+            self.scheduler.remove(relay.sequence)
         if relay.closing is not None:
             relay.closing.cancel()
         if relay.push is not None:
             self._spawn(self._let_go(relay, relay.push))
-        self.steps.wake()
+        self._context.work.set()
 
     def sequences(self) -> Iterator[Sequence]:
         """All sequences, including those that fetch or wait for their commit."""
         return (relay.sequence for relay in self._relays.values())
 
     async def close(self) -> None:
-        """Ends pushes and connections, then releases the KV memory."""
-        if self._fetcher is not None:
-            await self._fetcher.receiver.close()
-        await self._sender.close()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """Ends pushes and connections."""
         await super().close()
+        await self._context.sender.close()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def load(self) -> WorkerLoad:
+    def load(self) -> StageLoad:
         """The current counts. Pushes that are being cancelled count as running."""
-        waiting = [sequence for sequence in self._scheduler if sequence.started is None]
-        return self.measured(
+        waiting = tuple(sequence for sequence in self.scheduler if sequence.started is None)
+        return StageLoad(
             running=len(self._relays) + self._letting_go - len(waiting),
             waiting=waiting,
-            busy_share=self.steps.busy.share(self.clock.now()),
+            busy_share=self._context.engine.busy.share(self._context.clock.now()),
         )
 
     async def _commit(self, relay: Relay, first_token: int, prefill_done_at: float) -> None:
@@ -243,9 +212,8 @@ class PrefillWorker(Worker):
                 *spec.key, error.code, f"hand-off to {relay.target.worker_id}: {error.message}"
             )
         del self._relays[spec.key]
-        session = self.sessions.pop(spec.key)
         self._release(relay)
-        session.send(event)
+        self._context.finish(spec.key, event)
 
     async def _let_go(self, relay: Relay, push: Push) -> None:
         """Aborts the push and then releases the blocks, which must not change until the peer has
@@ -259,8 +227,8 @@ class PrefillWorker(Worker):
             self._release(relay)
 
     def _release(self, relay: Relay) -> None:
-        self.cache.release(relay.held)
-        self.steps.wake()
+        self._context.cache.release(relay.held)
+        self._context.work.set()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -5,23 +5,18 @@ from __future__ import annotations
 import os
 import re
 import threading
-import time
-from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, TypeAlias
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import grpc
 
-from kvrelay.client.answer import Answer, Token, tokens_of
+from kvrelay.client.credentials import Tls, bearer, channel_credentials
 from kvrelay.client.hints import with_hint
-from kvrelay.client.request import GenerateOptions, build_request
 from kvrelay.client.retry import Retry, RetryPolicy
 from kvrelay.errors import Cancelled, FailedPrecondition, InvalidArgument, KvRelayError, Unavailable
 from kvrelay.wire import inference as wire
 from kvrelay.wire.status import error_from_rpc
 
-Tls: TypeAlias = bool | bytes | str | os.PathLike[str] | grpc.ChannelCredentials
-_MAX_PEM_BYTES = 2**20
 _TARGET = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[^:/\s\[\]]+):\d{1,5}$")
 # The deadline ends the attempts.
 _PATIENT = RetryPolicy(max_attempts=2**31, max_backoff_s=0.5)
@@ -143,143 +138,3 @@ class BaseClient:
             len(self.targets),
             self._timeout if timeout is None else timeout,
         )
-
-
-def bearer(token: str | None) -> tuple[tuple[str, str], ...]:
-    """Returns the metadata of each call. White space around the token, for example the last newline
-    of a file, is removed. Raises InvalidArgument for a token that is not one word of printable
-    ASCII.
-    """
-    if token is None:
-        return ()
-    word = token.strip()
-    if not word or not word.isascii() or not word.isprintable() or " " in word:
-        raise InvalidArgument(
-            "token is not one word of printable ASCII; give what the token's file holds",
-            field="token",
-        )
-    return (("authorization", f"Bearer {word}"),)
-
-
-def channel_credentials(tls: Tls) -> grpc.ChannelCredentials | None:
-    """Returns the channel credentials for `tls`, or None without TLS. Raises InvalidArgument for a
-    value of another type, an unreadable file, or content without a certificate.
-    """
-    if tls is False or tls is None:
-        return None
-    if tls is True:
-        return grpc.ssl_channel_credentials()
-    if isinstance(tls, grpc.ChannelCredentials):
-        return tls
-    if not isinstance(tls, bytes | str | os.PathLike):
-        kind = type(tls).__name__
-        raise InvalidArgument(
-            f"tls is of type {kind}; give True, the path or the content of a PEM file, or "
-            f"grpc.ChannelCredentials",
-            field="tls",
-        )
-    name, content = (
-        ("the given bytes", tls) if isinstance(tls, bytes) else (os.fspath(tls), _read(tls))
-    )
-    if b"-----BEGIN CERTIFICATE-----" not in content:
-        raise InvalidArgument(
-            f"tls: {name} holds no PEM certificate; give the file of the authority", field="tls"
-        )
-    return grpc.ssl_channel_credentials(content)
-
-
-def _read(path: str | os.PathLike[str]) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read(_MAX_PEM_BYTES)
-    except OSError as error:
-        raise InvalidArgument(
-            f"tls: {os.fspath(path)} cannot be read: {error.strerror}", field="tls"
-        ) from None
-
-
-class BaseStream:
-    """The shared core of the streams: the subclasses read responses, and this class decides how to
-    handle them.
-    """
-
-    def __init__(
-        self, client: BaseClient, retry: Retry, prompt: str | None, options: GenerateOptions
-    ) -> None:
-        request = build_request(prompt, options)
-        # Converted once here, so that InvalidArgument points at the caller's mistake.
-        wire.request_to_proto(request)
-        self._client = client
-        self._answer = Answer(request)
-        self._retry = retry
-        # The call in progress, of grpc or grpc.aio.
-        self._call: Any = None
-        self._error: KvRelayError | None = None
-        # Tokens that were received but not yet read by the caller.
-        self._untaken: deque[Token] = deque()
-
-    def __repr__(self) -> str:
-        state = (
-            "finished"
-            if self._answer.finished
-            else "under way"
-            if self._error is None
-            else repr(self._error)
-        )
-        return (
-            f"<kvrelay.{type(self).__name__}: {self._answer.num_tokens} tokens, "
-            f"{self._retry.calls} calls, {state}>"
-        )
-
-    def _finished(self) -> bool:
-        """Whether the answer is complete. Raises the error that ended the answer, if any, and
-        FailedPrecondition in a forked process.
-        """
-        if self._error is not None:
-            raise self._error
-        if not self._answer.finished:
-            self._client._raise_if_forked()
-        return self._answer.finished
-
-    def _begin(self) -> tuple[wire.pb.GenerateRequest, float]:
-        """Returns the message and the timeout in seconds of the next call."""
-        now = time.monotonic()
-        timeout = self._retry.begin(now)
-        self._answer.begin(now)
-        return wire.request_to_proto(self._answer.request()), timeout
-
-    def _receive(self, response: wire.GenerateResponse) -> bool:
-        """Adds a response; returns whether it brought anything new."""
-        news = self._answer.receive(response, time.monotonic())
-        if news:
-            self._retry.progress()
-        return news
-
-    def _failed(self, error: KvRelayError) -> float:
-        """Returns the seconds until the next call. Raises the error when there is no further
-        call.
-        """
-        try:
-            return self._retry.failed(error, time.monotonic())
-        except KvRelayError:
-            self._error = error
-            raise
-
-    def _left(self) -> None:
-        if self._error is None and not self._answer.finished:
-            self._error = Cancelled("the stream was left before the answer's end")
-
-    def _take(self, response: wire.GenerateResponse | None = None) -> Iterator[Token]:
-        """Yields the tokens that the caller has not read yet, including those of `response`. Tokens
-        that the caller does not request stay in the queue.
-        """
-        if response is not None:
-            self._untaken.extend(tokens_of(response))
-        while self._untaken:
-            yield self._untaken.popleft()
-
-    def _drop_call(self) -> None:
-        call, self._call = self._call, None
-        # gRPC's locks may not survive a fork.
-        if call is not None and not self._client._forked:
-            call.cancel()

@@ -1,0 +1,180 @@
+"""The decode stage: leases blocks, receives hand-offs, and streams tokens from a continuous
+batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from decode_worker.drafter import Drafter
+from decode_worker.scheduler import DecodeScheduler
+from kv_transfer.lease import Lease
+from kvrelay.engine.kvcache.block_pool import OutOfBlocks
+from kvrelay.errors import Code
+from kvrelay.messages import Refused, Renew, Reserve, Reserved, RunLocal
+from kvrelay.types import SequenceSpec
+from kvrelay.worker.busy import RecentMean
+from kvrelay.worker.context import Key, WorkerContext
+from kvrelay.worker.inbound_kv import InboundKv
+from kvrelay.worker.sequence import Sequence
+from kvrelay.worker.session import RouterSession
+from kvrelay.worker.stage import Stage, StageLoad, Start
+
+
+class DecodeStage(Stage):
+    """Events of a sequence: Reserved or Refused, tokens, Failed."""
+
+    commands = (Reserve, RunLocal, Renew)
+    scheduler: DecodeScheduler
+
+    def __init__(self, context: WorkerContext) -> None:
+        config, max_model_len = context.config.decode, context.runner.max_model_len
+        drafter = None if config.speculation is None else Drafter(config.speculation, max_model_len)
+        self._context = context
+        self.scheduler = DecodeScheduler(context.cache, config.chunk_tokens, drafter)
+        self.inbound = InboundKv(context, self._join)
+        self._leases = self.inbound.leases
+        self._max_batch = config.max_batch
+        self._slots_taken = RecentMean(context.clock.now())
+        # Sequences that wait for their KV.
+        self._reserved: dict[Key, tuple[Sequence, Reserved]] = {}
+        self._decoding: dict[Key, Sequence] = {}
+
+    def start(self, command: Start, session: RouterSession) -> None:
+        """Leases blocks for a sequence, or prefills it here. Refuses it if all batch slots are
+        taken.
+        """
+        spec = command.spec
+        if self._is_full(spec.key):
+            session.send(Refused(*spec.key, "full"))
+        elif isinstance(command, Reserve):
+            self._reserve(spec, command.lease_seconds, command.prefill_worker, session)
+        else:
+            self._run_local(spec, session)
+
+    def repeat(self, key: Key, session: RouterSession) -> None:
+        """Gives a repeated Reserve the same answer."""
+        if key in self._reserved:
+            session.send(self._reserved[key][1])
+
+    def renew(self, command: Renew) -> None:
+        """Renews leases."""
+        self._leases.renew(command.lease_ids, command.lease_seconds, self._context.clock.now())
+
+    def _join(self, lease: Lease, first_token: int, num_tokens: int) -> None:
+        """Handles the commit of a reserved sequence: the sequence joins the batch with the token
+        that the prefill worker sampled.
+        """
+        cache, runner = self._context.cache, self._context.runner
+        sequence, _ = self._reserved.pop(lease.key)
+        expected = len(sequence.tokens)
+        if num_tokens != expected or not 0 <= first_token < runner.vocab_size:
+            sequence.drop_blocks(cache)
+            text = (
+                f"KV of {num_tokens} tokens and first token {first_token} came for a sequence of "
+                f"{expected} tokens"
+            )
+            self._context.fail(lease.key, Code.DATA_LOSS, text)
+            return
+        sequence.advance(cache, num_tokens - sequence.num_computed)
+        sequence.append(first_token, runner.eos_token_ids, runner.max_model_len)
+        self._decoding[lease.key] = sequence
+        self.scheduler.join(sequence)
+        self._context.work.set()
+
+    def abort(self, key: Key) -> None:
+        """Ends a sequence, and the push to its lease if it is reserved."""
+        if key in self._decoding:
+            self.scheduler.remove(self._decoding.pop(key))
+        elif key in self._reserved:
+            lease_id = self._reserved[key][1].target.lease_id
+            self._leases.close(lease_id)
+            self.inbound.receiver.revoke(lease_id)
+            self._release_leases()
+        self._context.work.set()
+
+    def _release_leases(self) -> None:
+        """Frees the blocks of ended leases without a running copy."""
+        for lease in self._leases.release():
+            sequence, _ = self._reserved.pop(lease.key)
+            sequence.drop_blocks(self._context.cache)
+            self._context.work.set()
+
+    def load(self) -> StageLoad:
+        """The current counts, with leases and preemptions."""
+        waiting, blocks = self.scheduler.waiting, self._context.cache.pool
+        leased = sum(len(lease.writable) for lease in self._leases)
+        return StageLoad(
+            running=len(self.scheduler) - len(waiting),
+            waiting=waiting,
+            leases=len(self._leases),
+            blocks_leased=leased,
+            busy_share=max(self._busy_share(), (blocks.num_held - leased) / blocks.num_blocks),
+            preemptions=self.scheduler.preemptions,
+        )
+
+    def _busy_share(self) -> float:
+        """The load of the batch slots. The time of the engine is no measure, since it computes
+        whenever any sequence decodes.
+
+        The square root of the mean share of taken slots, since steps of a larger batch take longer:
+        requests that fill a quarter of the slots on each of two workers would take more than half
+        of a single worker.
+        """
+        return math.sqrt(min(1.0, self._slots_taken.mean(self._context.clock.now())))
+
+    def sequences(self) -> Iterator[Sequence]:
+        """Decoding and reserved sequences."""
+        yield from self._decoding.values()
+        yield from (sequence for sequence, _ in self._reserved.values())
+
+    def keep_house(self, now: float) -> None:
+        """Measures the batch, and ends leases past their time."""
+        self._slots_taken.is_now(len(self.scheduler) / self._max_batch, now)
+        for lease in self._leases.expire(now):
+            self.inbound.receiver.revoke(lease.lease_id)
+            if lease.key in self._context.sessions:
+                text = "the lease ended before its KV arrived"
+                self._context.fail(lease.key, Code.FAILED_PRECONDITION, text)
+        self._release_leases()
+
+    async def close(self) -> None:
+        """Ends all pushes and closes the connections."""
+        await super().close()
+        await self._context.sender.close()
+
+    def _is_full(self, key: Key) -> bool:
+        """Whether no batch slot is free for another sequence. An ended lease of the same key counts
+        as a batch slot until the last copy into its blocks is over.
+        """
+        taken = len(self.scheduler) + len(self._leases)
+        return taken >= self._max_batch or key in self._reserved
+
+    def _reserve(
+        self, spec: SequenceSpec, lease_seconds: float, prefill_worker: str, session: RouterSession
+    ) -> None:
+        cache = self._context.cache
+        sequence = self._context.sequence(spec)
+        sequence.take_prefix(cache)
+        cached_blocks = len(sequence.blocks)
+        try:
+            sequence.take_blocks(cache, len(sequence.tokens))
+        except OutOfBlocks:
+            sequence.drop_blocks(cache)
+            session.send(Refused(*spec.key, "full"))
+            return
+        now = self._context.clock.now()
+        lease = self._leases.grant(spec.key, sequence.blocks, cached_blocks, lease_seconds, now)
+        target = self.inbound.target(lease, sequence.num_computed, prefill_worker)
+        answer = Reserved(*spec.key, target)
+        self._context.sessions[spec.key] = session
+        self._reserved[spec.key] = sequence, answer
+        session.send(answer)
+
+    def _run_local(self, spec: SequenceSpec, session: RouterSession) -> None:
+        sequence = self._context.sequence(spec)
+        self._context.sessions[spec.key] = session
+        self._decoding[spec.key] = sequence
+        self.scheduler.add(sequence)
+        self._context.work.set()

@@ -1,0 +1,57 @@
+"""The addresses of the listeners."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from kvrelay.config.section import Section
+
+_ADDRESS = re.compile(r"^(\[[0-9a-fA-F:]+\]|[^:\s]+):([0-9]{1,5})$")
+# Listeners of a router, by their keys in `listen`.
+ENDPOINTS = ("grpc", "http", "admin")
+
+
+def is_address(value: str) -> bool:
+    """Whether `value` is HOST:PORT with a port from 0 to 65535."""
+    match = _ADDRESS.match(value)
+    return match is not None and int(match[2]) <= 65535
+
+
+def _address(value: str) -> str:
+    if not is_address(value):
+        raise ValueError(f"{value!r} is not HOST:PORT with a port from 0 to 65535")
+    return value
+
+
+Address = Annotated[str, AfterValidator(_address)]
+
+
+def is_loopback(address: str) -> bool:
+    """Whether the host of HOST:PORT is a loopback address."""
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class ListenConfig(Section):
+    """Addresses of the listeners. Router addresses are HOST:PORT."""
+
+    grpc: Address = "127.0.0.1:50051"
+    http: Address = "127.0.0.1:8000"
+    admin: Address = "127.0.0.1:50052"
+    # The host that workers bind and announce. auto: the address of the worker's Ray node. Use a
+    # private network only.
+    worker_host: str = "127.0.0.1"
+
+    @property
+    def workers_on_loopback(self) -> bool:
+        """Whether workers listen on a loopback address."""
+        return is_loopback(f"{self.worker_host}:0")

@@ -1,0 +1,112 @@
+"""The two pools: their workers, KV caches and resources."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from kvrelay.config.section import Count, Memory, PositiveInt, Section
+
+_RAYS_OWN = ("CPU", "GPU", "memory", "object_store_memory")
+# auto: the dtype of the model.
+KvDtype = Literal["auto", "int8"]
+# Tokens per block.
+BlockSize = Annotated[int, Field(ge=1, le=1024, strict=True)]
+# Number of processes that share one worker's model.
+TensorParallel = Annotated[int, Field(ge=1, le=64, strict=True)]
+# auto: the checkpoint's dtype. int8: linear layers with 8-bit weights and activations.
+Weights = Literal["auto", "int8"]
+
+
+class KvConfig(Section):
+    """The KV cache of the workers of both pools, unless a pool overrides it."""
+
+    dtype: KvDtype = "auto"
+    # Tokens; the CPU kernels read this many at once.
+    block_size: BlockSize = 32
+    # Bytes per worker.
+    memory: Memory = 2**30
+    digest: bool = True
+    prefix_cache: bool = True
+
+
+class PoolKvConfig(Section):
+    """Overrides of `kv` for one pool. The hand-off converts between the formats."""
+
+    dtype: KvDtype | None = None
+    block_size: BlockSize | None = None
+    memory: Memory | None = None
+
+
+class Resources(Section):
+    """Resources that Ray reserves for one worker."""
+
+    num_cpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1
+    num_gpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0
+    # Custom resources bind a pool to the nodes that offer them.
+    custom: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(default={})
+
+    @field_validator("custom")
+    @classmethod
+    def _not_rays_own(cls, value: dict[str, float]) -> dict[str, float]:
+        for name in value:
+            if not name or name in _RAYS_OWN:
+                raise ValueError(
+                    f"{name!r} is not a custom resource; Ray's own are num_cpus and num_gpus here"
+                )
+        return value
+
+
+class PrefillConfig(Section):
+    """The prefill pool."""
+
+    replicas: Count = 1
+    resources: Resources = Resources()
+    tensor_parallel: TensorParallel = 1
+    # Threads of each process of a worker.
+    threads: PositiveInt = 1
+    weights: Weights = "auto"
+    kv: PoolKvConfig = PoolKvConfig()
+    # Prompt tokens per step.
+    chunk_tokens: PositiveInt = 512
+
+
+class SpeculationConfig(Section):
+    """N-gram speculation: drafts the next tokens from earlier tokens that followed the same n
+    tokens, and verifies several tokens in one step.
+    """
+
+    kind: Literal["ngram"] = "ngram"
+    # Most draft tokens for one sequence in one step.
+    tokens: Annotated[int, Field(ge=1, le=64, strict=True)] = 4
+    # Least number of tokens that must match.
+    min_ngram: PositiveInt = 2
+    # Most tokens that are compared; the longest match wins.
+    max_ngram: PositiveInt = 4
+    # Sequences. In a larger batch, reading the weights no longer bounds a step, so speculation is
+    # off.
+    max_batch: PositiveInt = 8
+
+    @model_validator(mode="after")
+    def _ordered(self) -> SpeculationConfig:
+        if self.min_ngram > self.max_ngram:
+            raise ValueError(f"min_ngram {self.min_ngram} is above max_ngram {self.max_ngram}")
+        return self
+
+
+class DecodeConfig(Section):
+    """The decode pool."""
+
+    replicas: PositiveInt = 1
+    resources: Resources = Resources()
+    tensor_parallel: TensorParallel = 1
+    # Threads of each process of a worker.
+    threads: PositiveInt = 1
+    weights: Weights = "auto"
+    kv: PoolKvConfig = PoolKvConfig()
+    # Batch slots of one worker: sequences that are decoding, prefilling or reserved.
+    max_batch: PositiveInt = 32
+    # Prompt tokens that one step prefills beside the batch.
+    chunk_tokens: PositiveInt = 256
+    speculation: SpeculationConfig | None = None

@@ -1,0 +1,76 @@
+"""Keeps a cluster's controller running."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from autoscaler.backoff import Deaths
+from kvrelay.errors import ConfigError, KvRelayError
+from kvrelay.launch.child_command import ChildCommand
+from kvrelay.process.telemetry import get_logger
+
+# Within the window that `Deaths` keeps. One more death ends the cluster.
+_MOST_DEATHS = 5
+# For a controller, which drains its workers.
+_STOP_TIMEOUT_S = 45.0
+
+log = get_logger("cluster")
+
+
+class ControllerSupervisor:
+    """Restarts the controller when it ends by itself.
+
+    The workers end with the controller. Until there are new workers, requests wait at the router.
+    Streams then continue where they stopped.
+    """
+
+    def __init__(self, start: Callable[[], Awaitable[ChildCommand]]) -> None:
+        self._start = start
+        self._child: ChildCommand | None = None
+        # Ends with the error when restarts do not help.
+        self._supervising: asyncio.Task[KvRelayError] | None = None
+
+    @property
+    def child(self) -> ChildCommand:
+        """The controller's current process."""
+        assert self._child is not None, "not started"
+        return self._child
+
+    async def start(self) -> None:
+        """Starts the first controller, without restarts until `supervise`."""
+        self._child = await self._start()
+
+    def supervise(self) -> None:
+        """Restarts the controller from now on."""
+        self._supervising = asyncio.create_task(self._supervise())
+
+    async def _supervise(self) -> KvRelayError:
+        deaths = Deaths()
+        while True:
+            error = await self.child.end()
+            deaths = deaths.and_at(time.monotonic())
+            if isinstance(error, ConfigError) or len(deaths.times) > _MOST_DEATHS:
+                return error
+            log.error("controller_restarting", reason=error.message, deaths=len(deaths.times))
+            await asyncio.sleep(max(0.0, deaths.replace_at - time.monotonic()))
+            self._child = await self._start()
+
+    async def end(self) -> KvRelayError:
+        """Waits until restarts do not help. Returns the error."""
+        assert self._supervising is not None, "not supervised"
+        return await asyncio.shield(self._supervising)
+
+    async def stop(self) -> None:
+        """Ends the supervision and the controller, which drains its workers."""
+        if self._supervising is not None:
+            self._supervising.cancel()
+            await asyncio.gather(self._supervising, return_exceptions=True)
+        if self._child is not None:
+            await self._child.stop(_STOP_TIMEOUT_S)
+
+    def kill(self) -> None:
+        """Kills the controller and everything it has started."""
+        if self._child is not None:
+            self._child.kill()

@@ -1,0 +1,30 @@
+"""The addresses of a router, as its ready line tells them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from kvrelay.errors import KvRelayError
+
+_READY = re.compile(r"^kvrelay ready grpc=(\S+) http=(\S+) admin=(\S+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """The addresses of a router: HOST:PORT of gRPC and admin, URL of HTTP."""
+
+    grpc: str
+    http: str
+    admin: str
+
+    def __str__(self) -> str:
+        return f"kvrelay ready grpc={self.grpc} http={self.http} admin={self.admin}"
+
+    @classmethod
+    def parse(cls, line: str) -> Endpoints:
+        """Reads a router's ready line. Raises KvRelayError for any other line."""
+        match = _READY.match(line)
+        if match is None:
+            raise KvRelayError(f"the router printed {line!r} where its addresses should be")
+        return cls(*match.groups())

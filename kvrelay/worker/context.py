@@ -1,0 +1,72 @@
+"""What the worker and its stage share."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from kv_transfer.sender import Sender
+from kvrelay.clock import Clock
+from kvrelay.config.schema import ClusterConfig
+from kvrelay.engine.kvcache.prefix_cache import KvCache
+from kvrelay.engine.runner import ModelRunner
+from kvrelay.errors import Code
+from kvrelay.messages import Event, Failed
+from kvrelay.types import Claim, PoolName, SequenceSpec
+from kvrelay.worker.engine_thread import EngineThread
+from kvrelay.worker.sequence import Sequence
+from kvrelay.worker.session import RouterSession
+
+Key = tuple[str, int]
+"""Identifies one attempt of a request: request id, attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Identifies this worker. Its epoch is higher than that of any worker started earlier."""
+
+    worker_id: str
+    pool: PoolName
+    epoch: int
+    address: str
+    host_id: str
+    # The claim under which a controller started the worker.
+    claim: Claim | None = None
+
+
+class WorkerContext:
+    """Identity, engine, block cache and sessions of one worker. Lives on one event loop."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        config: ClusterConfig,
+        runner: ModelRunner,
+        cache: KvCache,
+        sender: Sender,
+        clock: Clock,
+    ) -> None:
+        self.identity = identity
+        self.config = config
+        self.runner = runner
+        self.cache = cache
+        self.sender = sender
+        self.clock = clock
+        self.engine = EngineThread(runner, clock)
+        # The attempts on this worker, with the sessions of their routers. An attempt is in here
+        # from the command that brings it until its last event.
+        self.sessions: dict[Key, RouterSession] = {}
+        # Set when there may be work for the step loop: a sequence arrived, or blocks were released.
+        self.work = asyncio.Event()
+
+    def sequence(self, spec: SequenceSpec) -> Sequence:
+        """Returns a new sequence that arrives now."""
+        return Sequence(spec, self.clock.now(), self.cache.hasher(spec.salt))
+
+    def finish(self, key: Key, event: Event) -> None:
+        """Sends the last event of an attempt, and forgets its session."""
+        self.sessions.pop(key).send(event)
+
+    def fail(self, key: Key, code: Code, message: str) -> None:
+        """Sends the error of an attempt, and forgets its session."""
+        self.finish(key, Failed(*key, code, message))

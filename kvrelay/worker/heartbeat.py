@@ -1,0 +1,87 @@
+"""The content of a worker's heartbeat."""
+
+from __future__ import annotations
+
+import os
+
+from kvrelay.engine.kvcache.block_pool import IntegrityError
+from kvrelay.protocol import ours
+from kvrelay.types import WorkerInfo, WorkerLoad, WorkerState
+from kvrelay.worker.context import WorkerContext
+from kvrelay.worker.meter import Meter, resident_bytes
+from kvrelay.worker.stage import StageLoad
+
+
+class Heartbeat:
+    """Describes one worker: what it is, its state and its load."""
+
+    def __init__(self, context: WorkerContext, meter: Meter) -> None:
+        self._context = context
+        self._meter = meter
+        # The host's report on the worker's certificate.
+        self.certificate_note = ""
+        self._integrity_error = ""
+
+    def check_integrity(self) -> None:
+        """Checks that all blocks are accounted for. The next load reports the result."""
+        try:
+            self._context.cache.check_integrity()
+            self._integrity_error = ""
+        except IntegrityError as error:
+            self._integrity_error = str(error)
+
+    def info(self, state: WorkerState, load: WorkerLoad) -> WorkerInfo:
+        """The whole heartbeat."""
+        identity, runner = self._context.identity, self._context.runner
+        claim = identity.claim
+        return WorkerInfo(
+            worker_id=identity.worker_id,
+            pool=identity.pool,
+            epoch=identity.epoch,
+            state=state,
+            address=identity.address,
+            model_id=runner.model_id,
+            layout_hash=runner.layout_hash,
+            block_size=runner.layout.block_size,
+            block_bytes=runner.layout.block_bytes,
+            host_id=identity.host_id,
+            max_model_len=runner.max_model_len,
+            load=load,
+            pid=os.getpid(),
+            tensor_parallel=runner.layout.ranks,
+            started_by="" if claim is None else claim.owner,
+            term=0 if claim is None else claim.term,
+            protocol=ours(),
+            sampled_model_id=runner.sampled_model_id,
+            tokenizer_id=runner.tokenizer_id,
+            vocab_size=runner.vocab_size,
+        )
+
+    def load(self, stage: StageLoad) -> WorkerLoad:
+        """The load of the stage, with the figures that both stages have in common."""
+        runner, pool, meter = self._context.runner, self._context.cache.pool, self._meter
+        resident, shared = resident_bytes(runner.rank_pids)
+        return WorkerLoad(
+            running=stage.running,
+            waiting=len(stage.waiting),
+            waiting_tokens=sum(sequence.uncomputed for sequence in stage.waiting),
+            blocks_total=pool.num_blocks,
+            blocks_held=pool.num_held,
+            blocks_cached=pool.num_cached,
+            leases=stage.leases,
+            tokens_per_second=meter.tokens_per_second(),
+            weight_bytes=runner.weight_bytes,
+            kv_bytes=runner.kv_bytes,
+            rss_bytes=resident,
+            shared_bytes=shared,
+            integrity_ok=not self._integrity_error,
+            integrity_error=self._integrity_error,
+            preemptions=stage.preemptions,
+            draft_tokens=meter.draft_tokens,
+            accepted_tokens=meter.accepted_tokens,
+            queue_wait_p95_ms=meter.queue_wait_p95_ms(),
+            certificate_note=self.certificate_note,
+            step_age_s=self._context.engine.watch.age_s,
+            busy_share=stage.busy_share,
+            blocks_leased=stage.blocks_leased,
+        )

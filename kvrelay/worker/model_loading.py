@@ -1,0 +1,125 @@
+"""Loads a worker's model onto the device of its pool."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import Any
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from kvrelay.engine.base.device import find_device
+from kvrelay.engine.model.loader import LoadedModel, load_model
+from kvrelay.engine.parallel.group import RankGroup
+from kvrelay.engine.parallel.lost import RankLost
+from kvrelay.engine.runner import ModelRunner
+from kvrelay.process.telemetry import get_logger
+from kvrelay.worker.heap import keep_freed_memory
+from kvrelay.worker.settings import WorkerSettings
+from kvrelay.worker.step_watch import POLL_S
+
+log = get_logger("worker")
+
+
+async def load_weights(settings: WorkerSettings) -> LoadedModel | None:
+    """Loads the model onto the pool's device, off the event loop, for a process that serves in one
+    pool after another.
+
+    Returns None if ranks share the model: they load it with each runner. Raises ModelRefused, and
+    ConfigError if there is no such device.
+    """
+    pool, device = settings.config.pool(settings.pool), _device(settings)
+    if pool.tensor_parallel > 1:
+        return None
+
+    def load() -> LoadedModel:
+        find_device(device)
+        torch.set_num_threads(pool.threads)
+        return load_model(settings.model_path, dtype=settings.config.model.dtype, device=device)
+
+    # A worker's log is read line by line.
+    disable_progress_bar()
+    began = time.monotonic()
+    loaded = await asyncio.to_thread(load)
+    log.info(
+        "weights_loaded",
+        worker=settings.worker_id,
+        seconds=time.monotonic() - began,
+        pid=os.getpid(),
+    )
+    return loaded
+
+
+async def load_runner(settings: WorkerSettings, model: LoadedModel | None = None) -> ModelRunner:
+    """The runner with the pool's KV memory. Loads the model off the event loop unless it is given.
+
+    Raises ModelRefused, ConfigError, RankLost.
+    """
+    keep_freed_memory()
+    disable_progress_bar()
+    group = None
+    if model is None and (degree := settings.config.pool(settings.pool).tensor_parallel) > 1:
+        # Started by this thread, which lasts as long as the worker: the ranks end with the thread
+        # that starts them.
+        group = RankGroup(degree, _device(settings))
+    loading = asyncio.create_task(asyncio.to_thread(_make_runner, settings, model, group))
+    runner = await _unless_lost(loading, group)
+    if runner.without_kernels:
+        log.warning(
+            "native_kernels_unavailable", worker=settings.worker_id, reason=runner.without_kernels
+        )
+    if runner.not_captured:
+        log.info(
+            "forward_not_captured",
+            worker=settings.worker_id,
+            reason=runner.not_captured,
+        )
+    return runner
+
+
+def _make_runner(
+    settings: WorkerSettings, model: LoadedModel | None, group: RankGroup | None
+) -> ModelRunner:
+    config, pool = settings.config, settings.config.pool(settings.pool)
+    kv = config.pool_kv(settings.pool)
+    options: dict[str, Any] = {
+        "block_size": kv.block_size,
+        "kv_dtype": kv.dtype,
+        "kv_bytes": kv.memory,
+        "max_model_len": config.model.max_model_len,
+        "weights": pool.weights,
+    }
+    if model is not None:
+        # OpenMP keeps this number per calling thread.
+        torch.set_num_threads(pool.threads)
+        return ModelRunner.of(model, **options)
+    return ModelRunner.load(
+        settings.model_path,
+        dtype=config.model.dtype,
+        device=_device(settings),
+        threads=pool.threads,
+        group=group,
+        **options,
+    )
+
+
+async def _unless_lost(loading: asyncio.Task[ModelRunner], group: RankGroup | None) -> ModelRunner:
+    """Waits for the runner. If loading fails or a rank is lost, kills all ranks, which would
+    otherwise wait for each other.
+    """
+    try:
+        while group is not None and not loading.done():
+            await asyncio.wait({loading}, timeout=POLL_S)
+            if reason := group.lost():
+                raise RankLost(reason)
+        return await loading
+    except BaseException:
+        if group is not None:
+            group.kill()
+        raise
+
+
+def _device(settings: WorkerSettings) -> str:
+    return "cuda" if settings.config.pool(settings.pool).resources.num_gpus else "cpu"

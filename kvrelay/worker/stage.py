@@ -1,0 +1,89 @@
+"""The interface of the two stages of a request: prefill and decode."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvrelay.messages import Command, Prefill, Renew, Reserve, RunLocal, SequenceTokens
+from kvrelay.worker.context import Key, WorkerContext
+from kvrelay.worker.inbound_kv import InboundKv
+from kvrelay.worker.scheduler import Scheduler
+from kvrelay.worker.sequence import Sequence, Work
+from kvrelay.worker.session import RouterSession
+
+Start = Reserve | Prefill | RunLocal
+"""A command that brings a sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageLoad:
+    """The part of a worker's load that its stage knows."""
+
+    running: int
+    waiting: tuple[Sequence, ...]
+    # Share of the recent time in which the worker was busy: 0 to 1.
+    busy_share: float
+    leases: int = 0
+    blocks_leased: int = 0
+    preemptions: int = 0
+
+
+class Stage(ABC):
+    """What a worker of one pool does with its sequences.
+
+    The worker calls the stage. The stage answers through the sessions of its context, and never
+    calls the worker.
+    """
+
+    # The commands of the stage; Abort is a command of every stage.
+    commands: ClassVar[tuple[type[Command], ...]]
+    scheduler: Scheduler
+    inbound: InboundKv
+
+    @abstractmethod
+    def start(self, command: Start, session: RouterSession) -> None:
+        """Takes a new sequence, or refuses it through the session."""
+
+    def repeat(self, key: Key, session: RouterSession) -> None:
+        """Answers a repeated command. Does nothing unless a stage says otherwise."""
+        return
+
+    def renew(self, command: Renew) -> None:
+        """Renews leases. Does nothing if the stage grants none."""
+        return
+
+    @abstractmethod
+    def abort(self, key: Key) -> None:
+        """Ends a sequence and frees what it holds. Does nothing if the sequence is unknown."""
+
+    def stored(self, batch: list[Work], layers: int) -> None:
+        """Called when the first `layers` layers have stored the KV of the running step."""
+        return
+
+    def computed(self, sequence: Sequence, tokens: SequenceTokens | None) -> None:
+        """Called after a step computed a part of `sequence`, unless the answer is complete.
+        `tokens` are the samples, or None. Raises the KvRelayError that ends the attempt.
+        """
+        return
+
+    @abstractmethod
+    def sequences(self) -> Iterable[Sequence]:
+        """All sequences of the stage."""
+
+    def keep_house(self, now: float) -> None:
+        """Ends what has expired. Called often, also while the worker is idle."""
+        return
+
+    @abstractmethod
+    def load(self) -> StageLoad:
+        """The current load."""
+
+    async def close(self) -> None:
+        """Ends all transfers. After the return, nothing reads or writes the KV memory."""
+        await self.inbound.receiver.close()
+
+
+BuildStage = Callable[[WorkerContext], Stage]

@@ -1,0 +1,266 @@
+"""A worker of either pool: takes commands, runs steps, sends events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence as SequenceOf
+
+from kv_transfer.prefix_export import PrefixExport
+from kvrelay.engine.sampling.sampler import Sampled
+from kvrelay.errors import Code, InvalidArgument, KvRelayError
+from kvrelay.messages import (
+    DRAINING,
+    SEQUENCE_FAULT,
+    Abort,
+    Command,
+    Failed,
+    Prefill,
+    Refused,
+    Renew,
+    Reserve,
+    RunLocal,
+    SequenceTokens,
+    TokenBatch,
+)
+from kvrelay.types import SequenceSpec, WorkerInfo, WorkerLoad, WorkerState
+from kvrelay.worker.context import Key, WorkerContext
+from kvrelay.worker.heartbeat import Heartbeat
+from kvrelay.worker.meter import Meter
+from kvrelay.worker.sequence import Work
+from kvrelay.worker.sequence_check import sequence_flaw
+from kvrelay.worker.session import RouterSession
+from kvrelay.worker.stage import BuildStage, Start
+from kvrelay.worker.step_loop import StepLoop
+from kvrelay.worker.step_tokens import append_tokens
+
+HOUSEKEEPING_S = 0.1
+
+
+class Worker:
+    """Owns the stage and the step loop; lives on one event loop.
+
+    A sequence is known by its key (request id, attempt) from the command that brought it until its
+    last event. A repeated command runs once.
+    """
+
+    def __init__(self, context: WorkerContext, build_stage: BuildStage) -> None:
+        self.context = context
+        self.stage = build_stage(context)
+        self.prefix_export = PrefixExport(context.cache, context.sender, context.identity.epoch)
+        # Set when the state may have changed.
+        self.state_changed = asyncio.Event()
+        self._steps = StepLoop(context, self.stage.scheduler, self)
+        self._meter = Meter(context.clock)
+        self.heartbeat = Heartbeat(context, self._meter)
+        self._drain_by: float | None = None
+
+    @property
+    def state(self) -> WorkerState:
+        """The lifecycle state: starting ─▶ ready ─▶ draining. Each of them can change to stuck, the
+        last state before the process ends.
+
+        The worker is ready after the engine has run its proving steps, and takes new work only
+        while it is ready.
+        """
+        if self.context.engine.hung:
+            return "stuck"
+        if self._drain_by is not None:
+            return "draining"
+        return "ready" if self.context.engine.proven else "starting"
+
+    @property
+    def grant_key(self) -> bytes:
+        """The grant key: routers sign with it which workers may fetch from this worker's prefix
+        cache.
+        """
+        return self.prefix_export.key
+
+    # Commands
+
+    def handle(self, command: Command, session: RouterSession) -> None:
+        """Runs a router's command. Answers go through the session. Raises KvRelayError for a
+        command of the other pool.
+        """
+        match command:
+            case Abort(request_id, attempt):
+                key = request_id, attempt
+                if self._may_use(key, session):
+                    self._abort(key)
+            case Renew():
+                self._check_pool(command)
+                self.stage.renew(command)
+            case Reserve() | Prefill() | RunLocal():
+                self._start(command, session)
+
+    def _start(self, command: Start, session: RouterSession) -> None:
+        key = command.spec.key
+        if not self._may_use(key, session):
+            text = f"request id {key[0]!r} is in use by a request of another router"
+            session.send(Failed(*key, Code.FAILED_PRECONDITION, text))
+            return
+        self._check_pool(command)
+        if key in self.context.sessions:
+            self.stage.repeat(key, session)
+        elif self._can_run(command.spec, session):
+            self.stage.start(command, session)
+
+    def _may_use(self, key: Key, session: RouterSession) -> bool:
+        """Whether no other router has an attempt with this key."""
+        return self.context.sessions.get(key, session) is session
+
+    def _check_pool(self, command: Command) -> None:
+        if not isinstance(command, self.stage.commands):
+            pool, name = self.context.identity.pool, type(command).__name__
+            raise KvRelayError(f"a {pool} worker does not take {name}")
+
+    def _can_run(self, spec: SequenceSpec, session: RouterSession) -> bool:
+        """True if the sequence can run here now. Otherwise sends the router the reason."""
+        runner = self.context.runner
+        if flaw := sequence_flaw(spec, runner.max_model_len, runner.vocab_size):
+            session.send(Failed(*spec.key, Code.INVALID_ARGUMENT, flaw))
+            return False
+        if spec.deadline_s is not None and spec.deadline_s <= 0:
+            text = f"the deadline had passed when it came to {self.context.identity.worker_id}"
+            session.send(Failed(*spec.key, Code.DEADLINE_EXCEEDED, text))
+            return False
+        if self.state != "ready":
+            session.send(Refused(*spec.key, self.state))
+            return False
+        return True
+
+    # The end of a sequence
+
+    def session_ended(self, session: RouterSession) -> None:
+        """Aborts all sequences of a router whose session has ended."""
+        sessions = self.context.sessions
+        for key in [key for key, owner in sessions.items() if owner is session]:
+            self._abort(key)
+
+    def _abort(self, key: Key) -> None:
+        self.stage.abort(key)
+        self.context.sessions.pop(key, None)
+
+    def _fail(self, key: Key, code: Code, message: str) -> None:
+        self.stage.abort(key)
+        self.context.fail(key, code, message)
+
+    def drain(self, grace_s: float) -> None:
+        """Stops taking new work. After `grace_s` seconds the remaining sequences are handed back.
+
+        If called again, the earlier deadline holds.
+        """
+        by = self.context.clock.now() + grace_s
+        self._drain_by = by if self._drain_by is None else min(by, self._drain_by)
+        self.state_changed.set()
+
+    async def emptied(self) -> None:
+        """Returns when nothing runs, waits or is leased here."""
+        # No event tells of every change of the load.
+        while not self._load().empty:  # noqa: ASYNC110
+            await asyncio.sleep(HOUSEKEEPING_S)
+
+    def keep_house(self, now: float) -> None:
+        """Fails the sequences past their deadline, and all sequences once the drain grace is over.
+        Called before each step, and every HOUSEKEEPING_S.
+        """
+        sessions = self.context.sessions
+        text = f"the deadline passed on {self.context.identity.worker_id}"
+        for key in [
+            sequence.spec.key for sequence in self.stage.sequences() if now >= sequence.deadline
+        ]:
+            if key in sessions:
+                self._fail(key, Code.DEADLINE_EXCEEDED, text)
+        if self._drain_by is not None and now >= self._drain_by:
+            for key in list(sessions):
+                self._fail(key, Code.UNAVAILABLE, DRAINING)
+        self.stage.keep_house(now)
+
+    # Steps
+
+    def stored(self, batch: list[Work], layers: int) -> None:
+        """Called when the first `layers` layers have stored the running step's KV, to send it."""
+        self.stage.stored(batch, layers)
+
+    def report(self, batch: list[Work], sampled: SequenceOf[SequenceOf[Sampled]]) -> None:
+        """Sends each router the tokens of its sequences, in one message per router."""
+        outgoing: dict[RouterSession, list[SequenceTokens]] = {}
+        for work, draws in zip(batch, sampled, strict=True):
+            accepted = max(0, len(draws) - 1) if work.draft else 0
+            self._meter.count(work.num_tokens + accepted)
+            self._meter.drafted(len(work.draft), accepted)
+            if work.sequence.ended:
+                continue
+            tokens = None
+            if draws:
+                tokens = append_tokens(work.sequence, draws, self.context)
+                session = self.context.sessions[work.sequence.spec.key]
+                outgoing.setdefault(session, []).append(tokens)
+            self._computed(work, tokens)
+        for session, items in outgoing.items():
+            session.send(TokenBatch(tuple(items)))
+
+    def _computed(self, work: Work, tokens: SequenceTokens | None) -> None:
+        key = work.sequence.spec.key
+        if tokens is not None and tokens.prefill is not None:
+            self._meter.waited(tokens.prefill.queue_seconds)
+        if tokens is not None and tokens.finish_reason is not None:
+            self._abort(key)
+            return
+        try:
+            self.stage.computed(work.sequence, tokens)
+        except KvRelayError as error:
+            self._fail(key, error.code, error.message)
+
+    def report_failure(self, work: Work, error: Exception) -> None:
+        """Ends the attempt and makes its blocks unfindable in the prefix cache, since their KV may
+        have caused the failure.
+        """
+        sequence = work.sequence
+        self.context.cache.withdraw(sequence.blocks)
+        if sequence.ended:
+            return
+        if isinstance(error, InvalidArgument):
+            self._fail(sequence.spec.key, error.code, error.message)
+        else:
+            text = f"{SEQUENCE_FAULT}: the model failed on token {len(sequence.tokens)}: {error}"
+            self._fail(sequence.spec.key, Code.INTERNAL, text)
+
+    # The life of the worker
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._keep_house())
+                tasks.create_task(self._run_steps())
+        finally:
+            self.context.engine.shutdown()
+
+    async def _run_steps(self) -> None:
+        await self.context.engine.prove()
+        self.state_changed.set()
+        await self._steps.run()
+
+    async def _keep_house(self) -> None:
+        while True:
+            self.keep_house(self.context.clock.now())
+            await asyncio.sleep(HOUSEKEEPING_S)
+
+    async def close(self) -> None:
+        """Ends all transfers and connections, then releases the KV memory. Call it when `run` has
+        ended.
+        """
+        await self.stage.close()
+        self.context.runner.close()
+
+    def info(self) -> WorkerInfo:
+        """The current heartbeat. Checks the block accounting if the worker is idle and anything
+        happened since the last check.
+        """
+        if self._steps.idle and self._steps.changed:
+            self._steps.changed = False
+            self.heartbeat.check_integrity()
+        return self.heartbeat.info(self.state, self._load())
+
+    def _load(self) -> WorkerLoad:
+        return self.heartbeat.load(self.stage.load())
