@@ -8,18 +8,15 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 import httpx
 import pytest
-import typer
-import typer.main
 import yaml
 from ray.autoscaler._private.kuberay.autoscaling_config import (
     _derive_autoscaling_config_from_ray_cr as node_types_of,
 )
-from ray.scripts.scripts import cli as ray_cli
+from support.command_lines import BAD_USAGE, KVRELAY, resolve
 from support.rendered_manifests import (
     FOLDER,
     ROOT,
@@ -33,7 +30,6 @@ from support.router_harness import running_router
 
 import autoscaler.actuator
 from autoscaler.scaling_policy import PoolSnapshot, decide
-from kvrelay.cli.main import app
 from kvrelay.config.schema import is_loopback
 from kvrelay.process.stop_request import DRAIN_GRACE_S
 from kvrelay.security import tls_roles as roles
@@ -43,26 +39,10 @@ from kvrelay.worker.host import STOP_GRACE_S
 if reason := missing_renderer():
     pytest.skip(reason, allow_module_level=True)
 
-KVRELAY: Any = typer.main.get_command(app)
-BAD_USAGE: type[Exception] = next(
-    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError"
-)
 LEAVE_NODE = FOLDER / "leave-node"
 RAY_COMMANDS_S = 15  # for `ray drain-node`, which starts a driver
 each_variant = pytest.mark.parametrize("variant", VARIANTS)
 IN_TREE = [one for one in VARIANTS if one != "overlays/keda"]
-
-
-def resolve(arguments: list[str]) -> None:
-    """Parses a command line as the program would. Raises for an unknown command or option, or a bad
-    value.
-    """
-    command, *rest = arguments
-    group = {"kvrelay": KVRELAY, "ray": ray_cli}[command]
-    while isinstance(group, click.Group) or hasattr(group, "commands"):
-        name, *rest = rest
-        group = group.commands[name]
-    group.make_context(group.name, list(rest))
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
@@ -399,7 +379,7 @@ def test_the_image_has_the_ray_that_the_cluster_names() -> None:
         if "redis" not in name
     }
     assert users == {
-        int(re.findall(r"^USER (\d+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)[0])
+        int(re.findall(r"^USER (\d+):", (ROOT / "Dockerfile").read_text(), re.MULTILINE)[0])
     }
 
 
