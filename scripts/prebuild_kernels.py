@@ -16,6 +16,8 @@ from kvrelay.compiler.compiled import build, find_compiler
 from kvrelay.compiler.prebuilt import PROCESSORS, library
 
 ROOT = Path(__file__).resolve().parents[1]
+# No worker waits for these, and the machine that builds an image may be slow.
+TIMEOUT_S = 1800.0
 SOURCES = (ROOT / "kvrelay/engine/native/kernels", ROOT / "kv_transfer/kernels")
 
 
@@ -24,7 +26,8 @@ def prebuild(folder: Path, every: Sequence[Path] = SOURCES) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for sources in every:
         for processor in PROCESSORS:
-            build(find_compiler(), sources, folder / library(sources, processor), processor.options)
+            target = folder / library(sources, processor)
+            build(find_compiler(), sources, target, processor.options, TIMEOUT_S)
 
 
 if __name__ == "__main__":
