@@ -39,6 +39,7 @@ from kvrelay.worker.host import STOP_GRACE_S
 if reason := missing_renderer():
     pytest.skip(reason, allow_module_level=True)
 
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
 LEAVE_NODE = FOLDER / "leave-node"
 RAY_COMMANDS_S = 15  # for `ray drain-node`, which starts a driver
 each_variant = pytest.mark.parametrize("variant", VARIANTS)
@@ -373,14 +374,26 @@ def test_the_image_has_the_ray_that_the_cluster_names() -> None:
         f"ray=={rendered('base').ray['spec']['rayVersion']} \\"
         in (ROOT / "requirements" / "cpu.lock").read_text()
     )
-    users = {
-        one["spec"]["securityContext"]["runAsUser"]
-        for name, one in rendered("base").pods.items()
-        if "redis" not in name
-    }
-    assert users == {
-        int(re.findall(r"^USER (\d+):", (ROOT / "Dockerfile").read_text(), re.MULTILINE)[0])
-    }
+
+
+@each_variant
+def test_containers_run_as_the_images_user_and_write_where_it_writes(variant: str) -> None:
+    (user,) = re.findall(r"^USER (\d+):(\d+)$", DOCKERFILE, re.MULTILINE)
+    (work,) = re.findall(r"^WORKDIR (\S+)$", DOCKERFILE.rpartition("FROM")[2], re.MULTILINE)
+    homes = re.findall(r" (?:HOME|XDG_CACHE_HOME)=(\S+)", DOCKERFILE)
+    assert len(homes) == 2
+    assert {Path(home).parts[:2] for home in homes} == {Path(work).parts}
+    for name, (template, container) in rendered(variant).containers.items():
+        if not container["image"].startswith("kvrelay"):
+            continue
+        security = template["spec"]["securityContext"]
+        assert (security["runAsUser"], security["runAsGroup"]) == tuple(map(int, user)), name
+        writable = [
+            mount["mountPath"]
+            for mount in container["volumeMounts"]
+            if not mount.get("readOnly", False)
+        ]
+        assert work in writable, name
 
 
 def test_the_dashboard_is_in_a_config_map() -> None:
