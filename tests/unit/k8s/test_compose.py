@@ -64,6 +64,15 @@ def test_commands_and_their_options_exist(service: str) -> None:
         resolve(command)
 
 
+def test_commands_of_the_guide_exist() -> None:
+    text = (ROOT / "docs/guides/docker-compose.md").read_text()
+    found = re.findall(r"^docker compose exec (\w+) (kvrelay .*)$", text, re.MULTILINE)
+    assert found
+    for service, command in found:
+        assert service in SERVICES
+        resolve(shlex.split(command))
+
+
 def test_a_wrong_command_does_not_pass() -> None:
     with pytest.raises(Exception, match="--confg"):
         resolve(["kvrelay", "router", "--confg", "x"])
