@@ -1,19 +1,34 @@
-# kvrelay with everything that a router, a controller and a Ray node need, from the versions in requirements/*.lock.
-#   docker build --build-arg TORCH_INDEX=URL -t kvrelay:0.1.0 .       URL: PyTorch's index of builds for CPUs
+# kvrelay with everything that a router, a controller and a Ray node run, from requirements/*.lock.
+#   docker build -t kvrelay:0.1.0 .
 #   docker build --build-arg TORCH=cuda -t kvrelay:0.1.0-cuda .
-FROM python:3.11-slim AS build
+# Each stage depends only on the files that it copies: a change of Python code neither installs the
+# dependencies nor compiles the kernels again, and changes only the last, small layers of the image.
+FROM python:3.11-slim-trixie AS dependencies
+
+WORKDIR /src
+RUN python -m venv --without-pip /opt/kvrelay
+ARG TORCH=cpu
+# PyTorch's index of builds for CPUs, or a mirror of it. PyPI has only the builds for CUDA.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+COPY requirements/${TORCH}.lock requirements/
+RUN pip --python /opt/kvrelay/bin/python install --no-cache-dir --require-hashes \
+    --only-binary :all: ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -r requirements/${TORCH}.lock
+
+FROM python:3.11-slim-trixie AS kernels
 
 RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
-RUN python -m venv --without-pip /opt/kvrelay
 WORKDIR /src
+COPY scripts/prebuild_kernels.py scripts/
+COPY kvrelay/compiler kvrelay/compiler
+COPY kvrelay/engine/native/kernels kvrelay/engine/native/kernels
+COPY kv_transfer/kernels kv_transfer/kernels
+# For each kind of processor, because the nodes' processors are not known here.
+RUN PYTHONPATH=. python scripts/prebuild_kernels.py /opt/kernels
 
-ARG TORCH=cpu
-ARG TORCH_INDEX=
-COPY requirements/build.lock requirements/${TORCH}.lock requirements/
+FROM dependencies AS application
+
+COPY requirements/build.lock requirements/
 RUN pip install --no-cache-dir --require-hashes -r requirements/build.lock
-RUN pip --python /opt/kvrelay/bin/python install --no-cache-dir --require-hashes --only-binary :all: \
-    ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -r requirements/${TORCH}.lock
-
 COPY pyproject.toml README.md LICENSE ./
 COPY kvrelay kvrelay
 COPY kv_transfer kv_transfer
@@ -22,20 +37,25 @@ COPY decode_worker decode_worker
 COPY router router
 COPY autoscaler autoscaler
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir dist . \
-    && pip --python /opt/kvrelay/bin/python install --no-deps dist/*.whl
-# For each kind of processor, since it is not known which the nodes have.
-COPY scripts/prebuild_kernels.py scripts/
-RUN /opt/kvrelay/bin/python scripts/prebuild_kernels.py /opt/kvrelay/kernels
+    && pip --python /opt/kvrelay/bin/python install --no-deps --prefix /opt/application dist/*.whl
 
-FROM python:3.11-slim
+FROM python:3.11-slim-trixie
 
-# libgomp1: threads of the CPU kernels. wget: what KubeRay's and our own probes run.
-RUN apt-get update && apt-get install -y --no-install-recommends libgomp1 wget && rm -rf /var/lib/apt/lists/*
-RUN useradd --uid 1000 --no-create-home kvrelay
-COPY --from=build /opt/kvrelay /opt/kvrelay
+LABEL org.opencontainers.image.title="kvrelay" \
+    org.opencontainers.image.description="Disaggregated prefill/decode serving cluster for large language models" \
+    org.opencontainers.image.version="0.1.0" \
+    org.opencontainers.image.licenses="Apache-2.0"
+# libgomp1: threads of the CPU kernels. wget: the probes of KubeRay, k8s/ and compose.yaml.
+RUN apt-get update && apt-get install -y --no-install-recommends libgomp1 wget \
+    && rm -rf /var/lib/apt/lists/* && useradd --uid 1000 --no-create-home kvrelay
+COPY --from=dependencies /opt/kvrelay /opt/kvrelay
+COPY --from=kernels /opt/kernels /opt/kvrelay/kernels
+COPY --from=application /opt/application /opt/kvrelay
 COPY k8s/leave-node /usr/local/bin/leave-node
-# Of the file system only /tmp is there to be written to.
+# The root file system may be read-only: only /tmp and /dev/shm are written to.
 ENV PATH=/opt/kvrelay/bin:$PATH KVRELAY_KERNELS=/opt/kvrelay/kernels HOME=/tmp XDG_CACHE_HOME=/tmp/cache
 WORKDIR /tmp
-USER 1000
+USER 1000:1000
+EXPOSE 8000 50051
+# No HEALTHCHECK: the probe depends on the command. compose.yaml and k8s/ have one for each part.
 CMD ["kvrelay", "--help"]

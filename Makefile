@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .PHONY: demo docs reference test test-long lint sim mutants fuzz schemathesis soak proto lock venv
-.PHONY: clean faults
+.PHONY: clean faults image
 
 # Installs once per change of pyproject.toml.
 $(VENV)/.installed: pyproject.toml
@@ -94,6 +94,11 @@ lock:
 	UV_FIND_LINKS= UV_EXTRA_INDEX_URL= $(COMPILE) --extra cluster --extra otel pyproject.toml requirements/image.in \
 	  requirements/torch-cuda.in -o requirements/cuda.lock
 	$(COMPILE) requirements/build.in -o requirements/build.lock
+
+# The container image that compose.yaml and k8s/ name. DOCKER may be podman.
+DOCKER ?= docker
+image:
+	$(DOCKER) build -t kvrelay:0.1.0 .
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -1,5 +1,7 @@
-"""Compiles the CPU kernels for each kind of x86 processor, into the folder that KVRELAY_KERNELS is
-to name.
+"""Compiles the CPU kernels for each kind of x86 processor into a folder, for KVRELAY_KERNELS.
+
+Needs a C++ compiler, the kernels' sources and the package kvrelay.compiler, and nothing else, so
+that a change of other code does not compile them again in an image.
 
 Usage: python scripts/prebuild_kernels.py DIR
 """
@@ -10,19 +12,22 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import kv_transfer
 from kvrelay.compiler.compiled import build, find_compiler
 from kvrelay.compiler.prebuilt import PROCESSORS, library
-from kvrelay.engine.native.build import SOURCES as ENGINE
 
-TRANSFER = Path(kv_transfer.__file__).parent / "kernels"
+ROOT = Path(__file__).resolve().parents[1]
+# No worker waits for these, and the machine that builds an image may be slow.
+TIMEOUT_S = 1800.0
+SOURCES = (ROOT / "kvrelay/engine/native/kernels", ROOT / "kv_transfer/kernels")
 
 
-def prebuild(folder: Path, every: Sequence[Path] = (ENGINE, TRANSFER)) -> None:
+def prebuild(folder: Path, every: Sequence[Path] = SOURCES) -> None:
+    """Compiles each folder of sources for each kind of processor. Raises NativeUnavailable."""
     folder.mkdir(parents=True, exist_ok=True)
     for sources in every:
         for processor in PROCESSORS:
-            build(find_compiler(), sources, folder / library(sources, processor), processor.options)
+            target = folder / library(sources, processor)
+            build(find_compiler(), sources, target, processor.options, TIMEOUT_S)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ FLAGS = [
     "-fopenmp",
     "-fPIC",
 ]
-# Timeout of the compiler, per file.
+# Timeout of the compiler, per file: a worker waits for the kernels.
 SECONDS = 180
 
 
@@ -110,9 +110,15 @@ def _processor() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
-def build(compiler: list[str], sources: Path, path: Path, options: Sequence[str] = ()) -> None:
+def build(
+    compiler: list[str],
+    sources: Path,
+    path: Path,
+    options: Sequence[str] = (),
+    timeout_s: float = SECONDS,
+) -> None:
     """Compiles the sources into the library `path`. `options` follow FLAGS; the last option of each
-    kind takes effect.
+    kind takes effect. `timeout_s` is per run of the compiler.
 
     Processes that build at the same time write separate files. The process that renames its file
     last determines the result. Raises NativeUnavailable.
@@ -122,19 +128,24 @@ def build(compiler: list[str], sources: Path, path: Path, options: Sequence[str]
         objects = [Path(folder, file.name).with_suffix(".o") for file in files]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             compiled = [
-                pool.submit(_run, [*compiler, *FLAGS, *options, "-c", str(file), "-o", str(target)])
+                pool.submit(
+                    _run,
+                    [*compiler, *FLAGS, *options, "-c", str(file), "-o", str(target)],
+                    timeout_s,
+                )
                 for file, target in zip(files, objects, strict=True)
             ]
             for done in compiled:
                 done.result()
         linked = Path(folder, path.name)
-        _run([*compiler, *FLAGS, *options, "-shared", *map(str, objects), "-o", str(linked)])
+        link = [*compiler, *FLAGS, *options, "-shared", *map(str, objects), "-o", str(linked)]
+        _run(link, timeout_s)
         linked.rename(path)
 
 
-def _run(command: list[str]) -> None:
+def _run(command: list[str], timeout_s: float) -> None:
     try:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=SECONDS)
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=timeout_s)
     except subprocess.CalledProcessError as error:
         raise NativeUnavailable(
             f"{shlex.join(command)} failed: {error.stderr.strip()[-500:]}"

@@ -8,18 +8,15 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 import httpx
 import pytest
-import typer
-import typer.main
 import yaml
 from ray.autoscaler._private.kuberay.autoscaling_config import (
     _derive_autoscaling_config_from_ray_cr as node_types_of,
 )
-from ray.scripts.scripts import cli as ray_cli
+from support.command_lines import BAD_USAGE, KVRELAY, resolve
 from support.rendered_manifests import (
     FOLDER,
     ROOT,
@@ -33,7 +30,6 @@ from support.router_harness import running_router
 
 import autoscaler.worker_drain
 from autoscaler.scaling_policy import PoolSnapshot, decide
-from kvrelay.cli.main import app
 from kvrelay.config.listen import is_loopback
 from kvrelay.process.stop_request import DRAIN_GRACE_S
 from kvrelay.security import tls_roles as roles
@@ -43,26 +39,11 @@ from kvrelay.worker.grpc_server import STOP_GRACE_S
 if reason := missing_renderer():
     pytest.skip(reason, allow_module_level=True)
 
-KVRELAY: Any = typer.main.get_command(app)
-BAD_USAGE: type[Exception] = next(
-    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError"
-)
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
 LEAVE_NODE = FOLDER / "leave-node"
 RAY_COMMANDS_S = 15  # for `ray drain-node`, which starts a driver
 each_variant = pytest.mark.parametrize("variant", VARIANTS)
 IN_TREE = [one for one in VARIANTS if one != "overlays/keda"]
-
-
-def resolve(arguments: list[str]) -> None:
-    """Parses a command line as the program would. Raises for an unknown command or option, or a bad
-    value.
-    """
-    command, *rest = arguments
-    group = {"kvrelay": KVRELAY, "ray": ray_cli}[command]
-    while isinstance(group, click.Group) or hasattr(group, "commands"):
-        name, *rest = rest
-        group = group.commands[name]
-    group.make_context(group.name, list(rest))
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
@@ -397,14 +378,26 @@ def test_the_image_has_the_ray_that_the_cluster_names() -> None:
         f"ray=={rendered('base').ray['spec']['rayVersion']} \\"
         in (ROOT / "requirements" / "cpu.lock").read_text()
     )
-    users = {
-        one["spec"]["securityContext"]["runAsUser"]
-        for name, one in rendered("base").pods.items()
-        if "redis" not in name
-    }
-    assert users == {
-        int(re.findall(r"^USER (\d+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)[0])
-    }
+
+
+@each_variant
+def test_containers_run_as_the_images_user_and_write_where_it_writes(variant: str) -> None:
+    (user,) = re.findall(r"^USER (\d+):(\d+)$", DOCKERFILE, re.MULTILINE)
+    (work,) = re.findall(r"^WORKDIR (\S+)$", DOCKERFILE.rpartition("FROM")[2], re.MULTILINE)
+    homes = re.findall(r" (?:HOME|XDG_CACHE_HOME)=(\S+)", DOCKERFILE)
+    assert len(homes) == 2
+    assert {Path(home).parts[:2] for home in homes} == {Path(work).parts}
+    for name, (template, container) in rendered(variant).containers.items():
+        if not container["image"].startswith("kvrelay"):
+            continue
+        security = template["spec"]["securityContext"]
+        assert (security["runAsUser"], security["runAsGroup"]) == tuple(map(int, user)), name
+        writable = [
+            mount["mountPath"]
+            for mount in container["volumeMounts"]
+            if not mount.get("readOnly", False)
+        ]
+        assert work in writable, name
 
 
 def test_the_dashboard_is_in_a_config_map() -> None:
