@@ -1,12 +1,10 @@
-"""Compiles the CPU kernels for each kind of x86 processor, into the folder that KVRELAY_KERNELS is
-to name.
-
-Usage: python scripts/prebuild_kernels.py DIR
+"""Compiles the CPU kernels for each kind of x86 processor. Set KVRELAY_KERNELS to the folder to use
+them.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +17,7 @@ TRANSFER = Path(kv_transfer.__file__).parent / "kernels"
 
 
 def prebuild(folder: Path, every: Sequence[Path] = (ENGINE, TRANSFER)) -> None:
+    """Compiles the kernels of each source folder in `every` into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     for sources in every:
         for processor in PROCESSORS:
@@ -26,4 +25,6 @@ def prebuild(folder: Path, every: Sequence[Path] = (ENGINE, TRANSFER)) -> None:
 
 
 if __name__ == "__main__":
-    prebuild(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, metavar="DIR", help="Folder to write the kernels to.")
+    prebuild(parser.parse_args().folder)

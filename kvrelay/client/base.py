@@ -22,7 +22,7 @@ from kvrelay.wire.status import error_from_rpc
 
 Tls: TypeAlias = bool | bytes | str | os.PathLike[str] | grpc.ChannelCredentials
 _MAX_PEM_BYTES = 2**20
-_TARGET = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[^:/\s\[\]]+):\d{1,5}$")
+_TARGET = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[^:/\s\[\]]+):(\d{1,5})$")
 # The deadline ends the attempts.
 _PATIENT = RetryPolicy(max_attempts=2**31, max_backoff_s=0.5)
 # gRPC's own waits between connection attempts. They are short, so that the client soon finds a
@@ -38,8 +38,12 @@ CHANNEL_OPTIONS = (
 
 def check_target(target: str) -> None:
     """Raises InvalidArgument unless `target` is HOST:PORT."""
-    if not _TARGET.match(target):
-        raise InvalidArgument(f"{target!r} is not a target; give HOST:PORT", field="target")
+    match = _TARGET.match(target)
+    if match is None or not 1 <= int(match[2]) <= 65535:
+        raise InvalidArgument(
+            f"{target!r} is not a target; give HOST:PORT with a port from 1 to 65535",
+            field="target",
+        )
 
 
 class BaseClient:
@@ -74,7 +78,9 @@ class BaseClient:
     ) -> None:
         self.targets = (targets,) if isinstance(targets, str) else tuple(targets)
         if not self.targets:
-            raise InvalidArgument("no target; give HOST:PORT of a router", field="targets")
+            raise InvalidArgument(
+                "targets is empty; give HOST:PORT of at least one router", field="targets"
+            )
         for target in self.targets:
             check_target(target)
         self._timeout = timeout
@@ -117,7 +123,7 @@ class BaseClient:
     def _raise_if_forked(self) -> None:
         if self._forked:
             raise FailedPrecondition(
-                "this process was forked from one that used the client; make another client here"
+                "the client was used before this process was forked; create a client after the fork"
             )
 
     def _typed(self, error: grpc.RpcError, index: int) -> KvRelayError:
@@ -155,7 +161,7 @@ def bearer(token: str | None) -> tuple[tuple[str, str], ...]:
     word = token.strip()
     if not word or not word.isascii() or not word.isprintable() or " " in word:
         raise InvalidArgument(
-            "token is not one word of printable ASCII; give what the token's file holds",
+            "token is not one word of printable ASCII; give the content of the token file",
             field="token",
         )
     return (("authorization", f"Bearer {word}"),)
@@ -174,8 +180,8 @@ def channel_credentials(tls: Tls) -> grpc.ChannelCredentials | None:
     if not isinstance(tls, bytes | str | os.PathLike):
         kind = type(tls).__name__
         raise InvalidArgument(
-            f"tls is of type {kind}; give True, the path or the content of a PEM file, or "
-            f"grpc.ChannelCredentials",
+            f"tls has type {kind}; allowed are bool, the path or content of a PEM file, and "
+            "grpc.ChannelCredentials",
             field="tls",
         )
     name, content = (
@@ -183,7 +189,9 @@ def channel_credentials(tls: Tls) -> grpc.ChannelCredentials | None:
     )
     if b"-----BEGIN CERTIFICATE-----" not in content:
         raise InvalidArgument(
-            f"tls: {name} holds no PEM certificate; give the file of the authority", field="tls"
+            f"tls: {name} contains no PEM certificate; give the certificate of the CA that signed "
+            "the server's",
+            field="tls",
         )
     return grpc.ssl_channel_credentials(content)
 

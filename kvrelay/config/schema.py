@@ -23,6 +23,11 @@ _SIZE = re.compile(r"^([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*(B|KiB|MiB|GiB|TiB|KB|MB
 _ADDRESS = re.compile(r"^(\[[0-9a-fA-F:]+\]|[^:\s]+):([0-9]{1,5})$")
 _REDIS_URL = re.compile(r"^(embedded|rediss?(\+sentinel)?://.+|unix:///.+)$")
 _RAYS_OWN = ("CPU", "GPU", "memory", "object_store_memory")
+MAX_POOL = 1024
+"""Most workers of one pool."""
+_MAX_CORES = 4096
+_MAX_GPUS = 64
+_MAX_CUSTOM = 10**9
 _UNIT = {
     None: 1,
     "B": 1,
@@ -45,6 +50,8 @@ MetricName = Literal[
 ENDPOINTS = ("grpc", "http", "admin")
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 Count = Annotated[int, Field(ge=0, strict=True)]
+# A file of the user's. The empty path would stand for the folder of the configuration.
+FilePath = Annotated[str, Field(min_length=1)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -56,7 +63,7 @@ def is_address(value: str) -> bool:
 
 def _address(value: str) -> str:
     if not is_address(value):
-        raise ValueError(f"{value!r} is not HOST:PORT with a port from 0 to 65535")
+        raise ValueError(f"{value!r} is not HOST:PORT; allowed are ports from 0 to 65535")
     return value
 
 
@@ -72,7 +79,7 @@ def parse_size(text: str | int) -> int:
     match = _SIZE.match(str(text).strip())
     if match is None:
         raise ValueError(
-            f"{text!r} is not a size; write a number with one of B, KiB, MiB, GiB, KB, MB, GB"
+            f"{text!r} is not a size; write a number with one of {', '.join(filter(None, _UNIT))}"
         )
     return int(float(match[1]) * _UNIT[match[2]])
 
@@ -97,10 +104,11 @@ class ModelConfig(Section):
     """The served model."""
 
     # A folder, a hub id, or demo.
-    path: str = "demo"
+    path: FilePath = "demo"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     # Tokens; capped at the maximum of the model.
-    max_model_len: PositiveInt | None = None
+    # The shortest request has one token of the prompt and one of the answer.
+    max_model_len: Annotated[int, Field(ge=2, strict=True)] | None = None
 
 
 # auto: the dtype of the model.
@@ -133,10 +141,10 @@ class PoolKvConfig(Section):
 class Resources(Section):
     """Resources that Ray reserves for one worker."""
 
-    num_cpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1
-    num_gpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0
+    num_cpus: Annotated[float, Field(ge=0, le=_MAX_CORES, allow_inf_nan=False)] = 1
+    num_gpus: Annotated[float, Field(ge=0, le=_MAX_GPUS, allow_inf_nan=False)] = 0
     # Custom resources bind a pool to the nodes that offer them.
-    custom: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = {}
+    custom: dict[str, Annotated[float, Field(gt=0, le=_MAX_CUSTOM, allow_inf_nan=False)]] = {}
 
     @field_validator("custom")
     @classmethod
@@ -144,7 +152,8 @@ class Resources(Section):
         for name in value:
             if not name or name in _RAYS_OWN:
                 raise ValueError(
-                    f"{name!r} is not a custom resource; Ray's own are num_cpus and num_gpus here"
+                    f"{name!r} is not the name of a custom resource; set CPUs with num_cpus, GPUs "
+                    "with num_gpus, and leave memory out"
                 )
         return value
 
@@ -158,7 +167,7 @@ Weights = Literal["auto", "int8"]
 class PrefillConfig(Section):
     """The prefill pool."""
 
-    replicas: Count = 1
+    replicas: Annotated[int, Field(ge=0, le=MAX_POOL, strict=True)] = 1
     resources: Resources = Resources()
     tensor_parallel: TensorParallel = 1
     # Threads of each process of a worker.
@@ -188,14 +197,17 @@ class SpeculationConfig(Section):
     @model_validator(mode="after")
     def _ordered(self) -> SpeculationConfig:
         if self.min_ngram > self.max_ngram:
-            raise ValueError(f"min_ngram {self.min_ngram} is above max_ngram {self.max_ngram}")
+            raise ValueError(
+                f"min_ngram {self.min_ngram} is above max_ngram {self.max_ngram}; set min_ngram to "
+                "max_ngram or less"
+            )
         return self
 
 
 class DecodeConfig(Section):
     """The decode pool."""
 
-    replicas: PositiveInt = 1
+    replicas: Annotated[int, Field(gt=0, le=MAX_POOL, strict=True)] = 1
     resources: Resources = Resources()
     tensor_parallel: TensorParallel = 1
     # Threads of each process of a worker.
@@ -247,8 +259,9 @@ class RedisConfig(Section):
     def _known_scheme(cls, value: str) -> str:
         if not _REDIS_URL.match(value):
             raise ValueError(
-                "allowed are embedded, redis://HOST:PORT/DB, rediss://HOST:PORT/DB, "
-                "redis+sentinel://HOST:PORT,HOST:PORT/SERVICE and unix:///PATH"
+                "not the URL of a Redis; allowed are embedded, redis://HOST:PORT/DB, "
+                "rediss://HOST:PORT/DB, redis+sentinel://HOST:PORT,HOST:PORT/SERVICE and "
+                "unix:///PATH"
             )
         Sentinels.parse(value)
         return value
@@ -264,8 +277,8 @@ class MetricTarget(Section):
 class PoolPolicy(Section):
     """The autoscaling policy of one pool. Delays are in seconds."""
 
-    min_replicas: Count = 1
-    max_replicas: PositiveInt = 1
+    min_replicas: Annotated[int, Field(ge=0, le=MAX_POOL, strict=True)] = 1
+    max_replicas: Annotated[int, Field(gt=0, le=MAX_POOL, strict=True)] = 1
     metrics: tuple[MetricTarget, ...] = ()
     upscale_delay_s: Seconds = 5.0
     downscale_delay_s: Seconds = 30.0
@@ -277,7 +290,8 @@ class PoolPolicy(Section):
     def _ordered(self) -> PoolPolicy:
         if self.min_replicas > self.max_replicas:
             raise ValueError(
-                f"min_replicas {self.min_replicas} is above max_replicas {self.max_replicas}"
+                f"min_replicas {self.min_replicas} is above max_replicas {self.max_replicas}; set "
+                "min_replicas to max_replicas or less"
             )
         return self
 
@@ -302,16 +316,16 @@ class KeyPairConfig(Section):
     """PEM files. Each file is read by the processes that use it."""
 
     # The certificate, followed by the intermediate certificates up to the CA.
-    cert: str
+    cert: FilePath
     # Without a password.
-    key: str
+    key: FilePath
 
 
 class PublicKeyPairConfig(KeyPairConfig):
     """PEM files of the listeners for clients."""
 
     # Clients must present a certificate that this CA signed. null: no client certificate.
-    client_ca: str | None = None
+    client_ca: FilePath | None = None
 
 
 class TlsConfig(Section):
@@ -320,7 +334,7 @@ class TlsConfig(Section):
     """
 
     # Signs the certificate of every component.
-    ca: str
+    ca: FilePath
     # For routers and controllers.
     router: KeyPairConfig
     worker: KeyPairConfig
@@ -333,7 +347,7 @@ class SecurityConfig(Section):
 
     tls: TlsConfig | None = None
     # The tenants and their tokens.
-    tokens_file: str | None = None
+    tokens_file: FilePath | None = None
 
 
 class ListenConfig(Section):
@@ -363,7 +377,7 @@ class ClusterConfig(Section):
     router: RouterConfig = RouterConfig()
     redis: RedisConfig = RedisConfig()
     # The policy file, relative to this file.
-    autoscaling: str | None = None
+    autoscaling: FilePath | None = None
     listen: ListenConfig = ListenConfig()
     security: SecurityConfig = SecurityConfig()
 
@@ -373,7 +387,10 @@ class ClusterConfig(Section):
             chunk = self.pool(pool).chunk_tokens
             size = self.pool_kv(pool).block_size
             if chunk < size:
-                raise ValueError(f"{pool}.chunk_tokens {chunk} is below kv.block_size {size}")
+                raise ValueError(
+                    f"{pool}.chunk_tokens {chunk} is below kv.block_size {size}; set "
+                    f"{pool}.chunk_tokens to at least {size}"
+                )
         return self
 
     @model_validator(mode="after")
@@ -383,15 +400,14 @@ class ClusterConfig(Section):
             degree, gpus = section.tensor_parallel, section.resources.num_gpus
             if degree > 1 and gpus and (gpus < degree or gpus != int(gpus)):
                 raise BadValue(
-                    f"{gpus:g} GPUs do not do for {pool}.tensor_parallel {degree}, whose ranks "
-                    f"need a whole one each; set {degree} or a whole number above it, or 0 for the "
-                    "CPU",
+                    f"{gpus:g} GPUs are too few for {pool}.tensor_parallel {degree}, or not a "
+                    f"whole number; set num_gpus to {degree} or more, or to 0 for the CPU",
                     (pool, "resources", "num_gpus"),
                 )
             if degree > 1 and section.weights == "int8":
                 raise BadValue(
-                    f"int8 needs the native kernels, which {pool}.tensor_parallel {degree} does "
-                    f"not run; leave out one",
+                    f"int8 cannot be combined with {pool}.tensor_parallel {degree}, which does not "
+                    f"run the native kernels; set weights: auto or tensor_parallel: 1",
                     (pool, "weights"),
                 )
         return self
@@ -425,7 +441,7 @@ class ClusterConfig(Section):
         """
         for key in ("resources", "tensor_parallel", "threads", "weights"):
             if getattr(self.prefill, key) != getattr(self.decode, key):
-                return key, "is not the other pool's"
+                return key, "differs between the pools"
         if self.prefill.tensor_parallel > 1:
             return "tensor_parallel", "is not 1, and ranks load their weights with each role"
         return None
@@ -441,8 +457,8 @@ class ClusterConfig(Section):
 
 def _exposed(address: str, missing: list[str]) -> str:
     return (
-        f"{address} is not a loopback address and needs {' and '.join(missing)}; set what is "
-        "missing, or listen on 127.0.0.1, localhost or [::1]"
+        f"{address} is not a loopback address and needs {' and '.join(missing)}; set "
+        f"{'it' if len(missing) == 1 else 'both'}, or listen on 127.0.0.1, localhost or [::1]"
     )
 
 

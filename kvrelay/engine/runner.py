@@ -158,7 +158,8 @@ class ModelRunner:
         if group is not None:
             if weights == "int8":
                 raise ConfigError(
-                    "weights: int8 needs the native kernels, which tensor parallelism does not run"
+                    "weights: int8 needs the native kernels, which tensor_parallel does not run; "
+                    "set weights: auto or tensor_parallel: 1"
                 )
             checkpoint = find_checkpoint(path)
             check_degree(checkpoint, group.degree)
@@ -206,19 +207,27 @@ class ModelRunner:
         """
         longest = min(max_model_len or loaded.max_model_len, loaded.max_model_len)
         layout = loaded.layout(block_size, kv_dtype)
-        reason = "torch was asked for" if kernels == "torch" else _without_kernels(loaded, layout)
+        reason = (
+            "the torch kernels were requested"
+            if kernels == "torch"
+            else _without_kernels(loaded, layout)
+        )
         if reason and weights == "int8":
-            raise ConfigError(f"weights: int8 needs the native kernels: {reason}")
+            raise ConfigError(
+                f"weights: int8 needs the native kernels: {reason}; set weights: auto"
+            )
         if not reason:
             set_threads(torch.get_num_threads())
             use_kernels(loaded.model, int8_weights=weights == "int8")
             layout = replace(layout, word=4 // TORCH_DTYPE[loaded.kv_dtype].itemsize)
         needed = layout.blocks_for(longest) * layout.block_bytes
         if kv_bytes < needed:
+            held = kv_bytes // layout.block_bytes * block_size
+            shorter = f", or model.max_model_len to at most {held}" if held else ""
             raise ConfigError(
                 f"kv.memory: {kv_bytes} bytes do not hold one sequence of model.max_model_len = "
-                f"{longest} tokens, which takes {needed} bytes; set kv.memory to at least that, or "
-                f"model.max_model_len to at most {kv_bytes // layout.block_bytes * block_size}"
+                f"{longest} tokens, which takes {needed} bytes; set kv.memory to at least that"
+                f"{shorter}"
             )
         device = loaded.model.device
         num_blocks = kv_bytes // layout.block_bytes
@@ -239,8 +248,8 @@ class ModelRunner:
             )
         except torch.OutOfMemoryError as error:
             message = (
-                f"kv.memory: {kv_bytes} bytes leave no room on {device} for the model and its "
-                f"steps: {error}"
+                f"kv.memory: {kv_bytes} bytes leave too little memory on {device} for the model "
+                f"and its steps; lower kv.memory: {error}"
             )
             raise ConfigError(message) from error
 

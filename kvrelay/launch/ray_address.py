@@ -16,8 +16,9 @@ def check_ray_address(address: str) -> None:
     """Raises ConfigError unless it is `auto` or HOST:PORT."""
     if address.startswith("ray://"):
         raise ConfigError(
-            f"--ray-address {address}: Ray Client is not supported; run this on one of the "
-            "cluster's nodes, with --ray-address auto or HOST:PORT of Ray's head"
+            f"--ray-address {address}: Ray Client is not supported; run this "
+            "command on one of the cluster's nodes, with --ray-address auto or HOST:PORT of Ray's "
+            "head"
         )
     if address != AUTO and not is_address(address):
         raise ConfigError(f"--ray-address {address!r} is neither auto nor HOST:PORT of Ray's head")

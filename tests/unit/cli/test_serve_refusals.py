@@ -135,7 +135,7 @@ def larger_than_memory(setup: Setup) -> tuple[str, str]:
         os.truncate(weights, weights.stat().st_size + size)  # sparse: takes no room
     except OSError:
         pytest.skip("the file system of the tests does not take files of that size")
-    return "for weights, and this machine has", "take a smaller model"
+    return "for weights, and this machine has", "choose a smaller model"
 
 
 def more_kv_than_memory(setup: Setup) -> tuple[str, str]:
@@ -195,14 +195,14 @@ def a_certificate_of_another_ca(setup: Setup) -> tuple[str, str]:
 
 def no_room_on_the_disk(setup: Setup) -> tuple[str, str]:
     setup.largest_file = 2**20
-    return "has no room for 32 MiB of a cluster's files", "free some"
+    return "has no room for 32 MiB of a cluster's files", "free disk space there"
 
 
 def no_gpu(setup: Setup) -> tuple[str, str]:
     if any(Path("/dev").glob("nvidia*")):
         pytest.skip("there is a GPU here")
     setup.config["decode"] = {"resources": {"num_gpus": 1}}
-    return "the workers need 1 GPUs (decode 1)", "set it to 0 for the CPU"
+    return "the workers need 1 GPUs (decode 1)", "set num_gpus to 0"
 
 
 def a_metric_that_is_not_known(setup: Setup) -> tuple[str, str]:

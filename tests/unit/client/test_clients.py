@@ -352,7 +352,7 @@ def test_a_bad_request_is_refused_before_it_is_sent(twin: Twin) -> None:
 def test_a_target_is_host_and_port(target: str) -> None:
     with pytest.raises(kvrelay.InvalidArgument, match="HOST:PORT"):
         BaseClient(target)
-    with pytest.raises(kvrelay.InvalidArgument, match="no target"):
+    with pytest.raises(kvrelay.InvalidArgument, match="targets is empty"):
         BaseClient([])
 
 

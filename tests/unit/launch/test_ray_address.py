@@ -36,7 +36,7 @@ def test_addresses(address: str) -> None:
         ("10.0.0.1:66666", "neither auto nor HOST:PORT"),
         (
             "ray://10.0.0.1:10001",
-            "Ray Client is not supported; run this on one of the cluster's nodes",
+            "Ray Client is not supported; run this command on one of the",
         ),
     ],
 )
