@@ -56,7 +56,7 @@ class CudaIpcInbound:
         self._opened = memory, memory.open(self._arena.access)
 
     def connect(self) -> None:
-        pass
+        """Does nothing: the transport has no connection of its own."""
 
     def source(self, frame: KvBlocks) -> Source:
         """Copies the frame's KV. Does not wait for the sender, so it needs no timeout."""

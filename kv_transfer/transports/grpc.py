@@ -32,7 +32,7 @@ class GrpcOutbound:
         return opening
 
     def connect(self) -> None:
-        pass
+        """Does nothing: the transport has no connection of its own."""
 
     def pack(self, header: KvBlocks, blocks: Sequence[int]) -> KvBlocks:
         """Adds the blocks' bytes, and their XXH3 digests if enabled."""
@@ -56,7 +56,7 @@ class GrpcInbound:
         self._layout = layout
 
     def connect(self) -> None:
-        pass
+        """Does nothing: the transport has no connection of its own."""
 
     def source(self, frame: KvBlocks) -> Source:
         """The payload of the frame. Raises DataLoss if its size differs from `num_bytes`."""

@@ -37,7 +37,7 @@ class NamedOutbound:
         return replace(opening, segment=segment)
 
     def connect(self) -> None:
-        pass
+        """Does nothing: the transport has no connection of its own."""
 
     def pack(self, header: KvBlocks, blocks: Sequence[int]) -> KvBlocks:
         """Adds the block numbers, and the digests if enabled. Waits until the arena's GPUs have
@@ -56,7 +56,7 @@ class NamedInbound:
         self._named = NamedBlocks(len(data), layout)
 
     def connect(self) -> None:
-        pass
+        """Does nothing: the transport has no connection of its own."""
 
     def source(self, frame: KvBlocks) -> Source:
         """The blocks in the sender's arena. Raises DataLoss for blocks outside of the arena."""
