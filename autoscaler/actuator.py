@@ -334,13 +334,15 @@ class Actuator:
                 if worker_id in infos:
                     worker.silent_looks = 0
                 elif worker.silent_looks * self._interval_s >= GONE_S:
-                    log.warning("adopted_worker_gone", worker=worker_id, looks=worker.silent_looks)
+                    log.warning(
+                        "adopted_worker_gone", worker=worker_id, missed_polls=worker.silent_looks
+                    )
                     del self._workers[worker_id]
                 continue
             was_ready = worker.serving or worker.looks_ready > 0
             if worker.silent_looks * self._interval_s >= (SILENT_S if was_ready else START_S):
                 what = "worker_silent" if was_ready else "worker_start_timeout"
-                log.warning(what, worker=worker_id, looks=worker.silent_looks)
+                log.warning(what, worker=worker_id, missed_polls=worker.silent_looks)
                 self._note_death(worker)
                 await self._stop(worker_id, None)
 

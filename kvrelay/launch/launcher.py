@@ -263,7 +263,7 @@ class RayLauncher:
             log.info("worker_ended", worker=worker_id)
         except ray.exceptions.RayTaskError as error:
             log.error(
-                "worker_failed", worker=worker_id, node=running.node_id, error=str(error.cause)
+                "worker_failed", worker=worker_id, node=running.node_id, reason=str(error.cause)
             )
             if isinstance(error.cause, InvalidArgument):
                 self._refused.put_nowait(error.cause)
@@ -274,7 +274,7 @@ class RayLauncher:
                 "worker_died",
                 worker=worker_id,
                 node=running.node_id,
-                error=str(error).splitlines()[0],
+                reason=str(error).splitlines()[0],
             )
             self._failed.put_nowait(failed_start(worker_id, None, str(error)))
         finally:

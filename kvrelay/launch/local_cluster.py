@@ -142,7 +142,7 @@ class Child:
                 async with asyncio.timeout(timeout_s):
                     await self.process.wait()
             except TimeoutError:
-                log.warning("killed", process=self.name, after_seconds=timeout_s)
+                log.warning("process_killed", process=self.name, after_seconds=timeout_s)
                 self.kill()
         return await self.process.wait()
 

@@ -303,7 +303,7 @@ async def _heartbeat(
         except Unavailable as error:
             if not away:
                 log.warning(
-                    "registry_unavailable", worker=worker.identity.worker_id, error=error.message
+                    "registry_unavailable", worker=worker.identity.worker_id, reason=error.message
                 )
             away = True
         with suppress(TimeoutError):
@@ -324,5 +324,5 @@ async def _leave(worker: Worker, registry: Registry) -> None:
         log.warning(
             "registry_sign_off_failed",
             worker=worker.identity.worker_id,
-            error=error.message,
+            reason=error.message,
         )

@@ -165,7 +165,7 @@ class WorkerService(WorkerServiceServicer):
                     log.exception("command_failed", router=printable(session.router_id))
                     self._refuse(message, session, Internal(f"the command failed: {error!r:.200}"))
         except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
-            log.warning("session_broken", router=session.router_id, error=str(error))
+            log.warning("session_broken", router=session.router_id, reason=str(error))
         finally:
             session.end()
 

@@ -244,7 +244,7 @@ class Driver:
             found = await self._registry.workers()
         except Unavailable as error:
             if self.registry_state == "ok":
-                log.warning("registry_unavailable", error=error.message)
+                log.warning("registry_unavailable", reason=error.message)
             self.registry_state = error.message
             return
         self.registry_state = "ok"
@@ -298,7 +298,7 @@ class Driver:
                 case Notice(worker_id, text):
                     log.warning("worker_health_changed", worker=worker_id, reason=text)
                 case Preempted(request_id, worker_id, why):
-                    log.info("request_preempted", request=request_id, worker=worker_id, why=why)
+                    log.info("request_preempted", request=request_id, worker=worker_id, reason=why)
                 case Emit(request_id):
                     self._emit(request_id, effect, now)
                 case End(request_id):

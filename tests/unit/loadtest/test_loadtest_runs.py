@@ -121,7 +121,7 @@ def test_a_long_prompt_that_went_local_fails_the_run(capsys: Output) -> None:
         assert loadtest("--target", target, *load) == 1
         err = capsys.readouterr().err
         assert err.startswith(
-            "kvrelay: 1 of 2 requests took the local path for want of a prefill pref"
+            "kvrelay: 1 of 2 requests took the local path for want of a prefill worker; "
         )
         assert err.count("\n") == 1
         assert loadtest("--target", target, *load, "--allow-local") == 0
@@ -529,7 +529,7 @@ def test_a_sweep_whose_target_dies_says_so_and_keeps_what_it_has(
         assert run(["loadtest", "sweep", "--target", target, *load, "--json", str(file)]) == 1
     out, err = capsys.readouterr()
     assert err.startswith(
-        "kvrelay: the sweep ended at 200 requests/s, where none of 3 requests was answered; the first: "
+        "kvrelay: the sweep ended at 200 requests/s, where none of 3 requests was answered; "
     )
     assert "goodput: 100 requests/s is the highest rate tried" in out
     assert "warning at 100/s: requests came for" in out.replace("\n", " ")
