@@ -105,7 +105,7 @@ class DecodeWorker(Worker):
             case Abort(request_id, attempt):
                 self.abort((request_id, attempt))
             case _:
-                raise KvRelayError(f"a decode worker does not take {type(command).__name__}")
+                raise KvRelayError(f"a decode worker does not accept {type(command).__name__}")
 
     def _join(self, lease: Lease, first_token: int, num_tokens: int) -> None:
         """Handles the commit of a reserved sequence: the sequence joins the batch with the token
@@ -116,8 +116,8 @@ class DecodeWorker(Worker):
         if num_tokens != expected or not 0 <= first_token < self.runner.vocab_size:
             sequence.drop_blocks(self.cache)
             text = (
-                f"KV of {num_tokens} tokens and first token {first_token} came for a sequence of "
-                f"{expected} tokens"
+                f"received KV of {num_tokens} tokens and first token {first_token} for a "
+                f"sequence of {expected} tokens"
             )
             self.sessions.pop(lease.key).send(Failed(*lease.key, Code.DATA_LOSS, text))
             return

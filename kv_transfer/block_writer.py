@@ -32,7 +32,7 @@ class Landing:
     def __init__(self, arena: Arena, lease: Lease, theirs: KvLayout, digest: str | None) -> None:
         if digest not in (XXH3, MULTILINEAR, None):
             raise Unimplemented(
-                f"digest {digest!r} is not one that this worker knows: {XXH3}, {MULTILINEAR}"
+                f"digest {digest!r} is unknown; allowed are {XXH3} and {MULTILINEAR}"
             )
         self._arena = arena
         self._lease = lease
@@ -129,8 +129,8 @@ class Landing:
         for index, (sent, arrived) in enumerate(zip(frame.digests, found, strict=False)):
             if sent != arrived:
                 raise DataLoss(
-                    f"block {frame.first + index} arrived with digest {arrived:016x}, not "
-                    f"{sent:016x} as sent; none of it will be used"
+                    f"block {frame.first + index} arrived with digest {arrived:016x} instead "
+                    f"of {sent:016x}; the hand-off is rejected"
                 )
 
 
@@ -138,12 +138,12 @@ def check_layouts(ours: KvLayout, theirs: KvLayout) -> None:
     """Raises FailedPrecondition unless blocks of either layout can be converted to the other."""
     if theirs.layers != ours.layers:
         raise FailedPrecondition(
-            f"the sender's KV has {len(theirs.layers)} layers, or heads, or sizes of heads, that "
-            "are not mine; both workers need the same model"
+            f"the sender's KV has {len(theirs.layers)} layers, or KV heads or head dimensions, "
+            "that differ from this worker's; both workers need the same model"
         )
     if theirs.ranks < 1 or any(layer.kv_heads % theirs.ranks for layer in theirs.layers):
         raise FailedPrecondition(
-            f"the sender's KV heads cannot be shared by {theirs.ranks} ranks alike"
+            f"the sender's KV heads cannot be divided evenly among {theirs.ranks} ranks"
         )
     fits = 1 <= theirs.block_size <= _MAX_BLOCK_SIZE and theirs.dtype in DTYPE_BYTES
     # The order of the CPU kernels.
@@ -152,6 +152,5 @@ def check_layouts(ours: KvLayout, theirs: KvLayout) -> None:
         fits = fits and not any(layer.k_dim % theirs.word for layer in theirs.layers)
     if not fits:
         raise FailedPrecondition(
-            f"the sender's blocks of {theirs.block_size} tokens in {theirs.dtype} are of no kind "
-            f"that I know"
+            f"the sender's blocks of {theirs.block_size} tokens in {theirs.dtype} are not supported"
         )

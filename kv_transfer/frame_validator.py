@@ -35,11 +35,11 @@ class Arrivals:
         """Raises DataLoss unless the frame may come now."""
         end = frame.first + frame.count
         if frame.sequence != self._frames:
-            raise DataLoss(f"frame {frame.sequence} came where frame {self._frames} was due")
+            raise DataLoss(f"received frame {frame.sequence}, and expected frame {self._frames}")
         if frame.count < 1 or frame.first < self._first or end > self._end:
             raise DataLoss(
-                f"frame {frame.sequence} brings blocks {frame.first} to {end - 1} of the sequence; "
-                f"the lease takes {self._first} to {self._end - 1}"
+                f"frame {frame.sequence} contains blocks {frame.first} to {end - 1} of the "
+                f"sequence; the lease covers {self._first} to {self._end - 1}"
             )
         if (
             not 0
@@ -48,19 +48,19 @@ class Arrivals:
             <= len(self._theirs.layers)
         ):
             raise DataLoss(
-                f"frame {frame.sequence} brings {frame.num_layers} layers from layer "
-                f"{frame.first_layer} on; the model has {len(self._theirs.layers)}"
+                f"frame {frame.sequence} contains {frame.num_layers} layers from layer "
+                f"{frame.first_layer} on; the model has {len(self._theirs.layers)} layers"
             )
         due = {self._layers.get(block, 0) for block in range(frame.first, end)}
         if due != {frame.first_layer}:
             raise DataLoss(
-                f"frame {frame.sequence} brings layers from {frame.first_layer} on where "
-                f"{max(due)} was due: another one has brought some of them, or has not come"
+                f"frame {frame.sequence} starts at layer {frame.first_layer}, and expected "
+                f"layer {max(due)}; a frame is missing or repeated"
             )
         layers = Layers(frame.first_layer, frame.num_layers)
         if frame.num_bytes != frame.count * Places.of_payload(self._theirs, 1, layers).block_bytes:
             raise DataLoss(
-                f"frame {frame.sequence} claims {frame.num_bytes} bytes for {frame.count} blocks"
+                f"frame {frame.sequence} declares {frame.num_bytes} bytes for {frame.count} blocks"
             )
 
     def add(self, frame: KvBlocks) -> None:
@@ -74,13 +74,13 @@ class Arrivals:
     def check_complete(self, commit: KvCommit) -> None:
         """Raises DataLoss unless the commit matches the lease and the frames that arrived."""
         if commit.first_token < 0:
-            raise DataLoss(f"first token {commit.first_token} is no token id")
+            raise DataLoss(f"first token {commit.first_token} is not a token id")
         blocks, room = self._ours.blocks_for(commit.num_tokens), len(self._lease.blocks)
         fits = blocks == room or (self._lease.partial and blocks < room)
         if commit.num_tokens < 1 or not fits:
             raise DataLoss(
-                f"{commit.num_tokens} tokens do not make the lease's "
-                f"{len(self._lease.blocks)} blocks"
+                f"the commit has {commit.num_tokens} tokens, which do not match the "
+                f"{len(self._lease.blocks)} blocks of the lease"
             )
         wanted = range(self._first, self._theirs.blocks_for(commit.num_tokens))
         # A lease without writable blocks needs no frames, even if its cached part ends within a
@@ -91,5 +91,6 @@ class Arrivals:
         digest = commit_digest(self._digest, commit.first_token, commit.num_tokens)
         if commit.frames != self._frames or commit.digest != digest:
             raise DataLoss(
-                f"the commit is of {commit.frames} frames, but not of the {self._frames} that came"
+                f"the commit of {commit.frames} frames does not match the {self._frames} "
+                "received frames or their digest"
             )

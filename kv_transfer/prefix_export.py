@@ -70,19 +70,19 @@ class PrefixExport:
         tokens = len(request.token_ids)
         if rest or tokens > MAX_BLOCKS * size:
             raise FailedPrecondition(
-                f"a fetch of {tokens} tokens, of which the first {request.target.cached_tokens} "
-                f"are there, is not of my blocks, which have {size} tokens, or of more than "
-                f"{MAX_BLOCKS}"
+                f"a fetch of {tokens} tokens, with {request.target.cached_tokens} cached "
+                f"tokens, does not match blocks of {size} tokens, or exceeds {MAX_BLOCKS} "
+                "blocks"
             )
         if tokens > request.granted_tokens:
             raise PermissionDenied(
-                f"a fetch of {tokens} tokens goes beyond the {request.granted_tokens} granted"
+                f"the fetch of {tokens} tokens exceeds the {request.granted_tokens} granted tokens"
             )
         blocks = self._cache.find(request.token_ids, request.salt)
         try:
             if len(blocks) <= first:
                 raise NotFound(
-                    f"the prefix cache holds {len(blocks) * size} of these {tokens} tokens"
+                    f"the prefix cache contains only {len(blocks) * size} of the {tokens} tokens"
                 )
             push = self._sender.open((request.request_id, request.attempt), request.target)
             try:

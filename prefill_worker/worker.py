@@ -92,7 +92,7 @@ class PrefillWorker(Worker):
             case Abort(request_id, attempt):
                 self.abort((request_id, attempt))
             case _:
-                raise KvRelayError(f"a prefill worker does not take {type(command).__name__}")
+                raise KvRelayError(f"a prefill worker does not accept {type(command).__name__}")
 
     def _accept(self, command: Prefill, session: RouterSession) -> None:
         spec, target = command.spec, command.target

@@ -40,7 +40,7 @@ class CudaIpcInbound:
     def __init__(self, arena: RemoteArena, layout: KvLayout, device: torch.device) -> None:
         if len(arena.access) != HANDLE_BYTES:
             raise Unimplemented(
-                f"{len(arena.access)} bytes are no handle of GPU memory, which has {HANDLE_BYTES}"
+                f"the handle of GPU memory has {len(arena.access)} bytes instead of {HANDLE_BYTES}"
             )
         self._arena = arena
         self._layout = layout

@@ -65,7 +65,7 @@ class GrpcInbound:
         )
         if len(data) != frame.num_bytes:
             raise DataLoss(
-                f"frame {frame.sequence} holds {len(data)} bytes and claims {frame.num_bytes}"
+                f"frame {frame.sequence} contains {len(data)} bytes and declares {frame.num_bytes}"
             )
         places = Places.of_payload(self._layout, frame.count, layers_of(frame))
         return Source(data, places, range(frame.count))

@@ -358,8 +358,8 @@ class ModelRunner:
         needed = self.layout.blocks_for(end)
         if not segment.token_ids or segment.start < 0 or end > self.max_model_len:
             raise InvalidArgument(
-                f"a segment of tokens {segment.start} to {end} is outside of 0 to "
-                f"{self.max_model_len}, or empty"
+                f"a segment of tokens {segment.start} to {end} is empty or outside of 0 to "
+                f"{self.max_model_len}"
             )
         if not 0 <= min(segment.token_ids) <= max(segment.token_ids) < self.vocab_size:
             raise InvalidArgument(
@@ -367,10 +367,10 @@ class ModelRunner:
             )
         if len(segment.blocks) < needed:
             raise InvalidArgument(
-                f"{end} tokens need {needed} blocks, the table has {len(segment.blocks)}"
+                f"{end} tokens need {needed} blocks, and the block table has {len(segment.blocks)}"
             )
         if not 0 <= min(segment.blocks) <= max(segment.blocks) < self.num_blocks:
-            raise InvalidArgument(f"a block is outside of 0 to {self.num_blocks - 1}")
+            raise InvalidArgument(f"a block number is outside of 0 to {self.num_blocks - 1}")
         if segment.sample is not None:
             assert len(segment.sample.token_ids) == end, (
                 "a token is drawn after the last one of the sequence"

@@ -121,7 +121,8 @@ class Child:
         if code == _BAD_USAGE:
             return ConfigError(
                 reason
-                or f"the {self.name} refused the model or the configuration; the reason is above"
+                or f"the {self.name} rejected the model or the configuration; the reason is "
+                "in the log above"
             )
         return Unavailable(
             reason or f"the {self.name} ended with exit code {code}; its log is above"
@@ -326,9 +327,7 @@ class LocalCluster:
             line.cancel()
         match = _READY.match(line.result())
         if match is None:
-            raise KvRelayError(
-                f"the router printed {line.result()!r} where its addresses should be"
-            )
+            raise KvRelayError(f"the router printed {line.result()!r} instead of its addresses")
         return Endpoints(*match.groups())
 
     async def _begin(self) -> None:
@@ -363,9 +362,9 @@ class LocalCluster:
         while found := await others():
             if time.monotonic() > gives_up_at:
                 raise ConfigError(
-                    f"redis.url: another cluster runs on this Redis ({found}), and two would take "
-                    "each other's workers; end that one, or give this one a database of its own, "
-                    "such as redis://HOST:PORT/1"
+                    f"redis.url: another cluster runs on this Redis ({found}); stop that "
+                    "cluster, or give this one a separate database, for example "
+                    "redis://HOST:PORT/1"
                 )
             await asyncio.sleep(_LOOK_S)
 

@@ -171,7 +171,8 @@ class Registry:
         )
         if not epoch:
             raise FailedPrecondition(
-                f"controller {lease[0]} started this worker in term {lease[1]}; another leads now"
+                f"controller {lease[0]} started this worker in term {lease[1]}, and another "
+                "controller leads now"
             )
         return epoch
 
@@ -195,7 +196,7 @@ class Registry:
         )
         if newer:
             raise FailedPrecondition(
-                f"{info.worker_id} epoch {info.epoch} was succeeded by epoch {newer}"
+                f"{info.worker_id} epoch {info.epoch} was replaced by epoch {newer}"
             )
 
     async def remove_worker(self, worker_id: str, epoch: int) -> None:
@@ -209,7 +210,9 @@ class Registry:
     def _id_if_allowed(self, info: WorkerInfo) -> str:
         """Returns the worker's id. Raises ValueError for an address that is not allowed."""
         if self._loopback_only and not is_loopback(info.address):
-            raise ValueError(f"address {info.address} is not on loopback, as listen.worker_host is")
+            raise ValueError(
+                f"address {info.address} is not a loopback address, but listen.worker_host is"
+            )
         return info.worker_id
 
     async def check_writable(self) -> None:
@@ -221,7 +224,9 @@ class Registry:
         key = f"{_PROBE}:{self._probe}"
         await self._call("SET", key, self._probes, "PX", _millis(2 * _TIMEOUT_S))
         if await self._call("GETRANGE", key, 0, 32) != str(self._probes).encode():
-            raise Unavailable(f"Redis at {self._where}: what is read is not what was last written")
+            raise Unavailable(
+                f"Redis at {self._where} returned an older value than the last written one"
+            )
 
     async def publish_pending(self, worker: PendingWorker, ttl_s: float = 5.0) -> None:
         """Writes the entry of a pending worker for `ttl_s` seconds."""
@@ -399,8 +404,8 @@ class Registry:
                     answer, confirmed = await pipe.execute()
                 if confirmed < self._confirm_replicas:
                     raise Unavailable(
-                        f"Redis at {self._where}: {confirmed} replicas have confirmed the lease "
-                        f"within {_TIMEOUT_S / 2:g} s, and redis.confirm_replicas is "
+                        f"Redis at {self._where}: {confirmed} replicas confirmed the lease "
+                        f"within {_TIMEOUT_S / 2:g} s, and redis.confirm_replicas requires "
                         f"{self._confirm_replicas}"
                     )
         return LeaseRecord(

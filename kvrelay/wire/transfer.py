@@ -213,12 +213,12 @@ def frame_from_bytes(data: bytes) -> Frame:
         if data[:1] == _BLOCKS_TAG:
             return _blocks_from_bytes(data)
         if len(data) > _MAX_BYTES_WITHOUT_KV:
-            raise FailedPrecondition(
-                f"{len(data)} bytes are too many for a frame that brings no KV"
-            )
+            raise FailedPrecondition(f"a frame without KV has {len(data)} bytes, which is too long")
         message = pb.KvFrame.FromString(data)
     except (DecodeError, varint.Malformed) as error:
-        raise FailedPrecondition(f"{len(data)} bytes are no hand-off frame: {error}") from None
+        raise FailedPrecondition(
+            f"the {len(data)} bytes are not a hand-off frame: {error}"
+        ) from None
     match message.WhichOneof("frame"):
         case "open":
             return _open_from_proto(message.open)
@@ -226,9 +226,7 @@ def frame_from_bytes(data: bytes) -> Frame:
             commit = message.commit
             return KvCommit(commit.frames, commit.digest, commit.first_token, commit.num_tokens)
         case unknown:
-            raise FailedPrecondition(
-                f"hand-off frame {unknown!r} is not one that this version knows"
-            )
+            raise FailedPrecondition(f"hand-off frame {unknown!r} is unknown to this version")
 
 
 # Limited, because empty layers in an open frame take many times their size in memory.
@@ -263,7 +261,8 @@ def _blocks_from_bytes(data: bytes) -> KvBlocks:
     whole = start + length
     if whole > len(data):
         raise varint.Malformed(
-            f"blocks of {length} bytes in a message that has {len(data) - start} for them"
+            f"blocks of {length} bytes exceed the remaining {len(data) - start} bytes of the "
+            "message"
         )
     for number, *_ in varint.fields(view, whole):
         if number == 0 or number in pb.KvFrame.DESCRIPTOR.fields_by_number:
@@ -273,7 +272,7 @@ def _blocks_from_bytes(data: bytes) -> KvBlocks:
     for number, at, first, last in varint.fields(view[:whole], start):
         if number == pb.KvBlocks.PAYLOAD_FIELD_NUMBER:
             if last != whole:
-                raise varint.Malformed("something follows the payload")
+                raise varint.Malformed("data follows the payload")
             end, payload = at, view[first:last]
     head = pb.KvBlocks.FromString(data[start:end])
     return KvBlocks(

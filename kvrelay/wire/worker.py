@@ -242,7 +242,7 @@ def event_from_proto(message: pb.SessionResponse) -> Event | Welcome:
             return Failed(failed.request_id, failed.attempt, code, failed.message)
         case unknown:
             raise InvalidArgument(
-                f"session event {unknown!r} is not one that this version knows", field="event"
+                f"session event {unknown!r} is unknown to this version", field="event"
             )
 
 
@@ -382,7 +382,7 @@ def _finish_reason(text: str) -> FinishReason:
     reason = _FINISH_REASONS.get(text)
     if reason is None:
         raise InvalidArgument(
-            f"finish reason {text!r:.40} is not one that this version knows", field="finish_reason"
+            f"finish reason {text!r:.40} is unknown to this version", field="finish_reason"
         )
     return reason
 
@@ -401,7 +401,7 @@ def _check_times(*seconds: float) -> None:
     """
     if not all(abs(one) <= _LONGEST_S for one in seconds):
         raise InvalidArgument(
-            f"times {seconds} in seconds are none that anything took", field="seconds"
+            f"times {seconds} are not valid durations in seconds", field="seconds"
         )
 
 

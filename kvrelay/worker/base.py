@@ -120,7 +120,7 @@ class Worker(ABC):
         if key is None or self.sessions.get(key, session) is session:
             self.take(command, session)
         elif not isinstance(command, Abort):
-            text = f"request id {key[0]!r} is in use by a request of another router"
+            text = f"request id {key[0]!r} is used by a request of another router"
             session.send(Failed(*key, Code.FAILED_PRECONDITION, text))
 
     @property
@@ -192,10 +192,7 @@ class Worker(ABC):
         length, most = len(spec.token_ids), self.runner.max_model_len
         text = ""
         if not 0 < length < most:
-            text = (
-                f"{length} tokens do not fit into a context of {most}, which has to hold one to "
-                f"{most - 1}"
-            )
+            text = f"{length} tokens do not fit into the context; allowed are 1 to {most - 1}"
         elif not 0 <= min(spec.token_ids) <= max(spec.token_ids) < self.runner.vocab_size:
             text = f"a token id is outside of 0 to {self.runner.vocab_size - 1}"
         elif not 0 < spec.prompt_len <= length:
@@ -208,7 +205,7 @@ class Worker(ABC):
             session.send(Failed(*spec.key, Code.INVALID_ARGUMENT, text))
             return False
         if spec.deadline_s is not None and spec.deadline_s <= 0:
-            text = f"the deadline had passed when it came to {self.identity.worker_id}"
+            text = f"the deadline had passed when the request arrived at {self.identity.worker_id}"
             session.send(Failed(*spec.key, Code.DEADLINE_EXCEEDED, text))
             return False
         if self.state != "ready":

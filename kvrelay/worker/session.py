@@ -111,7 +111,7 @@ class WorkerService(WorkerServiceServicer):
         try:
             session = RouterSession(await self._hello(request_iterator))
             if self._closed:
-                raise Unavailable("the worker is about to end")
+                raise Unavailable("the worker is shutting down")
         except KvRelayError as error:
             await status.abort(context, error)
         self._sessions.add(session)
@@ -142,7 +142,7 @@ class WorkerService(WorkerServiceServicer):
                     raise
                 return hello.router_id
             break
-        raise InvalidArgument("a session begins with hello", field="command")
+        raise InvalidArgument("the first command of a session must be hello", field="command")
 
     async def _read(
         self, requests: AsyncIterator[pb.SessionRequest], session: RouterSession

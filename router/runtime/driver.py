@@ -120,7 +120,8 @@ class Driver:
     def _check_not_draining(self) -> None:
         if self.draining:
             raise Unavailable(
-                "the router is draining; send the request to another", retry_after_s=RETRY_AFTER_S
+                "the router is draining; send the request to another router",
+                retry_after_s=RETRY_AFTER_S,
             )
 
     def submit(self, request: Request, text: TokenSink) -> Stream:

@@ -125,7 +125,8 @@ def _named(known: Mapping[str, Role], names: Sequence[str]) -> Sequence[str]:
     for name in names:
         if name not in known:
             raise NotFound(
-                f"worker {name!r:.100} is not known; there are: {', '.join(known) or 'none'}",
+                f"worker {name!r:.100} does not exist; the workers are "
+                f"{', '.join(known) or 'none'}",
                 field="worker_id",
             )
     return names

@@ -70,7 +70,7 @@ def test_a_csv_of_metrics_is_replayed_as_it_is(
     [
         (["--metrics", "absent.csv"], "No such file"),
         (["--metrics", POLICY], "is a trace; give --prefill-tokens-per-s"),
-        (["--metrics", POLICY, *TRACE], "of no known format"),
+        (["--metrics", POLICY, *TRACE], "the format is unknown"),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_2(

@@ -100,30 +100,33 @@ def no_such_model(setup: Setup) -> tuple[str, str]:
 
 def a_folder_of_something_else(setup: Setup) -> tuple[str, str]:
     (setup.model() / "config.json").unlink()
-    return "there is no config.json", "give one that has it"
+    return "config.json is missing", "give a model folder"
 
 
 def only_pickles(setup: Setup) -> tuple[str, str]:
     model = setup.model()
     (model / "model.safetensors").rename(model / "pytorch_model.bin")
-    return "only pytorch_model.bin, and pickled weights can run code", "convert to safetensors"
+    return (
+        "only pytorch_model.bin, and pickled weights can run code",
+        "convert the weights to safetensors",
+    )
 
 
 def cut_short(setup: Setup) -> tuple[str, str]:
     weights = setup.model() / "model.safetensors"
     os.truncate(weights, weights.stat().st_size - 1000)
-    return "its header tells of", "copy it again"
+    return "its header requires", "copy it again"
 
 
 def cut_in_the_header(setup: Setup) -> tuple[str, str]:
     os.truncate(setup.model() / "model.safetensors", 100)
-    return "not a safetensors file, or cut short", "copy it again"
+    return "invalid or truncated safetensors file", "copy it again"
 
 
 def a_model_of_the_hub_that_is_not_there(setup: Setup) -> tuple[str, str]:
     setup.config["model"] = {"path": "nobody/nothing"}
     setup.environment["HF_HUB_OFFLINE"] = "1"
-    return "the Hugging Face hub does not give it", "there is no such folder"
+    return "the Hugging Face hub cannot provide the model", "the folder does not exist"
 
 
 def larger_than_memory(setup: Setup) -> tuple[str, str]:
@@ -167,7 +170,7 @@ def redis_cannot_start(setup: Setup) -> tuple[str, str]:
     folder = setup.folder / ("x" * 100)
     folder.mkdir()
     setup.environment["TMPDIR"] = str(folder)
-    return "too long for a Unix socket", "set TMPDIR to a shorter folder"
+    return "too long for the path of a Unix socket", "set TMPDIR to a shorter folder"
 
 
 def no_certificate(setup: Setup) -> tuple[str, str]:
@@ -181,7 +184,7 @@ def a_certificate_that_ended(setup: Setup) -> tuple[str, str]:
     made = all_roles(setup.folder)
     made.issue("router", lifetime=DAY, now=datetime.now(UTC) - 3 * DAY)
     setup.certificates(made)
-    return "security.tls.router.cert", "replace it by a new one"
+    return "security.tls.router.cert", "replace it with a new certificate"
 
 
 def a_certificate_of_another_ca(setup: Setup) -> tuple[str, str]:
@@ -248,7 +251,7 @@ async def test_a_second_cluster_on_one_redis(setup: Setup) -> None:
         code,
         said,
         "another cluster runs on this Redis (decode-7 at 127.0.0.1:1)",
-        "a database of its own",
+        "a separate database",
     )
 
 

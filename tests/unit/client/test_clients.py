@@ -251,7 +251,7 @@ def test_a_stream_that_ends_early_is_a_failure(twin: Twin) -> None:
     router = ScriptedRouter(*[[]] * 5)
     with (
         serving(router) as target,
-        pytest.raises(kvrelay.Unavailable, match="ended before the answer did"),
+        pytest.raises(kvrelay.Unavailable, match="ended before the answer was complete"),
     ):
         twin.result(target, "p")
 

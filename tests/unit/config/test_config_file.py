@@ -48,7 +48,7 @@ BAD_CONFIGS = {
         "decode.threads: repeated key; first on line 2",
     ),
     "repeated section": ("kv: {}\nkv: {}\n", 2, "kv: repeated key; first on line 1"),
-    "key that is no word": ("? [a, b]\n: 1\n", 1, "a key must be a word"),
+    "key that is no word": ("? [a, b]\n: 1\n", 1, "a key must be a plain string"),
     "python tag": (
         "a: 1\nb: !!python/object/apply:os.system [id]\n",
         2,
@@ -392,8 +392,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     for path, says in (
         (tmp_path / "none.yaml", ": cannot be read: No such file"),
         (tmp_path, ": cannot be read: Is a directory"),
-        (large, ":1: larger than 1048576 bytes"),
-        (binary, ":2: byte 0xff is not UTF-8"),
+        (large, ":1: the file is larger than 1048576 bytes"),
+        (binary, ":2: byte 0xff is not valid UTF-8"),
     ):
         with pytest.raises(ConfigError, match=f"^{re.escape(str(path) + says)}"):
             load_config(path)

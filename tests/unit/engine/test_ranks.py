@@ -128,7 +128,7 @@ def test_what_cannot_be_shared_is_refused_before_it_is_loaded(
     tiny_model: Callable[..., Path],
 ) -> None:
     for architecture, reason in {
-        "gpt2": "transformers has none for GPT2LMHeadModel",
+        "gpt2": "transformers has no tensor parallel plan for GPT2LMHeadModel",
         "olmo2": "plan gathers its heads",
         "deepseek_v3": "plan leaves attention whole",
     }.items():

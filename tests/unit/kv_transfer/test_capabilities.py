@@ -85,7 +85,7 @@ async def test_a_push_without_the_leases_capability_is_refused_before_anything_i
         frame = opening(target, transport, **wrong(decode, target))
         if transport in ("shm", "memory"):
             frame = NamedOutbound(source, digests=True).announce(frame)
-        assert "capability is not one for this PushGrant" in await refused(decode.address, frame)
+        assert "capability does not match this PushGrant" in await refused(decode.address, frame)
         assert (connected, decode.committed, decode.receiver.under_way) == ([], [], 0)
         assert decode.arena.buffer.equal(before)
 
@@ -210,7 +210,9 @@ async def test_kv_of_another_model_is_not_taken(monkeypatch: pytest.MonkeyPatch)
     async with lender() as lent:
         monkeypatch.setattr(lent.lending._sender, "model_id", "another")
         monkeypatch.setattr(lent.lending._sender, "layout_hash", "another's")
-        with pytest.raises(FailedPrecondition, match="KV of model another is not of mine, test"):
+        with pytest.raises(
+            FailedPrecondition, match="the KV is of model another, and this worker has test"
+        ):
             await lent.ask(lent.right)
         assert lent.asking.committed == []
 

@@ -165,7 +165,7 @@ def test_what_is_no_json_is_not_written_and_not_read(tmp_path: Path) -> None:
         save(replace(REPORT, options={"burstiness": math.inf}), file)
     save(REPORT, file)
     file.write_text(file.read_text().replace('"rate": 2.0', '"rate": Infinity'))
-    with pytest.raises(InvalidArgument, match="Infinity is no JSON"):
+    with pytest.raises(InvalidArgument, match="Infinity is not valid JSON"):
         load(file)
 
 
