@@ -189,7 +189,7 @@ async def test_what_is_under_way_ends_with_the_lease(registry: Registry) -> None
     lease = Lease(registry, "a-1", clock, sole=True)
     await lease.renew()
     clock.advance(DEADLINE_S - 0.01)
-    with pytest.raises(Unavailable, match="ended"):
+    with pytest.raises(Unavailable, match="expired"):
         async with lease.in_time():
             await asyncio.Event().wait()
     clock.advance(0.02)

@@ -298,7 +298,7 @@ def test_shares_of_the_cache_do_not_keep_anybody_from_running() -> None:
             r"cached blocks of \[''\] would never be "
             r"given up",
         ),
-        (lambda pool: setattr(pool, "num_free", 5), "2 blocks are free, 5 counted"),
+        (lambda pool: setattr(pool, "num_free", 5), "2 blocks are free, but 5 are counted"),
     ],
 )
 def test_integrity_check_says_what_is_off(corrupt: object, message: str) -> None:

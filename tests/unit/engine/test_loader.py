@@ -154,7 +154,7 @@ def config_is_nested_too_deep(folder: Path) -> str:
 
 def config_is_a_list(folder: Path) -> str:
     (folder / "config.json").write_text("[]")
-    return "config.json: not a JSON object"
+    return "config.json: the content is not a JSON object"
 
 
 def unknown_architecture(folder: Path) -> str:

@@ -176,7 +176,7 @@ async def test_kv_is_lent_of_the_tokens_and_the_salt_that_are_shown(
         if blocks:
             assert await lent.ask(ask(lent.right)) == blocks
         else:
-            with pytest.raises(NotFound, match=f"holds 0 of these {len(TOKENS)} tokens"):
+            with pytest.raises(NotFound, match=f"contains only 0 of the {len(TOKENS)} tokens"):
                 await lent.ask(ask(lent.right))
         assert [num_tokens for _, _, num_tokens in lent.asking.committed] == [
             blocks * LAYOUT.block_size

@@ -197,7 +197,7 @@ async def test_a_push_begins_with_its_open_frame(decode: DecodeEnd, source: Memo
     target = decode.grant(BLOCKS)
     await refuse(decode, [], FailedPrecondition, "must be an open frame")
     await refuse(decode, whole(source), FailedPrecondition, "must be an open frame, not KvBlocks")
-    await refuse(decode, [b""], FailedPrecondition, "frame None is not one")
+    await refuse(decode, [b""], FailedPrecondition, "frame None is unknown")
     await refuse(decode, [opening(target), opening(target)], FailedPrecondition, "one open frame")
 
 

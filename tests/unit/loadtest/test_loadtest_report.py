@@ -108,7 +108,7 @@ def test_a_saved_report_is_read_back(tmp_path: Path) -> None:
 def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "other.json"
     file.write_text(text)
-    with pytest.raises(InvalidArgument, match=r"other\.json: not a file"):
+    with pytest.raises(InvalidArgument, match=r"other\.json: not a report"):
         load_report(file)
 
 
@@ -126,7 +126,7 @@ def test_a_saved_sweep_is_read_back(tmp_path: Path) -> None:
     )
     save(sweep, file)
     assert load(file) == sweep
-    with pytest.raises(InvalidArgument, match=r"sweep\.json: a sweep"):
+    with pytest.raises(InvalidArgument, match=r"sweep\.json: the file is a sweep"):
         load_report(file)
 
 
