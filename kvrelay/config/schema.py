@@ -17,9 +17,9 @@ from pydantic import (
 )
 
 from kvrelay.config.redis_url import Sentinels
+from kvrelay.config.size import parse_size
 from kvrelay.types import POOLS, PoolName
 
-_SIZE = re.compile(r"^([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*(B|KiB|MiB|GiB|TiB|KB|MB|GB|TB)?$")
 _ADDRESS = re.compile(r"^(\[[0-9a-fA-F:]+\]|[^:\s]+):([0-9]{1,5})$")
 _REDIS_URL = re.compile(r"^(embedded|rediss?(\+sentinel)?://.+|unix:///.+)$")
 _RAYS_OWN = ("CPU", "GPU", "memory", "object_store_memory")
@@ -28,18 +28,6 @@ MAX_POOL = 1024
 _MAX_CORES = 4096
 _MAX_GPUS = 64
 _MAX_CUSTOM = 10**9
-_UNIT = {
-    None: 1,
-    "B": 1,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-    "TiB": 2**40,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-}
 
 TransportName = Literal["auto", "memory", "shm", "cuda_ipc", "grpc", "gloo", "nccl", "nixl"]
 PolicyName = Literal["kv_aware", "least_loaded", "round_robin"]
@@ -68,20 +56,6 @@ def _address(value: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(_address)]
-
-
-def parse_size(text: str | int) -> int:
-    """Returns the bytes of `1GiB`, `512 MB` or a plain number. Raises ValueError with the allowed
-    units.
-    """
-    if isinstance(text, int) and not isinstance(text, bool):
-        return text
-    match = _SIZE.match(str(text).strip())
-    if match is None:
-        raise ValueError(
-            f"{text!r} is not a size; write a number with one of {', '.join(filter(None, _UNIT))}"
-        )
-    return int(float(match[1]) * _UNIT[match[2]])
 
 
 class BadValue(ValueError):
