@@ -106,7 +106,7 @@ class Lease:
         lead.
         """
         if not self.leads:
-            raise Unavailable(f"controller {self.owner} does not lead")
+            raise Unavailable(f"controller {self.owner} is not the leader")
         return Claim(self.owner, self._mine.term)
 
     @asynccontextmanager
@@ -119,7 +119,7 @@ class Lease:
             async with asyncio.timeout(self._seconds_left()):
                 yield
         except TimeoutError:
-            raise Unavailable(f"the lease of controller {self.owner} ended") from None
+            raise Unavailable(f"the lease of controller {self.owner} expired") from None
 
     async def run(self) -> None:
         """Renews the lease until cancelled, then releases it."""

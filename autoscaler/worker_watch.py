@@ -93,12 +93,14 @@ class WorkerWatch:
             if has_entry:
                 worker.silent_polls = 0
             elif silent_s >= GONE_S:
-                log.warning("adopted_worker_gone", worker=worker_id, polls=worker.silent_polls)
+                log.warning(
+                    "adopted_worker_gone", worker=worker_id, missed_polls=worker.silent_polls
+                )
                 del self._workers.by_id[worker_id]
             return
         was_ready = worker.serving or worker.ready_polls > 0
         if silent_s >= (SILENT_S if was_ready else START_S):
             event = "worker_silent" if was_ready else "worker_start_timeout"
-            log.warning(event, worker=worker_id, polls=worker.silent_polls)
+            log.warning(event, worker=worker_id, missed_polls=worker.silent_polls)
             self._workers.note_death(worker)
             await self._workers.stop(worker_id, None)

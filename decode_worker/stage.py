@@ -72,8 +72,8 @@ class DecodeStage(Stage):
         if num_tokens != expected or not 0 <= first_token < runner.vocab_size:
             sequence.drop_blocks(cache)
             text = (
-                f"KV of {num_tokens} tokens and first token {first_token} came for a sequence of "
-                f"{expected} tokens"
+                f"received KV of {num_tokens} tokens and first token {first_token} for a "
+                f"sequence of {expected} tokens"
             )
             self._context.fail(lease.key, Code.DATA_LOSS, text)
             return

@@ -29,7 +29,7 @@ class BlockWriter:
     def __init__(self, arena: Arena, lease: Lease, theirs: KvLayout, digest: str | None) -> None:
         if digest not in (XXH3, MULTILINEAR, None):
             raise Unimplemented(
-                f"digest {digest!r} is not one that this worker knows: {XXH3}, {MULTILINEAR}"
+                f"digest {digest!r} is unknown; allowed are {XXH3} and {MULTILINEAR}"
             )
         self._arena = arena
         self._lease = lease
@@ -116,6 +116,6 @@ class BlockWriter:
         for index, (sent, arrived) in enumerate(zip(frame.digests, found, strict=False)):
             if sent != arrived:
                 raise DataLoss(
-                    f"block {frame.first + index} arrived with digest {arrived:016x}, not "
-                    f"{sent:016x} as sent; none of it will be used"
+                    f"block {frame.first + index} arrived with digest {arrived:016x} instead "
+                    f"of {sent:016x}; the hand-off is rejected"
                 )

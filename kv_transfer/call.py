@@ -101,7 +101,7 @@ class PushCall:
         if status.code() is grpc.StatusCode.OK:
             return receipt_from_proto(await self._call)
         if (status.code(), status.details()) == _INTERRUPTED_WRITE:
-            raise Unavailable(f"{self._address} ended the push while a frame was on its way")
+            raise Unavailable(f"{self._address} ended the push while a frame was being sent")
         raise error_from_rpc(status, self._address)
 
     async def _status(self) -> grpc.aio.AioRpcError:

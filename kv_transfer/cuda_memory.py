@@ -27,7 +27,8 @@ class CudaMemory:
     def __init__(self, device: torch.device) -> None:
         if device.type != "cuda" or not torch.version.cuda:
             raise Unimplemented(
-                f"transport cuda_ipc needs KV on a GPU, not on {device}; take shm or grpc"
+                f"transport cuda_ipc needs KV on a GPU, not on {device}; set "
+                "transfer.transport to shm or grpc"
             )
         self._device = device
         # torch has loaded both libraries, so their names suffice.
@@ -48,7 +49,7 @@ class CudaMemory:
             ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address)
         )
         if error:
-            raise Unimplemented(f"cuMemGetAddressRange: CUDA error {error}")
+            raise Unimplemented(f"cuMemGetAddressRange failed with CUDA error {error}")
         self._check(
             self._runtime.cudaIpcGetMemHandle(ctypes.byref(handle), ctypes.c_void_p(base.value)),
             Unimplemented,

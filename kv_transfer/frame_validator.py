@@ -34,36 +34,36 @@ class FrameValidator:
     def check(self, frame: KvBlocks) -> None:
         """Raises DataLoss unless the frame may come now."""
         if frame.sequence != self._frames:
-            raise DataLoss(f"frame {frame.sequence} came where frame {self._frames} was due")
+            raise DataLoss(f"received frame {frame.sequence}, and expected frame {self._frames}")
         self._check_blocks(frame)
         self._check_layers(frame)
         layers = Layers(frame.first_layer, frame.num_layers)
         if frame.num_bytes != frame.count * Places.of_payload(self._theirs, 1, layers).block_bytes:
             raise DataLoss(
-                f"frame {frame.sequence} claims {frame.num_bytes} bytes for {frame.count} blocks"
+                f"frame {frame.sequence} declares {frame.num_bytes} bytes for {frame.count} blocks"
             )
 
     def _check_blocks(self, frame: KvBlocks) -> None:
         end = frame.first + frame.count
         if frame.count < 1 or frame.first < self._first or end > self._end:
             raise DataLoss(
-                f"frame {frame.sequence} brings blocks {frame.first} to {end - 1} of the sequence; "
-                f"the lease takes {self._first} to {self._end - 1}"
+                f"frame {frame.sequence} contains blocks {frame.first} to {end - 1} of the "
+                f"sequence; the lease covers {self._first} to {self._end - 1}"
             )
 
     def _check_layers(self, frame: KvBlocks) -> None:
         first, num_layers = frame.first_layer, len(self._theirs.layers)
         if not 0 <= first < first + frame.num_layers <= num_layers:
             raise DataLoss(
-                f"frame {frame.sequence} brings {frame.num_layers} layers from layer {first} on; "
-                f"the model has {num_layers}"
+                f"frame {frame.sequence} contains {frame.num_layers} layers from layer {first} "
+                f"on; the model has {num_layers} layers"
             )
         blocks = range(frame.first, frame.first + frame.count)
         due = {self._layers.get(block, 0) for block in blocks}
         if due != {frame.first_layer}:
             raise DataLoss(
-                f"frame {frame.sequence} brings layers from {frame.first_layer} on where "
-                f"{max(due)} was due: another one has brought some of them, or has not come"
+                f"frame {frame.sequence} starts at layer {frame.first_layer}, and expected "
+                f"layer {max(due)}; a frame is missing or repeated"
             )
 
     def add(self, frame: KvBlocks) -> None:
@@ -77,13 +77,13 @@ class FrameValidator:
     def check_complete(self, commit: KvCommit) -> None:
         """Raises DataLoss unless the commit matches the lease and the frames that arrived."""
         if commit.first_token < 0:
-            raise DataLoss(f"first token {commit.first_token} is no token id")
+            raise DataLoss(f"first token {commit.first_token} is not a token id")
         blocks, room = self._ours.blocks_for(commit.num_tokens), len(self._lease.blocks)
         fits = blocks == room or (self._lease.partial and blocks < room)
         if commit.num_tokens < 1 or not fits:
             raise DataLoss(
-                f"{commit.num_tokens} tokens do not make the lease's "
-                f"{len(self._lease.blocks)} blocks"
+                f"the commit has {commit.num_tokens} tokens, which do not match the "
+                f"{len(self._lease.blocks)} blocks of the lease"
             )
         wanted = range(self._first, self._theirs.blocks_for(commit.num_tokens))
         # A lease without writable blocks needs no frames, even if its cached part ends within a

@@ -33,8 +33,8 @@ class LayoutCheck:
             model_id = self.sampled_model_id
         if opening.layout is None or opening.model_id != model_id:
             raise FailedPrecondition(
-                f"KV of model {opening.model_id or 'unknown'} is not of mine, {model_id}; both "
-                "workers need the same weights' shapes and the same KV heads"
+                f"the KV is of model {opening.model_id or 'unknown'}, and this worker has "
+                f"{model_id}; both workers need the same weight shapes and KV heads"
             )
         if opening.layout != self.layout:
             check_layouts(self.layout, opening.layout)
@@ -45,12 +45,12 @@ def check_layouts(ours: KvLayout, theirs: KvLayout) -> None:
     """Raises FailedPrecondition unless blocks of either layout can be converted to the other."""
     if theirs.layers != ours.layers:
         raise FailedPrecondition(
-            f"the sender's KV has {len(theirs.layers)} layers, or heads, or sizes of heads, that "
-            "are not mine; both workers need the same model"
+            f"the sender's KV has {len(theirs.layers)} layers, or KV heads or head dimensions, "
+            "that differ from this worker's; both workers need the same model"
         )
     if theirs.ranks < 1 or any(layer.kv_heads % theirs.ranks for layer in theirs.layers):
         raise FailedPrecondition(
-            f"the sender's KV heads cannot be shared by {theirs.ranks} ranks alike"
+            f"the sender's KV heads cannot be divided evenly among {theirs.ranks} ranks"
         )
     fits = 1 <= theirs.block_size <= _MAX_BLOCK_SIZE and theirs.dtype in DTYPE_BYTES
     # The order of the CPU kernels.
@@ -59,6 +59,5 @@ def check_layouts(ours: KvLayout, theirs: KvLayout) -> None:
         fits = fits and not any(layer.k_dim % theirs.word for layer in theirs.layers)
     if not fits:
         raise FailedPrecondition(
-            f"the sender's blocks of {theirs.block_size} tokens in {theirs.dtype} are of no kind "
-            f"that I know"
+            f"the sender's blocks of {theirs.block_size} tokens in {theirs.dtype} are not supported"
         )

@@ -110,7 +110,9 @@ class LeaseTable:
         for an id that is unknown or was ended and released.
         """
         if epoch != self.epoch:
-            raise FailedPrecondition(f"epoch {epoch} is not this worker's, which is {self.epoch}")
+            raise FailedPrecondition(
+                f"epoch {epoch} is not the current epoch {self.epoch} of this worker"
+            )
         if lease_id in self._committed:
             lease = self._committed[lease_id][0]
         elif lease_id in self._entries:
@@ -119,10 +121,13 @@ class LeaseTable:
             if entry.closed or now >= entry.expires_at:
                 raise FailedPrecondition(f"lease {lease_id} has ended")
         else:
-            raise NotFound(f"lease {lease_id} is unknown in epoch {epoch}, or ended and released")
+            raise NotFound(
+                f"lease {lease_id} does not exist in epoch {epoch}; it may have been released"
+            )
         if generation != lease.generation:
             raise FailedPrecondition(
-                f"generation {generation} of lease {lease_id} is not the current {lease.generation}"
+                f"generation {generation} of lease {lease_id} is not the current generation "
+                f"{lease.generation}"
             )
         return lease
 
@@ -150,7 +155,7 @@ class LeaseTable:
         if lease_id in self._committed:
             if self._committed[lease_id][1] != content:
                 raise FailedPrecondition(
-                    f"lease {lease_id} was committed before with other content"
+                    f"lease {lease_id} is already committed with other content"
                 )
             return False
         entry = self._entries[lease_id]

@@ -129,7 +129,7 @@ class NixlAgent:
             time.sleep(_POLL_S)
             state = self._agent.getXferStatus(request)
         if state != nixl.NIXL_SUCCESS:
-            raise Unavailable(f"the sender's memory could not be read in {timeout_s:g} s")
+            raise Unavailable(f"reading the sender's memory took longer than {timeout_s:g} s")
         self._agent.releaseXferReq(request)
 
     def _let_go(self) -> None:
@@ -183,8 +183,8 @@ def _bindings() -> Any:
         return importlib.import_module("nixl")._bindings
     except ImportError as error:
         raise Unimplemented(
-            f"transport nixl needs NIXL on both workers: pip install 'kvrelay[nixl]', or take grpc "
-            f"({error})"
+            "transport nixl needs NIXL on both workers; run pip install 'kvrelay[nixl]', or "
+            f"set transfer.transport: grpc ({error})"
         ) from error
 
 

@@ -71,7 +71,7 @@ class PrefixExport:
         try:
             if len(blocks) <= first:
                 held, tokens = len(blocks) * self._cache.block_size, len(request.token_ids)
-                raise NotFound(f"the prefix cache holds {held} of these {tokens} tokens")
+                raise NotFound(f"the prefix cache contains only {held} of the {tokens} tokens")
             await self._push(request, first, blocks)
         finally:
             self._cache.release(blocks)
@@ -95,7 +95,7 @@ class PrefixExport:
             )
         if tokens > request.granted_tokens:
             raise PermissionDenied(
-                f"a fetch of {tokens} tokens exceeds the {request.granted_tokens} granted"
+                f"the fetch of {tokens} tokens exceeds the {request.granted_tokens} granted tokens"
             )
 
     async def _push(self, request: FetchRequest, first: int, blocks: Sequence[int]) -> None:

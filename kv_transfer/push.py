@@ -116,7 +116,7 @@ class Push:
         # Every exception fails this push only, and must be reported.
         except Exception as error:
             log.exception("kv_push_failed", request=self._key[0], worker=self._target.worker_id)
-            self.error = Internal(f"the push broke off: {error}")
+            self.error = Internal(f"the push failed: {error}")
         finally:
             self._taken.set()
 

@@ -155,7 +155,7 @@ class Receiver:
         check_capability(self._key, self._grant(lease, opening.sender), opening.capability)
         theirs = self._layouts.layout_of(opening)
         if lease.lease_id in self._pushes:
-            raise FailedPrecondition(f"another push to lease {lease.lease_id} is under way")
+            raise FailedPrecondition(f"another push to lease {lease.lease_id} is in progress")
         repeated = self._leases.is_committed(lease.lease_id)
         try:
             async with asyncio.timeout(self._timeout_s if repeated else None) as deadline:
@@ -164,7 +164,7 @@ class Receiver:
         except TimeoutError:
             if repeated:
                 raise DeadlineExceeded(
-                    f"no commit was repeated within {self._timeout_s:g} s"
+                    f"the commit was not repeated within {self._timeout_s:g} s"
                 ) from None
             raise FailedPrecondition(f"lease {lease.lease_id} was closed during the push") from None
         finally:
@@ -180,15 +180,15 @@ class Receiver:
         except TimeoutError:
             if not wait:
                 raise ResourceExhausted(
-                    f"{_MAX_UNOPENED} pushes are waited for that have sent no frame",
+                    f"{_MAX_UNOPENED} pushes without a first frame are open; retry later",
                     retry_after_s=self._timeout_s,
                 ) from None
-            raise DeadlineExceeded(f"no open frame came within {wait:g} s") from None
+            raise DeadlineExceeded(f"no open frame arrived within {wait:g} s") from None
         finally:
             self._unopened -= 1
         if not isinstance(opening, KvOpen):
             raise FailedPrecondition(
-                f"a push begins with an open frame, not with {type(opening).__name__}"
+                f"the first frame of a push must be an open frame, not {type(opening).__name__}"
             )
         return opening
 
@@ -219,7 +219,9 @@ class Receiver:
                     case KvCommit():
                         return self._commit(opening, frame, validator)
                     case KvOpen():
-                        raise FailedPrecondition("a push has one open frame, its first")
+                        raise FailedPrecondition(
+                            "a push must have only one open frame, as its first frame"
+                        )
             raise Cancelled("the sender ended the push without a commit")
 
     def _find(self, opening: KvOpen) -> Lease:
@@ -228,7 +230,7 @@ class Receiver:
             opening.lease_id, opening.epoch, opening.generation, self._clock.now()
         )
         if lease.key != (opening.request_id, opening.attempt):
-            raise FailedPrecondition(f"lease {lease.lease_id} is for another request")
+            raise FailedPrecondition(f"lease {lease.lease_id} belongs to another request")
         return lease
 
     async def _write(

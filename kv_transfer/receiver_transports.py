@@ -53,7 +53,7 @@ class ReceiverTransports:
                 with self._groups.lend(backend, rendezvous, theirs, self._device) as joined:
                     yield joined
             case transport:
-                raise Unimplemented(f"transport {transport!r} is not one that this worker takes")
+                raise Unimplemented(f"transport {transport!r} is not supported by this worker")
 
 
 @asynccontextmanager

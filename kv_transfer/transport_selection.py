@@ -45,10 +45,13 @@ def choose_transport(
             return "grpc", f"arena on {device}"
         return "grpc", "another host, by TLS" if tls else "another host"
     if requested not in TRANSPORTS:
-        raise Unimplemented(f"transport {requested!r} is not one of auto, {', '.join(TRANSPORTS)}")
+        raise Unimplemented(
+            f"transport {requested!r} is unknown; allowed are auto, {', '.join(TRANSPORTS)}"
+        )
     if obstacle := _obstacle(requested, same_process, same_host, device, target_device):
         raise Unimplemented(
-            f"transport {requested} cannot work here: {obstacle}; auto chooses one that can"
+            f"transport {requested} cannot be used: {obstacle}; set transfer.transport: auto "
+            "to select a supported one"
         )
     return requested, "asked for"
 

@@ -55,7 +55,7 @@ class Protocol:
         peer and both versions.
         """
         if reason := self.refuses(peer):
-            raise FailedPrecondition(f"{printable(name)} is refused: {reason}", field="protocol")
+            raise FailedPrecondition(f"{printable(name)} is rejected: {reason}", field="protocol")
 
 
 @cache

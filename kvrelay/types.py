@@ -351,7 +351,7 @@ class ModelVersion:
         """Parses a fingerprint. Raises ValueError for any other text."""
         found = _FINGERPRINT.fullmatch(text)
         if found is None:
-            raise ValueError(f"{text!r:.100} is no fingerprint of a model")
+            raise ValueError(f"{text!r:.100} is not the fingerprint of a model")
         return cls(*found.groups())
 
 

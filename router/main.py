@@ -225,6 +225,7 @@ async def _drain(driver: Driver, stop: StopRequest) -> None:
         task.cancel()
     driver.abandon(
         Unavailable(
-            "the router is stopping; resume at another with the tokens that came", retry_after_s=1.0
+            "the router is shutting down; resume at another router with the received tokens",
+            retry_after_s=1.0,
         )
     )

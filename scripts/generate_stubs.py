@@ -1,12 +1,8 @@
-"""Generates the gRPC stubs in kvrelay/v1 from proto/. `make proto` runs it; a test compares its
-output.
-
-python scripts/generate_stubs.py [OUTPUT_ROOT]
-"""
+"""Generates the gRPC stubs in kvrelay/v1 from proto/. `make proto` runs it."""
 
 from __future__ import annotations
 
-import sys
+import argparse
 from importlib.resources import files
 from pathlib import Path
 
@@ -16,9 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def generate(output_root: Path) -> None:
-    """Writes OUTPUT_ROOT/kvrelay/v1/*_pb2{,_grpc}.py{,i}; raises RuntimeError when protoc
-    refuses.
-    """
+    """Writes OUTPUT_ROOT/kvrelay/v1/*_pb2{,_grpc}.py{,i}. Raises RuntimeError if protoc fails."""
     protos = sorted(
         str(path.relative_to(ROOT / "proto")) for path in (ROOT / "proto").rglob("*.proto")
     )
@@ -39,4 +33,13 @@ def generate(output_root: Path) -> None:
 
 
 if __name__ == "__main__":
-    generate(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "output_root",
+        type=Path,
+        nargs="?",
+        default=ROOT,
+        metavar="OUTPUT_ROOT",
+        help="Folder to write kvrelay/v1 to. Default: this repository.",
+    )
+    generate(parser.parse_args().output_root)

@@ -8,7 +8,7 @@ Usage: python scripts/prebuild_kernels.py DIR
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,4 +31,6 @@ def prebuild(folder: Path, every: Sequence[Path] = SOURCES) -> None:
 
 
 if __name__ == "__main__":
-    prebuild(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, metavar="DIR", help="Folder to write the kernels to.")
+    prebuild(parser.parse_args().folder)

@@ -40,7 +40,7 @@ class CudaIpcInbound:
     def __init__(self, arena: RemoteArena, layout: KvLayout, device: torch.device) -> None:
         if len(arena.access) != HANDLE_BYTES:
             raise Unimplemented(
-                f"{len(arena.access)} bytes are no handle of GPU memory, which has {HANDLE_BYTES}"
+                f"the handle of GPU memory has {len(arena.access)} bytes instead of {HANDLE_BYTES}"
             )
         self._arena = arena
         self._layout = layout
@@ -56,7 +56,7 @@ class CudaIpcInbound:
         self._opened = memory, memory.open(self._arena.access)
 
     def connect(self) -> None:
-        pass
+        """Does nothing: the transport has no connection of its own."""
 
     def source(self, frame: KvBlocks) -> Source:
         """Copies the frame's KV. Does not wait for the sender, so it needs no timeout."""

@@ -32,7 +32,7 @@ class GrpcOutbound:
         return opening
 
     def connect(self) -> None:
-        pass
+        """Does nothing: the transport has no connection of its own."""
 
     def pack(self, header: KvBlocks, blocks: Sequence[int]) -> KvBlocks:
         """Adds the blocks' bytes, and their XXH3 digests if enabled."""
@@ -56,7 +56,7 @@ class GrpcInbound:
         self._layout = layout
 
     def connect(self) -> None:
-        pass
+        """Does nothing: the transport has no connection of its own."""
 
     def source(self, frame: KvBlocks) -> Source:
         """The payload of the frame. Raises DataLoss if its size differs from `num_bytes`."""
@@ -65,7 +65,7 @@ class GrpcInbound:
         )
         if len(data) != frame.num_bytes:
             raise DataLoss(
-                f"frame {frame.sequence} holds {len(data)} bytes and claims {frame.num_bytes}"
+                f"frame {frame.sequence} contains {len(data)} bytes and declares {frame.num_bytes}"
             )
         places = Places.of_payload(self._layout, frame.count, layers_of(frame))
         return Source(data, places, range(frame.count))

@@ -40,5 +40,5 @@ def accept(segment: SharedSegment, layout: KvLayout) -> NamedInbound:
     """
     source = _senders.get(segment.nonce)
     if source is None or segment.pid != os.getpid():
-        raise Unimplemented(f"arena {segment.nonce:x} is not in this process")
+        raise Unimplemented(f"arena {segment.nonce:x} does not exist in this process")
     return NamedInbound(source.buffer.numpy(), layout)

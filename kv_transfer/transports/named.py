@@ -37,7 +37,7 @@ class NamedOutbound:
         return replace(opening, segment=segment)
 
     def connect(self) -> None:
-        pass
+        """Does nothing: the transport has no connection of its own."""
 
     def pack(self, header: KvBlocks, blocks: Sequence[int]) -> KvBlocks:
         """Adds the block numbers, and the digests if enabled. Waits until the arena's GPUs have
@@ -56,7 +56,7 @@ class NamedInbound:
         self._named = NamedBlocks(len(data), layout)
 
     def connect(self) -> None:
-        pass
+        """Does nothing: the transport has no connection of its own."""
 
     def source(self, frame: KvBlocks) -> Source:
         """The blocks in the sender's arena. Raises DataLoss for blocks outside of the arena."""
@@ -73,7 +73,7 @@ class NamedBlocks:
         self._num_blocks = size // layout.block_bytes
         if size != layout.arena_bytes(self._num_blocks):
             raise Unimplemented(
-                f"{size} bytes are not an arena of the layout that its sender names"
+                f"the size of {size} bytes does not match the layout of the sender's arena"
             )
 
     def find(self, frame: KvBlocks) -> tuple[Places, Sequence[int]]:
@@ -83,8 +83,8 @@ class NamedBlocks:
         blocks = frame.source_blocks
         if len(blocks) != frame.count or not all(0 <= block < self._num_blocks for block in blocks):
             raise DataLoss(
-                f"frame {frame.sequence} names {len(blocks)} blocks, some perhaps "
-                f"outside of the arena"
+                f"frame {frame.sequence} names {len(blocks)} blocks, of which some are outside "
+                "of the arena"
             )
         return Places.of_arena(self._layout, self._num_blocks, layers_of(frame)), blocks
 

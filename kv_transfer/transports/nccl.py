@@ -20,7 +20,10 @@ def make_group(store: c10d.Store, rank: int, host: str, timeout: timedelta) -> A
     Raises Unimplemented without NCCL, and Unavailable if no interface has the address.
     """
     if not c10d.is_nccl_available():
-        raise Unimplemented("transport nccl needs a build of torch with NCCL; use gloo or grpc")
+        raise Unimplemented(
+            "transport nccl needs a build of torch with NCCL; set transfer.transport to gloo "
+            "or grpc"
+        )
     # Without this setting a wait does not block, and a watchdog ends the process if a peer is lost.
     os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
     # NCCL reads this when the process makes its first group.

@@ -180,7 +180,7 @@ class NixlInbound:
         self._reader.find(self._arena)
 
     def connect(self) -> None:
-        pass
+        """Does nothing: the transport has no connection of its own."""
 
     def source(self, frame: KvBlocks) -> Source:
         """Reads the frame's blocks. Raises DataLoss for blocks outside of the arena, Unavailable if

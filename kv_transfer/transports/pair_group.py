@@ -32,7 +32,7 @@ def _lost_peer() -> Iterator[None]:
     except RuntimeError as error:
         # Without the location in PyTorch's source.
         reason = str(error).splitlines()[0].rpartition("] ")[2]
-        raise Unavailable(f"the process group with the peer is broken: {reason}") from error
+        raise Unavailable(f"the process group with the peer failed: {reason}") from error
 
 
 def _parse(rendezvous: str) -> tuple[str, int, str]:

@@ -64,7 +64,8 @@ def _map(segment: SharedSegment) -> HostBytes:
         fd = os.open(_path(segment), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise Unimplemented(
-            f"cannot open {_path(segment)}: {error.strerror}; is it on this host, of this user?"
+            f"cannot open {_path(segment)}: {error.strerror}; sender and receiver must run on "
+            "one host as one user"
         ) from error
     try:
         # Checks the opened file, since the path may lead elsewhere later.
@@ -73,12 +74,10 @@ def _map(segment: SharedSegment) -> HostBytes:
             or os.fstat(fd).st_size != segment.size
         ):
             raise Unimplemented(
-                f"{_path(segment)} is not arena {segment.nonce:x} of {segment.size} bytes"
+                f"{_path(segment)} does not contain arena {segment.nonce:x} of {segment.size} bytes"
             )
         if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-            raise Unimplemented(
-                f"{_path(segment)} may shrink while it is read; its owner must seal it"
-            )
+            raise Unimplemented(f"{_path(segment)} is not sealed against shrinking by its owner")
         return np.frombuffer(mmap.mmap(fd, segment.size, prot=mmap.PROT_READ), dtype=np.uint8)
     finally:
         os.close(fd)

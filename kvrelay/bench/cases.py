@@ -90,6 +90,7 @@ def that_fit(cases: Cases, longest: int) -> Cases:
     )
     if not (fit.prefill and fit.decode):
         raise InvalidArgument(
-            f"the model takes {longest} tokens, fewer than any case needs; give a larger one"
+            f"the model allows {longest} tokens, fewer than any case needs; choose a model "
+            "with a longer context"
         )
     return fit

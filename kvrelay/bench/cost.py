@@ -115,7 +115,8 @@ def _cost(
     config = config.get_text_config()
     if any("expert" in key for key in config.to_dict()):
         raise InvalidArgument(
-            f"{name}: a model of experts; the limits are known for dense models only", field="model"
+            f"{name} is a mixture-of-experts model; the limits are computed for dense models only",
+            field="model",
         )
     body, head, table = 0, 0, 0
     for weight, shape in matrices:

@@ -38,6 +38,6 @@ def first_cores(count: int) -> tuple[int, ...]:
     allowed = sorted(os.sched_getaffinity(0))
     if count > len(allowed):
         raise InvalidArgument(
-            f"{count} threads are more than the {len(allowed)} cores that may be used here"
+            f"--threads {count} is more than the {len(allowed)} cores available to this process"
         )
     return tuple(allowed[:count])

@@ -22,14 +22,14 @@ def peer_command(peer: str, *, has_checkpoint: bool) -> tuple[str, ...]:
     python = shutil.which(path) if path else None
     if name != "vllm" or python is None:
         raise InvalidArgument(
-            f"{peer!r} is neither generate_batch nor vllm=PYTHON with the Python of an environment "
-            f"that has vLLM",
+            f"--peer {peer!r} is unknown; allowed are generate_batch, and vllm=PYTHON with the "
+            "Python of an environment that has vLLM",
             field="peer",
         )
     if not has_checkpoint:
         raise InvalidArgument(
-            "vLLM needs a checkpoint, so --model and not --model-shape; or compare with "
-            "generate_batch",
+            "--peer vllm needs a checkpoint; give --model instead of --model-shape, or "
+            "compare with generate_batch",
             field="peer",
         )
     return vllm_command(os.path.abspath(python))

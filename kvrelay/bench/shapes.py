@@ -55,7 +55,8 @@ def shape_config(shape: str) -> PretrainedConfig:
         return NAMED[shape]
     if not (Path(shape) / "config.json").is_file():
         raise InvalidArgument(
-            f"{shape!r} is neither one of {', '.join(NAMED)} nor a folder with a config.json",
+            f"--model-shape {shape!r} is unknown; allowed are {', '.join(NAMED)} and a folder "
+            "with a config.json",
             field="model_shape",
         )
     try:

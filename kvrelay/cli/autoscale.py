@@ -1,4 +1,4 @@
-"""`kvrelay autoscale`: what a scaling policy does, before it is trusted with a cluster."""
+"""`kvrelay autoscale`: evaluates a scaling policy offline."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from autoscaler.replay import Verdict
     from kvrelay.config.autoscaling_policy import AutoscalingPolicy
 
-_LOOKS = 50_000  # at a long trace; more often would only take longer
+# Most evaluations of the policy over a trace.
+_MAX_EVALUATIONS = 50_000
 
 app = typer.Typer(
-    help="Try a scaling policy.",
+    help="Evaluate a scaling policy.",
     epilog="Example: kvrelay autoscale explain configs/autoscaling/queue-depth.yaml --metrics "
     "run.json",
 )
@@ -28,61 +29,85 @@ app = typer.Typer(
 
 @app.callback()
 def group() -> None:
-    """Keeps `explain` a subcommand, as typer makes the only command of an app the app itself."""
+    """Evaluate a scaling policy."""
+    # Without a callback, typer would make the only command of the app the app itself.
 
 
 @app.command()
 @requires_cluster_extra
 def explain(
     policy: Annotated[
-        Path, typer.Argument(help="A policy file, as `autoscaling` in the configuration names it.")
+        Path, typer.Argument(help="Policy file, as named by `autoscaling` in the configuration.")
     ],
     metrics: Annotated[
         Path,
         typer.Option(
-            metavar="FILE", help="A load test's JSON, a CSV of metrics, or a trace (see below)."
+            metavar="FILE", help="JSON of a load test, CSV of metrics, or a trace (see below)."
         ),
     ],
     prefill: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Prefill workers at a trace's start.")
+        int, typer.Option(min=0, metavar="N", help="Initial number of prefill workers.")
     ] = 1,
     decode: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Decode workers at a trace's start.")
+        int, typer.Option(min=1, metavar="N", help="Initial number of decode workers.")
     ] = 1,
     prefill_tokens_per_s: Annotated[
         float | None,
-        typer.Option(min=1e-3, metavar="N", help="Of one prefill worker. Needed for a trace."),
+        typer.Option(
+            min=1e-3, metavar="N", help="Throughput of one prefill worker. Required for a trace."
+        ),
     ] = None,
     decode_tokens_per_s: Annotated[
         float | None,
-        typer.Option(min=1e-3, metavar="N", help="Of one full decode worker. Needed for a trace."),
+        typer.Option(
+            min=1e-3,
+            metavar="N",
+            help="Throughput of one decode worker with a full batch. Required for a trace.",
+        ),
     ] = None,
     itl_ms: Annotated[
         float | None,
-        typer.Option(min=1e-3, metavar="MS", help="Of one sequence alone. Needed for a trace."),
+        typer.Option(
+            min=1e-3,
+            metavar="MS",
+            help="Inter-token latency of a single sequence. Required for a trace.",
+        ),
     ] = None,
     max_batch: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Sequences on one decode worker.")
+        int, typer.Option(min=1, metavar="N", help="Batch slots of one decode worker.")
     ] = 32,
     kv_tokens: Annotated[
-        int, typer.Option(min=1, metavar="N", help="That one decode worker holds.")
+        int, typer.Option(min=1, metavar="N", help="KV capacity of one decode worker, in tokens.")
     ] = 65536,
     start_s: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="Until a new worker serves.")
+        float, typer.Option(min=0, metavar="SECONDS", help="Start-up time of a worker.")
     ] = 10.0,
     prompt_tokens: Annotated[
-        str, typer.Option(metavar="DIST", help="Where a ServeGen client records none.")
+        str,
+        typer.Option(
+            metavar="DIST", help="Prompt lengths of ServeGen clients that record no lengths."
+        ),
     ] = "1024",
-    output_tokens: Annotated[str, typer.Option(metavar="DIST", help="Likewise.")] = "256",
+    output_tokens: Annotated[
+        str,
+        typer.Option(
+            metavar="DIST", help="Answer lengths of ServeGen clients that record no lengths."
+        ),
+    ] = "256",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Replay what was recorded through a policy: which sizes it would have set, when, and why.
+    """Replay recorded metrics or a trace through a policy. Shows each size that the policy would
+    set, with time and reason.
 
-    FILE is what `kvrelay loadtest run --admin ... --json` wrote, or a CSV with the columns seconds,
-    pool, size, ready and the policy's metrics; metrics then stay as they were recorded. A trace
-    (Azure CSV, Mooncake JSONL, ServeGen's folder of rates) flows through a model of the pools
-    instead, in which the sizes that the policy sets have their effect; `kvrelay bench engine`
-    measures what the model has to know.
+    FILE is one of:
+
+    - Recorded metrics: the JSON of `kvrelay loadtest run --admin ... --json`, or a CSV with the
+    columns seconds, pool, size, ready and the metrics of the policy. The metrics do not react to
+    the sizes.
+
+    - A trace: Azure CSV, Mooncake JSONL, or a ServeGen folder of rates. A queueing model of the
+    pools computes the metrics, so that they react to the sizes. `kvrelay bench engine` measures the
+    parameters of the model.
 
     Example: kvrelay autoscale explain policy.yaml --metrics conv.csv --prefill-tokens-per-s 8000
     --decode-tokens-per-s 1200 --itl-ms 12
@@ -101,12 +126,13 @@ def explain(
     if _is_record(metrics):
         if wrong := [name for name, value in given.items() if value is not None]:
             raise typer.BadParameter(
-                f"--{wrong[0]} is for traces; {metrics} is a record of metrics."
+                f"--{wrong[0]} applies to traces, and {metrics} contains recorded metrics; leave "
+                "it out."
             )
-        verdicts, note = _replayed(rules, metrics), "metrics as recorded"
+        verdicts, note = _replayed(rules, metrics), "recorded metrics"
     else:
         if missing := [name for name, value in given.items() if value is None]:
-            raise typer.BadParameter(f"{metrics} is a trace, which needs --{', --'.join(missing)}.")
+            raise typer.BadParameter(f"{metrics} is a trace; give --{', --'.join(missing)}.")
         assert prefill_tokens_per_s is not None
         assert decode_tokens_per_s is not None
         assert itl_ms is not None
@@ -117,7 +143,9 @@ def explain(
             rules, metrics, speed, (prefill, decode), prompt_tokens, output_tokens
         )
     if not verdicts:
-        raise typer.BadParameter(f"{policy} has no policy for a pool that {metrics} is about.")
+        raise typer.BadParameter(
+            f"{policy} has no policy for any pool in {metrics}; add one for prefill or decode."
+        )
     if as_json:
         print(json.dumps({"note": note, "verdicts": [_json(one) for one in verdicts]}))
     else:
@@ -125,8 +153,8 @@ def explain(
 
 
 def _is_record(file: Path) -> bool:
-    """Whether it holds metrics, and not requests. Raises BadParameter for a file that cannot be
-    read.
+    """Whether the file contains recorded metrics rather than requests. Raises BadParameter if it
+    cannot be read.
     """
     if file.is_dir():
         return False
@@ -134,7 +162,7 @@ def _is_record(file: Path) -> bool:
         with file.open(encoding="utf-8", errors="replace") as lines:
             first = lines.readline(4096)
     except OSError as error:
-        raise typer.BadParameter(f"{file}: {error.strerror}") from error
+        raise typer.BadParameter(f"{file} cannot be read: {error.strerror}.") from error
     return '"format"' in first[:200] or first.startswith("seconds,")
 
 
@@ -166,7 +194,7 @@ def _modelled(
         parse_lengths(output_tokens, "output_tokens"),
     )
     seconds = span(file, *lengths)
-    interval = max(rules.interval_s, seconds / _LOOKS)
+    interval = max(rules.interval_s, seconds / _MAX_EVALUATIONS)
     cluster, replay = QueueingModel(speed, *sizes), Replay(rules)
     verdicts = []
     loads = track(
@@ -181,7 +209,7 @@ def _modelled(
         for verdict in replay.decide(Moment(index * interval, pools)):
             cluster.resize(verdict.pool, verdict.after)
             verdicts.append(verdict)
-    return verdicts, f"metrics of a model of the pools, one look each {interval:.3g} s"
+    return verdicts, f"metrics of the queueing model, evaluated every {interval:.3g} s"
 
 
 def _json(verdict: Verdict) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""`kvrelay bench`: what the machine can do, and how much of it is used."""
+"""`kvrelay bench`: micro-benchmarks relative to the limits of the machine."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from kvrelay.bench.run import Progress
 
 app = typer.Typer(
-    help="Measure parts of kvrelay against this machine's own limits.",
+    help="Measure components of kvrelay against the limits of this machine.",
     epilog="Example: kvrelay bench engine --quick",
 )
 
 
 @app.callback()
 def bench() -> None:
-    """Measure parts of kvrelay against this machine's own limits."""
+    """Measure components of kvrelay against the limits of this machine."""
 
 
 @app.command()
@@ -37,51 +37,60 @@ def engine(
         str,
         typer.Option(
             metavar="DIR|HUB_ID|demo|m200",
-            help="m200 is made on first use: 0.4 GB in the cache folder.",
+            help="Model. m200 is generated on first use: 0.4 GB in the cache folder.",
         ),
     ] = "m200",
     model_shape: Annotated[
         str | None,
         typer.Option(
             metavar="NAME|DIR",
-            help="Random weights in place of --model: m200, llama-3.1-8b, or a config.json's.",
+            help="Shape of a model with random weights, instead of --model: m200, llama-3.1-8b, or "
+            "a folder with a config.json.",
         ),
     ] = None,
-    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="cuda is one GPU.")] = "cpu",
+    device: Annotated[
+        Literal["cpu", "cuda"], typer.Option(help="Device; cuda uses one GPU.")
+    ] = "cpu",
     weights: Annotated[
-        Literal["auto", "int8"], typer.Option(help="auto keeps them as the model has them.")
+        Literal["auto", "int8"],
+        typer.Option(help="Format of the weights; auto keeps the dtype of the model."),
     ] = "auto",
     threads: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="N", help="On as many cores, the first allowed. 1; with a GPU all."
+            min=1,
+            metavar="N",
+            help="Engine threads, one per core. Default: 1, or all cores with --device cuda.",
         ),
     ] = None,
     chunk_tokens: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Of a prompt in one step.")
+        int, typer.Option(min=1, metavar="N", help="Prompt tokens per prefill step.")
     ] = 512,
     runs: Annotated[
-        int, typer.Option(min=1, max=100, metavar="N", help="Of which the median counts.")
+        int,
+        typer.Option(
+            min=1, max=100, metavar="N", help="Number of repetitions; the median is reported."
+        ),
     ] = 5,
     peer: Annotated[
         str | None,
         typer.Option(
             metavar="generate_batch|vllm=PYTHON",
-            help="In turns with transformers' own continuous batching, or with vLLM, as that "
-            "Python has it.",
+            help="Engine to compare with: continuous batching of transformers, or the vLLM of "
+            "that Python. Both engines run alternately.",
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A few small cases, less exactly.")
+        bool, typer.Option("--quick", help="Run a few small cases, with less precision.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Time prefill and decode steps of the engine beside the limits of the cores, or of the GPU,
-    that it runs on.
+    """Time prefill and decode steps of the engine, and compare them with the limits of the cores or
+    the GPU.
 
-    The limits are measured first: how fast torch multiplies matrices and how fast memory is read.
-    No request, no network, no scheduler: only the model, called as workers call it, with random
-    prompts. Nothing else should run.
+    The limits are measured first: the rate of matrix multiplication with torch, and the memory
+    bandwidth. The engine runs random prompts, without requests, network or scheduler. Run nothing
+    else on the machine.
 
     Example: kvrelay bench engine --peer vllm=/opt/vllm/bin/python --json
     """
@@ -114,27 +123,32 @@ def handoff(
         str,
         typer.Option(
             metavar="DIR|HUB_ID|demo|m200",
-            help="m200 is made on first use: 0.4 GB in the cache folder.",
+            help="Model. m200 is generated on first use: 0.4 GB in the cache folder.",
         ),
     ] = "m200",
     transport: Annotated[
         list[str] | None,
-        typer.Option(metavar="shm|grpc|gloo|nixl", help="Give it once for each; all without."),
+        typer.Option(
+            metavar="shm|grpc|gloo|nixl", help="Transport to measure; repeatable. Default: all."
+        ),
     ] = None,
     chunk_tokens: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Of a prompt in one step.")
+        int, typer.Option(min=1, metavar="N", help="Prompt tokens per prefill step.")
     ] = 512,
     runs: Annotated[
-        int, typer.Option(min=1, max=100, metavar="N", help="Of which the median counts.")
+        int,
+        typer.Option(
+            min=1, max=100, metavar="N", help="Number of repetitions; the median is reported."
+        ),
     ] = 5,
-    quick: Annotated[bool, typer.Option("--quick", help="A few small cases.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Run a few small cases.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Time hand-offs of KV from one core to another beside what memory and loopback allow, and
-    beside a prefill.
+    """Time hand-offs of KV between two cores, and compare them with the limits of memory and
+    loopback, and with a prefill.
 
-    A prefill worker and a decode worker's end, in processes of their own on a core each. Nothing
-    else should run.
+    The sender and the receiver are separate processes with one core each. Run nothing else on the
+    machine.
 
     Example: kvrelay bench handoff --transport shm --json
     """
@@ -160,21 +174,24 @@ def handoff(
 @app.command()
 @requires_cluster_extra
 def router(
-    seconds: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Of each case.")] = 5.0,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Duration of each case.")
+    ] = 5.0,
     requests: Annotated[
         int,
         typer.Option(
-            min=100, metavar="N", help="Short ones, for the growth of the router's memory."
+            min=100,
+            metavar="N",
+            help="Number of short requests that measure the growth of the router's memory.",
         ),
     ] = 100_000,
-    quick: Annotated[bool, typer.Option("--quick", help="A few small cases.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Run a few small cases.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Stream tokens through a router on one core, from workers without an engine, which answer at
-    once.
+    """Stream tokens through a router on one core, from mock workers without an engine.
 
-    What the router uses of its core, and how much later a token comes through it. Workers and
-    clients are on another core. Nothing else should run.
+    Reports the CPU time of the router and the latency that it adds to each token. Mock workers and
+    clients run on another core. Run nothing else on the machine.
 
     Example: kvrelay bench router --quick
     """
@@ -196,8 +213,8 @@ def router(
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """Bars on stderr, drawn when something is done: a thread that draws them would take time from
-    what is measured.
+    """Progress bars on stderr. They are drawn after each case, because a thread that draws them
+    would disturb the measurement.
     """
     columns = (
         TextColumn("{task.description}"),

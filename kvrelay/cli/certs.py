@@ -1,4 +1,4 @@
-"""`kvrelay certs`: certificates to try TLS out with."""
+"""`kvrelay certs`: creates a CA and certificates for TLS."""
 
 from __future__ import annotations
 
@@ -14,22 +14,27 @@ from kvrelay.cli.cluster_extra import requires_cluster_extra
 @requires_cluster_extra
 def certs(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Where they are written; nothing is overwritten.")
+        Path,
+        typer.Argument(
+            metavar="DIR", help="Folder for the files; existing files are not overwritten."
+        ),
     ],
     host: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="DNS name or IP address that clients use; may be given several times.",
+            help="DNS name or IP address that clients use; repeatable.",
         ),
     ] = None,
-    days: Annotated[int, typer.Option(min=1, max=3650, help="How long they are valid.")] = 365,
+    days: Annotated[
+        int, typer.Option(min=1, max=3650, help="Validity of the certificates, in days.")
+    ] = 365,
 ) -> None:
-    """Make a CA, and certificates of a router, a worker, an operator (admin) and a client.
+    """Create a CA and certificates for routers, workers, operators (admin) and clients.
 
-    Prints the section of the configuration that uses them. Keep ca-key.pem off the cluster: who has
-    it can make more. Routers need router.pem and its key, workers worker.pem and its key, all
-    ca.pem.
+    Prints the section of the configuration that uses them. Routers need router.pem and its key,
+    workers need worker.pem and its key, and all need ca.pem. Keep ca-key.pem off the cluster: with
+    it, anyone can create further certificates.
 
     Example: kvrelay certs certs --host inference.example.org --days 90
     """

@@ -1,4 +1,4 @@
-"""Commands that need more than the client's packages say so in one line."""
+"""Checks that the packages of the `cluster` extra are installed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ P = ParamSpec("P")
 
 
 def requires_cluster_extra(command: Callable[P, None]) -> Callable[P, None]:
-    """Exits with 2 when a package of `kvrelay[cluster]` is missing."""
+    """Wraps a command so that it exits with 2 if a package of `kvrelay[cluster]` is missing."""
 
     @functools.wraps(command)
     def checked(*args: P.args, **kwargs: P.kwargs) -> None:
         missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
         if missing:
             typer.echo(
-                f"kvrelay: this command runs a cluster and needs {', '.join(missing)}: pip install "
-                f"'kvrelay[cluster]'",
+                f"kvrelay: this command needs packages that are missing: {', '.join(missing)}; "
+                "run pip install 'kvrelay[cluster]'",
                 err=True,
             )
             raise typer.Exit(2)

@@ -10,13 +10,19 @@ import typer
 TokenFile = Annotated[
     Path | None,
     typer.Option(
-        "--token-file", envvar="KVRELAY_TOKEN_FILE", metavar="FILE", help="Holds your token, alone."
+        "--token-file",
+        envvar="KVRELAY_TOKEN_FILE",
+        metavar="FILE",
+        help="File that contains only your token.",
     ),
 ]
 TlsCa = Annotated[
     Path | None,
     typer.Option(
-        "--tls-ca", envvar="KVRELAY_TLS_CA", metavar="FILE", help="Use TLS and trust this CA (PEM)."
+        "--tls-ca",
+        envvar="KVRELAY_TLS_CA",
+        metavar="FILE",
+        help="PEM file of the CA to trust; enables TLS.",
     ),
 ]
 TlsCert = Annotated[
@@ -25,10 +31,15 @@ TlsCert = Annotated[
         "--tls-cert",
         envvar="KVRELAY_TLS_CERT",
         metavar="FILE",
-        help="Your certificate (PEM), if asked for.",
+        help="PEM file of your certificate, if the cluster requires one.",
     ),
 ]
 TlsKey = Annotated[
     Path | None,
-    typer.Option("--tls-key", envvar="KVRELAY_TLS_KEY", metavar="FILE", help="Its key (PEM)."),
+    typer.Option(
+        "--tls-key",
+        envvar="KVRELAY_TLS_KEY",
+        metavar="FILE",
+        help="PEM file of the key of --tls-cert.",
+    ),
 ]

@@ -1,4 +1,4 @@
-"""`kvrelay controller`: the workers of a cluster, and who scales them."""
+"""`kvrelay controller`: starts, watches and scales the workers of a cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
-from kvrelay.cli.serve import Config, LogLevel, RayAddress, set_log_level
+from kvrelay.cli.serve import Config, LogLevel, RayAddress, require_shared_redis, set_log_level
 from kvrelay.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from kvrelay.state.registry import Registry
     from kvrelay.types import PoolName
 
-_BY_HAND = 16  # workers of a pool without a policy that `kvrelay scale` may ask a local Ray for
+# Workers of a pool without a policy that a local Ray has room for after `kvrelay scale`.
+_BY_HAND = 16
 
 
 @requires_cluster_extra
@@ -34,17 +35,15 @@ def controller(
     log_level: LogLevel = None,
     sole: Annotated[
         bool,
-        typer.Option(
-            "--sole", hidden=True, help="Redis is this controller's alone: do not wait for others."
-        ),
+        typer.Option("--sole", hidden=True, help="Do not wait for the lease of other controllers."),
     ] = False,
 ) -> None:
-    """Run the workers of a cluster as Ray actors, and scale them; `serve` starts one by itself.
+    """Run and scale the workers of a cluster as Ray actors. `kvrelay serve` starts a controller.
 
-    Of several controllers with the same Redis one leads. The others stand by until its lease ends.
+    One of several controllers on the same Redis leads. The others stand by until its lease ends.
 
-    redis.url in the configuration names the Redis that all parts share. SIGTERM drains the workers
-    and ends; a second one ends at once.
+    redis.url names the Redis that all components share. The first SIGTERM drains the workers; the
+    second ends them at once.
 
     Example: kvrelay controller -c cluster.yaml --ray-address auto
     """
@@ -56,6 +55,7 @@ def controller(
     if ray_address is not None:
         check_ray_address(ray_address)
         check_reachable(loaded)
+    require_shared_redis(loaded.redis.url, "controller")
     policy = None if loaded.autoscaling is None else load_policy(Path(loaded.autoscaling))
     set_log_level(log_level)
     configure_logging()
@@ -65,9 +65,9 @@ def controller(
 async def _control(
     config: ClusterConfig, policy: AutoscalingPolicy | None, ray_address: str | None, sole: bool
 ) -> None:
-    """Until a signal and the drain of all workers, or a second one.
+    """Runs until a signal and the drain of all workers, or a second signal.
 
-    Raises what a worker cannot start without, such as ModelRefused.
+    Raises the error that prevents workers from starting, for example ModelRefused.
     """
     from autoscaler.actuator import Actuator
     from autoscaler.lease import Lease
@@ -87,13 +87,13 @@ async def _control(
         "prefill": config.prefill.replicas,
         "decode": config.decode.replicas,
     }
-    # Here, before anything starts; each worker does so on its own host
+    # Before anything starts. Each worker resolves the model on its own host again.
     resolve_model(config.model.path)
     settings = WorkerSettings(
         "", "decode", config.model.path, config.redis.url, config, pin=ray_address is None
     )
     credentials = Credentials.internal(config.security, "router")
-    # Never that of an earlier process, whatever number it had.
+    # Differs from the owner of any earlier process, also of one with the same process id.
     owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
     standby = 0 if policy is None else policy.standby
     forks = ray_address is None and Template.suits(config)
@@ -109,11 +109,14 @@ async def _control(
                 ray_address, local_cpus(config, _largest(sizes, policy), standby)
             ) as cluster,
         ):
-            if cluster.is_local:  # a larger one may yet grow
+            # A cluster of several nodes may still grow.
+            if cluster.is_local:
                 require_gpus(config, cluster.gpus, standby)
-            stop.install()  # only now: ray.init sets handlers of its own
+            # After ray.init, which sets handlers of its own.
+            stop.install()
             lease = Lease(registry, owner, sole=sole)
-            with suppress(Unavailable):  # `lease.run` tries again
+            # `lease.run` tries again.
+            with suppress(Unavailable):
                 await lease.renew()
             launcher = RayLauncher(
                 settings, cluster, lease, template.path if template is not None else ""
@@ -136,7 +139,8 @@ async def _control(
                 cluster.lost(),
                 stalls.run(),
             ]
-            if cluster.is_local:  # elsewhere nodes come and go, and another one may do better
+            # On several nodes, another node may succeed where one failed.
+            if cluster.is_local:
                 runs.append(_never_served(launcher, actuator))
             parts = [asyncio.create_task(one) for one in runs]
             if policy is not None:
@@ -163,14 +167,14 @@ async def _control(
 
 
 async def _refused_by_all(launcher: RayLauncher, registry: Registry) -> None:
-    """Raises why a worker cannot serve, unless others can: then it is its host's trouble, and the
-    log says so.
+    """Raises the error of a worker that cannot serve, unless other workers serve. In that case the
+    cause is the worker's host, and the log has the error.
     """
     while True:
         error = await launcher.refused()
         try:
             infos = await registry.workers()
-        # Who serves is not known; the actuator asks for another worker once it is
+        # Without Redis, it is unknown which workers serve. The actuator retries later.
         except Unavailable:
             continue
         if not any(info.state == "ready" for info in infos):
@@ -178,8 +182,8 @@ async def _refused_by_all(launcher: RayLauncher, registry: Registry) -> None:
 
 
 async def _never_served(launcher: RayLauncher, actuator: Actuator) -> None:
-    """Raises why no worker will serve, as long as none has: another start does not cure it, or
-    several did not.
+    """Raises an error if no worker has served yet and the failure is permanent, or several starts
+    have failed.
     """
     from kvrelay.launch.failed_start import FailedStarts
 
@@ -192,8 +196,8 @@ async def _never_served(launcher: RayLauncher, actuator: Actuator) -> None:
 
 
 def _largest(sizes: dict[PoolName, int], policy: AutoscalingPolicy | None) -> dict[PoolName, int]:
-    """How many workers each pool may come to have, by its policy or by hand, and one that is to
-    replace another.
+    """Returns the most workers that each pool may have by its policy or by `kvrelay scale`, plus
+    one replacement.
     """
     largest = dict.fromkeys(sizes, _BY_HAND)
     for pool, size in sizes.items():

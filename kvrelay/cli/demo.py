@@ -1,4 +1,4 @@
-"""`kvrelay demo`: a cluster, a relayed answer, and the proof that it was relayed."""
+"""`kvrelay demo`: starts a cluster, streams an answer, and proves that KV was handed off."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SUM = "What is 3 plus 4?"
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Something that has to be so, and the figures that show whether it is."""
+    """A claim about the run, and the figures that show whether it holds."""
 
     text: str
     evidence: str
@@ -45,8 +45,8 @@ class Claim:
 
 @requires_cluster_extra
 def demo() -> None:
-    """Start a small cluster, stream an answer through prefill, hand-off and decode, prove it, and
-    stop.
+    """Start a small cluster, stream answers through prefill, hand-off and decode, print the proof,
+    and stop.
 
     Example: kvrelay demo
     """
@@ -73,7 +73,8 @@ async def _demo(config: ClusterConfig) -> int:
         ):
             waiting.stop()
             out.print(str(cluster.endpoints))
-            await client.models()  # connects, so that the times below are the cluster's
+            # Connects now, so that later times do not include the connection.
+            await client.models()
             await _stream(client, out, "a short question", SUM, messages=[("user", SUM)])
             relayed = await _stream(client, out, "a long prompt", STORY, prompt=STORY)
             asked = [("user", f"{STORY}{relayed.text}\n\n{QUESTION}")]
@@ -83,7 +84,7 @@ async def _demo(config: ClusterConfig) -> int:
             waiting.start()
     finally:
         waiting.stop()
-    out.print(Rule("where the long prompt's time went", align="left"))
+    out.print(Rule("latency breakdown of the long prompt", align="left"))
     out.print(ledger_table(relayed))
     claims = _claims(relayed, again)
     out.print(_table(claims))
@@ -93,7 +94,7 @@ async def _demo(config: ClusterConfig) -> int:
 async def _stream(
     client: AsyncClient, out: Console, title: str, shown: str, **prompt: Any
 ) -> Completion:
-    """Prints the answer as it comes, and which path it took and why."""
+    """Prints the answer as it arrives, then its path and the reason for the path."""
     out.print(Rule(title, align="left"))
     out.print(shown, style="dim", end=" ")
     async with client.generate(temperature=0.0, max_tokens=96, **prompt) as stream:
@@ -107,19 +108,19 @@ async def _stream(
 def _claims(relayed: Completion, again: Completion) -> list[Claim]:
     ledger = relayed.ledger
     if ledger is None or ledger.handoff is None or relayed.ttft_seconds is None:
-        return [Claim("the answer was relayed", f"path {relayed.path}: {relayed.why}", False)]
+        return [Claim("the KV cache was handed off", f"path {relayed.path}: {relayed.why}", False)]
     attempt, handoff = ledger.attempts[-1], ledger.handoff
     equal = sum(map(operator.eq, relayed.token_ids, again.token_ids))
     phases = sum(seconds for _, seconds in ledger.phases)
     return [
         Claim(
-            "one worker read the prompt, another wrote the answer",
+            "one worker prefilled the prompt, another decoded the answer",
             f"{attempt.prefill_worker}: prompt and token 1; {attempt.decode_worker}: "
             f"{len(relayed.token_ids) - 1} more",
             relayed.path == "disaggregated" and attempt.prefill_worker != attempt.decode_worker,
         ),
         Claim(
-            "the KV cache went over whole",
+            "the KV cache was transferred completely",
             f"{handoff.blocks} blocks x {handoff.block_bytes} bytes = {handoff.bytes} bytes "
             f"({size(handoff.bytes)}) over {handoff.transport}",
             handoff.bytes == handoff.blocks * handoff.block_bytes > 0,
@@ -131,7 +132,7 @@ def _claims(relayed: Completion, again: Completion) -> list[Claim]:
             math.isclose(phases, ledger.ttft_seconds) and phases <= relayed.ttft_seconds,
         ),
         Claim(
-            "without a hand-off the tokens are the same",
+            "the tokens without a hand-off are identical",
             f"{again.path} path: {equal} of {len(relayed.token_ids)} tokens equal",
             again.path == "local" and again.token_ids == relayed.token_ids,
         ),

@@ -1,4 +1,4 @@
-"""`kvrelay generate`: one answer."""
+"""`kvrelay generate`: streams one answer."""
 
 from __future__ import annotations
 
@@ -23,42 +23,46 @@ Target = Annotated[
     typer.Option(
         envvar="KVRELAY_TARGET",
         metavar="HOST:PORT",
-        help="Router; after a comma another to turn to when it is gone.",
+        help="Router; add others after commas for failover.",
     ),
 ]
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="Text to go on from; - reads it from stdin.")] = "",
+    prompt: Annotated[str, typer.Argument(help="Prompt; - reads it from stdin.")] = "",
     target: Target = "127.0.0.1:50051",
-    model: Annotated[str, typer.Option(help="Needed only where a cluster serves several.")] = "",
+    model: Annotated[
+        str, typer.Option(help="Model name; required if the cluster serves several models.")
+    ] = "",
     max_tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="Tokens at most; the cluster's 64.")
+        int | None, typer.Option(metavar="N", help="Most tokens of the answer. Default: 64.")
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(metavar="T", help="0 is greedy; the cluster's 1.")
+        float | None,
+        typer.Option(metavar="T", help="Sampling temperature; 0 is greedy. Default: 1."),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(metavar="S", help="The same seed gives the same answer.")
+        int | None, typer.Option(metavar="S", help="Sampling seed. Default: a random seed.")
     ] = None,
     stop: Annotated[
-        list[str] | None, typer.Option(help="End before this text; may be repeated.")
+        list[str] | None, typer.Option(help="Text before which the answer ends; repeatable.")
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option("--file", metavar="FILE", help="Read the prompt from a file, in UTF-8."),
+        typer.Option("--file", metavar="FILE", help="UTF-8 file to read the prompt from."),
     ] = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Send PROMPT as a user's message, by the chat template.")
+        bool, typer.Option("--chat", help="Send the prompt as a user message of a chat.")
     ] = False,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="For the whole answer.")
+        float, typer.Option(metavar="SECONDS", help="Timeout of the whole answer.")
     ] = 600.0,
     as_json: Annotated[
-        bool, typer.Option("--json", envvar="KVRELAY_JSON", help="Print one object at the end.")
+        bool,
+        typer.Option("--json", envvar="KVRELAY_JSON", help="Print one JSON object at the end."),
     ] = False,
     ledger: Annotated[
-        bool, typer.Option("--ledger", help="Then print on stderr where the time went.")
+        bool, typer.Option("--ledger", help="Print the latency breakdown on stderr.")
     ] = False,
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
@@ -100,21 +104,29 @@ def generate(
 
 
 def _prompt(argument: str, file: Path | None) -> str:
-    """The text itself. Raises InvalidArgument where there is none, or more than one."""
+    """Returns the prompt. Raises BadParameter unless exactly one source is given, and
+    InvalidArgument if the source cannot be read.
+    """
     if file is not None and argument:
-        raise typer.BadParameter("give PROMPT or --file, not both.")
+        raise typer.BadParameter("PROMPT and --file are both given; give one of them.")
     if file is None and argument != "-":
         if not argument:
-            raise typer.BadParameter("give PROMPT, - for stdin, or --file FILE.")
+            raise typer.BadParameter(
+                "there is no prompt; give PROMPT, - for stdin, or --file FILE."
+            )
         return argument
     name = "stdin" if file is None else str(file)
     try:
         raw = sys.stdin.buffer.read() if file is None else file.read_bytes()
         return raw.decode()
     except UnicodeDecodeError as error:
-        raise InvalidArgument(f"{name} is not UTF-8: byte {error.start}", field="prompt") from None
+        raise InvalidArgument(
+            f"{name} is not UTF-8 at byte {error.start}; convert it to UTF-8", field="prompt"
+        ) from None
     except OSError as error:
-        raise InvalidArgument(f"{name} cannot be read: {error.strerror}", field="prompt") from None
+        raise InvalidArgument(
+            f"--file {name} cannot be read: {error.strerror}", field="prompt"
+        ) from None
 
 
 def _as_json(completion: Completion) -> dict[str, Any]:

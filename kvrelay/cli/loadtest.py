@@ -1,4 +1,4 @@
-"""`kvrelay loadtest`: the load harness."""
+"""`kvrelay loadtest`: runs load tests, and shows and compares their reports."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from kvrelay.loadtest.report.sweep_report import Report
     from kvrelay.loadtest.sweep import Sweep
 
-INTERRUPTED = 130  # as shells say it: 128 + SIGINT
-_SWEEP_S = 60.0  # at each rate, if nothing else is asked for: time enough for a queue to show
+# 128 + SIGINT, as shells report it.
+INTERRUPTED = 130
+# Default duration at each rate; long enough for a queue to build up.
+_SWEEP_S = 60.0
 
 app = typer.Typer(
     help="Measure a cluster under load.",
@@ -32,13 +34,14 @@ def run(
         str | None,
         typer.Option(
             metavar="R",
-            help="Requests per second, inf, or stages R:SECONDS,FROM-TO:SECONDS,...; "
-            "1 if not given.",
+            help="Requests per second, inf, or stages R:SECONDS,FROM-TO:SECONDS,... Default: 1.",
         ),
     ] = None,
     concurrency: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Closed loop: as many at a time, whatever the rate."),
+        typer.Option(
+            min=1, metavar="N", help="Concurrent requests of a closed loop, instead of --rate."
+        ),
     ] = None,
     num_requests: options.NumRequests = None,
     duration: options.Duration = None,
@@ -52,27 +55,35 @@ def run(
     trace: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Replay: Mooncake JSONL, Azure CSV, ServeGen client or folder."
+            metavar="FILE",
+            help="Trace to replay: Mooncake JSONL, Azure CSV, ServeGen client or folder.",
         ),
     ] = None,
     trace_format: Annotated[
         str | None,
-        typer.Option(metavar="mooncake|azure|servegen", help="If the file does not tell."),
+        typer.Option(
+            metavar="mooncake|azure|servegen",
+            help="Format of the trace. Default: detected from the file.",
+        ),
     ] = None,
     trace_start: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Begin there in the trace.")
+        float, typer.Option(metavar="SECONDS", help="Time in the trace at which the replay begins.")
     ] = 0.0,
     time_scale: Annotated[
-        str, typer.Option(metavar="X", help="Of the times between requests; 1/10 is faster.")
+        str,
+        typer.Option(
+            metavar="X", help="Factor on the times between requests; 1/10 is ten times faster."
+        ),
     ] = "1",
     length_scale: Annotated[
-        str, typer.Option(metavar="X", help="Of prompts, their shared blocks, and answers.")
+        str,
+        typer.Option(metavar="X", help="Factor on the lengths of prompts, prefixes and answers."),
     ] = "1",
     goodput: options.Goodput = None,
     expect_path: Annotated[
         str | None,
         typer.Option(
-            metavar="PATH", help="Exit 1 if a request took another: disaggregated, local."
+            metavar="disaggregated|local", help="Exit with 1 if a request took the other path."
         ),
     ] = None,
     allow_local: options.AllowLocal = False,
@@ -85,11 +96,11 @@ def run(
     file: options.Json = None,
     html: options.Html = None,
 ) -> None:
-    """Send requests as they come due, however many are under way, and measure from when each was
-    due.
+    """Send requests at their scheduled times, and measure latencies from the scheduled times.
 
-    Exits 1 if a request failed, or went local that should have been disaggregated. Ctrl-C ends the
-    test and reports on what there is.
+    Requests are sent no matter how many are in progress, except with --concurrency. Exits with 1 if
+    a request failed, or took the local path because no prefill worker was available. Ctrl-C ends
+    the test and reports the requests so far.
 
     Example: kvrelay loadtest run --rate 2 --num-requests 100 --prompt-tokens 32-512 --goodput
     ttft:200 tpot:50
@@ -107,22 +118,28 @@ def run(
 
     if concurrency:
         exclusive = {"--rate": rate, "--burstiness": burstiness}
-        options.exclude("--concurrency", exclusive, "a closed loop sends when a slot is free")
+        options.exclude(
+            "--concurrency", exclusive, "a closed loop sends a request when another ends"
+        )
     if trace is not None:
         exclusive = {"--rate": rate, "--burstiness": burstiness, "--text": text}
-        options.exclude("--trace", exclusive, "the trace says what comes when; see --time-scale")
+        options.exclude(
+            "--trace", exclusive, "the trace sets the times and prompts; use --time-scale"
+        )
         shape = (trace, trace_format, trace_start, time_scale, length_scale, num_requests, duration)
         load: options.Load = options.replay(*shape, prompt_tokens, output_tokens, seed)
     else:
         for name, value in (("format", trace_format), ("start", trace_start)):
             if value:
-                raise typer.BadParameter(f"--trace-{name} needs --trace.")
+                raise typer.BadParameter(f"--trace-{name} requires --trace.")
         if (time_scale, length_scale) != ("1", "1"):
-            raise typer.BadParameter("--time-scale and --length-scale need --trace.")
+            raise typer.BadParameter("--time-scale and --length-scale require --trace.")
         lengths = (prompt_tokens, output_tokens, text, seed)
         load = options.workload(rate, concurrency, burstiness, num_requests, duration, *lengths)
     if expect_path not in (None, "disaggregated", "local"):
-        raise typer.BadParameter(f"--expect-path {expect_path} is neither disaggregated nor local.")
+        raise typer.BadParameter(
+            f"--expect-path {expect_path} is not a path; allowed are disaggregated and local."
+        )
     connection = Connection(token_file, tls_ca, tls_cert, tls_key)
     settings = Settings(
         target,
@@ -145,14 +162,16 @@ def sweep(
     target: options.TargetOption = "127.0.0.1:50051",
     rates: Annotated[
         str,
-        typer.Option(metavar="R,R,...|LOW..HIGH", help="Try each, or search between two."),
+        typer.Option(
+            metavar="R,R,...|LOW..HIGH", help="Rates to test, or the bounds of a binary search."
+        ),
     ] = "1..32",
     attainment: Annotated[
         float,
-        typer.Option(metavar="SHARE", help="Of the requests, that must meet every objective."),
+        typer.Option(metavar="SHARE", help="Share of requests that must meet every objective."),
     ] = 0.9,
     precision: Annotated[
-        float, typer.Option(metavar="SHARE", help="How closely a search finds the rate.")
+        float, typer.Option(metavar="SHARE", help="Relative precision of the search.")
     ] = 0.1,
     num_requests: options.SweepRequests = None,
     duration: options.SweepDuration = None,
@@ -176,9 +195,9 @@ def sweep(
 ) -> None:
     """Find the highest rate at which enough requests meet every objective.
 
-    Each rate gets the same lengths and gaps, and prompts of its own, so that no cache helps from
-    one to the next. A request that fails misses its objectives. Exits 1 if at a rate none was
-    answered: what came before is reported.
+    All rates have the same lengths and relative gaps, but different prompts, so that prefix caches
+    do not help. A failed request misses its objectives. Exits with 1 if no request of a rate is
+    answered, and reports the earlier rates.
 
     Example: kvrelay loadtest sweep --rates 1..16 --goodput ttft:500 tpot:50 --attainment 0.9 --html
     sweep.html
@@ -191,10 +210,14 @@ def sweep(
     options.can_be_written(file, html)
     options.above_zero(attainment=attainment, precision=precision)
     if attainment > 1:
-        raise typer.BadParameter(f"--attainment {attainment:g} is a share, so at most 1.")
+        raise typer.BadParameter(
+            f"--attainment {attainment:g} is above 1; give a share such as 0.9."
+        )
     slos = parse_slos([*(goodput or ()), *(slo or ())])
     if not slos:
-        raise typer.BadParameter("a sweep needs objectives: --goodput ttft:MS tpot:MS e2e:MS.")
+        raise typer.BadParameter(
+            "a sweep requires objectives; give --goodput ttft:MS tpot:MS e2e:MS."
+        )
     connection = Connection(token_file, tls_ca, tls_cert, tls_key)
     settings = Settings(target, timeout, admin, metrics, vocab_size, slos, connection)
     lengths = (prompt_tokens, output_tokens, text, options.seed_of(seed))
@@ -214,10 +237,10 @@ def sweep(
 
 @app.command()
 def report(
-    file: Annotated[Path, typer.Argument(help="What `run --json` or `sweep --json` wrote.")],
+    file: Annotated[Path, typer.Argument(help="File that `run --json` or `sweep --json` wrote.")],
     html: options.Html = None,
 ) -> None:
-    """Print the table of a saved test, or write its page.
+    """Print the tables of a saved report, and optionally write its HTML page.
 
     Example: kvrelay loadtest report before.json --html before.html
     """
@@ -232,11 +255,11 @@ def report(
 
 @app.command()
 def compare(
-    first: Annotated[Path, typer.Argument(help="What `run --json` wrote.")],
-    second: Annotated[Path, typer.Argument(help="Likewise, later.")],
+    first: Annotated[Path, typer.Argument(help="First file that `run --json` wrote.")],
+    second: Annotated[Path, typer.Argument(help="Second file that `run --json` wrote.")],
     html: options.Html = None,
 ) -> None:
-    """Print two saved tests side by side.
+    """Print two saved reports side by side.
 
     Example: kvrelay loadtest compare before.json after.json --html change.html
     """
@@ -269,7 +292,7 @@ def _complaints(report: Report, expect_path: str | None, allow_local: bool) -> l
             f"{len(failed)} of {len(report.rows)} requests failed; the first: {failed[0].message}"
         )
     if expect_path and (others := answered - report.paths.get(expect_path, 0)):
-        found.append(f"{others} of {answered} requests did not go {expect_path}")
+        found.append(f"{others} of {answered} requests did not take the {expect_path} path")
     if not allow_local and expect_path != "local":
         found += _strayed(report)
     return found
@@ -280,17 +303,17 @@ def _strayed(report: Report) -> list[str]:
     if not rows:
         return []
     return [
-        f"{len(rows)} of {len(report.answered)} requests should have been disaggregated and went "
-        f"local; the first: {rows[0].why or 'no reason told'} (--allow-local accepts that)"
+        f"{len(rows)} of {len(report.answered)} requests took the local path for want of a prefill "
+        f"worker; the first: {rows[0].why or 'no reason given'} (--allow-local accepts that)"
     ]
 
 
 def _dead(rate: float, report: Report) -> str:
     sent = len(report.rows)
-    first = report.rows[0].message if sent else "none was sent"
+    first = report.rows[0].message if sent else "no request was sent"
     return (
-        f"the sweep ended at {rate:.4g} requests/s, where none of {sent} was answered; the first: "
-        f"{first}"
+        f"the sweep ended at {rate:.4g} requests/s, where none of {sent} requests was answered; "
+        f"the first: {first}"
     )
 
 

@@ -1,4 +1,4 @@
-"""What `kvrelay loadtest run` and `sweep` are asked for, checked."""
+"""Options of `kvrelay loadtest run` and `sweep`, and their checks."""
 
 from __future__ import annotations
 
@@ -14,128 +14,159 @@ if TYPE_CHECKING:
     from kvrelay.loadtest.traces.replay import Replay
     from kvrelay.loadtest.workload import PlannedRequest, Workload
 
-# What follows the first after --goodput
+# The values after the first value of --goodput.
 Words = Annotated[list[str] | None, typer.Argument(hidden=True)]
 TargetOption = Annotated[
     str,
     typer.Option(
-        envvar="KVRELAY_TARGET", metavar="HOST:PORT|http[s]://HOST:PORT", help="gRPC, or HTTP."
+        envvar="KVRELAY_TARGET",
+        metavar="HOST:PORT|http[s]://HOST:PORT",
+        help="Address of the router: HOST:PORT for gRPC, a URL for HTTP.",
     ),
 ]
 NumRequests = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="100 without --duration or --trace.")
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Number of requests. Default: 100, or unlimited with --duration or --trace.",
+    ),
 ]
 Duration = Annotated[
-    float | None, typer.Option(metavar="SECONDS", help="Nothing is sent after it.")
+    float | None,
+    typer.Option(metavar="SECONDS", help="Time after which no further request is sent."),
 ]
 SweepRequests = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="At each rate; ends it if it comes first.")
+    int | None, typer.Option(min=1, metavar="N", help="Most requests at each rate.")
 ]
 SweepDuration = Annotated[
     float | None,
     typer.Option(
-        metavar="SECONDS", help="At each rate; 60 if neither it nor --num-requests is given."
+        metavar="SECONDS",
+        help="Duration of each rate. Default: 60 if --num-requests is not given.",
     ),
 ]
 Burstiness = Annotated[
     float | None,
-    typer.Option(metavar="B", help="1 is Poisson; less comes in bursts; inf is evenly spaced."),
+    typer.Option(
+        metavar="B",
+        help="Shape of the arrivals: 1 is Poisson, less is bursty, inf is even. Default: 1.",
+    ),
 ]
 PromptTokens = Annotated[
     str | None,
     typer.Option(
         metavar="DIST",
-        help="N, LOW-HIGH, or lognormal:median=M,sigma=S,min=A,max=B. 256 if not given.",
+        help="Prompt length: N, LOW-HIGH, or lognormal:median=M,sigma=S,min=A,max=B. Default: 256.",
     ),
 ]
 OutputTokens = Annotated[
-    str | None, typer.Option(metavar="DIST", help="Likewise; 64 if not given.")
+    str | None,
+    typer.Option(
+        metavar="DIST", help="Answer length, in the forms of --prompt-tokens. Default: 64."
+    ),
 ]
 Seed = Annotated[
     int | None,
     typer.Option(
-        metavar="S", help="The same seed plans the same load; a new one each time if not given."
+        metavar="S",
+        help="Seed of lengths, times and prompts; equal seeds give equal loads. Default: random.",
     ),
 ]
 Text = Annotated[
-    bool, typer.Option("--text/--token-ids", help="Send words instead of random token ids.")
+    bool, typer.Option("--text/--token-ids", help="Send text instead of random token ids.")
 ]
 VocabSize = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="If the target does not tell.")
+    int | None,
+    typer.Option(min=1, metavar="N", help="Vocabulary size. Default: as reported by the target."),
 ]
-Timeout = Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="For each request.")]
+Timeout = Annotated[
+    float, typer.Option(min=0.001, metavar="SECONDS", help="Timeout of each request.")
+]
 Goodput = Annotated[
     list[str] | None,
-    typer.Option(metavar="METRIC:MS...", help="Objectives: ttft:MS tpot:MS e2e:MS."),
+    typer.Option(metavar="METRIC:MS...", help="Latency objectives: ttft:MS tpot:MS e2e:MS."),
 ]
 Admin = Annotated[
     str | None,
     typer.Option(
         envvar="KVRELAY_ADMIN",
         metavar="HOST:PORT",
-        help="Record the cluster's timeline. A gRPC target's next port is tried.",
+        help="Admin listener, to record the cluster's timeline. Default: the next port of a gRPC "
+        "target.",
     ),
 ]
 Metrics = Annotated[
     str | None,
     typer.Option(
-        metavar="http://HOST:PORT", help="Where the cache counters are, if not at the target."
+        metavar="http://HOST:PORT",
+        help="Address of /metrics, for the cache counters. Default: the target.",
     ),
 ]
 Json = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Write all rows and numbers to it.")
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="File to write all requests and results to."),
 ]
 Html = Annotated[
-    Path | None, typer.Option("--html", metavar="FILE", help="Write a page with plots to it.")
+    Path | None,
+    typer.Option("--html", metavar="FILE", help="File to write an HTML page with plots to."),
 ]
 AllowLocal = Annotated[
     bool,
     typer.Option(
         "--allow-local",
-        help="Do not fail when long prompts went local for want of prefill workers.",
+        help="Accept requests that took the local path for want of a prefill worker.",
     ),
 ]
 
 
 class Load(Protocol):
-    def plan(self, vocab_size: int, max_model_len: int = 0) -> Iterator[PlannedRequest]: ...
+    """The requests of a test: drawn at random, or replayed from a trace."""
 
-    def options(self) -> dict[str, Any]: ...
+    def plan(self, vocab_size: int, max_model_len: int = 0) -> Iterator[PlannedRequest]:
+        """Yields the requests in the order of their times."""
+
+    def options(self) -> dict[str, Any]:
+        """Returns the options that the report shows."""
 
 
 def _check_duration(duration: float | None) -> None:
     above_zero(duration=duration)
     if duration == float("inf"):
-        raise typer.BadParameter("--duration inf has no end.")
+        raise typer.BadParameter("--duration inf is not finite; give a number of seconds.")
 
 
 def seed_of(given: int | None) -> int:
-    """A new one where none is given: prompts that were sent before would be answered from
-    caches.
+    """Returns the given seed, or a random one, because prefix caches would answer prompts that were
+    sent before.
     """
     return secrets.randbelow(2**31) if given is None else given
 
 
 def above_zero(**numbers: float | None) -> None:
+    """Raises typer.BadParameter for an option that is not above 0. None is not checked."""
     for name, number in numbers.items():
         if number is not None and not number > 0:
-            raise typer.BadParameter(f"--{name.replace('_', '-')} {number:g} is not above 0.")
+            raise typer.BadParameter(
+                f"--{name.replace('_', '-')} is {number:g}; give a number above 0."
+            )
 
 
 def can_be_written(*files: Path | None) -> None:
-    """Refuses a file that has no folder to be in, before the time of a test is spent."""
+    """Raises typer.BadParameter for a file without an existing folder, before the test starts."""
     for file in files:
         if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
             raise typer.BadParameter(
-                f"{file} cannot be written: {'a folder' if file.is_dir() else 'no such folder'}."
+                f"{file} cannot be written: "
+                f"{'it is a folder' if file.is_dir() else 'its folder does not exist'}."
             )
 
 
 def exclude(option: str, others: Mapping[str, object], why: str) -> None:
-    """Refuses any of the others that is given beside the option."""
+    """Raises typer.BadParameter if one of the others is given together with the option."""
     for name, value in others.items():
         if value not in (None, False):
-            raise typer.BadParameter(f"{option} and {name} exclude each other: {why}.")
+            raise typer.BadParameter(f"{option} cannot be combined with {name}: {why}.")
 
 
 def workload(
@@ -149,7 +180,7 @@ def workload(
     text: bool,
     seed: int,
 ) -> Workload:
-    """A drawn load. Raises InvalidArgument, typer.BadParameter."""
+    """Returns a random load. Raises InvalidArgument or typer.BadParameter."""
     import math
 
     from kvrelay.loadtest.lengths import parse_lengths
@@ -160,7 +191,7 @@ def workload(
     _check_duration(duration)
     stages = None if concurrency else parse_rate(rate or "1")
     if stages and math.isinf(stages[0].first) and num_requests is None:
-        raise typer.BadParameter("--rate inf needs --num-requests.")
+        raise typer.BadParameter("--rate inf requires --num-requests.")
     ends = num_requests or duration or (stages and math.isfinite(seconds_of(stages)))
     return Workload(
         rate=stages,
@@ -186,22 +217,24 @@ def replay(
     output_tokens: str | None,
     seed: int,
 ) -> Replay:
-    """A trace as a load. Raises InvalidArgument, typer.BadParameter."""
+    """Returns a trace as a load. Raises InvalidArgument or typer.BadParameter."""
     from kvrelay.loadtest.lengths import parse_lengths
     from kvrelay.loadtest.traces.replay import Replay
     from kvrelay.loadtest.traces.trace_file import FORMATS, guess_format
 
     _check_duration(duration)
     if not begin >= 0:
-        raise typer.BadParameter(f"--trace-start {begin:g} is below 0.")
+        raise typer.BadParameter(f"--trace-start is {begin:g}; give 0 or more seconds.")
     if form not in (None, *FORMATS):
-        raise typer.BadParameter(f"--trace-format {form} is none of {', '.join(FORMATS)}.")
+        raise typer.BadParameter(
+            f"--trace-format {form} is unknown; allowed are {', '.join(FORMATS)}."
+        )
     form = form or guess_format(trace)
     if form != "servegen":
         lengths = {"--prompt-tokens": prompt_tokens, "--output-tokens": output_tokens}
-        exclude("--trace", lengths, "the trace says how long its requests are; see --length-scale")
+        exclude("--trace", lengths, "the trace sets the lengths; use --length-scale")
     elif num_requests is None and duration is None:
-        raise typer.BadParameter("a trace of rates needs --num-requests or --duration.")
+        raise typer.BadParameter("a ServeGen trace has no end; give --num-requests or --duration.")
     return Replay(
         trace=trace,
         form=form,
@@ -221,15 +254,17 @@ def _scale(name: str, text: str) -> Fraction:
         scale = Fraction(text)
     except (ValueError, ZeroDivisionError) as error:
         raise typer.BadParameter(
-            f"{name} {text!r} is not a number or a fraction like 1/32."
+            f"{name} {text!r} is not a number; give one such as 2, 0.5 or 1/32."
         ) from error
     if scale <= 0:
-        raise typer.BadParameter(f"{name} {text} is not above 0.")
+        raise typer.BadParameter(f"{name} is {text}; give a number above 0.")
     return scale
 
 
 def sweep_rates(text: str) -> list[float] | tuple[float, float]:
-    """`1,2,4`: each of them; `1..16`: the bounds of a search."""
+    """Returns the rates of `1,2,4`, or the bounds of a search for `1..16`. Raises
+    typer.BadParameter.
+    """
     low, dots, high = text.partition("..")
     try:
         rates = [float(low), float(high)] if dots else [float(one) for one in text.split(",")]
@@ -241,6 +276,7 @@ def sweep_rates(text: str) -> list[float] | tuple[float, float]:
         or (dots and not rates[0] < rates[1])
     ):
         raise typer.BadParameter(
-            f"--rates {text!r} is neither R,R,... nor LOW..HIGH, in requests per second above 0."
+            f"--rates {text!r} is not a list of rates; give R,R,... or LOW..HIGH in requests per "
+            "second, above 0."
         )
     return (rates[0], rates[1]) if dots else rates

@@ -1,4 +1,4 @@
-"""Runs load tests from the command line: a progress bar, and Ctrl-C."""
+"""Runs load tests for the command line, with a progress bar and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from kvrelay.loadtest.sweep import Sweep, bisect, try_rates
 from kvrelay.loadtest.traces.replay import Replay
 from kvrelay.loadtest.workload import PlannedRequest, Workload
 
-Rates = list[float] | tuple[float, float]  # each of them, or the bounds of a search
+# A list of rates, or the bounds of a search.
+Rates = list[float] | tuple[float, float]
 Plan = Sequence[PlannedRequest] | Iterator[PlannedRequest]
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is the same at every rate of a sweep."""
+    """Settings that all rates of a sweep share."""
 
     target: str
     timeout: float
@@ -45,8 +46,8 @@ class Settings:
 def run_test(
     settings: Settings, load: Load, concurrency: int | None, duration: float | None
 ) -> Report:
-    """Raises KvRelayError if the target cannot be tested; Ctrl-C ends the test and is in the
-    report.
+    """Runs one test. Ctrl-C ends the test, and the report says so. Raises KvRelayError if the
+    target cannot be tested.
     """
 
     async def go() -> Report:
@@ -57,7 +58,8 @@ def run_test(
                 concurrency is not None and isinstance(load, Workload) and load.num_requests is None
             )
             if not endless:
-                plan = list(plan)  # so that drawing it delays nothing later
+                # Planned now, so that planning does not delay requests.
+                plan = list(plan)
             with _progress("requests", plan) as done:
                 run = Run(plan, options, settings.slos, concurrency, duration)
                 return await measure(target, run, done, stop)
@@ -72,6 +74,10 @@ def run_sweep(
     attainment: float,
     precision: float,
 ) -> Sweep:
+    """Runs one test for each rate, or searches for the highest rate whose attainment suffices.
+    Raises KvRelayError if the target cannot be tested.
+    """
+
     async def go() -> Sweep:
         async with _opened(settings) as (target, stop):
             tried = 0
@@ -99,7 +105,7 @@ def run_sweep(
 
 @asynccontextmanager
 async def _opened(settings: Settings) -> AsyncIterator[tuple[Target, asyncio.Event]]:
-    """The first Ctrl-C sets the event, a second one ends the program."""
+    """Opens the target. The first Ctrl-C sets the event; the second one ends the program."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -123,7 +129,7 @@ def _vocab_size(settings: Settings, target: Target, load: Load) -> int:
     found = settings.vocab_size or target.model.vocab_size
     if not found and not (isinstance(load, Workload) and load.text):
         raise InvalidArgument(
-            f"{settings.target} does not tell its vocabulary; give --vocab-size or --text"
+            f"{settings.target} does not report its vocabulary size; give --vocab-size or --text"
         )
     return found
 

@@ -27,12 +27,13 @@ from kvrelay.cli import (
 from kvrelay.errors import InvalidArgument, KvRelayError
 from kvrelay.process.child import REASON_FILE
 
-INTERRUPTED = 130  # as shells say it: 128 + SIGINT
+# 128 + SIGINT, as shells report it.
+INTERRUPTED = 130
 
 app = typer.Typer(
     add_completion=False,
     help="Serve large language models from two pools: prefill and decode.",
-    epilog='Example: kvrelay serve, and elsewhere: kvrelay generate "Once upon a time"',
+    epilog='Example: kvrelay serve, then in another terminal: kvrelay generate "Once upon a time"',
     context_settings={"auto_envvar_prefix": "KVRELAY", "help_option_names": ["-h", "--help"]},
 )
 for command in (
@@ -55,7 +56,7 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(autoscale.app, name="autoscale")
 app.add_typer(token.app, name="token")
 
-# Usage errors, whether typer brings click's classes with it or takes the installed ones.
+# Usage errors. Some versions of typer contain click, others import it.
 _UsageError: type[Exception] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
@@ -69,6 +70,7 @@ def root(
         typer.Option("--version", allow_from_autoenv=False, help="Print the version and exit."),
     ] = False,
 ) -> None:
+    """Prints the version or the help. A command of its own does everything else."""
     if version:
         import kvrelay
 
@@ -78,15 +80,15 @@ def root(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs one command line and returns its exit code: 2 for bad usage, 1 for what went wrong in
-    the cluster.
+    """Runs one command line and returns its exit code: 2 for bad usage, 1 for a failure in the
+    cluster.
     """
     try:
         code = app(args=list(arguments), prog_name="kvrelay", standalone_mode=False)
     except _UsageError as error:
         context = getattr(error, "ctx", None)
         where = context.command_path if context else "kvrelay"
-        return _fail(2, f"{cast(Any, error).format_message()} See {where} --help")
+        return _fail(2, f"{cast(Any, error).format_message().rstrip('.')}; see {where} --help")
     except KvRelayError as error:
         for note in getattr(error, "__notes__", ()):
             typer.echo(note, err=True)
@@ -97,7 +99,9 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _fail(code: int, message: str) -> int:
-    """Tells the user in one line, or whoever started this command and tells the user itself."""
+    """Prints the error as one line, or writes it to the file of the process that started this
+    command.
+    """
     line = " ".join(message.split())
     if path := os.environ.get(REASON_FILE):
         with open(path, "w") as file:
@@ -108,7 +112,9 @@ def _fail(code: int, message: str) -> int:
 
 
 def main() -> None:
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its notes on connections are not for users
+    """Runs the command line of this process and exits with its code."""
+    # gRPC's notes on connections are not for users.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     sys.exit(run(sys.argv[1:]))
 
 

@@ -1,4 +1,4 @@
-"""`kvrelay scale`, `drain` and `restart`: the operator's hand on the pools."""
+"""`kvrelay scale`, `drain` and `restart`: commands that change the pools."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from kvrelay.types import POOLS, PoolName
 
 def scale(
     sizes: Annotated[
-        list[str], typer.Argument(metavar="POOL=N...", help="prefill=N, decode=N, or both.")
+        list[str],
+        typer.Argument(metavar="POOL=N...", help="Target sizes: prefill=N, decode=N, or both."),
     ],
     admin: Admin = DEFAULT_ADMIN,
     token_file: TokenFile = None,
@@ -23,7 +24,7 @@ def scale(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
 ) -> None:
-    """Set how many workers the pools should have.
+    """Set the number of workers of one or both pools.
 
     Example: kvrelay scale prefill=2 decode=4
     """
@@ -36,14 +37,16 @@ def scale(
 
 
 def drain(
-    worker: Annotated[str, typer.Argument(help="Its name, as `kvrelay status` shows it.")],
+    worker: Annotated[
+        str, typer.Argument(help="Name of the worker, as shown by `kvrelay status`.")
+    ],
     admin: Admin = DEFAULT_ADMIN,
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
 ) -> None:
-    """Let a worker finish what it holds, then stop it.
+    """Stop a worker after its running requests have finished.
 
     Example: kvrelay drain decode-1
     """
@@ -57,7 +60,10 @@ def drain(
 def restart(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[prefill|decode|standby|WORKER]...", help="Left out: all workers."),
+        typer.Argument(
+            metavar="[prefill|decode|standby|WORKER]...",
+            help="Pools or workers to restart. Default: all workers.",
+        ),
     ] = None,
     admin: Admin = DEFAULT_ADMIN,
     token_file: TokenFile = None,
@@ -65,11 +71,11 @@ def restart(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
 ) -> None:
-    """Replace workers without losing a request: one at a time in each pool, and only when its
-    successor is ready.
+    """Replace workers one at a time in each pool, without failing a request. Each worker is stopped
+    when its successor is ready.
 
-    Needs room for one more worker in each pool. Shows how far it is; Ctrl-C ends the show, and the
-    restart goes on.
+    Each pool needs the resources of one more worker. Prints the progress; Ctrl-C ends the output,
+    and the restart continues.
 
     Example: kvrelay restart decode
     """
@@ -85,23 +91,23 @@ def restart(
                 break
         else:
             raise Unavailable(
-                f"{admin} tells no more; the restart goes on, and `kvrelay status` "
-                f"shows how far it is"
+                f"{admin} closed the connection; the restart continues, and `kvrelay status` shows "
+                "its progress"
             )
     progress.check()
 
 
 def parse_sizes(texts: Sequence[str]) -> dict[PoolName, int]:
-    """{"prefill": 2} from ["prefill=2"]; raises typer.BadParameter."""
+    """Returns {"prefill": 2} for ["prefill=2"]. Raises typer.BadParameter."""
     sizes: dict[PoolName, int] = {}
     for text in texts:
         name, _, number = text.partition("=")
         pool = next((one for one in POOLS if one == name), None)
         if pool is None or not number.isdecimal():
             raise typer.BadParameter(
-                f"{text!r} is not one of prefill=N, decode=N with N a whole number."
+                f"{text!r} is not a pool size; give prefill=N or decode=N with a whole number N."
             )
         if pool in sizes:
-            raise typer.BadParameter(f"{pool} is given twice.")
+            raise typer.BadParameter(f"{pool} is given twice; give each pool once.")
         sizes[pool] = int(number)
     return sizes

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
-from kvrelay.cli.serve import Config, LogLevel, set_log_level
+from kvrelay.cli.serve import Config, LogLevel, require_shared_redis, set_log_level
 
 
 @requires_cluster_extra
 def router(config: Config = None, log_level: LogLevel = None) -> None:
-    """Run one router over workers that a controller runs; `serve` starts one by itself.
+    """Run one router for the workers of a controller. `kvrelay serve` starts both.
 
-    redis.url in the configuration names the Redis that they share. Prints one line on stdout when
-    it can serve.
+    Router and controller share the Redis that redis.url names. Prints one line on stdout when the
+    router is ready.
 
     Example: kvrelay router -c cluster.yaml
     """
@@ -26,6 +26,7 @@ def router(config: Config = None, log_level: LogLevel = None) -> None:
     from router.process import end_now
 
     loaded = load_config(config)
+    require_shared_redis(loaded.redis.url, "router")
     set_log_level(log_level)
     configure_logging()
 

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from kvrelay.cli.cluster_extra import requires_cluster_extra
+from kvrelay.errors import ConfigError, InvalidArgument
 
 Config = Annotated[
     Path | None,
@@ -19,13 +20,15 @@ Config = Annotated[
         "-c",
         "--config",
         envvar="KVRELAY_CONFIG",
-        help="YAML file; configs/default.yaml has every key.",
+        help="YAML configuration file; configs/default.yaml shows every key.",
     ),
 ]
 Model = Annotated[
     str | None,
     typer.Option(
-        envvar="KVRELAY_MODEL", help="A folder, a hub id, or demo.", metavar="DIR|HUB_ID|demo"
+        envvar="KVRELAY_MODEL",
+        help="Model folder, Hugging Face hub id, or demo.",
+        metavar="DIR|HUB_ID|demo",
     ),
 ]
 LogLevel = Annotated[
@@ -33,7 +36,7 @@ LogLevel = Annotated[
     typer.Option(
         envvar="KVRELAY_LOG_LEVEL",
         metavar="debug|info|warning|error",
-        help="Least level that is logged.",
+        help="Lowest level to log.",
     ),
 ]
 RayAddress = Annotated[
@@ -41,8 +44,8 @@ RayAddress = Annotated[
     typer.Option(
         envvar="KVRELAY_RAY_ADDRESS",
         metavar="auto|HOST:PORT",
-        help="A running Ray cluster, whose nodes the workers are spread over; without it, a Ray "
-        "starts here.",
+        help="Address of a running Ray cluster for the workers. Default: start Ray on this "
+        "machine.",
     ),
 ]
 
@@ -52,8 +55,8 @@ OWN_CLUSTER: dict[str, object] = {
     "security.tls": None,
     "security.tokens_file": None,
 }
-"""Overrides for a cluster of a command's own, on this machine, beside any other and without its
-endpoints.
+"""Overrides for a cluster that a command starts for itself on this machine. Its ports differ from
+those of any other cluster.
 """
 
 
@@ -62,31 +65,44 @@ def serve(
     config: Config = None,
     model: Model = None,
     prefill: Annotated[
-        int | None, typer.Option(envvar="KVRELAY_PREFILL", help="Prefill workers to start.")
+        int | None,
+        typer.Option(envvar="KVRELAY_PREFILL", help="Number of prefill workers to start."),
     ] = None,
     decode: Annotated[
-        int | None, typer.Option(envvar="KVRELAY_DECODE", help="Decode workers to start.")
+        int | None,
+        typer.Option(envvar="KVRELAY_DECODE", help="Number of decode workers to start."),
     ] = None,
     grpc_port: Annotated[
-        int | None, typer.Option(envvar="KVRELAY_GRPC_PORT", help="0 picks a free one.")
+        int | None,
+        typer.Option(
+            envvar="KVRELAY_GRPC_PORT",
+            help="gRPC port; 0 picks a free port.",
+        ),
     ] = None,
     http_port: Annotated[
-        int | None, typer.Option(envvar="KVRELAY_HTTP_PORT", help="0 picks a free one.")
+        int | None,
+        typer.Option(
+            envvar="KVRELAY_HTTP_PORT",
+            help="HTTP port; 0 picks a free port.",
+        ),
     ] = None,
     admin_port: Annotated[
-        int | None, typer.Option(envvar="KVRELAY_ADMIN_PORT", help="0 picks a free one.")
+        int | None,
+        typer.Option(
+            envvar="KVRELAY_ADMIN_PORT",
+            help="Admin port; 0 picks a free port.",
+        ),
     ] = None,
     ray_address: RayAddress = None,
     log_level: LogLevel = None,
 ) -> None:
-    """Run a cluster in the foreground: Redis, Ray, prefill and decode workers, a router.
+    """Run a cluster in the foreground: Redis, Ray, prefill and decode workers, and a router.
 
-    Prints one line on stdout when it can serve. Ctrl-C or SIGTERM lets streams finish and exits 0;
-    a second one stops at once.
+    Prints one line on stdout when the cluster is ready. The first Ctrl-C or SIGTERM lets streams
+    finish and exits with 0; the second stops at once.
 
-    With --ray-address, on one of the nodes of a Ray cluster, Ray and Redis are those that run
-    already, and workers go to all its nodes; redis.url, listen.worker_host and security.tls have to
-    be set for that.
+    With --ray-address, run the command on a node of that Ray cluster. The workers are placed on all
+    its nodes. Set redis.url, listen.worker_host and security.tls.
 
     Example: kvrelay serve --model demo --prefill 1 --decode 2
     """
@@ -101,6 +117,8 @@ def serve(
     listen = load_config(config, overrides).listen  # a port option keeps the configured host
     for endpoint, port in (("grpc", grpc_port), ("http", http_port), ("admin", admin_port)):
         if port is not None:
+            if not 0 <= port <= 65535:
+                raise ConfigError(f"--{endpoint}-port {port} is not a port; allowed are 0 to 65535")
             overrides[f"listen.{endpoint}"] = (
                 f"{getattr(listen, endpoint).rpartition(':')[0]}:{port}"
             )
@@ -114,11 +132,29 @@ def serve(
 
 
 def set_log_level(level: str | None) -> None:
-    """For this process and those that it starts."""
-    from kvrelay.process.telemetry import LEVEL_VARIABLE
+    """Sets the log level of this process and of the processes that it starts. Raises
+    InvalidArgument for an unknown level.
+    """
+    from kvrelay.process.telemetry import LEVEL_VARIABLE, LEVELS
 
-    if level is not None:
-        os.environ[LEVEL_VARIABLE] = level
+    if level is None:
+        return
+    if level.lower() not in LEVELS:
+        raise InvalidArgument(
+            f"--log-level or {LEVEL_VARIABLE} is {level!r:.40}; allowed are {', '.join(LEVELS)}",
+            field="log_level",
+        )
+    os.environ[LEVEL_VARIABLE] = level
+
+
+def require_shared_redis(url: str, command: str) -> None:
+    """Raises ConfigError for an embedded Redis, which no other process can use."""
+    if url == "embedded":
+        raise ConfigError(
+            f"redis.url is embedded, and `kvrelay {command}` needs the Redis of a running cluster; "
+            "set redis.url to redis://HOST:PORT/DB in the file of --config, or run `kvrelay "
+            "serve`, which starts a Redis itself"
+        )
 
 
 async def _serve(config: Any, ray_address: str | None) -> int:

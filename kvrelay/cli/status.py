@@ -1,4 +1,4 @@
-"""`kvrelay status` and `kvrelay top`: what a cluster is doing."""
+"""`kvrelay status` and `kvrelay top`: show the state of a cluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 Admin = Annotated[
     str,
-    typer.Option(envvar="KVRELAY_ADMIN", metavar="HOST:PORT", help="The cluster's admin listener."),
+    typer.Option(
+        envvar="KVRELAY_ADMIN", metavar="HOST:PORT", help="Admin listener of the cluster."
+    ),
 ]
 DEFAULT_ADMIN = "127.0.0.1:50052"
 
@@ -29,7 +31,7 @@ DEFAULT_ADMIN = "127.0.0.1:50052"
 def status(
     admin: Admin = DEFAULT_ADMIN,
     as_json: Annotated[
-        bool, typer.Option("--json", envvar="KVRELAY_JSON", help="Print one object.")
+        bool, typer.Option("--json", envvar="KVRELAY_JSON", help="Print one JSON object.")
     ] = False,
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
@@ -54,7 +56,7 @@ def status(
 def top(
     admin: Admin = DEFAULT_ADMIN,
     interval: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="Between two looks.")
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Interval between updates.")
     ] = 1.0,
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
@@ -63,7 +65,7 @@ def top(
 ) -> None:
     """Show pools, workers, KV occupancy, latencies and scaling decisions live, until Ctrl-C.
 
-    When the router goes away, what was last known stays, marked so, until it is back.
+    While the router is unreachable, the last known state is shown and marked as such.
 
     Example: kvrelay top --interval 0.5
     """
@@ -75,7 +77,7 @@ def top(
     connection = Connection(token_file, tls_ca, tls_cert, tls_key)
     console = render.console()
     if not console.is_terminal:
-        raise typer.BadParameter("the output is not a terminal; use kvrelay status")
+        raise typer.BadParameter("the output is not a terminal; use kvrelay status.")
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
             for now, trouble in looks(admin, interval, connection):
@@ -85,6 +87,7 @@ def top(
 
 
 def admin_client(admin: str, connection: Connection) -> AdminClient:
+    """Returns a client of the admin listener. Raises InvalidArgument for bad credentials."""
     from kvrelay.client.admin import AdminClient
 
     return AdminClient(admin, token=connection.token(), tls=connection.tls())
@@ -93,8 +96,8 @@ def admin_client(admin: str, connection: Connection) -> AdminClient:
 def looks(
     admin: str, interval: float, connection: Connection
 ) -> Iterator[tuple[ClusterStatus, str]]:
-    """(what is known, why it is not that of now or ""), without end. Raises Unavailable if the
-    first look fails.
+    """Yields the last known status without end, each with the reason why it is not current, or "".
+    Raises Unavailable if the first call fails.
     """
     known: ClusterStatus | None = None
     while True:
@@ -102,7 +105,7 @@ def looks(
             with admin_client(admin, connection) as client:
                 for known in client.watch(interval):
                     yield known, ""
-            trouble = f"{admin}: the router is stopping"
+            trouble = f"{admin}: the router is shutting down"
         except KvRelayError as error:
             if known is None:
                 raise

@@ -1,4 +1,4 @@
-"""`kvrelay token`: what lets a tenant in."""
+"""`kvrelay token`: creates tokens for tenants."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvrelay.cli.cluster_extra import requires_cluster_extra
 from kvrelay.tenants import Role
 
 app = typer.Typer(
-    help="Make tokens for tenants.",
+    help="Create tokens for tenants.",
     epilog="Example: kvrelay token new --tenant acme > acme.token",
     no_args_is_help=True,
 )
@@ -19,19 +19,19 @@ app = typer.Typer(
 @app.command()
 @requires_cluster_extra
 def new(
-    tenant: Annotated[str, typer.Option(metavar="NAME", help="Who it is for.")],
+    tenant: Annotated[str, typer.Option(metavar="NAME", help="Tenant that the token is for.")],
     role: Annotated[
         Role,
         typer.Option(
-            help="client asks for answers, monitor reads /metrics and /status.json, admin operates "
-            "the cluster."
+            help="Permissions: client sends requests, monitor reads /metrics and /status.json, "
+            "admin operates the cluster."
         ),
     ] = "client",
 ) -> None:
-    """Make a random token.
+    """Create a random token.
 
-    It is printed once, on stdout, and kept nowhere. Its line for the file that security.tokens_file
-    names goes to stderr: a cluster needs its hash only.
+    Prints the token on stdout and stores it nowhere. Prints the entry for the file that
+    security.tokens_file names on stderr; the entry contains only the hash of the token.
 
     Example: kvrelay token new --tenant acme > acme.token
     """
@@ -42,16 +42,19 @@ def new(
         entry = TenantEntry(name=tenant, tokens_sha256=(digest_of(token),), roles=(role,))
     except ValueError:
         raise typer.BadParameter(
-            f"--tenant {tenant!r:.80} is not a name: letters, digits, '.', '_' and '-'."
+            f"--tenant {tenant!r:.80} is not a valid name; allowed are 1 to 63 letters, digits, "
+            "'.', '_' and '-', and the first is a letter or digit."
         ) from None
     print(token)
     line = f"  - {{name: {entry.name}, roles: [{role}], tokens_sha256: [{entry.tokens_sha256[0]}]}}"
     typer.echo(
-        "# under `tenants:` in the tokens file, or the hash beside the tenant's others:", err=True
+        "# Add this entry under `tenants:` in the tokens file, or the hash to an existing tenant:",
+        err=True,
     )
     typer.echo(line, err=True)
 
 
 @app.callback()
 def _group() -> None:
-    """One command so far, and still by its name."""
+    """Create tokens for tenants."""
+    # Without a callback, typer would make the only command of the app the app itself.

@@ -1,4 +1,4 @@
-"""`kvrelay verify`: is every path's answer the same?"""
+"""`kvrelay verify`: checks that all paths give the same tokens."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def verify(
     config: Config = None,
     model: Model = None,
     requests: Annotated[
-        int, typer.Option(min=1, max=100_000, help="How many requests go down each path.")
+        int, typer.Option(min=1, max=100_000, help="Number of requests per path.")
     ] = 64,
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"],
-        typer.Option(help="Only in float32 are tokens expected to be the same whatever the batch."),
+        typer.Option(help="Dtype of the model. Only float32 is expected to give identical tokens."),
     ] = "float32",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Prove that all paths give the same tokens.
 
-    Starts a cluster of its own and sends the same requests through transformers' own generate, the
-    local path, the disaggregated path over shm and over grpc, and the disaggregated path while a
-    decode worker is killed. Exits with 1 if any answer differs in float32 (unless the configuration
-    asks for int8 KV, which rounds as bfloat16 does).
+    Starts a separate cluster. Runs the same requests with `generate` of transformers, on the local
+    path, on the disaggregated path over shm and over grpc, and on the disaggregated path while a
+    decode worker is killed. Exits with 1 if an answer differs in float32, unless the configuration
+    sets kv.dtype int8, which rounds.
 
     Example: kvrelay verify --requests 64 --json
     """

@@ -180,7 +180,7 @@ class AsyncStream(BaseStream):
             self._finished()
             raise client._typed(error, index) from error
         if message is grpc.aio.EOF:
-            raise Unavailable(f"{target}: the stream ended before the answer did")
+            raise Unavailable(f"{target}: the stream ended before the answer was complete")
         return wire.response_from_proto(message)
 
 

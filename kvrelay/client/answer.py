@@ -107,7 +107,9 @@ class Answer:
         if end <= have and response.index < have and response.finish_reason is None:
             return False
         if response.index != have:
-            raise DataLoss(f"tokens {response.index} to {end} came where token {have} was due")
+            raise DataLoss(
+                f"received tokens {response.index} to {end}, and expected token {have} first"
+            )
         if response.token_ids and self._first_token_at is None:
             self._first_token_at = now
         self._fingerprint = response.system_fingerprint or self._fingerprint

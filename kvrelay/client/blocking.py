@@ -162,7 +162,9 @@ class Stream(BaseStream):
         try:
             return wire.response_from_proto(next(call))
         except StopIteration:
-            raise Unavailable(f"{target}: the stream ended before the answer did") from None
+            raise Unavailable(
+                f"{target}: the stream ended before the answer was complete"
+            ) from None
         except grpc.RpcError as error:
             # Raises Cancelled if `cancel` ended the call.
             self._finished()

@@ -70,7 +70,9 @@ def build_request(prompt: str | None, options: GenerateOptions) -> GenerateReque
         if value is not None:
             given[name] = _plain(name, value)
     if sum(one is not None for one in (prompt, given.get("messages"), given.get("token_ids"))) != 1:
-        raise InvalidArgument("give exactly one of prompt, messages and token_ids", field="prompt")
+        raise InvalidArgument(
+            "exactly one of prompt, messages and token_ids must be given", field="prompt"
+        )
     sampling = SamplingOptions(
         **{name: value for name, value in given.items() if name in _SAMPLING}
     )
@@ -94,4 +96,4 @@ def _plain(name: str, value: Any) -> Any:
             case _:
                 return tuple(value) if name in _SEQUENCES else value
     except (AttributeError, KeyError, TypeError) as error:
-        raise InvalidArgument(f"{name}: cannot use {value!r:.80}: {error}", field=name) from error
+        raise InvalidArgument(f"{name}: {value!r:.80} is invalid: {error}", field=name) from error

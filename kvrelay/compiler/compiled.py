@@ -69,7 +69,7 @@ def find_compiler() -> list[str]:
     for command in (os.environ.get("CXX", "").split(), ["g++"], ["c++"]):
         if command and shutil.which(command[0]):
             return command
-    raise NativeUnavailable("there is no C++ compiler: install g++, or name one in CXX")
+    raise NativeUnavailable("no C++ compiler found; install g++, or set CXX to a compiler")
 
 
 def _cache_folder() -> Path:
@@ -83,11 +83,13 @@ def _cache_folder() -> Path:
         status = folder.stat()
     except (OSError, RuntimeError) as error:
         raise NativeUnavailable(
-            f"{folder} cannot be used for compiled kernels: {error}; set XDG_CACHE_HOME"
+            f"compiled kernels cannot be stored in {folder}: {error}; set XDG_CACHE_HOME to a "
+            "folder with write access"
         ) from error
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise NativeUnavailable(
-            f"{folder} can be written to by others: compiled kernels are not loaded from there"
+            f"{folder} is writable for other users, so compiled kernels are not loaded from "
+            "it; set XDG_CACHE_HOME"
         )
     return folder
 

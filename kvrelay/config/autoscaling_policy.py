@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from kvrelay.config.section import Count, PositiveInt, Seconds, Section
+from kvrelay.config.section import MAX_POOL, PositiveInt, Seconds, Section
 from kvrelay.types import PoolName
 
 MetricName = Literal[
@@ -24,8 +24,8 @@ class MetricTarget(Section):
 class PoolPolicy(Section):
     """The autoscaling policy of one pool. Delays are in seconds."""
 
-    min_replicas: Count = 1
-    max_replicas: PositiveInt = 1
+    min_replicas: Annotated[int, Field(ge=0, le=MAX_POOL, strict=True)] = 1
+    max_replicas: Annotated[int, Field(gt=0, le=MAX_POOL, strict=True)] = 1
     metrics: tuple[MetricTarget, ...] = ()
     upscale_delay_s: Seconds = 5.0
     downscale_delay_s: Seconds = 30.0
@@ -37,7 +37,8 @@ class PoolPolicy(Section):
     def _ordered(self) -> PoolPolicy:
         if self.min_replicas > self.max_replicas:
             raise ValueError(
-                f"min_replicas {self.min_replicas} is above max_replicas {self.max_replicas}"
+                f"min_replicas {self.min_replicas} is above max_replicas {self.max_replicas}; set "
+                "min_replicas to max_replicas or less"
             )
         return self
 

@@ -69,13 +69,13 @@ def load_config(path: Path | None, overrides: Mapping[str, object] | None = None
         key, what = bound
         pool = "prefill" if key in file.data.get("prefill", {}) else "decode"
         cause, without = (
-            ("rebalance: true, by which a worker changes over", "rebalance: false")
+            ("rebalance: true, which moves workers between the pools", "rebalance: false")
             if rules.rebalance
-            else (f"standby: {rules.standby}, by which a worker joins either pool", "standby: 0")
+            else (f"standby: {rules.standby}, which adds workers to either pool", "standby: 0")
         )
         raise ConfigError(
-            f"{file.where((pool, key))}: {pool}.{key}: {what}, and {policy} has {cause} "
-            f"with its process and weights; make {key} alike in both pools, or set {without}"
+            f"{file.where((pool, key))}: {pool}.{key}: {what}, and {policy} has {cause} and keeps "
+            f"their processes and weights; set {key} to one value in both pools, or set {without}"
         )
     return config.model_copy(update={"autoscaling": str(policy)})
 
@@ -159,6 +159,8 @@ def _explain(error: ErrorDetails, kind: type[BaseModel], show_values: bool) -> s
             sign = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
             ((relation, bound),) = context.items()
             text = f"must be {sign[relation]} {bound:g}"
+        case "string_too_short":
+            return "is empty; give a path, or leave the key out"
         case "finite_number":
             text = "must be a finite number"
         case "missing":

@@ -23,7 +23,7 @@ def is_address(value: str) -> bool:
 
 def _address(value: str) -> str:
     if not is_address(value):
-        raise ValueError(f"{value!r} is not HOST:PORT with a port from 0 to 65535")
+        raise ValueError(f"{value!r} is not HOST:PORT; allowed are ports from 0 to 65535")
     return value
 
 

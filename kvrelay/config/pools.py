@@ -6,9 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from kvrelay.config.section import Count, Memory, PositiveInt, Section
+from kvrelay.config.section import MAX_POOL, Memory, PositiveInt, Section
 
 _RAYS_OWN = ("CPU", "GPU", "memory", "object_store_memory")
+_MAX_CORES = 4096
+_MAX_GPUS = 64
+_MAX_CUSTOM = 10**9
 # auto: the dtype of the model.
 KvDtype = Literal["auto", "int8"]
 # Tokens per block.
@@ -42,10 +45,12 @@ class PoolKvConfig(Section):
 class Resources(Section):
     """Resources that Ray reserves for one worker."""
 
-    num_cpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1
-    num_gpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0
+    num_cpus: Annotated[float, Field(ge=0, le=_MAX_CORES, allow_inf_nan=False)] = 1
+    num_gpus: Annotated[float, Field(ge=0, le=_MAX_GPUS, allow_inf_nan=False)] = 0
     # Custom resources bind a pool to the nodes that offer them.
-    custom: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(default={})
+    custom: dict[str, Annotated[float, Field(gt=0, le=_MAX_CUSTOM, allow_inf_nan=False)]] = Field(
+        default={}
+    )
 
     @field_validator("custom")
     @classmethod
@@ -53,7 +58,8 @@ class Resources(Section):
         for name in value:
             if not name or name in _RAYS_OWN:
                 raise ValueError(
-                    f"{name!r} is not a custom resource; Ray's own are num_cpus and num_gpus here"
+                    f"{name!r} is not the name of a custom resource; set CPUs with num_cpus, GPUs "
+                    "with num_gpus, and leave memory out"
                 )
         return value
 
@@ -61,7 +67,7 @@ class Resources(Section):
 class PrefillConfig(Section):
     """The prefill pool."""
 
-    replicas: Count = 1
+    replicas: Annotated[int, Field(ge=0, le=MAX_POOL, strict=True)] = 1
     resources: Resources = Resources()
     tensor_parallel: TensorParallel = 1
     # Threads of each process of a worker.
@@ -91,14 +97,17 @@ class SpeculationConfig(Section):
     @model_validator(mode="after")
     def _ordered(self) -> SpeculationConfig:
         if self.min_ngram > self.max_ngram:
-            raise ValueError(f"min_ngram {self.min_ngram} is above max_ngram {self.max_ngram}")
+            raise ValueError(
+                f"min_ngram {self.min_ngram} is above max_ngram {self.max_ngram}; set min_ngram to "
+                "max_ngram or less"
+            )
         return self
 
 
 class DecodeConfig(Section):
     """The decode pool."""
 
-    replicas: PositiveInt = 1
+    replicas: Annotated[int, Field(gt=0, le=MAX_POOL, strict=True)] = 1
     resources: Resources = Resources()
     tensor_parallel: TensorParallel = 1
     # Threads of each process of a worker.

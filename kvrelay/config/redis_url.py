@@ -40,13 +40,15 @@ class Sentinels:
         service = unquote(parts.path.lstrip("/"))
         if not service or "/" in service:
             raise ValueError(
-                "the path has to be the name of the service, as in "
+                "the path of a Sentinel URL must be the service name: "
                 "redis+sentinel://HOST:PORT/SERVICE"
             )
         query = parse_qs(parts.query)
         db = query.pop("db", ["0"])[-1]
         if query or not db.isdecimal():
-            raise ValueError(f"of queries only db=NUMBER is allowed, not {parts.query[:64]!r}")
+            raise ValueError(
+                f"the query {parts.query[:64]!r} is not allowed; the only parameter is db=NUMBER"
+            )
         return cls(
             tuple(_address(one) for one in hosts.split(",")),
             service,
@@ -68,5 +70,5 @@ def hosts_of(url: str) -> tuple[str, ...]:
 def _address(text: str) -> tuple[str, int]:
     parts = urlsplit(f"//{text}")
     if not parts.hostname or "@" in text:
-        raise ValueError(f"{text[:64]!r} is not HOST or HOST:PORT of a Sentinel")
+        raise ValueError(f"{text[:64]!r} is not the address of a Sentinel; give HOST or HOST:PORT")
     return parts.hostname, parts.port or _DEFAULT_PORT

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from kvrelay.config.listen import ENDPOINTS, ListenConfig, is_loopback
 from kvrelay.config.pools import DecodeConfig, KvConfig, PrefillConfig
 from kvrelay.config.redis_url import Sentinels
-from kvrelay.config.section import BadValue, Count, PositiveInt, Section
+from kvrelay.config.section import BadValue, Count, FilePath, PositiveInt, Section
 from kvrelay.config.security import SecurityConfig
 from kvrelay.types import POOLS, PoolName
 
@@ -24,10 +24,11 @@ class ModelConfig(Section):
     """The served model."""
 
     # A folder, a hub id, or demo.
-    path: str = "demo"
+    path: FilePath = "demo"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     # Tokens; capped at the maximum of the model.
-    max_model_len: PositiveInt | None = None
+    # The shortest request has one token of the prompt and one of the answer.
+    max_model_len: Annotated[int, Field(ge=2, strict=True)] | None = None
 
 
 class TransferConfig(Section):
@@ -68,8 +69,9 @@ class RedisConfig(Section):
     def _known_scheme(cls, value: str) -> str:
         if not _REDIS_URL.match(value):
             raise ValueError(
-                "allowed are embedded, redis://HOST:PORT/DB, rediss://HOST:PORT/DB, "
-                "redis+sentinel://HOST:PORT,HOST:PORT/SERVICE and unix:///PATH"
+                "not the URL of a Redis; allowed are embedded, redis://HOST:PORT/DB, "
+                "rediss://HOST:PORT/DB, redis+sentinel://HOST:PORT,HOST:PORT/SERVICE and "
+                "unix:///PATH"
             )
         Sentinels.parse(value)
         return value
@@ -86,7 +88,7 @@ class ClusterConfig(Section):
     router: RouterConfig = RouterConfig()
     redis: RedisConfig = RedisConfig()
     # The policy file, relative to this file.
-    autoscaling: str | None = None
+    autoscaling: FilePath | None = None
     listen: ListenConfig = ListenConfig()
     security: SecurityConfig = SecurityConfig()
 
@@ -96,7 +98,10 @@ class ClusterConfig(Section):
             chunk = self.pool(pool).chunk_tokens
             size = self.pool_kv(pool).block_size
             if chunk < size:
-                raise ValueError(f"{pool}.chunk_tokens {chunk} is below kv.block_size {size}")
+                raise ValueError(
+                    f"{pool}.chunk_tokens {chunk} is below kv.block_size {size}; set "
+                    f"{pool}.chunk_tokens to at least {size}"
+                )
         return self
 
     @model_validator(mode="after")
@@ -106,15 +111,14 @@ class ClusterConfig(Section):
             degree, gpus = section.tensor_parallel, section.resources.num_gpus
             if degree > 1 and gpus and (gpus < degree or gpus != int(gpus)):
                 raise BadValue(
-                    f"{gpus:g} GPUs do not do for {pool}.tensor_parallel {degree}, whose ranks "
-                    f"need a whole one each; set {degree} or a whole number above it, or 0 for the "
-                    "CPU",
+                    f"{gpus:g} GPUs are too few for {pool}.tensor_parallel {degree}, or not a "
+                    f"whole number; set num_gpus to {degree} or more, or to 0 for the CPU",
                     (pool, "resources", "num_gpus"),
                 )
             if degree > 1 and section.weights == "int8":
                 raise BadValue(
-                    f"int8 needs the native kernels, which {pool}.tensor_parallel {degree} does "
-                    f"not run; leave out one",
+                    f"int8 cannot be combined with {pool}.tensor_parallel {degree}, which does not "
+                    f"run the native kernels; set weights: auto or tensor_parallel: 1",
                     (pool, "weights"),
                 )
         return self
@@ -148,7 +152,7 @@ class ClusterConfig(Section):
         """
         for key in ("resources", "tensor_parallel", "threads", "weights"):
             if getattr(self.prefill, key) != getattr(self.decode, key):
-                return key, "is not the other pool's"
+                return key, "differs between the pools"
         if self.prefill.tensor_parallel > 1:
             return "tensor_parallel", "is not 1, and ranks load their weights with each role"
         return None
@@ -164,6 +168,6 @@ class ClusterConfig(Section):
 
 def _exposed(address: str, missing: list[str]) -> str:
     return (
-        f"{address} is not a loopback address and needs {' and '.join(missing)}; set what is "
-        "missing, or listen on 127.0.0.1, localhost or [::1]"
+        f"{address} is not a loopback address and needs {' and '.join(missing)}; set "
+        f"{'it' if len(missing) == 1 else 'both'}, or listen on 127.0.0.1, localhost or [::1]"
     )

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from kvrelay.config.section import Section
+from kvrelay.config.section import FilePath, Section
 
 
 class KeyPairConfig(Section):
     """PEM files. Each file is read by the processes that use it."""
 
     # The certificate, followed by the intermediate certificates up to the CA.
-    cert: str
+    cert: FilePath
     # Without a password.
-    key: str
+    key: FilePath
 
 
 class PublicKeyPairConfig(KeyPairConfig):
     """PEM files of the listeners for clients."""
 
     # Clients must present a certificate that this CA signed. null: no client certificate.
-    client_ca: str | None = None
+    client_ca: FilePath | None = None
 
 
 class TlsConfig(Section):
@@ -27,7 +27,7 @@ class TlsConfig(Section):
     """
 
     # Signs the certificate of every component.
-    ca: str
+    ca: FilePath
     # For routers and controllers.
     router: KeyPairConfig
     worker: KeyPairConfig
@@ -40,4 +40,4 @@ class SecurityConfig(Section):
 
     tls: TlsConfig | None = None
     # The tenants and their tokens.
-    tokens_file: str | None = None
+    tokens_file: FilePath | None = None

@@ -46,8 +46,7 @@ def digest_of(token: str) -> str:
 def _name(value: str) -> str:
     if not _NAME.fullmatch(value):
         raise ValueError(
-            "must be 1 to 63 letters, digits, '.', '_' or '-', of which the first is "
-            "a letter or digit"
+            "must be 1 to 63 letters, digits, '.', '_' or '-'; the first must be a letter or digit"
         )
     return value
 
@@ -56,7 +55,8 @@ def _digest(value: str) -> str:
     # The message does not repeat the value, because the value may be the token itself.
     if not _DIGEST.fullmatch(value):
         raise ValueError(
-            "must be a token's SHA-256 as 64 hexadecimal digits; `kvrelay token new` prints both"
+            "must be the SHA-256 of a token as 64 hexadecimal digits, as printed by `kvrelay "
+            "token new`"
         )
     return value
 
@@ -104,13 +104,18 @@ class TokensFile(Section):
         digests: dict[str, str] = {}
         for index, entry in enumerate(self.tenants):
             if entry.name in names:
-                raise BadValue(f"{entry.name} is there already", ("tenants", index, "name"))
+                raise BadValue(
+                    f"{entry.name} is the name of an earlier tenant; names must be unique",
+                    ("tenants", index, "name"),
+                )
             names[entry.name] = index
             for number, digest in enumerate(entry.tokens_sha256):
                 if digest in digests:
                     where = ("tenants", index, "tokens_sha256", number)
                     raise BadValue(
-                        f"{digests[digest]} has this token already; each is for one tenant", where
+                        f"this token belongs to {digests[digest]}; each token must belong to "
+                        "one tenant",
+                        where,
                     )
                 digests[digest] = entry.name
         return self

@@ -86,12 +86,14 @@ def _text(path: Path) -> str:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     if len(raw) > MAX_BYTES:
-        raise ConfigError(f"{path}:1: larger than {MAX_BYTES} bytes")
+        raise ConfigError(f"{path}:1: the file is larger than {MAX_BYTES} bytes")
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{path}:{line}: byte 0x{raw[error.start]:02x} is not UTF-8") from None
+        raise ConfigError(
+            f"{path}:{line}: byte 0x{raw[error.start]:02x} is not valid UTF-8"
+        ) from None
 
 
 class _Loader(yaml.SafeLoader):
@@ -161,7 +163,7 @@ class _Loader(yaml.SafeLoader):
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.MarkedYAMLError(
-                    problem="a key must be a word", problem_mark=key.start_mark
+                    problem="a key must be a plain string", problem_mark=key.start_mark
                 )
             self._check_text(key)
             here = (*loc, key.value)

@@ -111,7 +111,8 @@ class ModelRunner:
         if group is not None:
             if weights == "int8":
                 raise ConfigError(
-                    "weights: int8 needs the native kernels, which tensor parallelism does not run"
+                    "weights: int8 needs the native kernels, which tensor_parallel does not run; "
+                    "set weights: auto or tensor_parallel: 1"
                 )
             checkpoint = find_checkpoint(path)
             check_degree(checkpoint, group.degree)
@@ -159,9 +160,13 @@ class ModelRunner:
         longest = min(max_model_len or loaded.max_model_len, loaded.max_model_len)
         layout = loaded.layout(block_size, kv_dtype)
         wanted = kernels == "auto"
-        reason = why_without_kernels(loaded, layout) if wanted else "torch was asked for"
+        reason = (
+            why_without_kernels(loaded, layout) if wanted else "the torch kernels were requested"
+        )
         if reason and weights == "int8":
-            raise ConfigError(f"weights: int8 needs the native kernels: {reason}")
+            raise ConfigError(
+                f"weights: int8 needs the native kernels: {reason}; set weights: auto"
+            )
         if not reason:
             set_threads(torch.get_num_threads())
             use_kernels(loaded.model, int8_weights=weights == "int8")
@@ -186,8 +191,8 @@ class ModelRunner:
             )
         except torch.OutOfMemoryError as error:
             raise ConfigError(
-                f"kv.memory: {kv_bytes} bytes leave no room on {device} for the model and its "
-                f"steps: {error}"
+                f"kv.memory: {kv_bytes} bytes leave too little memory on {device} for the model "
+                f"and its steps; lower kv.memory: {error}"
             ) from error
 
     @torch.inference_mode()
@@ -292,9 +297,10 @@ def _check_memory(layout: KvLayout, kv_bytes: int, longest: int) -> None:
     """Raises ConfigError unless the memory holds one sequence of `longest` tokens."""
     needed = layout.blocks_for(longest) * layout.block_bytes
     if kv_bytes < needed:
-        most = kv_bytes // layout.block_bytes * layout.block_size
+        held = kv_bytes // layout.block_bytes * layout.block_size
+        shorter = f", or model.max_model_len to at most {held}" if held else ""
         raise ConfigError(
             f"kv.memory: {kv_bytes} bytes do not hold one sequence of model.max_model_len = "
-            f"{longest} tokens, which takes {needed} bytes; set kv.memory to at least that, or "
-            f"model.max_model_len to at most {most}"
+            f"{longest} tokens, which takes {needed} bytes; set kv.memory to at least that"
+            f"{shorter}"
         )

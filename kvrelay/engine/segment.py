@@ -66,8 +66,8 @@ class Segment:
         needed = layout.blocks_for(end)
         if not self.token_ids or self.start < 0 or end > max_model_len:
             return InvalidArgument(
-                f"a segment of tokens {self.start} to {end} is outside of 0 to {max_model_len}, or "
-                "empty"
+                f"a segment of tokens {self.start} to {end} is empty or outside of 0 to "
+                f"{max_model_len}"
             )
         if not 0 <= min(self.token_ids) <= max(self.token_ids) < vocab_size:
             return InvalidArgument(
@@ -75,10 +75,10 @@ class Segment:
             )
         if len(self.blocks) < needed:
             return InvalidArgument(
-                f"{end} tokens need {needed} blocks, the table has {len(self.blocks)}"
+                f"{end} tokens need {needed} blocks, and the block table has {len(self.blocks)}"
             )
         if not 0 <= min(self.blocks) <= max(self.blocks) < num_blocks:
-            return InvalidArgument(f"a block is outside of 0 to {num_blocks - 1}")
+            return InvalidArgument(f"a block number is outside of 0 to {num_blocks - 1}")
         assert self.sample is None or len(self.sample.token_ids) == end, (
             "a token is drawn after the last one of the sequence"
         )

@@ -90,12 +90,12 @@ class WorkerActor:
         try:
             self._forked = await ForkedWorker.ask(self._template, settings, self._variables)
         except OSError as error:
-            log.warning("no_template", worker=settings.worker_id, reason=str(error))
+            log.warning("template_unavailable", worker=settings.worker_id, reason=str(error))
             return False
         for order in self._orders:
             self._forked.tell(**order)
         if not await self._forked.started():
-            log.warning("no_template", worker=settings.worker_id, reason="it ended")
+            log.warning("template_unavailable", worker=settings.worker_id, reason="template ended")
             self._forked = None
             return False
         await self._forked.ended()

@@ -72,7 +72,8 @@ class ChildCommand:
         if code == _BAD_USAGE:
             return ConfigError(
                 reason
-                or f"the {self.name} refused the model or the configuration; the reason is above"
+                or f"the {self.name} rejected the model or the configuration; the reason is "
+                "in the log above"
             )
         return Unavailable(
             reason or f"the {self.name} ended with exit code {code}; its log is above"
@@ -93,7 +94,7 @@ class ChildCommand:
                 async with asyncio.timeout(timeout_s):
                     await self.process.wait()
             except TimeoutError:
-                log.warning("killed", process=self.name, after_seconds=timeout_s)
+                log.warning("process_killed", process=self.name, after_seconds=timeout_s)
                 self.kill()
         return await self.process.wait()
 

@@ -26,5 +26,5 @@ class Endpoints:
         """Reads a router's ready line. Raises KvRelayError for any other line."""
         match = _READY.match(line)
         if match is None:
-            raise KvRelayError(f"the router printed {line!r} where its addresses should be")
+            raise KvRelayError(f"the router printed {line!r} instead of its addresses")
         return cls(*match.groups())

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from kvrelay.errors import Internal, KvRelayError, NotFound, Unavailable
 
 MOST_DEATHS = 4
-"""Workers that may end, before one has served, of what another start may cure, such as memory that
-was short.
+"""Workers that may end before one has served, for reasons that another start may cure, such as
+short memory.
 """
 
 _CURABLE = (ConnectionError, TimeoutError, MemoryError)
@@ -60,6 +60,7 @@ class FailedStarts:
         if self._deaths < MOST_DEATHS:
             return None
         return Unavailable(
-            f"{self._deaths} workers ended before one could serve, {failed.worker_id} with: "
-            f"{failed.reason} If memory was short, set kv.memory or the number of workers lower"
+            f"{self._deaths} workers ended before one could serve; {failed.worker_id}: "
+            f"{failed.reason.rstrip('. ')}; if memory was short, lower kv.memory or the number of "
+            "workers"
         )

@@ -83,7 +83,7 @@ class ForkedWorker:
             line = b""
         self._writer.close()
         if not line:
-            raise errors.Unavailable("the worker's process died")
+            raise errors.Unavailable("the worker process ended")
         result = json.loads(line)
         if result["error"]:
             raise _error(result["error"], result["message"])

@@ -43,9 +43,9 @@ def require_gpus(config: ClusterConfig, found: float, standby: int = 0) -> None:
             f"{name} {amount:g}" for name, amount in needed.items() if amount or name != "standby"
         )
         raise ConfigError(
-            f"resources.num_gpus: the workers need {sum(needed.values()):g} GPUs ({each}), and Ray "
-            f"finds {found:g} on this machine; set it lower, for instance 0.5 to share one, or 0 "
-            "for the CPU"
+            f"resources.num_gpus: the workers need {sum(needed.values()):g} GPUs ({each}), and "
+            f"Ray finds {found:g} on this machine; set num_gpus lower, for example 0.5 to "
+            "share a GPU, or 0 for the CPU"
         )
 
 
@@ -191,9 +191,9 @@ class RayLauncher:
             async with asyncio.timeout(_ASK_S):
                 nodes = await asyncio.to_thread(self._cluster.nodes)
         except TimeoutError:
-            raise Unavailable(f"Ray did not say within {_ASK_S:g} s which nodes it has") from None
+            raise Unavailable(f"Ray did not list its nodes within {_ASK_S:g} s") from None
         except (RuntimeError, ray.exceptions.RayError) as error:
-            raise Unavailable(f"Ray does not say which nodes it has: {error}") from error
+            raise Unavailable(f"Ray cannot list its nodes: {error}") from error
         return with_workers(nodes, self._reservations())
 
     def _reservations(self) -> list[tuple[str, Role, Amounts]]:
@@ -206,7 +206,7 @@ class RayLauncher:
             log.info("worker_ended", worker=worker.worker_id)
         except ray.exceptions.RayTaskError as error:
             cause, text = error.cause, str(error.cause)
-            log.error("worker_failed", worker=worker.worker_id, node=worker.node_id, error=text)
+            log.error("worker_failed", worker=worker.worker_id, node=worker.node_id, reason=text)
             if isinstance(cause, InvalidArgument):
                 self._refused.put_nowait(cause)
             else:
@@ -217,7 +217,7 @@ class RayLauncher:
                 "worker_died",
                 worker=worker.worker_id,
                 node=worker.node_id,
-                error=text.splitlines()[0],
+                reason=text.splitlines()[0],
             )
             self._failed.put_nowait(failed_start(worker.worker_id, None, text))
         finally:

@@ -6,8 +6,9 @@ import contextlib
 import os
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from kvrelay.config.listen import ENDPOINTS
 from kvrelay.config.schema import ClusterConfig
@@ -16,6 +17,7 @@ from kvrelay.errors import ConfigError, NotFound, Unavailable
 from kvrelay.launch.ray_folder import PARENT
 from kvrelay.models import local_folder, resolve_model
 from kvrelay.models.model_files import check_model_files
+from kvrelay.models.model_json import read_model_json
 from kvrelay.security.credentials import Credentials
 from kvrelay.types import POOLS
 
@@ -23,6 +25,13 @@ from kvrelay.types import POOLS
 _ROOM_BYTES = 32 * 2**20
 # Files in /dev, of the drivers that Ray supports.
 _GPU_DEVICES = ("nvidia[0-9]*", "nvidiactl", "dxg", "kfd", "accel*")
+# Ray's object store, and the segments of the transport shm.
+_SHARED_MEMORY = Path("/dev/shm")
+# Keys of models whose KV has other sizes than heads times dimension.
+_LATENT = {"kv_lora_rank", "num_kv_shared_layers", "global_head_dim", "num_global_key_value_heads"}
+# The least that a worker takes: a Python process with torch, without weights and KV.
+_WORKER_BYTES = 128 * 2**20
+_DTYPE_BYTES = {"float32": 4, "int8": 1}
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -37,11 +46,14 @@ def check_machine(config: ClusterConfig, *, is_local: bool) -> None:
     Credentials.internal(config.security, "router")
     Credentials.public(config.security)
     weights = _model_bytes(config)
+    _check_kv(config)
     _check_ports(config)
     _check_room(Path(_temporary_folder()), "set TMPDIR to another folder")
     if is_local:
         Credentials.internal(config.security, "worker")
         _check_room(PARENT, "Ray keeps its sockets and logs there")
+        check_shared_memory(_SHARED_MEMORY)
+        _check_pools(config, memory_bytes())
         _check_memory(config, weights, memory_bytes())
         _check_gpus(config)
 
@@ -57,6 +69,82 @@ def _model_bytes(config: ClusterConfig) -> int:
     return 0
 
 
+def _check_kv(config: ClusterConfig) -> None:
+    """Raises ConfigError if a pool's KV memory cannot hold one sequence. The worker checks exactly,
+    when it has loaded the model; this check is faster and covers common architectures.
+    """
+    folder = Path(local_folder(resolve_model(config.model.path)))
+    if not (folder / "config.json").is_file():
+        return
+    model = read_model_json(folder / "config.json")
+    for pool in POOLS:
+        kv = config.pool_kv(pool)
+        limit = config.model.max_model_len
+        dtype = kv.dtype if kv.dtype != "auto" else config.model.dtype
+        needed, tokens = least_kv_bytes(model, limit, kv.block_size, dtype)
+        if config.pool(pool).replicas and kv.memory < needed:
+            raise ConfigError(
+                f"kv.memory: {kv.memory} bytes of a {pool} worker do not hold one sequence of "
+                f"model.max_model_len = {tokens} tokens, which takes {needed} bytes; set kv.memory "
+                "to at least that, or model.max_model_len lower"
+            )
+
+
+def least_kv_bytes(
+    model: Mapping[str, Any], max_model_len: int | None, block_size: int, dtype: str
+) -> tuple[int, int]:
+    """Returns the bytes of KV that one sequence of the longest allowed length takes at least, and
+    that length in tokens. Returns (0, 0) for a model configuration without the usual keys.
+
+    model: the content of config.json. dtype: of the KV; auto is the dtype of the model.
+    """
+    heads: Any = model.get("num_key_value_heads")
+    dim: Any = model.get("head_dim")
+    if dim is None and isinstance(model.get("hidden_size"), int):
+        dim = model["hidden_size"] // max(1, model.get("num_attention_heads") or 1)
+    ropes = (model, model.get("rope_scaling"), model.get("rope_parameters"))
+    limits = [
+        max_model_len,
+        *(rope.get("original_max_position_embeddings") for rope in ropes if isinstance(rope, dict)),
+    ]
+    given = [limit for limit in limits if limit is not None]
+    given.append(model.get("max_position_embeddings"))
+    sizes = (model.get("num_hidden_layers"), heads, dim, *given)
+    if not all(isinstance(size, int) and size > 0 for size in sizes) or _LATENT & model.keys():
+        return 0, 0
+    if dtype == "auto":
+        dtype = str(model.get("dtype") or model.get("torch_dtype"))
+    tokens: int = min(given)
+    blocks = -(-tokens // block_size)
+    layers: int = model["num_hidden_layers"]
+    values = 2 * layers * heads * dim * block_size * blocks
+    return values * _DTYPE_BYTES.get(dtype, 2), tokens
+
+
+def check_shared_memory(folder: Path) -> None:
+    """Raises Unavailable if no file can be written in the folder of shared memory."""
+    try:
+        with tempfile.TemporaryFile(dir=folder, prefix="kvrelay-") as file:
+            os.posix_fallocate(file.fileno(), 0, os.sysconf("SC_PAGE_SIZE"))
+    except OSError as error:
+        raise Unavailable(
+            f"{folder} cannot be written to: {error.strerror or error}; Ray keeps its object store "
+            "there: mount it with write access, in a container for instance with --shm-size=1g"
+        ) from None
+
+
+def _check_pools(config: ClusterConfig, total: int) -> None:
+    """Raises ConfigError if the processes of the workers alone exceed the memory."""
+    wanted = sum(config.pool(pool).replicas for pool in POOLS)
+    most = max(2, total // _WORKER_BYTES)
+    if wanted > most:
+        raise ConfigError(
+            f"prefill.replicas and decode.replicas: {wanted} workers are more than this machine "
+            f"can run; its {_gib(total)} of memory allow at most {most}, since each process takes "
+            f"at least {_WORKER_BYTES >> 20} MiB; lower --prefill and --decode"
+        )
+
+
 def _check_ports(config: ClusterConfig) -> None:
     """Checks that each address is free and configured only once."""
     with contextlib.ExitStack() as held:
@@ -68,9 +156,8 @@ def _check_ports(config: ClusterConfig) -> None:
             except OSError as error:
                 reason = error.strerror or str(error)
                 raise ConfigError(
-                    f"listen.{endpoint}: cannot listen on {address}: {reason}; end what listens "
-                    f"there, perhaps another cluster, or set --{endpoint}-port to a free port, or "
-                    "to 0 for any"
+                    f"listen.{endpoint}: cannot listen on {address}: {reason}; end the process "
+                    f"that listens there, or set --{endpoint}-port to a free port or to 0"
                 ) from None
 
 
@@ -90,7 +177,7 @@ def _temporary_folder() -> str:
         return tempfile.gettempdir()
     except OSError as error:
         raise ConfigError(
-            f"TMPDIR: {error.strerror}; set it to a folder that can be written to"
+            f"TMPDIR: {error.strerror}; set TMPDIR to a folder with write access"
         ) from None
 
 
@@ -103,7 +190,7 @@ def _check_room(folder: Path, hint: str) -> None:
         reason = error.strerror or str(error)
         raise Unavailable(
             f"{folder} has no room for {_ROOM_BYTES >> 20} MiB of a cluster's files: {reason}; "
-            f"free some; {hint}"
+            f"free disk space there; {hint}"
         ) from None
 
 
@@ -116,7 +203,7 @@ def _check_memory(config: ClusterConfig, weights: int, total: int) -> None:
         if section.replicas and not section.resources.num_gpus and kv + weights > total:
             raise ConfigError(
                 f"kv.memory: a {pool} worker takes {_gib(kv)} for KV and {_gib(weights)} for "
-                f"weights, and this machine has {_gib(total)}; set kv.memory lower, or take a "
+                f"weights, and this machine has {_gib(total)}; set kv.memory lower, or choose a "
                 "smaller model"
             )
 
@@ -146,7 +233,7 @@ def _check_gpus(config: ClusterConfig) -> None:
         each = ", ".join(f"{pool} {amount:g}" for pool, amount in needed.items())
         raise ConfigError(
             f"resources.num_gpus: the workers need {sum(needed.values()):g} GPUs ({each}), and "
-            "this machine has no driver of any; set it to 0 for the CPU"
+            "this machine has no GPU driver; set num_gpus to 0 to run on the CPU"
         )
 
 

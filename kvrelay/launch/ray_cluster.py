@@ -67,7 +67,7 @@ class RayCluster:
                 self._start()
             else:
                 self._connect(self._address)
-        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        except (RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
             self.__exit__(None, None, None)
             where = (
                 "Ray did not start"
@@ -124,7 +124,7 @@ class RayCluster:
         """Waits until `is_lost`, then raises Unavailable."""
         while True:
             if self.is_lost:
-                raise Unavailable("Ray's raylet ended")
+                raise Unavailable("Ray's raylet process ended; the workers end with it")
             await asyncio.sleep(_POLL_S)
 
     def _start(self) -> None:

@@ -28,20 +28,22 @@ def check_ray(head: str) -> None:
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                 raise Unavailable(
-                    f"Ray at {head} wants its token: set RAY_AUTH_MODE=token, and put the token "
-                    "into ~/.ray/auth_token or into the file that RAY_AUTH_TOKEN_PATH names"
+                    f"Ray at {head} requires a token: set RAY_AUTH_MODE=token, and write the token "
+                    "to ~/.ray/auth_token or to the file that RAY_AUTH_TOKEN_PATH names"
                 ) from None
-            raise Unavailable(f"no Ray at {head}: {error.details()}") from None
+            raise Unavailable(
+                f"no Ray answers at {head}: {error.details()}; give the address of Ray's head"
+            ) from None
     if found.ray_version != ray.__version__:
         raise Unavailable(
-            f"Ray at {head} is {found.ray_version}, and here it is "
-            f"{ray.__version__}; they must be equal"
+            f"Ray at {head} has version {found.ray_version}, and this process has "
+            f"{ray.__version__}; install the same version"
         )
     alive = [node for node in nodes if node.state == gcs_pb2.GcsNodeInfo.ALIVE]
     if not any(_is_here(node.node_manager_address) for node in alive):
         raise Unavailable(
-            f"this machine is none of the {len(alive)} nodes of Ray at {head}: make it one, by "
-            f"`ray start --address {head}`, or run this on one of them"
+            f"this machine is not one of the {len(alive)} nodes of Ray at {head}; add it with "
+            f"`ray start --address {head}`, or run this command on one of the nodes"
         )
 
 

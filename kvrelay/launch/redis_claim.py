@@ -43,9 +43,8 @@ async def _check_alone(registry: Registry) -> None:
     while found := await _serving_workers(registry):
         if time.monotonic() > gives_up_at:
             raise ConfigError(
-                f"redis.url: another cluster runs on this Redis ({found}), and two would take each "
-                "other's workers; end that one, or give this one a database of its own, such as "
-                "redis://HOST:PORT/1"
+                f"redis.url: another cluster runs on this Redis ({found}); stop that cluster, or "
+                "give this one a separate database, for example redis://HOST:PORT/1"
             )
         await asyncio.sleep(_POLL_S)
 

@@ -41,7 +41,7 @@ def read_counters(exposition: str) -> PrefixCache | None:
     for name, number in series:
         if not _NUMBER.match(number):
             raise Internal(
-                f"/metrics: prefix_cache_{name} is {number!r:.40}, not a number of tokens"
+                f"/metrics: prefix_cache_{name} is {number!r:.40}; expected a number of tokens"
             )
         found[name] += float(number)
     return PrefixCache(int(found["hits"]), int(found["queries"])) if series else None

@@ -97,7 +97,7 @@ def parse_lengths(text: str, field: str) -> Lengths:
         raise InvalidArgument(f"{field}: {text!r} ({error}); {_FORMS}", field=field) from error
     if not 1 <= lengths.low <= lengths.high:
         raise InvalidArgument(
-            f"{field}: {text!r} does not say lengths from 1 on, the smaller first", field=field
+            f"{field}: {text!r} has a length below 1 or a range in the wrong order", field=field
         )
     return lengths
 
@@ -111,8 +111,8 @@ def _lognormal(text: str) -> LogNormal:
     pairs = [part.partition("=")[::2] for part in text.removeprefix("lognormal:").split(",")]
     values = {"min": "1", "max": str(2**31 - 1)} | dict(pairs)
     if values.keys() != {"median", "sigma", "min", "max"}:
-        raise ValueError("median and sigma are needed, min and max allowed")
+        raise ValueError("median and sigma are required; min and max are optional")
     median, sigma = float(values["median"]), float(values["sigma"])
     if not (0 < median < math.inf and 0 <= sigma < math.inf):
-        raise ValueError("median must be above 0, sigma not below 0")
+        raise ValueError("median must be above 0, and sigma 0 or more")
     return LogNormal(median, sigma, int(values["min"]), int(values["max"]))

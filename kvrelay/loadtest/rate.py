@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from kvrelay.errors import InvalidArgument
 
 _FORMS = (
-    "write R requests per second, inf, or stages R:SECONDS and FROM-TO:SECONDS with commas between "
-    "them"
+    "give R requests per second, inf, or a comma-separated list of stages R:SECONDS and "
+    "FROM-TO:SECONDS"
 )
 
 
@@ -90,10 +90,10 @@ def parse_rate(text: str) -> Rate:
         raise InvalidArgument(f"--rate {text!r}: {error}; {_FORMS}", field="rate") from error
     if len(stages) > 1 and not math.isfinite(seconds_of(stages)):
         raise InvalidArgument(
-            f"--rate {text!r}: a stage among others needs its SECONDS; {_FORMS}", field="rate"
+            f"--rate {text!r}: each of several stages needs :SECONDS; {_FORMS}", field="rate"
         )
     if not sum(stage.arrivals for stage in stages) > 0:
-        raise InvalidArgument(f"--rate {text!r} is not above 0; {_FORMS}", field="rate")
+        raise InvalidArgument(f"--rate {text!r} sends no request; {_FORMS}", field="rate")
     return stages
 
 
@@ -105,7 +105,7 @@ def _stage(text: str) -> Stage:
     )
     ramp, bounded = stage.first != stage.last, math.isfinite(stage.seconds)
     if not (stage.first >= 0 and stage.last >= 0 and stage.seconds > 0):
-        raise ValueError("rates and seconds must not be negative")
+        raise ValueError("rates must be 0 or more, and seconds more than 0")
     if (ramp or colon) and not (bounded and math.isfinite(stage.first + stage.last)):
-        raise ValueError("a stage's rates and seconds must be finite")
+        raise ValueError("the rates and seconds of a stage must be finite")
     return stage

@@ -32,8 +32,8 @@ def moments_of(report: Report) -> list[Moment]:
     """
     if report.timeline is None or not report.timeline.samples:
         raise InvalidArgument(
-            "the report has no timeline of the cluster, which `kvrelay loadtest run --admin "
-            "HOST:PORT --json` records",
+            "the report contains no timeline of the cluster; record one with `kvrelay "
+            "loadtest run --admin HOST:PORT --json FILE`",
             field="metrics",
         )
     ttft, itl = first_tokens(report.answered), token_gaps(report.answered)
@@ -87,7 +87,7 @@ def read_moments(file: Path) -> list[Moment]:
     except (UnicodeDecodeError, csv.Error) as error:
         raise InvalidArgument(f"{file}: not CSV: {error}", field="metrics") from error
     if not rows:
-        raise InvalidArgument(f"{file}: no moments", field="metrics")
+        raise InvalidArgument(f"{file}: the file has no rows", field="metrics")
     grouped = groupby(rows, key=lambda row: row[0])
     return [Moment(at, {pool: snapshot for _, pool, snapshot in group}) for at, group in grouped]
 
@@ -98,7 +98,7 @@ def _rows(file: Path, rows: Iterator[list[str]]) -> Iterator[tuple[float, PoolNa
     if sorted(header) != sorted([*_KEYS, *names]) or not names:
         allowed = f"{', '.join(_KEYS)} and some of {', '.join(METRICS)}"
         raise InvalidArgument(
-            f"{file}:1: the columns are {', '.join(header)}; wanted are {allowed}", field="metrics"
+            f"{file}:1: the columns are {', '.join(header)}; expected {allowed}", field="metrics"
         )
     before = 0.0
     for number, row in enumerate(rows, 2):
@@ -109,11 +109,13 @@ def _rows(file: Path, rows: Iterator[list[str]]) -> Iterator[tuple[float, PoolNa
             metrics = {name: float(fields[name]) for name in names if fields[name]}
         except (ValueError, StopIteration) as error:
             raise InvalidArgument(
-                f"{file}:{number}: not a row of {', '.join(header)}", field="metrics"
+                f"{file}:{number}: the row does not match the columns {', '.join(header)}",
+                field="metrics",
             ) from error
         if not (before <= at < float("inf") and size >= 0 and ready >= 0):
             raise InvalidArgument(
-                f"{file}:{number}: seconds must not go back, sizes not be negative", field="metrics"
+                f"{file}:{number}: seconds must not decrease, and sizes must be 0 or more",
+                field="metrics",
             )
         before = at
         yield at, pool, PoolSnapshot(size, ready, metrics)

@@ -45,7 +45,9 @@ def parse_slos(texts: Sequence[str]) -> tuple[Slo, ...]:
     for text in texts:
         metric, _, number = text.partition(":")
         if metric in slos:
-            raise InvalidArgument(f"goodput: {metric} is given twice", field="goodput")
+            raise InvalidArgument(
+                f"goodput: {metric} is given twice; give each objective once", field="goodput"
+            )
         try:
             slos[metric] = Slo(metric, float(number))
         except ValueError:

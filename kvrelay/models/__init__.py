@@ -46,7 +46,7 @@ def local_folder(path: str) -> str:
         # The library has many error types for network, hub and name errors.
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise NotFound(
-            f"model {path!r}: there is no such folder, and the Hugging Face hub does not give it: "
-            f"{reason:.200}",
+            f"model {path!r}: the folder does not exist, and the Hugging Face hub cannot "
+            f"provide the model: {reason:.200}",
             field="model",
         ) from error

@@ -24,16 +24,16 @@ def check_model_files(folder: Path) -> int:
     The worker checks everything else when it loads the model.
     """
     if not (folder / "config.json").exists():
-        raise ModelRefused(
-            f"{folder}: there is no config.json, so it is no model's folder; give one that has it"
-        )
+        raise ModelRefused(f"{folder}: config.json is missing; give a model folder")
     read_model_json(folder / "config.json")
     if (folder / _WEIGHTS).exists():
         files = [folder / _WEIGHTS]
     elif (folder / _INDEX).exists():
         names = read_model_json(folder / _INDEX).get("weight_map")
         if not isinstance(names, dict):
-            raise ModelRefused(f"{folder / _INDEX}: no weight_map of tensor names to file names")
+            raise ModelRefused(
+                f"{folder / _INDEX}: weight_map, from tensor names to file names, is missing"
+            )
         files = [folder / str(name) for name in sorted({str(name) for name in names.values()})]
     else:
         pickles = sorted(file.name for file in folder.iterdir() if file.suffix in _PICKLES)
@@ -43,7 +43,8 @@ def check_model_files(folder: Path) -> int:
             else "no weights"
         )
         raise ModelRefused(
-            f"{folder}: no {_WEIGHTS} or {_INDEX}; there are {found}; convert to safetensors"
+            f"{folder}: {_WEIGHTS} and {_INDEX} are missing; found {found}; convert the "
+            "weights to safetensors"
         )
     return sum(_check_weights(file) for file in files)
 
@@ -56,7 +57,7 @@ def _check_weights(file: Path) -> int:
             length = int.from_bytes(opened.read(8), "little")
             if not 2 <= length <= min(size - 8, _MAX_HEADER):
                 raise ModelRefused(
-                    f"{file}: not a safetensors file, or cut short: {size} bytes; copy it again"
+                    f"{file}: invalid or truncated safetensors file of {size} bytes; copy it again"
                 )
             tensors = json.loads(opened.read(length))
             ends = [
@@ -67,12 +68,10 @@ def _check_weights(file: Path) -> int:
     except OSError as error:
         raise ModelRefused(f"{file}: cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
-        raise ModelRefused(
-            f"{file}: its header is not that of a safetensors file; copy it again"
-        ) from None
+        raise ModelRefused(f"{file}: the safetensors header is invalid; copy it again") from None
     wanted = 8 + length + max(ends, default=0)
     if size != wanted:
         raise ModelRefused(
-            f"{file}: has {size} bytes, and its header tells of {wanted}; copy it again"
+            f"{file}: the file has {size} bytes, and its header requires {wanted}; copy it again"
         )
     return size

@@ -18,5 +18,5 @@ def read_model_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise ModelRefused(f"{path}: cannot be read: {error!s:.300}") from error
     if not isinstance(value, dict):
-        raise ModelRefused(f"{path}: not a JSON object")
+        raise ModelRefused(f"{path}: the content is not a JSON object")
     return value

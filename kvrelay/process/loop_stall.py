@@ -98,7 +98,7 @@ class LoopStalls:
                 process=self._process,
                 seconds=round(late_s, 3),
                 cpu_seconds=round(cpu_s, 3),
-                stack=stack or "not taken: the interpreter's lock was not free",
+                stack=stack or "unavailable: the global interpreter lock was held",
             )
         self._due, self._cpu = now + self._beat_s, cpu
         self._handle = loop.call_later(self._beat_s, self._beat, loop)

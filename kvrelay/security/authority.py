@@ -105,7 +105,8 @@ def write_certificates(folder: Path, hosts: Sequence[str], lifetime: timedelta) 
         files[folder / f"{name}-key.pem"] = issued.key_pem
     if there := [str(path) for path in files if path.exists()]:
         raise ConfigError(
-            f"{', '.join(there)} exists; certificates are not overwritten: name another folder"
+            f"{', '.join(there)} exists, and certificates are not overwritten; choose another "
+            "folder"
         )
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -113,7 +114,9 @@ def write_certificates(folder: Path, hosts: Sequence[str], lifetime: timedelta) 
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(data)
     except OSError as error:
-        raise ConfigError(f"{folder}: cannot be written to: {error.strerror}") from None
+        raise ConfigError(
+            f"{folder} cannot be written to: {error.strerror}; choose a folder with write access"
+        ) from None
 
 
 def _builder(

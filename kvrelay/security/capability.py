@@ -86,6 +86,6 @@ def check_capability(key: bytes, grant: Grant, shown: str) -> None:
     """Raises PermissionDenied for a wrong capability. The comparison takes constant time."""
     if not hmac.compare_digest(make_capability(key, grant).encode(), shown.encode()):
         raise PermissionDenied(
-            f"the capability is not one for this {type(grant).__name__} of request "
-            f"{grant.request_id!r:.80}; a router gives each worker that of its own lease"
+            f"the capability does not match this {type(grant).__name__} of request "
+            f"{grant.request_id!r:.80}; it must come from the router of that request"
         )

@@ -15,12 +15,12 @@ def notice(path: str, ends: datetime, now: datetime) -> str:
     date = f"{ends:%Y-%m-%d %H:%M:%S} UTC"
     if now >= ends:
         return (
-            f"{path} ended at {date}: connections that stand go on, new ones are refused until it "
-            f"is replaced"
+            f"{path} expired at {date}: open connections continue, and new connections are "
+            "refused until it is replaced"
         )
     left = ends - now
     if left > WARN:
         return ""
     if left.days:
-        return f"{path} ends in {left.days} days, at {date}"
-    return f"{path} ends in {max(1, round(left / timedelta(hours=1)))} hours, at {date}"
+        return f"{path} expires in {left.days} days, at {date}"
+    return f"{path} expires in {max(1, round(left / timedelta(hours=1)))} hours, at {date}"

@@ -111,20 +111,20 @@ class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     def _check(self, auth: Mapping[str, Any], name: str, method: str) -> _Peer:
         shown = tuple(auth.get("x509_pem_cert", ()))
         if not shown:
-            raise Unauthenticated(f"{method} is for peers with a certificate")
+            raise Unauthenticated(f"{method} requires a client certificate")
         roles, ends = _read(shown[0])
         if not roles and self._without_role is not None:
             roles = (self._without_role,)
         if len(roles) != 1:
             raise Unauthenticated(
-                f"the certificate names {len(roles)} roles; it must name one, as "
-                f"kvrelay://role/NAME"
+                f"the certificate has {len(roles)} roles; it must have exactly one, as the URI "
+                "kvrelay://role/NAME"
             )
         allowed = ALLOWED.get(method.strip("/").rpartition("/")[0], ())
         if roles[0] not in allowed:
             raise PermissionDenied(
-                f"{method} is for the role {' or '.join(allowed) or 'of nobody'}, not for "
-                f"{roles[0]}"
+                f"{method} requires the role {' or '.join(allowed) or 'of nobody'}, and the "
+                f"certificate has {roles[0]}"
             )
         return _Peer(name, roles[0], ends)
 

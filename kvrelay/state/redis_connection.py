@@ -66,7 +66,9 @@ class RedisConnection:
         key = f"{_PROBE}:{self._probe}"
         await self._call("SET", key, self._probes, "PX", millis(2 * _TIMEOUT_S))
         if await self._call("GETRANGE", key, 0, 32) != str(self._probes).encode():
-            raise Unavailable(f"Redis at {self._where}: what is read is not what was last written")
+            raise Unavailable(
+                f"Redis at {self._where} returned an older value than the last written one"
+            )
 
     async def _call(self, *words: str | int) -> Any:
         async with self._bounded():
@@ -93,8 +95,8 @@ class RedisConnection:
         answer, confirmed = await self._call_all([words, ("WAIT", replicas, millis(seconds))])
         if confirmed < replicas:
             raise Unavailable(
-                f"Redis at {self._where}: {confirmed} replicas have confirmed the lease within "
-                f"{seconds:g} s, and redis.confirm_replicas is {replicas}"
+                f"Redis at {self._where}: {confirmed} replicas confirmed the lease within "
+                f"{seconds:g} s, and redis.confirm_replicas requires {replicas}"
             )
         return answer
 

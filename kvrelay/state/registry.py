@@ -118,7 +118,8 @@ class Registry(RegistryValues):
         )
         if not epoch:
             raise FailedPrecondition(
-                f"controller {lease[0]} started this worker in term {lease[1]}; another leads now"
+                f"controller {lease[0]} started this worker in term {lease[1]}, and another "
+                "controller leads now"
             )
         return epoch
 
@@ -142,7 +143,7 @@ class Registry(RegistryValues):
         )
         if newer:
             raise FailedPrecondition(
-                f"{info.worker_id} epoch {info.epoch} was succeeded by epoch {newer}"
+                f"{info.worker_id} epoch {info.epoch} was replaced by epoch {newer}"
             )
 
     async def remove_worker(self, worker_id: str, epoch: int) -> None:
@@ -156,7 +157,9 @@ class Registry(RegistryValues):
     def _id_if_allowed(self, info: WorkerInfo) -> str:
         """Returns the worker's id. Raises ValueError for an address that is not allowed."""
         if self._loopback_only and not is_loopback(info.address):
-            raise ValueError(f"address {info.address} is not on loopback, as listen.worker_host is")
+            raise ValueError(
+                f"address {info.address} is not a loopback address, but listen.worker_host is"
+            )
         return info.worker_id
 
     async def publish_pending(self, worker: PendingWorker, ttl_s: float = 5.0) -> None:

@@ -77,7 +77,7 @@ def encode(value: DataclassInstance) -> str:
 def decode(kind: type[T], raw: bytes) -> T:
     """Decodes a value. Raises ValueError with the reason."""
     if len(raw) > MAX_VALUE_BYTES:
-        raise ValueError(f"longer than {MAX_VALUE_BYTES} bytes")
+        raise ValueError(f"the value is longer than {MAX_VALUE_BYTES} bytes")
     try:
         value: T = _envelope(kind).model_validate_json(raw).value
     except ValidationError as error:
@@ -92,7 +92,9 @@ def check_name(text: str) -> str:
     Raises ValueError.
     """
     if not _NAME.fullmatch(text):
-        raise ValueError(f"{text[:64]!r} is not a name of 1 to 128 letters, digits and . _ : -")
+        raise ValueError(
+            f"{text[:64]!r} is not a valid name; allowed are 1 to 128 letters, digits and . _ : -"
+        )
     return text
 
 

@@ -97,7 +97,7 @@ class ChatTemplate:
                     await self._end()
         if "text" not in reply:
             raise InvalidArgument(
-                f"the model's chat template refuses these messages: {reply['error']}",
+                f"the chat template of the model rejects these messages: {reply['error']}",
                 field="messages",
             )
         return reply["text"]
@@ -112,7 +112,9 @@ class ChatTemplate:
 
     async def _started(self) -> asyncio.subprocess.Process:
         if self._closed:
-            raise Unavailable("the chat template is closed; the router is shutting down")
+            raise Unavailable(
+                "the chat template renderer is closed, because the router is shutting down"
+            )
         if self._process is not None and self._process.returncode is None:
             return self._process
         await self._end()
@@ -131,10 +133,12 @@ class ChatTemplate:
         except OSError as error:
             # TimeoutError is an OSError.
             reason = str(error) or f"no answer within {_START_S:g} s"
-            raise Unavailable(f"the chat template's process does not start: {reason}") from error
+            raise Unavailable(
+                f"the process of the chat template does not start: {reason}"
+            ) from error
         if not ready:
             raise Unavailable(
-                "the chat template's process does not start; its message is on stderr"
+                "the process of the chat template does not start; its error is on stderr"
             )
         return self._process
 
@@ -156,16 +160,17 @@ class ChatTemplate:
                     reply = await _text(process, reply["length"])
         except TimeoutError:
             raise DeadlineExceeded(
-                f"the model's chat template took longer than {timeout_s:g} s and was stopped"
+                f"the chat template of the model took longer than {timeout_s:g} s and was "
+                "stopped; send shorter messages"
             ) from None
         if reply is not None:
             return reply
         if self._closed:
             raise Unavailable(
-                "the chat template was closed while it rendered; the router is shutting down"
+                "the chat template renderer was closed, because the router is shutting down"
             )
         raise InvalidArgument(
-            "the model's chat template ended the process that renders it, or its text is over "
+            "the chat template of the model ended its process, or its output exceeds "
             f"{_MAX_REPLY_BYTES // 2**20} MiB; send shorter messages",
             field="messages",
         )

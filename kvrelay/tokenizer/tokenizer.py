@@ -48,8 +48,8 @@ class Tokenizer:
         path = Path(model_folder) / "tokenizer.json"
         if not path.is_file():
             raise NotFound(
-                f"{path} does not exist, so this model takes no text; send token_ids, or add the "
-                f"file",
+                f"{path} does not exist, so this model accepts no text; send token_ids, or add "
+                "the file",
                 field="model",
             )
         try:
@@ -62,7 +62,7 @@ class Tokenizer:
         # The library raises plain Exception, and for a panic in its Rust code a BaseException.
         except BaseException as error:
             raise ModelRefused(
-                f"{path} is not a usable tokenizer: {error!s:.300}", field="model"
+                f"{path} is not a valid tokenizer: {error!s:.300}", field="model"
             ) from error
 
     @cached_property

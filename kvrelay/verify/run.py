@@ -135,7 +135,10 @@ def _check_path(completions: dict[str, Completion], wanted: str) -> None:
         handoff = completion.ledger.handoff if completion.ledger is not None else None
         took = handoff.transport if handoff is not None else completion.path
         if took != wanted and len(completion.token_ids) > 1:
-            raise Internal(f"request {name} went by {took}, not by {wanted}: {completion.why}")
+            raise Internal(
+                f"request {name} took the {took} path instead of the {wanted} path: "
+                f"{completion.why}"
+            )
 
 
 async def _after_death(

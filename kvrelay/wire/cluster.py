@@ -273,7 +273,8 @@ def _standby_from_proto(message: pb.StandbyWorker) -> StandbyWorker:
     state = _state(message.state)
     if state not in ("starting", "ready"):
         raise InvalidArgument(
-            f"state {state!r} of a standby worker is neither starting nor ready", field="state"
+            f"state {state!r} of a standby worker is unknown; allowed are starting and ready",
+            field="state",
         )
     return StandbyWorker(
         message.worker_id,
@@ -291,7 +292,9 @@ def _role(name: str) -> Role:
 
 def _pool(name: str) -> PoolName:
     if name not in POOLS:
-        raise InvalidArgument(f"pool {name!r} is none of {', '.join(POOLS)}", field="pool")
+        raise InvalidArgument(
+            f"pool {name!r} is unknown; allowed are {', '.join(POOLS)}", field="pool"
+        )
     return name
 
 

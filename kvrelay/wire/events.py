@@ -93,7 +93,7 @@ def event_from_proto(message: pb.SessionResponse) -> Event | Welcome:
             return to_value(Failed, message.failed, code=code)
         case unknown:
             raise InvalidArgument(
-                f"session event {unknown!r} is not one that this version knows", field="event"
+                f"session event {unknown!r} is unknown to this version", field="event"
             )
 
 

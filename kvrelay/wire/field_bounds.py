@@ -95,7 +95,7 @@ def _check(data: bytes, message: Descriptor, bounds: Bounds) -> Generator[int, N
             elif wire_type == _VARINT:
                 _, at = decode(view, at)
             elif not size:
-                raise Malformed("a group, which nothing of ours has")
+                raise Malformed("the message contains a group, which is not supported")
             if at + size > end:
                 raise Malformed("a field is cut off")
             field = kind.fields_by_number.get(number)
@@ -132,6 +132,6 @@ def _count(entries: int, field: FieldDescriptor, bounds: Bounds, counts: dict[st
     counts[name] = counts.get(name, 0) + entries
     if counts[name] > bound:
         raise InvalidArgument(
-            f"{field.name} has more than {bound} entries, which is all that is allowed; send fewer",
+            f"{field.name} has more than the allowed {bound} entries; send fewer",
             field=field.name,
         )

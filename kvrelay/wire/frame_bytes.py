@@ -44,21 +44,19 @@ def frame_from_bytes(data: bytes) -> Frame:
         if data[:1] == _BLOCKS_TAG:
             return _blocks_from_bytes(data)
         if len(data) > _MAX_BYTES_WITHOUT_KV:
-            raise FailedPrecondition(
-                f"{len(data)} bytes are too many for a frame that brings no KV"
-            )
+            raise FailedPrecondition(f"a frame without KV has {len(data)} bytes, which is too long")
         message = pb.KvFrame.FromString(data)
     except (DecodeError, varint.Malformed) as error:
-        raise FailedPrecondition(f"{len(data)} bytes are no hand-off frame: {error}") from None
+        raise FailedPrecondition(
+            f"the {len(data)} bytes are not a hand-off frame: {error}"
+        ) from None
     match message.WhichOneof("frame"):
         case "open":
             return _open_from_proto(message.open)
         case "commit":
             return to_value(KvCommit, message.commit)
         case unknown:
-            raise FailedPrecondition(
-                f"hand-off frame {unknown!r} is not one that this version knows"
-            )
+            raise FailedPrecondition(f"hand-off frame {unknown!r} is unknown to this version")
 
 
 def _blocks_to_bytes(frame: KvBlocks) -> bytes:
@@ -79,7 +77,7 @@ def _blocks_from_bytes(data: bytes) -> KvBlocks:
     for number, at, first, last in varint.fields(view[:whole], start):
         if number == pb.KvBlocks.PAYLOAD_FIELD_NUMBER:
             if last != whole:
-                raise varint.Malformed("something follows the payload")
+                raise varint.Malformed("data follows the payload")
             end, payload = at, view[first:last]
     head = pb.KvBlocks.FromString(data[start:end])
     return to_value(
@@ -97,7 +95,8 @@ def _blocks_span(view: memoryview) -> tuple[int, int]:
     whole = start + length
     if whole > len(view):
         raise varint.Malformed(
-            f"blocks of {length} bytes in a message that has {len(view) - start} for them"
+            f"blocks of {length} bytes exceed the remaining {len(view) - start} bytes of the "
+            "message"
         )
     for number, *_ in varint.fields(view, whole):
         if number == 0 or number in pb.KvFrame.DESCRIPTOR.fields_by_number:

@@ -61,7 +61,7 @@ def _finish_reason(text: str) -> FinishReason:
     reason = _FINISH_REASONS.get(text)
     if reason is None:
         raise InvalidArgument(
-            f"finish reason {text!r:.40} is not one that this version knows", field="finish_reason"
+            f"finish reason {text!r:.40} is unknown to this version", field="finish_reason"
         )
     return reason
 
@@ -72,7 +72,7 @@ def check_times(*seconds: float) -> None:
     """
     if not all(abs(one) <= _LONGEST_S for one in seconds):
         raise InvalidArgument(
-            f"times {seconds} in seconds are none that anything took", field="seconds"
+            f"times {seconds} are not valid durations in seconds", field="seconds"
         )
 
 

@@ -85,8 +85,8 @@ class EngineThread:
                 break
         self.hung = True
         raise StepHung(
-            f"a step of {self.watch.tokens} tokens has been running for {self.watch.age_s:.1f} s, "
-            f"and steps of that size end within {self.watch.bound_s:.1f} s"
+            f"a step of {self.watch.tokens} tokens has run for {self.watch.age_s:.1f} s; steps "
+            f"of that size end within {self.watch.bound_s:.1f} s"
         )
 
     def shutdown(self) -> None:

@@ -141,7 +141,7 @@ async def host_worker(
                     _stopped(worker, stop),
                 )
             except Exception as error:
-                service.close(Unavailable(f"{settings.worker_id} cannot go on: {error}"))
+                service.close(Unavailable(f"{settings.worker_id} cannot continue: {error}"))
                 raise
             finally:
                 service.close()

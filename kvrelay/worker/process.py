@@ -41,11 +41,11 @@ async def run_in_process(worker_id: str, serving: Coroutine[None, None, None]) -
         log.error(
             "engine_hung",
             worker=worker_id,
-            why=str(hung),
+            reason=str(hung),
         )
         _end()
     except RankLost as lost:
-        log.error("engine_rank_lost", worker=worker_id, why=str(lost))
+        log.error("engine_rank_lost", worker=worker_id, reason=str(lost))
         _end()
     finally:
         guard.cancel()

@@ -44,7 +44,7 @@ async def publish_heartbeats(
                 log.warning(
                     "registry_unavailable",
                     worker=worker.context.identity.worker_id,
-                    error=error.message,
+                    reason=error.message,
                 )
             away = True
         with suppress(TimeoutError):
@@ -67,5 +67,5 @@ async def sign_off(worker: Worker, registry: Registry) -> None:
         log.warning(
             "registry_sign_off_failed",
             worker=worker.context.identity.worker_id,
-            error=error.message,
+            reason=error.message,
         )

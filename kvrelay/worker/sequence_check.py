@@ -15,10 +15,7 @@ def sequence_flaw(spec: SequenceSpec, max_model_len: int, vocab_size: int) -> st
     """
     length = len(spec.token_ids)
     if not 0 < length < max_model_len:
-        return (
-            f"{length} tokens do not fit into a context of {max_model_len}, which has to hold one "
-            f"to {max_model_len - 1}"
-        )
+        return f"{length} tokens do not fit into the context; allowed are 1 to {max_model_len - 1}"
     if not 0 <= min(spec.token_ids) <= max(spec.token_ids) < vocab_size:
         return f"a token id is outside of 0 to {vocab_size - 1}"
     if not 0 < spec.prompt_len <= length:

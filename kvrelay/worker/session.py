@@ -111,7 +111,7 @@ class WorkerService(WorkerServiceServicer):
         try:
             session = RouterSession(await self._hello(request_iterator))
             if self._closed:
-                raise Unavailable("the worker is about to end")
+                raise Unavailable("the worker is shutting down")
         except KvRelayError as error:
             await status.abort(context, error)
         self._sessions.add(session)
@@ -142,7 +142,7 @@ class WorkerService(WorkerServiceServicer):
                     raise
                 return hello.router_id
             break
-        raise InvalidArgument("a session begins with hello", field="command")
+        raise InvalidArgument("the first command of a session must be hello", field="command")
 
     async def _read(
         self, requests: AsyncIterator[pb.SessionRequest], session: RouterSession
@@ -165,7 +165,7 @@ class WorkerService(WorkerServiceServicer):
                     log.exception("command_failed", router=printable(session.router_id))
                     self._refuse(message, session, Internal(f"the command failed: {error!r:.200}"))
         except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
-            log.warning("session_broken", router=session.router_id, error=str(error))
+            log.warning("session_broken", router=session.router_id, reason=str(error))
         finally:
             session.end()
 

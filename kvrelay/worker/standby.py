@@ -100,6 +100,6 @@ async def _heartbeat(
             away = False
         except Unavailable as error:
             if not away:
-                log.warning("registry_unavailable", worker=settings.worker_id, error=error.message)
+                log.warning("registry_unavailable", worker=settings.worker_id, reason=error.message)
             away = True
         await asyncio.sleep(HEARTBEAT_S)

@@ -95,7 +95,7 @@ class Worker:
     def _start(self, command: Start, session: RouterSession) -> None:
         key = command.spec.key
         if not self._may_use(key, session):
-            text = f"request id {key[0]!r} is in use by a request of another router"
+            text = f"request id {key[0]!r} is used by a request of another router"
             session.send(Failed(*key, Code.FAILED_PRECONDITION, text))
             return
         self._check_pool(command)
@@ -111,7 +111,7 @@ class Worker:
     def _check_pool(self, command: Command) -> None:
         if not isinstance(command, self.stage.commands):
             pool, name = self.context.identity.pool, type(command).__name__
-            raise KvRelayError(f"a {pool} worker does not take {name}")
+            raise KvRelayError(f"a {pool} worker does not accept {name}")
 
     def _can_run(self, spec: SequenceSpec, session: RouterSession) -> bool:
         """True if the sequence can run here now. Otherwise sends the router the reason."""
@@ -120,7 +120,10 @@ class Worker:
             session.send(Failed(*spec.key, Code.INVALID_ARGUMENT, flaw))
             return False
         if spec.deadline_s is not None and spec.deadline_s <= 0:
-            text = f"the deadline had passed when it came to {self.context.identity.worker_id}"
+            text = (
+                "the deadline had passed when the request arrived at "
+                f"{self.context.identity.worker_id}"
+            )
             session.send(Failed(*spec.key, Code.DEADLINE_EXCEEDED, text))
             return False
         if self.state != "ready":

@@ -79,7 +79,10 @@ def grpc_server(
     try:
         port = listen(server, address, credentials)
     except RuntimeError as error:
-        raise ConfigError(f"{option}: cannot listen on {address}; is it in use? {error}") from error
+        raise ConfigError(
+            f"{option}: cannot listen on {address}: {error}; end the process that listens "
+            "there, or choose another port"
+        ) from error
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     reflection.enable_server_reflection(
@@ -178,5 +181,8 @@ def http_listener(address: str, option: str) -> socket.socket:
     except OSError as error:
         if listener is not None:
             listener.close()
-        raise ConfigError(f"{option}: cannot listen on {address}; is it in use? {error}") from error
+        raise ConfigError(
+            f"{option}: cannot listen on {address}: {error}; end the process that listens "
+            "there, or choose another port"
+        ) from error
     return listener

@@ -47,7 +47,7 @@ class Admission:
         if displaced is None:
             raise self.refusal(
                 "queue_full",
-                f"the queue of {self._max_queue} requests is full",
+                f"the queue is full with {self._max_queue} requests; retry later",
                 self._wait(share, priority),
             )
         return displaced
@@ -62,8 +62,8 @@ class Admission:
         service = self._throughput.service_s(max_tokens)
         if (wait + service) * MARGIN > time_left:
             text = (
-                f"it would wait {wait:.1f} s and take {service:.1f} s, and its deadline is in "
-                f"{time_left:.1f} s"
+                f"the request would wait {wait:.1f} s and take {service:.1f} s, and its "
+                f"deadline is in {time_left:.1f} s; send a later deadline, or retry later"
             )
             raise self.refusal("deadline", text, wait)
 

@@ -78,8 +78,8 @@ class BodyBudget:
     def refusal(self) -> ResourceExhausted:
         """Returns the error for a request that is evicted or rejected."""
         return ResourceExhausted(
-            f"too many {self._what} at one time; this tenant has the most of them, so send fewer "
-            f"at a time",
+            f"too many {self._what} at the same time; this tenant has the most, so send fewer "
+            "at a time",
             retry_after_s=1.0,
         )
 

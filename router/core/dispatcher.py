@@ -128,8 +128,8 @@ class Dispatcher:
         """
         if request.request_id in self._entries:
             raise FailedPrecondition(
-                f"request_id {request.client_id!r} is in use by a request that has not ended; "
-                f"choose another",
+                f"request_id {request.client_id!r} is used by a request in progress; choose "
+                "another",
                 field="request_id",
             )
         self._check_quarantine(request, now)
@@ -270,7 +270,7 @@ class Dispatcher:
         health, at_fault = self._workers.health, entry.life.fault
         notices = [(worker_id, health.succeeded(worker_id, entry.attempt_begun, now))]
         if at_fault and at_fault != worker_id and sequence.token_ids:
-            text = f"it had no next token for a sequence for which {worker_id} has one"
+            text = f"it failed on a sequence that {worker_id} continued"
             notices.append((at_fault, health.failed(at_fault, entry.fault_begun, text, now)))
         return _notices(*notices)
 
@@ -314,7 +314,7 @@ class Dispatcher:
             seconds = self._workers.links.failed(
                 placed.prefill, placed.decode, begun, event.message, now
             )
-            text = f"hands nothing over to {placed.decode} for {seconds} s: {event.message}"
+            text = f"hand-offs to {placed.decode} fail for {seconds} s: {event.message}"
             return _notices((placed.prefill, text if seconds is not None else ""))
         text = f"{event.code.name}: {event.message}"
         return _notices((worker_id, self._workers.health.failed(worker_id, begun, text, now)))
@@ -384,8 +384,9 @@ class Dispatcher:
             return
         if self._workers.any_decodes and not self._workers.serves(model):
             raise FailedPrecondition(
-                f"the tokens in resume are of model version {model.fingerprint!r:.150}, which no "
-                "worker serves; send the request again without resume and system_fingerprint",
+                f"the tokens in resume are from model version {model.fingerprint!r:.150}, "
+                "which no worker serves; send the request again without resume and "
+                "system_fingerprint",
                 field="system_fingerprint",
             )
 
@@ -414,7 +415,12 @@ class Dispatcher:
         return (
             []
             if displaced is None
-            else self._turn_away(displaced, "queue_full", "others took its place", now)
+            else self._turn_away(
+                displaced,
+                "queue_full",
+                "requests of higher priority or smaller share filled the queue; retry later",
+                now,
+            )
         )
 
     def _turn_away(self, request_id: str, reason: Rejection, text: str, now: float) -> list[Effect]:
@@ -570,8 +576,8 @@ class Dispatcher:
 def _gone(life: Lifecycle) -> Unavailable:
     fingerprint = "" if life.model is None else life.model.fingerprint
     return Unavailable(
-        f"model version {fingerprint!r:.150} gave the first {len(life.tokens)} tokens of the "
-        "answer, and no worker serves it any more; send the request again from its start"
+        f"model version {fingerprint!r:.150} generated the first {len(life.tokens)} tokens, "
+        "and no worker serves it any more; send the request again from its start"
     )
 
 

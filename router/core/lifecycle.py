@@ -252,8 +252,8 @@ class Lifecycle:
             self.suspicion.worker_died(self._decoded, now)
             if self.suspicion.guilty:
                 error = Internal(
-                    f"{self.suspicion.deaths} workers died computing this request; it "
-                    f"is not tried again"
+                    f"{self.suspicion.deaths} workers crashed while they computed this "
+                    "request; it is not retried"
                 )
                 return self._give_up(error, reason, gone=worker_id)
         return self._retry(
@@ -293,7 +293,11 @@ class Lifecycle:
             return self._give_up(Unavailable(no_worker, retry_after_s=RETRY_AFTER_S), "deadline")
         state = self.state.replace("_", " ")
         return self._give_up(
-            DeadlineExceeded(f"the deadline passed while the request was {state}"), "deadline", gone
+            DeadlineExceeded(
+                f"the deadline passed while the request was {state}; send a later deadline"
+            ),
+            "deadline",
+            gone,
         )
 
     def preempt(self, now: float) -> list[Effect]:
@@ -359,7 +363,7 @@ class Lifecycle:
                 # The streams of the two workers are not ordered relative to each other.
                 self._early.append(event)
                 return []
-            reason = f"{worker_id} sent token {event.index} where {len(self.tokens)} was due"
+            reason = f"{worker_id} sent token {event.index}; expected token {len(self.tokens)}"
             return self._retry(Internal(reason), reason, worker_id, now, gone=False)
 
         effects = self._accept(event, now)
@@ -446,7 +450,7 @@ class Lifecycle:
         self.failures += 1
         reason = f"{worker_id}: {message}"
         if before or self.failures >= self._settings.max_attempts:
-            where = f"; {before} had none for it either" if before else ""
+            where = f"; {before} failed on it too" if before else ""
             return self._give_up(Internal(f"{reason}{where}"), reason, gone=worker_id)
         return self._again(reason, worker_id, now)
 
@@ -472,7 +476,9 @@ class Lifecycle:
         if self.failures >= self._settings.max_attempts:
             return self._give_up(error, outcome, ended_on)
         if paid and not self._budget.withdraw(now):
-            text = f"{error.message}; it is not tried again here, since too many requests are"
+            text = (
+                f"{error.message}; the request is not retried, because the retry budget is used up"
+            )
             return self._give_up(Unavailable(text, retry_after_s=RETRY_AFTER_S), outcome, ended_on)
         return self._again(outcome, worker_id, now, gone)
 

@@ -99,18 +99,22 @@ class Access:
         if not authorization:
             self.refusals += 1
             raise Unauthenticated(
-                "this cluster needs a token; send the header `authorization: Bearer TOKEN`"
+                "this cluster requires a token; send the header `authorization: Bearer TOKEN`"
             )
         scheme, _, token = authorization[0].partition(" ")
         if len(authorization) > 1 or scheme.lower() != "bearer" or not 0 < len(token) <= MAX_TOKEN:
             self.refusals += 1
-            raise Unauthenticated("the header authorization is not one `Bearer TOKEN`")
+            raise Unauthenticated(
+                "the header authorization is invalid; send `authorization: Bearer TOKEN` once"
+            )
         # The lookup key is a hash of the token. Its timing reveals only how far two hashes agree,
         # which does not help to guess a token.
         tenant = self._tenants.get(hashlib.sha256(token.encode(errors="replace")).digest())
         if tenant is None:
             self.refusals += 1
-            raise Unauthenticated("this token is not known here; it may have been withdrawn")
+            raise Unauthenticated(
+                "the token is unknown or was revoked; ask the operator for a valid token"
+            )
         return tenant
 
 
@@ -118,7 +122,7 @@ def check_role(tenant: Tenant, roles: frozenset[Role]) -> None:
     """Raises PermissionDenied if the tenant has none of the roles."""
     if not tenant.roles & roles:
         raise PermissionDenied(
-            f"tenant {tenant.name} has the role {_listed(tenant.roles)}; this needs "
+            f"tenant {tenant.name} has the role {_listed(tenant.roles)}; this call requires "
             f"{_listed(roles)}"
         )
 

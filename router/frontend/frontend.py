@@ -70,7 +70,7 @@ class Frontend:
         """
         if time_left is not None and time_left <= 0:
             raise DeadlineExceeded(
-                "the deadline had passed when the request arrived; nothing was done"
+                "the deadline had already passed when the request arrived; send a later deadline"
             )
         token_ids = await self.tokenize(request, tenant)
         return await self.admit(request, token_ids, tenant, arrival, time_left, traceparent)

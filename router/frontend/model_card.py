@@ -66,7 +66,7 @@ class ModelCard:
             ]
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ModelRefused(
-                f"{path / 'config.json'}: {error!s:.300}, which is missing or of the wrong type"
+                f"{path / 'config.json'}: {error!s:.300} is missing or has the wrong type"
             ) from error
         dtype = (
             config.dtype

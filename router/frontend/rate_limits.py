@@ -76,7 +76,7 @@ class Limits:
         if choices > tenant.requests_per_minute:
             raise InvalidArgument(
                 f"n is {choices}; tenant {tenant.name} may send {tenant.requests_per_minute} "
-                "requests in a minute, and each choice counts as one, so ask for fewer",
+                "requests per minute, and each choice counts as a request; reduce n",
                 field="n",
             )
         bucket = _bucket(self._requests, tenant.name, tenant.requests_per_minute, now)
@@ -96,8 +96,9 @@ class Limits:
             return
         if amount > tenant.tokens_per_minute:
             raise InvalidArgument(
-                f"prompt and max_tokens are {amount} tokens together; tenant {tenant.name} may use "
-                f"{tenant.tokens_per_minute} in a minute, so ask for fewer",
+                f"prompt and max_tokens are {amount} tokens together; tenant {tenant.name} may "
+                f"use {tenant.tokens_per_minute} tokens per minute; shorten the prompt or "
+                "reduce max_tokens",
                 field="max_tokens",
             )
         bucket = _bucket(self._tokens, tenant.name, tenant.tokens_per_minute, now)
@@ -132,7 +133,8 @@ class Limits:
         if wait_s > 0:
             self.refused[tenant.name, what] += 1
             raise ResourceExhausted(
-                f"tenant {tenant.name} has used up its {bucket.per_minute} {what} a minute",
+                f"tenant {tenant.name} has used its limit of {bucket.per_minute} {what} per "
+                "minute; retry later",
                 retry_after_s=wait_s,
             )
 

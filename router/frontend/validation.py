@@ -42,7 +42,7 @@ def check_request(request: GenerateRequest, card: ModelCard) -> None:
         # The length is checked before the values.
         if len(token_ids) > card.info.max_model_len:
             raise InvalidArgument(
-                f"{field} has {len(token_ids)} tokens, and the context holds "
+                f"{field} has {len(token_ids)} tokens, and the context of the model is "
                 f"{card.info.max_model_len}; shorten it",
                 field=field,
             )
@@ -61,8 +61,8 @@ def check_priority(priority: int, tenant: Tenant) -> None:
     """
     if tenant.min_priority is not None and priority < tenant.min_priority:
         raise PermissionDenied(
-            f"priority {priority} is more urgent than tenant {tenant.name} may ask for; allowed is "
-            f"{tenant.min_priority} and above, or another min_priority in the tokens file",
+            f"priority {priority} is below the minimum {tenant.min_priority} of tenant "
+            f"{tenant.name}; use a higher number, or change min_priority in the tokens file",
             field="priority",
         )
 
@@ -85,7 +85,7 @@ def _check_cache_salt(cache_salt: str) -> None:
     if len(cache_salt) > MAX_CACHE_SALT:
         raise InvalidArgument(
             f"cache_salt has {len(cache_salt)} characters; allowed are 1 to {MAX_CACHE_SALT}; "
-            "send a hash of a longer one",
+            "use a hash instead",
             field="cache_salt",
         )
     check_text("cache_salt", cache_salt)
@@ -95,7 +95,7 @@ def check_model(model: str, card: ModelCard) -> None:
     """Raises NotFound if `model` is neither empty nor the served model's id."""
     if model and model != card.info.id:
         raise NotFound(
-            f"model {model[:100]!r} is not served here; this cluster serves {card.info.id!r}",
+            f"model {model[:100]!r} does not exist; this cluster serves {card.info.id!r}",
             field="model",
         )
 
@@ -112,7 +112,7 @@ def check_text(field: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise InvalidArgument(
-            f"{field} has half of a surrogate pair; send valid Unicode", field=field
+            f"{field} contains an unpaired surrogate; send valid Unicode", field=field
         ) from None
 
 
@@ -160,16 +160,16 @@ def admit_sampling(
     room = max_model_len - num_prompt_tokens
     if room < 1:
         raise InvalidArgument(
-            f"{source} has {num_prompt_tokens} tokens, and the context holds {max_model_len} with "
-            "at least one of the answer; shorten it",
+            f"{source} has {num_prompt_tokens} tokens; the context of {max_model_len} tokens "
+            "must hold the prompt and at least one token of the answer; shorten it",
             field=source,
         )
     options = request.sampling
     max_tokens = min(DEFAULT_MAX_TOKENS, room) if options.max_tokens is None else options.max_tokens
     if max_tokens > room:
         raise InvalidArgument(
-            f"max_tokens {max_tokens} and {num_prompt_tokens} prompt tokens are over the context "
-            f"of {max_model_len}; ask for at most {room}",
+            f"max_tokens {max_tokens} and {num_prompt_tokens} prompt tokens exceed the context "
+            f"of {max_model_len} tokens; set max_tokens to at most {room}",
             field="max_tokens",
         )
     if options.min_tokens > max_tokens:
@@ -253,7 +253,7 @@ def resumed_model(request: GenerateRequest) -> ModelVersion | None:
         return ModelVersion.from_fingerprint(request.system_fingerprint)
     except ValueError:
         raise InvalidArgument(
-            f"system_fingerprint {request.system_fingerprint!r:.100} is none that a router gave; "
-            "send the one that came with the tokens in resume, or none",
+            f"system_fingerprint {request.system_fingerprint!r:.100} is not valid; send the "
+            "one that came with the tokens in resume, or leave it out",
             field="system_fingerprint",
         ) from None

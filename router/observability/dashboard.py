@@ -109,7 +109,8 @@ class StatusPage:
         self._given[viewer.name] += 1
         if self._given[viewer.name] > MAX_VIEWERS:
             raise ResourceExhausted(
-                f"{MAX_VIEWERS} status pages of this tenant are open already; close one",
+                f"this tenant has the most status pages open that are allowed, {MAX_VIEWERS}; "
+                "close one",
                 retry_after_s=1.0,
             )
         if viewer not in self._snapshots:

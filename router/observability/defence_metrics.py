@@ -24,24 +24,25 @@ class DefenceCollector(Collector):
         requests.
         """
         rejected = self._counter(
-            "requests_rejected", "Requests refused since they could not be served.", "reason"
+            "requests_rejected", "Requests rejected by admission, by reason.", "reason"
         )
         for reason in get_args(Rejection):
             rejected.add_metric((self._model, reason), self._dispatcher.admission.rejected[reason])
         yield rejected
         retries = self._counter(
-            "retries", "Attempts after failed ones: made, or refused by the budget.", "state"
+            "retries", "Retries by state: made, or refused by the retry budget.", "state"
         )
         retries.add_metric((self._model, "made"), self._dispatcher.retries.made)
         retries.add_metric((self._model, "refused"), self._dispatcher.retries.refused)
         yield retries
-        text = "1 for a worker that gets no new work, or one probe at a time."
+        text = "1 for a worker that gets no new requests, or one probe at a time."
         ejected = self._gauge("worker_ejected", text, "pool", "worker", "reason")
         for one in self._dispatcher.sick:
             ejected.add_metric((self._model, one.pool, one.worker_id, one.cause), 1)
         yield ejected
         quarantined = self._gauge(
-            "quarantined_requests", "Requests whose like is refused, since they killed workers."
+            "quarantined_requests",
+            "Quarantined requests, which are rejected because they killed workers.",
         )
         quarantined.add_metric((self._model,), len(self._dispatcher.quarantine))
         yield quarantined

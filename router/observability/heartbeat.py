@@ -88,7 +88,7 @@ class Heartbeat:
                 self.trouble = ""
             except Unavailable as error:
                 if not self.trouble:
-                    log.warning("heartbeat_failed", error=error.message)
+                    log.warning("heartbeat_failed", reason=error.message)
                 self.trouble = error.message
             await asyncio.sleep(HEARTBEAT_S)
 

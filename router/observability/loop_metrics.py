@@ -22,7 +22,7 @@ class LoopStallCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yields the stall histogram and the gauges of the worst stall."""
-        text = "How late a callback of the event loop ran that is due all 20 ms."
+        text = "Delay of an event loop callback that is due every 20 ms."
         stalls = HistogramMetricFamily("kvrelay_event_loop_stall_seconds", text, labels=_LABELS)
         ends = (*map(str, BUCKETS), "+Inf")
         buckets = list(zip(ends, map(float, accumulate(self._counts.buckets)), strict=True))
@@ -32,7 +32,7 @@ class LoopStallCollector(Collector):
             ("stall", "Longest of these delays since the start.", self._counts.worst_s),
             (
                 "cpu",
-                "Most processor time of the loop from one such callback to the next.",
+                "Most CPU time of the event loop between two such callbacks.",
                 self._counts.worst_cpu_s,
             ),
         )

@@ -144,56 +144,66 @@ class Metrics:
         self._prompt_tokens = self._total(
             "prompt_tokens", "Prompt tokens of requests that got a first token."
         )
-        self._generation_tokens = self._total("generation_tokens", "Tokens streamed.")
+        self._generation_tokens = self._total("generation_tokens", "Tokens streamed to clients.")
         self._cache_queries = self._total(
             "prefix_cache_queries", "Prompt tokens looked up in prefix caches."
         )
-        self._cache_hits = self._total(
-            "prefix_cache_hits", "Prompt tokens that a prefix cache held."
-        )
+        self._cache_hits = self._total("prefix_cache_hits", "Prompt tokens found in prefix caches.")
         self._fetched = self._total(
-            "prefix_fetched", "Of the hits, those fetched from another worker's cache."
+            "prefix_fetched", "Prefix cache hits fetched from another worker."
         )
-        self._handoff_bytes = self._total("handoff_bytes", "KV bytes handed off.")
+        self._handoff_bytes = self._total(
+            "handoff_bytes", "Bytes of KV handed off to decode workers."
+        )
         self._ttft = self._histogram(
-            "time_to_first_token_seconds", "Arrival to first token.", _FIRST
+            "time_to_first_token_seconds", "Time from arrival to the first token.", _FIRST
         )
-        self._itl = self._histogram("inter_token_latency_seconds", "Token to next token.", _GAP)
+        self._itl = self._histogram(
+            "inter_token_latency_seconds", "Time between two consecutive tokens.", _GAP
+        )
         self._tpot = self._histogram(
-            "request_time_per_output_token_seconds", "(E2E - TTFT) / (tokens - 1).", _GAP
+            "request_time_per_output_token_seconds",
+            "Mean time per token after the first: (E2E - TTFT) / (tokens - 1).",
+            _GAP,
         )
         self._e2e = self._histogram(
-            "e2e_request_latency_seconds", "Arrival to the end of the answer.", _PHASE
+            "e2e_request_latency_seconds", "Time from arrival to the end of the answer.", _PHASE
         )
         self._second_gap = self._histogram(
-            "second_token_gap_seconds", "First token to second.", _GAP
+            "second_token_gap_seconds", "Time from the first token to the second.", _GAP
         )
         self._handoff = self._histogram(
-            "handoff_seconds", "First KV frame to acknowledged commit.", _HANDOFF
+            "handoff_seconds", "Time from the first KV frame to the acknowledged commit.", _HANDOFF
         )
         self._queue = self._histogram(
-            "request_queue_time_seconds", "Waiting for workers with room.", _PHASE
+            "request_queue_time_seconds",
+            "Time in the queue until workers accept the request.",
+            _PHASE,
         )
         self._prefill = self._histogram(
-            "request_prefill_time_seconds", "Queue and compute on the prefilling worker.", _PHASE
+            "request_prefill_time_seconds",
+            "Time in the queue and in computation on the prefilling worker.",
+            _PHASE,
         )
         self._exposed = self._histogram(
-            "request_handoff_time_seconds", "End of prefill to acknowledged commit.", _HANDOFF
+            "request_handoff_time_seconds",
+            "Time from the end of prefill to the acknowledged commit.",
+            _HANDOFF,
         )
         self._decode = self._histogram(
-            "request_decode_time_seconds", "First token to last.", _PHASE
+            "request_decode_time_seconds", "Time from the first token to the last.", _PHASE
         )
         self._success = self._labelled(
-            "request_success", "Requests that ended, by how.", "finished_reason"
+            "request_success", "Requests that ended, by finish reason.", "finished_reason"
         )
         self._errors = self._labelled(
-            "request_errors", "Requests that an error ended, by its code.", "code"
+            "request_errors", "Requests that ended with an error, by code.", "code"
         )
         self._path = self._labelled(
-            "path_decision", "Requests by path taken and why.", "path", "why"
+            "path_decision", "Requests by path and by the reason for the path.", "path", "why"
         )
         self._scaling = self._labelled(
-            "scaling_decision", "Changes of a pool's size.", "pool", "direction"
+            "scaling_decision", "Changes of the desired size of a pool.", "pool", "direction"
         )
         # A rate needs the zero before the first event.
         for reason in get_args(FinishReason):
@@ -297,31 +307,35 @@ class ClusterCollector(Collector):
         workers = self._driver.known
         dispatcher = self._driver.dispatcher
         running = self._gauge(
-            "num_requests_running", "Requests with a worker; pool router: of this router."
+            "num_requests_running", "Requests assigned to workers; pool router: of this router."
         )
         waiting = self._gauge(
-            "num_requests_waiting", "Requests without; pool router: of this router."
+            "num_requests_waiting", "Requests waiting for a worker; pool router: of this router."
         )
-        usage = self._gauge("kv_cache_usage_perc", "Held part of the KV blocks, 0 to 1.")
+        usage = self._gauge(
+            "kv_cache_usage_perc", "Share of KV blocks that sequences hold, 0 to 1."
+        )
         blocks = self._gauge(
-            "kv_blocks", "KV blocks of a worker; cached ones are not held.", "state"
+            "kv_blocks", "KV blocks of a worker by state: held, cached or free.", "state"
         )
         leases = self._gauge(
-            "handoff_leases", "Hand-offs whose KV a worker has reserved or not yet released."
+            "handoff_leases", "Hand-offs for which a worker has reserved or not yet released KV."
         )
-        rate = self._gauge("worker_tokens_per_second", "As the worker measures it.")
-        resident = self._gauge("worker_resident_memory_bytes", "Of the worker's process.")
+        rate = self._gauge("worker_tokens_per_second", "Tokens per second, measured by the worker.")
+        resident = self._gauge(
+            "worker_resident_memory_bytes", "Resident memory of the worker's process."
+        )
         integrity = self._gauge(
-            "worker_integrity_ok", "1, or 0 once the worker's own checks found its books wrong."
+            "worker_integrity_ok", "1, or 0 after the worker found its block counts inconsistent."
         )
         text = (
-            "Sequences whose KV was dropped for room; pool router: requests that gave a batch slot "
-            "up."
+            "Sequences whose KV was evicted to make room; pool router: requests that gave up a "
+            "batch slot."
         )
         preemptions = self._counter("num_preemptions", text)
-        drafts = self._counter("spec_decode_num_draft_tokens", "Tokens guessed by speculation.")
+        drafts = self._counter("spec_decode_num_draft_tokens", "Draft tokens of speculation.")
         accepted = self._counter(
-            "spec_decode_num_accepted_tokens", "Guessed tokens that were right."
+            "spec_decode_num_accepted_tokens", "Draft tokens that were accepted."
         )
         running.add_metric(("router", "", self._model), dispatcher.running)
         waiting.add_metric(("router", "", self._model), dispatcher.waiting)
@@ -353,7 +367,7 @@ class ClusterCollector(Collector):
         """
         replicas = GaugeMetricFamily(
             "kvrelay_pool_replicas",
-            "Workers by state, and how many are desired.",
+            "Workers by state, and the desired number of workers.",
             labels=("pool", "state", "model_name"),
         )
         numbers = Counts((one.pool, one.state) for one in self._driver.known)

@@ -51,26 +51,29 @@ class TenantMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yields the metric families of all tenants."""
         yield self._family(
-            "tenant_requests", "Requests that ended, by how.", "finished_reason", self._requests
+            "tenant_requests",
+            "Requests that ended, by finish reason.",
+            "finished_reason",
+            self._requests,
         )
         yield self._family(
-            "tenant_tokens", "Tokens of prompts and of answers.", "kind", self._tokens
+            "tenant_tokens", "Prompt tokens and generated tokens.", "kind", self._tokens
         )
         yield self._family(
             "tenant_refusals",
-            "Requests over a limit of their tenant.",
+            "Requests rejected by a limit of their tenant.",
             "limit",
             self._limits.refused,
         )
         for name, text, value in (
             (
                 "unauthenticated",
-                "Callers without a token that is known here.",
+                "Calls without a valid token.",
                 self._access.refusals,
             ),
             (
                 "tokens_file_errors",
-                "Versions of the tokens file that could not be used.",
+                "Invalid versions of the tokens file.",
                 self._access.failed_loads,
             ),
         ):

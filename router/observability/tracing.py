@@ -157,7 +157,7 @@ def _provider() -> TracerProvider | None:
     except Exception as error:  # noqa: BLE001 - the SDK does not document its errors
         log.warning(
             "tracing_misconfigured",
-            error=f"{type(error).__name__}: {error}",
+            reason=f"{type(error).__name__}: {error}",
         )
         return None
     return provider

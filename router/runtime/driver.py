@@ -120,7 +120,8 @@ class Driver:
     def _check_not_draining(self) -> None:
         if self.draining:
             raise Unavailable(
-                "the router is draining; send the request to another", retry_after_s=RETRY_AFTER_S
+                "the router is draining; send the request to another router",
+                retry_after_s=RETRY_AFTER_S,
             )
 
     def submit(self, request: Request, text: TokenSink) -> Stream:
@@ -244,7 +245,7 @@ class Driver:
             found = await self._registry.workers()
         except Unavailable as error:
             if self.registry_state == "ok":
-                log.warning("registry_unavailable", error=error.message)
+                log.warning("registry_unavailable", reason=error.message)
             self.registry_state = error.message
             return
         self.registry_state = "ok"
@@ -300,7 +301,7 @@ class Driver:
                 case Notice(worker_id, text):
                     log.warning("worker_health_changed", worker=worker_id, reason=text)
                 case Preempted(request_id, worker_id, why):
-                    log.info("request_preempted", request=request_id, worker=worker_id, why=why)
+                    log.info("request_preempted", request=request_id, worker=worker_id, reason=why)
                 case End(request_id):
                     stream = self._streams.pop(request_id)
                     stream.end(effect, now)

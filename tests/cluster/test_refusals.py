@@ -25,13 +25,16 @@ def configuration(folder: Path, **sections: Any) -> str:
     return str(path)
 
 
-def test_a_worker_that_is_refused_ends_the_cluster_with_its_reason(tmp_path: Path) -> None:
-    config = configuration(tmp_path, kv={"memory": "1MiB"})
+def test_a_worker_that_is_refused_ends_the_cluster_with_its_reason(
+    tmp_path: Path, tiny_model: Callable[..., Path]
+) -> None:
+    # The configuration of gpt2 has keys of its own, so only the worker knows the size of its KV.
+    config = configuration(tmp_path, kv={"memory": "1KiB"}, model={"path": str(tiny_model("gpt2"))})
     done = subprocess.run([*SERVE, "-c", config], capture_output=True, text=True, timeout=SECONDS)
     assert (done.returncode, done.stdout) == (2, "")
     check(
         done.stderr,
-        "kv.memory: 1048576 bytes do not hold one sequence",
+        "kv.memory: 1024 bytes do not hold one sequence",
         "set kv.memory to at least that",
     )
 

@@ -129,7 +129,7 @@ async def test_row_24_a_request_that_crashes_its_worker_every_time(fleet: Fleet)
                 Evidence(history.end.at, f"wait status of {one.worker_id}: {one.status}")
             )
     assert history.end.status == "INTERNAL"
-    assert "2 workers died" in history.end.message
+    assert "2 workers crashed" in history.end.message
     assert [one.status for one in dead] == [signal.SIGKILL] * 2
     assert (again.end.status, again.token_ids) == ("FAILED_PRECONDITION", ())
     assert "quarantine" in again.end.message

@@ -62,7 +62,7 @@ async def test_row_07_a_late_frame_after_its_blocks_were_given_away(fleet: Fleet
         for one in later:
             assert len((await one.ended()).attempts) == 1
         fault.evidence.append(Evidence(time.monotonic(), worker.said(name, "refused")))
-    assert "is unknown in epoch" in worker.said(name, "refused")
+    assert "does not exist in epoch" in worker.said(name, "refused")
     assert [one.decode_worker == worker.worker_id for one in asked.history.attempts] == [
         True,
         False,

@@ -122,7 +122,7 @@ async def ended(fleet: Fleet) -> str:
             status = await fleet.router.status()
             notes = [one.load.certificate_note for pool in status.pools for one in pool.workers]
             notes.append(status.router.certificate_note)
-            if all(" ended at " in one for one in notes):
+            if all(" expired at " in one for one in notes):
                 return notes[-1]
             await asyncio.sleep(0.1)
 

@@ -18,9 +18,9 @@ LENGTH = 1000  # tokens: the answer lasts until the fault is there
 
 DAMAGES = {
     "flip": "arrived with digest",
-    "truncate": "are no hand-off frame",
-    "twice": "frame 0 came where frame 1 was due",
-    "reorder": "frame 1 came where frame 0 was due",
+    "truncate": "are not a hand-off frame",
+    "twice": "received frame 0, and expected frame 1",
+    "reorder": "received frame 1, and expected frame 0",
 }
 
 

@@ -12,10 +12,13 @@ from docs_site import map_links, parts_of
 ROOT = Path(__file__).resolve().parents[2]
 WIDTH = 100
 README_LINES = 150
-PATTERNS = ("*.md", "docs/**/*.md", "k8s/**/*.md", "benchmarks/README.md", "examples/README.md")
+PATTERNS = (
+    *("*.md", "docs/**/*.md", "k8s/**/*.md", "tests/faults/README.md"),
+    *("benchmarks/README.md", "examples/README.md"),
+)
 DOCUMENTS = sorted(str(path.relative_to(ROOT)) for one in PATTERNS for path in ROOT.glob(one))
 GENERATED = {"docs/models.md"}
-NOT_WRAPPED = {"CHANGELOG.md", "k8s/README.md"}
+NOT_WRAPPED = {"k8s/README.md"}
 LINK = re.compile(r"\]\((?P<target>[^()\s]+)\)")
 HEADING = re.compile(r"^#{1,6} (?P<text>.+)$", re.MULTILINE)
 

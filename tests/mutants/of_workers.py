@@ -186,7 +186,7 @@ MUTANTS = (
     Mutant(
         "a block that nobody holds is not given back",
         BLOCKS,
-        'raise IntegrityError(f"release of block {block}, which nobody holds")',
+        'raise IntegrityError(f"block {block} is released, but no sequence holds it")',
         "pass",
         ("unit/engine/kvcache/test_block_pool.py::test_a_block_is_given_back_once",),
     ),

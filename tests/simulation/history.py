@@ -173,7 +173,7 @@ def judge_outcome(record: Record, faults: Sequence[Fault], max_attempts: int) ->
             fine = True
         case "UNAVAILABLE" | "FAILED_PRECONDITION" if "model version" in end.message:
             fine = any(one.kind in UPGRADES and one.start <= end.time for one in faults)
-        case "INTERNAL" if "workers died" in end.message or "may kill" in end.message:
+        case "INTERNAL" if "workers crashed" in end.message or "may kill" in end.message:
             fine = plan.poison or losses >= 2
         case _:
             fine = len(record.attempts) >= max_attempts and len(mine) + 1 >= max_attempts

@@ -125,7 +125,7 @@ def test_an_error_that_no_fault_explains_is_seen(outcome: str) -> None:
 
 def test_two_deaths_explain_a_suspicion_and_one_does_not() -> None:
     record = good()
-    record.ends = [End(3.0, "INTERNAL", "2 workers died computing this request")]
+    record.ends = [End(3.0, "INTERNAL", "2 workers crashed while they computed this request")]
     assert "L: ended INTERNAL" in complaints(record, DEATH)
     assert complaints(record, DEATH, DEATH) == ""
     assert "L: ended INTERNAL" in complaints(
@@ -193,7 +193,7 @@ def test_an_answer_of_another_version_is_good_and_a_mixed_one_is_not() -> None:
 
 @pytest.mark.parametrize("outcome", ["UNAVAILABLE", "FAILED_PRECONDITION"])
 def test_a_version_may_be_gone_only_after_an_upgrade(outcome: str) -> None:
-    end = End(3.0, outcome, "model version 'fp_a.b' gave the first 2 tokens")
+    end = End(3.0, outcome, "model version 'fp_a.b' generated the first 2 tokens")
     record = replace(good(), parts=[Part(2.0, 0, TOKENS[:2])], ends=[end])
     assert judge([record], [Fault("upgrade the model", 1.5, 2.0)], 3, versions=2) == []
     assert judge([record], [Fault("scale the pools", 1.5, 2.0)], 3, versions=2) != []

@@ -102,8 +102,7 @@ class GenerateBatch:
         )
         if len(results) < len(prompts):
             raise RuntimeError(
-                f"generate_batch answered {len(results)} of {len(prompts)} "
-                f"requests; its log says why"
+                f"generate_batch answered {len(results)} of {len(prompts)} requests; see its log"
             )
         for result in results:
             if result.error is not None:

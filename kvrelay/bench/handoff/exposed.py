@@ -183,5 +183,5 @@ async def _prefill(
             case HandedOff(handoff=handoff):
                 return _Row(prefill, handoff.exposed_seconds, handoff.bytes)
             case _:
-                raise Internal(f"a hand-off of the benchmark went wrong: {event}")
+                raise Internal(f"a hand-off of the benchmark failed: {event}")
     raise AssertionError("a session of ours ends when we do")

@@ -39,7 +39,7 @@ class Peer:
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         if not line:
-            raise Unavailable("the receiving process ended; what it printed is above")
+            raise Unavailable("the receiving process ended; its output is above")
         return line.decode()
 
 

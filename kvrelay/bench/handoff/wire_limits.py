@@ -101,9 +101,7 @@ def _loopback(core: int) -> list[float]:
             try:
                 connection, _ = listener.accept()
             except TimeoutError:
-                raise Unavailable(
-                    "the reading end of the loopback connection did not start"
-                ) from None
+                raise Unavailable("the receiver of the loopback connection did not start") from None
             with connection:
                 connection.settimeout(_WITHIN_S)
                 for _ in range(1 + _TRIES):

@@ -130,7 +130,9 @@ class HttpClient:
         while b"0\r\n\r\n" not in tail:
             piece = await reader.read(2**16)
             if not piece:
-                raise Unavailable(f"{request_id}: the connection ended before the answer did")
+                raise Unavailable(
+                    f"{request_id}: the connection was closed before the end of the answer"
+                )
             now = time.perf_counter()
             data = tail[1 - len(self._word) :] + piece
             count = data.count(self._word)

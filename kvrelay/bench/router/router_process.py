@@ -39,10 +39,10 @@ class RouterProcess:
             line = await asyncio.wait_for(self._process.stdout.readline(), _READY_S)
         except TimeoutError:
             raise Unavailable(
-                f"the router was not ready within {_READY_S:g} s; what it logged is above"
+                f"the router was not ready within {_READY_S:g} s; its log is above"
             ) from None
         if not line:
-            raise Unavailable("the router ended before it was ready; what it logged is above")
+            raise Unavailable("the router ended before it was ready; its log is above")
         words = dict(word.split("=", 1) for word in line.decode().split()[2:])
         self.grpc, self.http = words["grpc"], words["http"].removeprefix("http://")
 

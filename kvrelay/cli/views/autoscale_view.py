@@ -1,4 +1,4 @@
-"""A policy's verdicts on a terminal: each change with its reason, and the pools over time."""
+"""Renders the verdicts of a policy: each change with its reason, and the pools over time."""
 
 from __future__ import annotations
 
@@ -17,11 +17,16 @@ if TYPE_CHECKING:
     from autoscaler.replay import Verdict
 
 _BARS = " ▁▂▃▄▅▆▇█"
-_COLUMNS = 96  # of a plot
-_MOST_CHANGES = 40  # in the table
+# Columns of a plot.
+_COLUMNS = 96
+# Most rows of the table of changes.
+_MOST_CHANGES = 40
 
 
 def explain_view(verdicts: Sequence[Verdict], note: str) -> RenderableType:
+    """Renders plots, a summary of the sizes, and the changes. `note` says where the metrics are
+    from.
+    """
     pools = {pool: [one for one in verdicts if one.pool == pool] for pool in POOLS}
     parts: list[RenderableType] = [Text(note)]
     for pool, ones in pools.items():
@@ -34,8 +39,8 @@ def explain_view(verdicts: Sequence[Verdict], note: str) -> RenderableType:
 
 
 def _plot(pool: str, verdicts: Sequence[Verdict]) -> RenderableType:
-    """One line for the size and one for each metric; each column is the largest value of its
-    time.
+    """Renders one line for the size and one for each metric. Each column shows the largest value of
+    its time span.
     """
     table = Table(
         title=f"{pool}, {clock(verdicts[0].at)} to {clock(verdicts[-1].at)}",
@@ -54,7 +59,7 @@ def _plot(pool: str, verdicts: Sequence[Verdict]) -> RenderableType:
 
 
 def sparkline(values: Sequence[float], columns: int = _COLUMNS) -> str:
-    """Bars from 0 to the largest value; · where none is known."""
+    """Renders bars from 0 to the largest value, and · for unknown values."""
     width = min(columns, len(values))
     top = max((value for value in values if math.isfinite(value)), default=0.0)
     line = []
@@ -88,19 +93,19 @@ def _summary(pools: dict[str, list[Verdict]]) -> RenderableType:
 
 def _changes(changes: Sequence[Verdict]) -> RenderableType:
     if not changes:
-        return Text("The policy would have changed nothing.")
+        return Text("The policy changes no size.")
     table = Table(title="changes", title_justify="left")
     for name in ("at", "pool", "size", "reason"):
         table.add_column(name, no_wrap=name != "reason")
     for one in changes[:_MOST_CHANGES]:
         table.add_row(clock(one.at), one.pool, f"{one.before} → {one.after}", one.reason)
     if len(changes) > _MOST_CHANGES:
-        table.add_row("", "", "", f"and {len(changes) - _MOST_CHANGES} more; --json has them all")
+        table.add_row("", "", "", f"and {len(changes) - _MOST_CHANGES} more; --json shows all")
     return table
 
 
 def clock(seconds: float) -> str:
-    """`1d 02:03:04`, without the days in the first."""
+    """Formats seconds as `1d 02:03:04`; the days are left out on the first day."""
     days, rest = divmod(round(seconds), 86400)
     text = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
     return f"{days}d {text}" if days else text

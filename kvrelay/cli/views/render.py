@@ -1,4 +1,4 @@
-"""What a cluster and an answer look like on a terminal."""
+"""Renders the state of a cluster and the ledger of an answer for a terminal."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from kvrelay.types import Handoff
     from kvrelay.wire.cluster import ClusterStatus, WorkerStatus
 
-_WIDE = 110  # columns that the whole table of workers takes
-_PIPED_WIDTH = 140  # columns; rich would take 80 and cut names
+# Columns of the full table of workers.
+_WIDE = 110
+# Columns without a terminal. The default of rich, 80, would cut names.
+_PIPED_WIDTH = 140
 
 
 def console() -> Console:
-    """For stdout. Names come from the cluster, so nothing in them is taken as markup."""
+    """Returns a console for stdout. Markup is off, because names come from the cluster."""
     plain = Console(markup=False, highlight=False, soft_wrap=False)
     return (
         plain if plain.is_terminal else Console(markup=False, highlight=False, width=_PIPED_WIDTH)
@@ -26,7 +28,7 @@ def console() -> Console:
 
 
 def size(num_bytes: int) -> str:
-    """Bytes with a binary unit and three digits: 512 B, 1.21 GiB."""
+    """Formats bytes with a binary unit and three digits: 512 B, 1.21 GiB."""
     if num_bytes < 1024:
         return f"{num_bytes} B"
     value, unit = num_bytes / 1024, "KiB"
@@ -38,11 +40,12 @@ def size(num_bytes: int) -> str:
 
 
 def milliseconds(seconds: float | None) -> str:
+    """Formats seconds as milliseconds; None is shown as -."""
     return "-" if seconds is None else f"{seconds * 1000:.1f} ms"
 
 
 def status_view(status: ClusterStatus, width: int = _PIPED_WIDTH) -> RenderableType:
-    """What fits `width` columns."""
+    """Renders the status of a cluster in `width` columns."""
     pools = ", ".join(f"{pool.name} {len(pool.workers)} of {pool.desired}" for pool in status.pools)
     router = status.router
     header = (
@@ -55,7 +58,7 @@ def status_view(status: ClusterStatus, width: int = _PIPED_WIDTH) -> RenderableT
     if drafts := sum(load.draft_tokens for load in loads):
         accepted = sum(load.accepted_tokens for load in loads)
         share = accepted / drafts
-        header += f"\nspeculation: {accepted} of {drafts} guessed tokens accepted ({share:.0%})"
+        header += f"\nspeculation: {accepted} of {drafts} draft tokens accepted ({share:.0%})"
     degrees = [
         (one.worker_id, one.tensor_parallel) for pool in status.pools for one in pool.workers
     ]
@@ -68,17 +71,18 @@ def status_view(status: ClusterStatus, width: int = _PIPED_WIDTH) -> RenderableT
         ("model", _workers_by(status, "model_id")),
         ("protocol", _workers_by(status, "protocol")),
     ):
-        if len(versions) > 1:  # as during an upgrade
+        # Several versions run during an upgrade.
+        if len(versions) > 1:
             header += "".join(
                 f"\n{what} {name[:12] or '?'}: {', '.join(names)}"
                 for name, names in versions.items()
             )
     if status.restarting:
-        header += f"\nto be restarted: {', '.join(status.restarting)}"
+        header += f"\nwaiting for restart: {', '.join(status.restarting)}"
     for standby in status.standby:
-        header += f"\n{standby.worker_id} stands by: {standby.state}, RSS {size(standby.rss_bytes)}"
+        header += f"\n{standby.worker_id} standby: {standby.state}, RSS {size(standby.rss_bytes)}"
     for one in status.pending:
-        header += f"\n{one.worker_id} waits for room: {one.reason}"
+        header += f"\n{one.worker_id} is pending: {one.reason}"
     for worker in (worker for pool in status.pools for worker in pool.workers):
         if worker.unfit:
             header += f"\n{worker.worker_id} gets no new work: {worker.unfit}"
@@ -101,7 +105,7 @@ def status_view(status: ClusterStatus, width: int = _PIPED_WIDTH) -> RenderableT
 
 
 def _narrow_worker_table(status: ClusterStatus) -> Table:
-    """What changes from one look to the next; a worker's name begins with its pool's."""
+    """Table of workers without the columns that rarely change. Each name contains the pool."""
     table = Table(title="workers", title_justify="left")
     for name in ("worker", "state"):
         table.add_column(name, no_wrap=True)
@@ -114,7 +118,7 @@ def _narrow_worker_table(status: ClusterStatus) -> Table:
 
 
 def _workers_by(status: ClusterStatus, field: str) -> dict[str, list[str]]:
-    """Names of workers, by what that field of them says."""
+    """Groups the names of workers by the value of a field."""
     found: dict[str, list[str]] = {}
     for worker in (worker for pool in status.pools for worker in pool.workers):
         found.setdefault(str(getattr(worker, field)), []).append(worker.worker_id)
@@ -122,7 +126,7 @@ def _workers_by(status: ClusterStatus, field: str) -> dict[str, list[str]]:
 
 
 def _worker_table(status: ClusterStatus) -> Table:
-    """Hosts are named where there is more than one."""
+    """Full table of workers. It has a column for the host if there are several hosts."""
     table = Table(title="workers", title_justify="left")
     workers = [worker for pool in status.pools for worker in pool.workers]
     hosts = ["host"] if len({worker.host for worker in workers}) > 1 else []
@@ -138,7 +142,7 @@ def _worker_table(status: ClusterStatus) -> Table:
 
 
 def _worker_row(worker: WorkerStatus) -> tuple[str, ...]:
-    """From its epoch on."""
+    """Cells of one worker, from the epoch on."""
     load = worker.load
     return (
         str(worker.epoch),
@@ -165,13 +169,13 @@ def _decision_table(status: ClusterStatus) -> Table:
 
 
 def ledger_table(completion: Completion) -> RenderableType:
-    """The phases up to the first token, what came after, and how the KV went over."""
+    """Renders the ledger: phases up to the first token, later times, and the hand-off."""
     table = Table()
     table.add_column("phase")
     table.add_column("time", justify="right")
     ledger = completion.ledger
     if ledger is None:
-        table.add_row("no ledger came", "")
+        table.add_row("no ledger received", "")
         return Group(f"{completion.path}: {completion.why}", table)
     for name, seconds in ledger.phases:
         table.add_row(name, milliseconds(seconds))
@@ -184,7 +188,7 @@ def ledger_table(completion: Completion) -> RenderableType:
     lines = [_handoff_line(ledger.handoff)] if ledger.handoff else []
     if len(ledger.attempts) > 1:
         lines += [
-            f"attempt by {one.prefill_worker or '-'} and {one.decode_worker}: {one.outcome}"
+            f"attempt on {one.prefill_worker or '-'} and {one.decode_worker}: {one.outcome}"
             for one in ledger.attempts
         ]
     return Group(f"{completion.path}: {completion.why}", table, *lines)
@@ -195,5 +199,5 @@ def _handoff_line(handoff: Handoff) -> str:
         f"hand-off over {handoff.transport}: {handoff.blocks} blocks x {size(handoff.block_bytes)} "
         f"= {size(handoff.bytes)} in {milliseconds(handoff.seconds)}, of which "
         f"{milliseconds(handoff.exposed_seconds)} after prefill; {handoff.cached_blocks} blocks "
-        "were there already"
+        "were cached already"
     )

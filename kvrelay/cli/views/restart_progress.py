@@ -1,4 +1,4 @@
-"""How far a rolling restart is, from one status to the next."""
+"""Progress of a rolling restart, computed from successive statuses."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from kvrelay.wire.cluster import ClusterStatus
 
 
-_CERTAIN = 5  # statuses; a router may show a worker that is gone for a moment longer
+# Statuses. A router may briefly show a worker that has ended.
+_CERTAIN = 5
 
 
 class RestartProgress:
-    """Says of each worker once what it has come to. A worker whose restart is no longer asked for,
-    and which is still there, was forgotten: the request lies in Redis, and Redis may have been
-    started anew.
+    """Reports each change of a worker once. A worker that is ready, while its restart is no longer
+    requested, was forgotten: the request is in Redis, and Redis may have restarted.
     """
 
     def __init__(self, worker_ids: Sequence[str]) -> None:
@@ -30,10 +30,11 @@ class RestartProgress:
 
     @property
     def over(self) -> bool:
+        """Whether each worker was replaced or forgotten."""
         return not self._left
 
     def news(self, status: ClusterStatus) -> list[str]:
-        """Lines to print."""
+        """Returns the lines to print for a new status."""
         states: dict[str, str] = {one.worker_id: one.state for one in status.standby}
         states |= {
             worker.worker_id: worker.state for pool in status.pools for worker in pool.workers
@@ -51,7 +52,9 @@ class RestartProgress:
                 word = f"replaced, {self._all - len(self._left)} of {self._all}"
             else:
                 word = (
-                    "drains" if states.get(worker_id) == "draining" else "waits for its successor"
+                    "draining"
+                    if states.get(worker_id) == "draining"
+                    else "waiting for its successor"
                 )
             if self._said.get(worker_id) != word:
                 self._said[worker_id] = word
@@ -59,9 +62,9 @@ class RestartProgress:
         return lines
 
     def check(self) -> None:
-        """Raises Unavailable if workers were left as they were."""
+        """Raises Unavailable if workers were not restarted."""
         if self._forgotten:
             raise Unavailable(
-                f"not restarted: {', '.join(self._forgotten)}; the cluster forgot the request, so "
-                f"ask again"
+                f"not restarted: {', '.join(self._forgotten)}; the cluster lost the request, so "
+                "run the command again"
             )

@@ -1,4 +1,4 @@
-"""The picture of `kvrelay top`. It fits 80 columns, and says more in more."""
+"""The view of `kvrelay top`. It fits 80 columns, and shows more in wider terminals."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from kvrelay.types import ScalingDecision
     from kvrelay.wire.cluster import ClusterStatus, PoolStatus, WorkerStatus
 
-BAR = 12  # characters
+# Characters.
+BAR = 12
 DECISIONS = 5
 _STATE_STYLES = {"ready": "green", "starting": "yellow", "draining": "magenta", "stuck": "red"}
 
 
 def top_view(status: ClusterStatus, trouble: str = "") -> RenderableType:
-    """`trouble`: why the status is not that of now; empty when it is."""
+    """Renders a status. `trouble` is the reason why the status is not current; empty if it is."""
     parts: list[RenderableType] = [_header(status, trouble), *(_pool(one) for one in status.pools)]
     if status.decisions:
         parts.append(_decisions(status.decisions[:DECISIONS]))
@@ -31,7 +32,7 @@ def top_view(status: ClusterStatus, trouble: str = "") -> RenderableType:
 
 
 def bar(share: float) -> Text:
-    """A share of 1 as a bar and a percentage: green, yellow from 70 %, red from 90 %."""
+    """Renders a share as a bar and a percentage: green, yellow from 70 %, red from 90 %."""
     filled = round(min(1.0, max(0.0, share)) * BAR)
     style = "red" if share >= 0.9 else "yellow" if share >= 0.7 else "green"
     return Text.assemble(
@@ -60,11 +61,9 @@ def _header(status: ClusterStatus, trouble: str) -> Panel:
             f"{one.worker_id} {one.state} {size(one.rss_bytes)}" for one in status.standby
         )
         lines.append(Text(f"standby: {standbys}"))
-    lines += [
-        Text(f"{one.worker_id} waits for room: {one.reason}", "yellow") for one in status.pending
-    ]
+    lines += [Text(f"{one.worker_id} is pending: {one.reason}", "yellow") for one in status.pending]
     if trouble:
-        lines.append(Text(f"last known, trying again: {trouble}", "bold red"))
+        lines.append(Text(f"last known state, retrying: {trouble}", "bold red"))
     return Panel(
         Text("\n").join(lines),
         title=f"kvrelay {status.model}",

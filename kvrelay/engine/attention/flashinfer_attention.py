@@ -105,7 +105,7 @@ class FlashInfer:
     def _wrapper(self, kind: _Kind, **fixed: Any) -> Any:
         if kind.heads > self._query_heads:
             raise DoesNotFit(
-                f"a layer has {kind.heads} query heads, and the configuration says "
+                f"a layer has {kind.heads} query heads, and the configuration has "
                 f"{self._query_heads}"
             )
         # fa2 is the backend that splits long sequences even when there are few queries.
@@ -118,18 +118,18 @@ class FlashInfer:
 def _wrapper_type(kv: KvPool, query_heads: int) -> Any:
     if kv.layout.dtype not in DTYPES:
         raise DoesNotFit(
-            f"flashinfer is for KV of {' or '.join(DTYPES)}, and the model's is {kv.layout.dtype}"
+            f"flashinfer supports KV in {' and '.join(DTYPES)}, and the model has {kv.layout.dtype}"
         )
     for layer in kv.layout.layers:
         if layer.k_dim != layer.v_dim or layer.k_dim not in HEAD_DIMS:
             raise DoesNotFit(
-                f"flashinfer is for heads of {HEAD_DIMS} values, not {layer.k_dim} "
-                f"and {layer.v_dim}"
+                f"flashinfer supports head dimensions {HEAD_DIMS}, and the model has "
+                f"{layer.k_dim} and {layer.v_dim}"
             )
         if query_heads > MAX_GROUP * layer.kv_heads:
             raise DoesNotFit(
-                f"{query_heads} query heads share {layer.kv_heads} KV heads, at most "
-                f"{MAX_GROUP} each may"
+                f"{query_heads} query heads share {layer.kv_heads} KV heads; flashinfer allows "
+                f"at most {MAX_GROUP} per KV head"
             )
     if importlib.util.find_spec("flashinfer") is None:
         raise DoesNotFit("flashinfer is not installed")
@@ -238,7 +238,7 @@ class _Batch:
     ) -> torch.Tensor:
         """See `paged_attention.Batch`. Raises DoesNotFit for attention sinks."""
         if sinks is not None:
-            raise DoesNotFit("flashinfer does not know attention sinks")
+            raise DoesNotFit("flashinfer does not support attention sinks")
         layer = self._kv.layers[layer_index]
         store(layer, self.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
         if self.on_layer is not None:

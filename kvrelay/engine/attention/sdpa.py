@@ -52,7 +52,7 @@ class SdpaDecoding:
         self._inputs = inputs
 
     def update(self, parts: Sequence[Part]) -> None:
-        pass
+        """Does nothing: `batch` reads the inputs of the current step."""
 
     def batch(self) -> RaggedBatch:
         """A batch for one run of the model. Its first layer computes the slots of the keys."""

@@ -15,8 +15,9 @@ def find_device(name: str) -> torch.device:
     count = torch.cuda.device_count() if device.type == "cuda" and torch.cuda.is_available() else 0
     if device.type == "cuda" and (device.index or 0) >= count:
         raise ConfigError(
-            f"{name}: torch {torch.__version__} finds {count} CUDA devices here; stay on the CPU "
-            "(num_gpus: 0, --device cpu), or install a driver and a build of torch for CUDA"
+            f"{name} is not available: torch {torch.__version__} finds {count} CUDA devices; "
+            "use the CPU (num_gpus: 0, --device cpu), or install a GPU driver and a CUDA "
+            "build of torch"
         )
     return device
 

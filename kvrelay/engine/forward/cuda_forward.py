@@ -210,7 +210,7 @@ class CudaForward:
             reason = str(misfit)
         # flashinfer compiles on first use. Any exception of that is the reason.
         except Exception as error:  # noqa: BLE001
-            reason = f"flashinfer does not run here: {error!r}"
+            reason = f"flashinfer fails on this device: {error!r}"
         self._attention = sdpa
         return reason
 

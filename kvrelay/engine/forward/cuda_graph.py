@@ -79,5 +79,5 @@ class CudaGraphs:
             ):
                 output = forward()
         except RuntimeError as error:
-            raise NotCapturable(f"CUDA cannot capture it: {error}") from error
+            raise NotCapturable(f"CUDA cannot capture the forward pass: {error}") from error
         return CudaGraph(graph, output)

@@ -112,7 +112,7 @@ class BlockPool:
         """
         for block in blocks:
             if self._references[block] == 0 and not self._cached.remove(block, self._owners[block]):
-                raise IntegrityError(f"hold on block {block}, which is free")
+                raise IntegrityError(f"block {block} is acquired, but it is free")
             self._references[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
@@ -123,7 +123,7 @@ class BlockPool:
         """
         for block in reversed(list(blocks)):
             if self._references[block] == 0:
-                raise IntegrityError(f"release of block {block}, which nobody holds")
+                raise IntegrityError(f"block {block} is released, but no sequence holds it")
             self._references[block] -= 1
             if self._references[block] == 0:
                 if block in self._hash_of:
@@ -140,10 +140,12 @@ class BlockPool:
         named for other content.
         """
         if self._references[block] == 0:
-            raise IntegrityError(f"name for block {block}, which nobody holds")
+            raise IntegrityError(f"block {block} gets a hash, but no sequence holds it")
         if block in self._hash_of:
             if self._contents[block] != content:
-                raise IntegrityError(f"name for block {block}, which is named for other content")
+                raise IntegrityError(
+                    f"block {block} gets a hash, but it has the hash of other content"
+                )
             return self._serials[block]
         other = self._block_of.get(hash)
         if other is not None:
@@ -164,7 +166,9 @@ class BlockPool:
         not held.
         """
         if self._references[block] == 0:
-            raise IntegrityError(f"no name for block {block}, which nobody holds")
+            raise IntegrityError(
+                f"the hash of block {block} is removed, but no sequence holds the block"
+            )
         if block in self._hash_of:
             self._forget(block)
         self._serials[block] = 0
@@ -219,12 +223,14 @@ class BlockPool:
             raise IntegrityError(wrong_count)
         if len(self._block_of) != len(self._hash_of):
             raise IntegrityError(
-                f"{len(self._block_of)} names for {len(self._hash_of)} named blocks"
+                f"{len(self._block_of)} hashes for {len(self._hash_of)} hashed blocks"
             )
         if self._run_start != {end: start for start, end in self._run_end.items()}:
             raise IntegrityError("the two indexes of free runs differ")
         if len(free) != self.num_free:
-            raise IntegrityError(f"{len(free)} blocks are free, {self.num_free} counted")
+            raise IntegrityError(
+                f"{len(free)} blocks are free, but {self.num_free} are counted as free"
+            )
 
     def _best_run(self, n: int) -> int:
         """Start of the shortest free run that holds `n` blocks, else of the longest run."""

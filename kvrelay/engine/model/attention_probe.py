@@ -117,7 +117,9 @@ def probe(model: PreTrainedModel, num_layers: int, max_len: int) -> Probed:
 
     kind = type(model).__name__
     if output.logits.shape[:2] != (1, 1):
-        raise ModelRefused(f"{kind} computes logits of all tokens and cannot be asked for some")
+        raise ModelRefused(
+            f"{kind} computes the logits of all tokens and cannot be limited to some of them"
+        )
     _check_layers(kind, [call.layer for call in calls], num_layers)
     windows = _cached_windows(model.config.get_text_config(decoder=True), num_layers)
     for call, kept in zip(calls, windows, strict=True):
@@ -125,8 +127,8 @@ def probe(model: PreTrainedModel, num_layers: int, max_len: int) -> Probed:
     dtypes = set[str]().union(*(call.dtypes for call in calls))
     if len(dtypes) > 1 or not dtypes.issubset(DTYPES):
         raise ModelRefused(
-            f"{kind} attends in {', '.join(sorted(dtypes))}; one of {', '.join(DTYPES)} all "
-            f"through is served"
+            f"{kind} computes attention in {', '.join(sorted(dtypes))}; supported is one of "
+            f"{', '.join(DTYPES)} for all layers"
         )
     drops_keywords = any(call.kwargs.get("ragged_batch") is not _MARK for call in calls)
     return Probed(tuple(call.kv for call in calls), dtypes.pop(), drops_keywords)
@@ -139,12 +141,12 @@ def _check_layers(kind: str, found: list[int | None], num_layers: int) -> None:
     if missing:
         shown = ", ".join(map(str, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
         raise ModelRefused(
-            f"{kind}: of {num_layers} layers, {len(missing)} do not attend to a KV cache of their "
-            f"own (layers {shown}); their state is of another kind, or another layer's"
+            f"{kind}: {len(missing)} of {num_layers} layers have no KV cache of their own "
+            f"(layers {shown}); layers with other state or shared KV are not supported"
         )
     raise ModelRefused(
-        f"{kind}: {num_layers} layers attend {len(found)} times in one pass; once for each layer, "
-        f"in order, is served"
+        f"{kind}: {num_layers} layers compute attention {len(found)} times in one pass; "
+        "supported is once per layer, in order"
     )
 
 
@@ -170,7 +172,9 @@ def _check(where: str, call: _Call, rules: dict[int, MaskRule], max_len: int, ke
         raise ModelRefused(f"{where}: attention is not causal")
     rule = rules.get(id(call.mask))
     if rule is None:
-        raise ModelRefused(f"{where}: the model makes an attention mask of its own")
+        raise ModelRefused(
+            f"{where}: the model passes its own attention mask, which is not supported"
+        )
     window = call.kwargs.get("sliding_window") or max_len
     edges = {0, 1, window - 1, window, window + 1, max_len // 2, max_len - 1}
     queries = torch.tensor(sorted(q for q in edges if 0 <= q < max_len))[:, None]
@@ -180,14 +184,14 @@ def _check(where: str, call: _Call, rules: dict[int, MaskRule], max_len: int, ke
         theirs = torch.as_tensor(rule(0, 0, queries, keys))
     except IndexError:
         raise ModelRefused(
-            f"{where}: the attention mask depends on the kinds of tokens in the prompt"
+            f"{where}: the attention mask depends on token types, which is not supported"
         ) from None
     if not torch.equal(theirs.expand_as(ours), ours):
         raise ModelRefused(
-            f"{where}: the attention mask is neither causal nor a causal window of {window} tokens"
+            f"{where}: the attention mask is neither causal nor a sliding window of {window} tokens"
         )
     if kept and kept < min(window, max_len):
         raise ModelRefused(
-            f"{where}: transformers' cache keeps {kept} tokens, and attention is over {window}: "
-            "what the model computes depends on how its prompt is cut"
+            f"{where}: the cache of transformers keeps {kept} tokens, but the attention window "
+            f"is {window}, so results would depend on the chunking of the prompt"
         )

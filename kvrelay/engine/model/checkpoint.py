@@ -79,21 +79,29 @@ def find_checkpoint(path: str) -> Checkpoint:
     config = read_model_json(folder / CONFIG)
     if "auto_map" in config:
         raise ModelRefused(
-            f"{folder / CONFIG}: auto_map asks to run code that came with the "
-            f"model; that is never done"
+            f"{folder / CONFIG}: auto_map requires code from the model folder, which is never "
+            "run; use a model without auto_map"
         )
     if "transformers_weights" in config:
         raise ModelRefused(
-            f"{folder / CONFIG}: transformers_weights names other files of weights; use {WEIGHTS}"
+            f"{folder / CONFIG}: transformers_weights names other weight files; the weights "
+            f"must be in {WEIGHTS}"
         )
     if config.get("is_encoder_decoder"):
-        raise ModelRefused(f"{folder / CONFIG}: an encoder-decoder model; only decoders are served")
+        raise ModelRefused(
+            f"{folder / CONFIG}: encoder-decoder models are not supported; use a decoder-only model"
+        )
     if (folder / "adapter_config.json").exists():
-        raise ModelRefused(f"{folder}: an adapter, which changes another model; merge the two")
+        raise ModelRefused(
+            f"{folder}: adapters are not supported; merge the adapter into its base model"
+        )
     names = _single_file(path, folder) or _shards(path, folder)
     for file in (*(folder / name for name in names), *folder.iterdir()):
         if not file.resolve().is_relative_to(root.resolve()):
-            raise ModelRefused(f"{file}: a link out of the model's folder")
+            raise ModelRefused(
+                f"{file}: the link points outside of the model folder; copy the file into the "
+                "folder"
+            )
     for name in names:
         try:
             with safe_open(folder / name, framework="pt"):
@@ -101,7 +109,7 @@ def find_checkpoint(path: str) -> Checkpoint:
                 pass
         except (SafetensorError, OSError) as error:
             raise ModelRefused(
-                f"{folder / name}: not a sound safetensors file: {error!s:.300}"
+                f"{folder / name}: invalid safetensors file: {error!s:.300}; copy it again"
             ) from error
     return Checkpoint(folder, config, tuple(folder / name for name in names))
 
@@ -127,19 +135,22 @@ def _shards(path: str, folder: Path) -> list[str]:
             else "no weights"
         )
         raise ModelRefused(
-            f"{folder}: no {WEIGHTS} or {INDEX}; there are {found}; convert to safetensors"
+            f"{folder}: {WEIGHTS} and {INDEX} are missing; found {found}; convert the weights "
+            "to safetensors"
         )
     weight_map = read_model_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not all(
         isinstance(name, str) for name in weight_map.values()
     ):
-        raise ModelRefused(f"{folder / INDEX}: no weight_map of tensor names to file names")
+        raise ModelRefused(
+            f"{folder / INDEX}: weight_map, from tensor names to file names, is missing"
+        )
     names = sorted(set(weight_map.values()))
     for name in names:
         if Path(name).name != name or Path(name).suffix != ".safetensors":
             raise ModelRefused(
-                f"{folder / INDEX}: {name!r:.100} is not the name of a safetensors "
-                f"file in this folder"
+                f"{folder / INDEX}: {name!r:.100} is not the name of a safetensors file in "
+                "this folder"
             )
         if not os.path.isdir(path):
             _hub_file(path, name)
@@ -147,7 +158,8 @@ def _shards(path: str, folder: Path) -> list[str]:
     if missing:
         some = ", ".join(missing[:3])
         raise ModelRefused(
-            f"{folder}: {len(missing)} of {len(names)} shards are missing: {some:.300}"
+            f"{folder}: {len(missing)} of {len(names)} weight files are missing: {some:.300}; "
+            "copy them into the folder"
         )
     return names
 
@@ -158,5 +170,5 @@ def _hub_file(model: str, name: str) -> Path:
         return Path(cached_file(model, name))
     except (OSError, ValueError) as error:
         raise ModelRefused(
-            f"{model}: neither a folder nor a model of the hub: {error!s:.300}"
+            f"{model} is neither a folder nor a model of the Hugging Face hub: {error!s:.300}"
         ) from error

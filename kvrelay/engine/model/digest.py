@@ -79,7 +79,7 @@ def _file_digest(path: Path, cache: Path, threads: ThreadPoolExecutor) -> tuple[
         stat.st_ctime_ns,
     ):
         raise ModelRefused(
-            f"{path}: the file changed while it was read; start again when it is complete"
+            f"{path}: the file changed while it was read; start again when the copy is complete"
         )
     if now - max(stat.st_mtime_ns, stat.st_ctime_ns) >= SETTLED_NS:
         _keep(entry, key, digest)

@@ -33,7 +33,10 @@ def max_model_len(config: PretrainedConfig) -> int:
     ]
     limits.append(getattr(config, "max_position_embeddings", None))
     if not all(isinstance(limit, int) and limit > 0 for limit in limits):
-        raise ModelRefused(f"{config.model_type}: max_position_embeddings of {limits[-1]} tokens")
+        raise ModelRefused(
+            f"{config.model_type}: max_position_embeddings is {limits[-1]}; it must be a whole "
+            "number above 0"
+        )
     return int(min(limits))
 
 

@@ -105,7 +105,10 @@ def _load(
         for name, found, wanted in sorted(report["mismatched_keys"])
     ]
     if wrong:
-        raise ModelRefused(f"{path}: {len(wrong)} weights are missing or misshapen; {wrong[0]}")
+        raise ModelRefused(
+            f"{path}: {len(wrong)} weights are missing or have the wrong shape; the first: "
+            f"{wrong[0]}"
+        )
     try:
         # A share is already on its rank's device.
         return model.to(device) if ranks == 1 else model
@@ -136,7 +139,7 @@ def loaded_model(
     # A model's own code can raise any exception.
     except Exception as error:
         raise ModelRefused(
-            f"{name}: {kind} does not run on paged attention: {first_line(error)}"
+            f"{name}: {kind} fails with paged attention: {first_line(error)}"
         ) from error
     return LoadedModel(
         model=model,
@@ -156,10 +159,13 @@ def _check_kind(model: PreTrainedModel, name: str) -> None:
     """Raises ModelRefused if the attributes of the model's class rule it out."""
     kind = type(model).__name__
     if model._is_stateful:
-        raise ModelRefused(f"{name}: {kind} keeps a state that is not a KV cache")
+        raise ModelRefused(
+            f"{name}: {kind} keeps a state that is not a KV cache, which is not supported"
+        )
     if not model._supports_attention_backend:
         raise ModelRefused(
-            f"{name}: {kind} does not support attention backends, so it would run wrong"
+            f"{name}: {kind} does not support attention backends of transformers, so its "
+            "results would be wrong"
         )
 
 
@@ -179,7 +185,9 @@ def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
         if ids is not None:
             found = ids if isinstance(ids, list) else [ids]
             if not all(type(token_id) is int and 0 <= token_id < 2**31 for token_id in found):
-                raise ModelRefused(f"eos_token_id {ids!r:.100} is no token id, nor a list of them")
+                raise ModelRefused(
+                    f"eos_token_id {ids!r:.100} is neither a token id nor a list of token ids"
+                )
             return frozenset(found)
     return frozenset()
 

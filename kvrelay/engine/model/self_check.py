@@ -52,7 +52,7 @@ def check_against_own_attention(
     wanted = _reference(model, tokens)
     if not wanted.isfinite().all():
         raise ModelRefused(
-            f"{kind} gives logits that are no finite numbers: its weights are broken, or overflow "
+            f"{kind} computes logits that are not finite; its weights are damaged or overflow "
             f"{dtype}"
         )
     parted = _distance(_paged(model, layers, dtype, tokens.tolist()), wanted, rounding)
@@ -65,8 +65,9 @@ def check_against_own_attention(
     # NaN fails the comparison too.
     if not parted <= min(bound, _UNLIKE):
         raise ModelRefused(
-            f"{kind} gives other logits on paged attention than on transformers' own: {LENGTH} "
-            f"tokens differ by {parted:.2g} of their norm, and rounding explains {bound:.2g}"
+            f"{kind} computes other logits with paged attention than with transformers: "
+            f"{LENGTH} tokens differ by {parted:.2g} of their norm, and rounding explains "
+            f"{bound:.2g}"
         )
 
 
@@ -123,7 +124,7 @@ def _reference(
         model.set_attn_implementation(paged_attention.NAME)
         if hook is not None:
             hook.remove()
-    raise ModelRefused(f"{kind} does not run on transformers' own attention: {error!r:.300}")
+    raise ModelRefused(f"{kind} fails with the attention of transformers: {error!r:.300}")
 
 
 def _one_rounding_off(module: torch.nn.Module, args: object, output: torch.Tensor) -> torch.Tensor:

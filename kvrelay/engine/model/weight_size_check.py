@@ -32,10 +32,14 @@ def check_sizes(config: PretrainedConfig, checkpoint: Checkpoint) -> PreTrainedM
     num_layers = getattr(text, "num_hidden_layers", None)
     if not isinstance(num_layers, int):
         raise ModelRefused(
-            f"{checkpoint.folder}: {type(text).__name__} has no num_hidden_layers: no plain decoder"
+            f"{checkpoint.folder}: {type(text).__name__} has no num_hidden_layers, so the "
+            "model is not a supported decoder"
         )
     if not 1 <= num_layers <= len(tensors):
-        raise ModelRefused(f"{checkpoint.folder}: {num_layers} layers of {len(tensors)} tensors")
+        raise ModelRefused(
+            f"{checkpoint.folder}: the configuration has {num_layers} layers, and the weights "
+            f"have {len(tensors)} tensors"
+        )
     for name, value in text.to_dict().items():
         if "expert" in name and isinstance(value, int) and value > MOST_EXPERTS:
             raise ModelRefused(
@@ -48,8 +52,8 @@ def check_sizes(config: PretrainedConfig, checkpoint: Checkpoint) -> PreTrainedM
     times = LARGER_QUANTISED if getattr(config, "quantization_config", None) else LARGER
     if wanted > times * found:
         raise ModelRefused(
-            f"{checkpoint.folder}: the configuration is of a model of {wanted} weights, and there "
-            f"are {found} of them"
+            f"{checkpoint.folder}: the configuration requires {wanted} weights, and the files "
+            f"contain {found}"
         )
     return model
 

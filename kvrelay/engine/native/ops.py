@@ -41,7 +41,7 @@ def check() -> None:
             ].norm()
             if not error < 0.03:
                 raise NativeUnavailable(
-                    f"the kernels give wrong products on this processor: {error:.1%} off"
+                    f"the kernels compute wrong matrix products on this processor, {error:.1%} off"
                 )
 
 

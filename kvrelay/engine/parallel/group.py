@@ -42,15 +42,15 @@ class RankGroup:
         assert degree > 1, "one rank needs no group"
         if torch.distributed.is_initialized():
             raise ConfigError(
-                "tensor_parallel: this process is a rank already; there is one worker to a process"
+                "tensor_parallel: this process already is a rank; each process runs one worker"
             )
         self.degree = degree
         self.device = device
         if device != "cpu" and torch.cuda.device_count() < degree:
             found = torch.cuda.device_count()
             raise ConfigError(
-                f"tensor_parallel {degree}: {found} GPUs are seen here, and each rank needs one of "
-                f"its own"
+                f"tensor_parallel {degree}: this process sees {found} GPUs, and each rank "
+                f"needs one; set tensor_parallel to at most {found}, or num_gpus: 0"
             )
         if device == "cpu":
             # transformers would distribute the GPUs that it sees.

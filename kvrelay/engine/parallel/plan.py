@@ -31,8 +31,8 @@ def check_degree(checkpoint: Checkpoint, degree: int) -> None:
     plan: dict[str, str] = model.tp_plan or {}
     if not plan:
         raise ModelRefused(
-            f"{checkpoint.folder}: tensor_parallel {degree} needs a plan of how weights are "
-            f"shared, and transformers has none for {kind}; set it to 1"
+            f"{checkpoint.folder}: transformers has no tensor parallel plan for {kind}, which "
+            f"tensor_parallel {degree} requires; set tensor_parallel: 1"
         )
     styles = {style for name, style in plan.items() if name.rpartition(".")[2] in _KEYS}
     if styles != {"colwise"}:
@@ -42,8 +42,9 @@ def check_degree(checkpoint: Checkpoint, degree: int) -> None:
             else "leaves attention whole"
         )
         raise ModelRefused(
-            f"{checkpoint.folder}: tensor_parallel {degree} is not for {kind}: transformers' plan "
-            f"{found}, so each rank would keep the whole KV cache; set it to 1"
+            f"{checkpoint.folder}: tensor_parallel {degree} is not supported for {kind}: the "
+            f"plan of transformers {found}, so each rank would keep the whole KV cache; set "
+            "tensor_parallel: 1"
         )
     text = config.get_text_config()
     heads = math.gcd(text.num_attention_heads, text.num_key_value_heads or text.num_attention_heads)

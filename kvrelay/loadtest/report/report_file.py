@@ -46,7 +46,7 @@ def load(file: Path) -> Report | Sweep:
             return sweep_from_json(document)
         if document["format"] != FORMAT:
             raise ValueError(
-                f"format {document['format']!r} is neither {FORMAT} nor {SWEEP_FORMAT}"
+                f"the format is {document['format']!r}; expected {FORMAT} or {SWEEP_FORMAT}"
             )
         return report_from_json(document)
     except OSError as error:
@@ -60,7 +60,7 @@ def load(file: Path) -> Report | Sweep:
         InvalidArgument,
     ) as error:
         raise InvalidArgument(
-            f"{file}: not a file that `kvrelay loadtest --json` wrote: {error!s:.300}"
+            f"{file}: not a report of `kvrelay loadtest --json`: {error!s:.300}"
         ) from error
 
 
@@ -68,7 +68,9 @@ def load_report(file: Path) -> Report:
     """Reads the report of a single run. Raises InvalidArgument."""
     found = load(file)
     if isinstance(found, Sweep):
-        raise InvalidArgument(f"{file}: a sweep; give what `kvrelay loadtest run --json` wrote")
+        raise InvalidArgument(
+            f"{file}: the file is a sweep; give a file that `kvrelay loadtest run --json` wrote"
+        )
     return found
 
 
@@ -142,4 +144,4 @@ def sweep_from_json(document: Json) -> Sweep:
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not valid JSON")

@@ -55,13 +55,13 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
 
 def _scalar(kind: type, value: object) -> object:
     if type(value) is not kind:
-        raise ValueError(f"{value!r:.40} is no {kind.__name__}")
+        raise ValueError(f"{value!r:.40} is not of type {kind.__name__}")
     return value
 
 
 def _number(kind: type, value: object) -> object:
     if type(value) is not int and (type(value) is not float or kind is int):
-        raise ValueError(f"{value!r:.40} is no {kind.__name__}")
+        raise ValueError(f"{value!r:.40} is not of type {kind.__name__}")
     # The comparison also rejects NaN.
     if not -_LARGEST <= value <= _LARGEST:
         raise ValueError(f"{value!r:.40} is out of range")
@@ -75,13 +75,13 @@ def _tuple(read_one: Callable[[Any], Any], value: object) -> tuple[Any, ...]:
 def _fixed(reads: list[Callable[[Any], Any]], value: object) -> tuple[Any, ...]:
     items = _items(value)
     if len(items) != len(reads):
-        raise ValueError(f"{len(items)} values, not {len(reads)}")
+        raise ValueError(f"the list has {len(items)} values; expected {len(reads)}")
     return tuple(_at(index, reads[index], one) for index, one in enumerate(items))
 
 
 def _items(value: object) -> list[Any]:
     if not isinstance(value, list):
-        raise ValueError(f"{value!r:.40} is no list")
+        raise ValueError(f"{value!r:.40} is not a list")
     return value
 
 
@@ -92,7 +92,7 @@ def _dict(read_one: Callable[[Any], Any], value: object) -> dict[str, Any]:
 def _dataclass(kind: Any, readers: dict[str, Callable[[Any], Any]], value: object) -> object:
     found = _object(value)
     if unknown := found.keys() - readers.keys():
-        raise ValueError(f"{min(unknown)!r:.40} is not known")
+        raise ValueError(f"{min(unknown)!r:.40} is not a known key")
     try:
         return kind(**{name: _at(name, readers[name], one) for name, one in found.items()})
     except TypeError as error:
@@ -102,7 +102,7 @@ def _dataclass(kind: Any, readers: dict[str, Callable[[Any], Any]], value: objec
 
 def _object(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{value!r:.40} is no object")
+        raise ValueError(f"{value!r:.40} is not an object")
     return value
 
 

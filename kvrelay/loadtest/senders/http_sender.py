@@ -160,7 +160,9 @@ class HttpSender:
         except KvRelayError as error:
             raise error_for(error.code, f"{host}: {error.message}") from error
         except TimeoutError as error:
-            raise DeadlineExceeded(f"{host}: no whole answer within {self._timeout:g} s") from error
+            raise DeadlineExceeded(
+                f"{host}: the answer was not complete within {self._timeout:g} s"
+            ) from error
         except OSError as error:
             raise Unavailable(f"{host}: {error.strerror or error}") from error
 
@@ -184,7 +186,7 @@ def _readable(what: str) -> Iterator[None]:
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise Internal(f"{what} cannot be read: {error!r:.200}") from error
+        raise Internal(f"{what} is invalid: {error!r:.200}") from error
 
 
 def _object(within: dict[str, Any], name: str) -> dict[str, Any]:

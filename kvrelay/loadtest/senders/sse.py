@@ -78,7 +78,7 @@ async def request(
     protocol, _, rest = (await _line(reader)).partition(" ")
     status = rest[:3]
     if not protocol.startswith("HTTP/1.") or not status.isdecimal():
-        raise Internal(f"{host} does not speak HTTP")
+        raise Internal(f"{host} did not answer with HTTP")
     received = {}
     while line := await _line(reader):
         name, _, value = line.partition(":")
@@ -103,7 +103,7 @@ async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
             yield await reader.readexactly(size)
             await reader.readexactly(2)
     except (ValueError, asyncio.IncompleteReadError) as error:
-        raise Unavailable(f"the answer broke off: {error}") from error
+        raise Unavailable(f"the connection broke during the answer: {error}") from error
 
 
 async def _rest(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:

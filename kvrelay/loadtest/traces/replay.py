@@ -64,7 +64,9 @@ class Replay:
         found = list(islice(takewhile(lambda one: one.at < end, times), self.num_requests))
         if not found:
             raise InvalidArgument(
-                f"{self.trace} has no request in the time asked for", field="trace"
+                f"{self.trace} has no request in the selected time; change --trace-start or "
+                "--duration",
+                field="trace",
             )
         return found
 
@@ -137,8 +139,9 @@ def block_size(length_scale: Fraction) -> int:
     size = BLOCK_TOKENS * length_scale
     if size.denominator != 1:
         raise InvalidArgument(
-            f"--length-scale {length_scale} does not make whole tokens of the trace's blocks of "
-            f"{BLOCK_TOKENS}; give one like 1/32, which makes {BLOCK_TOKENS // 32}",
+            f"--length-scale {length_scale} does not scale the trace's blocks of "
+            f"{BLOCK_TOKENS} tokens to a whole number of tokens; give for example 1/32, which "
+            f"makes {BLOCK_TOKENS // 32}",
             field="length_scale",
         )
     return size.numerator

@@ -39,7 +39,11 @@ def from_second(requests: Iterable[TraceRequest], second: float) -> Iterator[Tra
 def check_order(file: Path, line: int, at: float, before: float) -> None:
     """Raises TraceError for a request that comes before the previous request."""
     if at < before:
-        raise TraceError(file, line, f"the request came {before - at:g} s before the one above it")
+        raise TraceError(
+            file,
+            line,
+            f"the request is {before - at:g} s earlier than the request on the previous line",
+        )
 
 
 def csv_rows(file: Path, lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:

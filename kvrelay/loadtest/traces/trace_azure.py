@@ -16,7 +16,7 @@ def read_azure(file: Path, lines: Iterable[str]) -> Iterator[TraceRequest]:
     rows = csv_rows(file, lines)
     _, header = next(rows, (1, []))
     if tuple(header) != HEADER:
-        raise TraceError(file, 1, f"the header is not {','.join(HEADER)}")
+        raise TraceError(file, 1, f"the header is invalid; expected {','.join(HEADER)}")
     start, before = None, 0.0
     for number, row in rows:
         if not row:
@@ -28,7 +28,7 @@ def read_azure(file: Path, lines: Iterable[str]) -> Iterator[TraceRequest]:
             lengths = int(prompt), int(answer)
         except ValueError as error:
             raise TraceError(
-                file, number, f"not a time and two lengths: {','.join(row)!r:.100}"
+                file, number, f"expected a time and two lengths, not {','.join(row)!r:.100}"
             ) from error
         if lengths[0] < 1 or lengths[1] < 0:
             raise TraceError(

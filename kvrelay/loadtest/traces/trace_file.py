@@ -59,5 +59,5 @@ def guess_format(path: Path) -> str:
     if first.strip() == ",".join(trace_azure.HEADER):
         return "azure"
     raise InvalidArgument(
-        f"{path} is of no known format; give --trace-format {'|'.join(FORMATS)}", field="trace"
+        f"{path}: the format is unknown; give --trace-format {'|'.join(FORMATS)}", field="trace"
     )

@@ -40,7 +40,7 @@ def span(path: Path, prompt_tokens: Lengths, output_tokens: Lengths) -> float:
         default=None,
     )
     if last is None:
-        raise InvalidArgument(f"{path}: no requests", field="metrics")
+        raise InvalidArgument(f"{path}: the trace has no requests", field="metrics")
     return last
 
 

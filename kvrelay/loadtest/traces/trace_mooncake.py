@@ -33,13 +33,15 @@ def _request(file: Path, number: int, line: str) -> TraceRequest:
         found = json.loads(line)
         timestamp, prompt, answer, ids = (found[name] for name in _FIELDS)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise TraceError(file, number, f"not a JSON object with {', '.join(_FIELDS)}") from error
+        raise TraceError(
+            file, number, f"expected a JSON object with {', '.join(_FIELDS)}"
+        ) from error
     whole = isinstance(ids, list) and all(type(one) is int for one in (prompt, answer, *ids))
     if not whole or type(timestamp) not in (int, float) or not 0 <= timestamp < math.inf:
         raise TraceError(
             file,
             number,
-            "timestamp, lengths and hash_ids must be numbers from 0 on, and whole ones",
+            "timestamp, lengths and hash_ids must be whole numbers of 0 or more",
         )
     if prompt < 1 or answer < 0:
         raise TraceError(file, number, "input_length must be at least 1, output_length at least 0")
@@ -47,6 +49,6 @@ def _request(file: Path, number: int, line: str) -> TraceRequest:
         raise TraceError(
             file,
             number,
-            f"{len(ids)} hash_ids of {BLOCK_TOKENS} tokens cannot make {prompt} tokens",
+            f"{len(ids)} hash_ids of {BLOCK_TOKENS} tokens do not match input_length {prompt}",
         )
     return TraceRequest(timestamp / 1000, prompt, answer, tuple(ids))

@@ -67,7 +67,7 @@ class Empirical:
         """
         cumulative = tuple(accumulate(map(float, weights.values())))
         if not 0 < cumulative[-1] < math.inf or min(weights.values()) < 0:
-            raise ValueError("probabilities must not be negative, nor all 0")
+            raise ValueError("probabilities must be 0 or more, and not all 0")
         values = tuple(max(cls.low, int(value)) for value in weights)
         mean = math.fsum(map(mul, values, map(float, weights.values()))) / cumulative[-1]
         return cls(values, cumulative, mean)
@@ -111,7 +111,7 @@ def read_clients(path: Path, default: tuple[float, Lengths, Lengths]) -> list[Cl
     """
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
     if not files:
-        raise InvalidArgument(f"{path} holds no file named *{SUFFIX}", field="trace")
+        raise InvalidArgument(f"{path} contains no file named *{SUFFIX}", field="trace")
     clients = []
     for file in files:
         with file.open(encoding="utf-8", newline="") as lines:
@@ -146,11 +146,11 @@ def _windows(file: Path, lines: Iterable[str]) -> Iterator[Window]:
             window = Window(float(begin), float(rate), distribution, float(shape))
         except ValueError as error:
             raise TraceError(
-                file, number, "not six columns: start,rate,cv,pattern,shape,scale"
+                file, number, "expected six columns: start,rate,cv,pattern,shape,scale"
             ) from error
         if distribution not in ("", "Gamma", "Weibull"):
             raise TraceError(
-                file, number, f"pattern {distribution!r:.40} is neither Gamma nor Weibull"
+                file, number, f"pattern is {distribution!r:.40}; allowed are Gamma and Weibull"
             )
         shaped = not distribution or _SHAPES[0] <= window.shape <= _SHAPES[1]
         if not (0 <= window.rate < math.inf and shaped and before < window.begin):

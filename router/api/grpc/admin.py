@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import grpc
 
+from kvrelay.config.section import MAX_POOL
 from kvrelay.errors import InvalidArgument, KvRelayError, NotFound
 from kvrelay.types import POOLS, PoolName, Role
 from kvrelay.wire import status
@@ -16,8 +17,6 @@ from router.observability.status import ClusterView
 from router.runtime.driver import Driver
 from router.runtime.worker_directory import RouterRegistry
 
-# Largest pool size that an operator may set, in workers.
-MAX_POOL = 1024
 ROLES: tuple[Role, ...] = (*POOLS, "standby")
 # Shortest interval of WatchStatus.
 LEAST_INTERVAL_S = 0.1
@@ -78,7 +77,7 @@ class ClusterService(ClusterServiceServicer):
                 least = 1 if pool == "decode" else 0
                 if not least <= size <= MAX_POOL:
                     raise InvalidArgument(
-                        f"{pool} is {size}; allowed is {least} to {MAX_POOL}", field=pool
+                        f"{pool} is {size}; allowed are {least} to {MAX_POOL} workers", field=pool
                     )
             await self._registry.set_desired(sizes)
             desired = await self._view.desired()
@@ -126,7 +125,8 @@ def _named(known: Mapping[str, Role], names: Sequence[str]) -> Sequence[str]:
     for name in names:
         if name not in known:
             raise NotFound(
-                f"worker {name!r:.100} is not known; there are: {', '.join(known) or 'none'}",
+                f"worker {name!r:.100} does not exist; the workers are "
+                f"{', '.join(known) or 'none'}",
                 field="worker_id",
             )
     return names

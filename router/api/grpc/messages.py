@@ -92,19 +92,20 @@ class GrpcMessages(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc.ai
             async with asyncio.timeout(RECEIVE_S), self._receiving.slot(tenant):
                 data = await context.read()
                 if data is grpc.aio.EOF:
-                    raise InvalidArgument(f"{method} takes one message, and the call had none")
+                    raise InvalidArgument(f"{method} requires one message, and the call has none")
                 if method == OPEN_METHOD and len(data) > MAX_PROBE_BYTES:
                     raise InvalidArgument(
-                        f"{method} takes {MAX_PROBE_BYTES} bytes at most, and {len(data)} came"
+                        f"the message has {len(data)} bytes; {method} allows at most "
+                        f"{MAX_PROBE_BYTES}"
                     )
                 await self._slices.run(tenant, check_fields(data, kind, self._bounds))
                 return deserialize(data)
         except TimeoutError:
             raise DeadlineExceeded(
-                f"the message did not come within {RECEIVE_S:g} s; send it faster"
+                f"the message was not complete within {RECEIVE_S:g} s; send it faster"
             ) from None
         except DecodeError:
-            text = f"the {len(data)} bytes are no message of {method}, or text in it is not UTF-8"
+            text = f"the {len(data)} bytes are not a valid message of {method}"
             raise InvalidArgument(text) from None
 
 

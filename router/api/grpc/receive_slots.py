@@ -57,8 +57,8 @@ class ReceiveSlots:
             if not slot.evicted:
                 raise
             raise ResourceExhausted(
-                "too many messages are on their way at one time; this tenant has the most of them, "
-                "so send fewer at a time, and faster",
+                "too many messages are being received; this tenant has the most, so send "
+                "fewer at a time, or send them faster",
                 retry_after_s=1.0,
             ) from None
         finally:

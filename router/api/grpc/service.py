@@ -56,7 +56,7 @@ class InferenceService(InferenceServiceServicer):
                 self._frontend.cancel(stream)
         except TimeoutError:
             await status.abort(
-                context, DeadlineExceeded("the client did not read its answer before the deadline")
+                context, DeadlineExceeded("the client did not read the answer before the deadline")
             )
         except KvRelayError as error:
             self._waiting_room.refused(caller.get().name)

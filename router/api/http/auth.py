@@ -70,14 +70,14 @@ class HttpAccess:
         if name is None or not (name == self._host or is_loopback(f"{name}:0")):
             shown = ", ".join(hosts)[:100] or "missing"
             raise PermissionDenied(
-                f"the header Host is {shown!r}; without a tokens file this port is for localhost "
-                f"and {self._host} only",
+                f"the header Host is {shown!r}; without a tokens file, allowed are localhost "
+                f"and {self._host}",
                 field="host",
             )
         if origins and origins != [f"{scheme}://{hosts[0]}"]:
             raise PermissionDenied(
-                f"a page of {origins[0]!r:.100} asks, which is not served here; give the cluster a "
-                "tokens file, or ask from elsewhere than a browser",
+                f"the request comes from a page of {origins[0]!r:.100}, which this router does "
+                "not serve; configure a tokens file, or send the request without a browser",
                 field="origin",
             )
 

@@ -64,7 +64,7 @@ class Bodies:
             # Decompressed data would escape the size bound.
             raise HTTPException(
                 415,
-                "compressed bodies are not accepted; send it as it is",
+                "compressed bodies are not supported; send the body uncompressed",
                 {"accept-encoding": "identity"},
             )
         body: deque[bytes] = deque()
@@ -77,12 +77,14 @@ class Bodies:
                     body.append(part)
                     size += len(part)
                     if size > MAX_BYTES:
-                        raise HTTPException(413, f"the body is over {MAX_BYTES} bytes", _CLOSE)
+                        raise HTTPException(
+                            413, f"the body is larger than {MAX_BYTES} bytes", _CLOSE
+                        )
                     self._budget.grow(holding, len(part))
         except TimeoutError:
             if not bound.expired():
                 raise
             raise HTTPException(
-                408, f"the body did not come within {RECEIVE_S:g} s", _CLOSE
+                408, f"the body was not complete within {RECEIVE_S:g} s", _CLOSE
             ) from None
         return body

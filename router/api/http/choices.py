@@ -169,8 +169,8 @@ def _check_scores(completion: Completion) -> None:
     if scores > MAX_SCORES:
         raise InvalidArgument(
             f"{len(completion.requests)} choices of {tokens} tokens with {options.logprobs} "
-            f"logprobs each are {scores} numbers; allowed are {MAX_SCORES} in one request, so ask "
-            "for fewer",
+            f"logprobs each give {scores} values; allowed are {MAX_SCORES} in one request, so "
+            "reduce n, max_tokens or logprobs",
             field="logprobs",
         )
 
@@ -186,5 +186,5 @@ def _check_texts(frontend: Frontend, completion: Completion) -> None:
     for field, given in wanted.items():
         if given and not frontend.text.has_tokenizer:
             raise NotFound(
-                f"this model has no tokenizer to tell texts with; leave {field} out", field=field
+                f"this model has no tokenizer to decode tokens; leave {field} out", field=field
             )

@@ -86,7 +86,7 @@ def unexpected(request_id: str) -> KvRelayError:
     id.
     """
     return Internal(
-        f"an unexpected error in the router; its log has the reason under request {request_id}"
+        f"unexpected error in the router; its log has the cause under request {request_id}"
     )
 
 

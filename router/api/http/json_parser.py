@@ -179,7 +179,7 @@ class _Parser:
             raise self._wrong("a key in quotes")
         name: str = yield from self._string()
         if name in of:
-            raise InvalidArgument(f"the body is not valid JSON: the key {name[:60]!r} stands twice")
+            raise InvalidArgument(f"the body is not valid JSON: the key {name[:60]!r} is repeated")
         yield from self._space()
         if self._text[self._at : self._at + 1] != ":":
             raise self._wrong("a colon")
@@ -231,8 +231,8 @@ class _Parser:
             raise self._wrong("a value")
         if len(number[0]) > MAX_NUMBER:
             raise InvalidArgument(
-                f"the body is not valid JSON: a number at {self._at} has more than {MAX_NUMBER} "
-                f"characters"
+                f"the body is not valid JSON: the number at {self._at} has more than "
+                f"{MAX_NUMBER} characters"
             )
         self._at = number.end()
         whole, fraction, exponent = number.groups()
@@ -240,13 +240,13 @@ class _Parser:
 
     def _check_depth(self, stack: list[Any]) -> None:
         if len(stack) >= MAX_DEPTH:
-            raise InvalidArgument(f"the body is nested too deeply; allowed are {MAX_DEPTH} levels")
+            raise InvalidArgument(f"the body is nested too deeply; the limit is {MAX_DEPTH} levels")
 
     def _check_counts(self) -> None:
         if self._integers > MAX_INTEGERS or self._values > MAX_VALUES:
             raise InvalidArgument(
-                f"the body has too many values; allowed are {MAX_INTEGERS} integers in lists and "
-                f"{MAX_VALUES} others"
+                f"the body has too many values; the limits are {MAX_INTEGERS} integers in "
+                f"lists and {MAX_VALUES} other values"
             )
 
     def _wrong(self, expected: str) -> InvalidArgument:

@@ -201,8 +201,8 @@ class OpenAiEndpoint:
             check_model(model, self._frontend.card)
         if len(tokens) > self._most_converted:
             raise InvalidArgument(
-                f"tokens has {len(tokens)} entries; allowed are {self._most_converted} in one "
-                f"request",
+                f"tokens has {len(tokens)} entries; at most {self._most_converted} are allowed "
+                "in one request",
                 field="tokens",
             )
         check_token_ids("tokens", tokens, self._frontend.card)

@@ -57,8 +57,8 @@ class HttpPace:
 
     async def _refuse(self, tenant: Tenant, scope: Scope, receive: Receive, send: Send) -> None:
         error: KvRelayError = ResourceExhausted(
-            f"tenant {tenant.name} has more than {MAX_REQUESTS} HTTP requests under way on this "
-            "router; wait for some to end, or use another router",
+            f"tenant {tenant.name} has more than {MAX_REQUESTS} HTTP requests in progress on "
+            "this router; wait until some have ended, or use another router",
             retry_after_s=1.0,
         )
         await error_response(error)(scope, receive, send)

@@ -48,9 +48,9 @@ class Quarantine:
         until = self._until.get(_name(request))
         if until is not None:
             raise FailedPrecondition(
-                "workers died computing this prompt with this sampling; it is in quarantine and "
-                f"is not tried again for {math.ceil(until - now)} s; send another, and tell the "
-                "operator of the router's log"
+                "workers crashed on this prompt with these sampling parameters; it is in "
+                f"quarantine and rejected for another {math.ceil(until - now)} s; change the "
+                "request, and report it to the operator"
             )
 
 

@@ -131,14 +131,14 @@ async def test_tokens_are_those_of_a_plaintext_cluster_and_no_port_speaks_in_the
 
         # These certificates end within a day, of which an operator is told.
         status = await running.status()
-        assert f"{folder}/router.pem ends in 2" in status.router.certificate_note
+        assert f"{folder}/router.pem expires in 2" in status.router.certificate_note
         for pool in status.pools:
             for worker in pool.workers:
-                assert f"{folder}/worker.pem ends in 2" in worker.load.certificate_note
+                assert f"{folder}/worker.pem expires in 2" in worker.load.certificate_note
         console = render.console()
         with console.capture() as shown:
             console.print(render.status_view(status))
-        assert shown.get().count(".pem ends in") == 3
+        assert shown.get().count(".pem expires in") == 3
 
         # Who is not what the endpoint is for: with the right token, and with the cluster's own
         # certificates.

@@ -108,7 +108,7 @@ async def test_starts_that_a_new_leader_does_not_know_of_are_cancelled(
     assert sorted(first.fleet.pools) == ["decode-aa-0", "decode-aa-1"], "they load"
     await first.lease.release()
     await second.lease.renew()
-    with pytest.raises(FailedPrecondition, match="another leads now"):
+    with pytest.raises(FailedPrecondition, match="another controller leads now"):
         await first.fleet.beat()
     await second.lease.renew()
     assert await second.tick() == ["decode-bb-0", "decode-bb-1"]

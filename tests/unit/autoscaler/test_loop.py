@@ -146,7 +146,7 @@ async def test_a_poll_ends_with_the_lease(
     monkeypatch.setattr(registry, "desired", slow)
     await autoscaler._lease.renew()
     clock.advance(DEADLINE_S - 0.05)
-    with pytest.raises(Unavailable, match="the lease of controller a ended"):
+    with pytest.raises(Unavailable, match="the lease of controller a expired"):
         await Autoscaler.tick(autoscaler)
     assert await read() == {"decode": 1}
     await autoscaler.tick()

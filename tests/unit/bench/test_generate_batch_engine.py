@@ -68,14 +68,14 @@ def test_in_a_process_of_its_own_with_random_weights(tiny_model: Callable[..., P
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so(tiny_model: Callable[..., Path]) -> None:
-    with pytest.raises(Unavailable, match="finds 0 CUDA devices here"):
+    with pytest.raises(Unavailable, match="finds 0 CUDA devices"):
         EngineProcess(GENERATE_BATCH, settings(shape=str(tiny_model()), device="cuda"))
 
 
 def test_peers() -> None:
     assert peer_command("generate_batch", has_checkpoint=False) == GENERATE_BATCH
     assert peer_command("vllm=/bin/sh", has_checkpoint=True)[-2] == os.path.abspath("/bin/sh")
-    with pytest.raises(InvalidArgument, match="vLLM needs a checkpoint"):
+    with pytest.raises(InvalidArgument, match="--peer vllm needs a checkpoint"):
         peer_command("vllm=/bin/sh", has_checkpoint=False)
-    with pytest.raises(InvalidArgument, match="neither generate_batch nor vllm=PYTHON"):
+    with pytest.raises(InvalidArgument, match="allowed are generate_batch, and vllm=PYTHON"):
         peer_command("tgi", has_checkpoint=True)

@@ -58,8 +58,7 @@ def test_weights_are_made_where_they_run(tiny_model: Callable[..., Path]) -> Non
 def test_an_unknown_shape_is_told(shape: str) -> None:
     with pytest.raises(
         InvalidArgument,
-        match=r"neither one of m200, llama-3\.1-8b nor a folder "
-        r"with a config\.json",
+        match=r"allowed are m200, llama-3\.1-8b and a folder with a config\.json",
     ):
         shape_config(shape)
 

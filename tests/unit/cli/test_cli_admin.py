@@ -124,8 +124,8 @@ def test_status_shows_all(capsys: Output) -> None:
         "registry ok",
         "40 finished",
         "2 failed",
-        "to be restarted: decode-0",
-        "decode-1 waits for room: no Ray node has room for CPU 1",
+        "waiting for restart: decode-0",
+        "decode-1 is pending: no Ray node has room for CPU 1",
         "controllers: host-1-aa leading, host-2-bb standby",
     ):
         assert words in shown
@@ -146,7 +146,7 @@ def test_status_shows_all(capsys: Output) -> None:
         "ok",
     ]
     assert "tensor parallelism: decode-0 2" in shown
-    assert "speculation: 300 of 400 guessed tokens accepted (75%)" in shown
+    assert "speculation: 300 of 400 draft tokens accepted (75%)" in shown
     assert "BROKEN: 2 blocks lost" in shown
     assert "decode-0 gets no new work: slow, 9.8 times as slow" in shown
     assert "1 → 2" in shown

@@ -69,8 +69,8 @@ def test_a_csv_of_metrics_is_replayed_as_it_is(
     ("arguments", "words"),
     [
         (["--metrics", "absent.csv"], "No such file"),
-        (["--metrics", POLICY], "is a trace, which needs --prefill-tokens-per-s"),
-        (["--metrics", POLICY, *TRACE], "of no known format"),
+        (["--metrics", POLICY], "is a trace; give --prefill-tokens-per-s"),
+        (["--metrics", POLICY, *TRACE], "the format is unknown"),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_2(
@@ -92,7 +92,7 @@ def test_figures_of_a_worker_are_for_traces(
     file = tmp_path / "metrics.csv"
     file.write_text("seconds,pool,size,ready,queue_depth\n0,decode,1,1,0\n")
     assert run(["autoscale", "explain", policy, "--metrics", str(file), *TRACE]) == 2
-    assert "is a record of metrics" in capsys.readouterr().err
+    assert "contains recorded metrics" in capsys.readouterr().err
 
 
 def test_bars_go_from_nothing_to_the_largest() -> None:

@@ -53,7 +53,8 @@ def test_the_section_that_it_prints_serves(
     ):
         assert credentials is not None
         assert (
-            "ends in 2 days" in credentials.trouble() or "ends in 3 days" in credentials.trouble()
+            "expires in 2 days" in credentials.trouble()
+            or "expires in 3 days" in credentials.trouble()
         )
 
 
@@ -85,7 +86,7 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: Output) -> None:
     (tmp_path / "worker-key.pem").write_text("precious")
     assert run(["certs", str(tmp_path)]) == 2
     assert (
-        f"{tmp_path}/worker-key.pem exists; certificates are not overwritten"
+        f"{tmp_path}/worker-key.pem exists, and certificates are not overwritten"
         in capsys.readouterr().err
     )
     assert [path.name for path in tmp_path.iterdir()] == ["worker-key.pem"], "and nothing is begun"

@@ -81,9 +81,9 @@ def test_a_prompt_from_stdin_or_a_file(
     ("arguments", "words"),
     [
         ([], "give PROMPT, - for stdin, or --file FILE"),
-        (["text", "--file", "PATH"], "not both"),
+        (["text", "--file", "PATH"], "give one of them"),
         (["--file", "PATH/none"], "cannot be read: No such file or directory"),
-        (["--file", "BAD"], "is not UTF-8: byte 3"),
+        (["--file", "BAD"], "is not UTF-8 at byte 3"),
     ],
 )
 def test_a_prompt_that_cannot_be_had(

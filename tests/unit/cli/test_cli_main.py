@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -37,3 +38,48 @@ def test_the_command_line_starts_without_heavy_packages() -> None:
         "set(sys.modules);assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("router -c /dev/null", ("redis.url is embedded", "set redis.url to redis://HOST:PORT/DB")),
+        ("controller -c /dev/null", ("redis.url is embedded", "or run `kvrelay serve`")),
+        ("generate hi --tls-ca {junk}", ("--tls-ca {junk} contains no PEM certificate", "CA")),
+        ("serve --log-level nope", ("--log-level", "'nope'", "debug, info, warning, error")),
+        ("serve --http-port 99999", ("--http-port 99999 is not a port", "0 to 65535")),
+        ("generate hi --target h:99999", ("'h:99999' is not a target", "1 to 65535")),
+        ("serve --decode 99999", ("--decode", "must be at most 1024, not 99999")),
+        ("loadtest run --rate nan", ("--rate 'nan'", "rates must be 0 or more")),
+        ("serve --nonsense", ("--nonsense", "; see kvrelay serve --help")),
+    ],
+)
+def test_a_bad_value_is_named_with_what_is_allowed(
+    arguments: str, words: tuple[str, ...], tmp_path: Path, capsys: Output
+) -> None:
+    junk = tmp_path / "junk.pem"
+    junk.write_text("junk")
+    assert run([one.format(junk=junk) for one in arguments.split()]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    for word in words:
+        assert word.format(junk=junk) in line
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (("-m", "kvrelay"), "Usage: kvrelay"),
+        (("scripts/prebuild_kernels.py",), "usage: prebuild_kernels.py"),
+        (("scripts/generate_stubs.py",), "usage: generate_stubs.py"),
+        (("scripts/train_demo.py",), "usage: train_demo.py"),
+    ],
+)
+def test_programs_print_their_help_and_do_nothing_else(
+    program: tuple[str, ...], words: str
+) -> None:
+    root = Path(kvrelay.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, *program, "--help"], cwd=root, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0
+    assert words in done.stdout

@@ -74,12 +74,15 @@ def test_generate_sends_what_the_file_holds(
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "cannot be "
-            "read"), ("", "does not hold one token"), ("kvr_a kvr_b", "does not hold one token"),
-     ("kvr_secret\nkvr_b", "does not hold one "
-                           "token"), ("kvr_secret\u00e9", "does not hold one token"),
-     ("kvr_secret" * 10_000, "is larger than")],
-)  # fmt: skip
+    [
+        (None, "cannot be read"),
+        *(
+            (content, "does not contain exactly one token")
+            for content in ("", "kvr_a kvr_b", "kvr_secret\nkvr_b", "kvr_secret\u00e9")
+        ),
+        ("kvr_secret" * 10_000, "is larger than"),
+    ],
+)
 @pytest.mark.parametrize(
     "command", [["generate", "p"], ["status"], ["scale", "decode=2"], ["drain", "decode-0"]]
 )
@@ -97,12 +100,12 @@ def test_a_file_that_holds_no_token_is_bad_usage(
 
 def test_certificates_go_together(tmp_path: Path, capsys: Output) -> None:
     assert run(["status", "--tls-cert", "a.pem"]) == 2
-    assert "--tls-cert and --tls-key go together" in capsys.readouterr().err
+    assert "--tls-cert and --tls-key must be given together" in capsys.readouterr().err
     assert run(["status", "--tls-cert", "a.pem", "--tls-key", "b.pem"]) == 2
-    assert "--tls-cert needs --tls-ca" in capsys.readouterr().err
+    assert "--tls-cert requires --tls-ca" in capsys.readouterr().err
     assert run(["status", "--tls-ca", str(tmp_path / "no.pem")]) == 2
     assert "--tls-ca" in capsys.readouterr().err
     (tmp_path / "bad.pem").write_text("no certificate")
     target = ["--target", "https://127.0.0.1:1", "--tls-ca", str(tmp_path / "bad.pem")]
     assert run(["loadtest", "run", *target]) == 2
-    assert "cannot be used for TLS" in capsys.readouterr().err
+    assert "contains no PEM certificate" in capsys.readouterr().err

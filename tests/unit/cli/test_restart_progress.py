@@ -32,11 +32,11 @@ COURSE = (
     status(decode_2="ready", decode_3="ready"),
 )
 SAID = [
-    "decode-0: waits for its successor",
-    "decode-1: waits for its successor",
-    "decode-0: drains",
+    "decode-0: waiting for its successor",
+    "decode-1: waiting for its successor",
+    "decode-0: draining",
     "decode-0: replaced, 1 of 2",
-    "decode-1: drains",
+    "decode-1: draining",
     "decode-1: replaced, 2 of 2",
 ]
 
@@ -63,7 +63,7 @@ def test_a_request_that_was_lost_is_told() -> None:
         assert not progress.over
     while not progress.over:
         progress.news(status(decode_0="ready"))
-    with pytest.raises(Unavailable, match=r"not restarted: decode-0; .* ask again"):
+    with pytest.raises(Unavailable, match=r"not restarted: decode-0; .* run the command again"):
         progress.check()
 
 
@@ -101,4 +101,4 @@ def test_restart_of_all_that_is_forgotten_fails(capsys: pytest.CaptureFixture[st
 def test_a_router_that_goes_away_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Restarting(*COURSE[:2])) as admin:
         assert run(["restart", "--admin", admin]) == 1
-    assert "goes on" in capsys.readouterr().err
+    assert "the restart continues" in capsys.readouterr().err

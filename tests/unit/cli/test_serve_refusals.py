@@ -100,30 +100,33 @@ def no_such_model(setup: Setup) -> tuple[str, str]:
 
 def a_folder_of_something_else(setup: Setup) -> tuple[str, str]:
     (setup.model() / "config.json").unlink()
-    return "there is no config.json", "give one that has it"
+    return "config.json is missing", "give a model folder"
 
 
 def only_pickles(setup: Setup) -> tuple[str, str]:
     model = setup.model()
     (model / "model.safetensors").rename(model / "pytorch_model.bin")
-    return "only pytorch_model.bin, and pickled weights can run code", "convert to safetensors"
+    return (
+        "only pytorch_model.bin, and pickled weights can run code",
+        "convert the weights to safetensors",
+    )
 
 
 def cut_short(setup: Setup) -> tuple[str, str]:
     weights = setup.model() / "model.safetensors"
     os.truncate(weights, weights.stat().st_size - 1000)
-    return "its header tells of", "copy it again"
+    return "its header requires", "copy it again"
 
 
 def cut_in_the_header(setup: Setup) -> tuple[str, str]:
     os.truncate(setup.model() / "model.safetensors", 100)
-    return "not a safetensors file, or cut short", "copy it again"
+    return "invalid or truncated safetensors file", "copy it again"
 
 
 def a_model_of_the_hub_that_is_not_there(setup: Setup) -> tuple[str, str]:
     setup.config["model"] = {"path": "nobody/nothing"}
     setup.environment["HF_HUB_OFFLINE"] = "1"
-    return "the Hugging Face hub does not give it", "there is no such folder"
+    return "the Hugging Face hub cannot provide the model", "the folder does not exist"
 
 
 def larger_than_memory(setup: Setup) -> tuple[str, str]:
@@ -135,7 +138,7 @@ def larger_than_memory(setup: Setup) -> tuple[str, str]:
         os.truncate(weights, weights.stat().st_size + size)  # sparse: takes no room
     except OSError:
         pytest.skip("the file system of the tests does not take files of that size")
-    return "for weights, and this machine has", "take a smaller model"
+    return "for weights, and this machine has", "choose a smaller model"
 
 
 def more_kv_than_memory(setup: Setup) -> tuple[str, str]:
@@ -168,7 +171,7 @@ def redis_cannot_start(setup: Setup) -> tuple[str, str]:
     folder = setup.folder / ("x" * 100)
     folder.mkdir()
     setup.environment["TMPDIR"] = str(folder)
-    return "too long for a Unix socket", "set TMPDIR to a shorter folder"
+    return "too long for the path of a Unix socket", "set TMPDIR to a shorter folder"
 
 
 def no_certificate(setup: Setup) -> tuple[str, str]:
@@ -182,7 +185,7 @@ def a_certificate_that_ended(setup: Setup) -> tuple[str, str]:
     made = all_roles(setup.folder)
     made.issue("router", lifetime=DAY, now=datetime.now(UTC) - 3 * DAY)
     setup.certificates(made)
-    return "security.tls.router.cert", "replace it by a new one"
+    return "security.tls.router.cert", "replace it with a new certificate"
 
 
 def a_certificate_of_another_ca(setup: Setup) -> tuple[str, str]:
@@ -196,14 +199,14 @@ def a_certificate_of_another_ca(setup: Setup) -> tuple[str, str]:
 
 def no_room_on_the_disk(setup: Setup) -> tuple[str, str]:
     setup.largest_file = 2**20
-    return "has no room for 32 MiB of a cluster's files", "free some"
+    return "has no room for 32 MiB of a cluster's files", "free disk space there"
 
 
 def no_gpu(setup: Setup) -> tuple[str, str]:
     if any(Path("/dev").glob("nvidia*")):
         pytest.skip("there is a GPU here")
     setup.config["decode"] = {"resources": {"num_gpus": 1}}
-    return "the workers need 1 GPUs (decode 1)", "set it to 0 for the CPU"
+    return "the workers need 1 GPUs (decode 1)", "set num_gpus to 0"
 
 
 def a_metric_that_is_not_known(setup: Setup) -> tuple[str, str]:
@@ -249,7 +252,7 @@ async def test_a_second_cluster_on_one_redis(setup: Setup) -> None:
         code,
         said,
         "another cluster runs on this Redis (decode-7 at 127.0.0.1:1)",
-        "a database of its own",
+        "a separate database",
     )
 
 

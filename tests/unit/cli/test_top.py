@@ -99,7 +99,7 @@ def test_everything_fits(width: int) -> None:
             "345",
             "1 GiB",
         ),
-        *("decode-2 waits for room: no Ray node has room for CPU 1",),
+        *("decode-2 is pending: no Ray node has room for CPU 1",),
         *("2,469.0 tok/s", "1 → 2", "queue_depth 4 over 4 [b]"),
     ):
         assert words in text, words
@@ -108,7 +108,7 @@ def test_everything_fits(width: int) -> None:
 
 
 def test_what_is_not_of_now_says_so() -> None:
-    assert "last known, trying again: cannot connect" in shown(STATUS, "cannot connect")
+    assert "last known state, retrying: cannot connect" in shown(STATUS, "cannot connect")
     assert "registry: Redis is away" in shown(replace(STATUS, registry="Redis is away"))
 
 
@@ -135,7 +135,7 @@ def test_a_router_that_went_away_is_asked_again() -> None:
     with serving(Leaving()) as admin:
         seen = looks(admin, 0.01, OPEN)
         assert next(seen) == (STATUS, "")
-        assert next(seen) == (STATUS, f"{admin}: the router is stopping")
+        assert next(seen) == (STATUS, f"{admin}: the router is shutting down")
         assert next(seen) == (STATUS, ""), "it is back"
         assert next(seen)[1]
     status, trouble = next(seen)

@@ -105,10 +105,10 @@ def test_tls_that_is_nothing_of_the_kind_is_refused(tmp_path: Path) -> None:
     wrong: list[tuple[Any, str]] = [
         (str(tmp_path / "none.pem"), "cannot be read: No such file"),
         (tmp_path, "cannot be read: Is a directory"),
-        (file, "holds no PEM certificate"),
-        (b"hello", "the given bytes holds no PEM certificate"),
-        (7, "tls is of type int; give True"),
-        (["ca.pem"], "tls is of type list; give True"),
+        (file, "contains no PEM certificate"),
+        (b"hello", "the given bytes contains no PEM certificate"),
+        (7, "tls has type int; allowed are"),
+        (["ca.pem"], "tls has type list; allowed are"),
     ]
     for tls, words in wrong:
         for kind in (kvrelay.Client, kvrelay.AsyncClient, AdminClient):

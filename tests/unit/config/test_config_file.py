@@ -50,7 +50,7 @@ BAD_CONFIGS = {
         "decode.threads: repeated key; first on line 2",
     ),
     "repeated section": ("kv: {}\nkv: {}\n", 2, "kv: repeated key; first on line 1"),
-    "key that is no word": ("? [a, b]\n: 1\n", 1, "a key must be a word"),
+    "key that is no word": ("? [a, b]\n: 1\n", 1, "a key must be a plain string"),
     "python tag": (
         "a: 1\nb: !!python/object/apply:os.system [id]\n",
         2,
@@ -168,14 +168,14 @@ BAD_CONFIGS = {
     "int8 weights with ranks": (
         "prefill: {tensor_parallel: 2, weights: int8}\n",
         1,
-        "prefill.weights: int8 needs the native kernels, which prefill.tensor_parallel 2 does not "
-        "run; leave out one",
+        "prefill.weights: int8 cannot be combined with prefill.tensor_parallel 2, which does not "
+        "run the native kernels; set weights: auto or tensor_parallel: 1",
     ),
     "a GPU for two ranks": (
         "decode:\n  tensor_parallel: 2\n  resources: {num_gpus: 1}\n",
         3,
-        "decode.resources.num_gpus: 1 GPUs do not do for decode.tensor_parallel 2, whose ranks "
-        "need a whole one each; set 2 or a whole number above it, or 0 for the CPU",
+        "decode.resources.num_gpus: 1 GPUs are too few for decode.tensor_parallel 2, or not a "
+        "whole number; set num_gpus to 2 or more, or to 0 for the CPU",
     ),
     "unknown KV dtype": (
         "kv:\n  dtype: fp8\n",
@@ -187,7 +187,12 @@ BAD_CONFIGS = {
         1,
         "router.policy: must be 'kv_aware', 'least_loaded' or",
     ),
-    "bad size": ("kv: {memory: 1 GiBB}\n", 1, "kv.memory: '1 GiBB' is not a size"),
+    "bad size": (
+        "kv: {memory: 1 GiBB}\n",
+        1,
+        "kv.memory: '1 GiBB' is not a size; write a number with one of B, KiB, MiB, GiB, TiB, "
+        "KB, MB, GB, TB",
+    ),
     "endless size": ("kv: {memory: %sGiB}\n" % ("9" * 400), 1, "kv.memory: '9999"),
     "boolean size": ("kv: {memory: on}\n", 1, "kv.memory: True is not a size"),
     "zero size": ("kv: {memory: 0GiB}\n", 1, "kv.memory: must be above 0"),
@@ -200,20 +205,19 @@ BAD_CONFIGS = {
     "public address without TLS": (
         "security: {tokens_file: t}\nlisten:\n  grpc: localhost:1\n  http: '[::]:80'\n",
         4,
-        "listen.http: [::]:80 is not a loopback address and needs security.tls; set what is "
-        "missing",
+        "listen.http: [::]:80 is not a loopback address and needs security.tls; set it, or ",
     ),
     "public address without tokens": (
         "security: {tls: {ca: a, router: {cert: a, key: a}, worker: {cert: a, key: a}}}\nlisten: "
         "{admin: 10.0.0.1:1}\n",
         2,
         "listen.admin: 10.0.0.1:1 is not a loopback address and needs security.tokens_file; set "
-        "what is missing",
+        "it, or listen on",
     ),
     "Ray's own resource": (
         "decode: {resources: {custom: {GPU: 1}}}\n",
         1,
-        "decode.resources.custom: 'GPU' is not a",
+        "decode.resources.custom: 'GPU' is not the name",
     ),
     "no resource": (
         "decode: {resources: {custom: {a: 0}}}\n",
@@ -234,10 +238,9 @@ BAD_CONFIGS = {
     "workers that others can reach": (
         "listen:\n  worker_host: auto\n",
         2,
-        "listen.worker_host: auto is not a loopback address and needs security.tls; set what is "
-        "missing",
+        "listen.worker_host: auto is not a loopback address and needs security.tls; set it, or ",
     ),
-    "redis scheme": ("redis: {url: 'http://x'}\n", 1, "redis.url: allowed are embedded, redis://"),
+    "redis scheme": ("redis: {url: 'http://x'}\n", 1, "redis.url: not the URL of a Redis; allowed"),
     "word for TLS": (
         "security: {tls: a.pem}\n",
         1,
@@ -260,6 +263,26 @@ BAD_CONFIGS = {
         "autoscaling: ",
     ),
     "deep nesting": ("a: " + "[" * 100_000, 1, "nested deeper than 16 levels"),
+    "more CPUs than any machine has": (
+        "decode: {resources: {num_cpus: 1.0e+308}}\n",
+        1,
+        "decode.resources.num_cpus: must be at most 4096, not 1e+308",
+    ),
+    "more workers than a pool may have": (
+        "decode: {replicas: 99999}\n",
+        1,
+        "decode.replicas: must be at most 1024, not 99999",
+    ),
+    "empty path": (
+        "security: {tokens_file: ''}\n",
+        1,
+        "security.tokens_file: is empty; give a path, or leave the key out",
+    ),
+    "context of one token": (
+        "model: {max_model_len: 1}\n",
+        1,
+        "model.max_model_len: must be at least 2, not 1",
+    ),
     "unclosed": ("kv: {block_size: 8\n", 2, "while parsing a flow mapping"),
     "tab": ("kv:\n\tblock_size: 8\n", 2, "while scanning for the next token"),
     "two documents": ("kv: {}\n---\nkv: {}\n", 2, "expected a single document in the stream"),
@@ -371,8 +394,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     for path, says in (
         (tmp_path / "none.yaml", ": cannot be read: No such file"),
         (tmp_path, ": cannot be read: Is a directory"),
-        (large, ":1: larger than 1048576 bytes"),
-        (binary, ":2: byte 0xff is not UTF-8"),
+        (large, ":1: the file is larger than 1048576 bytes"),
+        (binary, ":2: byte 0xff is not valid UTF-8"),
     ):
         with pytest.raises(ConfigError, match=f"^{re.escape(str(path) + says)}"):
             load_config(path)
@@ -459,14 +482,14 @@ def test_shipped_policies_name_every_key(path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "says"),
     [
-        ("prefill: {weights: int8}\n", 2, "prefill.weights: is not the other pool's"),
+        ("prefill: {weights: int8}\n", 2, "prefill.weights: differs between the pools"),
         (
             "prefill:\n  replicas: 2\ndecode:\n  threads: 2\n",
             5,
-            "decode.threads: is not the other pool's",
+            "decode.threads: differs between the pools",
         ),
-        ("decode: {resources: {num_gpus: 1}}\n", 2, "decode.resources: is not the other pool's"),
-        ("decode: {tensor_parallel: 2}\n", 2, "decode.tensor_parallel: is not the other pool's"),
+        ("decode: {resources: {num_gpus: 1}}\n", 2, "decode.resources: differs between the pools"),
+        ("decode: {tensor_parallel: 2}\n", 2, "decode.tensor_parallel: differs between the pools"),
         (
             "prefill: {tensor_parallel: 2}\ndecode: {tensor_parallel: 2}\n",
             2,

@@ -46,8 +46,8 @@ def test_what_need_not_be_said() -> None:
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("redis+sentinel://one:5", "the name of the service"),
-        ("redis+sentinel://one:5/a/b", "the name of the service"),
+        ("redis+sentinel://one:5", "the service name"),
+        ("redis+sentinel://one:5/a/b", "the service name"),
         ("redis+sentinel:///main", "HOST or HOST:PORT"),
         ("redis+sentinel://one,,two/main", "HOST or HOST:PORT"),
         ("redis+sentinel://one:99999/main", "Port out of range"),

@@ -39,7 +39,7 @@ BAD = {
     "a token in plain words": (
         f"tenants:\n  - name: a\n    tokens_sha256:\n      - {A}\n      - {SECRET}\n",
         5,
-        "tenants[0].tokens_sha256[1]: must be a token's SHA-256 as 64 hexadecimal digits",
+        "tenants[0].tokens_sha256[1]: must be the SHA-256 of a token as 64 hexadecimal digits",
     ),
     "a token where a list is due": (
         f"tenants:\n  - name: a\n    tokens_sha256: "
@@ -57,17 +57,17 @@ BAD = {
         f"tenants:\n  - {{name: a, tokens_sha256: [{A}]}}\n  - name: b\n    tokens_sha256:\n      "
         f"- {B}\n      - {A}\n",
         6,
-        "tenants[1].tokens_sha256[1]: a has this token already",
+        "tenants[1].tokens_sha256[1]: this token belongs to a",
     ),
     "a token twice": (
         f"tenants:\n  - name: a\n    tokens_sha256: [{A}, {A}]\n",
         3,
-        "tenants[0].tokens_sha256[1]: a has this token already",
+        "tenants[0].tokens_sha256[1]: this token belongs to a",
     ),
     "a name twice": (
         f"tenants:\n  - {{name: a, tokens_sha256: [{A}]}}\n  - {{name: a, tokens_sha256: [{B}]}}\n",
         3,
-        "tenants[1].name: a is there already",
+        "tenants[1].name: a is the name of an earlier tenant",
     ),
     "a name with a "
     "slash": (f"tenants:\n  - {{name: a/b, tokens_sha256: "

@@ -196,9 +196,9 @@ def sampling(**kwargs: object) -> SampleRequest:
         (Segment([1, 1], MAX_LEN - 1, range(60)), "outside of 0 to 192"),
         (Segment([VOCAB], 0, [0]), "token id is outside of 0 to 127"),
         (Segment([5, -1], 0, [0]), "token id is outside of 0 to 127"),
-        (Segment([5] * 5, 0, [0]), "5 tokens need 2 blocks, the table has 1"),
-        (Segment([5], 0, [10**6]), "block is outside"),
-        (Segment([5], 0, [-1]), "block is outside"),
+        (Segment([5] * 5, 0, [0]), "5 tokens need 2 blocks, and the block table has 1"),
+        (Segment([5], 0, [10**6]), "block number is outside"),
+        (Segment([5], 0, [-1]), "block number is outside"),
     ],
 )
 def test_bad_segments_are_refused_before_anything_of_them_is_computed(

@@ -85,7 +85,7 @@ async def test_a_push_without_the_leases_capability_is_refused_before_anything_i
         frame = opening(target, transport, **wrong(decode, target))
         if transport in ("shm", "memory"):
             frame = NamedOutbound(source, digests=True).announce(frame)
-        assert "capability is not one for this PushGrant" in await refused(decode.address, frame)
+        assert "capability does not match this PushGrant" in await refused(decode.address, frame)
         assert (connected, decode.committed, decode.receiver.under_way) == ([], [], 0)
         assert decode.arena.buffer.equal(before)
 
@@ -176,7 +176,7 @@ async def test_kv_is_lent_of_the_tokens_and_the_salt_that_are_shown(
         if blocks:
             assert await lent.ask(ask(lent.right)) == blocks
         else:
-            with pytest.raises(NotFound, match=f"holds 0 of these {len(TOKENS)} tokens"):
+            with pytest.raises(NotFound, match=f"contains only 0 of the {len(TOKENS)} tokens"):
                 await lent.ask(ask(lent.right))
         assert [num_tokens for _, _, num_tokens in lent.asking.committed] == [
             blocks * LAYOUT.block_size
@@ -210,7 +210,9 @@ async def test_kv_of_another_model_is_not_taken(monkeypatch: pytest.MonkeyPatch)
     async with lender() as lent:
         monkeypatch.setattr(lent.prefix_export._sender, "model_id", "another")
         monkeypatch.setattr(lent.prefix_export._sender, "layout_hash", "another's")
-        with pytest.raises(FailedPrecondition, match="KV of model another is not of mine, test"):
+        with pytest.raises(
+            FailedPrecondition, match="the KV is of model another, and this worker has test"
+        ):
             await lent.ask(lent.right)
         assert lent.asking.committed == []
 

@@ -174,9 +174,9 @@ async def test_auto_goes_on_to_grpc_where_gpus_do_not_reach_each_other(
 
 def test_what_is_no_arena_is_refused(cuda: type[HostMemory]) -> None:
     handle = bytes(HANDLE_BYTES)
-    with pytest.raises(Unimplemented, match="3 bytes are no handle"):
+    with pytest.raises(Unimplemented, match="the handle of GPU memory has 3 bytes"):
         CudaIpcInbound(RemoteArena(b"abc", 0, SIZE, 0), LAYOUT, CPU)
-    with pytest.raises(Unimplemented, match="bytes are not an arena"):
+    with pytest.raises(Unimplemented, match="bytes does not match the layout"):
         CudaIpcInbound(RemoteArena(handle, 0, SIZE + 1, 0), LAYOUT, CPU)
     inbound = CudaIpcInbound(RemoteArena(handle, 0, SIZE, 0), LAYOUT, CPU)
     inbound.open()

@@ -451,7 +451,7 @@ async def test_a_repetition_that_falls_silent_ends() -> None:
             call = kv_push(channel)()
             await call.write(frame_to_bytes(sender_opening(sender, target)))
             assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            assert await call.details() == "no commit was repeated within 0.3 s"
+            assert await call.details() == "the commit was not repeated within 0.3 s"
         assert decode.receiver.under_way == 0
 
 
@@ -503,7 +503,7 @@ def test_a_pipe_in_place_of_an_arena_is_not_waited_for(tmp_path: Path) -> None:
     try:
         segment = SharedSegment(os.getpid(), fd, 1000, 1)
         with (
-            pytest.raises(Unimplemented, match="is not arena"),
+            pytest.raises(Unimplemented, match="does not contain arena"),
             SegmentCache().lend(segment, LAYOUT),
         ):
             pass

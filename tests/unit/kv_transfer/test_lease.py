@@ -25,10 +25,10 @@ def test_a_live_lease_is_found_by_its_numbers() -> None:
 @pytest.mark.parametrize(
     ("lease_id", "epoch", "generation", "error", "says"),
     [
-        (0, -1, 0, FailedPrecondition, "epoch 2 is not this worker's, which is 3"),
+        (0, -1, 0, FailedPrecondition, "epoch 2 is not the current epoch 3"),
         (0, 1, 0, FailedPrecondition, "epoch 4 is not"),
-        (0, 0, 1, FailedPrecondition, "generation 2 of lease 1 is not the current 1"),
-        (99, 0, 0, NotFound, "lease 100 is unknown in epoch 3"),
+        (0, 0, 1, FailedPrecondition, "generation 2 of lease 1 is not the current generation 1"),
+        (99, 0, 0, NotFound, "lease 100 does not exist in epoch 3"),
     ],
 )
 def test_a_wrong_number_is_named(
@@ -78,7 +78,7 @@ def test_a_commit_is_done_once_and_repeated_with_equal_content_only() -> None:
     table, lease = granted()
     assert table.commit(lease.lease_id, "content")
     assert not table.commit(lease.lease_id, "content")
-    with pytest.raises(FailedPrecondition, match="committed before with other content"):
+    with pytest.raises(FailedPrecondition, match="committed with other content"):
         table.commit(lease.lease_id, "other")
     assert table.find(lease.lease_id, 3, lease.generation, now=1e9) == lease
     assert table.is_committed(lease.lease_id)

@@ -182,7 +182,7 @@ def test_what_is_no_arena_is_refused() -> None:
     ):
         inbound.open()
     with (
-        pytest.raises(Unimplemented, match="bytes are not an arena"),
+        pytest.raises(Unimplemented, match="bytes does not match the layout"),
         reader.lend(RemoteArena(b"", 0, 7), LAYOUT),
     ):
         pass

@@ -136,39 +136,43 @@ async def test_the_right_frames_are_taken(decode: DecodeEnd, source: MemoryFile)
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
     [
-        ({"epoch": 6}, FailedPrecondition, "epoch 6 is not this worker's, which is 7"),
-        ({"epoch": 8}, FailedPrecondition, "epoch 8 is not this worker's"),
-        ({"lease_id": 99}, NotFound, "lease 99 is unknown"),
-        ({"lease_id": -1}, NotFound, "lease -1 is unknown"),
+        ({"epoch": 6}, FailedPrecondition, "epoch 6 is not the current epoch 7"),
+        ({"epoch": 8}, FailedPrecondition, "epoch 8 is not the current epoch"),
+        ({"lease_id": 99}, NotFound, "lease 99 does not exist"),
+        ({"lease_id": -1}, NotFound, "lease -1 does not exist"),
         ({"generation": 0}, FailedPrecondition, "generation 0 of lease 1"),
         ({"generation": 2}, FailedPrecondition, "generation 2 of lease 1"),
-        ({"layout_hash": "other"}, FailedPrecondition, "KV of model unknown is not of mine, test"),
+        (
+            {"layout_hash": "other"},
+            FailedPrecondition,
+            "the KV is of model unknown, and this worker has test",
+        ),
         (
             # Other weights of the same shapes
             {"layout_hash": "other", "model_id": "another", "layout": LAYOUT},
             FailedPrecondition,
-            "KV of model another is not of mine, test",
+            "the KV is of model another, and this worker has test",
         ),
-        ({"request_id": "stranger"}, FailedPrecondition, "lease 1 is for another request"),
-        ({"attempt": 1}, FailedPrecondition, "lease 1 is for another request"),
-        ({"capability": ""}, PermissionDenied, "the capability is not one for this PushGrant"),
+        ({"request_id": "stranger"}, FailedPrecondition, "lease 1 belongs to another request"),
+        ({"attempt": 1}, FailedPrecondition, "lease 1 belongs to another request"),
+        ({"capability": ""}, PermissionDenied, "the capability does not match this PushGrant"),
         (
             {"capability": "0" * 32},
             PermissionDenied,
-            "the capability is not one for this PushGrant",
+            "the capability does not match this PushGrant",
         ),
         (
             {"sender": "another worker"},
             PermissionDenied,
-            "the capability is not one for this PushGrant",
+            "the capability does not match this PushGrant",
         ),
         (
             {"transport": "carrier pigeon"},
             Unimplemented,
-            "'carrier pigeon' is not one that this worker takes",
+            "'carrier pigeon' is not supported by this worker",
         ),
         # Without a segment
-        ({"transport": "shm"}, Unimplemented, "'shm' is not one that this worker takes"),
+        ({"transport": "shm"}, Unimplemented, "'shm' is not supported by this worker"),
         (
             {"transport": "gloo", "rendezvous": "nowhere"},
             FailedPrecondition,
@@ -191,41 +195,39 @@ async def test_an_open_frame_with_a_wrong_number_is_refused(
 
 async def test_a_push_begins_with_its_open_frame(decode: DecodeEnd, source: MemoryFile) -> None:
     target = decode.grant(BLOCKS)
-    await refuse(decode, [], FailedPrecondition, "begins with an open frame")
-    await refuse(
-        decode, whole(source), FailedPrecondition, "begins with an open frame, not with KvBlocks"
-    )
-    await refuse(decode, [b""], FailedPrecondition, "frame None is not one")
+    await refuse(decode, [], FailedPrecondition, "must be an open frame")
+    await refuse(decode, whole(source), FailedPrecondition, "must be an open frame, not KvBlocks")
+    await refuse(decode, [b""], FailedPrecondition, "frame None is unknown")
     await refuse(decode, [opening(target), opening(target)], FailedPrecondition, "one open frame")
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"sequence": 1}, "frame 1 came where frame 0 was due"),
-        ({"sequence": -1}, "frame -1 came where frame 0 was due"),
+        ({"sequence": 1}, "received frame 1, and expected frame 0"),
+        ({"sequence": -1}, "received frame -1, and expected frame 0"),
         # The first block is cached
-        ({"first": 0}, "brings blocks 0 to 1 of the sequence; the lease takes 1 to 3"),
-        ({"first": -1}, "brings blocks -1 to 0"),
-        ({"first": 3}, "brings blocks 3 to 4"),
-        ({"count": 0}, "brings blocks 1 to 0"),
-        ({"count": -2}, "brings blocks 1 to -2"),
-        ({"count": 2**31 - 1}, "brings blocks 1 to"),
+        ({"first": 0}, "contains blocks 0 to 1 of the sequence; the lease covers 1 to 3"),
+        ({"first": -1}, "contains blocks -1 to 0"),
+        ({"first": 3}, "contains blocks 3 to 4"),
+        ({"count": 0}, "contains blocks 1 to 0"),
+        ({"count": -2}, "contains blocks 1 to -2"),
+        ({"count": 2**31 - 1}, "contains blocks 1 to"),
         ({"count": 1}, "bytes for 1 blocks"),
-        ({"num_bytes": 2**63 - 1}, "claims 9223372036854775807 bytes for 2 blocks"),
-        ({"num_bytes": 0}, "claims 0 bytes for 2 blocks"),
-        ({"payload": ()}, "holds 0 bytes and claims"),
-        ({"payload": (bytes(2 * LAYOUT.block_bytes - 1),)}, "bytes and claims"),
-        ({"payload": (bytes(2 * LAYOUT.block_bytes + 1),)}, "bytes and claims"),
+        ({"num_bytes": 2**63 - 1}, "declares 9223372036854775807 bytes for 2 blocks"),
+        ({"num_bytes": 0}, "declares 0 bytes for 2 blocks"),
+        ({"payload": ()}, "contains 0 bytes and declares"),
+        ({"payload": (bytes(2 * LAYOUT.block_bytes - 1),)}, "bytes and declares"),
+        ({"payload": (bytes(2 * LAYOUT.block_bytes + 1),)}, "bytes and declares"),
         ({"payload": (bytes(2 * LAYOUT.block_bytes),)}, "arrived with digest"),
         ({"digests": (0, 0)}, "arrived with digest"),
         ({"digests": ()}, "frame 0 has 0 digests for 2 blocks"),
         ({"digests": (1, 2, 3)}, "frame 0 has 3 digests for 2 blocks"),
-        ({"first_layer": 1, "num_layers": 1}, "brings layers from 1 on where 0 was due"),
-        ({"first_layer": -1}, "brings 2 layers from layer -1 on; the model has 2"),
-        ({"num_layers": 3}, "brings 3 layers from layer 0 on; the model has 2"),
-        ({"num_layers": 0}, "brings 0 layers from layer 0 on"),
-        ({"num_layers": -1}, "brings -1 layers from layer 0 on"),
+        ({"first_layer": 1, "num_layers": 1}, "starts at layer 1, and expected layer 0"),
+        ({"first_layer": -1}, "contains 2 layers from layer -1 on; the model has 2"),
+        ({"num_layers": 3}, "contains 3 layers from layer 0 on; the model has 2"),
+        ({"num_layers": 0}, "contains 0 layers from layer 0 on"),
+        ({"num_layers": -1}, "contains -1 layers from layer 0 on"),
         ({"num_layers": 1}, "bytes for 2 blocks"),
     ],
 )
@@ -259,16 +261,22 @@ async def test_frames_out_of_order_or_twice_are_data_loss(
 ) -> None:
     first, second = whole(source)
     target = decode.grant(BLOCKS)
-    await refuse(decode, [opening(target), second, first], DataLoss, "frame 1 came where frame 0")
     await refuse(
-        decode, [opening(target), first, first], DataLoss, "frame 0 came where frame 1", writes=True
+        decode, [opening(target), second, first], DataLoss, "received frame 1, and expected frame 0"
+    )
+    await refuse(
+        decode,
+        [opening(target), first, first],
+        DataLoss,
+        "received frame 0, and expected frame 1",
+        writes=True,
     )
     again = replace(second, first=1)
     await refuse(
         decode,
         [opening(target), second_as_first(second), again],
         DataLoss,
-        "another one",
+        "a frame is missing",
         writes=True,
     )
 
@@ -282,9 +290,9 @@ def second_as_first(frame: KvBlocks) -> KvBlocks:
     [
         ({"frames": 1}, "the commit counts 1 frames; 2 arrived"),
         ({"digest": 1}, "the commit has digest 0000000000000001; the digest of the 2 frames"),
-        ({"num_tokens": 12}, "12 tokens do not make the lease's 4 blocks"),
-        ({"num_tokens": 17}, "17 tokens do not make"),
-        ({"num_tokens": -1}, "-1 tokens do not make"),
+        ({"num_tokens": 12}, "12 tokens, which do not match the 4 blocks"),
+        ({"num_tokens": 17}, "17 tokens, which do not match"),
+        ({"num_tokens": -1}, "-1 tokens, which do not match"),
         ({"first_token": -1}, "first token -1"),
         ({"first_token": 43}, "the digest of the 2 frames"),  # a bit of 42 that flipped
     ],
@@ -320,7 +328,7 @@ async def test_a_push_that_ends_without_a_commit_is_cancelled(
 async def test_a_refused_push_may_be_tried_again(decode: DecodeEnd, source: MemoryFile) -> None:
     target = decode.grant(BLOCKS)
     frames = whole(source)
-    await refuse(decode, [opening(target), frames[1]], DataLoss, "was due")
+    await refuse(decode, [opening(target), frames[1]], DataLoss, "and expected frame")
     await push(decode, [opening(target), *frames, commit(frames)])
     assert len(decode.committed) == 1
 
@@ -345,9 +353,14 @@ async def test_a_late_frame_does_not_reach_blocks_that_are_another_requests(
         assert await call.code() is grpc.StatusCode.NOT_FOUND
     assert decode.arena.buffer.equal(before)
     late = [opening(target), first, second, commit([first, second])]
-    await refuse(decode, late, NotFound, "lease 1 is unknown")
+    await refuse(decode, late, NotFound, "lease 1 does not exist")
     forged = [opening(target, lease_id=new.lease_id), first]
-    await refuse(decode, forged, FailedPrecondition, "generation 1 of lease 2 is not the current 2")
+    await refuse(
+        decode,
+        forged,
+        FailedPrecondition,
+        "generation 1 of lease 2 is not the current generation 2",
+    )
 
 
 async def written(decode: DecodeEnd, number: int, block: bytes) -> None:
@@ -493,7 +506,7 @@ async def test_a_repeated_push_with_other_content_is_refused(
     frames = whole(source)
     target = decode.grant(BLOCKS)
     await push(decode, [opening(target), *frames, commit(frames)])
-    with pytest.raises(FailedPrecondition, match="committed before with other content"):
+    with pytest.raises(FailedPrecondition, match="committed with other content"):
         await push(decode, [opening(target), *frames, commit(frames, first_token=43)])
     assert len(decode.committed) == 1
 
@@ -509,10 +522,10 @@ def shared(source: MemoryFile, **changes: Any) -> SharedSegment:
     ("changes", "says"),
     [
         ({"pid": 2**22 + 1}, "cannot open /proc/4194305/fd"),
-        ({"fd": 0}, "is not arena"),  # some other file of that process
+        ({"fd": 0}, "does not contain arena"),  # some other file of that process
         ({"fd": 100_000}, "cannot open"),
         ({"fd": -1}, "cannot open"),
-        ({"nonce": 1}, "is not arena 1 "),
+        ({"nonce": 1}, "does not contain arena 1 "),
         ({"size": 1}, "of 1 bytes"),
         ({"size": 2**62}, "of 4611686018427387904 bytes"),
     ],
@@ -527,7 +540,7 @@ async def test_a_segment_that_is_not_the_senders_arena_is_not_mapped(
 async def test_an_arena_that_could_shrink_is_not_mapped(decode: DecodeEnd) -> None:
     source = MemoryFile(sealed=False)
     sent = opening(decode.grant(BLOCKS), transport="shm", segment=shared(source))
-    await refuse(decode, [sent], Unimplemented, "may shrink while it is read")
+    await refuse(decode, [sent], Unimplemented, "is not sealed against shrinking")
 
 
 async def test_an_arena_of_another_shape_is_not_read(decode: DecodeEnd, source: MemoryFile) -> None:
@@ -535,7 +548,7 @@ async def test_an_arena_of_another_shape_is_not_read(decode: DecodeEnd, source: 
     os.ftruncate(source.fd, source.buffer.numel() + 4096)
     segment = shared(source, size=source.buffer.numel() + 4096)
     sent = opening(decode.grant(BLOCKS), transport="shm", segment=segment)
-    await refuse(decode, [sent], Unimplemented, "not an arena of the layout that its sender names")
+    await refuse(decode, [sent], Unimplemented, "does not match the layout of the sender's arena")
 
 
 @pytest.mark.parametrize("numbers", [(1, 32), (-1, 2), (1,), (1, 2, 3), ()])

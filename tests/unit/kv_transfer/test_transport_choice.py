@@ -69,7 +69,7 @@ def test_auto_between_hosts_is_grpc_and_under_tls_it_says_so(device: str) -> Non
         (
             "pigeon",
             ("cpu", "cpu"),
-            "not one of auto, memory, shm, cuda_ipc, grpc, gloo, nccl, nixl",
+            "allowed are auto, memory, shm, cuda_ipc, grpc, gloo, nccl, nixl",
         ),
     ],
 )

@@ -50,13 +50,13 @@ def test_a_model_that_is_not_on_the_host_is_told_as_it_is() -> None:
 def test_what_another_start_may_cure_is_tried_some_times(cause: Any) -> None:
     starts = FailedStarts()
     errors = [
-        starts.verdict(failed_start(f"decode-{i}", cause, "it went\nsomehow"))
+        starts.verdict(failed_start(f"decode-{i}", cause, "it went.\nsomehow"))
         for i in range(MOST_DEATHS)
     ]
     assert errors[:-1] == [None] * (MOST_DEATHS - 1)
     assert isinstance(errors[-1], Unavailable)
-    assert f"decode-{MOST_DEATHS - 1} with: it went" in errors[-1].message
-    assert "set kv.memory" in errors[-1].message
+    assert f"decode-{MOST_DEATHS - 1}: it went; if memory was short" in errors[-1].message
+    assert "lower kv.memory" in errors[-1].message
 
 
 @given(st.text(), st.text())

@@ -36,7 +36,7 @@ def test_addresses(address: str) -> None:
         ("10.0.0.1:66666", "neither auto nor HOST:PORT"),
         (
             "ray://10.0.0.1:10001",
-            "Ray Client is not supported; run this on one of the cluster's nodes",
+            "Ray Client is not supported; run this command on one of the",
         ),
     ],
 )
@@ -52,16 +52,16 @@ def test_what_is_reachable_from_everywhere() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"redis": {"url": "embedded"}}, "redis.url: embedded is on this machine alone"),
-        ({"redis": {"url": "unix:///run/redis.sock"}}, "is on this machine alone"),
-        ({"redis": {"url": "redis://localhost:6379"}}, "localhost is each Ray node itself"),
+        ({"redis": {"url": "embedded"}}, "redis.url: embedded is reachable on this machine only"),
+        ({"redis": {"url": "unix:///run/redis.sock"}}, "is reachable on this machine only"),
+        ({"redis": {"url": "redis://localhost:6379"}}, "localhost is a loopback address"),
         (
             {"redis": {"url": "redis://:secret@127.0.0.1:6379"}},
-            "redis.url: 127.0.0.1 is each Ray node itself",
+            "redis.url: 127.0.0.1 is a loopback address",
         ),
         (
             {"listen": {}},
-            "listen.worker_host: nobody reaches 127.0.0.1 from other Ray nodes; set it to auto",
+            "listen.worker_host: other Ray nodes cannot reach 127.0.0.1; set worker_host: auto",
         ),
     ],
 )
@@ -79,7 +79,7 @@ def test_what_is_not(change: dict[str, Any], why: str) -> None:
         (
             "redis: {url: 'redis://10.0.0.1'}",
             "auto",
-            "listen.worker_host: nobody reaches 127.0.0.1",
+            "listen.worker_host: other Ray nodes cannot reach 127.0.0.1",
         ),
         ("{}", "nowhere", "--ray-address 'nowhere' is neither auto nor HOST:PORT"),
         ("{}", "ray://10.0.0.1:10001", "Ray Client is not supported"),

@@ -100,7 +100,7 @@ async def test_its_death_is_told_at_once_and_the_next_is_forked(
             assert await worker.started()
             info = await ready(registry)
             os.kill(info.pid, signal.SIGKILL)
-            with pytest.raises(Unavailable, match="process died"):
+            with pytest.raises(Unavailable, match="worker process ended"):
                 await worker.ended()
             await registry.remove_worker(info.worker_id, info.epoch)
 

@@ -108,7 +108,7 @@ def test_a_saved_report_is_read_back(tmp_path: Path) -> None:
 def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "other.json"
     file.write_text(text)
-    with pytest.raises(InvalidArgument, match=r"other\.json: not a file"):
+    with pytest.raises(InvalidArgument, match=r"other\.json: not a report"):
         load_report(file)
 
 
@@ -126,7 +126,7 @@ def test_a_saved_sweep_is_read_back(tmp_path: Path) -> None:
     )
     save(sweep, file)
     assert load(file) == sweep
-    with pytest.raises(InvalidArgument, match=r"sweep\.json: a sweep"):
+    with pytest.raises(InvalidArgument, match=r"sweep\.json: the file is a sweep"):
         load_report(file)
 
 
@@ -165,7 +165,7 @@ def test_what_is_no_json_is_not_written_and_not_read(tmp_path: Path) -> None:
         save(replace(REPORT, options={"burstiness": math.inf}), file)
     save(REPORT, file)
     file.write_text(file.read_text().replace('"rate": 2.0', '"rate": Infinity'))
-    with pytest.raises(InvalidArgument, match="Infinity is no JSON"):
+    with pytest.raises(InvalidArgument, match="Infinity is not valid JSON"):
         load(file)
 
 

@@ -66,6 +66,11 @@ def test_bad_rates_are_refused(text: str) -> None:
         parse_rate(text)
 
 
+def test_a_rate_that_is_no_number_is_not_called_negative() -> None:
+    with pytest.raises(InvalidArgument, match="'nan': rates must be 0 or more"):
+        parse_rate("nan")
+
+
 @given(STAGES)
 def test_evenly_spaced_arrivals_come_when_the_rate_adds_up_to_whole_numbers(
     stages: list[Stage],

@@ -34,16 +34,19 @@ def test_a_csv_file_gives_a_moment_for_each_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "where"),
     [
-        ("", ":1: the columns are ; wanted are seconds, pool, size, ready and some of queue_depth"),
+        ("", ":1: the columns are ; expected seconds, pool, size, ready and some of queue_depth"),
         ("seconds,pool,size,ready\n", ":1: the columns"),
         ("seconds,pool,size,ready,queue_length\n", ":1: the columns"),
-        (HEADER, "no moments"),
-        (HEADER + "0,decode,1,1,0\n", ":2: not a row"),
-        (HEADER + "0,router,1,1,0,0\n", ":2: not a row"),
-        (HEADER + "0,decode,1,1,many,0\n", ":2: not a row"),
-        (HEADER + "1,decode,1,1,0,0\n0,decode,1,1,0,0\n", ":3: seconds must not go back"),
+        (HEADER, "the file has no rows"),
+        (HEADER + "0,decode,1,1,0\n", ":2: the row does not match"),
+        (HEADER + "0,router,1,1,0,0\n", ":2: the row does not match"),
+        (HEADER + "0,decode,1,1,many,0\n", ":2: the row does not match"),
+        (HEADER + "1,decode,1,1,0,0\n0,decode,1,1,0,0\n", ":3: seconds must not decrease"),
         (HEADER + "nan,decode,1,1,0,0\n", ":2: seconds"),
-        (HEADER + "0,decode,-1,1,0,0\n", ":2: seconds must not go back, sizes not be negative"),
+        (
+            HEADER + "0,decode,-1,1,0,0\n",
+            ":2: seconds must not decrease, and sizes must be 0 or more",
+        ),
     ],
 )
 def test_a_csv_file_that_is_none_is_refused_with_its_line(

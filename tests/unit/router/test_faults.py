@@ -93,7 +93,7 @@ async def test_a_poisonous_request_is_stopped_and_those_beside_it_are_unharmed(
             asyncio.create_task(tokens(stub, ask(f"r{one}", 60, (*SHORT, one))))
             for one in range(20, 26)
         ]
-        with pytest.raises(Internal, match=rf"{workers} workers died"):
+        with pytest.raises(Internal, match=rf"{workers} workers crashed"):
             await tokens(stub, ask("poison", 60, (99, 98)))
         assert await asyncio.gather(*others) == [
             answer((*SHORT, one), 7, 60) for one in range(20, 26)

@@ -168,7 +168,7 @@ async def test_a_tenant_finds_its_own_prefixes_and_nobody_elses(cluster: Cluster
     assert (code, said) == (0, "prefill=0 decode=1\n")
     code, said = await command(cluster, "acme", "status", "--admin", cluster.admin)
     assert (code, said.count("\n")) == (1, 1)
-    assert "tenant acme has the role client; this needs admin" in said
+    assert "tenant acme has the role client; this call requires admin" in said
     code, said = await command(
         cluster, "acme", "generate", "Once", "--target", cluster.grpc, "--max-tokens", "3"
     )

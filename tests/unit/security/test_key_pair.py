@@ -70,15 +70,15 @@ BROKEN: dict[str, tuple[Callable[[Certificates], object], str]] = {
     ),
     "rubbish": (
         lambda made: (made.folder / "worker.pem").write_text("rubbish"),
-        "security.tls.worker.cert: {}/worker.pem holds no certificate in PEM",
+        "security.tls.worker.cert: {}/worker.pem contains no PEM certificate",
     ),
     "rubbish for a key": (
         lambda made: (made.folder / "worker-key.pem").write_text("rubbish"),
-        "security.tls.worker.key: {}/worker-key.pem holds no private key in PEM",
+        "security.tls.worker.key: {}/worker-key.pem contains no PEM private key",
     ),
     "huge": (
         lambda made: (made.folder / "ca.pem").write_bytes(b"x" * 2**21),
-        "security.tls.ca: {}/ca.pem is larger than 1048576 bytes",
+        "security.tls.ca: {}/ca.pem is larger than the allowed 1048576 bytes",
     ),
     "key with a password": (
         _locked_key,
@@ -91,7 +91,7 @@ BROKEN: dict[str, tuple[Callable[[Certificates], object], str]] = {
     ),
     "ended": (
         lambda made: made.issue("worker", lifetime=timedelta(minutes=-1)),
-        "security.tls.worker.cert: {}/worker.pem ended at",
+        "security.tls.worker.cert: {}/worker.pem expired at",
     ),
     "not yet valid": (
         lambda made: made.issue("worker", now=NOW + DAY),
@@ -99,24 +99,24 @@ BROKEN: dict[str, tuple[Callable[[Certificates], object], str]] = {
     ),
     "a router's": (
         lambda made: made.issue("router", "worker"),
-        "security.tls.worker.cert: {}/worker.pem has the role router; it must have worker",
+        "security.tls.worker.cert: {}/worker.pem has the role router; it must have the role worker",
     ),
     "no role": (
         _role(NAME),
-        "security.tls.worker.cert: {}/worker.pem has no role; it must have worker",
+        "security.tls.worker.cert: {}/worker.pem has no role; it must have the role worker",
     ),
     "two roles": (
         _role(WORKER, NAME, x509.UniformResourceIdentifier(uri("admin"))),
         "security.tls.worker.cert: {}/worker.pem has the role worker and admin; it must have "
-        "worker",
+        "the role worker",
     ),
     "no name": (
         _role(WORKER),
-        "security.tls.worker.cert: {}/worker.pem lacks the DNS name kvrelay-worker",
+        "security.tls.worker.cert: {}/worker.pem does not have the DNS name kvrelay-worker",
     ),
     "for clients only": (
         _role(WORKER, NAME, usage=(ExtendedKeyUsageOID.CLIENT_AUTH,)),
-        "security.tls.worker.cert: {}/worker.pem is not for TLS servers",
+        "security.tls.worker.cert: {}/worker.pem cannot be used by TLS servers",
     ),
     "of another CA": (
         _stranger,
@@ -124,7 +124,7 @@ BROKEN: dict[str, tuple[Callable[[Certificates], object], str]] = {
     ),
     "no CA's certificate": (
         lambda made: made.issue("client", "ca"),
-        "security.tls.ca: {}/ca.pem holds 'CN=kvrelay client', which is not a CA's certificate",
+        "security.tls.ca: {}/ca.pem contains 'CN=kvrelay client', which is not a CA certificate",
     ),
 }
 

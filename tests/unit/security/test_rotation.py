@@ -103,10 +103,10 @@ async def test_a_certificate_that_ends_in_mid_run(
             ends = datetime.now(UTC) + SHORT
             decode, prefill = await running.session("decode-0"), await running.session("prefill-0")
             info = await until_published(
-                running, lambda info: " ended at " in info.load.certificate_note
+                running, lambda info: " expired at " in info.load.certificate_note
             )
             assert datetime.now(UTC) > ends - timedelta(seconds=1)
-            assert info.load.certificate_note.startswith(f"{cert} ended at {ends:%Y-%m-%d %H:%M}")
+            assert info.load.certificate_note.startswith(f"{cert} expired at {ends:%Y-%m-%d %H:%M}")
 
             # What stands goes on: both ways, from tokens to drains.
             await decode.send(RunLocal(spec("stream", 40)))
@@ -128,7 +128,7 @@ async def test_a_certificate_that_ends_in_mid_run(
             )
             told = [line["reason"] for line in logs if line["event"] == "certificate_expiring"]
             assert len(told) == 4, "each worker: soon, then over"
-            assert [" ends in " in reason for reason in told] == [True, True, False, False]
+            assert [" expires in " in reason for reason in told] == [True, True, False, False]
             assert all(reason.startswith(str(cert)) for reason in told)
 
             made.issue("worker")
@@ -166,7 +166,7 @@ def test_broken_files_change_nothing_but_the_log(tmp_path: Path) -> None:
         assert "is not the key of the certificate" in credentials.trouble()
         (tmp_path / "worker-key.pem").write_bytes(other.key_pem)
         after = credentials.current()
-        assert credentials.trouble().endswith("UTC"), "it ends in a day"
+        assert credentials.trouble().endswith("UTC"), "it expires in a day"
     assert after.chain == other.certificate_pem
     assert [line["event"] for line in logs if line["log_level"] == "warning"].count(
         "certificate_rejected"
@@ -179,13 +179,13 @@ def test_broken_files_change_nothing_but_the_log(tmp_path: Path) -> None:
     ("left", "says"),
     [
         (timedelta(days=15), ""),
-        (timedelta(days=13, hours=1), "/w.pem ends in 13 days, at 2030-01-01 00:00:00 UTC"),
-        (timedelta(hours=5), "/w.pem ends in 5 hours, at 2030-01-01 00:00:00 UTC"),
-        (timedelta(seconds=1), "/w.pem ends in 1 hours, at 2030-01-01 00:00:00 UTC"),
+        (timedelta(days=13, hours=1), "/w.pem expires in 13 days, at 2030-01-01 00:00:00 UTC"),
+        (timedelta(hours=5), "/w.pem expires in 5 hours, at 2030-01-01 00:00:00 UTC"),
+        (timedelta(seconds=1), "/w.pem expires in 1 hours, at 2030-01-01 00:00:00 UTC"),
         (
             timedelta(),
-            "/w.pem ended at 2030-01-01 00:00:00 UTC: connections that stand go on, new "
-            "ones are refused",
+            "/w.pem expired at 2030-01-01 00:00:00 UTC: open connections continue, and new "
+            "connections are refused",
         ),
     ],
     ids=str,

@@ -100,7 +100,7 @@ async def test_a_server_that_does_not_start_says_why(
     broken.write_text("#!/bin/sh\nexit 3\n")
     broken.chmod(0o755)
     monkeypatch.setattr(embedded_redis, "find_redis_server", lambda: broken)
-    with pytest.raises(Unavailable, match="exited with 3"):
+    with pytest.raises(Unavailable, match="ended with exit code 3"):
         async with EmbeddedRedis():
             pass
 

@@ -102,7 +102,7 @@ async def test_an_older_incarnation_cannot_overwrite_or_remove_a_later_one(
     registry: Registry,
 ) -> None:
     await registry.publish_worker(worker(epoch=7))
-    with pytest.raises(FailedPrecondition, match="epoch 6 was succeeded by epoch 7"):
+    with pytest.raises(FailedPrecondition, match="epoch 6 was replaced by epoch 7"):
         await registry.publish_worker(worker(epoch=6))
     await registry.remove_worker("decode-0", 6)
     assert await registry.workers() == (worker(epoch=7),)
@@ -253,7 +253,7 @@ async def test_where_workers_listen_on_loopback_none_elsewhere_is_believed(
             for _ in range(2):
                 assert [info.worker_id for info in await local.workers()] == ["decode-1"]
     assert [line["reason"] for line in logs] == [
-        "'address 10.1.2.3:80 is not on loopback, as listen.worker_host is'"
+        "'address 10.1.2.3:80 is not a loopback address, but listen.worker_host is'"
     ]
 
 
@@ -382,8 +382,8 @@ async def test_a_lease_counts_once_enough_replicas_have_it(server: EmbeddedRedis
     async with await Registry.connect(server.url, confirm_replicas=1) as registry:
         with pytest.raises(
             Unavailable,
-            match=r"0 replicas have confirmed .* "
-            r"redis.confirm_replicas is 1",
+            match=r"0 replicas confirmed .* "
+            r"redis.confirm_replicas requires 1",
         ):
             await registry.renew_lease("a", 0)
 

@@ -146,19 +146,19 @@ async def test_a_cancelled_call_leaves_no_answer_behind(template: Template) -> N
     [
         (
             "{{ raise_exception('roles must alternate') }}",
-            "refuses these messages: roles must alternate",
+            "rejects these messages: roles must alternate",
         ),
-        ("{{ messages[7].content }}", "refuses these messages: .*no element 7"),
-        ("{% if %}", "refuses these messages: Expected an expression"),
-        ("{{ 1 // 0 }}", "refuses these messages: .*division"),
+        ("{{ messages[7].content }}", "rejects these messages: .*no element 7"),
+        ("{% if %}", "rejects these messages: Expected an expression"),
+        ("{{ 1 // 0 }}", "rejects these messages: .*division"),
         ("{{ ''.__class__.__mro__ }}", "access to attribute '__class__' of 'str' object is unsafe"),
         (
             "{{ cycler.__init__.__globals__.os.system('true') }}",
             "access to attribute '__init__' .* is unsafe",
         ),
         ("{% set x = messages.append(1) %}{{ x }}", "unsafe|not safely callable"),
-        ("{{ raise_exception('x' * 100000) }}", "refuses these messages: x{1000}$"),
-        ("{{ 'x' * 10 ** 10 }}", "refuses these messages: MemoryError"),
+        ("{{ raise_exception('x' * 100000) }}", "rejects these messages: x{1000}$"),
+        ("{{ 'x' * 10 ** 10 }}", "rejects these messages: MemoryError"),
     ],
 )
 async def test_what_a_template_raises_is_an_invalid_argument(
@@ -212,8 +212,8 @@ async def test_closing_ends_the_process_and_calls_under_way(template: Template) 
 @pytest.mark.parametrize(
     ("renderer", "message"),
     [
-        ("raise SystemExit(3)", "does not start; its message is on stderr"),
-        ("print('half a li', end='')", "does not start; its message is on stderr"),
+        ("raise SystemExit(3)", "does not start; its error is on stderr"),
+        ("print('half a li', end='')", "does not start; its error is on stderr"),
         ("import time; time.sleep(600)", r"does not start: no answer within 0\.3 s"),
     ],
 )

@@ -151,7 +151,7 @@ class TestTokenizer:
     @pytest.mark.parametrize("content", [b"", b"{}", b"\xff\xfe", b'{"model": 1}'])
     def test_a_broken_tokenizer_is_refused(self, tmp_path: Path, content: bytes) -> None:
         (tmp_path / "tokenizer.json").write_bytes(content)
-        with pytest.raises(ModelRefused, match=r"tokenizer\.json is not a usable tokenizer"):
+        with pytest.raises(ModelRefused, match=r"tokenizer\.json is not a valid tokenizer"):
             Tokenizer.load(tmp_path)
 
     def test_torch_and_transformers_stay_out(self) -> None:

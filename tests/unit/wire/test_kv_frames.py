@@ -83,23 +83,23 @@ GOOD = frame_to_bytes(KvBlocks(1, 2, 3, 0, 4, 5, (6, 7), (b"payload",), (8, 9)))
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"", "hand-off frame None is not one"),
+        (b"", "hand-off frame None is unknown"),
         (b"\x12", "a number is cut off"),
         (b"\x12" + b"\xff" * 11, "a number has no end"),
         (b"\x12" + b"\xff" * 9 + b"\x01", "blocks of 18446744073709551615 bytes"),  # 2^64 - 1
-        (b"\x12\x05ab", "blocks of 5 bytes in a message that has 2"),
+        (b"\x12\x05ab", "blocks of 5 bytes exceed the remaining 2 bytes"),
         (GOOD + b"\x00", "a number is cut off"),
         (GOOD + GOOD, "field 2 follows the blocks"),
         (b"\x12\x03\x2a\x7f\x00", "field 5 is cut off"),
-        (b"\x12\x05\x2a\x01\x00\x08\x01", "something follows the payload"),
+        (b"\x12\x05\x2a\x01\x00\x08\x01", "data follows the payload"),
         (b"\x12\x02\x0f\x00", "a field of kind 7"),
         (b"\x12\x02\x09\x00", "field 1 is cut off"),
-        (b"\x0a\x05ab", "bytes are no hand-off frame"),
-        (b"\xff" * 20, "bytes are no hand-off frame"),
-        (b"\x80\x02rubbish", "bytes are no hand-off frame"),
+        (b"\x0a\x05ab", "bytes are not a hand-off frame"),
+        (b"\xff" * 20, "bytes are not a hand-off frame"),
+        (b"\x80\x02rubbish", "bytes are not a hand-off frame"),
         (
             b"\x0a\x80\x80\x04" + b"\x5a\x00" * 2**15,
-            "65540 bytes are too many for a frame that brings no KV",
+            "a frame without KV has 65540 bytes",
         ),
     ],
 )

@@ -41,5 +41,5 @@ async def test_the_model_is_loaded_where_the_pool_runs(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 async def test_without_a_gpu_it_is_told(tiny_model: Callable[..., Path]) -> None:
-    with pytest.raises(ConfigError, match=r"finds 0 CUDA devices here; .*num_gpus: 0"):
+    with pytest.raises(ConfigError, match=r"finds 0 CUDA devices; .*num_gpus: 0"):
         await load_runner(settings(tiny_model(), "decode", 1))

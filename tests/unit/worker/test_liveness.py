@@ -67,7 +67,7 @@ async def test_a_step_that_hangs_ends_its_sessions_and_its_worker(
             decode = await running.session("decode-0")
             await decode.send(RunLocal(SPEC))
             with pytest.raises(
-                grpc.aio.AioRpcError, match="decode-0 cannot go on: a step of 61 tokens"
+                grpc.aio.AioRpcError, match="decode-0 cannot continue: a step of 61 tokens"
             ):
                 await decode.event()  # an error, since it may be the request's fault
             stuck = await until_state(running.registry, "stuck")
@@ -81,7 +81,7 @@ async def test_a_step_that_hangs_ends_its_sessions_and_its_worker(
             await ask()
     finally:
         released.set()
-    assert caught.group_contains(StepHung, match=r"a step of 61 tokens has been running for [1-9]")
+    assert caught.group_contains(StepHung, match=r"a step of 61 tokens has run for [1-9]")
 
 
 async def test_a_worker_is_given_no_work_before_its_first_real_steps(

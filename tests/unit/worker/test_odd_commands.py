@@ -119,5 +119,5 @@ async def test_a_router_of_a_protocol_that_does_not_fit_is_told_so(
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call.read()
         assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-        assert "router-9 is refused: it speaks protocol" in (caught.value.details() or "")
+        assert "router-9 is rejected: it speaks protocol" in (caught.value.details() or "")
         assert "upgrade this end" in (caught.value.details() or "")

@@ -127,4 +127,4 @@ async def test_another_model_is_refused(tiny_model: Callable[..., Path]) -> None
         while not isinstance(failed, Failed):  # the refusal may come after the first token
             failed = await prefill.event()
         assert failed.code is Code.FAILED_PRECONDITION
-        assert "is not of mine" in failed.message
+        assert "both workers need the same" in failed.message

@@ -76,7 +76,7 @@ def test_a_model_with_sinks_keeps_to_torch(
     stand_in: list[Any], tiny_model: Callable[[str], Path]
 ) -> None:
     _, forward = cuda_forward_runner(tiny_model("gpt_oss"), Programs(), flashinfer)
-    assert forward.without_flashinfer == "flashinfer does not know attention sinks"
+    assert forward.without_flashinfer == "flashinfer does not support attention sinks"
 
 
 def test_more_query_heads_than_there_is_room_for(
@@ -86,17 +86,29 @@ def test_more_query_heads_than_there_is_room_for(
         return FlashInfer(runner.kv, Room(query_heads=2, processors=4, sequences=8, blocks=256))
 
     _, forward = cuda_forward_runner(tiny_model("llama"), Programs(), small)
-    assert forward.without_flashinfer == "a layer has 4 query heads, and the configuration says 2"
+    assert forward.without_flashinfer == "a layer has 4 query heads, and the configuration has 2"
 
 
 @pytest.mark.parametrize(
     ("layer", "dtype", "reason"),
     [
-        (LayerKv(2, 64, 64), "float32", "KV of float16 or bfloat16, and the model's is float32"),
-        (LayerKv(2, 64, 64), "int8", "KV of float16 or bfloat16, and the model's is int8"),
-        (LayerKv(2, 96, 96), "bfloat16", r"heads of \(64, 128, 256\) values, not 96 and 96"),
-        (LayerKv(2, 128, 64), "bfloat16", r"heads of \(64, 128, 256\) values, not 128 and 64"),
-        (LayerKv(1, 64, 64), "bfloat16", "40 query heads share 1 KV heads, at most 16 each may"),
+        (LayerKv(2, 64, 64), "float32", "KV in float16 and bfloat16, and the model has float32"),
+        (LayerKv(2, 64, 64), "int8", "KV in float16 and bfloat16, and the model has int8"),
+        (
+            LayerKv(2, 96, 96),
+            "bfloat16",
+            r"head dimensions \(64, 128, 256\), and the model has 96 and 96",
+        ),
+        (
+            LayerKv(2, 128, 64),
+            "bfloat16",
+            r"head dimensions \(64, 128, 256\), and the model has 128 and 64",
+        ),
+        (
+            LayerKv(1, 64, 64),
+            "bfloat16",
+            "40 query heads share 1 KV heads; flashinfer allows at most 16",
+        ),
         (LayerKv(8, 64, 64), "bfloat16", "flashinfer is not installed"),
     ],
 )

@@ -218,7 +218,7 @@ def test_int8_weights_of_inputs_that_are_not_whole_words(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"kernels": "torch"}, "torch was asked for"),
+        ({"kernels": "torch"}, "the torch kernels were requested"),
         ({"block_size": 8}, "they do not fit float32 weights and float32 KV in blocks of 8 tokens"),
         ({"dtype": "float16"}, "they do not fit float16 weights and float16 KV"),
     ],

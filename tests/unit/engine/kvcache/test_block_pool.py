@@ -139,7 +139,8 @@ class PoolMachine(RuleBasedStateMachine):
         block = data.draw(st.sampled_from(sorted(model.held)), label="block")
         if block in model.names and model.contents[block] != content:
             with pytest.raises(
-                IntegrityError, match=f"block {block}, which is named for other content"
+                IntegrityError,
+                match=f"block {block} gets a hash, but it has the hash of other content",
             ):
                 self.pool.name(block, hash, content, owner)
             return
@@ -228,7 +229,7 @@ def test_a_block_is_given_back_once() -> None:
     pool = BlockPool(4)
     blocks = pool.allocate(2)
     pool.release(blocks)
-    with pytest.raises(IntegrityError, match=f"release of block {blocks[1]}, which nobody holds"):
+    with pytest.raises(IntegrityError, match=f"block {blocks[1]} is released, but no sequence"):
         pool.release(blocks)
     assert pool.num_free == 4
 
@@ -285,7 +286,7 @@ def test_shares_of_the_cache_do_not_keep_anybody_from_running() -> None:
         (lambda pool: pool._references.__setitem__(1, 1), r"both cached and held: \[1\]"),
         (lambda pool: pool._references.__setitem__(3, -1), r"negative number of times: \[3\]"),
         (lambda pool: pool._block_of.clear(), r"named one way only: \[1\]"),
-        (lambda pool: pool._block_of.__setitem__(b"9", 1), r"2 names for 1 named blocks"),
+        (lambda pool: pool._block_of.__setitem__(b"9", 1), r"2 hashes for 1 hashed blocks"),
         (lambda pool: pool._contents.clear(), r"named without a content: \[1\]"),
         (lambda pool: pool._serials.__setitem__(1, 0), r"named without a serial: \[1\]"),
         (lambda pool: pool._hash_of.clear(), r"cached without a name: \[1\]"),
@@ -297,7 +298,7 @@ def test_shares_of_the_cache_do_not_keep_anybody_from_running() -> None:
             r"cached blocks of \[''\] would never be "
             r"given up",
         ),
-        (lambda pool: setattr(pool, "num_free", 5), "2 blocks are free, 5 counted"),
+        (lambda pool: setattr(pool, "num_free", 5), "2 blocks are free, but 5 are counted"),
     ],
 )
 def test_integrity_check_says_what_is_off(corrupt: object, message: str) -> None:

@@ -128,7 +128,8 @@ def test_a_model_in_the_hubs_cache(
             (snapshot / file.name).symlink_to(f"../../blobs/{file.name}")
         assert load_model(f"someone/{name}").vocab_size == VOCAB
     with pytest.raises(
-        ModelRefused, match="someone/nothing: neither a folder nor a model of the hub"
+        ModelRefused,
+        match="someone/nothing is neither a folder nor a model of the Hugging Face hub",
     ):
         load_model("someone/nothing")
 
@@ -153,7 +154,7 @@ def config_is_nested_too_deep(folder: Path) -> str:
 
 def config_is_a_list(folder: Path) -> str:
     (folder / "config.json").write_text("[]")
-    return "config.json: not a JSON object"
+    return "config.json: the content is not a JSON object"
 
 
 def unknown_architecture(folder: Path) -> str:
@@ -163,7 +164,7 @@ def unknown_architecture(folder: Path) -> str:
 
 def own_code(folder: Path) -> str:
     edit(folder / "config.json", auto_map={"AutoModelForCausalLM": "evil.Model"})
-    return "auto_map asks to run code"
+    return "auto_map requires code"
 
 
 def encoder_decoder(folder: Path) -> str:
@@ -173,35 +174,35 @@ def encoder_decoder(folder: Path) -> str:
 
 def weights_by_another_name(folder: Path) -> str:
     edit(folder / "config.json", transformers_weights="../other.safetensors")
-    return "transformers_weights names other files"
+    return "transformers_weights names other weight files"
 
 
 def an_adapter(folder: Path) -> str:
     (folder / "adapter_config.json").write_text("{}")
-    return "an adapter, which changes another model"
+    return "adapters are not supported"
 
 
 def no_weights(folder: Path) -> str:
     (folder / "model.safetensors").unlink()
-    return "no model.safetensors or model.safetensors.index.json; there are no weights"
+    return "model.safetensors and model.safetensors.index.json are missing; found no weights"
 
 
 def truncated_weights(folder: Path) -> str:
     data = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(data[:-10])
-    return "not a sound safetensors file"
+    return "invalid safetensors file"
 
 
 def absurd_header(folder: Path) -> str:
     data = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", 2**63) + data[8:])
-    return "not a sound safetensors file"
+    return "invalid safetensors file"
 
 
 def a_header_that_the_reason_would_repeat(folder: Path) -> str:
     header = json.dumps({"a": "x" * 20_000}).encode()
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
-    return "not a sound safetensors file"
+    return "invalid safetensors file"
 
 
 def overlapping_tensors(folder: Path) -> str:
@@ -212,14 +213,16 @@ def overlapping_tensors(folder: Path) -> str:
         }
     ).encode()
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(12))
-    return "not a sound safetensors file"
+    return "invalid safetensors file"
 
 
 def a_tensor_is_missing(folder: Path) -> str:
     weights = load_file(folder / "model.safetensors")
     del weights["model.layers.1.self_attn.q_proj.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return "1 weights are missing or misshapen; model.layers.1.self_attn.q_proj.weight is missing"
+    return (
+        "1 weights are missing or have the wrong shape; the first: model.layers.1.self_attn.q_proj"
+    )
 
 
 def a_tensor_has_another_shape(folder: Path) -> str:
@@ -231,23 +234,23 @@ def a_tensor_has_another_shape(folder: Path) -> str:
 
 def an_end_that_is_no_token(folder: Path) -> str:
     edit(folder / "generation_config.json", eos_token_id=[1, 0.5])
-    return "eos_token_id .* is no token id, nor a list of them"
+    return "eos_token_id .* is neither a token id nor a list"
 
 
 def absurd_vocabulary(folder: Path) -> str:
     edit(folder / "config.json", vocab_size=10**9)
-    return "the configuration is of a model of [0-9]* weights, and there are [0-9]* of them"
+    return "the configuration requires [0-9]* weights, and the files contain [0-9]*"
 
 
 def absurdly_many_layers(folder: Path) -> str:
     edit(folder / "config.json", num_hidden_layers=2**62)
-    return "4611686018427387904 layers of [0-9]* tensors"
+    return "4611686018427387904 layers, and the weights have [0-9]* tensors"
 
 
 def a_shard_is_missing(folder: Path) -> str:
     names = shard(folder)
     (folder / names[1]).unlink()
-    return f"1 of {len(names)} shards are missing: {names[1]}"
+    return f"1 of {len(names)} weight files are missing: {names[1]}"
 
 
 def a_shard_lies_elsewhere(folder: Path) -> str:
@@ -262,14 +265,14 @@ def a_shard_lies_elsewhere(folder: Path) -> str:
 def index_without_a_map(folder: Path) -> str:
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text('{"weight_map": ["model.safetensors"]}')
-    return "no weight_map of tensor names to file names"
+    return "weight_map, from tensor names to file names, is missing"
 
 
 def link_out_of_the_folder(folder: Path) -> str:
     target = folder.parent / "elsewhere.safetensors"
     (folder / "model.safetensors").rename(target)
     (folder / "model.safetensors").symlink_to(target)
-    return "model.safetensors: a link out of the model's folder"
+    return "model.safetensors: the link points outside"
 
 
 @pytest.mark.parametrize(
@@ -323,9 +326,7 @@ def test_pickled_weights_are_refused_and_never_opened(
     (folder / name).write_bytes(pickle.dumps(Canary(tmp_path / "sang")))
     load_model(str(folder))  # sound weights beside it
     (folder / "model.safetensors").unlink()
-    with pytest.raises(
-        ModelRefused, match=f"there are only {name}, and pickled weights can run code"
-    ):
+    with pytest.raises(ModelRefused, match=f"found only {name}, and pickled weights can run code"):
         load_model(str(folder))
     assert not (tmp_path / "sang").exists()
 
@@ -345,20 +346,20 @@ _MAMBA = {
         ("qwen3_next", {}, "keeps a state that is not a KV cache"),
         ("mamba2", _MAMBA, "keeps a state"),
         ("recurrent_gemma", {}, "keeps a state that is not a KV cache"),
-        ("minimax", {}, r"of 2 layers, 1 do not attend to a KV cache of their own \(layers 1\)"),
+        ("minimax", {}, r"1 of 2 layers have no KV cache of their own \(layers 1\)"),
         (
             "lfm2",
             {"layer_types": ["conv", "full_attention"]},
-            r"of 2 layers, 1 do not attend "
+            r"1 of 2 layers have no KV cache of their own "
             r".*\(layers 0\)",
         ),
         (
             "llama4_text",
             {"attention_chunk_size": 16, "num_experts_per_tok": 1},
-            "mask is neither causal nor a causal",
+            "mask is neither causal nor a sliding",
         ),
-        ("bert", {"is_decoder": False}, "mask is neither causal nor a causal window"),
-        ("doge", {}, "makes an attention mask of its own"),
+        ("bert", {"is_decoder": False}, "mask is neither causal nor a sliding window"),
+        ("doge", {}, "passes its own attention mask"),
         ("deepseek_v32", {}, "attention with indices is not supported"),
     ],
 )

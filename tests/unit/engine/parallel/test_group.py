@@ -134,9 +134,9 @@ def test_what_cannot_be_shared_is_refused_before_it_is_loaded(
     tiny_model: Callable[..., Path],
 ) -> None:
     for architecture, reason in {
-        "gpt2": "transformers has none for GPT2LMHeadModel",
-        "olmo2": "plan gathers its heads",
-        "deepseek_v3": "plan leaves attention whole",
+        "gpt2": "transformers has no tensor parallel plan for GPT2LMHeadModel",
+        "olmo2": "plan of transformers gathers its heads",
+        "deepseek_v3": "plan of transformers leaves attention whole",
     }.items():
         with pytest.raises(ModelRefused, match=reason):
             check_degree(find_checkpoint(str(tiny_model(architecture))), 2)

@@ -267,7 +267,7 @@ async def test_clients_with_a_token_are_served_and_told_apart(cluster: Cluster) 
         async with asyncio.timeout(60):
             while len(cluster.router.workers["decode-0"].worker.sequences) < 2:
                 await asyncio.sleep(0.01)
-        with pytest.raises(kvrelay.FailedPrecondition, match="'same' is in use"):
+        with pytest.raises(kvrelay.FailedPrecondition, match="'same' is used"):
             await ours.generate(token_ids=[11, 12], max_tokens=4, request_id="same")
         async with httpx.AsyncClient(base_url=cluster.router.http, timeout=60) as http:
             for token, expected in (
@@ -359,9 +359,7 @@ async def test_nobody_goes_before_all_others_unasked(cluster: Cluster) -> None:
             assert answer.status_code == status, (priority, answer.text)
         error = answer.json()["error"]
         assert error["param"] == "priority"
-        assert error["message"].startswith(
-            "priority -6 is more urgent than tenant urgent may ask for; allowed is -5"
-        )
+        assert error["message"].startswith("priority -6 is below the minimum -5 of tenant urgent")
 
 
 async def test_each_choice_counts_as_a_request(cluster: Cluster) -> None:
@@ -391,17 +389,19 @@ async def test_a_tenant_over_its_limits_is_told_when_to_come_back(cluster: Clust
         )
         assert refused.status_code == 429  # 11 of 30 tokens are used
         assert (
-            refused.json()["error"]["message"] == "tenant small has used up its 30 tokens a minute"
+            refused.json()["error"]["message"]
+            == "tenant small has used its limit of 30 tokens per minute; retry later"
         )
         assert 1 <= int(refused.headers["retry-after"]) <= 8
         refused = await http.post("/v1/completions", json=body, headers=bearer(token))
         assert (
-            refused.json()["error"]["message"] == "tenant small has used up its 2 requests a minute"
+            refused.json()["error"]["message"]
+            == "tenant small has used its limit of 2 requests per minute; retry later"
         )
         assert 25 <= int(refused.headers["retry-after"]) <= 30
         policy = kvrelay.RetryPolicy(max_attempts=1)
         async with kvrelay.AsyncClient(cluster.router.grpc, token=token, retry=policy) as client:
-            with pytest.raises(kvrelay.ResourceExhausted, match="2 requests a minute") as caught:
+            with pytest.raises(kvrelay.ResourceExhausted, match="2 requests per minute") as caught:
                 await client.generate(token_ids=[11])
             assert caught.value.retry_after_s is not None
             assert 25 <= caught.value.retry_after_s <= 30

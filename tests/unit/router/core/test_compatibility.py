@@ -149,7 +149,7 @@ def test_a_version_that_is_gone_for_good_ends_its_requests_with_a_reason() -> No
     assert made.tick(2.9 + GONE_S) == []
     (end,) = [one for one in made.tick(3.0 + GONE_S) if isinstance(one, End)]
     assert isinstance(end.error, Unavailable)
-    assert "'fp_old.same' gave the first 1 tokens" in end.error.message
+    assert "'fp_old.same' generated the first 1 tokens" in end.error.message
     assert "send the request again from its start" in end.error.message
 
 

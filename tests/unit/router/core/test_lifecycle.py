@@ -221,7 +221,7 @@ def test_a_gap_is_given_to_another_attempt() -> None:
     effects = life.on_event("d", tokens(life, 2, 102), 5.0)
     assert sent(effects) == [("d", Abort)]
     assert life.state == "queued"
-    assert "token 2 where 1 was due" in life.attempts[0].outcome
+    assert "sent token 2; expected token 1" in life.attempts[0].outcome
 
 
 # Losses
@@ -333,7 +333,7 @@ def test_request_that_kills_two_workers_is_not_given_a_third() -> None:
     life.assign(LOCAL, life.attempt + 1, 4.0)
     effects = life.worker_lost("d", expected=False, now=5.0)
     assert isinstance(error_of(effects), Internal)
-    assert "2 workers died" in error_of(effects).message
+    assert "2 workers crashed" in error_of(effects).message
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def test_a_minute_of_requests_then_one_a_second() -> None:
     for _ in range(60):
         limits.take_request(ACME, 10.0)
     with pytest.raises(
-        ResourceExhausted, match="acme has used up its 60 requests a minute"
+        ResourceExhausted, match="acme has used its limit of 60 requests per minute"
     ) as caught:
         limits.take_request(ACME, 10.0)
     assert caught.value.retry_after_s == pytest.approx(1.0)
@@ -39,7 +39,7 @@ def test_each_choice_counts_as_a_request() -> None:
         limits.take_request(ACME, 10.0, choices=2)
     assert caught.value.retry_after_s == pytest.approx(2.0)
     with pytest.raises(
-        InvalidArgument, match="n is 61; tenant acme may send 60 requests in a minute"
+        InvalidArgument, match="n is 61; tenant acme may send 60 requests per minute"
     ) as never:
         limits.take_request(ACME, 100.0, choices=61)
     assert never.value.field == "n"
@@ -57,7 +57,7 @@ def test_the_told_delay_is_enough_and_not_more() -> None:
 def test_tokens_that_were_not_used_are_given_back() -> None:
     limits = Limits()
     limits.take_tokens(ACME, 600, 0.0)
-    with pytest.raises(ResourceExhausted, match="600 tokens a minute"):
+    with pytest.raises(ResourceExhausted, match="600 tokens per minute"):
         limits.take_tokens(ACME, 100, 0.0)
     limits.give_back(ACME, 100)
     limits.take_tokens(ACME, 100, 0.0)
@@ -69,7 +69,7 @@ def test_tokens_that_were_not_used_are_given_back() -> None:
 
 def test_what_never_fits_is_the_requests_own_fault() -> None:
     with pytest.raises(
-        InvalidArgument, match="601 tokens together; tenant acme may use 600 in a minute"
+        InvalidArgument, match="601 tokens together; tenant acme may use 600 tokens per minute"
     ) as caught:
         Limits().take_tokens(ACME, 601, 0.0)
     assert caught.value.field == "max_tokens"

@@ -195,7 +195,7 @@ async def test_one_snapshot_serves_all_viewers_and_they_are_not_too_many(
     assert refused.headers["retry-after"] == "1"
     assert (
         refused.json()["error"]["message"]
-        == "5 status pages of this tenant are open already; close one"
+        == "this tenant has the most status pages open that are allowed, 5; close one"
     )
     assert (await ask(http)).status_code == 200
 

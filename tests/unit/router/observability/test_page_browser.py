@@ -125,7 +125,7 @@ async def test_a_token_is_asked_for_and_kept_in_the_tab_alone(
         )
         assert await browser.text("#state-word") == "no token"
         await browser.type("#token", "kvr_wrong", "\ue007")
-        await browser.until("#token-why", lambda text: "not known here" in text)
+        await browser.until("#token-why", lambda text: "unknown or was revoked" in text)
         assert await browser.run("return document.getElementById('token').value") == ""
         await browser.type("#token", token, "\ue007")
         await browser.until("#state-word", lambda text: text == "ready")

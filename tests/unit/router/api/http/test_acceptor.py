@@ -95,6 +95,6 @@ async def test_what_is_no_tls_ends_alone(tmp_path: Path) -> None:
 
 async def test_the_socket_is_free_again_afterwards(tmp_path: Path) -> None:
     async with listening(tmp_path) as port:
-        with pytest.raises(ConfigError, match="is it in use"):
+        with pytest.raises(ConfigError, match="choose another port"):
             http_listener(f"127.0.0.1:{port}", "listen.http")
     http_listener(f"127.0.0.1:{port}", "listen.http").close()

@@ -139,7 +139,7 @@ def test_long_strings_are_read_in_pieces_that_cut_nothing(piece: str) -> None:
 def test_a_key_that_stands_twice_is_told_at_every_level(depth: int, number: int) -> None:
     keys = ",".join([*(f'"{one}":1' for one in range(number)), '"0":2'])
     text = '[{"a":' * depth + "{" + keys + "}" + "}]" * depth
-    assert parsed(text.encode())[0] == "the body is not valid JSON: the key '0' stands twice"
+    assert parsed(text.encode())[0] == "the body is not valid JSON: the key '0' is repeated"
 
 
 def test_depth_and_numbers_are_bounded() -> None:

@@ -18,7 +18,7 @@ def test_the_like_of_it_is_refused_for_a_while_and_told_how_long() -> None:
     quarantine.check(POISON, 0.0)
     quarantine.add(POISON, 10.0)
     again = replace(POISON, request_id="b", sampling=replace(POISON.sampling, seed=77))
-    with pytest.raises(FailedPrecondition, match=r"not tried again for 590 s"):
+    with pytest.raises(FailedPrecondition, match=r"rejected for another 590 s"):
         quarantine.check(again, 20.0)
     quarantine.check(again, 10.0 + QUARANTINE_S)
     assert len(quarantine) == 0

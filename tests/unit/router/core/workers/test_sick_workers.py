@@ -87,7 +87,7 @@ def test_poison_is_stopped_and_others_are_unharmed(dies_at: int, workers: int, d
     end = cluster.records.pop("poison").end
     assert end is not None
     assert isinstance(end.error, Internal)
-    assert "not tried again" in end.error.message
+    assert "not retried" in end.error.message
     assert all(one.whole for one in cluster.records.values())
 
     ask(cluster, "again", (9, 9, 9))
@@ -295,7 +295,7 @@ def test_requests_that_no_worker_has_a_token_for_cost_two_attempts_and_harm_nobo
             assert record.end is not None
             assert isinstance(record.end.error, Internal)
             assert "no distribution" in record.end.error.message
-            assert "had none for it either" in record.end.error.message
+            assert "failed on it too" in record.end.error.message
     tried: dict[str, list[str]] = {}
     for worker_id, worker in cluster.workers.items():
         for command in worker.commands:

@@ -1,0 +1,8 @@
+"""`python -m kvrelay` is the `kvrelay` command."""
+
+from __future__ import annotations
+
+from kvrelay.cli.main import main
+
+if __name__ == "__main__":
+    main()
